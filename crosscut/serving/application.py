@@ -2,10 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -22,8 +21,9 @@ from crosscut.serving.answers import Answer, ChatAnswer, CompletionAnswer, Json
 from crosscut.serving.desk import Desk, Job
 from crosscut.serving.fields import parse
 from crosscut.serving.guard import Guard
-from crosscut.serving.refusals import Refusal
+from crosscut.serving.refusals import Refusal, failure_of
 from crosscut.serving.requests import Request, Served, read_chat, read_completion, unknown_model
+from crosscut.serving.waiting import Readers, until_gone
 
 _PAGE = Path(__file__).parent / "page"
 
@@ -36,7 +36,8 @@ _PAGE_HEADERS = {
     "Referrer-Policy": "no-referrer",
 }
 
-_T = TypeVar("_T")
+_READERS = 2
+"""Number of requests of each protocol that are read at a time. A slow chat template does not delay completions."""
 
 
 def make_application(
@@ -63,7 +64,6 @@ def make_application(
             Refusal: _refused,
             HTTPException: _not_found,
             ClientDisconnect: _left,
-            Exception: _failed,
         },
         lifespan=handlers.opened,
     )
@@ -76,6 +76,7 @@ class _Handlers:
         self._served = served
         self._desk = desk
         self._spell = spell
+        self._completion_readers, self._chat_readers = Readers(_READERS), Readers(_READERS)
         self._files = {file.name: file for file in (LOOK, *_PAGE.iterdir())}
 
     @asynccontextmanager
@@ -104,11 +105,11 @@ class _Handlers:
         return JSONResponse(_model(self._served))
 
     async def completions(self, request: HttpRequest) -> Response:
-        asked = await _read(request, read_completion, self._served)
+        asked = await _read(request, read_completion, self._served, self._completion_readers)
         return await _answered(request, CompletionAnswer(asked, self._served, self._spell), self._desk)
 
     async def chat(self, request: HttpRequest) -> Response:
-        asked = await _read(request, read_chat, self._served)
+        asked = await _read(request, read_chat, self._served, self._chat_readers)
         return await _answered(request, ChatAnswer(asked, self._served, self._spell), self._desk)
 
 
@@ -124,9 +125,11 @@ def _model(served: Served) -> Json:
     }
 
 
-async def _read(request: HttpRequest, read: Callable[[object, Served], Request], served: Served) -> Request:
-    """Read and check a request. The prompt is encoded in another thread, so that other streams continue during a long
-    prompt.
+async def _read(
+    request: HttpRequest, read: Callable[[object, Served], Request], served: Served, readers: Readers
+) -> Request:
+    """Read and check a request. The prompt is encoded in another thread. If the client disconnects before a thread is
+    free, the request is dropped.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
@@ -134,7 +137,7 @@ async def _read(request: HttpRequest, read: Callable[[object, Served], Request],
             f"`Content-Type` must be application/json, but is {kind or 'missing'}. Set the header.", status=415
         )
     body = await request.body()
-    return await asyncio.to_thread(lambda: read(parse(body), served))
+    return await until_gone(readers.run(lambda: read(parse(body), served)), request.receive)
 
 
 async def _answered(request: HttpRequest, answer: Answer, desk: Desk) -> Response:
@@ -145,7 +148,7 @@ async def _answered(request: HttpRequest, answer: Answer, desk: Desk) -> Respons
     if answer.request.stream:
         return _Events(answer, job, desk)
     try:
-        return JSONResponse(answer.whole(await _until_gone(_collect(job), request.receive)))
+        return JSONResponse(answer.whole(await until_gone(_collect(job), request.receive)))
     finally:
         desk.withdraw(job)
 
@@ -172,7 +175,7 @@ class _Events(Response):
 
     async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
         try:
-            await _until_gone(self._send(send), receive)
+            await until_gone(self._send(send), receive)
         except ClientDisconnect:
             pass
         finally:
@@ -188,8 +191,8 @@ class _Events(Response):
         await send({"type": "http.response.body", "body": b""})
 
     async def _events(self) -> AsyncIterator[bytes]:
-        """Events of the stream. A refusal after the start of the stream is also an event; clients raise an error for
-        it.
+        """Events of the stream. A refusal or a failure after the start of the stream is also an event; clients raise an
+        error for it.
         """
         try:
             for chunk in self._answer.openings():
@@ -201,29 +204,13 @@ class _Events(Response):
             yield b"[DONE]"
         except Refusal as refusal:
             yield _json(refusal.body)
-
-
-async def _until_gone(work: Awaitable[_T], receive: Receive) -> _T:
-    """Result of `work`. If the client disconnects first, `work` is cancelled and `ClientDisconnect` is raised."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(receive))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientDisconnect
-    finally:
-        task.cancel()
-        gone.cancel()
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        except Exception as error:  # a bug; the status has already been sent
+            yield _json(failure_of(error).body)
 
 
 def _json(value: Json) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    """JSON of an event. Raises `ValueError` for NaN and infinity, which JSON does not have."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 async def _refused(_: HttpRequest, error: Exception) -> Response:
@@ -246,9 +233,3 @@ async def _not_found(request: HttpRequest, error: Exception) -> Response:
 async def _left(_: HttpRequest, _error: Exception) -> Response:
     """Response after the client has disconnected. No client receives it."""
     return Response(status_code=499)
-
-
-async def _failed(_: HttpRequest, _error: Exception) -> Response:
-    """Response after a bug in the server, which prints the traceback."""
-    refusal = Refusal("The server failed on this request. See the server's log for details.", status=500)
-    return JSONResponse(refusal.body, refusal.status)

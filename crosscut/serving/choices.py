@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from crosscut.generation import Sampling
 from crosscut.generation.sampling import LARGEST_PENALTY
 from crosscut.serving.fields import Fields, is_text
+from crosscut.serving.refusals import Refusal
 
 MOST_STOPS = 16
+MOST_STOP_CHARACTERS = 1000
+"""Maximum number of characters of a stop string. So many characters of the text may be held back."""
 MOST_BIASES = 1024
 """Maximum number of tokens in `logit_bias`. The limit exists because all texts wait while the biases are applied."""
 
@@ -58,6 +61,12 @@ def _stops(fields: Fields) -> tuple[str, ...]:
     stops = [] if value is None else value if isinstance(value, list) else [value]
     if len(stops) > MOST_STOPS or not all(is_text(stop) and stop for stop in stops):
         fields.refuse("stop", f"be a string or up to {MOST_STOPS} strings, none of them empty")
+    if (longest := max(map(len, stops), default=0)) > MOST_STOP_CHARACTERS:
+        raise Refusal(
+            f"`stop` must hold strings of at most {MOST_STOP_CHARACTERS} characters, but one has {longest}. Shorten "
+            "it.",
+            field="stop",
+        )
     return tuple(stops)
 
 

@@ -13,7 +13,7 @@ from typing import NoReturn, TypeGuard
 from crosscut.serving.refusals import Refusal
 
 _SHOWN = 80
-"""Maximum number of characters of a value in a message."""
+"""Maximum number of characters of a value or of a name in a message."""
 
 
 class Fields:
@@ -89,8 +89,8 @@ class Fields:
         """Raise a `Refusal` if the object has fields that were not requested."""
         for name in self._values:
             if name not in self._known:
-                path = self.path(str(name))
-                near = difflib.get_close_matches(str(name), self._known, 1)
+                path = self.path(_shortened(name))
+                near = difflib.get_close_matches(name[:_SHOWN], self._known, 1)
                 do = f"Did you mean `{self.path(near[0])}`?" if near else "Remove it."
                 raise Refusal(f"`{path}` must be a field that this server knows, but is not. {do}", field=path)
 
@@ -104,8 +104,16 @@ def is_text(value: object) -> TypeGuard[str]:
 
 
 def shown(value: object) -> str:
-    """A value as JSON, truncated if it is long."""
-    text = json.dumps(value, ensure_ascii=True)
+    """A value as JSON, truncated if it is long. The rest of a long or deeply nested value is not even encoded."""
+    text = ""
+    for part in json.JSONEncoder().iterencode(value):
+        text += part
+        if len(text) > _SHOWN:
+            break
+    return _shortened(text)
+
+
+def _shortened(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 4]} ..."
 
 

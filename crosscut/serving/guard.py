@@ -1,33 +1,51 @@
-"""Guard in front of all routes, which checks the client's permission and the size of the request.
+"""Guard in front of all routes, which checks the client's permission, the size of the request, and that the client
+reads its answer.
 
 Without a key, the server accepts only requests addressed to names of this machine. A foreign web page in a local
 browser can send requests to this machine under a host name of its own, so the guard checks the `Host` header.
 """
 
+import asyncio
 import hmac
 from collections.abc import Iterable
+from contextlib import suppress
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from crosscut.serving.refusals import Refusal
+from crosscut.serving.refusals import Refusal, failure_of
 
 LARGEST_BODY = 8 << 20
 """Maximum size of a request in bytes."""
 
+UNREAD = 30.0
+"""Time in seconds after which a client loses its request if it reads nothing of the answer."""
+
+_UNTIL_SENT = 5.0
+"""Time in seconds that a client of a request that is too large has to send the rest."""
+
+_MOST_DIGITS = 20
+"""Maximum number of digits of a length that is read. Python refuses to read thousands of digits."""
+
 _PROTECTED = "/v1/"
+
+
+class Unread(Exception):  # noqa: N818 - the name describes an event
+    """A client has read nothing of its answer for `UNREAD` seconds."""
 
 
 class Guard:
     """Middleware that refuses requests that are too large and requests without permission. With a key, a request needs
     this key. Without a key, the request's host must be one of `names`.
+
+    A request that raises an error gets an answer with status 500. Other requests do not notice the error.
     """
 
     def __init__(self, app: ASGIApp, *, key: str | None, names: Iterable[str]) -> None:
         self._app = app
         self._key = None if key is None else f"Bearer {key}".encode()
-        self._names = frozenset(names)
+        self._names = frozenset(name.lower() for name in names)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward a request, or answer it with a refusal."""
@@ -36,12 +54,13 @@ class Guard:
             return
         try:
             self._check(scope)
-            await self._app(scope, _limited(receive), send)
+            await self._app(scope, _limited(receive), _patient(send))
+        except Unread:
+            return
         except Refusal as refusal:
-            if refusal.status == 413:
-                await _drain(receive)
-            headers = {"WWW-Authenticate": "Bearer"} if refusal.status == 401 else refusal.headers
-            await JSONResponse(refusal.body, refusal.status, headers)(scope, receive, send)
+            await _answer(refusal, receive, send)
+        except Exception as error:  # a bug, which must not end the server
+            await _answer(failure_of(error), receive, send)
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
@@ -61,7 +80,7 @@ class Guard:
                     code="invalid_api_key",
                 )
         length = headers.get("content-length", "0")
-        if length.isdigit() and int(length) > LARGEST_BODY:
+        if length.isdecimal() and (len(length) > _MOST_DIGITS or int(length) > LARGEST_BODY):
             raise _too_large()
 
 
@@ -80,10 +99,38 @@ def _limited(receive: Receive) -> Receive:
     return count
 
 
-async def _drain(receive: Receive) -> None:
-    """Read the rest of the request up to a limit, because a client that is cut off while sending does not receive the
-    answer.
+def _patient(send: Send) -> Send:
+    """Wrap `send` to raise `Unread` if the client leaves the answer unread for too long. While the client reads too
+    slowly, `send` waits.
     """
+
+    async def wait(message: Message) -> None:
+        try:
+            async with asyncio.timeout(UNREAD):
+                await send(message)
+        except TimeoutError:
+            raise Unread from None
+
+    return wait
+
+
+async def _answer(refusal: Refusal, receive: Receive, send: Send) -> None:
+    """Send a refusal. If the request is too large, the rest of the request is read between the answer and its end,
+    because a client that is cut off while sending does not receive the answer.
+    """
+    headers = {"WWW-Authenticate": "Bearer"} if refusal.status == 401 else refusal.headers
+    response = JSONResponse(refusal.body, refusal.status, headers)
+    await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+    await send({"type": "http.response.body", "body": response.body, "more_body": True})
+    if refusal.status == 413:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_UNTIL_SENT):
+                await _drain(receive)
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _drain(receive: Receive) -> None:
+    """Read the rest of a request up to a limit."""
     total = 0
     while total < 8 * LARGEST_BODY:
         message = await receive()
@@ -93,8 +140,9 @@ async def _drain(receive: Receive) -> None:
 
 
 def _name(host: str) -> str:
-    """Host name without the port. An IPv6 address is in brackets."""
-    return host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]
+    """Host name in lower case, without the port. An IPv6 address is in brackets."""
+    name = host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]
+    return name.lower()
 
 
 def _too_large() -> Refusal:

@@ -13,6 +13,7 @@ from crosscut.serving.chat import ChatTemplate
 from crosscut.serving.choices import read_sampling
 from crosscut.serving.fields import Fields, is_text, shown
 from crosscut.serving.messages import read_messages
+from crosscut.serving.news import Order
 from crosscut.serving.refusals import Refusal
 from crosscut.serving.unsupported import BOTH_ONLY_AS, CHAT_ONLY_AS, COMPLETION_ONLY_AS, LABELS, Known
 
@@ -37,6 +38,9 @@ class Served:
     slide: bool
     """Whether a text may be longer than the window."""
     tokenizer: Tokenizer
+    vocab_size: int
+    """Number of ids that both the model and the tokenizer know. The tokenizer may have further tokens, which the model
+    cannot read."""
     begin: int | None
     """Id that the model expects at the start of every text, if any."""
     end_of_text: int
@@ -47,16 +51,6 @@ class Served:
     """Chat template. None if the model has no template; it then only completes text."""
     created: int
     """Start time of the server, in seconds since 1970."""
-
-
-@dataclass(frozen=True)
-class Order:
-    """One text to generate."""
-
-    prompt: tuple[int, ...]
-    sampling: Sampling
-    sample: int
-    """Index among the texts with the same prompt and seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +126,7 @@ def read_chat(body: object, served: Served) -> Request:
     fields = Fields(body)
     _check_model(fields, served)
     prompt = tuple(served.template.tokens(read_messages(fields)))
+    _require_known(prompt, served, "messages")
     num_choices = fields.integer("n", 1, MOST_CHOICES) or 1
     told = fields.flag("logprobs")
     alternatives = fields.integer("top_logprobs", 0, MOST_ALTERNATIVES)
@@ -154,12 +149,16 @@ def _request(fields: Fields, served: Served, wanted: _Wanted, *, only_as: Known)
     stream = fields.flag("stream")
     include_usage = _include_usage(fields, stream=stream)
     tell_prompt = bool(wanted.echoed) and wanted.alternatives is not None
+    num_tokens = _within_window(wanted.prompts, wanted.num_tokens, served, tell_prompt=tell_prompt)
+    most = MOST_CHOICES * served.window // (len(wanted.prompts) * wanted.num_choices)
+    if not stream and num_tokens > most:
+        fields.refuse("max_tokens", f"be at most {most} unless `stream` is true", "The whole answer is kept in memory.")
     sampling = read_sampling(
         fields,
-        num_tokens=_within_window(wanted.prompts, wanted.num_tokens, served, tell_prompt=tell_prompt),
+        num_tokens=num_tokens,
         alternatives=wanted.alternatives,
         tell_prompt=tell_prompt,
-        vocab_size=served.tokenizer.vocab_size,
+        vocab_size=served.vocab_size,
     )
     for name, (harmless, reason) in {**only_as, **BOTH_ONLY_AS}.items():
         fields.only(name, harmless, reason)
@@ -214,16 +213,28 @@ def _prompt(fields: Fields, prompt: object, served: Served) -> tuple[tuple[int, 
     """The ids of one prompt and its text. The ids of a string start with the id that the model expects, and names of
     special tokens in the string are encoded as these tokens.
     """
-    vocab_size = served.tokenizer.vocab_size
     if is_text(prompt):
-        return tuple(served.tokenizer.encode_prompt(prompt, begin=served.begin) or [served.end_of_text]), prompt
+        ids = tuple(served.tokenizer.encode_prompt(prompt, begin=served.begin) or [served.end_of_text])
+        _require_known(ids, served, "prompt")
+        return ids, prompt
     if prompt == []:
         fields.refuse("prompt", "have at least one token if it is a list of ids", 'Send "" to start a new text.')
     if not isinstance(prompt, list) or not all(type(one) is int for one in prompt):
         fields.refuse("prompt", "be a string, a list of token ids, or a list of strings or of such lists")
-    if not all(0 <= one < vocab_size for one in prompt):
-        fields.refuse("prompt", f"hold ids from 0 to {vocab_size - 1}")
+    if not all(0 <= one < served.vocab_size for one in prompt):
+        fields.refuse("prompt", f"hold ids from 0 to {served.vocab_size - 1}")
     return tuple(prompt), served.tokenizer.decode(prompt, with_special=True)
+
+
+def _require_known(ids: tuple[int, ...], served: Served, field: str) -> None:
+    """Raise `Refusal` if the tokenizer encodes a text with a token that the model does not have."""
+    if (largest := max(ids)) >= served.vocab_size:
+        token = served.tokenizer.decode([largest], with_special=True)
+        raise Refusal(
+            f"`{field}` must hold only tokens of the model, which has ids from 0 to {served.vocab_size - 1}, but holds "
+            f"{shown(token)}, which is token {largest} of the tokenizer. Remove it.",
+            field=field,
+        )
 
 
 def _include_usage(fields: Fields, *, stream: bool) -> bool:

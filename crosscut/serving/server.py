@@ -8,10 +8,11 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import uvicorn
@@ -35,6 +36,9 @@ from crosscut.serving.tokens import TokenBytes
 
 SIGNALS = (*REQUESTS, signal.SIGINT)
 """Signals that end a server in good order."""
+
+MOST_ROWS = 1024
+"""Maximum number of texts that a server generates at once."""
 
 _UNTIL_CLOSED = 5
 """Seconds that connections have to close after all requests are answered."""
@@ -60,6 +64,13 @@ class ServerOptions:
     def __post_init__(self) -> None:
         if self.api_key == "":
             raise ConfigError("`--api-key` must not be empty, but is. Remove it, or unset CROSSCUT_API_KEY.")
+        if bad := next((character for character in self.api_key or "" if not "!" <= character <= "~"), None):
+            raise ConfigError(
+                "`--api-key` must consist of letters, digits and signs of ASCII, because clients send no other "
+                f"characters in a header, but contains {bad!r}. Choose another key."
+            )
+        if not 1 <= self.rows <= MOST_ROWS:
+            raise ConfigError(f"`--rows` must be from 1 to {MOST_ROWS}, but is {self.rows}.")
         if self.api_key is None and not _is_loopback(self.host):
             raise ConfigError(
                 f"`--api-key` must be set if other machines can reach the server, but is not set, and `--host` is "
@@ -79,7 +90,7 @@ def serve(place: str, options: ServerOptions) -> None:
     `CheckpointError` before a rank starts.
     """
     ranks = Ranks(layout=options.layout, device=options.device, signals=SIGNALS)
-    in_ranks(ranks, partial(_serve, options), prepare=lambda: _checked(place, options))
+    in_ranks(ranks, partial(_serve, options), prepare=lambda: _checked(place, options).to_json(), is_plain=True)
     ignore_requests()
 
 
@@ -91,7 +102,8 @@ def _checked(place: str, options: ServerOptions) -> ModelSource:
         return source
 
 
-def _serve(options: ServerOptions, source: ModelSource, device: torch.device) -> None:
+def _serve(options: ServerOptions, found: Mapping[str, Any], device: torch.device) -> None:
+    source = ModelSource.from_json(found)
     mesh = make_mesh(options.layout, device)
     with _bound(options) if mesh.is_first_rank else nullcontext() as listener:
         tokenizer = source.load_tokenizer()
@@ -108,6 +120,7 @@ def _serve(options: ServerOptions, source: ModelSource, device: torch.device) ->
             name=source.name,
             window=source.model.max_sequence_length,
             tokenizer=tokenizer,
+            vocab_size=min(source.model.vocab_size, tokenizer.vocab_size),
             slide=options.slide,
             begin=source.begin_of_text,
             end_of_text=source.end_of_text,
@@ -116,7 +129,7 @@ def _serve(options: ServerOptions, source: ModelSource, device: torch.device) ->
             created=int(time.time()),
         )
         desk = Desk(options.rows)
-        names = {"localhost", "127.0.0.1", "[::1]", options.host}
+        names = {"localhost", "127.0.0.1", "[::1]", _in_url(options.host)}
         application = make_application(served, desk, TokenBytes(source.tokenizer), key=options.api_key, names=names)
         with StopRequest(SIGNALS, desk.stop) as request:
             with _talking(application, listener, desk):
@@ -181,11 +194,16 @@ def _talking(application: Starlette, listener: socket.socket, desk: Desk) -> Ite
 
 
 def _greeting(source: ModelSource, options: ServerOptions, listener: socket.socket) -> str:
-    host = f"[{options.host}]" if ":" in options.host else options.host
     return (
-        f"{source.name} at http://{host}:{listener.getsockname()[1]} (tensor {options.tensor}, {options.rows} texts at "
-        "once). Open it in a browser, or point an OpenAI client at /v1. Ctrl-C stops the server."
+        f"{source.name} at http://{_in_url(options.host)}:{listener.getsockname()[1]} (tensor {options.tensor}, "
+        f"{options.rows} texts at once). Open it in a browser, or point an OpenAI client at /v1. Ctrl-C stops the "
+        "server."
     )
+
+
+def _in_url(host: str) -> str:
+    """Host name as URLs and the header `Host` have it: an IPv6 address is in brackets."""
+    return f"[{host}]" if ":" in host else host
 
 
 def _is_loopback(host: str) -> bool:

@@ -6,8 +6,8 @@ from typing import Any
 
 from crosscut.generation import Piece, Sampling
 from crosscut.serving.application import _Events
-from crosscut.serving.desk import Desk, News
-from crosscut.serving.requests import Order
+from crosscut.serving.desk import Desk
+from crosscut.serving.news import News, Order
 
 
 class Spoken:

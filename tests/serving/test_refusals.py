@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 from pathlib import Path
 from typing import get_type_hints
 
@@ -32,6 +33,9 @@ PROMPTS = "`prompt` must be a string, a list of token ids, or a list of strings 
 COUNT = "`max_tokens` must be a whole number from 0 to 2147483648, but is "
 BIASES = "`logit_bias` must be a JSON object of up to 1024 token ids with numbers from -100 to 100, but is "
 STOPS = "`stop` must be a string or up to 16 strings, none of them empty, but is "
+DEEP: list[object] = []
+for _ in range(800):
+    DEEP = [DEEP]
 TEXTS: list[tuple[object, str]] = [
     (b"{", "The request's body must be JSON, but cannot be read: Expecting property name"),
     (b"", "The request's body must be JSON, but cannot be read: "),
@@ -109,6 +113,19 @@ TEXTS: list[tuple[object, str]] = [
         text(temprature=1),
         "`temprature` must be a field that this server knows, but is not. Did you mean `temperature`?",
     ),
+    (text(**{"\ud800": 1}), "`\\ud800` must be a field that this server knows, but is not. Remove it."),
+    (text(**{"top_\udfffp": 1}), "`top_\\udfffp` must be a field that this server knows, but is not. Did you mean `to"),
+    (text(stream=True, stream_options={"\ud800": 1}), "`stream_options.\\ud800` must be a field that this server"),
+    (text(**{"x" * 1_000_000: 1}), f"`{'x' * 76} ...` must be a field that this server knows, but is not. Remove it."),
+    (text(suffix=DEEP), '`suffix` must be omitted or "", but is [[['),
+    (text(stop=[DEEP]), f"{STOPS}[[["),
+    (text(prompt=DEEP), f"{PROMPTS}[[["),
+    (text(logit_bias={"5": DEEP}), f'{BIASES}{{"5": [[['),
+    (text(stop="x" * 1001), "`stop` must hold strings of at most 1000 characters, but one has 1001. Shorten it."),
+    (
+        text(stop=["x"] * 15 + ["y" * 2_000_000]),
+        "`stop` must hold strings of at most 1000 characters, but one has 2000",
+    ),
 ]
 
 CHATS: list[tuple[object, str]] = [
@@ -133,6 +150,8 @@ CHATS: list[tuple[object, str]] = [
     (chat(max_tokens=0), "`max_tokens` must be a whole number from 1 to 2147483648, but is 0."),
     (chat(moderation={"model": "any"}), '`moderation` must be omitted, but is {"model": "any"}. The server does not'),
     (chat(modalities=["audio"]), '`modalities` must be omitted or ["text"], but is ["audio"]. Only text is'),
+    (chat(tools=DEEP), "`tools` must be omitted or [], but is [[["),
+    (chat(messages=[HELLO[0] | {"\ud800": 1}]), "`messages[0].\\ud800` must be a field that this server knows, but is"),
     (chat(prompt="Hello"), "`prompt` must be a field that this server knows, but is not. Remove it."),
 ]
 
@@ -229,6 +248,24 @@ def test_a_body_must_not_be_endless(whole):
     status, content = whole.ask(TEXT, json.dumps(text(prompt="x" * LARGEST_BODY)).encode())
     assert status == 413
     assert content["error"]["message"].startswith("A request must have at most 8 MiB")
+
+
+@pytest.mark.parametrize("length", ["9" * 20, "10000000000000000000", str(LARGEST_BODY + 1), "8" * 12])
+def test_a_body_that_would_be_endless_is_refused_before_it_is_sent(whole, length):
+    host, port = whole.url.removeprefix("http://").split(":")
+    head = f"POST {TEXT} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {length}"
+    with socket.create_connection((host, int(port)), timeout=4) as connection:
+        connection.sendall(f"{head}\r\n\r\n".encode())
+        answer = b""
+        while not answer.endswith(b"}}"):
+            answer += connection.recv(4096)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"A request must have at most 8 MiB, but has more. Send less at once." in answer
+
+
+@pytest.mark.parametrize("host", ["LOCALHOST", "LocalHost:8000", "[::1]:80", "127.0.0.1:1"])
+def test_a_host_is_known_in_any_case(whole, host):
+    assert whole.ask("/v1/models", headers={"Host": host})[0] == 200
 
 
 def test_a_page_from_elsewhere_gets_nothing(whole):

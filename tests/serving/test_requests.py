@@ -18,6 +18,7 @@ def served(folder: Path, *, slide: bool, begin: int | None = None) -> Served:
         window=WINDOW,
         slide=slide,
         tokenizer=Tokenizer.load(file),
+        vocab_size=402,
         begin=begin,
         end_of_text=0,
         stops=frozenset({0, 401}),
@@ -67,3 +68,13 @@ def test_a_text_without_a_prompt_begins_as_the_model_expects(model_folder, begin
     for body in ({}, {"prompt": ""}, {"prompt": None}, {"prompt": [""]}):
         request = read_completion({"model": NAME} | body, served(model_folder, slide=False, begin=begin))
         assert request.prompts == ((first,),)
+
+
+def test_an_answer_that_is_kept_whole_has_a_longest_length(model_folder):
+    """Whatever its window and its choices, an answer that is not streamed is no longer than without `--slide`."""
+    body, most = {"model": NAME, "prompt": [40]}, 128 * WINDOW
+    for fields, longest in (({}, most), ({"n": 128}, WINDOW), ({"prompt": [[40], [41]], "n": 2}, most // 4)):
+        read_completion(body | fields | {"max_tokens": longest}, served(model_folder, slide=True))
+        read_completion(body | fields | {"max_tokens": 1 << 31, "stream": True}, served(model_folder, slide=True))
+        with pytest.raises(Refusal, match=f"`max_tokens` must be at most {longest} unless `stream` is true, but is"):
+            read_completion(body | fields | {"max_tokens": longest + 1}, served(model_folder, slide=True))

@@ -1,6 +1,7 @@
 """The life of a server: starting, giving up what nobody waits for, stopping."""
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -74,7 +75,7 @@ def test_a_key_is_asked_for_and_an_interrupt_ends_it_well(model_folder):
     """One server for both, since starting one takes seconds."""
     server = start(model_folder, "--host", "0.0.0.0", CROSSCUT_API_KEY="secret")
     server.url = server.url.replace("0.0.0.0", "127.0.0.1")
-    for headers, what in (({}, "is missing"), ({"Authorization": "Bearer wrong"}, "is another")):
+    for headers, what in (({}, "is missing"), ({"Authorization": "Bearer wrong"}, "is a different key")):
         status, content = server.ask("/v1/models", headers=headers)
         assert (status, content["error"]["code"]) == (401, "invalid_api_key")
         assert f"`Authorization` must be `Bearer` and the server's key, but {what}." in content["error"]["message"]
@@ -149,6 +150,40 @@ def test_another_host_needs_a_key():
 def test_an_empty_key_is_refused():
     with pytest.raises(ConfigError, match="`--api-key` must not be empty, but is"):
         ServerOptions(api_key="")
+
+
+@pytest.mark.parametrize(
+    ("key", "bad"), [("schlüssel", "ü"), ("two words", " "), ("line\n", "\n"), ("\udc80", "\udc80"), ("clé", "é")]
+)
+def test_a_key_that_no_header_can_carry_is_refused_without_showing_it(key, bad):
+    with pytest.raises(ConfigError) as error:
+        ServerOptions(api_key=key)
+    assert str(error.value) == (
+        "`--api-key` must consist of letters, digits and signs of ASCII, because clients send no other characters in a "
+        f"header, but contains {bad!r}. Choose another key."
+    )
+
+
+@pytest.mark.parametrize("rows", [0, -1, 1025, 100_000_000_000])
+def test_more_rows_than_a_server_can_have_are_refused(rows):
+    with pytest.raises(ConfigError, match=f"`--rows` must be from 1 to 1024, but is {rows}"):
+        ServerOptions(rows=rows)
+
+
+@pytest.mark.parametrize("tensor", [0, -1])
+def test_a_layout_without_ranks_is_refused(model_folder, tensor):
+    with pytest.raises(ConfigError, match=f"`layout.tensor` must be at least 1, but is {tensor}"):
+        serve(str(model_folder), ServerOptions(tensor=tensor, device="cpu"))
+
+
+@pytest.mark.parametrize("end", [-5, [1, -1], 1 << 31, 10**30])
+def test_an_end_of_text_that_is_no_id_is_told(model_folder, tmp_path, end):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
+    with pytest.raises(
+        ConfigError, match=r"`eos_token_id` in `.*generation_config.json` must be an id or a list of ids,"
+    ):
+        serve(str(folder), ServerOptions(device="cpu"))
 
 
 def test_a_port_that_is_taken_is_told(model_folder):
