@@ -5,6 +5,7 @@ layout. Only the padding of the vocabulary depends on the number of tensor ranks
 number of rows without padding for each padded parameter.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -105,20 +106,25 @@ def load_model(
     checkpoint: str | Path | Folder, *, model: nn.Module, padded: Mapping[str, int] | None = None
 ) -> Progress:
     """Load only the model from a checkpoint of any layout, and return the run's progress. Every rank must call this
-    function. The arguments and errors are those of `load_checkpoint`.
+    function. The arguments and errors are those of `load_checkpoint`, but only the ranks that have an error raise it.
+
+    Each rank reads its own parts. Ranks that serve a model exchange no pickled objects, and PyTorch would pickle its
+    plans if the ranks read together.
     """
     folder = folder_at(checkpoint)
     progress = read_manifest(folder).progress
     reshard(model)
     state = get_model_state_dict(model)
-    with _reading(folder):
-        _load({"model": state}, folder, padded or {})
+    with _reading(folder), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # on purpose
+        _load({"model": state}, folder, padded or {}, alone=True)
         set_model_state_dict(model, state)
     return progress
 
 
-def _load(state: dict[str, Any], folder: Folder, padded: Mapping[str, int]) -> None:
-    dcp.load(state, storage_reader=CheckpointReader(folder), planner=PaddingLoadPlanner(padded))
+def _load(state: dict[str, Any], folder: Folder, padded: Mapping[str, int], *, alone: bool = False) -> None:
+    reader, planner = CheckpointReader(folder), PaddingLoadPlanner(padded)
+    dcp.load(state, storage_reader=reader, planner=planner, no_dist=alone)
 
 
 @contextmanager

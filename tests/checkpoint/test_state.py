@@ -191,6 +191,24 @@ def test_model_loads_without_its_optimizer(ranks, tmp_path):
         assert torch.equal(weight, loaded[name]), name
 
 
+def load_without_pickle(root: Path) -> tuple[dict, dict]:
+    layout = Layout(tensor=2)
+    _, model, _ = make(layout, seed=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.distributed.distributed_c10d._pickler", lambda *_: pytest.fail("a message is pickled"))
+        load_model(latest(root), model=model, padded=PADDED)
+    _, saved, optimizer = make(layout, seed=1)
+    take_step(saved, optimizer)
+    return weights(model), weights(saved)
+
+
+def test_ranks_that_load_a_model_send_each_other_nothing_pickled(ranks, tmp_path):
+    ranks.run(2, save, tmp_path, Layout(tensor=2))
+    for loaded, expected in ranks.run(2, load_without_pickle, tmp_path):
+        for name, weight in expected.items():
+            assert torch.equal(weight, loaded[name]), name
+
+
 def test_half_written_checkpoint_is_never_taken_for_whole(ranks, tmp_path):
     ranks.run(1, save, tmp_path)
     ranks.run(1, save_and_die, tmp_path)
