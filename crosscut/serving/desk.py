@@ -8,10 +8,10 @@ state belongs to one of the two threads.
 """
 
 import asyncio
-import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import accumulate, count, islice, takewhile
 from queue import Empty, SimpleQueue
 
 from crosscut.generation import Piece
@@ -20,6 +20,10 @@ from crosscut.serving.refusals import Refusal, failure_of
 
 MOST_WAITING = 1000
 """Maximum number of texts that wait for a row."""
+
+MOST_BEGUN = 8192
+"""Maximum number of prompt tokens of the texts that begin before one step, unless a single text has more. All running
+texts wait while new ones begin."""
 
 MOST_UNREAD = 4096
 """Maximum number of tokens of a request that wait for the client to read them."""
@@ -69,9 +73,11 @@ class Desk:
         """Queue to the computing thread: an order with its key, the key of a text that was withdrawn, or None to wake
         the thread."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._keys = itertools.count()
+        self._keys = count()
         self._jobs: dict[int, tuple[Job, int]] = {}
         """Job and index within the job, by the key of each unfinished text. Belongs to the clients' thread."""
+        self._arrived: dict[int, Order] = {}
+        """Orders that have not begun, by key. Belongs to the computing thread."""
         self._beginning: list[int] = []
         self._numbers: dict[int, int] = {}
         """Decoder's number of each text, by key. Belongs to the computing thread."""
@@ -136,18 +142,24 @@ class Desk:
         """Take the changes since the last step, or None if there are none. If the decoder is `idle`, wait for changes.
         Only the computing thread calls this.
         """
-        orders: dict[int, Order] = {}
         cancelled = []
-        for came in self._arrivals(wait=idle and not self.is_stopping):
+        for came in self._arrivals(wait=idle and not self._arrived and not self.is_stopping):
             if isinstance(came, tuple):
-                orders[came[0]] = came[1]
-            elif came is not None and orders.pop(came, None) is None:  # the order was withdrawn before its start
+                self._arrived[came[0]] = came[1]
+            elif came is not None and self._arrived.pop(came, None) is None:  # the order has already begun
                 cancelled.append(came)
+        end = self._is_over(idle=idle and not self._arrived)
+        orders = self._next_orders()
         self._beginning = list(orders)
-        end = self._is_over(idle=idle and not orders)
         if not (orders or cancelled or end):
             return None
         return News(tuple(orders.values()), tuple(self._forget(key) for key in cancelled if key in self._numbers), end)
+
+    def _next_orders(self) -> dict[int, Order]:
+        """The orders that begin now, in the order of their arrival."""
+        sizes = accumulate(len(order.prompt) for order in self._arrived.values())
+        num_next = max(1, sum(1 for _ in takewhile(lambda size: size <= MOST_BEGUN, sizes)))
+        return {key: self._arrived.pop(key) for key in list(islice(self._arrived, num_next))}
 
     def began(self, begun: Sequence[int | Exception]) -> None:
         """Register the decoder's numbers for the orders of the last `take`, or the errors of orders that could not

@@ -20,6 +20,9 @@ from crosscut.serving.unsupported import BOTH_ONLY_AS, CHAT_ONLY_AS, COMPLETION_
 MOST_CHOICES = 128
 """Maximum number of texts per request: the number of prompts times `n`."""
 
+MOST_SLIDING = 1 << 16
+"""Maximum number of tokens of a prompt that is longer than the window."""
+
 MOST_ALTERNATIVES = 20
 DEFAULT_TOKENS = 16
 """Default number of tokens in a completion. A chat answer may fill the window by default."""
@@ -257,6 +260,13 @@ def _within_window(
     `Refusal` if the text does not fit.
     """
     longest, window = max(len(prompt) for prompt in prompts), served.window
+    if longest > (most := max(window, MOST_SLIDING)) and served.slide:
+        raise Refusal(
+            f"The prompt must have at most {most} tokens, of which the model sees the last ones, but has {longest}. "
+            "Shorten it.",
+            code="context_length_exceeded",
+            field="prompt",
+        )
     room = window - longest + 1  # the last token need not be read
     if served.slide and not (tell_prompt and room < 1):
         return max(room, window // 2) if num_tokens is None else num_tokens

@@ -7,7 +7,7 @@ import pytest
 
 from crosscut.config import GenerationError
 from crosscut.generation import Piece, Sampling
-from crosscut.serving.desk import MOST_UNREAD, Desk, Job
+from crosscut.serving.desk import MOST_BEGUN, MOST_UNREAD, Desk, Job
 from crosscut.serving.news import News, Order
 from crosscut.serving.refusals import Refusal
 
@@ -150,6 +150,29 @@ def test_a_text_that_fails_ends_its_request_and_no_other(capsys):
     errors = capsys.readouterr().err
     assert [f"Failure {number}: " in errors for number in numbers] == [True, True]
     assert "ValueError: an order that cannot begin" in errors
+
+
+def test_long_prompts_begin_one_after_the_other():
+    """All running texts wait while texts begin; short prompts begin together."""
+
+    async def talk() -> None:
+        desk = Desk(num_rows=4)
+        desk.open()
+        many = [Order((1,) * 10, Sampling(), sample) for sample in range(100)]
+        long = [Order((1,) * (MOST_BEGUN // 2), Sampling(), sample) for sample in range(5)]
+        longest = [Order((1,) * (3 * MOST_BEGUN), Sampling(), sample) for sample in range(2)]
+        desk.submit(many)
+        jobs = [desk.submit(long), desk.submit(longest)]
+        begun = []
+        while (news := desk.take(idle=False)) is not None:
+            begun.append(len(news.orders))
+            desk.began(list(range(1000 * len(begun), 1000 * len(begun) + len(news.orders))))
+            if len(begun) == 3:
+                desk.withdraw(jobs[1])  # it never begins
+                desk.submit(longest)
+        assert begun == [101, 2, 2, 1, 1]
+
+    run(talk)
 
 
 @pytest.mark.parametrize("num_texts", [1, 2, 16])

@@ -7,7 +7,7 @@ import pytest
 from crosscut.data import Tokenizer
 from crosscut.serving.chat import ChatTemplate
 from crosscut.serving.refusals import Refusal
-from crosscut.serving.requests import Served, read_chat, read_completion
+from crosscut.serving.requests import MOST_SLIDING, Served, read_chat, read_completion
 from tests.serving.conftest import NAME, WINDOW
 
 
@@ -78,3 +78,11 @@ def test_an_answer_that_is_kept_whole_has_a_longest_length(model_folder):
         read_completion(body | fields | {"max_tokens": 1 << 31, "stream": True}, served(model_folder, slide=True))
         with pytest.raises(Refusal, match=f"`max_tokens` must be at most {longest} unless `stream` is true, but is"):
             read_completion(body | fields | {"max_tokens": longest + 1}, served(model_folder, slide=True))
+
+
+def test_a_prompt_that_slides_has_a_longest_length(model_folder):
+    body = {"model": NAME, "max_tokens": 1}
+    read_completion(body | {"prompt": [40] * MOST_SLIDING}, served(model_folder, slide=True))
+    for prompt in ([40] * (MOST_SLIDING + 1), [[41], [40] * (MOST_SLIDING + 1)], "a b " * MOST_SLIDING):
+        with pytest.raises(Refusal, match=f"The prompt must have at most {MOST_SLIDING} tokens, of which the"):
+            read_completion(body | {"prompt": prompt}, served(model_folder, slide=True))
