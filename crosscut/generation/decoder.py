@@ -303,11 +303,12 @@ class Decoder:
             if not text.unread:
                 ready.append(row)
         broken = {first_row + index for index in rows_not_finite(scores)} if ready else set()
+        of_row = dict(enumerate(scores.unbind(), first_row))
         errors: dict[int, Exception] = {}
         choices = []
         for row in ready:
             try:
-                choices.append(self._text(row).choose(scores[row - first_row], is_finite=row not in broken))
+                choices.append(self._text(row).choose(of_row[row], is_finite=row not in broken))
             except Exception as error:  # each text's own, which other texts do not notice
                 errors[row] = error
                 choices.append(_FAILED)
@@ -316,7 +317,7 @@ class Decoder:
             try:
                 if token == _FAILED:
                     raise errors[row]
-                pieces.append(self._extend(row, token, scores[row - first_row]))
+                pieces.append(self._extend(row, token, of_row[row]))
             except Exception as error:
                 pieces.append(self._fail(row, error))
         return pieces

@@ -77,12 +77,14 @@ class _Stops:
         """
         if self.found or not text:
             return ""
+        if not self._matches:
+            return text
         first, text = len(self._held), self._held + text
         for end, character in enumerate(text[first:], first + 1):
             if complete := [len(match.string) for match in self._matches if match.push(character)]:
                 self.found, self._held = True, ""
                 return text[: end - max(complete)]
-        final = len(text) - max((match.length for match in self._matches), default=0)
+        final = len(text) - max(match.length for match in self._matches)
         self._held = text[final:]
         return text[:final]
 

@@ -43,8 +43,8 @@ _READERS = 2
 def make_application(
     served: Served, desk: Desk, spell: Callable[[int], bytes], *, key: str | None, names: Iterable[str]
 ) -> Starlette:
-    """Build the application that serves a model. The `desk` generates the texts, and `spell` returns the bytes of a
-    token.
+    """Build the application that serves a model. The `desk` passes texts to the computing thread, and `spell` returns
+    the bytes of a token.
 
     `key` and `names` decide which clients are allowed; see `Guard`.
     """

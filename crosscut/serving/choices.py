@@ -10,6 +10,8 @@ from crosscut.serving.fields import Fields, is_text
 from crosscut.serving.refusals import Refusal
 
 MOST_STOPS = 16
+"""Maximum number of stop strings."""
+
 MOST_STOP_CHARACTERS = 1000
 """Maximum number of characters of a stop string. So many characters of the text may be held back."""
 MOST_BIASES = 1024
@@ -21,8 +23,10 @@ _SEEDS = 1 << 63
 def read_sampling(
     fields: Fields, *, num_tokens: int, alternatives: int | None, tell_prompt: bool, vocab_size: int
 ) -> Sampling:
-    """Read the sampling parameters of a request. The arguments are the values that the two protocols name differently.
-    Raises `Refusal`.
+    """Read the sampling parameters of a request. Raises `Refusal`.
+
+    `num_tokens`, `alternatives` and `tell_prompt` have been read before, because the two protocols name their fields
+    differently. `logit_bias` may hold ids below `vocab_size`.
     """
     temperature = fields.number("temperature", 0, 2)
     seed = fields.integer("seed", -_SEEDS, _SEEDS - 1)

@@ -61,7 +61,7 @@ class Job:
 
 class Desk:
     """The exchange of one server, which generates `num_rows` texts at the same time and lets `most_waiting` more texts
-    wait.
+    wait. `grace` is the time in seconds that running texts have to end after `stop`.
     """
 
     def __init__(self, num_rows: int, *, most_waiting: int = MOST_WAITING, grace: float = GRACE) -> None:
@@ -108,11 +108,11 @@ class Desk:
 
     @property
     def num_waiting(self) -> int:
-        """Number of texts that wait for a row. Clients' thread."""
+        """Number of texts that wait for a row. Called from the clients' thread."""
         return len(self._jobs) - self.num_running
 
     def submit(self, orders: Sequence[Order]) -> Job:
-        """Submit texts, either all of them or none. Clients' thread.
+        """Submit texts, either all of them or none. Called from the clients' thread.
 
         Raises `Refusal` if too many texts are waiting or if the server is about to stop.
         """
@@ -133,14 +133,14 @@ class Desk:
         return job
 
     def withdraw(self, job: Job) -> None:
-        """Cancel those texts of a job that have not ended. Clients' thread."""
+        """Cancel those texts of a job that have not ended. Called from the clients' thread."""
         for key in job.keys:
             if self._jobs.pop(key, None) is not None:
                 self._inbox.put(key)
 
     def take(self, *, idle: bool) -> News | None:
-        """Take the changes since the last step, or None if there are none. If the decoder is `idle`, wait for changes.
-        Only the computing thread calls this.
+        """Take the changes since the last step, or None if there are none. If the decoder is `idle`, wait up to
+        `HEARTBEAT` seconds for changes. Only the computing thread calls this.
         """
         cancelled = []
         for came in self._arrivals(wait=idle and not self._arrived and not self.is_stopping):

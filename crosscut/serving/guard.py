@@ -7,8 +7,8 @@ browser can send requests to this machine under a host name of its own, so the g
 
 import asyncio
 import hmac
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -31,10 +31,6 @@ _MOST_DIGITS = 20
 _PROTECTED = "/v1/"
 
 
-class Unread(Exception):  # noqa: N818 - the name describes an event
-    """A client has read nothing of its answer for `UNREAD` seconds."""
-
-
 class Guard:
     """Middleware that refuses requests that are too large and requests without permission. With a key, a request needs
     this key. Without a key, the request's host must be one of `names`.
@@ -54,9 +50,8 @@ class Guard:
             return
         try:
             self._check(scope)
-            await self._app(scope, _limited(receive), _patient(send))
-        except Unread:
-            return
+            async with _patient(send) as patient_send:
+                await self._app(scope, _limited(receive), patient_send)
         except Refusal as refusal:
             await _answer(refusal, receive, send)
         except Exception as error:  # a bug, which must not end the server
@@ -99,19 +94,40 @@ def _limited(receive: Receive) -> Receive:
     return count
 
 
-def _patient(send: Send) -> Send:
-    """Wrap `send` to raise `Unread` if the client leaves the answer unread for too long. While the client reads too
-    slowly, `send` waits.
+@asynccontextmanager
+async def _patient(send: Send) -> AsyncIterator[Send]:
+    """Context with a wrapped `send`. If the client reads nothing for `UNREAD` seconds while `send` waits for it, the
+    context's work is cancelled, and the context ends without an error.
+
+    A timer looks at the clock of the last `send` from time to time, because a timer for each token would be slow.
     """
+    loop = asyncio.get_running_loop()
+    limit = asyncio.timeout(None)
+    since: float | None = None
+    timer = loop.call_later(UNREAD, lambda: look())
 
-    async def wait(message: Message) -> None:
-        try:
-            async with asyncio.timeout(UNREAD):
-                await send(message)
-        except TimeoutError:
-            raise Unread from None
+    async def timed(message: Message) -> None:
+        nonlocal since
+        since = loop.time()
+        await send(message)
+        since = None
 
-    return wait
+    def look() -> None:
+        nonlocal timer
+        waited = 0.0 if since is None else loop.time() - since
+        if waited < UNREAD:
+            timer = loop.call_later(UNREAD - waited, look)
+        else:
+            limit.reschedule(loop.time())
+
+    try:
+        async with limit:
+            yield timed
+    except TimeoutError:
+        if not limit.expired():
+            raise
+    finally:
+        timer.cancel()
 
 
 async def _answer(refusal: Refusal, receive: Receive, send: Send) -> None:

@@ -19,7 +19,9 @@ _PASSED_ON = ("PATH", "PYTHONHOME", "PYTHONPATH", "LD_LIBRARY_PATH", "TZ")
 
 
 class RenderingError(Exception):
-    """A template that renders no text. The message is a clause, such as "it needs more than 512 MiB of memory"."""
+    """Failure of a template to render a text. The message is a clause, such as "it needs more than 512 MiB of
+    memory".
+    """
 
     def __init__(self, reason: str, *, is_limit: bool) -> None:
         super().__init__(reason)

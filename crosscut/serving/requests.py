@@ -1,7 +1,7 @@
-"""Requests of clients, read from either of the two protocols.
+"""Requests of clients, read from either of OpenAI's two protocols: completions and chat.
 
-Both protocols are OpenAI's. Fields that this server does not support (`unsupported`) are never ignored. They are
-refused with a reason, so that, for example, a client that requests tools learns that there are none.
+The server refuses fields that it does not support (`unsupported`) with a reason, and never ignores them. A client that
+requests tools, for example, learns that the server has none.
 """
 
 from collections.abc import Iterator
@@ -24,6 +24,8 @@ MOST_SLIDING = 1 << 16
 """Maximum number of tokens of a prompt that is longer than the window."""
 
 MOST_ALTERNATIVES = 20
+"""Maximum number of likeliest tokens that are reported with each token."""
+
 DEFAULT_TOKENS = 16
 """Default number of tokens in a completion. A chat answer may fill the window by default."""
 
@@ -45,7 +47,7 @@ class Served:
     """Number of ids that both the model and the tokenizer know. The tokenizer may have further tokens, which the model
     cannot read."""
     begin: int | None
-    """Id that the model expects at the start of every text, if any."""
+    """Id that the model expects at the start of every text. None if the model expects no id."""
     end_of_text: int
     """Id that ends a document. If there is no `begin` id, a text without a prompt starts with this id."""
     stops: frozenset[int]
@@ -68,7 +70,7 @@ class Request:
     include_usage: bool
     """Whether the stream ends with the token counts."""
     echoed: tuple[str, ...] = ()
-    """Texts of the prompts, if the client requested an echo."""
+    """Texts of the prompts if the client requested an echo, otherwise empty."""
 
     def orders(self) -> Iterator[Order]:
         """The texts to generate, in the order of the answer's choices: all texts of the first prompt, then all of the

@@ -1,6 +1,7 @@
 """Start and end of a server: the model runs on all ranks, and a thread of the first rank talks to clients.
 
-A signal asks the server to stop. It then accepts no new requests, answers the current ones and exits.
+A signal asks the server to stop. The server then accepts no new requests, answers the current ones and exits. A second
+signal ends the process at once (`launch.stopping`).
 """
 
 import ipaddress
@@ -35,7 +36,7 @@ from crosscut.serving.requests import Served
 from crosscut.serving.tokens import TokenBytes
 
 SIGNALS = (*REQUESTS, signal.SIGINT)
-"""Signals that end a server in good order."""
+"""Signals that ask a server to answer its current requests and then to end."""
 
 MOST_ROWS = 1024
 """Maximum number of texts that a server generates at once."""
@@ -52,12 +53,12 @@ class ServerOptions:
     port: int = 8000
     """Port; 0 means any free port."""
     api_key: str | None = None
-    """Key that clients must send. Required if other machines can reach the server."""
+    """Key that clients must send, in ASCII without spaces. Required if other machines can reach the server."""
     tensor: int = 1
     device: str = "auto"
     precision: str = "float32"
     rows: int = 16
-    """Number of texts that are generated at once."""
+    """Number of texts that are generated at once, at most `MOST_ROWS`."""
     slide: bool = False
     """Whether texts may become longer than the model's window, which then forgets their beginning."""
 

@@ -24,8 +24,10 @@ class Readers:
         self._turns = asyncio.Semaphore(count)
 
     async def run(self, work: Callable[[], _T]) -> _T:
-        """Result of `work` in a thread. A caller that is cancelled before its turn leaves no work behind; later, its
-        work keeps the turn until it ends.
+        """Run `work` in a thread and return its result.
+
+        If the caller is cancelled before the work begins, the work never begins. If the caller is cancelled later, the
+        work continues, and counts as one of `count` until it ends.
         """
         await self._turns.acquire()
         loop = asyncio.get_running_loop()
