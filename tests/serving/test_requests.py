@@ -6,6 +6,7 @@ import pytest
 
 from crosscut.data import Tokenizer
 from crosscut.serving.chat import ChatTemplate
+from crosscut.serving.fields import parse
 from crosscut.serving.refusals import Refusal
 from crosscut.serving.requests import MOST_SLIDING, Served, read_chat, read_completion
 from tests.serving.conftest import NAME, WINDOW
@@ -86,3 +87,15 @@ def test_a_prompt_that_slides_has_a_longest_length(model_folder):
     for prompt in ([40] * (MOST_SLIDING + 1), [[41], [40] * (MOST_SLIDING + 1)], "a b " * MOST_SLIDING):
         with pytest.raises(Refusal, match=f"The prompt must have at most {MOST_SLIDING} tokens, of which the"):
             read_completion(body | {"prompt": prompt}, served(model_folder, slide=True))
+
+
+@pytest.mark.parametrize(
+    ("start", "end"), [("[", "]"), ('{"a": ', "}"), ('[{"a": ', "}]")], ids=["lists", "objects", "both"]
+)
+def test_a_field_may_be_nested_at_any_depth_and_is_refused(model_folder, start, end):
+    """At some depths Python can read a value and cannot write it again."""
+    known = served(model_folder, slide=False)
+    for depth in (1, 10, 800 // len(end), *range(900 // len(end), 1100 // len(end))):
+        body = f'{{"model": "{NAME}", "suffix": {start * depth}1{end * depth}}}'.encode()
+        with pytest.raises(Refusal, match=r"`suffix` must be omitted or|it is nested too deeply"):
+            read_completion(parse(body), known)
