@@ -36,8 +36,11 @@ _PAGE_HEADERS = {
     "Referrer-Policy": "no-referrer",
 }
 
-_READERS = 2
-"""Number of requests of each protocol that are read at a time. A slow chat template does not delay completions."""
+_COMPLETION_READERS = 8
+"""Number of completions that are read at a time."""
+
+_CHAT_READERS = 2
+"""Number of chats that are read at a time. A slow chat template delays other chats, and no completions."""
 
 
 def make_application(
@@ -76,7 +79,7 @@ class _Handlers:
         self._served = served
         self._desk = desk
         self._spell = spell
-        self._completion_readers, self._chat_readers = Readers(_READERS), Readers(_READERS)
+        self._completion_readers, self._chat_readers = Readers(_COMPLETION_READERS), Readers(_CHAT_READERS)
         self._files = {file.name: file for file in (LOOK, *_PAGE.iterdir())}
 
     @asynccontextmanager
