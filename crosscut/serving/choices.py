@@ -4,6 +4,7 @@ import re
 import secrets
 from collections.abc import Mapping
 
+from crosscut.config.checks import MOST
 from crosscut.generation import Sampling
 from crosscut.generation.sampling import LARGEST_PENALTY
 from crosscut.serving.fields import Fields, is_text
@@ -33,7 +34,7 @@ def read_sampling(
     return Sampling(
         num_tokens=num_tokens,
         temperature=1.0 if temperature is None else temperature,
-        top_k=fields.integer("top_k", 0, 1 << 31) or 0,
+        top_k=fields.integer("top_k", 0, MOST) or 0,
         top_p=_share(fields, "top_p"),
         repetition_penalty=_repetition(fields),
         presence_penalty=fields.number("presence_penalty", -LARGEST_PENALTY, LARGEST_PENALTY) or 0.0,

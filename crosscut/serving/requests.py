@@ -7,6 +7,7 @@ requests tools, for example, learns that the server has none.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from crosscut.config.checks import MOST
 from crosscut.data import Tokenizer
 from crosscut.generation import Sampling
 from crosscut.serving.chat import ChatTemplate
@@ -28,8 +29,6 @@ MOST_ALTERNATIVES = 20
 
 DEFAULT_TOKENS = 16
 """Default number of tokens in a completion. A chat answer may fill the window by default."""
-
-_MOST_TOKENS = 1 << 31
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +109,7 @@ def read_completion(body: object, served: Served) -> Request:
         )
     alternatives = fields.integer("logprobs", 0, MOST_ALTERNATIVES)
     echo = fields.flag("echo")
-    num_tokens = fields.integer("max_tokens", 0, _MOST_TOKENS)
+    num_tokens = fields.integer("max_tokens", 0, MOST)
     wanted = _Wanted(
         prompts=prompts,
         num_choices=num_choices,
@@ -137,7 +136,7 @@ def read_chat(body: object, served: Served) -> Request:
     alternatives = fields.integer("top_logprobs", 0, MOST_ALTERNATIVES)
     if alternatives is not None and not told:
         fields.refuse("top_logprobs", "be omitted unless `logprobs` is true")
-    old, new = (fields.integer(name, 1, _MOST_TOKENS) for name in ("max_tokens", "max_completion_tokens"))
+    old, new = (fields.integer(name, 1, MOST) for name in ("max_tokens", "max_completion_tokens"))
     if old and new and old != new:
         fields.refuse("max_tokens", f"be `max_completion_tokens` ({new}) or omitted")
     wanted = _Wanted(

@@ -30,7 +30,7 @@ def says(content: object, role: str = "user") -> dict[str, object]:
 
 
 PROMPTS = "`prompt` must be a string, a list of token ids, or a list of strings or of such lists, but is "
-COUNT = "`max_tokens` must be a whole number from 0 to 2147483648, but is "
+COUNT = "`max_tokens` must be a whole number from 0 to 2147483647, but is "
 BIASES = "`logit_bias` must be a JSON object of up to 1024 token ids with numbers from -100 to 100, but is "
 STOPS = "`stop` must be a string or up to 16 strings, none of them empty, but is "
 DEEP: list[object] = []
@@ -71,6 +71,8 @@ TEXTS: list[tuple[object, str]] = [
         f"The prompt must fit in the model's window of {WINDOW} tokens, but the prompt has {WINDOW + 1}. Shorten it.",
     ),
     (text(max_tokens=1.5), f"{COUNT}1.5."),
+    (text(max_tokens=1 << 31, stream=True), f"{COUNT}2147483648."),
+    (text(top_k=1 << 31), "`top_k` must be a whole number from 0 to 2147483647, but is 2147483648."),
     (text(max_tokens="9"), f'{COUNT}"9".'),
     (text(max_tokens=True), f"{COUNT}true."),
     (text(temperature=-0.1), "`temperature` must be a number from 0 to 2, but is -0.1."),
@@ -78,7 +80,7 @@ TEXTS: list[tuple[object, str]] = [
     (text(temperature="hot"), '`temperature` must be a number from 0 to 2, but is "hot".'),
     (text(top_p=0), "`top_p` must be above 0 and at most 1, but is 0."),
     (text(top_p=1.01), "`top_p` must be a number from 0 to 1, but is 1.01."),
-    (text(top_k=-1), "`top_k` must be a whole number from 0 to 2147483648, but is -1."),
+    (text(top_k=-1), "`top_k` must be a whole number from 0 to 2147483647, but is -1."),
     (text(repetition_penalty=0), "`repetition_penalty` must be above 0, but is 0."),
     (text(n=0), "`n` must be a whole number from 1 to 128, but is 0."),
     (text(seed="lucky"), "`seed` must be a whole number from "),
@@ -147,7 +149,7 @@ CHATS: list[tuple[object, str]] = [
     (chat(max_tokens=3, max_completion_tokens=4), "`max_tokens` must be `max_completion_tokens` (4) or omitted, but"),
     (chat(tools=[{"type": "function"}]), '`tools` must be omitted or [], but is [{"type": "function"}]. Tools are'),
     (chat(response_format={"type": "json_object"}), '`response_format` must be omitted or {"type": "text"}, but is'),
-    (chat(max_tokens=0), "`max_tokens` must be a whole number from 1 to 2147483648, but is 0."),
+    (chat(max_tokens=0), "`max_tokens` must be a whole number from 1 to 2147483647, but is 0."),
     (chat(moderation={"model": "any"}), '`moderation` must be omitted, but is {"model": "any"}. The server does not'),
     (chat(modalities=["audio"]), '`modalities` must be omitted or ["text"], but is ["audio"]. Only text is'),
     (chat(tools=DEEP), "`tools` must be omitted or [], but is [[["),

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from crosscut.config.checks import MOST
 from crosscut.data import Tokenizer
 from crosscut.serving.chat import ChatTemplate
 from crosscut.serving.fields import parse
@@ -76,7 +77,7 @@ def test_an_answer_that_is_kept_whole_has_a_longest_length(model_folder):
     body, most = {"model": NAME, "prompt": [40]}, 128 * WINDOW
     for fields, longest in (({}, most), ({"n": 128}, WINDOW), ({"prompt": [[40], [41]], "n": 2}, most // 4)):
         read_completion(body | fields | {"max_tokens": longest}, served(model_folder, slide=True))
-        read_completion(body | fields | {"max_tokens": 1 << 31, "stream": True}, served(model_folder, slide=True))
+        read_completion(body | fields | {"max_tokens": MOST, "stream": True}, served(model_folder, slide=True))
         with pytest.raises(Refusal, match=f"`max_tokens` must be at most {longest} unless `stream` is true, but is"):
             read_completion(body | fields | {"max_tokens": longest + 1}, served(model_folder, slide=True))
 

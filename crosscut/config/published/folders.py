@@ -21,8 +21,6 @@ TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 
-_LARGEST_ID = (1 << 31) - 1
-
 LOW_FREQUENCY, HIGH_FREQUENCY = 1.0, 4.0
 """Limits of Llama 3 for rotary frequencies, in turns within the original sequence length. Frequencies below the first
 limit are divided by the rotary factor. Frequencies above the second limit are unchanged."""
@@ -84,9 +82,9 @@ def end_ids(folder: Path) -> dict[Path, tuple[int, ...]]:
     for path in (folder / MODEL_FILE, folder / GENERATION_FILE):
         ends = read_json(path).get("eos_token_id") if path.is_file() else None
         ids = ends if isinstance(ends, list) else [] if ends is None else [ends]
-        if not all(type(end) is int and 0 <= end <= _LARGEST_ID for end in ids):
+        if not all(type(end) is int and 0 <= end <= MOST for end in ids):
             raise ConfigError(
-                f"`eos_token_id` in `{path}` must be an id or a list of ids, each from 0 to {_LARGEST_ID}, but is "
+                f"`eos_token_id` in `{path}` must be an id or a list of ids, each from 0 to {MOST}, but is "
                 f"{ends!r}. Correct it, or remove it."
             )
         if ids:
