@@ -97,13 +97,19 @@ def _read_text(source: Source, _text_key: str) -> Iterator[_Record]:
 def _cut(text: str, start: int) -> int:
     """End of the document that begins at `start`. The end lies in the second half of the allowed length, at a paragraph
     end, line end or word end if there is one, in this order of preference.
+
+    The end lies before the last character that is not blank, so the next document has text. Otherwise a run of blanks
+    that crosses the allowed length could become a blank document, which is skipped.
     """
-    end = start + PIECE_CHARACTERS
+    middle, end = start + PIECE_CHARACTERS // 2, start + PIECE_CHARACTERS
+    last = middle + len(text[middle : end + 1].rstrip()) - 1
+    if last <= middle:  # half of the allowed length is blank
+        return end
     for mark in (_PARAGRAPH_END, _LINE_END, _WORD_END):
-        ends = [match.end() for match in mark.finditer(text, start + PIECE_CHARACTERS // 2, end)]
+        ends = [match.end() for match in mark.finditer(text, middle, last)]
         if ends:
             return ends[-1]
-    return end
+    return last
 
 
 def _decode(source: Source) -> Iterator[tuple[str, int]]:

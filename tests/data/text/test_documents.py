@@ -116,7 +116,7 @@ def test_cutting_loses_nothing_and_does_not_depend_on_how_the_file_is_read(
     tmp_path_factory: pytest.TempPathFactory, parts: list[tuple[str, int]], chunk: int
 ) -> None:
     text = "start " + "".join(part * times for part, times in parts)
-    # A document of nothing but blanks is passed over, so none may arise here.
+    # A longer run of blanks fills documents of its own, which are passed over.
     text = text.replace("\n" * 400, "\nword\n")
     path = tmp_path_factory.mktemp("cut") / "a.txt"
     path.write_text(text, encoding="utf-8")
@@ -126,6 +126,22 @@ def test_cutting_loses_nothing_and_does_not_depend_on_how_the_file_is_read(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "CHUNK_BYTES", chunk)
         assert read(path) == pieces
+
+
+@pytest.mark.parametrize("mark", ["\n", "\n\n", " ", "\n \t\n"])
+@pytest.mark.parametrize("before", ["word ", "x", "line\n", "☂\n\n"])
+@pytest.mark.parametrize("after", ["", "end"])
+def test_blanks_that_cross_the_limit_of_a_document_are_kept(
+    tmp_path: Path, before: str, mark: str, after: str
+) -> None:
+    path = tmp_path / "a.txt"
+    for short in (1, 2, 200, 4000):
+        head = (before * PIECE_CHARACTERS)[: PIECE_CHARACTERS - short - 1] + "x"
+        text = head + mark * 4000 + after
+        path.write_text(text, encoding="utf-8")
+        pieces = read(path)
+        assert "".join(pieces) == text
+        assert max(map(len, pieces)) <= PIECE_CHARACTERS
 
 
 def test_positions_run_over_all_files(tmp_path: Path) -> None:
