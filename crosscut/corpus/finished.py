@@ -42,7 +42,7 @@ class FinishedRun:
         try:
             table = json.loads((work / FINISHED_FILE).read_text(encoding="utf-8"))
             return cls(tuple(table["filters"]), bool(table["cleaned"]))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,8 @@ FORMAT = "crosscut-tokens"
 VERSION = 1
 
 DTYPES = ("uint16", "uint32")
+
+_Entry = TypeVar("_Entry", "Settings", "SourceEntry", "ShardEntry")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,7 @@ class Settings:
         given = ""
         if config.tokenizer:
             try:
+                require_regular(Path(config.tokenizer))
                 given = sha256(Path(config.tokenizer))
             except OSError as error:
                 raise unreadable(config.tokenizer, error) from None
@@ -167,10 +170,10 @@ class Manifest:
                 vocab_size=int(table["vocab_size"]),
                 end_of_text=int(table["end_of_text"]),
                 tokenizer_sha256=str(table["tokenizer_sha256"]),
-                settings=Settings(**table["settings"]),
-                sources=tuple(SourceEntry(**entry) for entry in table["sources"]),
-                train=tuple(ShardEntry(**entry) for entry in table["train"]),
-                validation=ShardEntry(**table["validation"]),
+                settings=_typed(Settings, table["settings"]),
+                sources=tuple(_typed(SourceEntry, entry) for entry in table["sources"]),
+                train=tuple(_typed(ShardEntry, entry) for entry in table["train"]),
+                validation=_typed(ShardEntry, table["validation"]),
                 corpus=dict(table.get("corpus", {})),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -203,6 +206,20 @@ class Manifest:
     def token_dtype(self) -> np.dtype[np.uint16 | np.uint32]:
         """Type of a token id on disk."""
         return np.dtype("<u2" if self.dtype == "uint16" else "<u4")
+
+
+def _typed(kind: type[_Entry], table: Mapping[str, Any]) -> _Entry:
+    """Make an entry of the manifest from its JSON object. Raises `TypeError` or `ValueError` if a value has another
+    type than its field, or is a negative number.
+    """
+    entry = kind(**table)
+    for name in table:
+        value, wanted = getattr(entry, name), kind.__annotations__[name]
+        if type(value) is not wanted:
+            raise TypeError(f"`{name}` must be of type {wanted.__name__}, but is {value!r:.60}")
+        if isinstance(value, int) and value < 0:
+            raise ValueError(f"`{name}` must be at least 0, but is {value}")
+    return entry
 
 
 def _read_json(folder: Path) -> Mapping[str, Any]:

@@ -90,13 +90,21 @@ def _passages(path: Path) -> list[str]:
     """Passages of a file: one per line, or the value of `text` on each line of a .jsonl file."""
     lines = [line for line in lines_of(read_text(path, "evaluation.lambada")) if line.strip()]
     if path.suffix == ".jsonl":
-        try:
-            lines = [parse_json(line)["text"] for line in lines]
-        except (ValueError, KeyError, TypeError):
-            raise DataError(
-                "`evaluation.lambada` must hold a JSON object with the key `text` on every line, but "
-                f"`{path}` does not. Use LAMBADA's file in its raw form."
-            ) from None
+        lines = [_text(path, line) for line in lines]
     if not lines:
         raise DataError(f"`evaluation.lambada` must hold passages, but `{path}` is empty. Check the path.")
     return [line.strip() for line in lines]
+
+
+def _text(path: Path, line: str) -> str:
+    """Value of `text` on a line of a .jsonl file."""
+    try:
+        text = parse_json(line)["text"]
+        if isinstance(text, str):
+            return text
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise DataError(
+        "`evaluation.lambada` must hold a JSON object with a string under the key `text` on every line, but "
+        f"`{path}` does not. Use LAMBADA's file in its raw form."
+    )

@@ -15,6 +15,7 @@ import pytest
 from crosscut.config import CorpusConfig, DataError, load_corpus
 from crosscut.corpus import CorpusResult, prepare_corpus
 from crosscut.data import TokenFolder, Tokenizer, read_documents
+from tests.endless import ENDLESS
 
 GERMAN = (
     "Der Minister hat gestern in einer langen Rede vor dem Parlament gesagt, dass die Regierung im kommenden Jahr "
@@ -283,3 +284,16 @@ def test_what_is_not_there_is_told_before_anything_is_read(raw, tmp_path, overri
     folder = tmp_path / "out"
     assert told in message(lambda: prepare_corpus(describe(raw, folder, override), progress=False))
     assert not (folder / "work").exists()
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+@pytest.mark.parametrize(
+    "setting", ["leakage.test_sets=[{}]", "urls.domains=[{}]", "urls.types=[{}]", "tokens.tokenizer={}"]
+)
+def test_list_whose_reading_may_never_end_is_refused(raw, tmp_path, kind, setting):
+    path = tmp_path / "list.txt"
+    ENDLESS[kind](path)
+    override = setting.format(f'"{path}"' if "[" in setting else path)
+    told = message(lambda: prepare_corpus(describe(raw, tmp_path / "out", override), progress=False))
+    assert f"`{path}`" in told
+    assert ": It is not a regular file. " in told

@@ -18,6 +18,7 @@ import pytest
 
 from crosscut.config import DataConfig, DataError
 from crosscut.data import TokenFolder, prepare
+from tests.endless import ENDLESS
 
 prepare_module = sys.modules["crosscut.data.prepare"]  # as an attribute of the room, the name is the function's
 CROSSCUT = Path(__file__).parents[2]
@@ -316,3 +317,18 @@ def test_importing_the_room_is_quick() -> None:
     )
     run = subprocess.run([sys.executable, "-c", script], cwd=CROSSCUT, capture_output=True, text=True, check=True)
     assert run.stdout == "set()\n"
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokens/manifest.json"])
+def test_file_whose_reading_may_never_end_is_refused(
+    config: DataConfig, make: Callable[..., TokenFolder], tmp_path: Path, kind: str, name: str
+) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    ENDLESS[kind](path)
+    with pytest.raises(DataError) as error:
+        make(replace(config, tokenizer=str(path)) if name == "tokenizer.json" else config)
+    assert str(error.value) == (
+        f"`{path}` must be a readable file, but is not: It is not a regular file. Check the path."
+    )

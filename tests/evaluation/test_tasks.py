@@ -112,12 +112,19 @@ def test_only_line_ends_part_passages(tmp_path: Path, letters: Letters, within: 
     assert [text.tolist() for text in task.texts] == [letters.encode(passage) for passage in passages]
 
 
+NO_TEXT = r"must hold a JSON object with a string under the key `text` on every line, but `.*` does not"
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ('{"text": "word"}', r"must hold passages of several words, but passage 1 of `.*` is 'word'"),
-        ('{"txt": "a b"}', r"must hold a JSON object with the key `text` on every line, but `.*` does not"),
-        ("a b", r"must hold a JSON object with the key `text` on every line, but `.*` does not"),
+        ('{"txt": "a b"}', NO_TEXT),
+        ('{"text": 7}', NO_TEXT),
+        ('{"text": "a \\ud800"}', NO_TEXT),
+        ('{"text": "a b", "n": %s}' % ("9" * 10_000), NO_TEXT),
+        ("[" * 100_000, NO_TEXT),
+        ("a b", NO_TEXT),
         ("\n", r"must hold passages, but `.*` is empty"),
         (b"\xff", r"must be UTF-8 text, but byte 0 of `.*` is not\. Convert the file to UTF-8\.$"),
         (None, r"must be a readable file, but `.*` is not: No such file"),

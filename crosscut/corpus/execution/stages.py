@@ -117,7 +117,7 @@ class Record:
         """Read the record at `path`. Return None if the file does not exist or cannot be read."""
         try:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             return None
 
 

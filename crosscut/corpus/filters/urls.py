@@ -12,6 +12,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from crosscut.config.corpora import UrlsConfig
 from crosscut.config.errors import DataError
+from crosscut.config.files import require_regular
 from crosscut.corpus.documents import Document, Drop, Judgement
 from crosscut.data.text.lines import lines_of
 
@@ -182,8 +183,10 @@ def _lines(name: str, file: str) -> list[str]:
         raise DataError(
             f"`{name}` must name files or built-in lists ({known}), but names `{file}`. Correct the name of the list."
         )
+    path = BUILTIN_LISTS.get(file, Path(file))
     try:
-        return lines_of(BUILTIN_LISTS.get(file, Path(file)).read_text(encoding="utf-8"))
+        require_regular(path)
+        return lines_of(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "the file is not UTF-8"
         raise DataError(

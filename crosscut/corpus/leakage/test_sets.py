@@ -6,7 +6,6 @@ between blank lines is an item, or each line if there are no blank lines. N-gram
 and after `<unk>` are not consecutive, and `do n't` becomes `don't`.
 """
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import NamedTuple
 
 from crosscut.config.checks import listed
 from crosscut.config.errors import DataError
+from crosscut.config.files import require_regular
+from crosscut.data.text.json_text import encodable, parse_record
 from crosscut.data.text.lines import lines_of
 from crosscut.data.text.sources import unreadable
 
@@ -59,6 +60,7 @@ def read_test_set(path: Path, *, text_key: str) -> list[Item]:
             "rename the file."
         )
     try:
+        require_regular(path)
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise unreadable(str(path), error) from None
@@ -86,14 +88,21 @@ def _from_lines(path: Path, text: str, text_key: str) -> Iterator[Item]:
         if not line or line.isspace():
             continue
         try:
-            row = json.loads(line)
-        except (json.JSONDecodeError, RecursionError):
-            raise DataError(f"`{path}`, line {number}, must be valid JSON, but is not. Correct the line.") from None
+            row = parse_record(line)
+        except ValueError as error:
+            raise DataError(
+                f"`{path}`, line {number}, must be valid JSON, but is not: {error}. Correct the line."
+            ) from None
         found = row.get(text_key) if isinstance(row, dict) else None
         if not isinstance(found, str):
             what = f"the keys are: {', '.join(row) or 'none'}" if isinstance(row, dict) else "it is not a JSON object"
             raise DataError(
                 f"`{path}`, line {number}, must have a string under `{text_key}`, but {what}. Set "
                 "`leakage.text_key` to the key of the text."
+            )
+        if not encodable(found):
+            raise DataError(
+                f"`{path}`, line {number}, must hold text that is valid in UTF-8, but has a lone surrogate. Correct "
+                "the line."
             )
         yield Item(found)

@@ -15,7 +15,7 @@ from typing import IO, Any, NamedTuple, cast
 from crosscut.config.checks import listed
 from crosscut.config.corpora import SourceConfig
 from crosscut.config.errors import DataError
-from crosscut.data.text.sources import BUILTIN_CORPORA, unpack, unreadable
+from crosscut.data.text.sources import BUILTIN_CORPORA, refuse_endless, unpack, unreadable
 
 SUFFIXES = {
     "jsonl": (".jsonl", ".ndjson"),
@@ -169,6 +169,7 @@ def _match_local(path: Path, suffixes: tuple[str, ...]) -> tuple[bool, list[_Fou
     files = [file for match in matches for file in (_walk(match, suffixes) if match.is_dir() else [match])]
     found = []
     for file in files:
+        refuse_endless(file)
         status = file.stat()
         # File names are bytes and may not be UTF-8, but an id must be UTF-8.
         name = os.fsencode(file.relative_to(root).as_posix()).decode("utf-8", "backslashreplace")
@@ -192,7 +193,7 @@ def _walk(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
         seen |= {path.resolve() for path in inner}
         folders[:] = [path.name for path in inner]
         found += [Path(parent) / name for name in names if _counts(name, suffixes)]
-    return sorted(path for path in found if path.is_file())
+    return sorted(found)
 
 
 def _counts(name: str, suffixes: tuple[str, ...]) -> bool:
@@ -268,6 +269,7 @@ def _tokens_of(url: str) -> os.stat_result:
             "the file to a local disk."
         )
     path = Path(url).with_suffix(".bin")
+    refuse_endless(path)
     try:
         return path.stat()
     except OSError as error:

@@ -3,16 +3,14 @@
 Each line is decoded and parsed separately, so a bad line does not affect other documents.
 """
 
-import json
 import math
 from collections.abc import Iterator
 from typing import Any
 
 from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.lines import Line, read_lines
-from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long, writable
-
-_PARSER = json.JSONDecoder(strict=False)  # accept control characters; the stage `cleaning` removes them
+from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long
+from crosscut.data.text.json_text import encodable, parse_record
 
 
 def read_jsonl(file: File, reading: Reading) -> Iterator[Item]:
@@ -38,10 +36,8 @@ def _read_line(line: Line, reading: Reading) -> Item | None:
     if not decoded:
         return None
     try:
-        row = _PARSER.decode(decoded)
-    except json.JSONDecodeError as error:
-        return Reject(place, "no JSON", f"{error.msg} at column {error.colno}", excerpt(decoded))
-    except (RecursionError, ValueError) as error:  # nested too deeply, or a number with thousands of digits
+        row = parse_record(decoded, control_characters=True)  # the stage `cleaning` removes control characters
+    except ValueError as error:
         return Reject(place, "no JSON", str(error), excerpt(decoded))
     if not isinstance(row, dict):
         reason = f"the line holds a value of type {type(row).__name__} instead of a JSON object"
@@ -67,7 +63,7 @@ def as_document(row: dict[str, Any], reading: Reading, *, place: str, record: in
         return Reject(place, rule, reason, excerpt(shown))
     if not text or text.isspace():
         return Skip("blank")
-    if not writable(text):
+    if not encodable(text):
         return Reject(place, "half a surrogate pair", "UTF-8 cannot write half of a surrogate pair", excerpt(text))
     return Text(
         text,
@@ -84,7 +80,7 @@ def _keys(row: dict[str, Any]) -> str:
 
 
 def _string(value: Any) -> str:
-    return value if isinstance(value, str) and writable(value) else ""
+    return value if isinstance(value, str) and encodable(value) else ""
 
 
 def _number(value: Any) -> float | None:

@@ -20,7 +20,8 @@ from crosscut.corpus.readers.charsets import decode
 from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.html import extract
 from crosscut.corpus.readers.lines import broken_off
-from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long, writable
+from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long
+from crosscut.data.text.json_text import encodable
 from crosscut.data.text.sources import DamagedError
 
 _START = re.compile(
@@ -156,7 +157,7 @@ def _subject(message: Message) -> str:
     except (ValueError, email.errors.HeaderParseError):
         subject = str(raw)
     subject = " ".join(subject.split())
-    return subject if writable(subject) else subject.encode("utf-8", "replace").decode()
+    return subject if encodable(subject) else subject.encode("utf-8", "replace").decode()
 
 
 def _decode_word(word: str | bytes, charset: str | None) -> str:

@@ -93,15 +93,6 @@ def excerpt(data: bytes | str) -> str:
     return data[:EXCERPT_CHARACTERS].decode("utf-8", "replace")
 
 
-def writable(text: str) -> bool:
-    """Whether UTF-8 can encode the text. UTF-8 cannot encode half of a surrogate pair."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def too_long(place: str, what: str, start: bytes | str, max_bytes: int) -> Reject:
     """Make the reject for a record that is longer than `max_bytes`.
 

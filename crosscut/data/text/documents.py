@@ -7,13 +7,13 @@ training and validation. Only one part of one file is in memory at a time.
 
 import codecs
 import io
-import json
 import re
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
 from crosscut.config.errors import DataError
+from crosscut.data.text.json_text import encodable, parse_record
 from crosscut.data.text.parquet import read_parquet
 from crosscut.data.text.sources import Source, find_sources, read_chunks
 
@@ -172,12 +172,9 @@ def _lines(source: Source) -> Iterator[tuple[bytes, int]]:
 def _parse_line(source: Source, number: int, line: str, text_key: str) -> str:
     place = f"`{source.name}`, line {number}"
     try:
-        row = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        reason = (
-            f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else "nested too deeply"
-        )
-        raise DataError(f"{place}, must be valid JSON, but is not: {reason}. Correct or remove the line.") from None
+        row = parse_record(line)
+    except ValueError as error:
+        raise DataError(f"{place}, must be valid JSON, but is not: {error}. Correct or remove the line.") from None
     if not isinstance(row, dict):
         raise DataError(
             f"{place}, must be a JSON object with the text under `{text_key}`, but is a {type(row).__name__}. "
@@ -190,16 +187,8 @@ def _parse_line(source: Source, number: int, line: str, text_key: str) -> str:
             f"{place}, must hold a string under `{text_key}`, but {what}. "
             "Set `data.text_key` (or `evaluation.text_key`) to the key of the text."
         )
-    if "\\u" in line and not _encodable(text):
+    if "\\u" in line and not encodable(text):
         raise DataError(
             f"{place}, must hold text that is valid in UTF-8, but has a lone surrogate. Correct or remove the line."
         )
     return text
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True

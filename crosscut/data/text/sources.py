@@ -7,6 +7,7 @@ decompressors directly, because most file-like readers accept a truncated stream
 
 import bz2
 import glob
+import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -106,7 +107,7 @@ def _folder(folder: Path) -> list[Path]:
         file
         for file in folder.rglob("*")
         if file.name.lower().endswith(SUFFIXES)
-        and file.is_file()
+        and not file.is_dir()
         and not any(part.startswith(".") for part in file.relative_to(folder).parts)
     )
 
@@ -119,6 +120,7 @@ def _describe(index: int, name: str, path: Path) -> Source:
         raise DataError(
             f"`{name}` must end in {listed(SUFFIXES)}, but does not. Convert the file, or name other files."
         )
+    refuse_endless(path, name)
     try:
         status = path.stat()
     except OSError as error:
@@ -137,6 +139,29 @@ def _describe(index: int, name: str, path: Path) -> Source:
 def unreadable(name: str, error: OSError) -> DataError:
     """Return the error for a file that the operating system cannot read. The message calls the file `name`."""
     return DataError(f"`{name}` must be a readable file, but is not: {error.strerror or error}. Check the path.")
+
+
+_ENDLESS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+"""Types of files whose reading may never end, by the bits of `st_mode`."""
+
+
+def refuse_endless(path: Path, name: str | None = None) -> None:
+    """Raise `DataError` for a pipe, a socket or a device: reading it may wait or go on forever, and it cannot be read a
+    second time. The message calls the file `name`, by default its path.
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # whoever opens the file reports this
+        return
+    if kind := _ENDLESS.get(stat.S_IFMT(mode)):
+        raise DataError(
+            f"`{name or path}` must be a regular file, but is {kind}. Write the data to a file, and name that file."
+        )
 
 
 def read_chunks(source: Source) -> Iterator[tuple[bytes, int]]:

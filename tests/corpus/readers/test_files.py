@@ -12,6 +12,7 @@ import pytest
 from crosscut.config import DataError
 from crosscut.config.corpora import SourceConfig
 from crosscut.corpus.readers.files import File, find_files
+from tests.endless import ENDLESS
 
 NOBODY = 65534
 
@@ -232,3 +233,24 @@ def test_folders_behind_links_are_searched_once(tmp_path: Path) -> None:
     (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "src")
     found = find_files(SourceConfig(name="s", files=(str(tmp_path / "src"),)))
     assert [file.name for file in found] == ["link/x.jsonl", "y.jsonl"]
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+@pytest.mark.parametrize("pattern", ["a.jsonl", "*.jsonl", ".", "**/a*", "c.idx"])
+def test_file_whose_reading_may_never_end_is_refused(tmp_path: Path, kind: str, pattern: str) -> None:
+    touch(tmp_path, "b.jsonl", "c.idx")
+    name = "c.bin" if pattern == "c.idx" else "a.jsonl"
+    ENDLESS[kind](tmp_path / name)
+    check_message(
+        f"`{tmp_path}/{name}` must be a regular file, but is {kind}. Write the data to a file, and name that file.",
+        tmp_path / pattern,
+    )
+
+
+def test_link_that_leads_nowhere_is_not_passed_over(tmp_path: Path) -> None:
+    touch(tmp_path, "b.jsonl")
+    (tmp_path / "a.jsonl").symlink_to(tmp_path / "gone.jsonl")
+    check_message(
+        f"`{tmp_path}/a.jsonl` must be a readable file, but is not: No such file or directory. Check the path.",
+        tmp_path,
+    )

@@ -55,8 +55,11 @@ def test_bad_karma_url_and_title_are_left_out(tmp_path: Path, value: object) -> 
         (b'{"text": null}', "no text", "`text` is null"),
         (b'{"text": 7}', "text is no string", "`text` has the type int instead of string"),
         (b'{"text": "\\ud800 half"}', "half a surrogate pair", "UTF-8 cannot write half of a surrogate pair"),
-        (b'{"n": ' + b"9" * 5000 + b"}", "no JSON", None),
-        (b"[" * 200_000, "no JSON", None),
+        (b'{"n": ' + b"9" * 10_000 + b"}", "no JSON", "an integer has more than 4,300 digits"),
+        (b'{"text": "a", "n": [-' + b"1" * 5000 + b"]}", "no JSON", "an integer has more than 4,300 digits"),
+        (b"[" * 200_000, "no JSON", "nested too deeply"),
+        (b'{"text": ' + b'{"a":' * 200_000, "no JSON", "nested too deeply"),
+        (b'{"\\udfff": 1e9999}', "no text", "there is no key `text`; the keys are: ?"),
     ],
 )
 def test_bad_line_is_rejected_with_its_place_and_reason(

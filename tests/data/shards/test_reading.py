@@ -103,6 +103,33 @@ def test_manifest_without_a_field_is_an_error(folder: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda table: table["train"][0].update(tokens="many"), "`tokens` must be of type int, but is 'many'"),
+        (lambda table: table["train"][0].update(tokens=-1), "`tokens` must be at least 0, but is -1"),
+        (lambda table: table["validation"].update(name=None), "`name` must be of type str, but is None"),
+        (lambda table: table["sources"][0].update(name=["a"]), "`name` must be of type str, but is ['a']"),
+        (lambda table: table["settings"].update(seed=1.5), "`seed` must be of type int, but is 1.5"),
+        (lambda table: table.update(vocab_size=float("inf")), "cannot convert float infinity to integer"),
+    ],
+)
+def test_manifest_with_a_value_of_another_type_is_an_error(folder: Path, change, reason: str) -> None:
+    path = change_manifest(folder, change)
+    check_message(
+        folder, f"`{path}` must have the fields of version 1, but does not: {reason}. Prepare the tokens again."
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [("[" * 100_000, "it is nested too deeply"), ('{"n": ' + "9" * 10_000, "Exceeds the limit")]
+)
+def test_manifest_that_the_parser_refuses_is_an_error(tmp_path: Path, content: str, reason: str) -> None:
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(DataError, match=rf"`{tmp_path}/manifest.json` must be valid JSON, but is not: {reason}"):
+        TokenFolder.open(tmp_path)
+
+
 def test_manifest_with_another_type_of_token_is_an_error(folder: Path) -> None:
     path = change_manifest(folder, lambda table: table.update(dtype="int8"))
     check_message(folder, f"`dtype` in `{path}` must be 'uint16' or 'uint32', but is 'int8'. Prepare the tokens again.")

@@ -131,9 +131,7 @@ def test_cutting_loses_nothing_and_does_not_depend_on_how_the_file_is_read(
 @pytest.mark.parametrize("mark", ["\n", "\n\n", " ", "\n \t\n"])
 @pytest.mark.parametrize("before", ["word ", "x", "line\n", "☂\n\n"])
 @pytest.mark.parametrize("after", ["", "end"])
-def test_blanks_that_cross_the_limit_of_a_document_are_kept(
-    tmp_path: Path, before: str, mark: str, after: str
-) -> None:
+def test_blanks_that_cross_the_limit_of_a_document_are_kept(tmp_path: Path, before: str, mark: str, after: str) -> None:
     path = tmp_path / "a.txt"
     for short in (1, 2, 200, 4000):
         head = (before * PIECE_CHARACTERS)[: PIECE_CHARACTERS - short - 1] + "x"
@@ -197,6 +195,20 @@ def test_undecodable_byte_of_a_packed_file_counts_unpacked_bytes(tmp_path: Path)
         (
             b'{"text": "b"',
             "must be valid JSON, but is not: Expecting ',' delimiter at column 13. Correct or remove the line.",
+        ),
+        (
+            b'{"text": "b", "id": ' + b"9" * 10_000 + b"}",
+            "must be valid JSON, but is not: an integer has more than 4,300 digits. Correct or remove the line.",
+        ),
+        (
+            b'{"text": "b", "\\ud800": ' + b'{"a": ' * 100_000 + b"1",
+            "must be valid JSON, but is not: nested too deeply. Correct or remove the line.",
+        ),
+        (b'{"\\ud800": "b"}', f"must hold a string under `text`, but its keys are: \ud800. {SET_KEY}"),
+        (b'{"text": 1e999}', f"must hold a string under `text`, but holds inf. {SET_KEY}"),
+        (
+            b'{"text": "a\0b"}',
+            "must be valid JSON, but is not: Invalid control character at at column 12. Correct or remove the line.",
         ),
         (b"[" * 100_000, "must be valid JSON, but is not: nested too deeply. Correct or remove the line."),
         (b'["b"]', "must be a JSON object with the text under `text`, but is a list. Correct or remove the line."),

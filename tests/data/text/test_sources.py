@@ -8,6 +8,7 @@ import zstandard
 
 from crosscut.config import DataError
 from crosscut.data.text.sources import find_sources, read_chunks
+from tests.endless import ENDLESS
 
 SUFFIXES = ".txt, .jsonl, .parquet, .txt.gz, .txt.zst, .jsonl.gz or .jsonl.zst"
 
@@ -158,4 +159,26 @@ def test_file_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
     assert (
         str(error.value)
         == f"`{source.name}` must be a readable file, but is not: No such file or directory. Check the path."
+    )
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+@pytest.mark.parametrize("pattern", ["a.jsonl", "*.jsonl", ".", "**/a*"])
+def test_file_whose_reading_may_never_end_is_refused(tmp_path: Path, kind: str, pattern: str) -> None:
+    (tmp_path / "b.jsonl").write_text('{"text": "b"}')
+    ENDLESS[kind](tmp_path / "a.jsonl")
+    with pytest.raises(DataError) as error:
+        find_sources([str(tmp_path / pattern)])
+    assert str(error.value) == (
+        f"`{tmp_path}/a.jsonl` must be a regular file, but is {kind}. Write the data to a file, and name that file."
+    )
+
+
+def test_link_that_leads_nowhere_is_not_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "b.jsonl").write_text('{"text": "b"}')
+    (tmp_path / "a.jsonl").symlink_to(tmp_path / "gone.jsonl")
+    with pytest.raises(DataError) as error:
+        find_sources([str(tmp_path)])
+    assert str(error.value) == (
+        f"`{tmp_path}/a.jsonl` must be a readable file, but is not: No such file or directory. Check the path."
     )

@@ -1,0 +1,34 @@
+"""Parsing of JSON records that may come from anywhere: every fault of a record is one kind of error, with a short
+reason for messages and reports.
+"""
+
+import json
+import sys
+from typing import Any
+
+_LENIENT = json.JSONDecoder(strict=False)
+
+
+def parse_record(text: str, *, control_characters: bool = False) -> Any:
+    """Parse one record of a file, such as a line of a .jsonl file. `control_characters` accepts unescaped control characters in strings.
+
+    Raises `ValueError`, with the reason in a few words, for text that is not JSON, for values that are nested too
+    deeply for the parser, and for an integer with thousands of digits, which Python does not convert.
+    """
+    try:
+        return _LENIENT.decode(text) if control_characters else json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except ValueError:
+        raise ValueError(f"an integer has more than {sys.get_int_max_str_digits():,} digits") from None
+
+
+def encodable(text: str) -> bool:
+    """Whether UTF-8 can encode the text. A JSON text can escape half of a surrogate pair, which UTF-8 cannot encode."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
