@@ -79,6 +79,7 @@ class Sampler:
             arrangement, slot = self._locate(first_sample + done)
             portions = arrangement.portions[slot : slot + count - done]
             self._gather(arrangement, portions, rows[done : done + len(portions)])
+            self._shards[arrangement.shard].check_unchanged()
             done += len(portions)
         return rows
 
@@ -131,7 +132,7 @@ class Sampler:
             filled = 0
             for place in range(first, last + 1):
                 offset = begin + filled - int(arrangement.starts[place])
-                piece = shard.document(int(arrangement.documents[place]))[offset : offset + len(row) - filled]
+                piece = shard.document(int(arrangement.documents[place]), offset, len(row) - filled)
                 row[filled : filled + len(piece)] = piece
                 filled += len(piece)
 
@@ -177,6 +178,7 @@ class ValidationSampler:
         for start in range(0, num_samples, batch_size):
             places = range(start + first, start + first + local)
             samples = [self.sample(index if index < num_samples else self.num_samples) for index in places]
+            self._shard.check_unchanged()
             yield np.stack([tokens for tokens, _ in samples]), np.stack([targets for _, targets in samples])
 
 

@@ -265,7 +265,7 @@ def _tokens_of(url: str) -> os.stat_result:
     """Size and time of the `.bin` file beside an `.idx` file."""
     if "://" in url:
         raise DataError(
-            f"`{url}` must be a local file, but is a URL. Files of the format `megatron` are mapped into memory. Copy "
+            f"`{url}` must be a local file, but is a URL. Files of the format `megatron` need random access. Copy "
             "the file to a local disk."
         )
     path = Path(url).with_suffix(".bin")

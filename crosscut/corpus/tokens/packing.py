@@ -12,7 +12,6 @@ once.
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,6 +33,7 @@ from crosscut.corpus.tokens.encoding import TOKENS, index_name, tokens_name
 from crosscut.data.folders import beside, exchange, is_taken
 from crosscut.data.hashing import sha256
 from crosscut.data.manifest import MANIFEST_NAME, TOKENIZER_NAME, Manifest, Settings, SourceEntry
+from crosscut.data.shards.array_file import ArrayFile
 from crosscut.data.shards.megatron import write_index
 from crosscut.data.shards.reading import TokenFolder
 from crosscut.data.shards.writing import INDEX_DTYPE, TokenDocument, split_at_random, write_shards
@@ -186,7 +186,7 @@ class _Packed:
         """Read the documents of the parts, in order. A token id has `width` bytes."""
         for part in parts:
             table = read_table(work / TOKENS / index_name(part))
-            data = _map(work / TOKENS / tokens_name(part))
+            data = _bytes(work / TOKENS / tokens_name(part))
             rows = zip(*(table[name].to_pylist() for name in ("row", "tokens", "file", "record")), strict=True)
             end = 0
             for _, pieces in groupby(rows, key=itemgetter(0)):
@@ -194,7 +194,7 @@ class _Packed:
                 for _, num_tokens, file, record in pieces:
                     start, end = end, end + num_tokens * width
                     source = self.files.setdefault(file, len(self.files))
-                    texts.append(TokenDocument(data[start:end], num_tokens, source, record))
+                    texts.append(TokenDocument(data[start:end].data, num_tokens, source, record))
                 yield _Document(file.partition("/")[0], f"{file}#{record}", texts)
 
     def blend(self, split: Iterable[tuple[bool, _Document]]) -> Iterator[tuple[bool, TokenDocument]]:
@@ -221,11 +221,8 @@ class _Packed:
         return int(whole) + (int.from_bytes(digest.digest(), "little") < part * 2**64)
 
 
-def _map(path: Path) -> memoryview:
-    if not path.stat().st_size:
-        return memoryview(b"")
-    with path.open("rb") as file:
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+def _bytes(path: Path) -> ArrayFile:
+    return ArrayFile(path, np.uint8, path.stat().st_size)
 
 
 def publish(work: Path, target: Path) -> None:

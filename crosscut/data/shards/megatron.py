@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from crosscut.config.errors import DataError
+from crosscut.data.shards.array_file import ArrayFile
 from crosscut.data.text.sources import unreadable
 
 DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
@@ -42,12 +43,12 @@ Ids = npt.NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, eq=False)
 class IndexedTokens:
-    """Documents of Megatron-LM's token files as memory-mapped token ids."""
+    """Documents of Megatron-LM's token files as token ids, which are read on demand."""
 
     path: Path
     """Path of the `.idx`."""
 
-    tokens: Ids
+    tokens: ArrayFile
     """Ids of all documents, concatenated."""
 
     starts: npt.NDArray[np.int64]
@@ -74,7 +75,7 @@ class IndexedTokens:
                     f"`{data}` must hold the {num_tokens:,} ids of {dtype.itemsize} bytes that `{index.name}` counts, "
                     f"but is {data.stat().st_size:,} bytes long. Create both files again."
                 )
-            tokens = _map(data, dtype, num_tokens)
+            tokens = ArrayFile(data, dtype, num_tokens)
         except OSError as error:
             raise unreadable(str(error.filename), error) from None
         starts = np.append(pointers // dtype.itemsize, num_tokens)
@@ -87,7 +88,8 @@ class IndexedTokens:
 
     def document(self, number: int) -> Ids:
         """Return the ids of one document, which may consist of several sequences."""
-        return self.tokens[self.starts[number] : self.starts[number + 1]]
+        ids: Ids = self.tokens[int(self.starts[number]) : int(self.starts[number + 1])]
+        return ids
 
 
 def write_index(path: Path, sizes: npt.NDArray[Any], dtype: npt.DTypeLike) -> None:
@@ -152,9 +154,9 @@ def _read_index(path: Path) -> tuple[np.dtype[Any], Numbers, Numbers, Numbers]:
     pointers = _HEADER.size + num_sequences * 4
     return (
         dtype,
-        _map(path, np.dtype("<i4"), num_sequences, _HEADER.size),
-        _map(path, np.dtype("<i8"), num_sequences, pointers),
-        _map(path, np.dtype("<i8"), num_documents, pointers + num_sequences * 8),
+        _numbers(path, np.dtype("<i4"), num_sequences, _HEADER.size),
+        _numbers(path, np.dtype("<i8"), num_sequences, pointers),
+        _numbers(path, np.dtype("<i8"), num_documents, pointers + num_sequences * 8),
     )
 
 
@@ -165,11 +167,8 @@ def _of_other_length(path: Path, size: int, needed: int) -> DataError:
     )
 
 
-def _map(path: Path, dtype: np.dtype[Any], length: int, offset: int = 0) -> npt.NDArray[Any]:
-    # An empty file cannot be mapped, and slices of a plain array are much cheaper than slices of a memmap.
-    if not length:
-        return np.empty(0, dtype=dtype)
-    return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(length,)).view(np.ndarray)
+def _numbers(path: Path, dtype: np.dtype[Any], length: int, offset: int) -> npt.NDArray[Any]:
+    return np.fromfile(path, dtype=dtype, count=length, offset=offset)
 
 
 def _check_pointers(path: Path, sizes: Numbers, pointers: Numbers, width: int) -> None:

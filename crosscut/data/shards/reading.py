@@ -1,11 +1,10 @@
-"""Reading of a token folder as memory-mapped shards, which are checked against the manifest when they are opened."""
+"""Reading of a token folder as shards, which are checked against the manifest when they are opened."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,24 +12,28 @@ import numpy.typing as npt
 from crosscut.config.errors import DataError
 from crosscut.data.hashing import sha256_of_all
 from crosscut.data.manifest import MANIFEST_NAME, TOKENIZER_NAME, Manifest, ShardEntry
+from crosscut.data.shards.array_file import ArrayFile
 from crosscut.data.shards.writing import INDEX_DTYPE
 from crosscut.data.tokenization.encoding import Tokens
 from crosscut.data.tokenization.tokenizer import Tokenizer
+
+_AT_ONCE = 1 << 20
+"""Number of tokens or documents that are read at a time, which limits memory."""
 
 _PREPARE_AGAIN = "Delete the folder and prepare the tokens again."
 
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """Documents of one shard as concatenated, memory-mapped token ids."""
+    """Documents of one shard as concatenated token ids, which are read on demand."""
 
     name: str
     """`train-0`, `train-1`, ... or `validation`."""
 
-    tokens: Tokens
+    tokens: Tokens | ArrayFile
     """Ids, [tokens]. Every document is followed by its end-of-text id."""
 
-    index: npt.NDArray[np.void]
+    index: npt.NDArray[np.void] | ArrayFile
     """Rows of `INDEX_DTYPE`, one per document, [documents]."""
 
     source_names: tuple[str, ...]
@@ -49,12 +52,21 @@ class Shard:
     @property
     def ends(self) -> npt.NDArray[np.uint64]:
         """End of each document (exclusive) in `tokens`, [documents]."""
-        return self.index["end"]
+        blocks = (self.index[start : start + _AT_ONCE]["end"] for start in range(0, max(len(self.index), 1), _AT_ONCE))
+        return np.concatenate(list(blocks))
 
-    def document(self, number: int) -> Tokens:
-        """Return the ids of one document, including its end of text."""
-        start = int(self.ends[number - 1]) if number else 0
-        return self.tokens[start : int(self.ends[number])]
+    def document(self, number: int, first: int = 0, count: int | None = None) -> Tokens:
+        """Return the ids of one document, including its end of text: all, or up to `count` ids from id `first` on."""
+        ends = self.index[max(number - 1, 0) : number + 1]["end"].tolist()
+        start, end = (ends[0] if number else 0) + first, ends[-1]
+        ids: Tokens = self.tokens[start : end if count is None else min(start + count, end)]
+        return ids
+
+    def check_unchanged(self) -> None:
+        """Raise `DataError` if a file of the shard has been written to or truncated since it was opened."""
+        for part in (self.tokens, self.index):
+            if isinstance(part, ArrayFile):
+                part.check_unchanged()
 
     def origin(self, number: int) -> tuple[str, int]:
         """Return the origin of a document: (name of the file, record number in the file)."""
@@ -92,7 +104,7 @@ class TokenFolder:
         if verify:
             _check_hashes(path, manifest, entries)
         names = tuple(source.name for source in manifest.sources)
-        shards = [_map_shard(path, manifest, entry, names) for entry in entries]
+        shards = [_open_shard(path, manifest, entry, names) for entry in entries]
         for shard in shards:
             _check_shard(path, manifest, shard, thoroughly=verify)
         return cls(path, manifest, tuple(shards[:-1]), shards[-1])
@@ -140,27 +152,28 @@ def _check_hashes(path: Path, manifest: Manifest, entries: tuple[ShardEntry, ...
             )
 
 
-def _map_shard(path: Path, manifest: Manifest, entry: ShardEntry, names: tuple[str, ...]) -> Shard:
-    tokens = _map(path / f"{entry.name}.tokens", manifest.token_dtype, entry.tokens)
-    index = _map(path / f"{entry.name}.index", INDEX_DTYPE, entry.documents)
+def _open_shard(path: Path, manifest: Manifest, entry: ShardEntry, names: tuple[str, ...]) -> Shard:
+    tokens = ArrayFile(path / f"{entry.name}.tokens", manifest.token_dtype, entry.tokens)
+    index = ArrayFile(path / f"{entry.name}.index", INDEX_DTYPE, entry.documents)
     return Shard(entry.name, tokens, index, names)
 
 
-def _map(path: Path, dtype: np.dtype[Any], length: int) -> npt.NDArray[Any]:
-    # An empty file cannot be mapped, and slices of a plain array are much cheaper than slices of a memmap.
-    return np.memmap(path, dtype=dtype, mode="r").view(np.ndarray) if length else np.empty(0, dtype=dtype)
-
-
 def _check_shard(path: Path, manifest: Manifest, shard: Shard, *, thoroughly: bool) -> None:
-    end = int(shard.ends[-1]) if shard.num_documents else 0
-    ascending = not thoroughly or bool(np.all(shard.ends[1:] >= shard.ends[:-1]))
+    end = int(shard.index[-1]["end"]) if shard.num_documents else 0
+    ends = shard.ends if thoroughly else np.empty(0)
+    ascending = bool(np.all(ends[1:] >= ends[:-1]))
     if end != shard.num_tokens or not ascending:
         raise DataError(
             f"`{path / shard.name}.index` must ascend to {shard.num_tokens:,}, the number of tokens in the shard, but "
             f"does not. The last entry is {end:,}. {_PREPARE_AGAIN}"
         )
-    if thoroughly and shard.num_tokens and (highest := int(shard.tokens.max())) >= manifest.vocab_size:
+    if thoroughly and shard.num_tokens and (highest := _highest(shard)) >= manifest.vocab_size:
         raise DataError(
             f"`{path / shard.name}.tokens` must hold ids below the vocabulary size {manifest.vocab_size:,}, but "
             f"holds {highest:,}. {_PREPARE_AGAIN}"
         )
+
+
+def _highest(shard: Shard) -> int:
+    """Highest id of a shard that has tokens."""
+    return max(int(shard.tokens[start : start + _AT_ONCE].max()) for start in range(0, shard.num_tokens, _AT_ONCE))

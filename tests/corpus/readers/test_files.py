@@ -217,8 +217,8 @@ def test_megatron_pair_in_a_store_is_an_error() -> None:
     memory = fsspec.filesystem("memory")
     memory.pipe("/corpus/a.idx", b"x")
     check_message(
-        "`memory:///corpus/a.idx` must be a local file, but is a URL. Files of the format `megatron` are mapped into "
-        "memory. Copy the file to a local disk.",
+        "`memory:///corpus/a.idx` must be a local file, but is a URL. Files of the format `megatron` need random "
+        "access. Copy the file to a local disk.",
         "memory://corpus/a.idx",
     )
     memory.rm("/corpus", recursive=True)

@@ -190,7 +190,7 @@ def test_hashes_are_compared_only_when_asked(folder: Path) -> None:
 
 
 def test_token_outside_the_vocabulary_is_an_error(folder: Path) -> None:
-    highest = max(int(shard.tokens.max()) for shard in TokenFolder.open(folder).train)
+    highest = max(int(shard.tokens[:].max()) for shard in TokenFolder.open(folder).train)
     change_manifest(folder, lambda table: table.update(vocab_size=highest))
     path = folder / "train-0.tokens"
     check_message(folder, f"`{path}` must hold ids below the vocabulary size {highest}, but holds {highest}. {AGAIN}")
