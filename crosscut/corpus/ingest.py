@@ -40,7 +40,7 @@ class IngestStage:
 
     config: CorpusConfig
     name: str = field(default=INGEST, init=False)
-    version: int = field(default=1, init=False)
+    version: int = field(default=2, init=False)
 
     def tasks(self, work: Path) -> list[Task]:  # noqa: ARG002 - no stage comes before
         """List the tasks. Each task reads some files of one source.
@@ -105,8 +105,10 @@ def ingest_files(
     rules: dict[str, Counter[str]] = {}
     notes: Counter[str] = Counter()
     num_rejects = lost = 0
+    damaged: dict[str, dict[str, Any]] = {}
     with output.path(f"{task}.rejects.jsonl").open("w", encoding="utf-8") as rejects:
         for file in files:
+            before = parts.num_documents
             for item in find_reader(file.format)(file, reading):
                 if isinstance(item, Text):
                     parts.add(f"{source}/{file.name}#{item.record}", item)
@@ -118,7 +120,10 @@ def ingest_files(
                     num_rejects += 1
                     lost += item.lost
                     rule["bytes"] += item.lost
-                    rejects.write(json.dumps(_described(source, file, item)) + "\n")
+                    described = _described(source, file, item)
+                    rejects.write(json.dumps(described) + "\n")
+                    if item.lost:
+                        damaged.setdefault(file.name, described | {"documents": parts.num_documents - before})
     parts.write()
     num_records = parts.num_documents + num_rejects
     size = sum(file.size for file in files)
@@ -130,6 +135,7 @@ def ingest_files(
         "rules": {name: dict(rule) for name, rule in sorted(rules.items())},
         "notes": dict(sorted(notes.items())),
         "parts": parts.sizes,
+        "damaged": list(damaged.values()),
         "sources": {
             source: {
                 "files": len(files),
@@ -144,7 +150,7 @@ def ingest_files(
     }
 
 
-def _described(source: str, file: File, reject: Reject) -> dict[str, str]:
+def _described(source: str, file: File, reject: Reject) -> dict[str, Any]:
     return {
         "source": source,
         "name": f"{source}/{file.name}",
@@ -199,7 +205,7 @@ def check_rejects(records: Sequence[Record], config: CorpusConfig) -> None:
         found: Counter[str] = Counter()
         for record in of_source:
             found.update(record.counts["sources"][source.name])
-        first = _first_reject(of_source, source, Path(config.folder) / WORK_FOLDER / INGEST)
+        first = _first_reject(of_source, source, _rejects_folder(config))
         by_records = found["rejects"] / max(found["records"], 1)
         by_bytes = found["lost"] / max(found["bytes_in"], 1)
         if max(by_records, by_bytes) > config.ingest.max_rejects:
@@ -218,6 +224,29 @@ def check_rejects(records: Sequence[Record], config: CorpusConfig) -> None:
                 f"The source `{source.name}` must contain documents, but its files ({found['files']:,} in total) "
                 f"contain none. Check `files` and `format`, or remove the source."
             )
+
+
+def check_damage(records: Sequence[Record], config: CorpusConfig) -> None:
+    """Raise `DataError` if more files than `ingest.max_damaged_files` are damaged.
+
+    The lost rest of a file counts as one reject, however many documents it held, so `ingest.max_rejects` would let it
+    pass. Damage is therefore counted by files.
+    """
+    damaged = [one for record in records for one in record.counts["damaged"]]
+    allowed = config.ingest.max_damaged_files
+    if len(damaged) > allowed:
+        first = damaged[0]
+        more = f" {len(damaged) - 1:,} more are in `{_rejects_folder(config)}`." if len(damaged) > 1 else ""
+        raise DataError(
+            f"`ingest.max_damaged_files` allows {allowed:,} damaged files, but the corpus has {len(damaged):,}. First "
+            f"damaged file: `{first['file']}`, {first['place']}, after {first['documents']:,} documents: "
+            f"{first['reason'].rstrip('.')}.{more} Nobody knows how many documents are lost. Get the files again, or "
+            "raise `ingest.max_damaged_files` to use the documents before the damage. Finished tasks are kept."
+        )
+
+
+def _rejects_folder(config: CorpusConfig) -> Path:
+    return Path(config.folder) / WORK_FOLDER / INGEST
 
 
 def _first_reject(records: Sequence[Record], source: SourceConfig, folder: Path) -> str:

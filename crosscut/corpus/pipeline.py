@@ -36,7 +36,7 @@ from crosscut.corpus.filters.language import LanguageFilter
 from crosscut.corpus.filters.length import LengthFilter
 from crosscut.corpus.filters.urls import UrlFilter, url_key
 from crosscut.corpus.finished import LOCK_FILE, WORK_FOLDER, FinishedRun, mark_unfinished
-from crosscut.corpus.ingest import IngestStage, check_rejects
+from crosscut.corpus.ingest import IngestStage, check_damage, check_rejects
 from crosscut.corpus.leakage.stages import leakage_stages
 from crosscut.corpus.occurrences import first_stages
 from crosscut.corpus.parts import PartStage, files_of, find_parts
@@ -71,9 +71,10 @@ def prepare_corpus(config: CorpusConfig, *, progress: bool = True) -> CorpusResu
     """Prepare a corpus: run all tasks whose results are missing or out of date, and write the tokens and the report.
 
     `progress` shows a progress bar. Raises `DataError` if a source cannot be read, if a list of domains or file types,
-    a tokenizer or a test set does not exist, if a source has too many unreadable records, if the disk is full, or if
-    another process is preparing the same folder. If the filters leave too few documents for token shards, the report is
-    written before the error is raised. The report then shows why the other documents were dropped.
+    a tokenizer or a test set does not exist, if a source has too many unreadable records, if too many files are damaged,
+    if the disk is full, if a finished shard has changed, or if another process is preparing the same folder. If the
+    filters leave too few documents for token shards, the report is written before the error is raised. The report then
+    shows why the other documents were dropped.
     """
     folder = Path(config.folder)
     stages = _list_stages(config)
@@ -87,7 +88,9 @@ def prepare_corpus(config: CorpusConfig, *, progress: bool = True) -> CorpusResu
                 for stage in stages.all:
                     results.append(run_stage(stage, stages.work, engine=engine, digests=digests, bar=bar))
                     if stage.name == INGEST:
-                        check_rejects(read_records(stages.work, INGEST), config)
+                        records = read_records(stages.work, INGEST)
+                        check_rejects(records, config)
+                        check_damage(records, config)
             publish(stages.work, folder / TOKENS_FOLDER)
         except TooFewDocuments:
             _report(config, stages, results)

@@ -16,6 +16,9 @@ from rich.text import Text
 from crosscut.config import CorpusConfig
 from crosscut.config.conventions import TOKENS_FOLDER
 
+SHOWN_DAMAGED = 3
+"""Maximum number of damaged files that the summary names."""
+
 VALIDATION = "validation"
 """Name of the validation shard."""
 
@@ -83,6 +86,14 @@ def _result(report: Mapping[str, Any]) -> Table:
     table.add_column()
     rejects = f"; {report['rejects']:,} could not be read" if report["rejects"] else ""
     table.add_row("read", f"{read['documents']:,} documents, {read['bytes'] / 1e6:,.1f} MB{rejects}")
+    if damaged := report.get("damaged"):
+        shown = ", ".join(f"{one['name']} after {one['documents']:,} documents" for one in damaged[:SHOWN_DAMAGED])
+        number = "1 file was" if len(damaged) == 1 else f"{len(damaged):,} files were"
+        rest = f" and {len(damaged) - SHOWN_DAMAGED:,} more" if len(damaged) > SHOWN_DAMAGED else ""
+        table.add_row(
+            Text("damaged", style="red"),
+            Text(f"{number} read up to the damage, as allowed: {shown}{rest}", style="red"),
+        )
     table.add_row("kept", f"{kept['documents']:,} documents, {kept['bytes'] / 1e6:,.1f} MB")
     training = sum(shard["tokens"] for shard in written if shard["name"] != VALIDATION)
     validation = sum(shard["tokens"] for shard in written if shard["name"] == VALIDATION)

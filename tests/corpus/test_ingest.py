@@ -1,8 +1,10 @@
 """Files to parts and rejects: what comes out, in what memory, and what is said when too much cannot be read."""
 
+import bz2
 import errno
 import gzip
 import json
+import os
 import pickle
 import random
 import resource
@@ -16,12 +18,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from crosscut.config import DataError
 from crosscut.config.corpora import CorpusConfig, IngestConfig, SourceConfig
 from crosscut.corpus.documents import DOCUMENTS, Part, read_table
 from crosscut.corpus.execution.stages import Output, Record, add_counts, execute
-from crosscut.corpus.ingest import SLOWNESS, TASK_BYTES, IngestStage, check_rejects
+from crosscut.corpus.ingest import SLOWNESS, TASK_BYTES, IngestStage, check_damage, check_rejects
 
 
 def corpus(folder: Path, *sources: SourceConfig, **ingest: Any) -> CorpusConfig:
@@ -104,6 +107,7 @@ def test_counts_of_all_that_went_in_and_out(mixed: CorpusConfig) -> None:
         },
         "notes": {},
         "parts": {"000000-0000": 14, "000001-0000": 6},
+        "damaged": [],
         "sources": {
             "web": {
                 "files": 1,
@@ -227,6 +231,75 @@ def test_damaged_file_counts_by_the_bytes_that_are_lost(tmp_path: Path) -> None:
         check_rejects(records, config)
     assert f"of {path.stat().st_size:,} bytes (" in str(error.value)
     assert f"`{path}`, byte " in str(error.value)
+
+
+def halve(path: Path) -> int:
+    """Cut a file in the middle of a record or of packed data. Gives the file's new size."""
+    os.truncate(path, path.stat().st_size // 2 - 3)
+    return path.stat().st_size
+
+
+def write_packed(path: Path, texts: list[str]) -> Path:
+    data = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+    pack = {".gz": gzip.compress, ".zst": zstandard.compress, ".bz2": bz2.compress}.get(path.suffix, bytes)
+    path.write_bytes(pack(data))
+    return path
+
+
+def write_parquet(path: Path, texts: list[str]) -> Path:
+    pq.write_table(pa.table({"text": texts}), path, row_group_size=100, use_dictionary=False, compression=None)
+    return path
+
+
+def spoil(path: Path) -> None:
+    """Overwrite bytes in the middle of a file."""
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(b"\xff" * 3000)
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "harm"),
+    [
+        ("a.jsonl.gz", write_packed, halve),
+        ("a.jsonl.zst", write_packed, halve),
+        ("a.jsonl.bz2", write_packed, halve),
+        ("a.jsonl", write_packed, halve),
+        ("a.jsonl.zst", write_packed, spoil),
+        ("a.parquet", write_parquet, halve),
+        ("a.parquet", write_parquet, spoil),
+    ],
+)
+def test_damaged_file_stops_the_run_unless_it_is_allowed(tmp_path: Path, name: str, write, harm) -> None:
+    """However few its rejects are: nobody knows how many documents it has lost."""
+    letters = random.Random(1)
+    texts = ["".join(letters.choices("abcdefgh", k=2000)) for _ in range(400)]
+    good = write_jsonl(tmp_path / "good.jsonl", ["text"] * 3000)
+    path = write(tmp_path / name, texts)
+    harm(path)
+    config = corpus(tmp_path, source("web", good, path), max_rejects=0.9)
+    records = run(config)
+    check_rejects(records, config)
+    (damaged,) = records[0].counts["damaged"]
+    kept = sum(1 for name, _ in documents(config, records) if "good" not in name)
+    assert kept < 400
+    with pytest.raises(DataError) as error:
+        check_damage(records, config)
+    told = str(error.value)
+    assert told.startswith(
+        "`ingest.max_damaged_files` allows 0 damaged files, but the corpus has 1. First damaged file: "
+    )
+    assert f": `{path}`, {damaged['place']}, after {damaged['documents']:,} documents: " in told
+    assert damaged["documents"] <= kept
+    check_damage(records, corpus(tmp_path, source("web", good, path), max_damaged_files=1))
+
+
+def test_last_line_without_an_end_is_whole_if_it_is_json(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ["one"], b'{"text": "two"}')
+    config = corpus(tmp_path, source("web", path))
+    records = run(config)
+    check_damage(records, config)
+    assert [text for _, text in documents(config, records)] == ["one", "two"]
 
 
 def test_parquet_files_of_other_schemas_leave_the_good_ones(tmp_path: Path) -> None:

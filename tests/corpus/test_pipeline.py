@@ -1,6 +1,7 @@
 """A small real corpus with one of everything in it: what goes, why, what stays, and what is done again."""
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -11,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from crosscut.config import CorpusConfig, DataError, load_corpus
-from crosscut.corpus import CorpusResult, prepare_corpus
+from crosscut.corpus import CorpusResult, prepare_corpus, print_summary
 from crosscut.data import TokenFolder, Tokenizer, read_documents
 from tests.endless import ENDLESS
 
@@ -297,3 +299,23 @@ def test_list_whose_reading_may_never_end_is_refused(raw, tmp_path, kind, settin
     told = message(lambda: prepare_corpus(describe(raw, tmp_path / "out", override), progress=False))
     assert f"`{path}`" in told
     assert ": It is not a regular file. " in told
+
+
+def test_damage_that_is_allowed_is_told_at_the_end(pages, tmp_path):
+    lines = "".join(json.dumps({"text": page}) + "\n" for page in pages)
+    (tmp_path / "web.jsonl").write_text(lines[:-100])
+    settings = ("leakage.test_sets=[]", "language.keep=[]")
+    told = message(lambda: prepare_corpus(describe(tmp_path, tmp_path / "out", *settings), progress=False))
+    assert told.startswith(
+        "`ingest.max_damaged_files` allows 0 damaged files, but the corpus has 1. First damaged file: "
+    )
+    assert f": `{tmp_path}/web.jsonl`, line 40, after 39 documents: the file ends in the middle of a record" in told
+    config = describe(tmp_path, tmp_path / "out", *settings, "ingest.max_damaged_files=1")
+    result = prepare_corpus(config, progress=False)
+    assert "ingest" not in [stage.name for stage in result.stages if stage.num_run], "nothing is read again"
+    assert result.report["damaged"] == [{"name": "web/web.jsonl", "place": "line 40", "documents": 39}]
+    console = Console(file=io.StringIO(), force_terminal=True, width=200, color_system="standard")
+    print_summary(config, result.report, console)
+    shown = console.file.getvalue()
+    assert "31mdamaged" in shown
+    assert "1 file was read up to the damage, as allowed: web/web.jsonl after 39 documents" in shown

@@ -86,6 +86,12 @@ class IngestConfig:
     max_rejects: float = 0.01
     """Maximum share of rejected records, at least 0 and below 1. If more records are rejected, the run stops."""
 
+    max_damaged_files: int = 0
+    """Maximum number of damaged files in the corpus. A damaged file is one whose rest, or all of it, cannot be read:
+    compressed data that is truncated or corrupt, a line of JSON that breaks off at the end of the file, a damaged row
+    group, a table without the text column. Nobody knows how many documents are lost, so each file must be allowed. The
+    documents before the damage are used."""
+
     max_document_mb: int = 64
     """Maximum size of a document in megabytes of text. Longer documents are rejected, so that memory stays bounded."""
 
@@ -95,5 +101,6 @@ class IngestConfig:
 
     def __post_init__(self) -> None:
         require_fraction("ingest.max_rejects", self.max_rejects)
+        require_at_least("ingest.max_damaged_files", self.max_damaged_files, 0)
         require_at_least("ingest.max_document_mb", self.max_document_mb, 1)
         require_at_least("ingest.part_mb", self.part_mb, 1)

@@ -59,6 +59,7 @@ def build_report(results: Sequence[StageResult], config: CorpusConfig, work: Pat
         "version": VERSION,
         "summary": _summary(flow),
         "rejects": sum(one["rejects"] for one in counts[INGEST]["sources"].values()) if INGEST in counts else None,
+        "damaged": _damaged(counts.get(INGEST, {})),
         "flow": flow,
         "duplicates": _duplicates(counts, config, runs),
         "leakage": _leakage(counts, config),
@@ -70,6 +71,11 @@ def build_report(results: Sequence[StageResult], config: CorpusConfig, work: Pat
         "settings": {name: value for name, value in dataclasses.asdict(config).items() if name not in _WHERE},
     }
     return {name: value for name, value in report.items() if name == "flow" or value not in ({}, [], None)}
+
+
+def _damaged(counts: Counts) -> list[dict[str, Any]]:
+    """Files that were read only up to their damage."""
+    return [{key: one[key] for key in ("name", "place", "documents")} for one in counts.get("damaged", [])]
 
 
 def measure_timings(results: Sequence[StageResult], config: CorpusConfig) -> dict[str, Any]:

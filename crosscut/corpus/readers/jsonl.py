@@ -12,6 +12,9 @@ from crosscut.corpus.readers.lines import Line, read_lines
 from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long
 from crosscut.data.text.json_text import encodable, parse_record
 
+_INCOMPLETE = ("no JSON", "no UTF-8")
+"""Rules that reject a record that is cut off."""
+
 
 def read_jsonl(file: File, reading: Reading) -> Iterator[Item]:
     """Yield the documents of a .jsonl file, in order. Blank lines are ignored."""
@@ -19,7 +22,14 @@ def read_jsonl(file: File, reading: Reading) -> Iterator[Item]:
         if isinstance(line, Reject):
             yield line
         elif item := _read_line(line, reading):
-            yield item
+            broken = line.unended and isinstance(item, Reject) and item.rule in _INCOMPLETE
+            yield _broken_off(item) if broken else item
+
+
+def _broken_off(reject: Reject) -> Reject:
+    """Make the reject for an incomplete record at the end of a file: the file was truncated, and more may be lost."""
+    reason = f"the file ends in the middle of a record, and everything after it is lost: {reject.reason}"
+    return reject._replace(rule="damaged file", reason=reason, lost=1)
 
 
 def _read_line(line: Line, reading: Reading) -> Item | None:

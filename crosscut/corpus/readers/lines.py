@@ -23,6 +23,9 @@ class Line(NamedTuple):
     too_long: bool = False
     """Whether the line is longer than the argument `max_bytes` of `read_lines`."""
 
+    unended: bool = False
+    """Whether the file ends within this line, without a line end. The line may be incomplete."""
+
 
 def read_lines(file: File, max_bytes: int) -> Iterator[Line | Reject]:
     """Yield the lines of a file. The rest of a line longer than `max_bytes` is discarded.
@@ -32,8 +35,8 @@ def read_lines(file: File, max_bytes: int) -> Iterator[Line | Reject]:
     held: list[bytes] = []
     number, length, position = 1, 0, 0
 
-    def line() -> Line:
-        return Line(number, b"".join(held), position, length > max_bytes)
+    def line(*, unended: bool = False) -> Line:
+        return Line(number, b"".join(held), position, length > max_bytes, unended)
 
     try:
         for chunk, position in file.chunks():
@@ -50,7 +53,7 @@ def read_lines(file: File, max_bytes: int) -> Iterator[Line | Reject]:
                 yield Line(number, data, position, len(data) > max_bytes)
             number, held, length = number + 1, [last], len(last)
         if length:
-            yield line()
+            yield line(unended=True)
     except DamagedError as error:
         yield broken_off(file, error, f"line {number}")
 

@@ -44,8 +44,8 @@ class Reject(NamedTuple):
     """First characters of the record, for the report."""
 
     lost: int = 0
-    """Number of lost bytes on disk if more than one record is lost, as in the rest of a damaged file. 0 if only this
-    record is lost."""
+    """Number of lost bytes on disk if more than one record is lost, as in the rest of a damaged file; at least 1 if
+    this number is unknown. 0 if only this record is lost."""
 
 
 class Skip(NamedTuple):
