@@ -43,6 +43,7 @@ from crosscut.corpus.parts import PartStage, files_of, find_parts
 from crosscut.corpus.tokens.encoding import TokensStage
 from crosscut.corpus.tokens.packing import PackingStage, TooFewDocuments, check_replaceable, publish
 from crosscut.corpus.tokens.tokenizer import check_tokenizer, make_tokenizer
+from crosscut.data.folders import unwritable
 from crosscut.data.hashing import sha256
 from crosscut.data.manifest import TOKENIZER_NAME
 from crosscut.data.progress import ProgressBar
@@ -71,16 +72,16 @@ def prepare_corpus(config: CorpusConfig, *, progress: bool = True) -> CorpusResu
     """Prepare a corpus: run all tasks whose results are missing or out of date, and write the tokens and the report.
 
     `progress` shows a progress bar. Raises `DataError` if a source cannot be read, if a list of domains or file types,
-    a tokenizer or a test set does not exist, if a source has too many unreadable records, if too many files are damaged,
-    if the disk is full, if a finished shard has changed, or if another process is preparing the same folder. If the
-    filters leave too few documents for token shards, the report is written before the error is raised. The report then
-    shows why the other documents were dropped.
+    a tokenizer or a test set does not exist, if a source has too many unreadable records, if too many files are
+    damaged, if the disk is full, if a finished shard has changed, or if another process is preparing the same folder.
+    If the filters leave too few documents for token shards, the report is written before the error is raised. The
+    report then shows why the other documents were dropped.
     """
     folder = Path(config.folder)
     stages = _list_stages(config)
     results: list[StageResult] = []
     with _alone_in(folder), reading(config.duplicates.against), _writing(folder):
-        check_replaceable(folder / TOKENS_FOLDER)
+        check_replaceable(folder / TOKENS_FOLDER, stages.work)
         _begin(stages)
         try:
             with start_engine(config.engine, stages.work) as engine, ProgressBar(shown=progress) as bar:
@@ -91,7 +92,7 @@ def prepare_corpus(config: CorpusConfig, *, progress: bool = True) -> CorpusResu
                         records = read_records(stages.work, INGEST)
                         check_rejects(records, config)
                         check_damage(records, config)
-            publish(stages.work, folder / TOKENS_FOLDER)
+                publish(stages.work, folder / TOKENS_FOLDER, bar)
         except TooFewDocuments:
             _report(config, stages, results)
             raise
@@ -128,10 +129,7 @@ def _writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(
-            f"`{folder}` must be writable, but writing failed: {error.strerror or error}. Free some space or choose "
-            "another `folder`, then start again. Finished tasks are kept."
-        ) from None
+        raise unwritable(folder, error, setting="folder", kept="Finished tasks are kept.") from None
 
 
 def explain_document(config: CorpusConfig, document_id: str) -> str:

@@ -1,5 +1,6 @@
 """Atomic creation of folders: a folder is written under a temporary name and renamed when it is complete."""
 
+import errno
 import glob
 import os
 import shutil
@@ -42,6 +43,22 @@ def beside(target: Path, *, setting: str) -> Iterator[Path]:
         yield temporary
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def unwritable(path: Path, error: OSError, *, setting: str, kept: str) -> DataError:
+    """Return the error for a folder into which writing failed, for example because the disk is full.
+
+    `setting` is the name of the option that holds the path, and `kept` is a sentence about the work that is not lost.
+    """
+    reason = os.strerror(error.errno) if error.errno else error  # pyarrow adds its own words to the system's
+    room = ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        place = next(place for place in (path, *path.absolute().parents) if place.is_dir())
+        room = f" ({shutil.disk_usage(place).free / 1e6:,.1f} MB are free)"
+    return DataError(
+        f"`{path}` must be writable, but writing failed: {reason}{room}. {kept} Free some space or "
+        f"choose another `{setting}`, then start the same command again."
+    )
 
 
 def exchange(temporary: Path, target: Path) -> None:

@@ -1,7 +1,7 @@
 """SHA-256 of several files in parallel. Threads suffice, because hashing releases the interpreter lock."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,5 +16,10 @@ def sha256(path: Path) -> str:
 
 def sha256_of_all(paths: Sequence[Path]) -> list[str]:
     """SHA-256 of several files, in their order. Raises `OSError` for a file that cannot be read."""
+    return list(sha256_of_each(paths))
+
+
+def sha256_of_each(paths: Sequence[Path]) -> Iterator[str]:
+    """Yield the SHA-256 of several files, in their order, as soon as they are known. Raises as `sha256_of_all`."""
     with ThreadPoolExecutor(available_cores()) as pool:
-        return list(pool.map(sha256, paths))
+        yield from pool.map(sha256, paths)

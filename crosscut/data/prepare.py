@@ -11,7 +11,7 @@ from pathlib import Path
 from crosscut.config.errors import DataError
 from crosscut.config.machine import available_cores
 from crosscut.config.run import DataConfig
-from crosscut.data.folders import beside, is_taken
+from crosscut.data.folders import beside, is_taken, unwritable
 from crosscut.data.hashing import sha256, sha256_of_all
 from crosscut.data.manifest import TOKENIZER_NAME, Manifest, Settings, SourceEntry
 from crosscut.data.progress import Phase, ProgressBar
@@ -39,7 +39,7 @@ def prepare(
     already exist and is opened unchanged.
 
     Raises `DataError` for text that cannot be read (see `read_documents`), for an existing folder with other content or
-    from other settings, and in the cases in which `TokenFolder.open` raises `DataError`.
+    from other settings, for a disk that is full, and in the cases in which `TokenFolder.open` raises `DataError`.
     """
     target = Path(config.tokens) if config.tokens else folder
     if not config.text:
@@ -51,7 +51,11 @@ def prepare(
     sources = find_sources(config.text)
     settings = Settings.of(config, seed)
     if not is_taken(target):
-        _make(config, target, sources, settings, workers=workers, progress=progress)
+        try:
+            _make(config, target, sources, settings, workers=workers, progress=progress)
+        except OSError as error:
+            kept = "Nothing is left of the unfinished tokens."
+            raise unwritable(target, error, setting="data.tokens", kept=kept) from None
         return TokenFolder.open(target, verify=False)
     _check_made_from(config, target, sources, settings)
     return TokenFolder.open(target, verify=config.verify)
@@ -184,7 +188,10 @@ def _counted(batches: Iterable[EncodedBatch], phase: Phase) -> Iterator[TokenDoc
 
 def _check_unchanged(sources: Sequence[Source]) -> None:
     for source in sources:
-        status = source.path.stat()
+        try:
+            status = source.path.stat()
+        except OSError as error:
+            raise unreadable(source.name, error) from None
         if (status.st_size, status.st_mtime_ns) != (source.size, source.modified):
             raise DataError(f"`{source.name}` must not change while it is read, but changed. Prepare the tokens again.")
 

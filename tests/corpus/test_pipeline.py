@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from rich.console import Console
 from crosscut.config import CorpusConfig, DataError, load_corpus
 from crosscut.corpus import CorpusResult, prepare_corpus, print_summary
 from crosscut.data import TokenFolder, Tokenizer, read_documents
+from tests.disks import remount, small_disk
 from tests.endless import ENDLESS
 
 GERMAN = (
@@ -319,3 +321,77 @@ def test_damage_that_is_allowed_is_told_at_the_end(pages, tmp_path):
     shown = console.file.getvalue()
     assert "31mdamaged" in shown
     assert "1 file was read up to the damage, as allowed: web/web.jsonl after 39 documents" in shown
+
+
+def test_full_disk_is_told_and_the_same_command_goes_on(raw, tmp_path):
+    with small_disk(tmp_path / "disk", 150) as disk:
+        folder = disk / "out"
+        told = message(lambda: prepare_corpus(describe(raw, folder), progress=False))
+        assert re.search(
+            r"writing failed: No space left on device \(\d\.\d MB are free\)\. Finished tasks are kept\.", told
+        )
+        assert told.endswith("Free some space or choose another `folder`, then start the same command again.")
+        assert not (folder / "tokens").exists()
+        remount(disk, "size=8m")
+        prepare_corpus(describe(raw, folder), progress=False)
+        TokenFolder.open(folder / "tokens", verify=True)
+
+
+def test_read_only_folder_is_told_before_anything_is_read(raw, tmp_path):
+    (tmp_path / "web.jsonl").write_text("no JSON")
+    (tmp_path / "test.jsonl").write_text('{"text": "some text"}')
+    with small_disk(tmp_path / "disk", 1000) as disk:
+        (disk / "old").mkdir()
+        for name in ("work", ".lock"):
+            (disk / "old" / name).mkdir() if name == "work" else (disk / "old" / name).touch()
+        remount(disk, "ro")
+        for folder in (disk / "new", disk / "old"):
+            assert message(lambda folder=folder: prepare_corpus(describe(tmp_path, folder), progress=False)) == (
+                f"`folder` must be writable, but `{folder}` is not: Read-only file system. Choose another `folder`."
+            )
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def unlink_both(path: Path) -> None:
+    path.unlink()
+    (path.parents[1] / "work" / "packing" / path.name).unlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "is_told"),
+    [
+        ("train-0.tokens", flip, True),
+        ("validation.index", flip, True),
+        ("manifest.json", flip, True),
+        ("tokenizer.json", flip, True),
+        ("train-1.tokens", lambda path: os.truncate(path, 100), False),  # every stage notices another size itself
+        ("train-1.tokens", Path.unlink, False),
+        ("train-1.index", unlink_both, False),
+        ("manifest.json", unlink_both, False),
+    ],
+)
+def test_damage_to_a_finished_corpus_does_not_pass_for_done(prepared, copied, raw, name, harm, is_told):
+    harm(copied / "tokens" / name)
+    if is_told:
+        assert message(lambda: prepare_corpus(describe(raw, copied), progress=False)) == (
+            f"`{copied}/work/packing/{name}` must be unchanged since it was written, but is damaged. Start again, and "
+            "the shards will be written anew."
+        )
+    prepare_corpus(describe(raw, copied), progress=False)
+    assert outcome(copied) == outcome(Path(prepared.config.folder))
+
+
+def test_damaged_copy_of_a_shard_is_replaced(prepared, copied, raw):
+    """As on a disk that has no links."""
+    shard = copied / "tokens" / "train-0.tokens"
+    shutil.copy(shard, shard.with_name("copy"))
+    shard.with_name("copy").replace(shard)
+    prepare_corpus(describe(raw, copied), progress=False)
+    flip(shard)
+    prepare_corpus(describe(raw, copied), progress=False)
+    assert outcome(copied) == outcome(Path(prepared.config.folder))

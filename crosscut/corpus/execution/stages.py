@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from crosscut.config.errors import DataError
 from crosscut.config.files import write_whole
+from crosscut.data.folders import unwritable
 from crosscut.data.hashing import sha256
 
 Counts = dict[str, Any]
@@ -192,10 +192,7 @@ def execute(folder: Path, task: Task, key: str) -> Record:
         write_whole(record_path, json.dumps(asdict(record)))
         return record
     except OSError as error:
-        raise DataError(
-            f"`{folder}` must be writable, but writing failed: {error.strerror or error}. Free some space or choose "
-            f"another `folder`, then start again. Finished tasks are kept."
-        ) from None
+        raise unwritable(folder, error, setting="folder", kept="Finished tasks are kept.") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

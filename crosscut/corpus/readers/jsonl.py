@@ -22,8 +22,9 @@ def read_jsonl(file: File, reading: Reading) -> Iterator[Item]:
         if isinstance(line, Reject):
             yield line
         elif item := _read_line(line, reading):
-            broken = line.unended and isinstance(item, Reject) and item.rule in _INCOMPLETE
-            yield _broken_off(item) if broken else item
+            if line.unended and isinstance(item, Reject) and item.rule in _INCOMPLETE:
+                item = _broken_off(item)
+            yield item
 
 
 def _broken_off(reject: Reject) -> Reject:

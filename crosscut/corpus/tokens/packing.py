@@ -30,13 +30,14 @@ from crosscut.corpus.documents import read_table
 from crosscut.corpus.execution.stages import Counts, Output, Record, Task, read_records
 from crosscut.corpus.parts import find_parts
 from crosscut.corpus.tokens.encoding import TOKENS, index_name, tokens_name
-from crosscut.data.folders import beside, exchange, is_taken
-from crosscut.data.hashing import sha256
+from crosscut.data.folders import beside, exchange, is_taken, unwritable
+from crosscut.data.hashing import sha256, sha256_of_all, sha256_of_each
 from crosscut.data.manifest import MANIFEST_NAME, TOKENIZER_NAME, Manifest, Settings, SourceEntry
+from crosscut.data.progress import Phase, ProgressBar
 from crosscut.data.shards.array_file import ArrayFile
 from crosscut.data.shards.megatron import write_index
-from crosscut.data.shards.reading import TokenFolder
 from crosscut.data.shards.writing import INDEX_DTYPE, TokenDocument, split_at_random, write_shards
+from crosscut.data.text.sources import unreadable
 from crosscut.data.tokenization.tokenizer import Tokenizer, token_dtype
 
 PACKING = "packing"
@@ -225,64 +226,85 @@ def _bytes(path: Path) -> ArrayFile:
     return ArrayFile(path, np.uint8, path.stat().st_size)
 
 
-def publish(work: Path, target: Path) -> None:
+def publish(work: Path, target: Path, bar: ProgressBar) -> None:
     """Replace the token folder at `target` by the token folder that the stage `packing` wrote, all at once.
 
-    The files are hard links to the stage's files, or copies if the disk does not support links. Raises `DataError` if
+    All files are checked by their hashes first. A folder at `target` that is whole and the same is left alone. The
+    files are hard links to the stage's files, or copies if the disk does not support links. Raises `DataError` if
     `target` holds anything other than token shards of a corpus, if a file of the stage is damaged, or if the files
     cannot be written.
     """
     folder = work / PACKING
     (record,) = read_records(work, PACKING)
-    names = {name: name for name in record.files}
-    for name in record.files:
-        if name.endswith(_INDEX):
-            shard = name.removesuffix(_INDEX)
-            names[f"{shard}.bin"] = f"{shard}.tokens"  # the `.bin` file of Megatron-LM has the same bytes
+    names = _published(record)
+    _check_whole(folder, record, bar.phase("check", sum(record.sizes.values())))
     if is_taken(target) and _is_same(folder, target, names):
         return
-    check_replaceable(target)
-    _check_whole(folder, record)
+    check_replaceable(target, work)
     try:
         with beside(target, setting="folder") as temporary:
             for name, source in names.items():
                 _link(folder / source, temporary / name)
             exchange(temporary, target)
     except OSError as error:
-        raise DataError(
-            f"`{target}` must be writable, but writing the token shards failed: {error.strerror or error}. Free some "
-            f"space or choose another `folder`, then start again. Finished tasks are kept."
-        ) from None
+        raise unwritable(target, error, setting="folder", kept="Finished tasks are kept.") from None
 
 
-def _check_whole(folder: Path, record: Record) -> None:
+def _published(record: Record) -> dict[str, str]:
+    """Names of the files in the published folder, with the name of the stage's file for each."""
+    names = {name: name for name in record.files}
+    for name in record.files:
+        if name.endswith(_INDEX):
+            shard = name.removesuffix(_INDEX)
+            names[f"{shard}.bin"] = f"{shard}.tokens"  # the `.bin` file of Megatron-LM has the same bytes
+    return names
+
+
+def _check_whole(folder: Path, record: Record, phase: Phase) -> None:
     """Raise `DataError` if a file of the stage has changed since it was written.
 
     Published files may be links to the stage's files, so a change of one is a change of the other.
     """
-    damaged = [name for name, digest in sorted(record.files.items()) if sha256(folder / name) != digest]
+    names = sorted(record.files)
+    damaged, position = [], 0
+    try:
+        for name, digest in zip(names, sha256_of_each([folder / name for name in names]), strict=True):
+            damaged += [name] if digest != record.files[name] else []
+            position += record.sizes[name]
+            phase.advance(position, record.sizes[name])
+    except OSError as error:
+        raise unreadable(str(error.filename), error) from None
+    phase.finish()
     if damaged:
-        (folder / f"{record.task}.json").unlink()
+        for name in damaged:
+            (folder / name).unlink()  # so the task counts as not done
         raise DataError(
             f"`{folder / damaged[0]}` must be unchanged since it was written, but is damaged. Start again, and the "
             "shards will be written anew."
         )
 
 
-def _is_same(folder: Path, target: Path, names: Iterable[str]) -> bool:
-    """Whether the folder at `target` is complete and equal to the folder that would be published."""
+def _is_same(folder: Path, target: Path, names: Mapping[str, str]) -> bool:
+    """Whether the folder at `target` is complete and equal to the folder that would be published.
+
+    `names` maps the names of the published files to the names of the stage's files. Only copies are compared: a link is
+    the same file.
+    """
     if not target.is_dir() or {path.name for path in target.iterdir()} != set(names):
         return False
-    try:
-        TokenFolder.open(target, verify=False)
-        return (folder / MANIFEST_NAME).read_bytes() == (target / MANIFEST_NAME).read_bytes()
-    except DataError:
-        return False
+    pairs = [(target / name, folder / source) for name, source in names.items()]
+    copies = [pair for pair in pairs if not pair[0].samefile(pair[1])]
+    hashes = sha256_of_all([path for pair in copies for path in pair])
+    return hashes[::2] == hashes[1::2]
 
 
-def check_replaceable(target: Path) -> None:
-    """Raise `DataError` if `target` exists and holds anything other than token shards of a corpus."""
-    if not is_taken(target):
+def check_replaceable(target: Path, work: Path) -> None:
+    """Raise `DataError` if `target` exists and holds anything other than token shards of a corpus.
+
+    The manifest tells the names of the shards. If the manifest is damaged or missing, the record of the run that wrote
+    the shards into `work` tells them.
+    """
+    if not is_taken(target) or (target.is_dir() and _is_known(target, work)):
         return
     try:
         manifest = Manifest.read(target)
@@ -297,6 +319,11 @@ def check_replaceable(target: Path) -> None:
             f"`{target}` must not exist, or must hold only token shards of a corpus, but holds other files. Choose "
             f"another `folder`, or move the files away."
         )
+
+
+def _is_known(target: Path, work: Path) -> bool:
+    names = {path.name for path in target.iterdir()}
+    return any(names <= set(_published(record)) for record in read_records(work, PACKING))
 
 
 def _link(source: Path, target: Path) -> None:

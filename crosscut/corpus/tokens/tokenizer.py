@@ -35,10 +35,7 @@ def make_tokenizer(parts: Sequence[Part], config: TokensConfig, output: Output) 
         return {"vocab_size": tokenizer.vocab_size, "trained_on": {"documents": 0, "characters": 0}}
     read = {"documents": 0, "characters": 0}
     tokenizer = Tokenizer.train(_texts(parts, read), vocab_size=config.vocab_size)
-    try:
-        tokenizer.save(path)
-    except Exception as error:  # the library raises a bare Exception if the disk cannot take the file
-        raise OSError(str(error)) from None
+    tokenizer.save(path)
     return {"vocab_size": tokenizer.vocab_size, "trained_on": read}
 
 

@@ -182,8 +182,8 @@ class Tokenizer:
         return ours == theirs
 
     def save(self, path: Path) -> None:
-        """Write a `tokenizer.json`."""
-        self._inner.save(str(path))
+        """Write a `tokenizer.json`. Raises `OSError` if the disk cannot take the file."""
+        path.write_bytes(self._inner.to_str(pretty=True).encode("utf-8"))
 
     def settings(self) -> dict[str, Any]:
         """Return a minimal `tokenizer_config.json`, from which `load` and `transformers` can read the end-of-text

@@ -22,6 +22,7 @@ from crosscut.corpus.tokens import packing as packing_module
 from crosscut.corpus.tokens.encoding import TokensStage
 from crosscut.corpus.tokens.packing import PackingStage, publish
 from crosscut.data import Sampler, Shard, TokenFolder, Tokenizer, prepare
+from crosscut.data.progress import ProgressBar
 from crosscut.data.shards.megatron import IndexedTokens
 from crosscut.data.shards.writing import INDEX_DTYPE
 from tests.cli.conftest import TINY
@@ -67,7 +68,7 @@ class Corpus:
         config = CorpusConfig(sources=tuple(sources), folder="x", seed=seed, tokens=settings)
         encoding = TokensStage(tokenizer=self.tokenizer, min_tokens=0, filters=())
         self.results = run(self.work, [encoding, PackingStage(config=config, tokenizer=self.tokenizer)])
-        publish(self.work, self.target)
+        publish(self.work, self.target, ProgressBar(shown=False))
         return TokenFolder.open(self.target, verify=True)
 
 
@@ -205,10 +206,10 @@ def test_wide_ids_are_signed_for_megatron(tmp_path: Path) -> None:
 def test_published_folder_is_left_alone_while_it_is_the_same(corpus: Corpus) -> None:
     corpus.pack()
     before = corpus.target.stat().st_ino
-    publish(corpus.work, corpus.target)
+    publish(corpus.work, corpus.target, ProgressBar(shown=False))
     assert corpus.target.stat().st_ino == before
     (corpus.target / "train-0.tokens").unlink()
-    publish(corpus.work, corpus.target)
+    publish(corpus.work, corpus.target, ProgressBar(shown=False))
     assert corpus.target.stat().st_ino != before
     TokenFolder.open(corpus.target, verify=True)
     assert [path.name for path in corpus.target.parent.iterdir() if path.name.startswith(".")] == []
@@ -244,9 +245,7 @@ def test_disk_that_is_full_is_told_and_leaves_the_old_folder(corpus: Corpus, mon
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(packing_module, "_link", fill)
-    with pytest.raises(
-        DataError, match="must be writable, but writing the token shards failed: No space left on device"
-    ):
+    with pytest.raises(DataError, match="must be writable, but writing failed: No space left on device"):
         corpus.pack(seed=6)
     assert TokenFolder.open(corpus.target, verify=True).manifest == before.manifest
     assert [path.name for path in corpus.target.parent.iterdir() if path.name.startswith(".")] == []
