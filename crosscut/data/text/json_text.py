@@ -10,7 +10,8 @@ _LENIENT = json.JSONDecoder(strict=False)
 
 
 def parse_record(text: str, *, control_characters: bool = False) -> Any:
-    """Parse one record of a file, such as a line of a .jsonl file. `control_characters` accepts unescaped control characters in strings.
+    """Parse one record of a file, such as a line of a .jsonl file. `control_characters` accepts unescaped control
+    characters in strings.
 
     Raises `ValueError`, with the reason in a few words, for text that is not JSON, for values that are nested too
     deeply for the parser, and for an integer with thousands of digits, which Python does not convert.
