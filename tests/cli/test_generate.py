@@ -187,8 +187,8 @@ def test_a_file_without_prompts_is_told(fail, tmp_path):
     )
     file.write_text('{"prompt": "a \\ud800"}\n')
     assert fail("--prompts", str(file)) == (
-        f"`{file}:1` must be a JSON object with a `prompt`, but is not valid JSON: it holds a lone surrogate, which is not "
-        "a character."
+        f"`{file}:1` must be a JSON object with a `prompt`, but is not valid JSON: it holds a lone surrogate, which is "
+        "not a character."
     )
     file.write_text("a\n")
     assert fail("--prompts", str(file)).startswith(
