@@ -18,8 +18,8 @@ damaged checkpoint must not verify, and damaged sources must be told. An honest 
 before, after every batch of requests.
 
 Hypothesis draws the cases from the seed. Each finding is written to `--keep`, one folder per cause (the innermost place
-in the package), with its inputs, its output, and `case.json`, which `--replay` and `tests/benchmarks/test_fuzz.py` take.
-The exit status is 1 if there is a finding.
+in the package), with its inputs, its output, and `case.json`, which `--replay` and `tests/benchmarks/test_fuzz.py`
+take. The exit status is 1 if there is a finding.
 """
 
 import argparse
@@ -43,7 +43,7 @@ from rich.text import Text
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import crosscut.cli.main  # noqa: F401 - the forks of this process need not import it
+import crosscut.cli.main
 import crosscut.corpus
 import crosscut.evaluation
 import crosscut.generation
@@ -86,7 +86,12 @@ class Result:
         for name, figures in self.figures.items():
             fields = {key: value for key, value in vars(figures).items() if key != "findings"}
             findings = [finding.to_json() for finding in figures.findings.values()]
-            kinds[name] = {**fields, "planned": self.planned[name], "failures": failures_of(figures), "findings": findings}
+            kinds[name] = {
+                **fields,
+                "planned": self.planned[name],
+                "failures": failures_of(figures),
+                "findings": findings,
+            }
         bounds = {"seconds": LONGEST, "bytes": MEMORY_BYTES}
         machine = describe_machine(*_PACKAGES)
         return {"machine": machine, "seed": self.seed, "bounds": bounds, "well": self.is_well, "kinds": kinds}
@@ -240,7 +245,9 @@ def replay(name: str, setting: Setting) -> bool:
     if case.kind == "requests":
         sys.exit("a request runs with its batch: see `request.bin` in the folder of the finding")
     findings, outcome = run_case(case, setting)
-    print(f"ended with {outcome.status} after {outcome.seconds:.2f} s, {outcome.peak >> 20:,} MiB above the idle process")
+    print(
+        f"ended with {outcome.status} after {outcome.seconds:.2f} s, {outcome.peak >> 20:,} MiB above the idle process"
+    )
     print(printable(outcome.output.decode(errors="backslashreplace"), most=4000))
     print(printable(outcome.trace, most=8000).replace("\\x0a", "\n"))
     for finding in findings:
@@ -256,7 +263,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", choices=list(KINDS), help="kinds to run")
     parser.add_argument("--workers", type=int, default=available_cores(), help="processes that run cases")
     parser.add_argument("--keep", type=Path, help="write what reproduces each finding to this folder")
-    parser.add_argument("--valid", type=Path, help="keep the valid inputs in this folder, and use them if they are there")
+    parser.add_argument(
+        "--valid", type=Path, help="keep the valid inputs in this folder, and use them if they are there"
+    )
     parser.add_argument("--replay", metavar="SEED/KIND/CASE|case.json", help="run one case again")
     parser.add_argument("--tiny", action="store_true", help=f"only {TINY} cases of each kind")
     parser.add_argument("--json", type=Path, help="also write figures and findings to this file")
@@ -264,7 +273,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.minutes <= 0 or options.workers < 1:
         parser.error("`--minutes` must be above 0 and `--workers` at least 1.")
-    scratch = Path(tempfile.mkdtemp(prefix="crosscut-fuzz-"))
+    memory = Path("/dev/shm")  # where a disk that is slow to sync does not count
+    scratch = Path(tempfile.mkdtemp(prefix="crosscut-fuzz-", dir=memory if memory.is_dir() else None))
     try:
         valid = (options.valid or scratch / "valid").resolve()
         if not (valid / "requests").is_dir():

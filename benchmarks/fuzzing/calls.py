@@ -11,8 +11,8 @@ CHAT = "@chat"
 MESSAGES = (
     [{"role": "user", "content": "What is a tensor?"}],
     [{"role": "user", "content": ""}],
-    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
-     {"role": "user", "content": "c"}],
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"},
+     {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}],
 )  # fmt: skip
 
 

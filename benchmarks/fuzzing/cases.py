@@ -137,8 +137,7 @@ def _edits_of(name: str, path: Path) -> st.SearchStrategy[Edit]:
     bits = st.tuples(st.integers(0, PLACES - 1), st.integers(0, 7))
     file = st.just(name)
     ways = [st.builds(Edit, file, st.sampled_from(BYTES), bits)] * (16 if form is None else 4)
-    if form is not None:
-        paths = paths_of(form.parse(packing.unpack(path.read_bytes())))
+    if form is not None and (paths := paths_of(form.parse(packing.unpack(path.read_bytes())))):
         values = st.sampled_from(list(form.values))
         ways += [st.builds(Edit, file, st.sampled_from(TREE), st.sampled_from(paths), values)] * 32
     if inner.endswith(_TEXTS):

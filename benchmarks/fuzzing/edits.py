@@ -47,7 +47,9 @@ class Edit:
 
     def __str__(self) -> str:
         place = ".".join(map(str, self.where))
-        return " ".join(filter(None, (self.file or "arguments", f"`{place}`" if place else "", self.action, self.value)))
+        return " ".join(
+            filter(None, (self.file or "arguments", f"`{place}`" if place else "", self.action, self.value))
+        )
 
     @classmethod
     def read(cls, fields: dict[str, Any]) -> "Edit":

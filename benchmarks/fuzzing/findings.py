@@ -25,7 +25,9 @@ CLASSES = {
 
 _OWN = re.compile(rb"\x1b\[[0-9;]*m|\x1b\[\?25[lh]|\x1b\[\d*A|\x1b\[2K|\r")
 """Escapes that Crosscut's tables and progress bars send to a terminal with colours."""
-_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffd]")
+_OWN_ANYWHERE = re.compile(rb"\x1b\[[012]m|\r\n")
+"""Escapes that Crosscut sends to any terminal: bold, dim and plain. No hostile word has them."""
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _MOST_KEPT = 16 << 20
 
 
@@ -85,7 +87,7 @@ def judge(outcome: Outcome, statuses: tuple[int, ...], terminal: str) -> list[tu
 
 def raw_in(output: bytes, terminal: str) -> str:
     """The first control character that must not reach a terminal, with its surroundings."""
-    own = output if terminal == "dumb" else _OWN.sub(b"", output)
+    own = (_OWN_ANYWHERE if terminal == "dumb" else _OWN).sub(b"", output)
     text = own.decode(errors="replace")
     if found := _CONTROL.search(text):
         return repr(text[max(0, found.start() - 40) : found.start() + 20])

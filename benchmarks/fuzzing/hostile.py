@@ -64,8 +64,8 @@ WORDS = {
 """Texts that a command line can carry: no NUL, and bytes that are not UTF-8 as the surrogates that Python gives them.
 """
 
-_NUMBERS = ("zero", "one", "two", "minus-one", "minus-five", "half", "below-half", "million", "billion",
-            "hundred-billion", "2-to-63", "23-digits", "5000-digits", "huge-float", "infinite", "tiny-float")  # fmt: skip
+_NUMBERS = ("zero", "one", "two", "minus-one", "minus-five", "half", "below-half", "million",
+            "billion", "hundred-billion", "2-to-63", "23-digits", "5000-digits", "huge-float", "infinite", "tiny-float")  # fmt: skip
 
 _STRINGS = {f'"{name}"': json.dumps(word) for name, word in WORDS.items() if name not in ("not-utf-8", "wide")}
 _PLAIN = {name: WORDS[name] for name in _NUMBERS} | {"true": "true", "false": "false"}

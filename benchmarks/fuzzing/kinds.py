@@ -112,7 +112,7 @@ def _configs() -> tuple[Base, ...]:
                                ("export", ("missing", "out")))),
         Base("study", ("study", "scaling", "--output", "run.toml"), _RUN_FILES, kept=4, ends_with=(2,),
              words=("--unknown", "--help")),
-        Base("no command", ("train", "--help"), {}, kept=1, words=("--version", "plan", "checkpoint", "study")),
+        Base("help", ("plan", "--help"), {}, kept=1, words=("--version", "plan", "checkpoint", "study")),
     )  # fmt: skip
 
 
@@ -156,7 +156,9 @@ def _checkpoints() -> tuple[Base, ...]:
 def _corpora() -> tuple[Base, ...]:
     bases = []
     for source in SOURCES:
-        files = {name: f"sources/{name}" for name in (source, f"{source}.toml", "more.jsonl")} | {"tokenizer.json": "tokenizer.json"}
+        files = {name: f"sources/{name}" for name in (source, f"{source}.toml", "more.jsonl")} | {
+            "tokenizer.json": "tokenizer.json"
+        }
         files |= {"s.bin": "sources/s.bin"} if source == "s.idx" else {}
         ends_with = (2,) if source == "s.warc" else (0,)
         line = ("prepare", f"{source}.toml")

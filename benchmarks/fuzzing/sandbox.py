@@ -1,7 +1,7 @@
 """Processes in which cases run: forks with a terminal of their own, a limit on time and a limit on memory.
 
-A fork runs the real `crosscut` command, as many cases as it is given, one after another. Its parent watches: a case that
-takes too long is killed with all processes that it started, and its stack is kept. Two limits hold for memory: the
+A fork runs the real `crosscut` command, as many cases as it is given, one after another. Its parent watches: a case
+that takes too long is killed with all processes that it started, and its stack is kept. Two limits hold for memory: the
 address space ends `HARD_BYTES` above the idle process, so that a case cannot harm the machine, and the peak of the
 resident memory is measured for each case.
 """
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import crosscut
 
@@ -118,7 +118,7 @@ class _Fork:
         os.close(terminal)
         os.close(results)
 
-    def __enter__(self) -> "_Fork":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -220,7 +220,9 @@ def attempt(call: Callable[[], int]) -> dict[str, Any]:
         code = ended.code
         return {"status": code if isinstance(code, int) else 0 if code is None else 1}
     except BaseException as error:
-        frames = [(frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
+        frames = [
+            (frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(error.__traceback__)
+        ]
         trace = "".join(traceback.format_exception(error))[-20_000:]
         return {"error": f"{type(error).__name__}: {error}"[:500], "place": place_in(frames), "trace": trace}
 

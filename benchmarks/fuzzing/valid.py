@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -148,7 +149,9 @@ def make_valid(folder: Path, *, tensor: int) -> None:
     """Write all valid inputs to a folder. The run has `tensor` ranks."""
     folder.mkdir(parents=True, exist_ok=True)
     _write_configs(folder)
-    text = next(iter(read_documents(["builtin:state-of-the-union"], text_key="text"))).text
+    documents = islice(read_documents(["builtin:state-of-the-union"], text_key="text"), 8)
+    text = "\n\n".join(document.text for document in documents)[:40_000]
+    assert len(text) > 20_000, len(text)
     (folder / "text.txt").write_text("\n\n".join([text[:20_000]] * 3), encoding="utf-8")
     crosscut(folder, "train", *TINY_RUN, f"layout.tensor={tensor}")
     run = folder / "run"

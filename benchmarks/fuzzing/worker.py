@@ -20,6 +20,7 @@ from benchmarks.fuzzing.findings import Finding, command_line, judge
 from benchmarks.fuzzing.kinds import KINDS, Kind, build
 from benchmarks.fuzzing.sandbox import Job, Outcome, run
 
+
 @dataclass
 class Figures:
     """Figures of the cases of one kind."""
@@ -203,6 +204,8 @@ def warm_up(kind: str, valid: Path, scratch: Path) -> None:
             sys.exit(f"`{command_line(arguments)}` must end with {base.ends_with}, but: {failures}\n"
                      f"{outcome.trace}{outcome.output.decode(errors='replace')[-2000:]}")  # fmt: skip
         for name in outcome.modules:
-            if name.startswith(("crosscut", "torch", "pyarrow", "jinja2", "rich", "numpy", "tokenizers", "safetensors")):
+            if name.startswith(
+                ("crosscut", "torch", "pyarrow", "jinja2", "rich", "numpy", "tokenizers", "safetensors")
+            ):
                 with suppress(Exception):
                     import_module(name)

@@ -1,0 +1,109 @@
+"""The fuzzing benchmark in its short form, and every case that it has found."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+FOUND = sorted((Path(__file__).parent / "fuzz").glob("*.json"))
+"""Cases that failed once: `case.json` of a finding, under a name that says what it is."""
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads memory from /proc")
+
+
+def fuzz(*arguments: object, timeout: float = 250) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCHMARKS / "fuzz.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def test_edits_are_applied_in_one_order_and_missing_places_do_nothing(tmp_path):
+    from benchmarks.fuzzing.edits import Edit, apply
+
+    (tmp_path / "a.json").write_text('{"a": {"b": 1}, "c": [1, 2]}')
+    edits = [
+        Edit("a.json", "cut", (500, 0)),
+        Edit("a.json", "set", ("a", "b"), "NaN"),
+        Edit("a.json", "set", ("x", "y"), "NaN"),
+        Edit("", "insert", (0,), "--option=@minus-one"),
+        Edit("", "remove", (9,)),
+    ]
+    assert apply(edits, tmp_path, ["plan", "run.toml"]) == ["plan", "--option=-1", "run.toml"]
+    text = (tmp_path / "a.json").read_text()
+    assert '"b": NaN' in text
+    assert '"c"' not in text
+
+
+def test_the_same_seed_draws_the_same_cases(tmp_path):
+    from benchmarks.fuzzing.cases import Base, Case, cases_of, draw
+
+    (tmp_path / "a.toml").write_text("[model]\nlayers = 2\n")
+    bases = (Base("plan", ("plan", "a.toml"), {"a.toml": "a.toml"}, kept=2, words=("--gpus", "model.layers")),)
+    strategy = cases_of(bases, tmp_path)
+    first, second = (draw(strategy, 3, "configs", 1) for _ in range(2))
+    assert first == second
+    assert [case.number for case in first] == list(range(100, 200))
+    assert draw(strategy, 4, "configs", 1) != first
+    assert Case.read(json.loads(json.dumps(first[0].to_json()))) == first[0]
+
+
+def test_each_kind_of_failure_is_seen(tmp_path, monkeypatch):
+    from benchmarks.fuzzing import calls, findings, sandbox
+
+    def wait() -> int:
+        while True:
+            pass
+
+    def escape() -> int:
+        print("\x1b]0;owned\x07")
+        return 2
+
+    behaviours = {
+        "fail": lambda: 1 // 0,
+        "allocate": lambda: len(bytearray(96 << 20)) and 2,
+        "escape": escape,
+        "status": lambda: 7,
+        "well": lambda: 2,
+        "wait": wait,
+    }
+    monkeypatch.setattr(calls, "CALLS", behaviours)
+    monkeypatch.setattr(findings, "MEMORY_BYTES", 64 << 20)
+    jobs = [sandbox.Job(tmp_path, (name,)) for name in behaviours]
+    found = [
+        [failure for failure, *_ in findings.judge(outcome, (2,), "dumb")] for outcome in sandbox.run(jobs, longest=2)
+    ]
+    assert found == [["traceback"], ["memory"], ["raw"], ["status"], [], ["hang"]]
+
+
+def test_colours_of_tables_are_not_raw():
+    from benchmarks.fuzzing.findings import raw_in
+
+    assert not raw_in(b"\x1b[1mtitle\x1b[0m\r\n", "xterm-256color")
+    assert raw_in(b"\x1b[1mtitle\x1b[0m\r\n", "dumb")
+    assert raw_in(b"\x1b]0;owned\x07", "xterm-256color")
+    assert raw_in("\x9b2J".encode(), "xterm-256color")
+
+
+@pytest.mark.slow
+def test_every_kind_runs(tmp_path):  # starts a server, and imports PyTorch five times
+    figures, page = tmp_path / "figures.json", tmp_path / "page.md"
+    page.write_text("before\n<!-- fuzz: begin -->\n<!-- fuzz: end -->\nafter\n")
+    done = fuzz("--tiny", "--minutes", 3, "--json", figures, "--keep", tmp_path / "keep", "--write", page)
+    told = json.loads(figures.read_text())
+    assert list(told["kinds"]) == ["configs", "requests", "folders", "checkpoints", "corpora"]
+    assert all(kind["cases"] for kind in told["kinds"].values()), done.stderr
+    assert done.returncode == (0 if told["well"] else 1), done.stderr
+    assert "requests to a running server" in page.read_text()
+    for kind in told["kinds"].values():
+        for finding in kind["findings"]:
+            assert finding["failure"] and finding["case"]["edits"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FOUND, reason="no case has become a test yet")
+@pytest.mark.parametrize("path", FOUND, ids=lambda path: path.stem)
+def test_found_cases_stay_mended(path):  # makes the valid inputs
+    done = fuzz("--tiny", "--replay", path)
+    assert done.returncode == 0, done.stdout + done.stderr
