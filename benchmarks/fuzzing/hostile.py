@@ -65,7 +65,8 @@ WORDS = {
 """
 
 _NUMBERS = ("zero", "one", "two", "minus-one", "minus-five", "half", "below-half", "million",
-            "billion", "hundred-billion", "2-to-63", "23-digits", "5000-digits", "huge-float", "infinite", "tiny-float")  # fmt: skip
+            "billion", "hundred-billion", "2-to-63", "23-digits", "5000-digits",
+            "huge-float", "infinite", "tiny-float")  # fmt: skip
 
 _STRINGS = {f'"{name}"': json.dumps(word) for name, word in WORDS.items() if name not in ("not-utf-8", "wide")}
 _PLAIN = {name: WORDS[name] for name in _NUMBERS} | {"true": "true", "false": "false"}
