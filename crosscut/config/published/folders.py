@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crosscut.config.checks import MOST_SEED, listed, shown
+from crosscut.config.checks import MOST, MOST_SEED, listed, shown
 from crosscut.config.errors import ConfigError
 from crosscut.config.files import read_json
 from crosscut.config.model import ModelConfig
