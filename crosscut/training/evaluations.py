@@ -39,8 +39,8 @@ class Evaluations:
         """Score the model on all tasks. Returns the figures under the names `<task>_<figure>`. Every rank must call
         this.
 
-        `request` raises `Stopped` if the ranks agree to stop during the scoring. With `shown`, the first rank shows a
-        progress bar.
+        With `request`, the method raises `Stopped` if the ranks agree to stop during the scoring. With `shown`, the
+        first rank shows a progress bar.
         """
         with uncompiled(model):  # layers are compiled for the shape of training batches; windows have other shapes
             results = evaluate(

@@ -169,7 +169,7 @@ def _prepare(resolved: ResolvedRun, resume: Resume, profile: bool = False) -> _P
         _check_initial_weights(run, tokens)
     _fill_folder(run, folder, good)
     if resolved.device == "cuda" and (reason := reason_against_halves(run)):
-        _note(f"Sequence parallelism: forward messages do not overlap with matrix products, because {reason}.")
+        _note(f"Under sequence parallelism, the forward messages of this run overlap with no matrix product: {reason}.")
     return _Prepared(resolved.with_config(run), good.folder if good else None, identity, profile)
 
 

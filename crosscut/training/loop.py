@@ -176,8 +176,8 @@ class Loop:
             course.metrics.scores(course.done, figures)
 
     def validate(self, step: int, metrics: Metrics, request: StopRequest | None = None) -> Score:
-        """Score the model on the validation set after `step` steps. `request` raises `Stopped` if the ranks agree to
-        stop during the scoring.
+        """Score the model on the validation set after `step` steps. With `request`, the method raises `Stopped` if the
+        ranks agree to stop during the scoring.
 
         Raises `TrainingError` on all ranks if the loss is not finite.
         """

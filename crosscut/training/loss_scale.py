@@ -37,7 +37,7 @@ class LossScale:
         """Number of steps since the last overflow or the last increase of the scale. An int32 scalar on the device."""
 
     def scaled(self, factor: Tensor) -> Tensor:
-        """Multiply `factor` by the loss scale. The loss is then multiplied by the result instead of by `factor`."""
+        """Return `factor` times the loss scale. Multiply the loss by this product instead of by `factor`."""
         return factor * self.scale
 
     def unscaled(self, loss: Tensor) -> Tensor:

@@ -38,10 +38,10 @@ class Home(Protocol):
         """Return zeros with the shape and placement of `parameter`."""
 
     def keep(self, moment: Tensor, parameter: Tensor) -> Tensor:
-        """Return `moment`, which was loaded from a checkpoint and belongs to `parameter`, moved to this place."""
+        """Move a moment of `parameter` that was loaded from a checkpoint to this place. Returns the moved moment."""
 
     def pieces(self, whole: Piece) -> Iterator[Piece]:
-        """Split the arguments of the fused kernel, `whole`, into pieces. Yield the pieces, each with its moments on the
+        """Split `whole`, the arguments of the fused kernel, into pieces. Yield the pieces, each with its moments on the
         device. The caller must update each piece before it asks for the next piece.
         """
 
@@ -98,8 +98,8 @@ class LocalAdamW(AdamW):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict as PyTorch does, but put the moments directly into `home`. PyTorch would first copy all
-        moments to the device.
+        """Load a state dict. The moments go directly to the place where `home` stores moments. PyTorch's own method
+        would first copy all moments to the device.
         """
         saved = state_dict["state"]
         others = {key: {name: v for name, v in entry.items() if name not in MOMENTS} for key, entry in saved.items()}
@@ -163,8 +163,8 @@ def make_optimizer(
     """Create AdamW for a model's parameters. The caller sets the learning rate before every step with
     `set_learning_rate`.
 
-    Weight decay does not apply to the parameters named in `undecayed` (for a whole model: `undecayed_parameters`).
-    `home` stores the moments. By default, the moments are on the device.
+    Weight decay does not apply to the parameters named in `undecayed` (`undecayed_parameters` returns these names for a
+    whole model). `home` stores the moments. By default, the moments are on the device.
     """
     named = list(model.named_parameters())
     decayed = [parameter for name, parameter in named if name not in undecayed]

@@ -80,8 +80,8 @@ def _imitates_float8(device: torch.device) -> bool:
 def _no_float8(option: str, device: torch.device) -> str:
     found = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
     return (
-        f'{option} must be supported by the device, but is "float8", which needs a GPU of compute capability 8.9 or '
-        f"higher (Ada, Hopper or later); {found} does not support it"
+        f'{option} must be a precision that the device supports, but is "float8". float8 needs a GPU of compute '
+        f"capability 8.9 or higher (Ada, Hopper or later), but the device is {found}"
     )
 
 

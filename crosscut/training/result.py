@@ -15,8 +15,8 @@ from crosscut.training.loss_scale import SMALLEST, LossScale
 
 
 class Moment:
-    """Point in a device's queue of work, after all work that has been queued so far. On the CPU, which has no queue, a
-    moment is the current time.
+    """Point in a device's queue of work, after all work that has been queued so far. The CPU has no queue: on the CPU,
+    a moment is the time at which the object was created.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -27,12 +27,12 @@ class Moment:
             self._event.record(torch.cuda.current_stream(device))
 
     def wait(self) -> None:
-        """Wait until the device has reached this moment."""
+        """Wait until the device has finished all work that was queued before the `Moment` was created."""
         if self._event is not None:
             self._event.synchronize()
 
     def seconds_to(self, later: "Moment") -> float:
-        """Seconds on the device from this moment to `later`. The device must have reached both moments."""
+        """Seconds between this moment and `later` on the device. The device must have reached both moments."""
         if self._event is None or later._event is None:
             return later._time - self._time
         milliseconds: float = self._event.elapsed_time(later._event)
@@ -46,7 +46,9 @@ class NonFiniteError(Exception):
         super().__init__(f"step {step + 1}: loss {loss}, gradient norm {norm}")
         self.step = step
         self.exhausted = exhausted
-        """With a loss scale: the error for the user if the forward pass turns out to be finite."""
+        """Error for the user if only the loss scale is at fault: the scale has fallen too low, although the forward
+        pass is finite. None without a loss scale.
+        """
 
 
 class _Figures(NamedTuple):

@@ -123,8 +123,8 @@ class Trainer:
         """Run the forward and backward pass of all micro-batches. Return the mean loss over all ranks, a scalar, and
         leave the summed gradients in `.grad`.
 
-        The mean covers the target tokens of all ranks on the token axes (`mesh.tokens`), so the loss does not depend on
-        how the batch is split.
+        The mean is over the target tokens of all ranks that see different tokens (`mesh.tokens`), so the loss does not
+        depend on how the batch is split.
         """
         num_targets = sum(batch.num_targets for batch in micro_batches)
         scale = 1.0 / all_reduce(torch.as_tensor(num_targets), self.mesh.tokens).double().clamp(min=1.0)

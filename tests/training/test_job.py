@@ -62,8 +62,8 @@ def test_what_cannot_be_exported_is_told_before_training(run_with, capsys):
     odd = run_with("model.norm=rms", f"output.folder={run.output.folder}-odd")
     prepare_run(odd, resume=False)
     assert capsys.readouterr().err == (
-        "The model cannot be exported to the Hugging Face format: `model.norm` must be 'layer' in a model of Hugging "
-        "Face's family 'gpt2', which is the closest family, but is 'rms'.\n"
+        "The model cannot be exported to the Hugging Face format: `model.norm` must be 'layer' in a Hugging Face "
+        "model of the closest family, 'gpt2', but is 'rms'.\n"
     )
 
 
@@ -79,7 +79,7 @@ def test_messages_that_run_beside_nothing_are_told_before_training_on_gpus(run_w
             with mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)):
                 prepare_run(run, resume=False, device=torch.device("cuda"))
     assert (
-        "forward messages do not overlap with matrix products, because a micro-batch of 1 sequence cannot be split "
+        "the forward messages of this run overlap with no matrix product: a micro-batch of 1 sequence cannot be split "
         "into halves."
     ) in capsys.readouterr().err
 

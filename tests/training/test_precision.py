@@ -19,15 +19,15 @@ def test_float8_is_refused_where_the_device_does_not_have_it(run_with) -> None:
     with pytest.raises(ConfigError) as error:
         run_training(run_with("training.precision=float8", "training.device=cpu"))
     assert str(error.value) == (
-        '`training.precision` must be supported by the device, but is "float8", which needs a GPU of compute '
-        "capability 8.9 or higher (Ada, Hopper or later); the CPU does not support it. Set "
+        '`training.precision` must be a precision that the device supports, but is "float8". float8 needs a GPU of '
+        "compute capability 8.9 or higher (Ada, Hopper or later), but the device is the CPU. Set "
         'training.precision="bfloat16".'
     )
 
 
 NO_FLOAT8 = (
-    '`--precision` must be supported by the device, but is "float8", which needs a GPU of compute capability 8.9 or '
-    "higher (Ada, Hopper or later); {} does not support it. Use --precision bfloat16{}."
+    '`--precision` must be a precision that the device supports, but is "float8". float8 needs a GPU of compute '
+    "capability 8.9 or higher (Ada, Hopper or later), but the device is {}. Use --precision bfloat16{}."
 )
 
 

@@ -1,12 +1,12 @@
 """Offload of activations: tensors that autograd saves for the backward pass are held in host memory.
 
 On a GPU, the copies run on streams of their own and overlap with the layers. Copies to the host run during the forward
-pass. The backward pass needs the tensors in reverse order, so each tensor is copied back while the backward pass uses
-the tensor before it. On the CPU, tensors are copied without overlap.
+pass. The backward pass needs the tensors in reverse order. While the backward pass uses one tensor, the tensor that it
+needs next is copied back. On the CPU, tensors are copied without overlap.
 
 The host queues work long before the device runs it, so events on the device limit how far the copies run ahead. Before
-a layer runs, the inputs of all earlier layers except the last `_NUM_LEAVING` must have arrived in host memory. A copy
-back starts only after the layer whose memory the copy may reuse has finished.
+a layer runs, the copies to the host must have finished, except for the newest `_NUM_LEAVING` copies. A copy back starts
+only after the layer whose memory the copy may reuse has finished.
 """
 
 from collections import deque
@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 _NUM_LEAVING = 2
-"""Number of tensors that may still be on their way to the host: the tensor of the running layer, and one more in case
-the bus is uneven.
+"""Number of tensors that may still be on their way to the host: the tensor of the running layer, and one more, so that
+one slow copy does not delay the layers.
 """
 
 

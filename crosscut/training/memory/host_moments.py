@@ -1,9 +1,9 @@
 """Offload of AdamW's moments, which are held in host memory and are on the device only while a step updates them.
 
 A step updates the moments piece by piece. While the device updates piece k, piece k + 1 is copied to the device and
-piece k - 1 is copied back. Each direction has its own stream, so both directions of the bus are busy at once. Two
-pieces of each moment are on the device at a time. AdamW works on each element separately, so updating in pieces gives
-the same result as updating everything at once.
+piece k - 1 is copied back. Each direction has its own stream, so both directions of the bus are busy at once. The
+device has two buffers per moment, each as large as a piece. AdamW works on each element separately, so updating in
+pieces gives the same result as updating everything at once.
 
     device      | update k - 1 | update k     | update k + 1 |
     to device   | copy k       | copy k + 1   | ...
@@ -59,7 +59,7 @@ class InHostMemory:
         return with_local_part(parameter, _host_zeros(like).copy_(part))
 
     def pieces(self, whole: Piece) -> Iterator[Piece]:
-        """Split the arguments of the fused kernel, `whole`, into pieces. Yield the pieces, each with its moments on the
+        """Split `whole`, the arguments of the fused kernel, into pieces. Yield the pieces, each with its moments on the
         device. The caller must update each piece before it asks for the next piece.
         """
         cuts = cut_in_pieces([p.numel() for p in whole.parameters], self.piece_elements)

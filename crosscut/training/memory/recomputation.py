@@ -34,7 +34,8 @@ from crosscut.training.memory.host_activations import HostActivations
 class Recomputed:
     """Calls a function and keeps only its inputs; the backward pass calls the function again.
 
-    Both times, `call` calls the function. With `host`, the inputs are kept in host memory.
+    `call` calls the function, in the forward and in the backward pass: `call(function, *inputs)`. With `host`, the
+    inputs are kept in host memory.
     """
 
     def __init__(self, streams: RandomStreams, *, call: Call = call, host: HostActivations | None = None) -> None:

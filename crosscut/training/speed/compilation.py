@@ -68,7 +68,7 @@ def make_compiler(run: ResolvedRun, mesh: ParallelMesh) -> "Compiler | None":
 
 
 def compiled_loss() -> LossRunner:
-    """Return a runner of the loss that runs the passes over the logits as compiled code."""
+    """Return a runner of the loss that uses compiled code (`kernels.loss_passes`)."""
     compiler = Compiler(BACKEND)
     return LossRunner(compiled=LossPasses(compiler.compiled), compiler=compiler)
 
@@ -139,7 +139,9 @@ class Compiler:
         return partial(self.run, "The loss", self.trace(function, self.make_graph))
 
     def trace(self, function: Any, make_graph: Callable[..., Any]) -> Callable[..., Tensor]:
-        """Return a function that `make_graph` compiles at its first call, and again for each new input shape."""
+        """Return a compiled version of `function`. At the first call, and for each new input shape, PyTorch traces the
+        function and `make_graph` compiles the traced graph.
+        """
         return torch.compile(self._own_copy(function), fullgraph=True, dynamic=False, backend=make_graph)
 
     def run(self, what: str, compiled: Callable[..., Tensor], *arguments: Any) -> Tensor:

@@ -36,8 +36,8 @@ def explain_non_finite(
     is not finite on at least one rank. If all inputs and outputs are finite, the origin is the non-finite parameter
     gradient closest to the loss.
 
-    `exhausted` is the error of a loss scale that has fallen too low. `exhausted` is returned if the forward pass is
-    finite, because the forward pass does not use the scale.
+    If the loss scale has fallen too low, `exhausted` is the error that says this. The function returns `exhausted` if
+    the forward pass is finite, because the forward pass does not use the scale.
     """
     forward = _first_over_ranks(_origin_in_forward(step, trainer, batches), trainer)
     if forward is None and exhausted is not None:

@@ -53,7 +53,7 @@ class Profile:
     """Result of profiling, as `profile.json` stores it."""
 
     steps: list[Shares]
-    """Shares of each recorded step on the first rank."""
+    """Compute, overlapped, communication and idle time of each recorded step on the first rank."""
     operators: list[dict[str, Any]]
     """Name, calls and milliseconds per step of each operator (on a GPU: of each kernel), longest first."""
     peak_bytes: int
@@ -206,7 +206,7 @@ def _operators(events: Any) -> list[dict[str, Any]]:
 
 
 def print_profile(profile: Profile, folder: Path, console: Console) -> None:
-    """Print the shares of each step, the longest operators and the largest holders of memory."""
+    """Print how the time of each step divides, the longest operators, and the largest holders of memory."""
     shares = _table("step", "seconds", "compute", "overlapped", "communication", "idle")
     for step in profile.steps:
         parts = (step.compute, step.overlapped, step.communication, step.idle)

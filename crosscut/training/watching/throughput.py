@@ -43,8 +43,8 @@ class Throughput:
 
     @classmethod
     def of(cls, run: ResolvedRun, mesh: ParallelMesh) -> "Throughput":
-        """Make the throughput of a run's steps. Every rank must call this, because the ranks measure the peak rate
-        together.
+        """Make the conversion for the steps of a run. Every rank must call this, because the ranks measure the peak
+        rate together.
         """
         length = run.training.sequence_length
         return cls(

@@ -1,8 +1,9 @@
 """Shares of a step in a profiler's trace: computation, communication, overlap and idle time.
 
-A trace is the file that `torch.profiler` writes for Perfetto. On a GPU, the kernels are counted. On a CPU, the
-operators of the training thread are counted (the autograd engine runs on the same thread), and the communication on all
-threads. C is the time during which something is computed, and K the time during which something is sent:
+A trace is the file that `torch.profiler` writes for Perfetto. On a GPU, computation and communication are the times of
+the kernels. On a CPU, computation is the time of the operators on the training thread (the autograd engine runs on the
+same thread), and communication is the time of the messages on all threads. C is the time during which something is
+computed, and K the time during which something is sent:
 
     compute = C without K     overlapped = C and K     communication = K without C     idle = neither
 
