@@ -48,7 +48,7 @@ class Batch:
         """
         if unread := [name for name in self._given() if name not in ("tokens", "targets")]:
             raise ConfigError(
-                "A batch for this model must have only tokens and targets, because the model cannot use "
+                "A batch for this model must have only tokens and targets. The model cannot use "
                 f"{listed(unread)}. Make the batch from tokens and targets only."
             )
         return self.tokens, self.targets

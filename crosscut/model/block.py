@@ -17,10 +17,10 @@ from crosscut.model.rotary import Rotation
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)): [B, S, H] to [B, S, H].
+    """One layer: x + attention(norm(x)), then x + mlp(norm(x)). Maps [B, S, H] to [B, S, H].
 
-    The runner in `build` calls the layer and the functions inside the layer. The plain runner adds nothing to these
-    calls.
+    `build` is the builder of the layer's modules. Its runner calls the layer and the functions inside the layer. The
+    plain runner adds nothing to these calls.
     """
 
     def __init__(self, part: architecture.Layer, build: Builder) -> None:

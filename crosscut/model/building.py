@@ -48,7 +48,9 @@ class Builder:
         )
 
     def rows(self, matrix: Matrix, *, is_last: bool = False) -> RowParallelLinear:
-        """Build a row-parallel layer. `is_last` marks the last product, whose result only the residual sum reads."""
+        """Build a row-parallel layer. `is_last` marks the last product of the layer, whose result only the residual sum
+        reads.
+        """
         how: Multiplication = self.runner.last_linear if is_last else self.runner.linear
         return RowParallelLinear(
             matrix.in_features,

@@ -73,20 +73,20 @@ class KeyValueCache:
             fits = min(self.capacity, self._last_place)
             if n + count > fits:
                 raise ConfigError(
-                    f"A text must have at most {fits} tokens, the limit of the cache and the model's positions, but "
-                    f"row {row} has {n + count}. Shorten the prompt or ask for fewer tokens."
+                    f"A text must have at most {fits} tokens, but row {row} has {n + count}. The cache or the model's "
+                    "positions allow no more. Shorten the prompt or ask for fewer tokens."
                 )
         return Reading(self, rows, before, length)
 
     def advance(self, counts: Sequence[int], *, first_row: int) -> None:
-        """Add `counts` to the lengths of the rows from `first_row` on. Call this after the tokens announced to `begin`
-        have been read.
+        """Add `counts` to the lengths of the rows from `first_row` on. Call this after the model has read the tokens
+        for which `begin` was called.
         """
         for row, count in enumerate(counts, start=first_row):
             self.lengths[row] += count
 
     def layer(self, index: int) -> Tensor:
-        """Return keys and values of one layer: [2, B, K/T, C + 1, D]."""
+        """Return keys and values of one layer: [2, B, K/T, C + 1, D]. The place with index C is only for padding."""
         return self._layers[index]
 
 
@@ -123,7 +123,9 @@ class Reading:
             self.sees = (keys <= self.places.unsqueeze(-1)).unsqueeze(1)
 
     def layer(self, index: int) -> "LayerCache":
-        """Return the cache of the layer at `index`. The layer's attention reads and extends this cache in the pass."""
+        """Return the cache of the layer at `index`. The layer's attention reads and extends this cache during the
+        forward pass.
+        """
         kept = self._cache.layer(index)
         return LayerCache(self, kept if self._is_every_row else kept[:, self._rows])
 

@@ -20,7 +20,9 @@ from crosscut.parallel import ColumnParallelLinears
 
 
 class GatedMLP(nn.Module):
-    """Y = (act(X G) * X U) B: [B, S, H] to [B, S, H] through [B, S, F/T] (Shazeer 2020, arXiv 2002.05202)."""
+    """MLP with a gate: (act(x gate) * (x up)) contract, with the three matrices `gate`, `up` and `contract` (Shazeer
+    2020, arXiv 2002.05202). Maps [B, S, H] to [B, S, H] through [B, S, F/T].
+    """
 
     def __init__(self, part: architecture.GatedMLP, build: Builder) -> None:
         super().__init__()

@@ -80,8 +80,8 @@ class GPT(nn.Module):
 
     @property
     def padded_rows(self) -> dict[str, int]:
-        """Number of rows without padding of each parameter that has padding rows, by name. Loading a checkpoint of
-        another layout needs these numbers, because the padding depends on the layout.
+        """Number of rows that are not padding, for each parameter that has padding rows, by name. Loading a checkpoint
+        of another layout needs these numbers, because the padding depends on the layout.
         """
         described = describe(self.config).root_parameters()
         return {parameter.name: parameter.shape[0] for parameter in described if parameter.cut is Cut.VOCABULARY}

@@ -18,7 +18,9 @@ from crosscut.model.building import Builder
 
 
 class MLP(nn.Module):
-    """Y = act(X A) B: [B, S, H] to [B, S, H] through [B, S, F/T]. GeLU uses GPT-2's tanh approximation."""
+    """MLP of two matrices, `expand` and `contract`: act(x expand) contract. Maps [B, S, H] to [B, S, H] through [B, S,
+    F/T]. GeLU uses GPT-2's tanh approximation.
+    """
 
     def __init__(self, part: architecture.MLP, build: Builder) -> None:
         super().__init__()

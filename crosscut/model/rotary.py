@@ -17,7 +17,7 @@ from torch import Tensor
 from crosscut.config import ModelConfig
 
 Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines of the angles. All layers use the same pair."""
+"""Cosines and sines of the angles, which are the same in all layers."""
 
 LOW, HIGH = 1.0, 4.0
 """Limits of low and high frequencies, in turns within `rotary_original_length` positions: below `LOW`, a frequency is
@@ -29,7 +29,7 @@ def rotations(places: Tensor, config: ModelConfig, dtype: torch.dtype) -> Rotati
     """Compute cosines and sines for tokens at `places`. For `places` [S], both results are [S, D]; for [B, S], both are
     [B, 1, S, D].
 
-    The sines of a pair's first element are negated, as `rotate` needs them.
+    The sines for the first element of each pair are negated, because `rotate` expects negated sines.
     """
     angles = places.float().unsqueeze(-1) * _frequencies(config, places.device)
     if angles.dim() > 2:

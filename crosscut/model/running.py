@@ -14,10 +14,10 @@ from crosscut.parallel import Multiplication
 
 
 class Pausable(Protocol):
-    """Compiler of layers, or of the loss, that can be paused. While it is paused, its code runs uncompiled."""
+    """Compiler of layers, or of the loss, that can be paused. During a pause, the layers or the loss run uncompiled."""
 
     is_paused: bool
-    """Whether the code runs uncompiled now."""
+    """Whether the compiler is paused."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,7 +29,9 @@ class Runner:
     core: Call = call
     """Function that calls the attention core: scores, softmax, dropout and values."""
     cheap: Call = call
-    """Function that calls a function that is cheap to compute again: a norm, or the activation inside an MLP."""
+    """Function that calls each cheap part of the layer (a norm, or the activation inside an MLP). A part is cheap if
+    computing it again takes little time.
+    """
     products: Products = ORDINARY
     """Matrix products of the linear layers."""
     skips_last_product: bool = False
@@ -58,15 +60,17 @@ class LossRunner:
     """
 
     compiled: LossPasses | None = None
-    """Compiled passes over the logits; None if the passes are not compiled."""
+    """Compiled functions that compute the loss and its gradients from the logits; None if these functions are not
+    compiled.
+    """
     compiler: Pausable | None = None
-    """Compiler of `compiled`; None if the passes are not compiled."""
+    """Compiler that made `compiled`; None if `compiled` is None."""
     chunk_tokens: int | None = None
     """Number of tokens whose logits the loss holds at once; None means the device's default."""
 
     @property
     def passes(self) -> LossPasses | None:
-        """Compiled passes, or None while the compiler is paused."""
+        """The field `compiled`, or None while the compiler is paused."""
         return None if self.compiler is None or self.compiler.is_paused else self.compiled
 
 

@@ -48,7 +48,7 @@ def test_all_tensors_are_recorded_on_a_stream() -> None:
 
 def test_a_model_that_reads_tokens_alone_is_given_nothing_else() -> None:
     assert Batch(tokens=IDS, targets=IDS).plain() == (IDS, IDS)
-    with pytest.raises(ConfigError, match=r"must have only tokens and targets, because the model cannot use positions"):
+    with pytest.raises(ConfigError, match=r"must have only tokens and targets. The model cannot use positions"):
         Batch(tokens=IDS, targets=IDS, positions=IDS).plain()
 
 
