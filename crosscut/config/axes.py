@@ -8,11 +8,11 @@ The role determines what ranks along the axis compute and store:
   (`holds_copies`). Along an axis that cuts parameters, ranks hold identical bits of the parameters that are not cut.
 - The gradient norm counts every element once. For each parameter, the squares are summed over the axes that cut the
   parameter or store slices of it. The parameter's placement names these axes. The squares are also summed over the axes
-  that own parameters.
+  along which each rank has parameters of its own.
 - A checkpoint holds every element once. The parameter's placement decides which rank writes an element.
 
 Layouts, meshes, sums, the equality proof and the documentation read this table. An axis of size 1 has no process group
-and no messages, unless the axis is permanent. Tensor groups are adjacent ranks, as in the paper's Figure 5.
+and no messages, unless the axis is permanent. The ranks along the tensor axis are adjacent, as in the paper's Figure 5.
 """
 
 from collections.abc import Iterator

@@ -35,8 +35,8 @@ products of some hundred tokens."""
 
 
 def padded_vocab_size(vocab_size: int, tensor: int) -> int:
-    """Vocabulary size after padding: the next multiple of 128 times the number of tensor ranks. Padded entries get no
-    probability.
+    """Vocabulary size after padding: the smallest multiple of 128 x `tensor` that is at least `vocab_size`, where
+    `tensor` is the number of tensor ranks. The added entries get no probability.
     """
     multiple = VOCABULARY_MULTIPLE * tensor
     return -(-vocab_size // multiple) * multiple

@@ -29,8 +29,7 @@ class Layout:
     has no effect with one data rank, and no warning is given. Two options are stricter and raise `LayoutError`:
     `shard_group` needs `sharding`, and `symmetric_memory` needs sequence parallelism over several tensor ranks.
 
-    Tensor groups are adjacent ranks, and data groups stride across them, as in the paper's Figure 5: rank = data_rank *
-    tensor + tensor_rank.
+    The ranks that share every layer are adjacent, as in the paper's Figure 5: rank = data_rank * tensor + tensor_rank.
     """
 
     tensor: int = 1
@@ -88,8 +87,8 @@ class Layout:
         require_at_least(f"layout.{row.option}", size, 1)
         if size > 1 and not row.is_supported:
             raise LayoutError(
-                f"`layout.{row.option}` must be 1, because this version of Crosscut has no {row.option} parallelism, "
-                f"but is {size}. Remove `layout.{row.option}`, and raise layout.tensor or layout.data instead."
+                f"`layout.{row.option}` must be 1, but is {size}. This version of Crosscut has no {row.option} "
+                f"parallelism. Remove `layout.{row.option}`, and raise layout.tensor or layout.data instead."
             )
 
     def _check_shard_group(self) -> None:

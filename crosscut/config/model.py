@@ -170,7 +170,7 @@ class ModelConfig:
             )
         if self.positions == "rotary" and self.head_size % 2:
             raise ConfigError(
-                f"`model.head_size` must be even, because rotary positions rotate pairs, but is {self.head_size}."
+                f"`model.head_size` must be even, but is {self.head_size}. Rotary positions rotate pairs of elements."
             )
 
     @property

@@ -11,8 +11,9 @@ from crosscut.config.checks import Choice
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
 FLOAT8_MULTIPLE = 16
-"""Every dimension of a float8 product must be a multiple of this number, because the hardware requires rows of a
-multiple of 16 bytes."""
+"""Every dimension of a float8 product must be a multiple of this number, because the hardware requires that the size of
+a row is a multiple of 16 bytes.
+"""
 
 
 class Precision(Choice):
@@ -33,7 +34,7 @@ class ElementTypes(NamedTuple):
     """Element type of activations and of the results of matrix products."""
 
     accumulation: str
-    """Element type of parameters, gradients, optimizer state and the loss's sums."""
+    """Element type of parameters, gradients, optimizer state and the sums in the loss."""
 
     products: str
     """Element type of the factors in the layers' matrix products."""

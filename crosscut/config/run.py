@@ -166,7 +166,7 @@ class RunConfig:
 
     @property
     def is_compiled_on_gpus(self) -> bool:
-        """Whether the run compiles its layers on GPUs that support it."""
+        """Whether the run compiles its layers if it is on GPUs that support compilation."""
         return self.training.compile != Compile.OFF and not self.reason_against_compiling
 
     def _check_batch(self) -> None:
@@ -187,8 +187,8 @@ class RunConfig:
         warm_up, steps = self.optimizer.warmup_steps, self.training.steps
         if warm_up >= steps:
             raise ConfigError(
-                f"`optimizer.warmup_steps` must be below `training.steps` ({steps}), but is {warm_up}: the run would "
-                f"never reach its maximum rate. Try {steps // 10}."
+                f"`optimizer.warmup_steps` must be below `training.steps` ({steps}), but is {warm_up}. The run would "
+                f"never reach its maximum learning rate. Try {steps // 10}."
             )
 
     def _check_float8(self) -> None:
@@ -196,8 +196,8 @@ class RunConfig:
             self._require_multiples(FLOAT8_MULTIPLE)
         if self.training.precision == Precision.FLOAT8 and self.layout.symmetric_memory:
             raise ConfigError(
-                '`training.precision` must not be "float8" with layout.symmetric_memory, which supports 16-bit pieces '
-                'only. Set training.precision="bfloat16", or remove `layout.symmetric_memory`.'
+                '`training.precision` must not be "float8" with `layout.symmetric_memory`. Symmetric memory supports '
+                'only 16-bit types. Set training.precision="bfloat16", or remove `layout.symmetric_memory`.'
             )
 
     def _require_multiples(self, multiple: int) -> None:
@@ -241,9 +241,9 @@ def reason_against_compiling(model: ModelConfig, layout: Layout) -> str:
     """
     if layout.tensor > 1 and model.dropout and not layout.sequence_parallel:
         return (
-            f"dropout (`model.dropout` {model.dropout}) under tensor parallelism (`layout.tensor` {layout.tensor}) "
-            "switches between two random streams, which a compiler cannot trace, unless the sequence is split "
-            "(`layout.sequence_parallel`)"
+            "dropout under tensor parallelism switches between two random streams, and a compiler cannot trace the "
+            f"switches (`model.dropout` is {model.dropout} and `layout.tensor` is {layout.tensor}). With "
+            "layout.sequence_parallel=true, each rank has only one stream"
         )
     return ""
 

@@ -1,4 +1,4 @@
-"""The user's terminal: the one door through which every command and every rank prints.
+"""Output to the user's terminal. Every command and every rank prints through the functions of this module.
 
 Names, messages and generated text may come from others. On a terminal, a control character in such text can rename the
 window, hide lines or type commands. Therefore `printable` replaces control characters by visible escapes whenever text

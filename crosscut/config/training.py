@@ -88,8 +88,9 @@ class TrainingConfig:
     "full"` keeps) and `optimizer` (AdamW's moments)."""
 
     compile: Compile = Compile.AUTO
-    """Whether to compile each layer with `torch.compile`: `on`, `off`, or `auto`, which compiles on GPUs if the run
-    allows it. With `on`, a run that cannot be compiled does not start."""
+    """Whether to compile each layer with `torch.compile`: `on`, `off`, or `auto`, which compiles on GPUs if the run's
+    settings allow compilation. With `on`, a run that cannot be compiled does not start.
+    """
 
     device: Device = Device.AUTO
     """Device: `cpu`, `cuda`, or `auto`, which uses a GPU if there is one."""

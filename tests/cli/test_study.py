@@ -51,10 +51,10 @@ def fails(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
         (
             ("training.compile=on", "model.dropout=0.1"),
             (
-                '`training.compile` must be "auto" or "off" for this run, but is "on": dropout (`model.dropout` 0.1) '
-                "under tensor parallelism (`layout.tensor` 2) switches between two random streams, which a compiler "
-                "cannot trace, unless the sequence is split (`layout.sequence_parallel`). Remove the cause, or set "
-                'training.compile="auto".'
+                '`training.compile` must be "auto" or "off" for this run, but is "on": dropout under tensor '
+                "parallelism switches between two random streams, and a compiler cannot trace the switches "
+                "(`model.dropout` is 0.1 and `layout.tensor` is 2). With layout.sequence_parallel=true, each rank has only one stream. Remove "
+                'the cause, or set training.compile="auto".'
             ),
         ),
     ],

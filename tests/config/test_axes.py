@@ -46,7 +46,7 @@ def test_an_axis_that_nothing_supports_is_refused(row: AxisRow) -> None:
     with pytest.raises(LayoutError) as error:
         load_run({"model": {"preset": "gpt2-small"}}, [f"layout.{option}=2"])
     assert str(error.value) == (
-        f"`layout.{option}` must be 1, because this version of Crosscut has no {option} parallelism, but is 2. "
+        f"`layout.{option}` must be 1, but is 2. This version of Crosscut has no {option} parallelism. "
         f"Remove `layout.{option}`, and raise layout.tensor or layout.data instead."
     )
 

@@ -29,7 +29,7 @@ def test_another_hidden_size_keeps_the_structure() -> None:
 def test_rotations_turn_pairs() -> None:
     with pytest.raises(ConfigError) as error:
         ModelConfig(num_layers=1, hidden_size=9, num_heads=3, positions="rotary")
-    assert str(error.value) == "`model.head_size` must be even, because rotary positions rotate pairs, but is 3."
+    assert str(error.value) == ("`model.head_size` must be even, but is 3. Rotary positions rotate pairs of elements.")
 
 
 def test_a_pattern_of_mlps_is_a_list() -> None:

@@ -19,9 +19,10 @@ def test_dropout_under_tensor_parallelism_is_not_compiled() -> None:
     with pytest.raises(ConfigError) as error:
         make_run(dropout=0.1, layout={"tensor": 2}, compile="on")
     assert str(error.value) == (
-        '`training.compile` must be "auto" or "off" for this run, but is "on": dropout (`model.dropout` 0.1) under '
-        "tensor parallelism (`layout.tensor` 2) switches between two random streams, which a compiler cannot trace, "
-        'unless the sequence is split (`layout.sequence_parallel`). Remove the cause, or set training.compile="auto".'
+        '`training.compile` must be "auto" or "off" for this run, but is "on": dropout under tensor parallelism '
+        "switches between two random streams, and a compiler cannot trace the switches (`model.dropout` is 0.1 and "
+        "`layout.tensor` is 2). With layout.sequence_parallel=true, each rank has only one stream. Remove the cause, "
+        'or set training.compile="auto".'
     )
     assert make_run(dropout=0.1, layout={"tensor": 2}).reason_against_compiling
     split = {"tensor": 2, "sequence_parallel": True}
@@ -36,9 +37,8 @@ def test_float8_products_do_not_run_in_pieces() -> None:
     with pytest.raises(ConfigError) as error:
         make_run(layout=layout, precision="float8")
     assert str(error.value) == (
-        '`training.precision` must not be "float8" with layout.symmetric_memory, which supports 16-bit pieces only. '
-        "Set "
-        'training.precision="bfloat16", or remove `layout.symmetric_memory`.'
+        '`training.precision` must not be "float8" with `layout.symmetric_memory`. Symmetric memory supports only '
+        '16-bit types. Set training.precision="bfloat16", or remove `layout.symmetric_memory`.'
     )
 
 

@@ -126,9 +126,9 @@ def test_what_cannot_be_compiled_as_asked_is_rejected() -> None:
     assert all(plan.run(plans.asked).training.compile == "on" for plan in plans.fitting)
     reasons = {rejected.label: rejected.reason for rejected in plans.rejected}
     assert reasons["tensor 4 x data 2"] == (
-        '`training.compile` is "on", but dropout (`model.dropout` 0.1) under tensor parallelism (`layout.tensor` 4) '
-        "switches between two random streams, which a compiler cannot trace, unless the sequence is split "
-        "(`layout.sequence_parallel`)"
+        '`training.compile` is "on", but dropout under tensor parallelism switches between two random streams, and a '
+        "compiler cannot trace the switches (`model.dropout` is 0.1 and `layout.tensor` is 4). With "
+        "layout.sequence_parallel=true, each rank has only one stream"
     )
     assert {plan.candidate.layout.tensor for plan in plans_of(0.0).fitting} == {1, 2, 4, 8}
 

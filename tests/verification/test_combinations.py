@@ -73,11 +73,11 @@ NOT_TOGETHER = (
     ),
     Refusal(
         lambda v: v["precision"] == "float8" and v["symmetric_memory"],
-        '`training.precision` must not be "float8" with layout.symmetric_memory',
+        '`training.precision` must not be "float8" with `layout.symmetric_memory`',
     ),
     Refusal(
         lambda v: v["compile"] == "on" and v["dropout"] and v["tensor"] > 1 and not v["sequence_parallel"],
-        "switches between two random streams, which a compiler cannot trace",
+        "switches between two random streams, and a compiler cannot trace the switches",
     ),
 )
 """On any machine, in the order in which they are found."""
@@ -87,7 +87,7 @@ KEEPS_SCORES = Refusal(
     'attention with dropout keeps its scores on the CPU, but training.recompute="selective" keeps none',
 )
 NOT_ON_THE_CPU = (
-    Refusal(lambda v: v["precision"] == "float8", 'must be supported by the device, but is "float8"'),
+    Refusal(lambda v: v["precision"] == "float8", 'must be a precision that the device supports, but is "float8"'),
     KEEPS_SCORES,
     Refusal(
         lambda v: v["symmetric_memory"],

@@ -103,8 +103,8 @@ def reason_against_export(model: ModelConfig) -> str:
         return ""
     name, wanted = next(iter(differences.items()))
     return (
-        f"`model.{name}` must be {wanted!r} in a model of Hugging Face's family {family.model_type!r}, which is the "
-        f"closest family, but is {getattr(model, name)!r}"
+        f"`model.{name}` must be {wanted!r} in a Hugging Face model of the closest family, {family.model_type!r}, but "
+        f"is {getattr(model, name)!r}"
     )
 
 

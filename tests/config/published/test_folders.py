@@ -252,16 +252,13 @@ def test_gpt_bigcode_is_read_with_multiple_queries_only(read):
     ],
 )
 def test_a_model_of_no_family_is_named(change, name, family, wanted):
-    with pytest.raises(ConfigError, match=rf"`model.{name}` must be {wanted} in a model of .* family '{family}'"):
+    with pytest.raises(ConfigError, match=rf"`model.{name}` must be {wanted} in a .* closest family, '{family}'"):
         published_table(ModelConfig(**{**OURS, **change}), dtype="float32", stops=(0,))
 
 
 def test_what_keeps_a_model_from_all_families_can_be_asked_before():
     grouped = ModelConfig(num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=2, vocab_size=300)
-    told = (
-        "`model.num_kv_heads` must be 4 in a model of Hugging Face's family 'gpt2', which is the closest family, "
-        "but is 2"
-    )
+    told = "`model.num_kv_heads` must be 4 in a Hugging Face model of the closest family, 'gpt2', but is 2"
     assert reason_against_export(grouped) == told
     with pytest.raises(ConfigError) as error:
         published_table(grouped, dtype="float32", stops=(0,))
@@ -294,12 +291,12 @@ def test_a_model_that_agrees_may_be_given(tmp_path):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.num_layers=3", ("`model.num_layers` must be 2 as in `{0}`, which `training.initialize_from` names, but "
-         "is 3. Remove this key.")),
-        ("model.positions=learned", ("`model.positions` must be 'rotary' as in `{0}`, which `training.initialize_from` "
-         "names, but is 'learned'. Remove this key.")),
-        ("model.tied=true", ("`model.tied` must be False as in `{0}`, which `training.initialize_from` names, but is "
-         "True. Remove this key.")),
+        ("model.num_layers=3", ("`model.num_layers` must be 2, but is 3. The run starts from the model in `{0}` "
+         "(`training.initialize_from`). Remove `model.num_layers`.")),
+        ("model.positions=learned", ("`model.positions` must be 'rotary', but is 'learned'. The run starts from the "
+         "model in `{0}` (`training.initialize_from`). Remove `model.positions`.")),
+        ("model.tied=true", ("`model.tied` must be False, but is True. The run starts from the model in `{0}` "
+         "(`training.initialize_from`). Remove `model.tied`.")),
     ],
 )  # fmt: skip
 def test_a_model_that_differs_is_named(tmp_path, override, message):
