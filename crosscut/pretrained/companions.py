@@ -1,4 +1,4 @@
-"""Files of a published model, other than its weights, that prompts need: tokenizer, end-of-text ids and chat template.
+"""Files that prompts for a published model need: tokenizer, end-of-text ids and chat template.
 
 A run that starts from a published model keeps a copy of these files. The run can therefore generate text, be evaluated
 and be exported even if the model's folder is moved.
@@ -28,8 +28,8 @@ COMPANIONS = (TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE, "chat_template.jinja",
 
 
 def keep_companions(published: Path, folder: Path) -> None:
-    """Copy the config, the tokenizer and the companion files of a published model to `folder`. An existing `folder` is
-    replaced.
+    """Copy the config, the tokenizer and the tokenizer's optional files (`COMPANIONS`) of a published model to
+    `folder`. An existing `folder` is replaced.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -47,8 +47,9 @@ class Speech(NamedTuple):
     stops: tuple[int, ...]
     """Additional token ids that end the generated text."""
     begin_of_text: int | None
-    """Token id that the tokenizer's template puts at the start of a text. None if the template puts no id there, or an
-    id that ends a text."""
+    """Token id that the tokenizer's template puts at the start of a text. None if the template starts a text with no
+    special token, or with a token that also ends a text.
+    """
 
 
 def speech(tokenizer: Path, models: Iterable[Path]) -> Speech:

@@ -1,6 +1,6 @@
 """Export of a run's checkpoint, or of a model in memory on any layout, to a folder that `transformers` loads.
 
-Only one whole tensor at a time is in memory. The folder is published atomically.
+Only one whole tensor at a time is in memory. The folder gets its final name only when all files are complete.
 """
 
 import json

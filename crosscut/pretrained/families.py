@@ -45,8 +45,9 @@ class Weight:
     """Shape without the vocabulary's padding."""
     sources: tuple[Source, ...]
     group: int
-    """Number of consecutive rows that come from the same source. If there is only one source, the number of all
-    rows."""
+    """Number of consecutive rows that come from the same source. This is the number of all rows if there is only one
+    source.
+    """
 
     @property
     def source_rows(self) -> int:

@@ -167,6 +167,6 @@ def _tokenizer(run: RunConfig, root: Path | None) -> Path:
         if (folder / TOKENIZER_FILE).is_file():
             return folder / TOKENIZER_FILE
     raise CheckpointError(
-        f"`{folders[0] / TOKENIZER_FILE}` must exist, because the run's tokens were made with it, but is missing. "
-        "Restore the folder of token shards."
+        f"`{folders[0] / TOKENIZER_FILE}` must exist, but is missing. The model needs the tokenizer with which the "
+        "run's tokens were made. Restore the folder of token shards."
     )

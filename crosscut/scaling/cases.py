@@ -33,9 +33,10 @@ DEFAULT_RUNS: dict[str, dict[str, Any]] = {
         "training": {"batch_size": 8, "compile": "off"},
     },
 }
-"""Model and batch of one rank if the user gives no run: 8 sequences as in the paper, with a model that has the heads of
-the paper's smallest model and a tenth of its layers. On a GPU, the model has the paper's hidden size; on a CPU core, a
-sixth of the paper's hidden size."""
+"""Model and batch of one rank if the user gives no run: 8 sequences as in the paper, and a model with the number of
+heads of the paper's smallest model and a tenth of its number of layers. On a GPU, the model has the paper's hidden
+size; on a CPU core, a sixth of the paper's hidden size.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +65,8 @@ def choose_devices(name: str, ranks: int | None, *, cores: int, gpus: int) -> De
     """Choose GPUs if there are several, and CPU cores in all other cases. `name` is the value of `training.device`;
     "cpu" and "cuda" decide the choice. `ranks` is the user's maximum number of ranks.
 
-    If `ranks` is None, the maximum is the number of devices, but not more than the paper's 8. On cores the maximum is
-    at least 4, so that the study shows the effect of oversubscription. Raises `ConfigError` if there are fewer than 2
+    If `ranks` is None, the maximum is the number of devices, but at most 8, as in the paper. On cores the maximum is at
+    least 4, so that the study shows the effect of oversubscription. Raises `ConfigError` if there are fewer than 2
     devices, if `ranks` is not a power of two above 1, or if there are fewer GPUs than `ranks`.
     """
     kind: Literal["cpu", "cuda"] = "cuda" if name == "cuda" or (name == "auto" and gpus > 1) else "cpu"
@@ -91,8 +92,8 @@ def choose_devices(name: str, ranks: int | None, *, cores: int, gpus: int) -> De
 def study_cases(run: ResolvedRun, devices: Devices) -> dict[Study, list[Case]]:
     """Cases of every study, in ascending order of their numbers of ranks. A case may belong to several studies.
 
-    `run` gives the model for one rank and the batch for one data rank. The numbers of ranks in its layout are replaced.
-    Raises `LayoutError` if the number of tensor ranks does not divide the model's heads.
+    `run` gives the model for one rank and the batch for one data rank. The numbers of ranks in the run's layout are
+    replaced. Raises `LayoutError` if the number of tensor ranks does not divide the model's heads.
     """
     sizes = [2**power for power in range(devices.most.bit_length())]
     grown = {tensor: grow(run.model, tensor) for tensor in sizes}
@@ -112,15 +113,14 @@ def study_cases(run: ResolvedRun, devices: Devices) -> dict[Study, list[Case]]:
 
 
 def whole_ranks(devices: Devices) -> int:
-    """Maximum number of ranks (a power of two) with which each rank has a device of its own."""
+    """Largest number of ranks, a power of two, for which each rank can have a core or GPU of its own."""
     return min(devices.most, _power_of_two(devices.count))
 
 
 def grow(model: ModelConfig, tensor: int) -> ModelConfig:
-    """Return a larger model for `tensor` ranks, so that each rank has about as many parameters as the whole given
-    model.
+    """Return a larger model for `tensor` ranks, so that each rank holds about as many parameters as `model` has.
 
-    Width and depth share the growth as in Figure 6, and the head size stays the same. The number of heads grows with
+    Both the width and the depth grow, as in Figure 6, and the head size stays the same. The number of heads grows with
     the cube root of the number of ranks, rounded so that the ranks divide the heads. The number of layers grows by the
     remaining factor. From the 16 heads of the paper's 1.2B model, this gives 20, 24 and 32 heads as in the paper.
     """

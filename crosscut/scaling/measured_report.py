@@ -25,8 +25,8 @@ def _words(results: Results) -> str:
     threads = ""
     if results.devices.kind == "cpu":
         threads = (
-            "A rank computes with one thread. Rows with more ranks than cores are marked as oversubscribed; linear "
-            "scaling is impossible there. "
+            "A rank computes with one thread. Rows with more ranks than cores are marked as oversubscribed: they "
+            "cannot scale linearly. "
         )
     forecasts = f"Forecasts are the planner's for {results.device_file}. " if results.device_file else ""
     return (
@@ -126,8 +126,9 @@ def _process(results: Results) -> Section:
         if _same_model(row, other)
     ]
     words = (
-        "The benefit of tensor parallelism on this machine: tensor ranks compared with the same step in one process, "
-        "which uses all cores as PyTorch does without any parallelism. Above 1, the ranks are faster."
+        "The same step in one process and on tensor ranks. The one process uses all cores, as PyTorch does by default. "
+        "The ranks' speed is the seconds of the one process divided by the seconds of the ranks: above 1, the ranks "
+        "are faster."
     )
     header = ("model", "scaling", "process", "range", "ranks", "seconds", "range", "ranks' speed")
     return Section("Comparison with one process on all cores", words, header, cells)
