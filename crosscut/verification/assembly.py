@@ -1,14 +1,14 @@
 """Assembly of the tensors on all ranks into the tensor of the uncut model.
 
-A parameter's placement says how the parameter is sharded. For an activation, the shapes say it. If a dimension of the
-uncut tensor is larger than on one rank, the ranks of an axis hold shards along this dimension. If all dimensions have
-the same size, the ranks hold copies. Adjacent ranks may also hold copies of the same shard, for example if there are
-fewer key and value heads than ranks. If two arrangements fit the shapes, the assembly takes the arrangement whose
+A parameter's placement says how the parameter is sharded. How an activation is sharded follows from its shapes. If a
+dimension of the uncut tensor is larger than on one rank, the ranks of an axis hold shards along this dimension. If no
+dimension is larger, the ranks hold copies. Adjacent ranks may also hold copies of the same shard, for example if there
+are fewer key and value heads than ranks. If two arrangements fit the shapes, the assembly takes the arrangement whose
 result is closer to the uncut tensor. A bug makes both results differ.
 
-The ranks form a grid over the layout's axes (`Layout.axes`), (data D, tensor T) by default, with rank = data rank x T +
-tensor rank. The table of axes gives each axis a role. The role says whether ranks along the axis shard the model's
-matrices or the tokens of a batch.
+The ranks form a grid over the layout's axes (`Layout.axes`). By default, the axes are data and tensor, and a rank's
+number is its data rank x the number of tensor ranks + its tensor rank. The table of axes gives each axis a role. The
+role says whether ranks along the axis shard the model's matrices or the tokens of a batch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ from crosscut.config.axes import Role, role_of
 
 @dataclass(frozen=True)
 class Grid:
-    """One tensor as it is held on all ranks: a shard, a copy, or a summand on each rank (a "part")."""
+    """One tensor as all ranks hold it. Each rank holds a part: a shard, a copy or a summand of the tensor."""
 
     axes: Mapping[str, int]
     """Number of ranks along each axis, by the axis's name, outermost axis first."""
@@ -41,8 +41,8 @@ class Grid:
         return [[rank + place * stride for place in range(size)] for rank in firsts]
 
     def line(self, role: Role) -> list[Tensor]:
-        """Parts of the first rank and of all ranks that differ from the first rank only along axes of the given
-        role.
+        """Parts of the first rank and of all ranks whose positions differ from the first rank's only along axes with
+        this role.
         """
         others = [(self._stride(name), size) for name, size in self.axes.items() if role_of(name) is not role]
         ranks = range(len(self.parts))
@@ -53,7 +53,9 @@ class Grid:
         return prod(self.axes[name] for name in names[names.index(axis) + 1 :])
 
     def reduced(self, axis: str, parts: list[Tensor], size: int = 1) -> "Grid":
-        """Grid with the given parts and with `size` instead of all ranks along an axis."""
+        """Return the grid that results if ranks along `axis` are combined. In the new grid, `axis` has `size` ranks,
+        and `parts` holds the ranks' tensors.
+        """
         return Grid({**self.axes, axis: size}, parts)
 
 

@@ -1,6 +1,7 @@
 """Likely causes of a difference: patterns that typical bugs of tensor parallelism leave in the numbers.
 
-The patterns are tried in order on the first difference. The report gives the cause of the first pattern that fits.
+The proof looks for the first tensor that differs from the uncut model's tensor, and tries the patterns in order on this
+tensor. The report gives the cause of the first pattern that fits.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from crosscut.verification.assembly import Assembled, Grid, distance
 
 
 class Difference(NamedTuple):
-    """First difference between the cut and the uncut model: the tensors on all ranks and the tolerance."""
+    """First tensor that differs between the cut and the uncut model, as the uncut model and all ranks hold it."""
 
     kind: str
     """Kind of the tensor: `output`, `returned` (gradient that a module returned) or `gradient` (of a parameter)."""
@@ -33,7 +34,7 @@ def usual_cause(difference: Difference) -> str:
 
 
 def is_arrangement(difference: Difference) -> bool:
-    """Whether the ranks hold the right numbers, but as summands of a sum or in another order."""
+    """Whether the ranks hold the right numbers, but in another order, or as summands whose sum is the right number."""
     return _sum_is_missing(difference) or (difference.assembled is not None and _is_reordered(difference))
 
 
@@ -135,9 +136,9 @@ def _only_copies_differ(difference: Difference) -> bool:
 
 
 _SUM_IS_MISSING = (
-    "Each tensor rank holds only its part of a sum: an all-reduce over the tensor ranks is missing (g in the forward "
-    "pass, the all-reduce of f in the backward pass, or, for a replicated parameter, the sum that sequence parallelism "
-    "needs)."
+    "Each tensor rank holds only its part of a sum: an all-reduce over the tensor ranks is missing. Check the forward "
+    "all-reduce after a row-parallel layer, the backward all-reduce before a column-parallel layer, and, for a "
+    "replicated parameter, the sum of its gradients under sequence parallelism."
 )
 _OFF_BY_A_VECTOR = (
     "The output is off by the same vector at every token: a bias is added once per rank, is missing, or is not this "

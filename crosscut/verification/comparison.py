@@ -139,8 +139,8 @@ class Comparison:
         ]
 
     def rounding(self) -> list[Check]:
-        """Check that the uncut step differs from the exact step only by rounding. Without an exact step, the list of
-        checks is empty.
+        """Check that the uncut step differs only by rounding from the exact step, which is the uncut step in the
+        parameters' own type. The list of checks is empty if there is no exact step.
 
         Each check names the tensor that differs most. Parameters after the step are not checked, because AdamW divides
         by gradients, even by gradients that consist of rounding alone.

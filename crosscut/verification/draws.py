@@ -40,7 +40,9 @@ class Draw(NamedTuple):
 
 
 class Disagreement(NamedTuple):
-    """First draw that breaks the rule of the module's docstring: the module, the two ranks and the fault (`told`)."""
+    """First pair of draws that breaks the rule at the top of this file. `told` says how the draws of the two ranks
+    break it.
+    """
 
     module: str
     ranks: tuple[int, int]
@@ -55,8 +57,8 @@ def draws_of(model: nn.Module, mesh: ParallelMesh, forward: Callable[[], object]
 
 
 def compare_draws(mine: list[Draw], mesh: ParallelMesh) -> Disagreement | None:
-    """Compare the draws of all ranks. Every rank must call this function. Returns the first disagreement on the first
-    rank; None if all ranks agree, and on all other ranks.
+    """Compare the draws of all ranks. Every rank must call this function. On the first rank, the result is the first
+    disagreement, or None if all ranks agree. On the other ranks, the result is None.
     """
     every = gather_to_first(mine)
     return None if every is None else first_disagreement(every, layout_of(mesh))

@@ -26,7 +26,9 @@ this data rank's part of a batch.
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """Training step to prove, and the description of the step in the report."""
+    """Claim to prove: a training step of the cut model equals the same step of the uncut model. The other fields
+    describe the step in the report.
+    """
 
     make_step: MakeStep
     """Builds the step of the cut model."""
@@ -57,9 +59,9 @@ def prove(claim: Claim, mesh: ParallelMesh) -> Report:
     """Compare the step on `mesh` with the same step on one rank. Every rank must call this function, and every rank
     gets the same report.
 
-    Both models first run the step with dropout, to compare the random draws. Dropout is off when numbers are compared,
-    because each rank drops different elements by design. An error on the first rank is raised on all ranks. Raises
-    `TrainingError` if the uncut step is not finite.
+    The cut and the uncut model first run the step with dropout, to compare the random draws. Dropout is off when
+    numbers are compared, because each rank drops different elements by design. An error on the first rank is raised on
+    all ranks. Raises `TrainingError` if the uncut step is not finite.
     """
     start = time.perf_counter()
     uncut = _uncut(claim.make_uncut or claim.make_step, mesh)
@@ -193,8 +195,8 @@ _CHECK_CAUSES = {
     "collectives are missing or superfluous.",
     **dict.fromkeys(
         ROUNDING,
-        "Both models agree, but the uncut model differs by more than rounding from the same model in a wider type: "
-        "check the operations in the narrow type, including kernels.",
+        "The cut and the uncut model agree, but the uncut model differs by more than rounding from the same model in a "
+        "wider type: check the operations in the narrow type, including kernels.",
     ),
 }
 

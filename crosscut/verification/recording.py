@@ -22,8 +22,8 @@ LOSS = "loss"
 """Name, in the report's table, of the computation after the model's last output."""
 
 INSIDE = " / "
-"""Separator in the name of a tensor that the own code of a module call made or used, and not one of the call's
-submodules. The name of the call comes before the separator.
+"""Separator in the name of a tensor that a module's own code makes or uses, outside its submodules. The name of the
+module's call comes before the separator.
 """
 
 
@@ -54,11 +54,11 @@ class Recording:
     """Global gradient norm before clipping."""
     outputs: dict[str, Tensor] = field(default_factory=dict)
     """Outputs of each module call, in order of time. If a call returns several tensors, their names are `call[0]`,
-    `call[1]` and so on. If the own code of a module makes the input of a submodule, this input is also recorded.
+    `call[1]` and so on. If a module's own code makes the input of a submodule, this input is also recorded.
     """
     returned: dict[str, Tensor] = field(default_factory=dict)
-    """Gradients that the backward pass returns: of each call's first input, and of each output that the own code of a
-    module uses. The entries are in the order of the backward pass, innermost modules first.
+    """Gradients that the backward pass returns: of each call's first input, and of each output that is used by the
+    calling module's own code. The entries are in the order of the backward pass, innermost modules first.
     """
     gradients: dict[str, Kept] = field(default_factory=dict)
     """Gradient of each parameter, after the reduction over all axes."""

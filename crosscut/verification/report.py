@@ -13,8 +13,8 @@ from crosscut.config.terminal import new_console
 DRAWS = "random numbers"
 """Name of the check that compares random draws with dropout on."""
 ROUNDING = ("rounding of outputs", "rounding of gradients")
-"""Names of the checks that concern the uncut model alone. If such a check fails, both models may be wrong in the same
-way.
+"""Names of the checks that concern the uncut model alone. If such a check fails, the cut and the uncut model may be
+wrong in the same way.
 """
 
 

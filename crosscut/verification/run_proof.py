@@ -53,8 +53,8 @@ only to itself with weight 1 in every head. Bugs in the order of heads would sta
 
 
 def scale_down(run: RunConfig, *, num_layers: int | None, hidden_size: int | None) -> RunConfig:
-    """Return the run with this number of layers and this hidden size, and otherwise the same structure. None keeps the
-    run's own value.
+    """Return the run with `num_layers` layers and the hidden size `hidden_size`. None keeps the run's own value.
+    Nothing else about the model's structure changes.
     """
     model = run.model if hidden_size is None else run.model.resized(hidden_size)
     if num_layers is not None:
@@ -105,7 +105,8 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
 
 
 def verify_runs(runs: Sequence[RunConfig]) -> list[Report]:
-    """Verify the runs one after the other, with a progress line on a terminal. `for_verification` prepares a run.
+    """Verify the runs one after the other, with a progress line on a terminal. Each run must be a result of
+    `for_verification`.
 
     Starts the ranks that each layout asks for, or joins the ranks that torchrun started. Returns a report for each run,
     in order; under torchrun, every rank gets the reports. Raises `LayoutError` or `ConfigError` before a rank starts,
@@ -153,8 +154,8 @@ def _verify(run: RunConfig, device: torch.device) -> Report:
 
 
 def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> Report:
-    """Verify a run on existing ranks. `for_verification` prepares a run. Every rank must call this function, and every
-    rank gets the report.
+    """Verify a run on existing ranks. The run must be a result of `for_verification`. Every rank must call this
+    function, and every rank gets the report.
     """
     model = run.model
     layers = "1 layer" if model.num_layers == 1 else f"{model.num_layers} layers"
@@ -258,7 +259,7 @@ def made_up_batch(run: RunConfig) -> Batch:
     """Generate tokens and targets for all data ranks, each [B, S] with B sequences of S tokens.
 
     The first and last id of every tensor rank's shard of the vocabulary occur as tokens and as targets. The sequences
-    have different numbers of targets, so the data ranks have different numbers, too.
+    have different numbers of targets, so the data ranks have different numbers of targets, too.
     """
     batch, length, vocabulary = run.training.batch_size, run.training.sequence_length, run.model.vocab_size
     generator = torch.Generator().manual_seed(seed_of("verify", run.training.seed))

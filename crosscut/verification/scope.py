@@ -15,7 +15,7 @@ COMPILED = "compiled layers"
 
 def with_scope(report: Report, *, asked: RunConfig, verified: RunConfig) -> Report:
     """Add the scope to a report: the options of the run `asked` that the verified step used, and the options that the
-    step did not use. `verified` is the run as it was verified.
+    step did not use. `verified` is the run that was verified, which may be smaller than `asked`.
     """
     compiled = any(check.name == COMPILED for check in report.checks)
     return dataclasses.replace(

@@ -3,8 +3,8 @@ r"""Tolerance for the difference between two correct computations of the same nu
 
 Cutting a sum changes the order of its additions. Let u_a be the unit roundoff of the type in which products are summed,
 and K the number of summands. The two results then differ by about sqrt(K) u_a relative to their size, because rounding
-goes up as often as down. Storing the results in the activations' type adds u. Over the N layers that a number passes
-through, the difference grows with sqrt(N):
+goes up as often as down. Storing the results in the activations' type adds u, the unit roundoff of this type. Over the
+N layers that a number passes through, the difference grows with sqrt(N):
 
     tolerance = 8 sqrt(N) (u + sqrt(K) u_a)
 
@@ -24,16 +24,16 @@ from torch import nn
 
 SAFETY = 8.0
 ROUNDINGS = 4.0
-"""Number of times that a tensor may differ by its own rounding error. Two results with the same rounding error differ
-by up to twice the error. The largest difference among many elements may be larger.
+"""Factor between a tensor's own rounding error and the difference that is allowed for the tensor. Two results with the
+same rounding error differ by up to twice the error. The largest difference among many elements may be larger.
 """
 MOST = 0.5
 """Largest relative difference that may count as rounding. A number that is off by more than one half is wrong, not
 rounded.
 """
 BACKWARD = 3.0
-"""Factor of the larger bound for gradients. Gradients collect the rounding of the forward and the backward pass, and
-some of their sums nearly cancel.
+"""Factor between the bound for outputs and the larger bound for gradients. Gradients collect the rounding of the
+forward and the backward pass, and some of their sums nearly cancel.
 """
 _ACCUMULATION = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float8_e4m3fn: torch.float32}
 

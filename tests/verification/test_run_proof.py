@@ -147,7 +147,7 @@ def test_a_precision_that_the_widths_do_not_allow_is_refused_by_the_name_of_its_
 
 def test_float8_is_verified_where_training_in_it_is_refused() -> None:
     run = for_verification(tiny_run(hidden_size=64), Layout(), "float8")
-    with pytest.raises(ConfigError, match="must be supported by the device"):
+    with pytest.raises(ConfigError, match="must be a precision that the device supports"):
         require_capabilities(resolve_on(run, CPU))
     with mock.patch("crosscut.launch.door.launch", return_value="a report"):
         assert verify_runs([run]) == ["a report"]
@@ -251,7 +251,8 @@ def test_what_is_wrong_in_narrow_numbers_alone_is_not_rounding(
     assert report.first is not None
     assert report.first.module == name
     assert report.first.cause.startswith(
-        "Both models agree, but the uncut model differs by more than rounding from the same model in a wider type"
+        "The cut and the uncut model agree, but the uncut model differs by more than rounding from the same model in a "
+        "wider type"
     )
     assert "recompute" not in report.first.cause, "neither of the two that were compared recomputes"
     assert ranks.run(2, _verify_within, fault, "float32")[0].same
