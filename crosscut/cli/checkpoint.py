@@ -65,7 +65,7 @@ def verify(place: str, as_json: bool) -> None:
 
 @checkpoint.command(
     help="Compare two checkpoints; exit 1 if they differ.\n\nFIRST and SECOND are two runs' folders (the newest "
-    "checkpoints are compared) or two checkpoints. The two layouts may differ."
+    "checkpoints are compared) or two checkpoints. The layouts of the two checkpoints may differ."
 )
 @click.argument("first")
 @click.argument("second")

@@ -109,7 +109,7 @@ def evaluate(options: EvaluateOptions) -> None:
     if config.has_tasks == bool(options.harness):
         raise ConfigError(
             "Either files (`--task`, `--text`) or lm-eval tasks (`--harness`) must be given to score, not both, "
-            f"but {'both are' if options.harness else 'none are'} given."
+            f"but {'both are' if options.harness else 'neither is'} given."
         )
     layout = Layout(tensor=options.tensor, data=options.data)
     from crosscut.evaluation.ranks import Machinery

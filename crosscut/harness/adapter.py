@@ -188,9 +188,10 @@ def _sampling(request: Instance, max_length: int) -> Sampling:
     asked = normalize_gen_kwargs(request.args[1])
     if asked["max_gen_toks"] >= max_length:
         raise ConfigError(
-            f"`max_gen_toks` of the task `{request.task_name}` must be at most {max_length - 1}, because the model's "
-            f"window of {max_length} tokens must also hold the context, but is {asked['max_gen_toks']} (lm-eval's "
-            "default is 256). Set it in the task's `generation_kwargs`, or use a model with a longer window."
+            f"`max_gen_toks` of the task `{request.task_name}` must be at most {max_length - 1}, but is "
+            f"{asked['max_gen_toks']} (lm-eval's default is 256). The model's window of {max_length} tokens must hold "
+            "the context and the generated text. Lower `max_gen_toks` in the task's `generation_kwargs`, or use a "
+            "model with a longer window."
         )
     return Sampling(
         num_tokens=asked["max_gen_toks"],

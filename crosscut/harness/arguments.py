@@ -61,7 +61,7 @@ class ModelArguments:
         return cls(str(given["pretrained"]), on, int(batch_size))
 
     def require_ranks(self) -> None:
-        """Raise `LayoutError` unless as many ranks were started as the layout has."""
+        """Raise `LayoutError` unless the number of started ranks is the number of ranks in the layout."""
         if self.on.layout.world_size != started_world_size():
             raise LayoutError(
                 f"{world_size_message(self.on.layout, started_world_size())} `crosscut lm-eval` starts the processes "
@@ -81,7 +81,7 @@ def _ranks(axis: str, given: Mapping[str, Any]) -> int:
 def refuse_chat_template() -> NoReturn:
     """Raise a `ConfigError` that says why `--apply_chat_template` is refused."""
     raise ConfigError(
-        f"`--apply_chat_template` must be omitted with `--model {MODEL}`, because Crosscut scores every text unchanged."
+        f"`--apply_chat_template` must be omitted with `--model {MODEL}`. Crosscut scores every text unchanged."
     )
 
 

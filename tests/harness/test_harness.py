@@ -307,9 +307,9 @@ def test_a_window_without_room_for_a_context_is_an_error(
     with pytest.raises(ConfigError) as error:
         ranks.run(1, writing_of, str(model), asked, ("over",))
     assert str(error.value) == (
-        "`max_gen_toks` of the task `tiny` must be at most 63, because the model's window of 64 tokens must also "
-        f"hold the context, but is {number} (lm-eval's default is 256). Set it in the task's "
-        "`generation_kwargs`, or use a model with a longer window."
+        "`max_gen_toks` of the task `tiny` must be at most 63, but is "
+        f"{number} (lm-eval's default is 256). The model's window of 64 tokens must hold the context and the generated "
+        "text. Lower `max_gen_toks` in the task's `generation_kwargs`, or use a model with a longer window."
     )
 
 
@@ -430,7 +430,7 @@ def refusals_of(layout: Layout, folder: str) -> list[str]:
 def test_a_cache_is_refused_on_several_ranks_and_a_chat_template_always(ranks: RankPool, model: Path) -> None:
     (one,) = ranks.run(1, refusals_of, Layout(), str(model))
     assert one == [
-        "`--apply_chat_template` must be omitted with `--model crosscut`, because Crosscut scores every text unchanged."
+        "`--apply_chat_template` must be omitted with `--model crosscut`. Crosscut scores every text unchanged."
     ]
     cache = (
         "`--use_cache` must be omitted if `--model crosscut` runs on several ranks. lm-eval gives each rank a cache "

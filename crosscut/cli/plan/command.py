@@ -34,10 +34,10 @@ _json = click.option(
 @file_option(
     "--calibrate",
     metavar="FILE.toml",
-    help="Measure the speed of this machine's device in less than a minute, and write it to a file for --gpu.",
+    help="Measure the speed of this machine's device in less than a minute, and write the speed to a file for --gpu.",
 )
 def calibration(calibrate: Path) -> None:
-    """Measure the speed of this machine's device in less than a minute, and write it to a file.
+    """Measure the speed of this machine's device in less than a minute, and write the speed to a file.
 
     `crosscut plan --gpu FILE.toml` then forecasts with the measured speed.
     """
@@ -129,8 +129,8 @@ refuse_options(
     plan,
     calibration,
     dry_run,
-    message="`{option}` must come with `--dry-run`, because a plan covers every layout and all ranks, but is {value} "
-    "without it. Add `--dry-run`, or remove `{option}`.",
+    message="`{option}` must be omitted without `--dry-run`, but is {value}. A plan covers every layout and all ranks. "
+    "Add `--dry-run`, or remove `{option}`.",
     hidden=False,
 )
 refuse_options(

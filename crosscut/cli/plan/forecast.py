@@ -40,8 +40,8 @@ class ForecastOptions:
     def __post_init__(self) -> None:
         if self.price is not None and self.tokens is None:
             raise ConfigError(
-                f"`--price` must come with `--tokens`, the number of tokens to price, but is {self.price:g} without "
-                "it. Add, for example, `--tokens 300B`."
+                f"`--price` must be omitted without `--tokens`, but is {self.price:g}. The cost depends on the number "
+                "of tokens. Add, for example, `--tokens 300B`."
             )
         if self.price is not None and not 0 <= self.price <= _MOST:
             raise ConfigError(f"`--price` must be at least 0 and at most {_MOST:g}, but is {self.price:g}.")

@@ -106,7 +106,7 @@ def _show_best(console: Console, best: "Plan", asked: RunConfig, hardware: "Hard
         console.print(Text(f"The first layout's layers are not compiled: {reason}."))
     if hardware.device == "cuda" and (reason := reason_against_halves(best.candidate)):
         console.print(
-            Text(f"The first layout's forward messages of the split sequence overlap with no product: {reason}.")
+            Text(f"In the first layout, the forward messages of the split sequence overlap with no product: {reason}.")
         )
 
 

@@ -62,7 +62,7 @@ def test_symmetric_memory_is_told_with_the_layouts_that_have_it() -> None:
 
 
 def test_what_keeps_layers_from_being_compiled_is_told() -> None:
-    told = "The first layout's layers are not compiled: dropout (`model.dropout` 0.1) under tensor parallelism"
+    told = "The first layout's layers are not compiled: dropout under tensor parallelism switches between two random"
     assert told in run(*PAPER, "training.sequence_length=1023")  # which no tensor ranks can split
     assert "not compiled" not in run(*PAPER)
 
@@ -84,7 +84,7 @@ def test_what_keeps_a_split_sequences_messages_from_being_hidden_is_told() -> No
 def test_a_run_that_must_be_compiled_is_planned_with_what_can_be(tmp_path: Path) -> None:
     path = tmp_path / "best.toml"
     text = run(*PAPER, "training.compile=on", "--write", str(path))
-    assert '  tensor 2 x data 256: `training.compile` is "on", but dropout (`model.dropout` 0.1) under' in text
+    assert '  tensor 2 x data 256: `training.compile` is "on", but dropout under tensor' in text
     assert "not compiled" not in text
     assert load_run(path).layout.sequence_parallel
 
@@ -174,8 +174,8 @@ MISTAKES = [
     (
         ("--price", "2"),
         (
-            "`--price` must come with `--tokens`, the number of tokens to price, but is 2 without it. Add, for "
-            "example, `--tokens 300B`."
+            "`--price` must be omitted without `--tokens`, but is 2. The cost depends on the number of tokens. Add, "
+            "for example, `--tokens 300B`."
         ),
     ),
     (

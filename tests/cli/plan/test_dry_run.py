@@ -46,11 +46,11 @@ def message(*arguments: str) -> str:
 def test_a_layout_or_a_rank_without_a_dry_run_is_an_error() -> None:
     plan = ("plan", "--model", "8.3B", "--gpu", "h200-sxm")
     assert message(*plan, "--layout", "tensor=8") == (
-        "`--layout` must come with `--dry-run`, because a plan covers every layout and all ranks, but is tensor=8 "
-        "without it. Add `--dry-run`, or remove `--layout`."
+        "`--layout` must be omitted without `--dry-run`, but is tensor=8. A plan covers every layout and all ranks. "
+        "Add `--dry-run`, or remove `--layout`."
     )
     assert message(*plan, "--rank", "0") == (
-        "`--rank` must come with `--dry-run`, because a plan covers every layout and all ranks, but is 0 without it. "
+        "`--rank` must be omitted without `--dry-run`, but is 0. A plan covers every layout and all ranks. "
         "Add `--dry-run`, or remove `--rank`."
     )
 
