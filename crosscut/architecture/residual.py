@@ -1,4 +1,6 @@
-"""Residual sum around a sublayer, and the dropout before it (paper, section 2.2)."""
+"""Residual connection of a sublayer: dropout of the sublayer's output, then the sum of this output and the sublayer's
+input (paper, section 2.2).
+"""
 
 from dataclasses import dataclass, replace
 

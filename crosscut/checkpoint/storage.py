@@ -265,7 +265,9 @@ class ObjectFolder(Folder):
         """Do nothing, because the last file already completes the folder."""
 
     def remove(self, last: str) -> None:
-        """Remove the file `last`, which completes the folder, and then all other files."""
+        """Remove the folder with all its files. The file whose name is `last` is removed first: the folder counts as
+        complete only while this file exists.
+        """
         store, path = self._store()
         names = self.files()
         for name in sorted(names, key=lambda name: name != last):
