@@ -53,8 +53,8 @@ def fails(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
             (
                 '`training.compile` must be "auto" or "off" for this run, but is "on": dropout under tensor '
                 "parallelism switches between two random streams, and a compiler cannot trace the switches "
-                "(`model.dropout` is 0.1 and `layout.tensor` is 2). With layout.sequence_parallel=true, each rank has only one stream. Remove "
-                'the cause, or set training.compile="auto".'
+                "(`model.dropout` is 0.1 and `layout.tensor` is 2). With layout.sequence_parallel=true, each rank has "
+                'only one stream. Remove the cause, or set training.compile="auto".'
             ),
         ),
     ],
