@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 MOST = (1 << 31) - 1
-"""Maximum of every size and count, unless a field has its own. The limit keeps computations with sizes fast and within
-64 bits."""
+"""Maximum of every size and count, except fields that have a maximum of their own. The limit keeps computations with
+sizes fast and within 64 bits.
+"""
 
 MOST_SEED = (1 << 63) - 1
 """Maximum of a random seed."""
@@ -41,8 +42,8 @@ def require_at_least(name: str, value: float, minimum: float, *, maximum: int = 
 
 
 def is_text(value: str) -> bool:
-    """Whether a string can be written in UTF-8. Python keeps bytes of the command line and of file names that are not
-    UTF-8 as lone surrogates, which no file and no tokenizer can hold.
+    """Whether a string can be written in UTF-8. In the command line and in file names, Python converts bytes that are
+    not UTF-8 to lone surrogates. Neither a file nor a tokenizer can store lone surrogates.
     """
     return not any("\ud800" <= character <= "\udfff" for character in value)
 

@@ -1,8 +1,8 @@
 """Reading of files that others wrote, atomic writing of small files, and a check that a file can be written.
 
 A file that a user names, or that came with a downloaded model, may be anything: a FIFO that never ends, a device, text
-in another encoding, or JSON that nobody would write. The functions here read such files and raise `OSError` or
-`ValueError` with the reason, or a `CrosscutError` with the whole message.
+in another encoding, or extremely nested JSON. The functions here read such files and raise `OSError` or `ValueError`
+with the reason, or a `CrosscutError` with the whole message.
 """
 
 import errno
@@ -49,7 +49,7 @@ def read_small(path: Path) -> str:
 
 def read_json(path: Path, error: type[CrosscutError] = ConfigError, *, remedy: str = "") -> dict[str, Any]:
     """Read the JSON object in a file. Raises `error`, with `remedy` at the end of its message, if the file cannot be
-    read or holds something else.
+    read or does not hold a JSON object.
     """
     remedy = remedy and f" {remedy}"
     try:

@@ -1,11 +1,11 @@
-"""Lock of the folders that one run at a time may write into, on a local disk or on one that several machines share.
+"""Lock that lets only one run at a time write into a folder, on a local disk or on a disk that several machines share.
 
 The lock is a file in each folder, created exclusively. The processes that hold the lock renew the file's time every
 `BEAT` seconds. On the same machine, another process can see whether these processes still run. On another machine, a
 lock counts as abandoned once its file is older than `STALE` seconds. Both times in this comparison are set by the file
 system, so the clocks of the machines may differ.
 
-A holder that was halted for longer than `STALE` seconds may lose its lock to another run. It therefore asks
+If a run was halted for longer than `STALE` seconds, another run may have taken its lock. A run therefore calls
 `require_held` before it writes.
 """
 
@@ -39,12 +39,12 @@ class Holder:
     """Content of a lock file: the run that holds the lock."""
 
     token: str
-    """Random name of this use of the lock."""
+    """Random name that is new each time a run takes the lock."""
     host: str
     machine: str
-    """Identity of the machine or container in which the process numbers below are valid."""
+    """Identity of the machine or container on which the process numbers in `processes` are valid."""
     processes: dict[str, str]
-    """Start time of each process that holds the lock, by its number."""
+    """Start time of each process of the run, by process number."""
     since: str
     """Local time at which the lock was taken."""
 
@@ -67,7 +67,9 @@ class Holder:
 
 
 class FolderLock:
-    """Lock of one run on its folders. A copy that was sent to another process of the run stands for the same lock."""
+    """Lock of one run on its folders. If the object is sent to another process of the run, the copy refers to the same
+    lock.
+    """
 
     def __init__(self, *folders: Path) -> None:
         self.folders = folders
@@ -80,8 +82,9 @@ class FolderLock:
         """Hold the lock of all folders inside the block. Missing folders are created, and removed again if they are
         still empty at the end.
 
-        If another machine holds the lock, taking it may last up to `STALE` seconds; `told` then receives a line that
-        says so. Raises `ConfigError` if another run holds the lock or a folder is not writable.
+        If another machine holds the lock, taking the lock may last up to `STALE` seconds. In this case, `told` is
+        called with a message for the user. Raises `ConfigError` if another run holds the lock or a folder is not
+        writable.
         """
         missing = [folder for folder in self.folders if not folder.exists()]
         try:

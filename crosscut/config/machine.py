@@ -39,8 +39,8 @@ def _processor_fact(name: str) -> str:
 
 
 def machine_identity() -> str:
-    """Text that two processes have in common if the process numbers of one are valid for the other: the same machine,
-    started once, and the same container.
+    """Identity of the space in which process numbers are valid: the machine, its last start, and the container. Two
+    processes that get the same text can find each other by process number.
     """
     boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
     parts = [boot.read_text(encoding="utf-8").strip() if boot.exists() else platform.node()]
@@ -49,7 +49,7 @@ def machine_identity() -> str:
 
 def process_start(pid: int) -> str | None:
     """Start time of a running process, in the system's units; empty if the system does not tell. None if no such
-    process runs. Number and start time together name a process, because numbers are used again.
+    process runs. A process is identified by its number together with its start time, because numbers are reused.
     """
     try:
         with suppress(PermissionError):  # another user's process

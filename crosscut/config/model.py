@@ -15,8 +15,9 @@ _MOST = MappingProxyType(
         "head_size": 1 << 16,
     }
 )
-"""Maximum of each size that has its own, far above the largest known model. A description of a model lists all layers,
-and the number of elements of every parameter must fit into 63 bits."""
+"""Maximum of the sizes whose maximum is not `checks.MOST`, far above the largest known model. A description of a model
+lists all layers, and the number of elements of every parameter must fit into 63 bits.
+"""
 
 
 class Positions(Choice):

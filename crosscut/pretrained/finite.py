@@ -1,4 +1,4 @@
-"""Check that loaded weights are numbers: a NaN in one of them makes every output of the model a NaN."""
+"""Check that loaded weights are finite. A single NaN in a weight turns every output of the model into NaN."""
 
 from collections import Counter
 from functools import reduce
@@ -18,8 +18,8 @@ _ELEMENTS_AT_ONCE = 1 << 22
 
 @torch.no_grad()
 def require_finite(model: GPT, place: object, *, is_published: bool) -> None:
-    """Raise `CheckpointError`, the same on all ranks, if a weight is NaN or infinite. The message names `place`, from
-    which the weights were loaded, and the tensor by its published name if `is_published`.
+    """Raise the same `CheckpointError` on all ranks if a weight contains NaN or infinity. The message names the tensor
+    and `place`, from which the weights were loaded. With `is_published`, the message uses the tensor's published name.
 
     Every rank must call this. Each rank checks its own part of each parameter. Communication: the counts of the values
     that are not finite.

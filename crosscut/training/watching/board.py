@@ -2,7 +2,7 @@
 
 TensorBoard's own writer, which PyTorch also uses, writes in a thread. If the disk is full or the run's folder has gone,
 that thread prints a traceback and ends, and the training cannot react. `Board` writes the same records directly, so a
-failed write is an `OSError` of the caller.
+failed write raises `OSError` in the caller.
 """
 
 import os
@@ -17,8 +17,8 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 
 class Board:
-    """Event file in `folder`. TensorBoard ignores the scalars from step `first_step` on that older files in the folder
-    hold.
+    """Event file in `folder`. If older files in the folder hold scalars of step `first_step` or later, TensorBoard
+    ignores these scalars.
     """
 
     def __init__(self, folder: Path, *, first_step: int) -> None:
