@@ -50,7 +50,7 @@ class Tokenizer:
         inner.no_truncation()
         inner.no_padding()
         inner.encode_special_tokens = True
-        self._inner = inner
+        self._inner, self._name = inner, name
         vocabulary = inner.get_vocab(with_added_tokens=True)
         self.vocab_size = 1 + max(vocabulary.values(), default=-1)
         """Highest id + 1. Some lower ids may be unused."""
@@ -135,8 +135,16 @@ class Tokenizer:
     def _reading_special(self) -> tokenizers.Tokenizer:
         """Second tokenizer, which encodes special tokens by name. It is separate because this option is a state of the
         tokenizer, which threads share.
+
+        Raises `DataError` if two tokens of the vocabulary have the same id, which only this copy finds.
         """
-        return type(self._inner).from_str(self._inner.to_str())
+        try:
+            return type(self._inner).from_str(self._inner.to_str())
+        except Exception as error:  # the library raises plain Exception
+            raise DataError(
+                f"{self._name} must be a consistent tokenizer, but is not: {error}. Download it again, or choose "
+                "another one."
+            ) from None
 
     @property
     def engine(self) -> str:

@@ -224,3 +224,15 @@ def test_vocabulary_smaller_than_the_bytes_is_an_error() -> None:
     with pytest.raises(DataError) as error:
         Tokenizer.train(TEXTS, vocab_size=256)
     assert str(error.value) == "`data.vocab_size` must be at least 257 (256 bytes and the end of text), but is 256."
+
+
+def test_two_tokens_of_one_id_are_told(tmp_path: Path) -> None:
+    """The library takes such a file, but cannot copy the tokenizer."""
+    file = tmp_path / "tokenizer.json"
+    content = json.loads(Tokenizer.train(["hello world " * 50], vocab_size=270)._inner.to_str())
+    vocabulary, merges = content["model"]["vocab"], content["model"]["merges"]
+    vocabulary["".join(merges[-1])] = vocabulary["".join(merges[0])]
+    file.write_text(json.dumps(content))
+    tokenizer = Tokenizer.load(file)
+    with pytest.raises(DataError, match=r"tokenizer.json` must be a consistent tokenizer, but is not: Token "):
+        tokenizer.encode_prompt("hello")
