@@ -33,6 +33,7 @@ class ArrayFile:
     def __init__(self, path: Path, dtype: npt.DTypeLike, length: int, *, offset: int = 0) -> None:
         """Open a file of `length` elements that begin at byte `offset`. Raises `DataError` if it cannot be opened."""
         self.path, self.dtype, self._length, self._offset = path, np.dtype(dtype), length, offset
+        self._width = self.dtype.itemsize
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -64,20 +65,19 @@ class ArrayFile:
             raise self._changed("another program has written to it")
 
     def _read(self, start: int, count: int) -> npt.NDArray[Any]:
-        place, end = self._offset + start * self.dtype.itemsize, self._offset + (start + count) * self.dtype.itemsize
-        parts = []
+        place, size = self._offset + start * self._width, count * self._width
         try:
-            while place < end:  # one read returns at most 2 GB
-                part = os.pread(self._descriptor, end - place, place)
-                if not part:
+            data = os.pread(self._descriptor, size, place)
+            while len(data) < size:  # one read returns at most 2 GB
+                more = os.pread(self._descriptor, size - len(data), place + len(data))
+                if not more:
                     self.check_unchanged()
-                    raise self._changed(f"ends at byte {place:,}")
-                parts.append(part)
-                place += len(part)
+                    raise self._changed(f"ends at byte {place + len(data):,}")
+                data += more
         except OSError as error:
             what = error.strerror or error
             raise DataError(f"`{self.path}` must be readable, but reading failed: {what}. {_REMEDY}") from None
-        return np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), self.dtype)
+        return np.frombuffer(data, self.dtype)
 
     def _state(self) -> tuple[int, int]:
         """Size in bytes, and time of the last change."""

@@ -55,11 +55,10 @@ class Shard:
         blocks = (self.index[start : start + _AT_ONCE]["end"] for start in range(0, max(len(self.index), 1), _AT_ONCE))
         return np.concatenate(list(blocks))
 
-    def document(self, number: int, first: int = 0, count: int | None = None) -> Tokens:
-        """Return the ids of one document, including its end of text: all, or up to `count` ids from id `first` on."""
+    def document(self, number: int) -> Tokens:
+        """Return the ids of one document, including its end of text."""
         ends = self.index[max(number - 1, 0) : number + 1]["end"].tolist()
-        start, end = (ends[0] if number else 0) + first, ends[-1]
-        ids: Tokens = self.tokens[start : end if count is None else min(start + count, end)]
+        ids: Tokens = self.tokens[ends[0] if number else 0 : ends[-1]]
         return ids
 
     def check_unchanged(self) -> None:
