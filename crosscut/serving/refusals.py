@@ -4,9 +4,8 @@ import secrets
 import traceback
 from typing import Any
 
-import click
-
 from crosscut.config import CrosscutError
+from crosscut.config.terminal import echo
 
 
 class Refusal(Exception):  # noqa: N818 - the name describes an event
@@ -43,7 +42,7 @@ def failure_of(error: Exception) -> Refusal:
     else:
         told = "The server failed on this request."
         logged = "".join(traceback.format_exception(error)).rstrip()
-    click.echo(f"crosscut: Failure {number}: {_encodable(logged)}", err=True)
+    echo(f"crosscut: Failure {number}: {_encodable(logged)}", err=True)
     return Refusal(f"{told} The server's log has more under the number {number}.", status=500, code="failure")
 
 

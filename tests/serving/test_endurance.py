@@ -31,6 +31,9 @@ PAD = "[PAD]"
 BROKEN = WINDOW - 56
 """Position whose embedding is too large for float32: there a text's logits become NaN."""
 
+LONG = {"prompt": [40] * (BROKEN - 2), "max_tokens": 9, "logit_bias": {"0": -100}}
+"""A text that reaches the position, because it cannot end before."""
+
 TEMPLATE = """\
 {%- set last = messages[-1]['content'] -%}
 {%- if last == 'loop' -%}
@@ -129,7 +132,7 @@ def test_a_template_that_fails_refuses_the_messages_and_renders_the_next(odd, co
 
 
 def test_logits_that_are_not_finite_end_only_the_request_that_meets_them(odd):
-    long, short = text(prompt=[40] * (BROKEN - 2), max_tokens=9), text(max_tokens=40, logit_bias={"0": -100})
+    long, short = text(**LONG), text(max_tokens=40, logit_bias={"0": -100})
     told = "The model's logits must be finite, but are not: some are NaN at token 4 after the prompt. "
     with ThreadPoolExecutor() as pool:
         others = [pool.submit(odd.ask, TEXT, short) for _ in range(8)]
@@ -145,7 +148,7 @@ def test_logits_that_are_not_finite_end_only_the_request_that_meets_them(odd):
 
 
 def test_a_stream_with_logits_that_are_not_finite_ends_with_an_error_in_json(odd):
-    events = events_of(odd, text(prompt=[40] * (BROKEN - 2), max_tokens=9, logprobs=3, stream=True))
+    events = events_of(odd, text(**LONG, logprobs=3, stream=True))
     assert "NaN" not in "".join(events[:-1])
     assert [list(json.loads(event)) for event in events][-1] == ["error"]
     assert "logits must be finite" in events[-1]
@@ -175,7 +178,7 @@ def test_a_client_that_never_reads_loses_its_request(odd):
 
 def test_a_server_with_slow_templates_ends_and_its_log_has_the_number_of_a_failure(odd):
     """The server ends with this test, which reads its log. Clients of slow templates delay nobody, once they leave."""
-    status, content = odd.ask(TEXT, text(prompt=[40] * (BROKEN - 2), max_tokens=9))
+    status, content = odd.ask(TEXT, text(**LONG))
     assert status == 500
     (number,) = re.findall(r"The server's log has more under the number ([0-9]{8})\.$", content["error"]["message"])
     with ExitStack() as stack:
