@@ -14,8 +14,6 @@ import pytest
 from tests.test_contract import PACKAGE, names
 
 ALLOWED: dict[str, set[str]] = {
-    # The message comes from the run's own first rank, through the process group. No file is read.
-    "parallel/collectives.py": {"pickle", "pickle.dumps", "pickle.loads"},
     # Checkpoints of format 1 have a pickle as their index. This unpickler finds no class or function of any module.
     "checkpoint/old_format.py": {"pickle", "pickle.Unpickler", "pickle.UnpicklingError"},
 }

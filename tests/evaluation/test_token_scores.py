@@ -115,5 +115,5 @@ def test_mistakes_are_told(ranks: RankPool) -> None:
         ranks.run(1, _scores, 1, hidden, weight, targets, 0)
     with pytest.raises(LayoutError, match=r"`targets` must hold one target for each row of `hidden` \(12\)"):
         ranks.run(1, _scores, 1, hidden[1:], weight, targets)
-    with pytest.raises(RuntimeError, match="Targets must be from 0 to 299"):
+    with pytest.raises(RuntimeError, match="Targets must be token ids from 0 to 299"):
         ranks.run(1, _scores, 1, hidden, weight, torch.full((N,), V))

@@ -99,7 +99,7 @@ def test_a_sequence_that_the_split_does_not_divide_is_refused(ranks: RankPool) -
 
 
 def test_a_sequence_longer_than_the_positions_is_refused(ranks: RankPool) -> None:
-    with pytest.raises(ConfigError, match=r"positions \(16\), but is 17"):
+    with pytest.raises(ConfigError, match="at most 16 tokens, one for each position of the model, but has 17"):
         ranks.run(1, _sequence_of, 17, Layout())
 
 

@@ -194,7 +194,7 @@ def test_a_run_without_its_tokens_is_told(trained, moved, monkeypatch):
     (moved / "tokens" / "tokenizer.json").unlink()
     (trained / "run" / "tokens").rename(trained / "run" / "hidden")
     try:
-        with pytest.raises(CheckpointError, match=rf"`{moved}/tokens/tokenizer.json` must exist, because the run's"):
+        with pytest.raises(CheckpointError, match=rf"`{moved}/tokens/tokenizer.json` must exist, but is missing"):
             find_model(moved)
     finally:
         (trained / "run" / "hidden").rename(trained / "run" / "tokens")

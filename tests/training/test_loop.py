@@ -133,7 +133,7 @@ def test_validation_loss_that_is_no_number_ends_the_run_on_all_ranks(ranks, run_
     ranks.run(run.layout.world_size, loop, run)
     for step in (2, 3):
         shutil.rmtree(checkpoint_of(run, step))
-    diverging = run_with(*options, "optimizer.learning_rate=1e30")
+    diverging = run_with(*options, "optimizer.learning_rate=2e9")
     told = ranks.run(run.layout.world_size, failure_of, diverging, checkpoint_of(run, 1))
     assert len(set(told)) == 1
     assert told[0].startswith("The validation loss must be finite, but after step 2 it is nan. ")
