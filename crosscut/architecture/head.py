@@ -2,7 +2,7 @@
 
 The loss works on one chunk of tokens after the other, so the logits of all tokens never exist at the same time. For
 each chunk, the forward pass already computes the gradients of the hidden states and of the output projection's weight.
-The class `Loss` therefore counts memory and messages of the loss in its own methods.
+So the rules for the steps of a layer do not fit, and the class `Loss` counts the memory and the messages of the loss.
 """
 
 from dataclasses import dataclass

@@ -40,7 +40,7 @@ class Norm:
         return (1, Kind.ROOT) if self.bias is None else (2, Kind.DEVIATION)
 
     def step(self, name: str, x: Value) -> tuple[Value, "Normalise"]:
-        """Return the normed `x`, which is a value of the residual stream, and the step that computes it."""
+        """Norm `x`, a value of the residual stream. Returns the normed value and the step that computes this value."""
         width, kind = self.statistics
         normed = replace(x, name=f"{name} out", is_cheap=True)
         statistics = Value(f"{name} statistics", width, Rows.STREAM, kind=kind)

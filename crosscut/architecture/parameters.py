@@ -79,7 +79,9 @@ class Parameter:
         return (padded_vocab_size(self.shape[0], tensor), *self.shape[1:])
 
     def dim_cut(self, tensor: int) -> int | None:
-        """Dimension that `tensor` tensor ranks divide; None if each rank holds the whole parameter."""
+        """Dimension along which the parameter is divided if the tensor axis has `tensor` ranks. None if each rank holds
+        the whole parameter.
+        """
         if self.cut is Cut.WHOLE or (self.cut is Cut.HEADS and self.heads < tensor):
             return None
         return 1 if self.cut is Cut.ROWS else 0

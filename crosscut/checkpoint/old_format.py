@@ -120,7 +120,7 @@ def _entry(
 def _place(described: Mapping[str, Any]) -> tuple[str, int, int]:
     """File, start and number of bytes."""
     if described.get("transform_descriptors"):
-        raise ValueError("a part is stored in a changed form")
+        raise ValueError("a part of a tensor is stored compressed or otherwise encoded")
     file = checked_file(field_of(described, "relative_path", str))
     return file, count_of(described, "offset"), count_of(described, "length")
 

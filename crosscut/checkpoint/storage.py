@@ -144,7 +144,7 @@ class LocalFolder(Folder):
         _flush_folder(self.path)
 
     def draft(self) -> "LocalFolder":
-        """Hidden folder in the same parent folder."""
+        """Hidden folder beside this folder. The checkpoint is written there until `publish` renames it."""
         return LocalFolder(self.path.with_name(f".{self.name}{DRAFT_SUFFIX}"))
 
     def begin(self, last: str) -> None:  # noqa: ARG002 - a rename needs no last file
@@ -154,7 +154,9 @@ class LocalFolder(Folder):
         self.path.mkdir(parents=True)
 
     def publish(self, draft: "LocalFolder", last: str) -> None:
-        """Give the draft the name of this folder. An existing folder with this name is removed first."""
+        """Rename `draft`, to which the checkpoint was written, to the name of this folder. An existing folder with this
+        name is removed first.
+        """
         _flush_folder(draft.path)
         if self.path.exists():
             self.remove(last)

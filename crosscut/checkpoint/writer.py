@@ -79,8 +79,8 @@ class CheckpointWriter(dcp.StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Create an empty folder, and give each rank its file. A killed run may have left a part of the same
-        checkpoint.
+        """Give each rank its file. The folder is emptied first, because a killed run may have left a part of the same
+        checkpoint in it.
         """
         with self._told():
             self.draft.begin(MANIFEST_FILE)

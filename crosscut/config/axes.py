@@ -37,7 +37,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class AxisRow:
-    """One axis of the table."""
+    """Row of the table of parallel axes. It describes one axis."""
 
     name: str
     option: str

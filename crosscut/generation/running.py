@@ -32,8 +32,8 @@ class Piece:
     """Reason why the text ends with this token: "stop" for an end-of-text token or a stop string, "length" for the
     maximum length, "error" for an error. Empty if the text continues."""
     is_prompt: bool = False
-    """Whether the token belongs to the prompt. The `text` of a prompt's token is empty. If no tokens are generated, the
-    text ends with the last token of its prompt."""
+    """Whether the token belongs to the prompt. The field `text` is then empty. If no tokens are generated, the piece of
+    the prompt's last token ends the answer."""
     error: Exception | None = None
     """Error that ended the text, if `finish` is "error", otherwise None. The piece then repeats the text's last token
     before the error."""

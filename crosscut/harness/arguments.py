@@ -65,7 +65,7 @@ class ModelArguments:
         if self.on.layout.world_size != started_world_size():
             raise LayoutError(
                 f"{world_size_message(self.on.layout, started_world_size())} `crosscut lm-eval` starts the processes "
-                "by itself. To run `lm_eval` on several ranks, start it under torchrun."
+                "by itself, but lm-eval's own command `lm_eval` does not: start `lm_eval` under torchrun."
             )
 
 

@@ -36,9 +36,9 @@ def layer_activations(
 ) -> Kept:
     """Bytes of activations that the first layer saves on one rank for its backward pass, by purpose.
 
-    `mode` replaces `training.recompute`. With `mode` "none", the result is the bytes that a recomputed layer holds
-    during its backward pass. `capability` is the compute capability of the GPU, which decides whether the attention
-    kernel can share key-value heads.
+    `mode` replaces `training.recompute`. With `mode` "none", the result is all activations of the layer. A
+    recomputed layer holds these bytes too, but only during its backward pass. `capability` is the compute capability of
+    the GPU, which decides whether the attention kernel can share key-value heads.
     """
     run = Candidate.of(run, precision_on(device))
     target = target_of(run, device=device, capability=capability)

@@ -109,7 +109,7 @@ class _Layer:
         return products + self.attention[1] + self.passes[1]
 
     def repeated(self, mode: str) -> tuple[float, float, float]:
-        """Seconds of products, attention and passes that recomputation in this mode repeats."""
+        """Seconds that recomputation in this mode adds by repeating products, attention and passes over memory."""
         if mode == Recompute.FULL:
             return self.forward_products - self.not_repeated, self.attention[0], self.passes[0]
         if mode == Recompute.SELECTIVE:

@@ -1,4 +1,4 @@
-"""Waiting in the clients' thread: for work in other threads, and for a client that may disconnect."""
+"""Waiting in the thread that serves clients: until other threads finish their work, or a client disconnects."""
 
 import asyncio
 import threading

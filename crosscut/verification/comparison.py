@@ -96,8 +96,8 @@ class Comparison:
 
     @property
     def largest_allowed(self) -> float:
-        """Largest relative difference that is allowed for any tensor: the tolerance, or the larger bound of the tensor
-        with the most rounding.
+        """Largest relative difference that is allowed for any tensor. It is the tolerance, unless the rounding bound of
+        a tensor is larger; then it is the largest of these bounds.
         """
         return max([self.tolerance, *self._allowed.values()])
 

@@ -67,6 +67,6 @@ def test_as_many_ranks_must_be_started_as_the_layout_has(monkeypatch):
         ModelArguments.of(ALL, {}).require_ranks()
     assert str(error.value) == (
         "`layout.tensor` x `layout.data` must be the number of processes (1), but is 2 x 3 = 6. Change the number of "
-        "processes to 6, or change the layout. `crosscut lm-eval` starts the processes by itself. To run `lm_eval` on "
-        "several ranks, start it under torchrun."
+        "processes to 6, or change the layout. `crosscut lm-eval` starts the processes by itself, but lm-eval's "
+        "own command `lm_eval` does not: start `lm_eval` under torchrun."
     )

@@ -130,7 +130,7 @@ def test_a_file_of_ones_own_is_read_as_the_shipped_ones_are(tmp_path: Path) -> N
     ("before", "after", "message"),
     [
         ("ranks = 8", "ranks", "must be valid TOML, but is not: "),
-        ("ranks = 8\n", "", "must be a device file in the format of `crosscut/planner/hardware`, but is not: "),
+        ("ranks = 8\n", "", "must describe a device like the TOML files in `crosscut/planner/hardware`, but is not: "),
         ("ranks = 8", "rank = 8", "`node.rank` must be a known key of a device file, but is not. Use attained, "),
     ],
 )

@@ -53,7 +53,9 @@ def spread_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
 
 
 def measure_planted(parts: Sequence[Part], config: DuplicatesConfig, seed: int, output: Output) -> Counts:
-    """Run the task: measure the precision, and the recall for each range of similarity, on a sample from `parts`."""
+    """Run the task: plant duplicates in a sample from `parts`, search for duplicates in it, and measure the precision
+    of the search and its recall for each range of similarity.
+    """
     del output  # the result consists of counts only
     chance = random.Random(seed)  # noqa: S311 - the numbers only choose a sample
     originals = _sample(parts, chance)

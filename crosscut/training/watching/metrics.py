@@ -188,7 +188,9 @@ class _Display:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Hide this bar and show it again afterwards: two bars on one terminal would overwrite each other."""
+        """Hide this progress bar inside the context, in which another bar may be shown: two bars on one terminal would
+        overwrite each other.
+        """
         self._bar.live.transient = True
         self._bar.stop()
         self._bar.live.transient = False

@@ -91,7 +91,7 @@ def _operators(events: Iterable[Event], thread: Any) -> tuple[list[Span], list[S
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """Merge spans that touch or overlap. Returns disjoint spans in order that cover the same time."""
+    """Merge spans that touch or overlap. Returns sorted, disjoint spans that cover the same time."""
     joined: list[Span] = []
     for start, end in sorted(spans):
         if joined and start <= joined[-1][1]:
