@@ -71,8 +71,8 @@ def read_hardware(path: Path) -> Hardware:
         return _hardware(path.stem, table)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ConfigError(
-            f"`{path}` must describe a device like the TOML files in `crosscut/planner/hardware`, but is not: reading it "
-            f"raised {error!r}. `crosscut plan --calibrate FILE` writes such a file."
+            f"`{path}` must describe a device like the TOML files in `crosscut/planner/hardware`, but is not: reading "
+            f"it raised {error!r}. `crosscut plan --calibrate FILE` writes such a file."
         ) from None
 
 
