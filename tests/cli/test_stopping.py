@@ -109,7 +109,8 @@ def test_stopped_run_exits_75_and_the_same_command_completes_it(crosscut_here, s
 
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)],  # one handler takes both
+    # One handler takes the first two; Python's own takes the third.
+    [signal.SIGTERM, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGUSR1, signal.SIGINT))],
 )
 def test_request_during_preparation_ends_at_once(start, book, tmp_path, number):
     """There is nothing to save, so nothing is said of a checkpoint."""
@@ -124,7 +125,7 @@ def test_request_during_preparation_ends_at_once(start, book, tmp_path, number):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + number, errors
     assert time.monotonic() - begin < 30, "at once, on a busy machine"
-    assert "checkpoint" not in errors
+    assert "has stopped after step" not in errors
     assert not (run / "tokens").exists()
 
 
@@ -144,7 +145,7 @@ def test_under_torchrun_the_agents_sigterm_leaves_a_checkpoint(start, book, tmp_
     assert only_checkpoint(run) >= 3
 
 
-@pytest.mark.parametrize("layout", [pytest.param("layout.tensor=1", marks=pytest.mark.slow), "layout.tensor=2"])
+@pytest.mark.parametrize("layout", ["layout.tensor=1", pytest.param("layout.tensor=2", marks=pytest.mark.slow)])
 def test_ctrl_c_leaves_a_checkpoint_and_exits_130(start, book, tmp_path, layout):
     run = tmp_path / "run"
     process = start("-m", "crosscut", "train", *TINY, *ENDLESS, f"data.text={book}", layout, f"output.folder={run}")
@@ -176,16 +177,3 @@ def test_a_second_ctrl_c_ends_a_run_at_once(start, book, tmp_path):
     assert process.returncode == 130, errors
     assert list_checkpoints(run / "checkpoints") == []
     assert "Traceback" not in errors
-
-
-def test_ctrl_c_before_the_first_step_ends_at_once(start, book, tmp_path):
-    corpus, run = tmp_path / "long.txt", tmp_path / "run"
-    corpus.write_text(book.read_text() * 60)  # seconds of work
-    process = start("-m", "crosscut", "train", *TINY, f"data.text={corpus}", f"output.folder={run}")
-    deadline = time.monotonic() + 60
-    while not list(run.glob(".tokens*")) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    assert "Interrupted" in errors

@@ -1,0 +1,225 @@
+"""Honest streams of a server, alone and with attackers among the clients.
+
+    python benchmarks/serving/attack.py [--streams 1000] [--attackers 50] [--turns 3] [--json FILE]
+
+The command trains and exports a tiny model, serves it with `crosscut serve`, and has all honest clients stream a text
+at the same time: in turns alone, and with attackers that begin first and go on until the last honest stream has ended.
+Each attacker repeats one kind of attack (`ATTACKS`). The table shows how long all honest streams together took, and how
+many of them were lost: streams that did not end as they should. Two figures are goals: no stream is lost, and with
+attackers the streams take at most twice as long.
+
+Clients and server share the machine's cores, so the work of the attackers' own clients counts against the server.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.machine import describe_machine, print_machine  # noqa: E402 - found through the path above
+
+TOKENS = 16
+"""Tokens of each honest stream."""
+SLOWEST = 2.0
+"""Goal: seconds of the honest streams with attackers, divided by their seconds alone."""
+_TEMPLATE = (
+    "{% set last = messages[-1].content %}"
+    "{% if last == 'slow' %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{% endif %}"
+    "{% if last == 'large' %}{{ 'a' * 10000000000 }}{% endif %}"
+    "{{ last }}"
+)
+_TEXT, _CHAT = "/v1/completions", "/v1/chat/completions"
+_HONEST = {"prompt": "The state of", "max_tokens": TOKENS, "stream": True, "logit_bias": {"0": -100}}
+
+
+async def honest_stream(port: int, number: int) -> bool:
+    """Stream one text. Returns whether it ended as it should, with all its tokens."""
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request(_TEXT, _HONEST | {"seed": number}))
+        answer = await asyncio.wait_for(reader.read(-1), 600)
+        writer.close()
+    except (OSError, TimeoutError):
+        return False
+    return answer.count(b'"finish_reason":"length"') == 1 and b"data: [DONE]" in answer
+
+
+def request(path: str, body: Any, *, length: int | None = None) -> bytes:
+    """One POST request as bytes. The server closes the connection after its answer."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    size = len(content) if length is None else length
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: {size}\r\n\r\n"
+    return head.encode() + content
+
+
+async def _ask(port: int, content: bytes, *, read: int = -1) -> None:
+    """Send a request and read the answer, or only its first `read` bytes before leaving."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(content)
+    with suppress(asyncio.IncompleteReadError):
+        await (reader.read(-1) if read < 0 else reader.readexactly(read))
+    writer.close()
+
+
+async def _never_read(port: int) -> None:
+    """Ask for a long text and read nothing of it for half a minute."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
+    writer.write(request(_TEXT, _HONEST | {"n": 16, "logprobs": 5, "max_tokens": 100}))
+    await asyncio.sleep(30)
+    writer.close()
+
+
+async def _send_slowly(port: int) -> None:
+    """Send a request byte by byte."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    for byte in request(_TEXT, _HONEST):
+        writer.write(bytes([byte]))
+        await writer.drain()
+        await asyncio.sleep(0.05)
+    writer.close()
+
+
+def _asking(path: str, body: Any, **how: Any) -> Callable[[int], Awaitable[None]]:
+    return lambda port: _ask(port, request(path, body), **how)
+
+
+def _chat(text: str, **how: Any) -> Callable[[int], Awaitable[None]]:
+    return _asking(_CHAT, {"messages": [{"role": "user", "content": text}], "max_tokens": 2}, **how)
+
+
+ATTACKS: dict[str, Callable[[int], Awaitable[None]]] = {
+    "a template that runs for ever": _chat("slow"),
+    "a template that takes 10 GB": _chat("large"),
+    "leaving while a template runs": lambda port: asyncio.wait_for(_chat("slow")(port), 0.2),
+    "16 stop strings at the limit": _asking(_TEXT, _HONEST | {"stop": ["a" * (1000 - i) for i in range(16)]}),
+    "a stop string of two million characters": _asking(_TEXT, _HONEST | {"stop": "a" * 2_000_000}),
+    "ids that the model does not have": _asking(_TEXT, _HONEST | {"prompt": [10**9]}),
+    "fields nested 2,000 deep": _asking(_TEXT, b'{"prompt": "a", "x": ' + b"[" * 2000 + b"]" * 2000 + b"}"),
+    "a length of 20 digits and no body": lambda port: _ask(port, request(_TEXT, b"", length=10**19)),
+    "leaving after the first bytes": _asking(_TEXT, _HONEST | {"n": 8, "max_tokens": 100}, read=20),
+    "never reading": _never_read,
+    "sending slowly": _send_slowly,
+}
+"""What an attacker does again and again, by its name."""
+
+
+async def _attack(port: int, kind: str, counts: dict[str, int]) -> None:
+    while True:
+        with suppress(OSError, TimeoutError):
+            await ATTACKS[kind](port)
+        counts[kind] += 1
+        await asyncio.sleep(0.05)
+
+
+async def one_turn(port: int, *, streams: int, attackers: int) -> dict[str, Any]:
+    """Run all honest streams at once. Returns seconds, lost streams and the number of attacks."""
+    counts = dict.fromkeys(ATTACKS, 0)
+    kinds = list(ATTACKS)
+    attacks = [asyncio.create_task(_attack(port, kinds[i % len(kinds)], counts)) for i in range(attackers)]
+    if attackers:
+        await asyncio.sleep(2)
+    began = time.perf_counter()
+    ended = await asyncio.gather(*(honest_stream(port, i) for i in range(streams)))
+    seconds = time.perf_counter() - began
+    for task in attacks:
+        task.cancel()
+    await asyncio.gather(*attacks, return_exceptions=True)
+    return {"seconds": seconds, "lost": ended.count(False), "attacks": counts}
+
+
+def make_model(folder: Path) -> Path:
+    """Train a tiny model for a moment and export it, with a chat template that an attacker can misuse."""
+    run, model = folder / "run", folder / "model"
+    sizes = ("model.num_layers=2", "model.hidden_size=64", "model.num_heads=4", "data.vocab_size=512")
+    steps = ("training.steps=2", "optimizer.warmup_steps=1", "training.validate_every=0", "output.sample_tokens=0")
+    for command in (
+        ["train", *sizes, *steps, "layout.tensor=1", f"output.folder={run}"],
+        ["checkpoint", "export", str(run), str(model)],
+    ):
+        subprocess.run([sys.executable, "-m", "crosscut", *command], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    (model / "chat_template.jinja").write_text(_TEMPLATE, encoding="utf-8")
+    return model
+
+
+def serve(model: Path, log: Path) -> tuple["subprocess.Popen[bytes]", int]:
+    """Start a server. Returns its process and its port, once it listens."""
+    command = [sys.executable, "-m", "crosscut", "serve", str(model), "--port", "0", "--device", "cpu"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, env={**os.environ})
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if found := re.search(r"http://127\.0\.0\.1:(\d+)", log.read_text(encoding="utf-8")):
+            return process, int(found[1])
+        time.sleep(0.1)
+    process.kill()
+    raise RuntimeError(f"The server did not start: {log.read_text(encoding='utf-8')}")
+
+
+def measure(*, streams: int, attackers: int, turns: int) -> dict[str, Any]:
+    """Run the turns against one server: alone and attacked alternately, after one turn that does not count."""
+    with tempfile.TemporaryDirectory() as scratch:
+        process, port = serve(make_model(Path(scratch)), Path(scratch) / "log.txt")
+        try:
+            asyncio.run(one_turn(port, streams=min(streams, 50), attackers=0))
+            results: dict[str, list[dict[str, Any]]] = {"alone": [], "attacked": []}
+            for turn in range(turns):
+                for name, number in (("alone", 0), ("attacked", attackers)):
+                    results[name].append(asyncio.run(one_turn(port, streams=streams, attackers=number)))
+                    told = results[name][-1]
+                    print(f"turn {turn + 1}, {name}: {told['seconds']:.1f} s, {told['lost']} lost", flush=True)
+            assert process.poll() is None, "the server has ended"
+        finally:
+            process.terminate()
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+    alone, attacked = (statistics.median(one["seconds"] for one in results[name]) for name in results)
+    lost = sum(one["lost"] for one in results["attacked"])
+    return {
+        "turns": results,
+        "ratio": attacked / alone,
+        "lost": lost,
+        "goals": attacked <= SLOWEST * alone and not lost,
+    }
+
+
+def main() -> int:
+    """Measure, print the table and return 0 if both goals are met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, default=1000, help="honest streams at the same time")
+    parser.add_argument("--attackers", type=int, default=50, help="attackers, of all kinds")
+    parser.add_argument("--turns", type=int, default=3, help="turns alone and attacked")
+    parser.add_argument("--json", type=Path, help="file to write the figures to")
+    options = parser.parse_args()
+    print_machine("torch", "starlette")
+    measured = measure(streams=options.streams, attackers=options.attackers, turns=options.turns)
+    attacks = {kind: sum(one["attacks"][kind] for one in measured["turns"]["attacked"]) for kind in ATTACKS}
+    for kind, number in attacks.items():
+        print(f"{number:>8,}  {kind}")
+    verdict = "met" if measured["goals"] else "NOT met"
+    print(
+        f"{options.streams:,} streams with {options.attackers} attackers: {measured['ratio']:.2f} times as long as "
+        f"alone (goal {SLOWEST:.0f}), {measured['lost']} lost (goal 0): {verdict}"
+    )
+    if options.json:
+        told = {"machine": describe_machine("torch", "starlette"), "streams": options.streams, **measured}
+        options.json.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    return 0 if measured["goals"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
