@@ -61,7 +61,8 @@ def request(path: str, body: Any, *, length: int | None = None) -> bytes:
     """One POST request as bytes. The server closes the connection after its answer."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     size = len(content) if length is None else length
-    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: {size}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
     return head.encode() + content
 
 

@@ -30,6 +30,8 @@ BEAT = 5.0
 """Seconds between two renewals of a lock."""
 STALE = 60.0
 """Age in seconds from which the lock of another machine counts as abandoned."""
+_ENDING = 1.0
+"""Seconds after which a process that was killed before the lock was read has ended."""
 _SETTLE = 0.5
 """Seconds after which two processes that took the same abandoned lock both see which of them has it."""
 
@@ -105,16 +107,19 @@ class FolderLock:
             holder = _read(path)
             if holder is None:  # released in the meantime
                 continue
-            seen, age = self._age(path)
+            runs, (seen, age) = holder.runs, self._age(path)
             is_first_look, first_seen = not first_seen, first_seen or seen
-            if holder.runs or seen > first_seen:
+            if runs is False or (runs is None and age > STALE):
+                if self._take_over(path):
+                    return
+                continue
+            if not is_first_look and (runs or seen > first_seen):
                 raise ConfigError(
                     f"The run's folder must be used by one run at a time, but `{folder}` is in use by {holder}. Wait "
                     "until that run ends, or choose another folder."
                 )
-            if holder.runs is False or age > STALE:
-                if self._take_over(path):
-                    return
+            if runs:
+                time.sleep(_ENDING)
                 continue
             if is_first_look:
                 told(

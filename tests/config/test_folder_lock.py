@@ -24,6 +24,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(folder_lock, "BEAT", 0.1)
     monkeypatch.setattr(folder_lock, "STALE", 1.0)
     monkeypatch.setattr(folder_lock, "_SETTLE", 0.05)
+    monkeypatch.setattr(folder_lock, "_ENDING", 0.05)
     yield
 
 
