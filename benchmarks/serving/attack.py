@@ -44,6 +44,8 @@ _TEMPLATE = (
 _TEXT, _CHAT = "/v1/completions", "/v1/chat/completions"
 _HONEST = {"prompt": "The state of", "max_tokens": TOKENS, "stream": True, "logit_bias": {"0": -100}}
 
+_NESTED = b'{"model": "model", "prompt": "a", "x": ' + b"[" * 2000 + b"]" * 2000 + b"}"
+
 
 async def honest_stream(port: int, number: int) -> bool:
     """Stream one text. Returns whether it ended as it should, with all its tokens."""
@@ -59,7 +61,7 @@ async def honest_stream(port: int, number: int) -> bool:
 
 def request(path: str, body: Any, *, length: int | None = None) -> bytes:
     """One POST request as bytes. The server closes the connection after its answer."""
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    content = body if isinstance(body, bytes) else json.dumps({"model": "model", **body}).encode()
     size = len(content) if length is None else length
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
@@ -108,7 +110,9 @@ ATTACKS: dict[str, Callable[[int], Awaitable[None]]] = {
     "16 stop strings at the limit": _asking(_TEXT, _HONEST | {"stop": ["a" * (1000 - i) for i in range(16)]}),
     "a stop string of two million characters": _asking(_TEXT, _HONEST | {"stop": "a" * 2_000_000}),
     "ids that the model does not have": _asking(_TEXT, _HONEST | {"prompt": [10**9]}),
-    "fields nested 2,000 deep": _asking(_TEXT, b'{"prompt": "a", "x": ' + b"[" * 2000 + b"]" * 2000 + b"}"),
+    "fields nested 2,000 deep": _asking(
+        _TEXT, b'{"model": "model", "prompt": "a", "x": ' + b"[" * 2000 + b"]" * 2000 + b"}"
+    ),
     "a length of 20 digits and no body": lambda port: _ask(port, request(_TEXT, b"", length=10**19)),
     "leaving after the first bytes": _asking(_TEXT, _HONEST | {"n": 8, "max_tokens": 100}, read=20),
     "never reading": _never_read,
