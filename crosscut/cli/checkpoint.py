@@ -135,8 +135,14 @@ def repair(place: str, dry_run: bool, as_json: bool) -> None:
     """
     from crosscut.checkpoint.inspection import folder_to_repair
     from crosscut.checkpoint.repair import repair as repair_folder
+    from crosscut.checkpoint.storage import LocalFolder
+    from crosscut.config.folder_lock import require_unused
 
-    actions = repair_folder(folder_to_repair(place), dry_run=dry_run)
+    root = folder_to_repair(place)
+    if isinstance(root, LocalFolder) and not dry_run:
+        for folder in (root.path, root.path.parent):  # a run locks its own folder, and a separate `checkpoint.folder`
+            require_unused(folder)
+    actions = repair_folder(root, dry_run=dry_run)
     if as_json:
         echo(json.dumps([dataclasses.asdict(action) for action in actions], indent=2))
         return

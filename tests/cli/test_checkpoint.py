@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from crosscut.cli.main import commands
-from crosscut.config import CheckpointError, load_run
+from crosscut.config import CheckpointError, ConfigError, load_run
+from crosscut.config.folder_lock import FolderLock
 from tests.cli.conftest import TINY
 from tests.training.jobs import whole_run
 
@@ -40,7 +41,7 @@ def copied(runs, tmp_path) -> Path:
 
 def run(*arguments: object, status: int = 0) -> Result:
     result = CliRunner().invoke(commands, ["checkpoint", *map(str, arguments)])
-    if isinstance(result.exception, CheckpointError):
+    if isinstance(result.exception, CheckpointError | ConfigError):
         raise result.exception
     assert result.exit_code == status, result.output
     return result
@@ -165,6 +166,14 @@ def test_repair_removes_what_a_stopped_run_left(copied):
     assert run("repair", copied).stdout.startswith(f"remove  {draft}")
     assert not draft.exists()
     assert run("repair", copied).stdout == "Nothing to repair.\n"
+
+
+def test_repair_of_a_run_that_is_training_is_refused(copied):
+    for folder in (copied, copied.parent):
+        with FolderLock(folder).held(print):
+            with pytest.raises(ConfigError, match=r"must not be in use, but .* is in use by process"):
+                run("repair", copied)
+            assert run("repair", copied, "--dry-run").exit_code == 0
 
 
 def test_repair_leaves_what_a_run_may_be_writing(copied):
