@@ -22,8 +22,6 @@ from benchmarks.fuzzing.valid import REQUESTS, SOURCES
 from crosscut.config import CorpusConfig, RunConfig
 
 _STEP = "run/checkpoints/step-00000004"
-_PREPARED = (0, 1, 2, 3)
-"""Exit statuses of `prepare`. A corpus with damaged sources has a status of its own."""
 _DAMAGES = {*BYTES, "delete", "empty", "sparse"}
 
 Oracle = Callable[[Case, Path, Path, Outcome], str]
@@ -162,10 +160,10 @@ def _corpora() -> tuple[Base, ...]:
         files |= {"s.bin": "sources/s.bin"} if source == "s.idx" else {}
         ends_with = (2,) if source == "s.warc" else (0,)
         line = ("prepare", f"{source}.toml")
-        bases.append(Base(source, line, files, (source, "s.bin"), ends_with=ends_with, statuses=_PREPARED))
+        bases.append(Base(source, line, files, (source, "s.bin"), ends_with=ends_with))
     finished = {name: f"finished/{name}" for name in ("corpus.toml", "s.jsonl", "more.jsonl", "tokenizer.json", "out")}
     damaged = ("out/*", "out/*/*", "out/*/*/*")
-    return (*bases, Base("finished", ("prepare", "corpus.toml"), finished, damaged, weight=3, statuses=_PREPARED))
+    return (*bases, Base("finished", ("prepare", "corpus.toml"), finished, damaged, weight=3))
 
 
 def _changed(case: Case, folder: Path, valid: Path, base: Base, *, under: str) -> list[str]:
