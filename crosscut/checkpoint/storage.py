@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from crosscut.config import CheckpointError
+from crosscut.config.files import MOST_BYTES, require_regular, too_large
 
 DRAFT_SUFFIX = ".partial"
 """Suffix of the hidden folder in which a checkpoint is written until it is complete."""
@@ -85,9 +86,12 @@ class Folder(ABC):
         """
 
     def read(self, name: str) -> bytes:
-        """Content of a small file."""
+        """Content of a small file. Raises `OSError` if the file cannot be read or is larger than 256 MiB."""
         with self.open(name) as file:
-            return file.read()
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise too_large(name)
+        return content
 
     def write(self, name: str, content: bytes) -> None:
         """Write a small file. The file is stored durably on return."""
@@ -127,7 +131,8 @@ class LocalFolder(Folder):
             return []
 
     def open(self, name: str) -> IO[bytes]:
-        """Open a file for reading."""
+        """Open a file for reading. Raises `OSError` if it is not a regular file."""
+        require_regular(self.path / name)
         return (self.path / name).open("rb")
 
     @contextmanager

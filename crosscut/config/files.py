@@ -16,7 +16,7 @@ from typing import Any
 
 from crosscut.config.errors import ConfigError, CrosscutError
 
-_MOST_BYTES = 1 << 28
+MOST_BYTES = 1 << 28
 """Maximum size of a JSON or TOML file. The largest real files are tokenizers of 50 MB."""
 
 
@@ -42,9 +42,14 @@ def read_small(path: Path) -> str:
     larger than 256 MiB.
     """
     require_regular(path)
-    if path.stat().st_size > _MOST_BYTES:
-        raise OSError(errno.EFBIG, f"It is larger than {_MOST_BYTES >> 20} MiB", str(path))
+    if path.stat().st_size > MOST_BYTES:
+        raise too_large(str(path))
     return read_text(path)
+
+
+def too_large(name: str) -> OSError:
+    """Return the error for a file larger than `MOST_BYTES`."""
+    return OSError(errno.EFBIG, f"It is larger than {MOST_BYTES >> 20} MiB", name)
 
 
 def read_json(path: Path, error: type[CrosscutError] = ConfigError, *, remedy: str = "") -> dict[str, Any]:

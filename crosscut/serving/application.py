@@ -52,7 +52,7 @@ def make_application(
     `key` and `names` decide which clients are allowed; see `Guard`.
     """
     handlers = _Handlers(served, desk, spell)
-    return Starlette(
+    application = Starlette(
         routes=[
             Route("/", handlers.page),
             Route("/page/{name}", handlers.page),
@@ -70,6 +70,8 @@ def make_application(
         },
         lifespan=handlers.opened,
     )
+    application.router.redirect_slashes = False  # a redirect has no body, and a client that posts would not follow it
+    return application
 
 
 class _Handlers:

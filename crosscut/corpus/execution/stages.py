@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from crosscut.config.files import write_whole
+from crosscut.config.files import read_small, write_whole
 from crosscut.data.folders import unwritable
 from crosscut.data.hashing import sha256
 
@@ -114,11 +114,21 @@ class Record:
 
     @classmethod
     def read(cls, path: Path) -> Record | None:
-        """Read the record at `path`. Return None if the file does not exist or cannot be read."""
+        """Read the record at `path`. Return None if the file does not exist, cannot be read, or is not as it was
+        written.
+        """
         try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError, RecursionError):
+            content = read_small(path)
+            fields = json.loads(content)
+            record = cls(**{name: value for name, value in fields.items() if name != "sha256"})
+            return record if record.content() == content else None
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             return None
+
+    def content(self) -> str:
+        """Return the record as JSON. The last value is the hash of the others, so an edited record is detected."""
+        fields = asdict(self)
+        return json.dumps({**fields, "sha256": hashlib.sha256(json.dumps(fields).encode()).hexdigest()})
 
 
 def read_records(work: Path, stage: str) -> list[Record]:
@@ -189,7 +199,7 @@ def execute(folder: Path, task: Task, key: str) -> Record:
         record = Record(
             task=task.name, key=key, seconds=seconds, size=task.size, files=files, sizes=sizes, counts=counts
         )
-        write_whole(record_path, json.dumps(asdict(record)))
+        write_whole(record_path, record.content())
         return record
     except OSError as error:
         raise unwritable(folder, error, setting="folder", kept="Finished tasks are kept.") from None
