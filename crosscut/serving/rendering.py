@@ -1,14 +1,16 @@
 """Rendering of a chat template in a process that is kept from request to request (`template_process`)."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
+from typing import IO, Any
 
 from crosscut.config import ConfigError
 from crosscut.serving import template_process
@@ -16,6 +18,9 @@ from crosscut.serving.template_process import Limits, read_message, write_messag
 
 _PASSED_ON = ("PATH", "PYTHONHOME", "PYTHONPATH", "LD_LIBRARY_PATH", "TZ")
 """Environment variables of the process. Others may hold secrets, such as the server's key."""
+
+_USUAL_SECONDS = 0.1
+"""Time that an ordinary rendering stays far below. After it, the process gets only the time that others leave."""
 
 
 class RenderingError(Exception):
@@ -31,6 +36,10 @@ class RenderingError(Exception):
 
 class Renderer:
     """A template with the process that renders it. If the process was ended, the next rendering starts another one.
+
+    A rendering that takes unusually long yields the processor to the model and to other programs (Linux only), so that
+    one slow template does not slow other texts. Its process ends with its answer, since the system does not raise a
+    priority again.
 
     Raises `ConfigError` with the name of the file, `place`, if the template is invalid, or if it exceeds the limits
     even for the messages in `trial`. Several threads may call `render`; one rendering runs at a time.
@@ -58,7 +67,11 @@ class Renderer:
             if self._process.poll() is not None:
                 self._end()
                 self._process = self._start()
-            return self._answer(self._process, names)
+            try:
+                return self._answer(self._process, names, patience=_USUAL_SECONDS)
+            finally:
+                if self._has_yielded:
+                    self._end()
 
     def _start(self) -> "subprocess.Popen[bytes]":
         process = subprocess.Popen(  # noqa: S603 - this Python with our own program
@@ -70,15 +83,22 @@ class Renderer:
             start_new_session=True,  # Ctrl-C at the terminal is for the server, which still answers requests
         )
         self._end = weakref.finalize(self, _end, process)
+        self._has_yielded = False
         self._answer(process, {"source": self._source, "limits": asdict(self._limits)})
         return process
 
-    def _answer(self, process: "subprocess.Popen[bytes]", message: Mapping[str, Any]) -> str:
-        """Text that the process answers to a message. A process that does not answer has ended."""
+    def _answer(
+        self, process: "subprocess.Popen[bytes]", message: Mapping[str, Any], *, patience: float | None = None
+    ) -> str:
+        """Text that the process answers to a message. After `patience` seconds, it yields the processor to others. A
+        process that does not answer has ended.
+        """
         assert process.stdin is not None
         assert process.stdout is not None
         try:
             write_message(process.stdin, message)
+            if patience is not None and not _is_ready(process.stdout, patience):
+                self._has_yielded = _yield_processor(process.pid)
             answer = read_message(process.stdout)
         except BrokenPipeError:
             answer = None
@@ -93,6 +113,21 @@ class Renderer:
         if status == -signal.SIGALRM:
             return f"it takes more than {self._limits.seconds:g} seconds"
         return f"it breaks the process that renders it (exit status {status})"
+
+
+def _is_ready(stream: IO[bytes], seconds: float) -> bool:
+    """Whether something can be read, or the stream has ended, within a time."""
+    poll = select.poll()
+    poll.register(stream, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+def _yield_processor(process: int) -> bool:
+    """Let a process run only while no other one wants the processor. Returns whether the system can do so."""
+    with suppress(AttributeError, OSError):  # no Linux, or the process has just ended
+        os.sched_setscheduler(process, os.SCHED_IDLE, os.sched_param(0))
+        return True
+    return False
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

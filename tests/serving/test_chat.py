@@ -3,6 +3,9 @@
 import json
 import os
 import shutil
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,11 @@ from crosscut.serving.refusals import Refusal
 from crosscut.serving.template_process import Limits
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who are you?"}]
+
+
+needs_idle = pytest.mark.skipif(
+    not hasattr(os, "SCHED_IDLE"), reason="only Linux has processes that run when no other one wants to"
+)
 
 
 @pytest.fixture
@@ -188,6 +196,41 @@ def test_the_process_of_a_template_is_kept_and_replaced_after_its_end(folder, co
             Refusal, match="`messages` must suit the model's chat template, but it cannot be rendered: "
         ):
             template.tokens([{"role": "user", "content": content}])
+    assert template.tokens(CHAT)
+
+
+@needs_idle
+def test_a_slow_template_yields_the_processor_and_the_next_one_does_not(folder):
+    source = "{% if messages[-1].content == 'loop' %}" + LOOP + "{% endif %}{{ messages[-1].content }}"
+    template = ChatTemplate(source, folder / "tokenizer.json", {}, place="here", limits=Limits(seconds=0.5))
+    slow = template._renderer._process.pid
+    policies = []
+
+    def watch() -> None:
+        with suppress(ProcessLookupError):
+            while True:
+                policies.append(os.sched_getscheduler(slow))
+                time.sleep(0.01)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    with pytest.raises(Refusal, match="takes more than 0"):
+        template.tokens([{"role": "user", "content": "loop"}])
+    watcher.join()
+    assert policies[0] == os.SCHED_OTHER
+    assert policies[-1] == os.SCHED_IDLE
+    assert template.tokens(CHAT)
+    assert os.sched_getscheduler(template._renderer._process.pid) == os.SCHED_OTHER
+
+
+@needs_idle
+def test_a_slow_template_that_answers_is_followed_by_a_new_process(folder):
+    source = "{% if messages[-1].content == 'loop' %}{% for a in range(99999) %}{% for b in range(40) %}{% endfor %}"
+    source += "{% endfor %}{% endif %}{{ messages[-1].content }}"
+    template = ChatTemplate(source, folder / "tokenizer.json", {}, place="here", limits=Limits(seconds=60))
+    slow = template._renderer._process
+    assert template.tokens([{"role": "user", "content": "loop"}])
+    assert slow.poll() is not None
     assert template.tokens(CHAT)
 
 
