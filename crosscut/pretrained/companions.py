@@ -22,6 +22,7 @@ from crosscut.config.published.folders import (
 from crosscut.data import Tokenizer
 from crosscut.data.hashing import sha256
 from crosscut.data.manifest import MANIFEST_NAME
+from crosscut.data.tokenization.tokenizer import read_inner
 
 COMPANIONS = (TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE, "chat_template.jinja", GENERATION_FILE)
 """Names of the optional files that belong to a tokenizer and are stored in the tokenizer's folder."""
@@ -81,9 +82,7 @@ def begin_of_run(run: RunConfig, tokens: Path) -> int | None:
 
 
 def _begin(tokenizer: Path, ends: Container[int]) -> int | None:
-    import tokenizers
-
-    ids = tokenizers.Tokenizer.from_file(str(tokenizer)).encode("").ids
+    ids = read_inner(tokenizer).encode("").ids
     return ids[0] if ids and ids[0] not in ends else None
 
 

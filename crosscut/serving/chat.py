@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import tokenizers
-
 from crosscut.config import ConfigError
+from crosscut.data.tokenization.tokenizer import read_inner
 from crosscut.serving.fields import is_text, shown
 from crosscut.serving.refusals import Refusal
 from crosscut.serving.rendering import Renderer, RenderingError
@@ -24,6 +23,8 @@ SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
+_LONGEST_TOKEN = 1000
+"""Maximum number of characters of a named special token, which a template may repeat in every message."""
 
 _TRIAL = ({"role": "user", "content": "Hello"},)
 """Chat that every template must render within the limits."""
@@ -41,7 +42,7 @@ class ChatTemplate:
     ) -> None:
         self._names = {"tools": None, "documents": None, "add_generation_prompt": True, **names}
         self._renderer = Renderer(source, self._names | {"messages": _TRIAL}, place=place, limits=limits)
-        self._tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer))
+        self._tokenizer = read_inner(tokenizer)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._special = [
@@ -117,6 +118,11 @@ def _content(token: object, name: str, file: Path) -> str:
         raise ConfigError(
             f"`{name}` in `{file}` must be a string, or an object whose `content` is a string, but is {shown(token)}. "
             "Correct it, or remove it."
+        )
+    if len(text) > _LONGEST_TOKEN:
+        raise ConfigError(
+            f"`{name}` in `{file}` must have at most {_LONGEST_TOKEN:,} characters, but has {len(text):,}. Correct it, "
+            "or remove it."
         )
     return text
 

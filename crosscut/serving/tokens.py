@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-import tokenizers
+from crosscut.data.tokenization.tokenizer import read_inner
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -22,7 +22,7 @@ class TokenBytes:
     """
 
     def __init__(self, tokenizer: Path) -> None:
-        self._inner = tokenizers.Tokenizer.from_file(str(tokenizer))
+        self._inner = read_inner(tokenizer)
         self._added = {number: token.content for number, token in self._inner.get_added_tokens_decoder().items()}
         self._by_character = _byte_of_character() if _is_byte_level(tokenizer) else None
 

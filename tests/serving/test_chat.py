@@ -314,6 +314,13 @@ def test_a_special_token_that_is_no_text_is_told(folder, name, token):
         find(folder)
 
 
+@pytest.mark.parametrize("token", ["a" * 1001, {"content": "a" * 10**6}], ids=["string", "object"])
+def test_a_special_token_that_is_too_long_is_told(folder, token):
+    write_settings(folder, chat_template="{{ pad_token }}", pad_token=token)
+    with pytest.raises(ConfigError, match=r"`pad_token` in `.*` must have at most 1,000 characters, but has 1,00"):
+        find(folder)
+
+
 def test_broken_settings_are_told(folder):
     (folder / "tokenizer_config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"tokenizer_config\.json` must be valid JSON, but is not"):

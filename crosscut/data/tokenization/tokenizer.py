@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,10 @@ MAX_TRAINING_CHARACTERS = 100_000_000
 """Maximum number of characters, from the start of the corpus, on which a tokenizer is trained. The limit bounds memory
 and time."""
 
+MOST_IDS = 1 << 24
+"""Maximum vocabulary size. The largest published vocabularies have about a million entries. The tokenizers library
+visits every id up to the highest one when it writes a tokenizer, so a single huge id would cost minutes."""
+
 
 class Tokenizer:
     """A tokenizer of the `tokenizers` library with its end-of-text token.
@@ -54,6 +59,12 @@ class Tokenizer:
         vocabulary = inner.get_vocab(with_added_tokens=True)
         self.vocab_size = 1 + max(vocabulary.values(), default=-1)
         """Highest id + 1. Some lower ids may be unused."""
+        if self.vocab_size > MOST_IDS:
+            token, highest = max(vocabulary.items(), key=itemgetter(1))
+            raise DataError(
+                f"{name} must have ids below {MOST_IDS:,}, but the id of {token!r} is {highest:,}. Correct the file, "
+                "or download it again."
+            )
         self.end_of_text = _by_name(vocabulary, name) if end_of_text is None else end_of_text
         """Id that follows each document."""
 
@@ -66,22 +77,7 @@ class Tokenizer:
         Raises `DataError` if the file cannot be read, if there is no end-of-text id, or if the named token is not in
         the vocabulary. Raises `ConfigError` if a file beside the tokenizer cannot be read.
         """
-        import tokenizers
-
-        try:
-            data = read_small(path)
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise DataError(
-                f"`{path}` must be a readable `tokenizer.json`, but is not: {reason}. Check `{setting}`."
-            ) from None
-        try:
-            inner = tokenizers.Tokenizer.from_str(data)
-        except Exception as error:  # the library raises plain Exception
-            raise DataError(
-                f"`{path}` must be a `tokenizer.json` of the tokenizers library, but is not: {error}. "
-                f"Check `{setting}`."
-            ) from None
+        inner = read_inner(path, setting=setting)
         if end_of_text is None:
             end_of_text = end_said_beside(path, inner)
         return cls(inner, name=f"`{path}`", end_of_text=end_of_text)
@@ -199,6 +195,24 @@ class Tokenizer:
         """
         end = self._inner.id_to_token(self.end_of_text)
         return {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "clean_up_tokenization_spaces": False}
+
+
+def read_inner(path: Path, *, setting: str = "data.tokenizer") -> tokenizers.Tokenizer:
+    """Read a `tokenizer.json` as the library's own object. Raises `DataError` if the file is invalid. `setting` is the
+    name of the option that holds its path, for messages.
+    """
+    import tokenizers
+
+    kind = "`tokenizer.json` of the tokenizers library"
+    try:
+        return tokenizers.Tokenizer.from_str(read_small(path))
+    except (OSError, UnicodeDecodeError) as error:
+        kind, reason = "readable `tokenizer.json`", str(getattr(error, "strerror", "it is not UTF-8"))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # plain Exception, or a panic of Rust, which is not an Exception
+        reason = str(error)
+    raise DataError(f"`{path}` must be a {kind}, but is not: {reason}. Check `{setting}`.")
 
 
 def token_dtype(vocab_size: int) -> np.dtype[np.uint16 | np.uint32]:

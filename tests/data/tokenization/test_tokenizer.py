@@ -236,3 +236,24 @@ def test_two_tokens_of_one_id_are_told(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(file)
     with pytest.raises(DataError, match=r"tokenizer.json` must be a consistent tokenizer, but is not: Token "):
         tokenizer.encode_prompt("hello")
+
+
+@pytest.mark.parametrize("highest", [1 << 24, 10**9, 2**31, 2**32 - 1])
+def test_a_huge_id_is_told_at_once(tmp_path: Path, highest: int) -> None:
+    path = write_tokenizer(tmp_path / "tokenizer.json", {"<eos>": 0, "a": 1, "b": highest})
+    with pytest.raises(DataError) as caught:
+        Tokenizer.load(path)
+    assert str(caught.value) == (
+        f"`{path}` must have ids below 16,777,216, but the id of 'b' is {highest:,}. Correct the file, or download it "
+        "again."
+    )
+
+
+@pytest.mark.parametrize("prefix", ["{% for %}" * 3, "##", "a" * 100])
+def test_a_file_at_which_the_library_panics_is_told(tmp_path: Path, prefix: str) -> None:
+    model = {"type": "BPE", "vocab": {"<eos>": 0, "a": 1, "b": 2, "ab": 3}, "merges": [["a", "b"]]}
+    path = write_tokenizer(
+        tmp_path / "tokenizer.json", {}, model={**model, "continuing_subword_prefix": prefix, "unk_token": None}
+    )
+    with pytest.raises(DataError, match=r"must be a `tokenizer.json` of the tokenizers library, but is not: "):
+        Tokenizer.load(path)
