@@ -137,8 +137,11 @@ class LocalFolder(Folder):
 
     @contextmanager
     def create(self, name: str) -> Iterator[IO[bytes]]:
-        """Open a new file for writing. The file is flushed to the disk when the context ends."""
-        with (self.path / name).open("wb") as file:
+        """Open a new file for writing. The file is flushed to the disk when the context ends. An existing file, pipe or
+        link with this name is removed first: nothing is written through it.
+        """
+        (self.path / name).unlink(missing_ok=True)
+        with (self.path / name).open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

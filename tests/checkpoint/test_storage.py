@@ -249,3 +249,21 @@ def test_run_of_two_ranks_keeps_its_checkpoints_on_s3(s3_endpoint, tmp_path):
     assert "Continuing from `s3://two-ranks/run/step-00000002`" in resumed.stderr
     assert run(*crosscut, "checkpoint", "verify", f"{tmp_path}/run").stdout.count("good") == 2
     assert run(*crosscut, "generate", str(tmp_path / "run"), "--tokens", "3").stdout
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "dangling link", "socket"])
+def test_nothing_is_written_through_a_pipe_or_a_link(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)  # a socket's name must be short
+    (tmp_path / "outside").write_bytes(b"kept")
+    if kind == "pipe":
+        os.mkfifo("manifest.json")
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind("manifest.json")
+    else:
+        os.symlink("outside" if kind == "link" else "nowhere", "manifest.json")
+    LocalFolder(tmp_path).write("manifest.json", b"{}")
+    assert (tmp_path / "manifest.json").read_bytes() == b"{}"
+    assert not (tmp_path / "manifest.json").is_symlink()
+    assert (tmp_path / "outside").read_bytes() == b"kept"
+    assert not (tmp_path / "nowhere").exists()
