@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import fsspec
 import pytest
@@ -261,7 +262,7 @@ def test_nothing_is_written_through_a_pipe_or_a_link(tmp_path, monkeypatch, kind
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind("manifest.json")
     else:
-        os.symlink("outside" if kind == "link" else "nowhere", "manifest.json")
+        Path("manifest.json").symlink_to("outside" if kind == "link" else "nowhere")
     LocalFolder(tmp_path).write("manifest.json", b"{}")
     assert (tmp_path / "manifest.json").read_bytes() == b"{}"
     assert not (tmp_path / "manifest.json").is_symlink()
