@@ -4,10 +4,12 @@ The fifth kind, requests, needs a running server (`requests`).
 """
 
 import dataclasses
+import gzip
 import hashlib
 import importlib
 import json
 import typing
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,6 +182,14 @@ def _changed(case: Case, folder: Path, valid: Path, base: Base, *, under: str) -
     return found
 
 
+def _is_the_same_text(damaged: Path, valid: Path) -> bool:
+    """Whether only a field of a gzip's head differs that says nothing about the content, such as the time."""
+    try:
+        return gzip.decompress(damaged.read_bytes()) == gzip.decompress(valid.read_bytes())
+    except (OSError, EOFError, zlib.error):
+        return False
+
+
 def _digest(path: Path) -> str:
     if not path.is_file() or path.stat().st_size > 1 << 28:
         return "no file of this size"
@@ -206,6 +216,8 @@ def _lost_text_is_told(case: Case, folder: Path, valid: Path, outcome: Outcome) 
         names = _changed(case, folder, valid, base, under="out/tokens/")
         return f"prepare exits with 0, but {', '.join(names)} differ" if names else ""
     if not base.name.endswith((".gz", ".bz2")) or not _changed(case, folder, valid, base, under=base.name):
+        return ""
+    if base.name.endswith(".gz") and _is_the_same_text(folder / base.name, valid / base.files[base.name]):
         return ""
     if any(edit.action == "delete" for edit in case.edits):
         return ""

@@ -160,18 +160,25 @@ class Digests:
 
 
 def is_done(folder: Path, task: Task, key: str) -> Record | None:
-    """Return the record of a task whose result is up to date, or None if the task must be run."""
-    record = Record.read(folder / f"{task.name}.json")
+    """Return the record of a task whose result is up to date, or None if the task must be run. A file that was changed
+    after the record was written is compared with its hash.
+    """
+    path = folder / f"{task.name}.json"
+    record = Record.read(path)
     if record is None or record.key != key:
         return None
-    return record if all(_has_size(folder / name, size) for name, size in record.sizes.items()) else None
-
-
-def _has_size(path: Path, size: int) -> bool:
     try:
-        return path.stat().st_size == size
+        written = path.stat().st_mtime_ns
+        return record if all(_is_as_written(folder / name, record, written) for name in record.files) else None
     except OSError:
+        return None
+
+
+def _is_as_written(path: Path, record: Record, written: int) -> bool:
+    now = path.stat()
+    if now.st_size != record.sizes[path.name]:
         return False
+    return now.st_mtime_ns <= written or sha256(path) == record.files[path.name]
 
 
 def execute(folder: Path, task: Task, key: str) -> Record:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -126,6 +127,15 @@ def test_a_record_that_was_cut_short_counts_as_none(tmp_path):
     record = tmp_path / "first" / "a.json"
     record.write_text(record.read_text()[:20])
     assert Runner(tmp_path)(Given([writing("one")])).num_run == 1
+
+
+@pytest.mark.parametrize(("content", "runs"), [("One", 1), ("\0\0\0", 1), ("one", 0)])
+def test_a_task_whose_file_was_edited_is_redone(tmp_path, content, runs):
+    Runner(tmp_path)(Given([writing("one")]))
+    time.sleep(0.01)  # the clock of files is coarse
+    (tmp_path / "first" / "a.txt").write_text(content)
+    assert Runner(tmp_path)(Given([writing("one")])).num_run == runs
+    assert (tmp_path / "first" / "a.txt").read_text() == "one"
 
 
 def test_files_of_tasks_that_are_no_more_go(tmp_path):
