@@ -39,8 +39,8 @@ class Limits:
     """Maximum time of a rendering."""
     memory: int = 512 << 20
     """Maximum memory of the process in bytes. Only Linux keeps this limit."""
-    characters: int = 8 << 20
-    """Maximum length of the rendered text, about that of the largest request."""
+    characters: int = 2 << 20
+    """Maximum length of the rendered text. Encoding that many characters takes about a second."""
 
 
 def write_message(stream: IO[bytes], message: Mapping[str, Any]) -> None:

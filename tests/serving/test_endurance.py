@@ -116,7 +116,7 @@ def test_a_token_that_the_model_does_not_have_is_refused(odd, path, body, messag
     [
         ("", "the template renders nothing from them. Send more text."),
         ("grow", "it cannot be rendered: it needs more than 512 MiB of memory."),
-        ("swell", "it cannot be rendered: it renders more than 8,388,608 characters."),
+        ("swell", "it cannot be rendered: it renders more than 2,097,152 characters."),
         ("surrogate", "the template says: it renders characters that are not Unicode."),
         ("divide", "the template says: integer division or modulo by zero."),
     ],
