@@ -20,7 +20,6 @@ An error in the work for one text ends this text only. All ranks find the same e
 All ranks make the same calls in the same order. Shapes: B rows, S tokens per pass, H hidden, V vocabulary.
 """
 
-from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
@@ -79,7 +78,7 @@ class Decoder:
             capacity=min(_FIRST_CAPACITY, self.window),
         )
         self._rows: list[Text | None] = [None] * num_rows
-        self._waiting: deque[Text] = deque()
+        self._waiting: dict[int, Text] = {}
         self._num_added = 0
         self._is_alone = all(axis.size == 1 for axis in model.mesh.axes)
         """Whether no other rank waits for this one, so that work can be given up after any error."""
@@ -101,7 +100,7 @@ class Decoder:
         stream = None if self.tokenizer is None else TextStream(self.tokenizer, prompt, sampling.stop)
         text = Text(self._num_added, prompt, sampling, sample, stream)
         text.first = self._first_seen(len(prompt))
-        self._waiting.append(text)
+        self._waiting[text.number] = text
         self._num_added += 1
         return text.number
 
@@ -109,7 +108,7 @@ class Decoder:
         """Drop the text with this number, whether the text is waiting or running. Nothing happens if the text has
         already ended.
         """
-        self._waiting = deque(text for text in self._waiting if text.number != number)
+        self._waiting.pop(number, None)
         for row, text in enumerate(self._rows):
             if text is not None and text.number == number:
                 self._free(row)
@@ -126,7 +125,7 @@ class Decoder:
         """
         for row, text in enumerate(self._rows):
             if text is None and self._waiting:
-                self._rows[row] = self._waiting.popleft()
+                self._rows[row] = self._waiting.pop(next(iter(self._waiting)))
         # Both sets are determined before either runs, so that no text gets two tokens in one step.
         steps = [rows for rows in (self._writing(), self._reading()) if rows]
         pieces = [piece for rows in steps for piece in self._advance(rows)]

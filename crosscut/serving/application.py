@@ -23,7 +23,7 @@ from crosscut.serving.fields import parse
 from crosscut.serving.guard import Guard
 from crosscut.serving.refusals import Refusal, failure_of
 from crosscut.serving.requests import Request, Served, read_chat, read_completion, unknown_model
-from crosscut.serving.waiting import Readers, until_gone
+from crosscut.serving.waiting import Pace, Readers, until_gone
 
 _PAGE = Path(__file__).parent / "page"
 
@@ -38,6 +38,14 @@ _PAGE_HEADERS = {
 
 _COMPLETION_READERS = 8
 """Number of completions that are read at a time."""
+
+_SMALL = 1 << 16
+"""Maximum number of bytes of a body that is read before its request's turn."""
+
+_INTERVAL, _BYTES_PER_SECOND = 0.004, 50e6
+"""Pace of the requests that are read while texts are generated: seconds per request, and bytes per second. Both are
+about twice what reading takes, so that reading leaves half of the interpreter's time to the texts.
+"""
 
 _CHAT_READERS = 2
 """Number of chats that are read at a time. A slow chat template delays other chats, and no completions."""
@@ -81,6 +89,7 @@ class _Handlers:
         self._served = served
         self._desk = desk
         self._spell = spell
+        self._pace = Pace(lambda: desk.num_running > 0, seconds=_INTERVAL, bytes_per_second=_BYTES_PER_SECOND)
         self._completion_readers, self._chat_readers = Readers(_COMPLETION_READERS), Readers(_CHAT_READERS)
         self._files = {file.name: file for file in (LOOK, *_PAGE.iterdir())}
 
@@ -110,11 +119,11 @@ class _Handlers:
         return JSONResponse(_model(self._served))
 
     async def completions(self, request: HttpRequest) -> Response:
-        asked = await _read(request, read_completion, self._served, self._completion_readers)
+        asked = await _read(request, read_completion, self._served, self._completion_readers, self._pace)
         return await _answered(request, CompletionAnswer(asked, self._served, self._spell), self._desk)
 
     async def chat(self, request: HttpRequest) -> Response:
-        asked = await _read(request, read_chat, self._served, self._chat_readers)
+        asked = await _read(request, read_chat, self._served, self._chat_readers, self._pace)
         return await _answered(request, ChatAnswer(asked, self._served, self._spell), self._desk)
 
 
@@ -131,7 +140,7 @@ def _model(served: Served) -> Json:
 
 
 async def _read(
-    request: HttpRequest, read: Callable[[object, Served], Request], served: Served, readers: Readers
+    request: HttpRequest, read: Callable[[object, Served], Request], served: Served, readers: Readers, pace: Pace
 ) -> Request:
     """Read and check a request. The prompt is encoded in another thread. If the client disconnects before a thread is
     free, the request is dropped.
@@ -141,8 +150,23 @@ async def _read(
         raise Refusal(
             f"`Content-Type` must be application/json, but is {kind or 'missing'}. Set the header.", status=415
         )
-    body = await request.body()
+    body = await _body(request, pace)
     return await until_gone(readers.run(lambda: read(parse(body), served)), request.receive)
+
+
+async def _body(request: HttpRequest, pace: Pace) -> bytes:
+    """Body of a request, once it is the request's turn. A small body is read before, so that a client that leaves loses
+    its turn; a large one waits in the client, and delays the next request by the time that it takes itself.
+    """
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) <= _SMALL:
+        body = await request.body()
+        await until_gone(pace.start(), request.receive)
+        return body
+    await pace.start()
+    body = await request.body()
+    pace.charge(len(body))
+    return body
 
 
 async def _answered(request: HttpRequest, answer: Answer, desk: Desk) -> Response:

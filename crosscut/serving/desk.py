@@ -18,7 +18,7 @@ from crosscut.generation import Piece
 from crosscut.serving.news import News, Order
 from crosscut.serving.refusals import Refusal, failure_of
 
-MOST_WAITING = 1000
+MOST_WAITING = 4096
 """Maximum number of texts that wait for a row."""
 
 MOST_BEGUN = 8192

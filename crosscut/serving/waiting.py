@@ -2,26 +2,36 @@
 
 import asyncio
 import threading
+import time
+import weakref
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TypeVar
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 _T = TypeVar("_T")
 
+_Job = tuple[Callable[[], object], "Future[Any]"]
+
 
 class Readers:
     """Threads that read requests, at most `count` at a time, so that other streams continue while a long prompt is
     encoded.
 
-    The process does not wait for these threads when it ends, unlike for the threads of `asyncio.to_thread`.
+    The process does not wait for these threads when it ends, unlike for the threads of `asyncio.to_thread`. The threads
+    are kept, because a new one delays the caller until it has begun: some milliseconds while the model computes.
     """
 
     def __init__(self, count: int) -> None:
         self._turns = asyncio.Semaphore(count)
+        self._works: SimpleQueue[_Job | None] = SimpleQueue()
+        weakref.finalize(self, _end, self._works, count)
+        for _ in range(count):
+            threading.Thread(target=_work, args=(self._works,), daemon=True, name="reader").start()
 
     async def run(self, work: Callable[[], _T]) -> _T:
         """Run `work` in a thread and return its result.
@@ -39,17 +49,47 @@ class Readers:
 
         outcome.add_done_callback(end_turn)
         outcome.set_running_or_notify_cancel()
-        threading.Thread(target=_work, args=(work, outcome), daemon=True, name="reader").start()
+        self._works.put((work, outcome))
         return await asyncio.wrap_future(outcome)
 
 
-def _work(work: Callable[[], _T], outcome: "Future[_T]") -> None:
-    try:
-        result = work()
-    except BaseException as error:
-        outcome.set_exception(error)
-    else:
-        outcome.set_result(result)
+def _work(works: "SimpleQueue[_Job | None]") -> None:
+    while (job := works.get()) is not None:
+        work, outcome = job
+        try:
+            outcome.set_result(work())
+        except BaseException as error:
+            outcome.set_exception(error)
+        del job, work, outcome  # nothing of a request is kept until the next one comes
+
+
+def _end(works: "SimpleQueue[_Job | None]", count: int) -> None:
+    for _ in range(count):
+        works.put(None)
+
+
+class Pace:
+    """Intervals between requests that are read while texts are generated, in the order of their arrival.
+
+    Reading a request and computing a token share one interpreter. Without a pace, clients that ask again and again
+    would take most of its time, and a client that asks once would wait behind them.
+    """
+
+    def __init__(self, is_busy: Callable[[], bool], *, seconds: float, bytes_per_second: float) -> None:
+        self._is_busy, self._seconds, self._bytes_per_second = is_busy, seconds, bytes_per_second
+        self._turn = asyncio.Lock()
+        self._next = 0.0
+
+    async def start(self) -> None:
+        """Wait until the next request may be read."""
+        async with self._turn:
+            while (wait := self._next - time.monotonic()) > 0 and self._is_busy():
+                await asyncio.sleep(wait)
+            self._next = time.monotonic() + self._seconds
+
+    def charge(self, num_bytes: int) -> None:
+        """Delay the next request by the time that `num_bytes` of this one take."""
+        self._next += num_bytes / self._bytes_per_second
 
 
 async def until_gone(work: Awaitable[_T], receive: Receive) -> _T:
