@@ -147,6 +147,9 @@ def test_a_file_that_is_no_device_is_told(tmp_path: Path, before: str, after: st
     [
         ("", 'device = "CPU"', "`device` must be 'cuda' or 'cpu', but is 'CPU'."),
         ("", 'device_names = "("', "`device_names` must be a regular expression, but is '('."),
+        ("", "name = 1", "`name` must be a string, but is 1."),
+        ("node", "source = 2026-11-25", "`node.source` must be a string, but is datetime.date(2026, 11, 25)."),
+        ("products", "source = [1]", "`products.source` must be a string, but is [1]."),
         ("memory", "gigabytes = -5", "`memory.gigabytes` must be a number above 0, but is -5."),
         ("memory", "gigabytes = true", "`memory.gigabytes` must be a number above 0, but is True."),
         ("memory", "gigabytes_per_second = 0", "`memory.gigabytes_per_second` must be a number above 0, but is 0."),

@@ -27,6 +27,7 @@ _AT_LEAST_ZERO = {
     "network": ("latency_microseconds",),
     "host": ("gigabytes_per_second",),
 }
+_SECTIONS = ("memory", "products", "operators", "node", "network", "host")
 _WITH_ATTAINED = ("memory", "products", "node", "network")
 
 
@@ -34,6 +35,9 @@ def require_values(table: Mapping[str, Any]) -> None:
     """Raise `ConfigError` if a value of a device file is out of range. Missing keys are not reported."""
     require_one_of("device", table.get("device", "cuda"), ("cuda", "cpu"))
     _require_pattern("device_names", table.get("device_names", ""))
+    for name, value in [("name", table.get("name", "")), *_there(table, dict.fromkeys(_SECTIONS, ("source",)))]:
+        if not isinstance(value, str):
+            raise ConfigError(f"`{name}` must be a string, but is {value!r}.")
     for name, value in _there(table, _ABOVE_ZERO):
         _require_number(name, value, above=0)
     for name, value in _there(table, _AT_LEAST_ZERO):
