@@ -21,7 +21,8 @@ _NAMES = {
     "layout.tensor": "--tensor",
     "layout.data": "--data",
     "data.text_key": "--text-key",
-    **{f"evaluation.{name}": f"--{name}" for name in ("text", "window", "overlap")},
+    **{f"evaluation.{name}": f"--{name}" for name in ("text", "window")},
+    "evaluation.overlap": "--stride",
     "evaluation.batch_size": "--batch-size",
     **{f"evaluation.{name}": f"--task {name}" for name in _TASKS},
 }
@@ -37,7 +38,7 @@ class EvaluateOptions:
     text: tuple[str, ...]
     text_key: str
     window: int
-    overlap: int
+    stride: int
     detokenizer: Detokenizer
     harness: str
     """Names of lm-eval tasks, separated by commas."""
@@ -60,7 +61,7 @@ class EvaluateOptions:
             text=self.text,
             text_key=self.text_key,
             window=self.window,
-            overlap=self.overlap,
+            overlap=self.stride,
             detokenizer=self.detokenizer,
             batch_size=self.batch_size,
             **_files(self.tasks),
@@ -76,7 +77,10 @@ class EvaluateOptions:
 @click.option("--text-key", default="text", show_default=True, help="Key or column of the text in jsonl and parquet.")
 @click.option("--window", default=0, help="Tokens per window.  [default: 1024, or the model's maximum if that is less]")
 @click.option(
-    "--overlap", "--stride", default=32, show_default=True, help="Tokens by which the window moves forward each time."
+    "--stride",
+    "--overlap",
+    default=0,
+    help="Tokens by which the window moves each time.  [default: 32 for WikiText-103, half a window for --text]",
 )
 @click.option(
     "--detokenizer",

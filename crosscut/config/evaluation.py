@@ -8,6 +8,9 @@ from crosscut.config.errors import ConfigError
 PAPERS_WINDOW = 1024
 """Window of the paper's models, in tokens."""
 
+PAPERS_STRIDE = 32
+"""Number of tokens by which the paper's window advances (its overlap o)."""
+
 
 class Detokenizer(Choice):
     """The choices for `evaluation.detokenizer`."""
@@ -43,9 +46,10 @@ class EvaluationConfig:
     """Number of tokens that the model sees at once. 0 means 1024 as in the paper, or the model's maximum if the maximum
     is smaller."""
 
-    overlap: int = 32
-    """Number of tokens by which the window advances (the paper's overlap o). Each window except the first scores only
-    its last `overlap` tokens."""
+    overlap: int = 0
+    """Stride: number of tokens by which the window advances (the paper's overlap o). Each window except the first
+    scores only its last `overlap` tokens. 0 means 32 for `wikitext103`, as in the paper, and half of the window for
+    `text`, which takes a sixteenth of the time with a window of 1024."""
 
     detokenizer: Detokenizer = Detokenizer.PAPER
     """Rules that convert WikiText's words to text. `paper` uses the rules of the paper's authors, which reproduce the
@@ -56,9 +60,9 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         require_at_least("evaluation.every", self.every, 0)
-        require_at_least("evaluation.window", self.window, 0)
-        for name in ("overlap", "batch_size"):
-            require_at_least(f"evaluation.{name}", getattr(self, name), 1)
+        for name in ("window", "overlap"):
+            require_at_least(f"evaluation.{name}", getattr(self, name), 0)
+        require_at_least("evaluation.batch_size", self.batch_size, 1)
         resolve_choices(self, "evaluation")
         if self.every and not self.has_tasks:
             raise ConfigError(
@@ -88,3 +92,13 @@ class EvaluationConfig:
                 f"{window}, for windows that share no token, or a smaller number."
             )
         return window
+
+    def papers_stride(self, window: int) -> int:
+        """Stride of `wikitext103` in tokens, for windows of `window` tokens."""
+        return self.overlap or min(window, PAPERS_STRIDE)
+
+    def own_stride(self, window: int) -> int:
+        """Stride of `text` in tokens, for windows of `window` tokens. By default, half of every window is scored, so
+        that each token is read twice and sees at least half a window before it.
+        """
+        return self.overlap or max(1, window // 2)

@@ -35,17 +35,21 @@ def make_tasks(
             f"The tokenizer must have at most as many tokens as the model ({vocab_size:,}), but has "
             f"{tokenizer.vocab_size:,}. Use the tokenizer with which the model was trained."
         )
-    window, overlap = config.window_for(longest), config.overlap
+    window = config.window_for(longest)
     start = tokenizer.end_of_text if begin_of_text is None else begin_of_text
     before = () if begin_of_text is None else (begin_of_text,)
-    sliding = {"start": start, "window": window, "overlap": overlap}
+    sliding = {"start": start, "window": window}
     tasks: list[Task] = []
     if config.wikitext103:
-        tasks.append(WikiText103(config.wikitext103, tokenizer, detokenizer=config.detokenizer, **sliding))
+        stride = config.papers_stride(window)
+        tasks.append(
+            WikiText103(config.wikitext103, tokenizer, overlap=stride, detokenizer=config.detokenizer, **sliding)
+        )
     if config.lambada:
         tasks.append(Lambada(config.lambada, tokenizer, before=before, window=window))
     if config.text:
-        tasks.append(Text(config.text, tokenizer, text_key=config.text_key, **sliding))
+        stride = config.own_stride(window)
+        tasks.append(Text(config.text, tokenizer, overlap=stride, text_key=config.text_key, **sliding))
     return tasks
 
 
@@ -55,21 +59,24 @@ def evaluate(
     *,
     batch_size: int,
     shown: bool = False,
+    forecast: bool = False,
     around: Follow = iter,
 ) -> list[Result]:
     """Evaluate a model on tasks, on any layout. Every rank must call this function and gets the same figures.
 
-    With `shown`, the first rank shows a progress bar. A rank reads the windows of a task in rounds, and every rank has
-    the same number of rounds. `around` is a function that receives the rounds of a task and yields them again. This
-    function can, for example, end the evaluation early.
+    With `shown`, the first rank shows a progress bar. With `forecast`, the first rank also prints the size and the
+    expected time of each task before the bar. A rank reads the windows of a task in rounds, and every rank has the same
+    number of rounds. `around` is a function that receives the rounds of a task and yields them again. This function
+    can, for example, end the evaluation early.
     """
-    return [_done(model, task, batch_size, shown=shown, around=around) for task in tasks]
+    return [_done(model, task, batch_size, shown=shown, forecast=forecast, around=around) for task in tasks]
 
 
-def _done(model: GPT, task: Task, batch_size: int, *, shown: bool, around: Follow) -> Result:
+def _done(model: GPT, task: Task, batch_size: int, *, shown: bool, forecast: bool, around: Follow) -> Result:
     began = time.perf_counter()
+    size = _size_of(task) if forecast else ""
     scores = score_with_progress(
-        model, task.name, task.texts, task.windows, batch_size=batch_size, shown=shown, around=around
+        model, task.name, task.texts, task.windows, batch_size=batch_size, shown=shown, size=size, around=around
     )
     return Result(
         task=task.name,
@@ -81,6 +88,13 @@ def _done(model: GPT, task: Task, batch_size: int, *, shown: bool, around: Follo
     )
 
 
+def _size_of(task: Task) -> str:
+    """Description of the work on a task, with its window and its stride."""
+    num_tokens = sum(window.num_targets for window in task.windows)
+    settings = ", ".join(f"{name} {task.protocol[name]:,}" for name in ("window", "stride") if name in task.protocol)
+    return f"{num_tokens:,} tokens to score in {len(task.windows):,} windows ({settings})"
+
+
 def score_with_progress(
     model: GPT,
     name: str,
@@ -89,14 +103,15 @@ def score_with_progress(
     *,
     batch_size: int,
     shown: bool,
+    size: str = "",
     around: Follow = iter,
 ) -> WindowScores:
     """Score windows as `score_windows` does. With `shown`, the first rank also shows a progress bar with `name`.
 
-    `around` is the argument of `evaluate` with the same name.
+    `size` is the argument of `progress`, and `around` is the argument of `evaluate`, with the same names.
     """
     num_tokens = sum(window.length for window in windows)
-    with progress(name, num_tokens, shown=shown and model.mesh.is_first_rank) as advance:
+    with progress(name, num_tokens, shown=shown and model.mesh.is_first_rank, size=size) as advance:
 
         def follow(rounds: Rounds) -> Rounds:
             for group in around(rounds):

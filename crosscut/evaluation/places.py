@@ -35,8 +35,8 @@ def evaluate_place(
     JSON, unless `output` is None.
 
     `place` is a run's folder, a checkpoint or a Hugging Face folder. Files, sizes and the model are checked before a
-    rank starts. With `shown`, a progress bar is shown. Raises `ConfigError`, `LayoutError`, `DataError` or
-    `CheckpointError`.
+    rank starts. With `shown`, the size and the expected time of each task are printed, and a progress bar is shown.
+    Raises `ConfigError`, `LayoutError`, `DataError` or `CheckpointError`.
     """
     require_writable(output)
 
@@ -58,7 +58,7 @@ def evaluate_place(
 
 
 def _score(model: GPT, _source: ModelSource, told: _Told) -> list[Result]:
-    return evaluate(model, told.tasks, batch_size=told.batch_size, shown=told.shown)
+    return evaluate(model, told.tasks, batch_size=told.batch_size, shown=told.shown, forecast=told.shown)
 
 
 def described(place: str, source: ModelSource, on: Machinery) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 """Progress of a task with throughput and remaining time: a bar on a terminal, and a line every ten seconds elsewhere,
-such as in a log file.
+such as in a log file. Before the progress, the size of the task and a forecast of its time can be printed.
 """
 
 import time
@@ -13,32 +13,90 @@ from crosscut.config.terminal import new_console
 
 _SECONDS_BETWEEN_LINES = 10.0
 
+_MEASURED_SECONDS = 1.0
+"""Seconds of work that are measured for the forecast."""
+
+_LONG_BATCH_SECONDS = 10.0
+"""Seconds of the first batch from which it is measured, too. A shorter first batch is left out, because the start-up of
+the device makes it slower than the other batches."""
+
 
 @contextmanager
-def progress(name: str, num_tokens: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
+def progress(name: str, num_tokens: int, *, shown: bool, size: str = "") -> Iterator[Callable[[int], None]]:
     """Show progress on the error stream. Yields a function, which must be called with the number of tokens read since
     the last call.
+
+    If `size` is given, this description of the task is printed first. The expected time of the whole task follows when
+    the first batches have been measured, and only then the bar. A task that is done sooner has no forecast.
     """
     if not shown:
         yield lambda _: None
         return
-    console = new_console(stderr=True)
-    began = last = time.monotonic()
-    done = 0
-    columns = (TextColumn(name, markup=False), BarColumn(), TextColumn("{task.fields[told]}", markup=False))
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task(name, total=num_tokens, told="")
+    display = _Display(name, num_tokens, size)
+    try:
+        yield display.advance
+    finally:
+        display.close()
 
-        def advance(more: int) -> None:
-            nonlocal done, last
-            done = min(num_tokens, done + more)
-            now = time.monotonic()
-            rate = done / max(now - began, 1e-3)
-            left = timedelta(seconds=round((num_tokens - done) / rate)) if done else "?"
-            told = f"{done / num_tokens:.0%}  {rate:,.0f} tokens/s  {left} left"
-            bar.update(task, completed=done, told=told)
-            if not console.is_terminal and now - last > _SECONDS_BETWEEN_LINES:
-                last = now
-                console.print(f"{name}  {told}", highlight=False)
 
-        yield advance
+class _Display:
+    """Lines and bar of one task."""
+
+    def __init__(self, name: str, num_tokens: int, size: str) -> None:
+        self._name, self._num_tokens = name, num_tokens
+        self._console = console = new_console(stderr=True)
+        columns = (TextColumn(name, markup=False), BarColumn(), TextColumn("{task.fields[told]}", markup=False))
+        self._bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+        self._task = self._bar.add_task(name, total=num_tokens, told="")
+        self._done = 0
+        self._began = self._last_line = time.monotonic()
+        self._measured_from: tuple[float, int] | None = (self._began, 0)
+        """Time and number of tokens at the start of the measurement. None after the forecast."""
+        if size:
+            self._line(size)
+        else:
+            self._measured_from = None
+            self._bar.start()
+
+    def advance(self, more: int) -> None:
+        """Count more tokens as read."""
+        self._done = min(self._num_tokens, self._done + more)
+        now = time.monotonic()
+        rate = self._done / max(now - self._began, 1e-3)
+        left = _clock(self._left(rate)) if rate else "?"
+        told = f"{self._done / self._num_tokens:.0%}  {rate:,.0f} tokens/s  {left} left"
+        self._bar.update(self._task, completed=self._done, told=told)
+        if self._measured_from is not None:
+            self._measure(now, *self._measured_from)
+        if not self._console.is_terminal and now - self._last_line > _SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            self._line(told)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        self._bar.stop()
+
+    def _measure(self, now: float, start: float, done: int) -> None:
+        """Print the forecast and start the bar if enough has been measured since `start`, when `done` tokens had been
+        read.
+        """
+        seconds = now - start
+        if not done and seconds < _LONG_BATCH_SECONDS:
+            self._measured_from = now, self._done
+        elif seconds >= _MEASURED_SECONDS and done < self._done < self._num_tokens:
+            left = self._left((self._done - done) / max(seconds, 1e-3))
+            self._line(f"expected time {_clock(now - self._began + left)}")
+            self._measured_from = None
+            self._bar.start()
+
+    def _left(self, rate: float) -> float:
+        """Seconds that the remaining tokens take at `rate` tokens/s."""
+        return (self._num_tokens - self._done) / rate
+
+    def _line(self, text: str) -> None:
+        self._console.print(f"{self._name}  {text}", highlight=False, soft_wrap=True)
+
+
+def _clock(seconds: float) -> str:
+    """Format a time as hours, minutes and seconds."""
+    return str(timedelta(seconds=round(seconds)))

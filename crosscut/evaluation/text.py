@@ -49,7 +49,7 @@ class Text:
             self.texts.append(as_ids([start, *ids]))
             size = {"tokens": len(ids), "bytes": len(text.encode("utf-8"))}
             self._documents.append({"source": source, "record": record, **size})
-        self.protocol: dict[str, Any] = {"window": window, "overlap": overlap, "first_id": start}
+        self.protocol: dict[str, Any] = {"window": window, "stride": overlap, "first_id": start}
         self.data = [hashed(source.name, source.path) for source in find_sources(patterns, setting="evaluation.text")]
 
     def figures(self, scores: WindowScores) -> Figures:

@@ -43,7 +43,7 @@ class WikiText103:
         self.windows: list[Window] = list(sliding_windows(0, len(ids) + 1, window=window, overlap=overlap))
         self.protocol: dict[str, Any] = {
             "window": window,
-            "overlap": overlap,
+            "stride": overlap,
             "detokenizer": detokenizer,
             "first_id": start,
         }

@@ -51,8 +51,23 @@ def test_precisions_agree_in_the_first_digits(model, precision):
     assert perplexities[0] == pytest.approx(perplexities[1], rel=0.02)
 
 
-def test_a_window_smaller_than_the_overlap_is_for_lambada(model):
-    wanted = ["--task", f"lambada={model / 'lambada.txt'}", "--window", "12", "--device", "cpu", "--json"]
+def test_own_text_is_scored_by_half_windows_and_the_command_says_so(model, monkeypatch):
+    monkeypatch.setattr("crosscut.evaluation.progress._MEASURED_SECONDS", 0.0)
+    wanted = ["--text", str(model / "text.txt"), "--window", "16", "--batch-size", "1", "--device", "cpu"]
+    table = CliRunner().invoke(commands, ["evaluate", str(model), *wanted], catch_exceptions=False)
+    assert "window 16, stride 8" in table.stdout
+    done = CliRunner().invoke(commands, ["evaluate", str(model), *wanted, "--json"], catch_exceptions=False)
+    task = json.loads(done.stdout)["tasks"]["text"]
+    assert (task["protocol"]["window"], task["protocol"]["stride"]) == (16, 8)
+    size, forecast = done.stderr.splitlines()[:2]
+    counts = f"{task['counts']['tokens']:,} tokens to score in {task['counts']['windows']:,} windows"
+    assert size == f"text  {counts} (window 16, stride 8)"
+    assert forecast.startswith("text  expected time 0:00:0")
+
+
+def test_a_window_smaller_than_the_stride_is_for_lambada(model):
+    wanted = ["--task", f"lambada={model / 'lambada.txt'}", "--window", "12", "--stride", "16", "--device", "cpu"]
+    wanted += ["--json"]
     done = CliRunner().invoke(commands, ["evaluate", str(model), *wanted], catch_exceptions=False)
     assert json.loads(done.stdout)["tasks"]["lambada"]["protocol"]["window"] == 12
 
@@ -60,7 +75,7 @@ def test_a_window_smaller_than_the_overlap_is_for_lambada(model):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--overlap", "17"), "`--overlap` must be at most the window's 16 tokens, but is 17."),
+        (("--overlap", "17"), "`--stride` must be at most the window's 16 tokens, but is 17."),
         (("--window", "65"), "`--window` must be at most the model's maximum of 64 tokens, but is 65."),
         (("--tensor", "3"), "`--tensor` must divide `model.num_heads` (4), but is 3. Try 1, 2 or 4."),
         (("--text", "no.txt"), "`--text` must name existing files, but nothing matches `no.txt`. Check the path."),
@@ -82,7 +97,7 @@ def test_messages_name_the_options(model, options, message):
             ("--task", "lambada=a", "--task", "lambada=b"),
             "`--task lambada=FILE` must be given once, but names both `a` and `b`",
         ),
-        (("--text", "a.txt", "--overlap", "0"), "`--overlap` must be at least 1, but is 0."),
+        (("--text", "a.txt", "--stride", "-1"), "`--stride` must be at least 0, but is -1."),
         (("--text", "a.txt", "--tensor", "0"), "`--tensor` must be at least 1, but is 0."),
     ],
 )

@@ -69,7 +69,7 @@ def test_figures_are_those_of_transformers(model: Path, files: EvaluationConfig,
 
     assert report["model"]["name"] == "tiny-llama"
     assert report["model"]["parameters"] > 0
-    assert wiki["protocol"] == {"window": 24, "overlap": 5, "detokenizer": "paper", "first_id": 0}
+    assert wiki["protocol"] == {"window": 24, "stride": 5, "detokenizer": "paper", "first_id": 0}
     assert [set(task["data"][0]) for task in report["tasks"].values()] == [{"file", "sha256"}] * 3
 
 

@@ -10,7 +10,7 @@ from crosscut.evaluation.score_table import in_a_line, print_report, show
 TASK = {
     "figures": {"perplexity": 19.3123, "loss_per_token": 2.69},
     "counts": {"words": 245_566},
-    "protocol": {"window": 1024, "overlap": 32},
+    "protocol": {"window": 1024, "stride": 32},
     "data": [{"file": "wiki.test.tokens", "sha256": "0" * 64}],
     "seconds": 12.34,
     "tokens_per_second": 4321.0,
@@ -33,7 +33,7 @@ def test_table_tells_figures_counts_protocol_and_speed():
     out = printed(wikitext103=TASK)
     for expected in (
         "megatron-355m, 354,823,168 parameters, on tensor 2 x data 1, cpu, float32", "WikiText-103: wiki.test.tokens",
-        "19.31", "loss per token", "245,566 words", "window 1024, overlap 32", "4,321 tokens/s, 12.3 s",
+        "19.31", "loss per token", "245,566 words", "window 1024, stride 32", "4,321 tokens/s, 12.3 s",
     ):  # fmt: skip
         assert expected in out, expected
 

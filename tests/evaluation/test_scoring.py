@@ -132,7 +132,7 @@ def test_an_evaluation_tells_what_it_found_and_how(ranks: RankPool, tmp_path: Pa
     assert one["figures"]["perplexity"] == pytest.approx(math.exp(one["figures"]["loss_per_token"]))
     assert one["figures"]["perplexity"] == pytest.approx(300, rel=0.3), "an untrained model knows nothing"
     assert one["counts"] == {"documents": 1, "tokens": 52, "bytes": 52, "windows": 7, "documents_blank": 0}
-    assert one["protocol"] == {"window": 8, "overlap": 8, "first_id": 0}
+    assert one["protocol"] == {"window": 8, "stride": 8, "first_id": 0}
     assert one["documents"][0]["perplexity"] == one["figures"]["perplexity"]
     assert one["tokens_per_second"] > 0
     assert (seen, seen_by_other) == ([2, 2], [2, 1])

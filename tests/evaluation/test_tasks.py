@@ -222,6 +222,7 @@ def test_tasks_are_those_of_the_config(tmp_path: Path, letters: Letters) -> None
     tasks = make_tasks(config, letters, longest=8, vocab_size=257)
     assert [task.name for task in tasks] == ["wikitext103", "lambada", "text"]
     assert [task.protocol["window"] for task in tasks] == [8, 8, 8]
+    assert [task.protocol.get("stride") for task in tasks] == [2, None, 2]
     assert [int(task.texts[0][0]) for task in tasks] == [0, ord("h") + 1, 0]
     begun = make_tasks(config, letters, longest=8, vocab_size=257, begin_of_text=256)
     assert [int(task.texts[0][0]) for task in begun] == [256, 256, 256]
@@ -229,3 +230,16 @@ def test_tasks_are_those_of_the_config(tmp_path: Path, letters: Letters) -> None
         ConfigError, match=r"^The tokenizer must have at most as many tokens as the model \(256\), but has 257"
     ):
         make_tasks(config, letters, longest=8, vocab_size=256)
+
+
+def test_own_text_takes_few_windows_and_the_papers_test_set_the_papers(tmp_path: Path, letters: Letters) -> None:
+    """The same 198 letters under both protocols, the 32 tokens of the paper's and half of the window."""
+    file = tmp_path / "wiki.txt"
+    file.write_text("a @-@ b " + "c " * 95)
+    config = EvaluationConfig(wikitext103=str(file), text=(str(file),))
+    for longest, papers, own in ((32, 32, 16), (64, 32, 32), (128, 32, 64)):
+        wiki, text = make_tasks(config, letters, longest=longest, vocab_size=257)
+        assert (wiki.protocol["stride"], text.protocol["stride"]) == (papers, own)
+        for task, stride in ((wiki, papers), (text, own)):
+            assert {window.num_targets for window in task.windows[1:-1]} <= {stride}
+            assert len(task.windows) == 1 + -(-(task.texts[0].size - 1 - longest) // stride)

@@ -68,16 +68,26 @@ def test_windows_that_would_leave_targets_out_are_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"^`evaluation.overlap` must be at most the window's 16 tokens, but is 32. Tr"
     ):
-        EvaluationConfig(text=("a.txt",)).window_for(16)
-    with pytest.raises(ConfigError, match=r"^`evaluation.overlap` must be at least 1, but is 0"):
-        EvaluationConfig(overlap=0)
+        EvaluationConfig(text=("a.txt",), overlap=32).window_for(16)
+    with pytest.raises(ConfigError, match=r"^`evaluation.overlap` must be at least 0, but is -1"):
+        EvaluationConfig(overlap=-1)
+
+
+@pytest.mark.parametrize(("window", "papers", "own"), [(1024, 32, 512), (33, 32, 16), (16, 16, 8), (1, 1, 1)])
+def test_the_paper_advances_by_32_tokens_and_own_text_by_half_a_window(window: int, papers: int, own: int) -> None:
+    assert (EvaluationConfig().papers_stride(window), EvaluationConfig().own_stride(window)) == (papers, own)
+
+
+def test_a_given_stride_is_that_of_both() -> None:
+    config = EvaluationConfig(overlap=7)
+    assert (config.papers_stride(16), config.own_stride(16)) == (7, 7)
 
 
 def test_only_tasks_that_slide_need_an_overlap_that_fits() -> None:
-    assert EvaluationConfig(lambada="lambada.jsonl", window=2).window_for(64) == 2
+    assert EvaluationConfig(lambada="lambada.jsonl", window=2, overlap=32).window_for(64) == 2
     assert EvaluationConfig(lambada="lambada.jsonl").window_for(16) == 16, "as for a run of short sequences"
     with pytest.raises(ConfigError, match=r"^`evaluation.overlap` must be at most the window's 16 tokens"):
-        EvaluationConfig(lambada="lambada.jsonl", wikitext103="wiki.test.raw").window_for(16)
+        EvaluationConfig(lambada="lambada.jsonl", wikitext103="wiki.test.raw", overlap=32).window_for(16)
 
 
 def test_an_evaluation_of_nothing_is_refused() -> None:

@@ -78,7 +78,8 @@ def shown_while_training(run) -> list:
     told = []
 
     @contextmanager
-    def noted(name, _num_tokens, *, shown):
+    def noted(name, _num_tokens, *, shown, size):
+        assert not size, "the command prints a forecast, not the run"
         told.append((name, shown))
         yield lambda _: None
 

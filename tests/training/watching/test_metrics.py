@@ -1,10 +1,9 @@
-import io
 import json
-import re
 import sys
 
 from crosscut.evaluation.progress import progress
 from crosscut.training.watching.metrics import Metrics, read_metrics
+from tests.terminal import Terminal
 
 VALUES = {
     "loss": 2.5, "gradient_norm": 1.5, "learning_rate": 1e-3, "seconds": 0.5, "tokens_per_second": 100.0,
@@ -91,26 +90,6 @@ def test_scores_are_a_row_and_a_line(tmp_path, capsys):
     assert read_metrics(tmp_path) == [{"step": 4, **figures, "text_perplexity": None}]
     line = "step      4  wikitext103 perplexity 19.31, lambada accuracy 45.18%, text perplexity inf"
     assert line in capsys.readouterr().out
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-    def lines(self) -> list[str]:
-        """What stands on it, blank lines left out."""
-        lines, row = [""], 0
-        for code in re.findall(r"\x1b\[[0-9;?]*[a-zA-Z]|\r|\n|[^\x1b\r\n]+", self.getvalue()):
-            if code == "\n":
-                row += 1
-                lines += [""] * (row == len(lines))
-            elif code == "\x1b[1A":
-                row -= 1
-            elif code == "\x1b[2K":
-                lines[row] = ""
-            elif code[0] not in "\x1b\r":
-                lines[row] += code
-        return [line for line in lines if line.strip()]
 
 
 def test_the_bar_gives_way_to_another_and_comes_back(tmp_path, monkeypatch):
