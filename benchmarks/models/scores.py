@@ -179,7 +179,7 @@ def report(result: Mapping[str, Any], contenders: Sequence[str]) -> bool:
 def described(found: Mapping[str, Any]) -> str:
     """Describe the counts and windows of a task in a line."""
     counts = [f"{value:,} {what.replace('_', ' ')}" for what, value in found["counts"].items()]
-    return ", ".join([*counts, *(f"{what} {found['protocol'].get(what, 'none')}" for what in ("window", "overlap"))])
+    return ", ".join([*counts, *(f"{what} {found['protocol'].get(what, 'none')}" for what in ("window", "stride"))])
 
 
 def write_tiny(folder: Path) -> dict[str, str]:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from crosscut.config import IGNORED
 from crosscut.config.errors import DataError
 from crosscut.data.shards.reading import Shard
+from crosscut.data.tokenization.tokenizer import Tokenizer
 
 SHARDS_KEY, DOCUMENTS_KEY, PORTIONS_KEY = 2, 3, 4  # key 1 belongs to the split
 
@@ -185,12 +186,31 @@ class ValidationSampler:
         `DataError` unless `size` divides `batch_size`.
         """
         local, first = _share(batch_size, rank, size)
-        num_samples = min(limit, self.num_samples) if limit else self.num_samples
+        num_samples = self._num_batched(limit)
         for start in range(0, num_samples, batch_size):
             places = range(start + first, start + first + local)
             samples = [self.sample(index if index < num_samples else self.num_samples) for index in places]
             self._shard.check_unchanged()
             yield np.stack([tokens for tokens, _ in samples]), np.stack([targets for _, targets in samples])
+
+    def num_bytes(self, tokenizer: Tokenizer, *, limit: int = 0) -> int:
+        """Return the number of UTF-8 bytes of the text of all targets in the batches of all ranks, with the same
+        `limit` as in `batches`. `tokenizer` is the tokenizer of the shard.
+
+        End-of-text tokens have no bytes. The first token of the shard is not a target, so its bytes are not counted.
+        """
+        stop = self._num_batched(limit) * self.sequence_length + 1
+        start, total = 0, -tokenizer.num_bytes(self._shard.tokens[:1])
+        for end in self._shard.ends.tolist():
+            if start >= stop:
+                break
+            total += tokenizer.num_bytes(self._shard.tokens[start : min(end, stop)])
+            start = end
+        return total
+
+    def _num_batched(self, limit: int) -> int:
+        """Number of samples in the batches."""
+        return min(limit, self.num_samples) if limit else self.num_samples
 
 
 def _share(batch_size: int, rank: int, size: int) -> tuple[int, int]:

@@ -1,6 +1,11 @@
-"""Loss and perplexity of a model on batches of tokens.
+"""Loss, perplexity and bits per byte of a model on batches of tokens.
 
-The loss is the mean cross entropy per token, and the perplexity is the exponential of the loss.
+The loss is the mean cross entropy per token, and the perplexity is the exponential of the loss. Models with different
+vocabularies cannot be compared by either, because their tokens are of different lengths. They can be compared by
+
+    bits per byte = sum over all scored tokens of -log2 P(token) / UTF-8 bytes of the scored text
+
+An end of text is scored like any token, but has no bytes.
 """
 
 import math
@@ -22,6 +27,13 @@ class Score:
     """Mean cross entropy per target token, in nats."""
     num_tokens: int
     """Number of target tokens that were scored."""
+    num_bytes: int = 0
+    """Number of UTF-8 bytes of the text of these tokens. 0 if unknown, or if all tokens are ends of text."""
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """Total loss in bits per byte of the text. None if `num_bytes` is 0."""
+        return bits_per_byte(self.loss * self.num_tokens, self.num_bytes) if self.num_bytes else None
 
     @property
     def perplexity(self) -> float:
@@ -29,13 +41,18 @@ class Score:
         return math.inf if self.loss > 700 else math.exp(self.loss)
 
 
+def bits_per_byte(loss: float, num_bytes: int) -> float:
+    """Convert a total loss in nats to bits per byte of a text of `num_bytes` bytes."""
+    return loss / math.log(2) / num_bytes
+
+
 @torch.no_grad()
-def evaluate_loss(model: GPT, batches: Iterable[Batch]) -> Score:
+def evaluate_loss(model: GPT, batches: Iterable[Batch], *, num_bytes: int = 0) -> Score:
     """Score a model without dropout. The result is the same on every rank.
 
     `batches` are the batches of this data rank. Every data rank must have the same number of batches, padded with
-    ignored targets. Communication: the forward passes' collectives, and one all-reduce of two elements over
-    `mesh.tokens`, the data axis.
+    ignored targets. `num_bytes` is the number of UTF-8 bytes of the text of all targets on all ranks. Communication:
+    the forward passes' collectives, and one all-reduce of two elements over `mesh.tokens`, the data axis.
     """
     was_training = model.training
     model.eval()
@@ -48,4 +65,4 @@ def evaluate_loss(model: GPT, batches: Iterable[Batch]) -> Score:
         reshard(model)
         model.train(was_training)
     loss, count = all_reduce(sums, model.mesh.tokens).tolist()
-    return Score(loss=loss / max(count, 1), num_tokens=int(count))
+    return Score(loss=loss / max(count, 1), num_tokens=int(count), num_bytes=num_bytes)

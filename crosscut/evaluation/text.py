@@ -1,6 +1,5 @@
 """Task `text`: the loss of a model on a user's own text, per token, per byte and per document."""
 
-import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
@@ -10,6 +9,7 @@ import numpy as np
 from crosscut.data import read_documents
 from crosscut.data.text.documents import Document
 from crosscut.data.text.sources import find_sources
+from crosscut.evaluation.perplexity import bits_per_byte
 from crosscut.evaluation.scoring import Ids, WindowScores
 from crosscut.evaluation.task import Encoder, Figures, as_ids, exponential, hashed
 from crosscut.evaluation.windows import Window, sliding_windows
@@ -77,7 +77,7 @@ class Text:
 def _figures(loss: float, num_tokens: int, num_bytes: int) -> dict[str, float]:
     return {
         "perplexity": exponential(loss / num_tokens),
-        "bits_per_byte": loss / math.log(2) / num_bytes,
+        "bits_per_byte": bits_per_byte(loss, num_bytes),
         "loss_per_token": loss / num_tokens,
     }
 

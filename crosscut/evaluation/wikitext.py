@@ -13,6 +13,7 @@ from typing import Any
 
 from crosscut.config import DataError
 from crosscut.evaluation.detokenizers import detokenize
+from crosscut.evaluation.perplexity import bits_per_byte
 from crosscut.evaluation.scoring import Ids, WindowScores
 from crosscut.evaluation.task import Encoder, Figures, as_ids, exponential, hashed, read_text
 from crosscut.evaluation.windows import Window, sliding_windows
@@ -38,7 +39,9 @@ class WikiText103:
                 "does not. Use `wiki.test.tokens` or `wiki.test.raw`, or score another text with `evaluation.text`."
             )
         self.num_words = len(words.strip().split(" "))
-        ids = tokenizer.encode(detokenize(words, detokenizer))
+        text = detokenize(words, detokenizer)
+        self.num_bytes = len(text.encode())
+        ids = tokenizer.encode(text)
         self.texts: list[Ids] = [as_ids([start, *ids])]
         self.windows: list[Window] = list(sliding_windows(0, len(ids) + 1, window=window, overlap=overlap))
         self.protocol: dict[str, Any] = {
@@ -50,15 +53,21 @@ class WikiText103:
         self.data = [hashed(file, path)]
 
     def figures(self, scores: WindowScores) -> Figures:
-        """Return the perplexity per word of the original file, as in the paper, and the perplexity and loss per token
-        of the model.
+        """Return the perplexity per word of the original file, as in the paper, the bits per byte of the detokenised
+        text, and the perplexity and loss per token of the model.
         """
         loss, num_tokens = float(scores.losses.sum()), len(self.texts[0]) - 1
         return Figures(
             figures={
                 "perplexity": exponential(loss / self.num_words),
                 "perplexity_per_token": exponential(loss / num_tokens),
+                "bits_per_byte": bits_per_byte(loss, self.num_bytes),
                 "loss_per_token": loss / num_tokens,
             },
-            counts={"words": self.num_words, "tokens": num_tokens, "windows": len(self.windows)},
+            counts={
+                "words": self.num_words,
+                "tokens": num_tokens,
+                "bytes": self.num_bytes,
+                "windows": len(self.windows),
+            },
         )

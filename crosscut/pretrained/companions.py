@@ -22,7 +22,7 @@ from crosscut.config.published.folders import (
 from crosscut.data import Tokenizer
 from crosscut.data.hashing import sha256
 from crosscut.data.manifest import MANIFEST_NAME
-from crosscut.data.tokenization.tokenizer import read_inner
+from crosscut.data.tokenization.inner import read_inner
 
 COMPANIONS = (TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE, "chat_template.jinja", GENERATION_FILE)
 """Names of the optional files that belong to a tokenizer and are stored in the tokenizer's folder."""

@@ -22,6 +22,7 @@ from starlette.applications import Starlette
 from crosscut.config import ConfigError, Layout
 from crosscut.config.model import require_tensor_axis
 from crosscut.config.terminal import echo
+from crosscut.data.tokenization.token_bytes import TokenBytes
 from crosscut.generation import Decoder
 from crosscut.launch import Ranks, StopRequest, in_ranks
 from crosscut.launch.stopping import REQUESTS, ignore_requests
@@ -33,7 +34,6 @@ from crosscut.serving.chat import ChatTemplate
 from crosscut.serving.desk import Desk
 from crosscut.serving.loop import write_texts
 from crosscut.serving.requests import Served
-from crosscut.serving.tokens import TokenBytes
 
 SIGNALS = (*REQUESTS, signal.SIGINT)
 """Signals that ask a server to answer its current requests and then to end."""
@@ -131,7 +131,9 @@ def _serve(options: ServerOptions, found: Mapping[str, Any], device: torch.devic
         )
         desk = Desk(options.rows)
         names = {"localhost", "127.0.0.1", "[::1]", _in_url(options.host)}
-        application = make_application(served, desk, TokenBytes(source.tokenizer), key=options.api_key, names=names)
+        application = make_application(
+            served, desk, TokenBytes.load(source.tokenizer), key=options.api_key, names=names
+        )
         with StopRequest(SIGNALS, desk.stop) as request:
             with _talking(application, listener, desk):
                 echo(_greeting(source, options, listener))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -21,7 +22,7 @@ class Batches:
     """Training and validation batches of one data rank. Training batches depend only on the seed and the step."""
 
     def __init__(self, run: RunConfig, tokens: TokenFolder, mesh: ParallelMesh) -> None:
-        self.run, self.mesh = run, mesh
+        self.run, self.mesh, self._tokens = run, mesh, tokens
         length, seed = run.training.sequence_length, run.training.seed
         self.training = Sampler(tokens.train, sequence_length=length, seed=seed)
         self.validation = ValidationSampler(tokens.validation, sequence_length=length)
@@ -45,6 +46,11 @@ class Batches:
             limit=self.run.training.validation_sequences,
         ):
             yield _batch(tokens, targets).to_device(self.mesh.device)
+
+    @cached_property
+    def validation_bytes(self) -> int:
+        """Number of UTF-8 bytes of the text of all validation targets, over all ranks."""
+        return self.validation.num_bytes(self._tokens.tokenizer(), limit=self.run.training.validation_sequences)
 
     def documents(self, step: int, micro_batch: int) -> list[tuple[str, int]]:
         """Return the documents in one of this rank's micro-batches of step `step`, each as (name of the file, record

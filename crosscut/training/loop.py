@@ -182,8 +182,12 @@ class Loop:
         Raises `TrainingError` on all ranks if the loss is not finite.
         """
         batches = self.batches.validation_batches()
-        score = evaluate_loss(self.trainer.model, request.checked(batches) if request else batches)
-        metrics.validation(step, loss=score.loss, perplexity=score.perplexity)
+        score = evaluate_loss(
+            self.trainer.model,
+            request.checked(batches) if request else batches,
+            num_bytes=self.batches.validation_bytes,
+        )
+        metrics.validation(step, score)
         if not math.isfinite(score.loss):
             raise TrainingError(
                 f"The validation loss must be finite, but after step {step} it is {score.loss}. These weights are not "

@@ -43,6 +43,9 @@ def test_readers_own_text_trains(trained):
     assert any((run / "tensorboard").iterdir())
     summary = json.loads((run / "summary.json").read_text())
     assert summary["validation_perplexity_after"] < summary["validation_perplexity_before"]
+    assert summary["validation_bits_per_byte_after"] < summary["validation_bits_per_byte_before"]
+    assert summary["validation_bytes"] > summary["validation_tokens"] > 0
+    assert done.stdout.count("bits per byte") > 2, "in the lines of the validations and in the summary"
     assert summary["layout"] == "tensor 2 x data 1"
 
 

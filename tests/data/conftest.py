@@ -63,3 +63,21 @@ def write_indexed(prefix: Path, documents: Sequence[Sequence[int]], dtype: npt.D
     """Megatron-LM's `prefix.bin` and `prefix.idx`, a sequence for each document."""
     write_index(Path(f"{prefix}.idx"), np.array([len(document) for document in documents], np.int32), dtype)
     np.concatenate([[], *documents]).astype(dtype).tofile(f"{prefix}.bin")
+
+
+def write_sentencepiece(path: Path) -> Path:
+    """A tokenizer as Llama 2's: spaces spelled as blocks, one before every text, and unknown characters as bytes."""
+    import tokenizers
+    from tokenizers import decoders, models, normalizers
+
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁hello", "wor", "ld", *"helowrd"]
+    merges = [("▁", "h"), ("▁h", "e"), ("▁he", "l"), ("▁hel", "l"), ("▁hell", "o"), ("w", "o"), ("wo", "r"), ("l", "d")]
+    pieces += [first + second for first, second in merges if first + second not in pieces]
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    inner = tokenizers.Tokenizer(models.BPE(vocabulary, merges, byte_fallback=True))
+    inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    inner.decoder = decoders.Sequence(steps)
+    inner.add_special_tokens(["</s>"])
+    inner.save(str(path))
+    return path

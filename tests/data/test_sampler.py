@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosscut.config import IGNORED, DataError
-from crosscut.data import Sampler, Shard, ValidationSampler
+from crosscut.data import Sampler, Shard, Tokenizer, ValidationSampler
+from crosscut.data.shards.writing import INDEX_DTYPE
+from crosscut.data.tokenization.token_bytes import TokenBytes
+from tests.data.conftest import write_sentencepiece
 
 S = 7
 MakeShard = Callable[..., Shard]
@@ -192,3 +196,31 @@ def test_validation_set_without_a_token_to_predict_is_an_error(make_shard: MakeS
     with pytest.raises(DataError) as error:
         ValidationSampler(make_shard([1], name="validation"), sequence_length=10)
     assert str(error.value) == "The validation set must have at least 2 tokens, but has 1. Provide more text."
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3, 1000])
+@pytest.mark.parametrize("make", ["byte-level", "sentencepiece"])
+def test_validation_bytes_are_those_of_the_targets(tokenizer_file: Path, tmp_path: Path, make: str, limit: int) -> None:
+    """A character of a byte-level BPE may lie on the border of the scored part, and a document of no token in it."""
+    file = tokenizer_file if make == "byte-level" else write_sentencepiece(tmp_path / "tokenizer.json")
+    tokenizer = Tokenizer.load(file)
+    texts = ["hello world", "\N{EURO SIGN}" * 5, "hello hello \N{EURO SIGN}", "world"]
+    shard = shard_of([[*tokenizer.encode(text), tokenizer.end_of_text] for text in texts])
+    sampler = ValidationSampler(shard, sequence_length=S)
+    targets = np.concatenate([targets.ravel() for _, targets in sampler.batches(batch_size=1, limit=limit)])
+    scored = targets[targets != IGNORED].tolist()
+    spell = TokenBytes.load(file)
+    expected = sum(len(spell(token)) for token in scored if token != tokenizer.end_of_text)
+    if make == "sentencepiece":  # the decoder drops the space before each text, except before the first, not a target
+        begun = [row for row, token in enumerate(scored) if token == tokenizer.end_of_text and row + 1 < len(scored)]
+        expected -= len(begun)
+    assert sampler.num_bytes(tokenizer, limit=limit) == expected
+    first = len(texts[0].encode()) - tokenizer.num_bytes(shard.tokens[:1])
+    if limit in (0, 1000):
+        assert expected == first + sum(len(text.encode()) for text in texts[1:])
+
+
+def shard_of(documents: list[list[int]]) -> Shard:
+    index = np.zeros(len(documents), dtype=INDEX_DTYPE)
+    index["end"] = np.cumsum([len(document) for document in documents])
+    return Shard("validation", np.concatenate(documents).astype(np.uint16), index, ("a.txt",))

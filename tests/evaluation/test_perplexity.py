@@ -71,6 +71,13 @@ def test_score_is_the_mean_cross_entropy_on_every_layout(ranks, layout):
         assert was_training, "the model must be left in training mode"
 
 
+def test_bits_per_byte_are_the_total_loss_in_bits_over_the_bytes():
+    """Four tokens of probability 1/2 each are four bits."""
+    score = Score(loss=math.log(2), num_tokens=4, num_bytes=10)
+    assert score.bits_per_byte == pytest.approx(0.4)
+    assert Score(loss=math.log(2), num_tokens=4).bits_per_byte is None, "nobody has counted the bytes"
+
+
 def test_perplexity_is_the_exponential_of_the_loss():
     assert Score(loss=2.0, num_tokens=1).perplexity == pytest.approx(math.exp(2))
     assert Score(loss=1e4, num_tokens=1).perplexity == math.inf

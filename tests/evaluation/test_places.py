@@ -53,6 +53,8 @@ def test_figures_are_those_of_transformers(model: Path, files: EvaluationConfig,
     assert wiki["counts"]["words"] == num_words
     assert wiki["counts"]["tokens"] == num_tokens
     assert wiki["figures"]["perplexity"] == pytest.approx(math.exp(loss / num_words), rel=1e-4)
+    bits = loss / math.log(2) / len(by_the_paper(WORDS).encode())
+    assert wiki["figures"]["bits_per_byte"] == pytest.approx(bits, rel=1e-4)
     assert wiki["figures"]["perplexity_per_token"] == pytest.approx(math.exp(loss / num_tokens), rel=1e-4)
 
     lambada, expected = report["tasks"]["lambada"]["figures"], list(theirs.last_words(PASSAGES))

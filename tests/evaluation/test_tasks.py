@@ -26,10 +26,11 @@ def test_wikitext_divides_by_the_words_that_were_there(tmp_path: Path, letters: 
     assert task.texts[0].tolist() == [0, *letters.encode("A-b, c .")], "the text comes after the start"
     assert task.windows == [Window(0, 0, 5, 1), Window(0, 2, 7, 5), Window(0, 4, 9, 7)]
     found = task.figures(scores([3.0, 2.0, 1.0]))
-    assert found.counts == {"words": 6, "tokens": 8, "windows": 3}
+    assert found.counts == {"words": 6, "tokens": 8, "bytes": 8, "windows": 3}
     assert found.figures["perplexity"] == pytest.approx(math.exp(6 / 6))
     assert found.figures["perplexity_per_token"] == pytest.approx(math.exp(6 / 8))
     assert found.figures["loss_per_token"] == pytest.approx(6 / 8)
+    assert found.figures["bits_per_byte"] == pytest.approx(6 / math.log(2) / len("A-b, c ."))
     assert next(iter(found.figures)) == "perplexity"
     assert task.data[0]["file"] == str(file)
     assert len(task.data[0]["sha256"]) == 64

@@ -18,7 +18,8 @@ from crosscut.training.precision import resolve_on
 from tests.training.jobs import CPU, parts
 
 FIGURES = {
-    "wikitext103_perplexity", "wikitext103_perplexity_per_token", "wikitext103_loss_per_token",
+    "wikitext103_perplexity", "wikitext103_perplexity_per_token", "wikitext103_bits_per_byte",
+    "wikitext103_loss_per_token",
     "lambada_accuracy", "lambada_last_token_accuracy", "lambada_perplexity",
 }  # fmt: skip
 

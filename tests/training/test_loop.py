@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ from crosscut.checkpoint import list_checkpoints
 from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import CheckpointError, TrainingError
 from crosscut.training.loop import Loop
+from crosscut.training.watching.run_report import plot_losses
 from tests.training.conftest import tiny_run
 from tests.training.jobs import loop, parts
 
@@ -40,6 +42,51 @@ def test_loss_falls_and_every_step_is_noted(ranks, run_with):
     assert [row["step"] for row in rows if "validation_loss" in row] == [0, 3, 6, 9, 12]
 
 
+def bits_by_hand(run) -> tuple[float, int]:
+    """Bits per byte of the first model and bytes, from whole logits of each target and the text of the targets."""
+    trainer, batches = parts(run)
+    tokens, tokenizer = batches._tokens, batches._tokens.tokenizer()
+    length, count = run.training.sequence_length, run.training.validation_sequences
+    ids = torch.from_numpy(tokens.validation.tokens[: count * length + 1].astype("int64"))
+    bits = 0.0
+    model = trainer.model.eval()
+    with torch.no_grad():
+        for start in range(0, count * length, length):
+            logits = model.logits_of(model.hidden_states(ids[start : start + length].unsqueeze(0))[0])
+            chosen = logits.double().log_softmax(1).gather(1, ids[start + 1 : start + length + 1].unsqueeze(1))
+            bits -= chosen.sum().item() / math.log(2)
+    text = tokenizer.decode(ids.tolist())
+    num_bytes = len(text.encode()) - len(tokenizer.decode(ids[:1].tolist()).encode())
+    return bits / num_bytes, num_bytes
+
+
+@pytest.mark.parametrize("layout", ["layout.tensor=1", "layout.tensor=2", "layout.data=2"])
+def test_validation_has_the_bits_per_byte_of_what_is_scored_on_every_layout(ranks, run_with, layout):
+    options = ("training.precision=float64", "training.steps=3", "training.micro_batch_size=2")
+    expected, num_bytes = ranks.run(1, bits_by_hand, run_with(*options))[0]
+    run = run_with(*options, layout)
+    ranks.run(run.layout.world_size, loop, run)
+    first = next(row for row in rows_of(run) if "validation_loss" in row)
+    assert first["validation_bits_per_byte"] == pytest.approx(expected, rel=1e-12)
+    assert first["validation_loss"] * 8 * 32 / math.log(2) / num_bytes == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_run_from_before_the_bits_per_byte_resumes(ranks, run_with):
+    run = run_with("training.steps=3")
+    ranks.run(1, loop, run)
+    rows = [{name: v for name, v in row.items() if name != "validation_bits_per_byte"} for row in rows_of(run)]
+    (Path(run.output.folder) / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plot_losses(Path(run.output.folder))
+    ranks.run(1, loop, run_with(), checkpoint_of(run, 3))
+    validated = [row for row in rows_of(run) if "validation_loss" in row]
+    assert [(row["step"], "validation_bits_per_byte" in row) for row in validated] == [
+        (0, False),
+        (3, False),
+        (6, True),
+    ]
+    plot_losses(Path(run.output.folder))
+
+
 def test_tensorboard_holds_the_same_loss(ranks, run_with):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -49,6 +96,8 @@ def test_tensorboard_holds_the_same_loss(ranks, run_with):
     events.Reload()
     noted = [row["loss"] for row in rows_of(run) if "loss" in row]
     assert [event.value for event in events.Scalars("loss")] == pytest.approx(noted)
+    bits = [row["validation_bits_per_byte"] for row in rows_of(run) if "validation_bits_per_byte" in row]
+    assert [event.value for event in events.Scalars("validation_bits_per_byte")] == pytest.approx(bits)
 
 
 def test_resumed_run_is_the_run_that_never_stopped(ranks, run_with):
@@ -139,7 +188,10 @@ def test_validation_loss_that_is_no_number_ends_the_run_on_all_ranks(ranks, run_
     assert told[0].startswith("The validation loss must be finite, but after step 2 it is nan. ")
     assert "Lower `optimizer.learning_rate` and run again with --resume auto, or" in told[0]
     assert [path.name for path in list_checkpoints(checkpoint_of(run, 1).parent)] == ["step-00000001"]
-    assert rows_of(run)[-1] == {"step": 2, "validation_loss": None, "validation_perplexity": None}
+    assert rows_of(run)[-1] == {
+        "step": 2,
+        **dict.fromkeys(("validation_loss", "validation_perplexity", "validation_bits_per_byte")),
+    }
 
 
 def test_resuming_notes_no_validation_twice(ranks, run_with):

@@ -19,9 +19,10 @@ import numpy.typing as npt
 
 from crosscut.config.checks import listed
 from crosscut.config.errors import DataError
-from crosscut.config.files import read_small
 from crosscut.data.tokenization.end_of_text import end_said_beside
 from crosscut.data.tokenization.fast_encoder import FastEncoder, fast_encoder
+from crosscut.data.tokenization.inner import read_inner
+from crosscut.data.tokenization.token_bytes import TokenBytes
 
 if TYPE_CHECKING:
     import tokenizers
@@ -180,6 +181,37 @@ class Tokenizer:
         """Decode ids to text. Special tokens are omitted unless `with_special` is set."""
         return self._inner.decode(list(ids), skip_special_tokens=not with_special)
 
+    def num_bytes(self, ids: Sequence[int] | npt.NDArray[np.integer]) -> int:
+        """Return the number of UTF-8 bytes of the text that `ids` decode to. `ids` must be the first tokens of a
+        document, or all of them.
+
+        Special tokens and the end of text have no bytes. If `ids` end inside a character, only the bytes that `ids`
+        hold are counted.
+        """
+        if self._byte_level_lengths is not None:
+            return int(self._byte_level_lengths[ids].sum())
+        spelled = [token for token in map(int, ids) if token != self.end_of_text]
+        whole = len(spelled)
+        while whole and self._bytes.is_byte(spelled[whole - 1]):  # these bytes may be a part of a character
+            whole -= 1
+        return len(self.decode(spelled[:whole]).encode()) + len(spelled) - whole
+
+    @cached_property
+    def _byte_level_lengths(self) -> npt.NDArray[np.int64] | None:
+        """Number of bytes of every token, [vocabulary]. None unless the tokenizer is a byte-level BPE, whose tokens
+        spell the bytes of a text one after another.
+        """
+        if not self._bytes.is_byte_level:
+            return None
+        lengths = np.array([len(self._bytes(token)) for token in range(self.vocab_size)], dtype=np.int64)
+        special = [token for token, added in self._inner.get_added_tokens_decoder().items() if added.special]
+        lengths[[*special, self.end_of_text]] = 0
+        return lengths
+
+    @cached_property
+    def _bytes(self) -> TokenBytes:
+        return TokenBytes(self._inner)
+
     def has_ids_of(self, other: Tokenizer) -> bool:
         """Whether this tokenizer and the tokenizer `other` have the same tokens with the same ids."""
         ours, theirs = (one._inner.get_vocab(with_added_tokens=True) for one in (self, other))
@@ -195,24 +227,6 @@ class Tokenizer:
         """
         end = self._inner.id_to_token(self.end_of_text)
         return {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "clean_up_tokenization_spaces": False}
-
-
-def read_inner(path: Path, *, setting: str = "data.tokenizer") -> tokenizers.Tokenizer:
-    """Read a `tokenizer.json` as the library's own object. Raises `DataError` if the file is invalid. `setting` is the
-    name of the option that holds its path, for messages.
-    """
-    import tokenizers
-
-    kind = "`tokenizer.json` of the tokenizers library"
-    try:
-        return tokenizers.Tokenizer.from_str(read_small(path))
-    except (OSError, UnicodeDecodeError) as error:
-        kind, reason = "readable `tokenizer.json`", str(getattr(error, "strerror", "it is not UTF-8"))
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # plain Exception, or a panic of Rust, which is not an Exception
-        reason = str(error)
-    raise DataError(f"`{path}` must be a {kind}, but is not: {reason}. Check `{setting}`.")
 
 
 def token_dtype(vocab_size: int) -> np.dtype[np.uint16 | np.uint32]:

@@ -20,6 +20,7 @@ from rich.table import Column
 
 from crosscut.config import write_whole
 from crosscut.config.terminal import new_console
+from crosscut.evaluation import Score
 from crosscut.evaluation.score_table import in_a_line
 
 METRICS_FILE = "metrics.jsonl"
@@ -68,12 +69,15 @@ class Metrics:
             self._write(step, values)
             self._display.step(step, values)
 
-    def validation(self, step: int, *, loss: float, perplexity: float) -> None:
+    def validation(self, step: int, score: Score) -> None:
         """Record a validation after `step` steps."""
         if self.active:
+            figures = {"loss": score.loss, "perplexity": score.perplexity, "bits_per_byte": score.bits_per_byte}
             if step not in self._validated:
-                self._write(step, {"validation_loss": loss, "validation_perplexity": perplexity})
-            self._display.line(f"step {step:>6}  validation loss {loss:.4f}  perplexity {perplexity:.2f}")
+                self._write(step, {f"validation_{name}": value for name, value in figures.items()})
+            told = f"validation loss {score.loss:.4f}  perplexity {score.perplexity:.2f}"
+            bits = "" if score.bits_per_byte is None else f"  bits per byte {score.bits_per_byte:.4f}"
+            self._display.line(f"step {step:>6}  {told}{bits}")
 
     def scores(self, step: int, figures: Mapping[str, float]) -> None:
         """Record the figures of an evaluation after `step` steps."""

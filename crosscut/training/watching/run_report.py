@@ -79,7 +79,10 @@ def summarize(run: RunConfig, outcome: Outcome) -> dict[str, Any]:
         "validation_loss_after": outcome.after.loss,
         "validation_perplexity_before": outcome.before.perplexity,
         "validation_perplexity_after": outcome.after.perplexity,
+        "validation_bits_per_byte_before": outcome.before.bits_per_byte,
+        "validation_bits_per_byte_after": outcome.after.bits_per_byte,
         "validation_tokens": outcome.after.num_tokens,
+        "validation_bytes": outcome.after.num_bytes,
         "tokens_per_second": rates.get("tokens_per_second"),
         "model_flops_per_second": rates.get("model_flops_per_second"),
         "utilisation": rates.get("utilisation"),
@@ -97,17 +100,16 @@ def plot_losses(folder: Path) -> None:
 
     rows = read_metrics(folder)
     trained = [(row["step"], row["loss"]) for row in rows if row.get("loss") is not None]
-    validated = [(row["step"], row["validation_loss"]) for row in rows if row.get("validation_loss") is not None]
+    validated = [row for row in rows if row.get("validation_loss") is not None]
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     if trained:
         axes.plot(*zip(*trained, strict=True), color="#9ec1e0", linewidth=1, label="training, each step")
         axes.plot(*zip(*_smoothed(trained), strict=True), color="#1f5f99", linewidth=2, label="training, smoothed")
     if validated:  # a full disk may have lost the rows
-        axes.plot(*zip(*validated, strict=True), color="#c8502d", marker="o", markersize=4, label="validation")
-        last_step, last_loss = validated[-1]
-        label = f"perplexity {math.exp(min(last_loss, 700)):,.1f}"
+        points = [(row["step"], row["validation_loss"]) for row in validated]
+        axes.plot(*zip(*points, strict=True), color="#c8502d", marker="o", markersize=4, label="validation")
         place: dict[str, Any] = {"xytext": (0, -18), "textcoords": "offset points", "ha": "right"}
-        axes.annotate(label, (last_step, last_loss), color="#c8502d", **place)
+        axes.annotate(_told(validated[-1]), points[-1], color="#c8502d", **place)
     axes.set(xlabel="step", ylabel="cross entropy per token (nats)")
     axes.margins(y=0.12)
     axes.grid(alpha=0.25)
@@ -117,6 +119,13 @@ def plot_losses(folder: Path) -> None:
     figure.savefig(picture, dpi=150)
     pyplot.close(figure)
     write_whole(folder / PLOT_FILE, picture.getvalue())
+
+
+def _told(row: dict[str, Any]) -> str:
+    """Text for a validation in the plot. Rows of versions before the bits per byte lack them."""
+    bits = row.get("validation_bits_per_byte")
+    perplexity = f"perplexity {math.exp(min(row['validation_loss'], 700)):,.1f}"
+    return perplexity if bits is None else f"{perplexity}, {bits:.3f} bits per byte"
 
 
 def _smoothed(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
@@ -166,6 +175,10 @@ def _summary_rows(run: RunConfig, summary: dict[str, Any]) -> Iterator[tuple[str
         "perplexity",
         Text.assemble(f"{before:,.1f} before, ", (f"{after:,.1f}", "bold"), f" after {tokens}; {scored}"),
     )
+    if summary["validation_bytes"]:
+        before, after = (f"{summary[f'validation_bits_per_byte_{when}']:.3f}" for when in ("before", "after"))
+        scored = f"over {_short(summary['validation_bytes'], _SIZES)}B of text"
+        yield "bits per byte", Text.assemble(f"{before} before, ", (after, "bold"), f" after; {scored}")
     if summary["evaluation"]:
         yield "evaluation", Text(in_a_line(summary["evaluation"]))
     if summary["tokens_per_second"]:
@@ -175,6 +188,7 @@ def _summary_rows(run: RunConfig, summary: dict[str, Any]) -> Iterator[tuple[str
 
 
 _COUNTS = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
+_SIZES = ((1e9, " G"), (1e6, " M"), (1e3, " k"), (1.0, " "))
 _RATES = ((1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M"))
 
 

@@ -16,7 +16,7 @@ from crosscut.evaluation import Window
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 FIGURES = {
     "lambada": ["accuracy", "last_token_accuracy", "perplexity"],
-    "wikitext103": ["perplexity", "perplexity_per_token", "loss_per_token"],
+    "wikitext103": ["perplexity", "perplexity_per_token", "bits_per_byte", "loss_per_token"],
 }
 
 

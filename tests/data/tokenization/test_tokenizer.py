@@ -12,6 +12,7 @@ from crosscut.config import DataError
 from crosscut.data import Tokenizer
 from crosscut.data.tokenization import tokenizer
 from crosscut.data.tokenization.tokenizer import token_dtype
+from tests.data.conftest import write_sentencepiece
 
 TEXTS = ["the cut model is the uncut one"] * 50
 
@@ -257,3 +258,45 @@ def test_a_file_at_which_the_library_panics_is_told(tmp_path: Path, prefix: str)
     )
     with pytest.raises(DataError, match=r"must be a `tokenizer.json` of the tokenizers library, but is not: "):
         Tokenizer.load(path)
+
+
+HELLO = "hello world  hello\n\N{EURO SIGN}\ufffd \N{HAPPY PERSON RAISING ONE HAND}!"
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(), data=st.data())
+def test_bytes_of_any_text_are_those_of_its_tokens(tokenizer_file: Path, text: str, data: st.DataObject) -> None:
+    inner = Tokenizer.load(tokenizer_file)
+    ids = inner.encode(text)
+    assert inner.num_bytes([*ids, inner.end_of_text]) == len(text.encode())
+    cut = data.draw(st.integers(0, len(ids)))
+    assert inner.num_bytes(ids[:cut]) + inner.num_bytes(ids[cut:]) == len(text.encode()), "also inside a character"
+
+
+def test_bytes_of_sentencepiece_leave_out_the_space_that_it_puts_before_a_text(tmp_path: Path) -> None:
+    inner = Tokenizer.load(write_sentencepiece(tmp_path / "tokenizer.json"))
+    ids = inner.encode(HELLO)
+    assert inner.decode(ids) == HELLO
+    assert inner.num_bytes([*ids, inner.end_of_text]) == len(HELLO.encode())
+    counts = [inner.num_bytes(ids[:end]) for end in range(len(ids) + 1)]
+    euro = HELLO.encode().index("\N{EURO SIGN}".encode())
+    assert counts[:3] == [0, 5, 6], "`hello` and the space after it"
+    assert {euro, euro + 1, euro + 2, euro + 3} <= set(counts), "also inside a character"
+    assert counts == sorted(counts)
+
+
+def test_special_tokens_have_no_bytes_and_other_added_tokens_have_those_of_their_names() -> None:
+    import tokenizers
+
+    inner = Tokenizer.train(TEXTS, vocab_size=300)
+    inner._inner.add_special_tokens(["<|turn|>"])
+    inner._inner.add_tokens([tokenizers.AddedToken("https://", normalized=False)])
+    inner = Tokenizer(inner._inner)
+    turn, link = (inner._inner.token_to_id(name) for name in ("<|turn|>", "https://"))
+    assert [inner.num_bytes([token]) for token in (inner.end_of_text, turn, link)] == [0, 0, 8]
+
+
+def test_bytes_of_words_are_those_of_the_decoded_text(tmp_path: Path) -> None:
+    """A tokenizer without a decoder, whose words are joined by spaces."""
+    inner = Tokenizer.load(write_tokenizer(tmp_path / "tokenizer.json", {"a": 0, "grüße": 1, "</s>": 2}))
+    assert inner.num_bytes([0, 1, 0, 2]) == len(inner.decode([0, 1, 0]).encode()) == len("a grüße a".encode())

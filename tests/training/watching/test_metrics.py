@@ -1,6 +1,10 @@
 import json
+import math
 import sys
 
+import pytest
+
+from crosscut.evaluation import Score
 from crosscut.evaluation.progress import progress
 from crosscut.training.watching.metrics import Metrics, read_metrics
 from tests.terminal import Terminal
@@ -40,16 +44,17 @@ def test_a_new_run_starts_an_empty_file(tmp_path):
 
 def test_numbers_that_are_none_are_null(tmp_path):
     with Metrics(tmp_path, num_steps=1, start=0, active=True) as metrics:
-        metrics.validation(0, loss=float("nan"), perplexity=float("inf"))
+        metrics.validation(0, Score(loss=float("nan"), num_tokens=8, num_bytes=20))
     line = (tmp_path / "metrics.jsonl").read_text()
-    assert json.loads(line) == {"step": 0, "validation_loss": None, "validation_perplexity": None}
+    figures = ("validation_loss", "validation_perplexity", "validation_bits_per_byte")
+    assert json.loads(line) == {"step": 0, **dict.fromkeys(figures)}
     assert "NaN" not in line
 
 
 def test_only_the_first_rank_writes(tmp_path):
     with Metrics(tmp_path, num_steps=1, start=0, active=False) as metrics:
         metrics.step(1, VALUES)
-        metrics.validation(1, loss=1.0, perplexity=2.0)
+        metrics.validation(1, Score(loss=1.0, num_tokens=8))
     assert not list(tmp_path.iterdir())
 
 
@@ -78,9 +83,30 @@ def test_lines_tell_the_loss_scale_where_there_is_one(tmp_path, capsys, monkeypa
 def test_a_step_that_was_validated_before_the_stop_keeps_that_row(tmp_path):
     for start, loss in ((0, 1.0), (3, 2.0)):
         with Metrics(tmp_path, num_steps=10, start=start, active=True) as metrics:
-            metrics.validation(3, loss=loss, perplexity=2.0)
-            metrics.validation(4, loss=loss, perplexity=2.0)
+            metrics.validation(3, Score(loss=loss, num_tokens=8))
+            metrics.validation(4, Score(loss=loss, num_tokens=8))
     assert [(row["step"], row["validation_loss"]) for row in read_metrics(tmp_path)] == [(3, 1.0), (4, 2.0)]
+
+
+def test_a_validation_is_a_row_and_a_line(tmp_path, capsys):
+    """Eight tokens of probability 1/2 each, 20 bytes long."""
+    with Metrics(tmp_path, num_steps=10, start=0, active=True) as metrics:
+        metrics.validation(4, Score(loss=math.log(2), num_tokens=8, num_bytes=20))
+        metrics.validation(5, Score(loss=math.log(2), num_tokens=8))
+    first, second = read_metrics(tmp_path)
+    assert first == pytest.approx(
+        {
+            "step": 4,
+            "validation_loss": math.log(2),
+            "validation_perplexity": 2.0,
+            "validation_bits_per_byte": 0.4,
+        }
+    )
+    assert second["validation_bits_per_byte"] is None
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines() if "validation" in line] == [
+        "step      4  validation loss 0.6931  perplexity 2.00  bits per byte 0.4000",
+        "step      5  validation loss 0.6931  perplexity 2.00",
+    ]
 
 
 def test_scores_are_a_row_and_a_line(tmp_path, capsys):

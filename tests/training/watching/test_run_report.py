@@ -13,7 +13,10 @@ SUMMARY = {
     "training_tokens": 614_400,
     "validation_perplexity_before": 4321.0,
     "validation_perplexity_after": 98.765,
+    "validation_bits_per_byte_before": 3.21,
+    "validation_bits_per_byte_after": 1.76543,
     "validation_tokens": 16_384,
+    "validation_bytes": 61_234,
     "evaluation": {"lambada_accuracy": 0.4518, "wikitext103_perplexity": 19.31},
     "tokens_per_second": 6789.0,
     "model_flops_per_second": 1.234e12,
@@ -23,10 +26,10 @@ SUMMARY = {
 }
 
 
-def printed(tmp_path, text: str, *overrides: str) -> str:
+def printed(tmp_path, text: str, *overrides: str, **summary: object) -> str:
     run = tiny_run(tmp_path / "tokens", tmp_path / "a run", "layout.tensor=2", *overrides)
     console = Console(file=io.StringIO(), width=200)
-    print_summary(run, SUMMARY, text, console)
+    print_summary(run, {**SUMMARY, **summary}, text, console)
     return console.file.getvalue()
 
 
@@ -34,6 +37,7 @@ def test_summary_says_what_came_out_and_what_comes_next(tmp_path):
     out = printed(tmp_path, "And so it was.", "output.sample_prompt=It's")
     for expected in (
         "GPT-2, 2.64M parameters", "2 processes", "4,321.0 before, 98.8 after 300 steps (614k tokens)",
+        "bits per byte", "3.210 before, 1.765 after; over 61.2 kB of text",
         "6,789 tokens/s, 1.23 TFLOP/s: 34% of 3.6 TFLOP/s", "And so it was.", "training.steps=600",
         "tensorboard --logdir", "sample.txt", "lambada accuracy 45.18%, wikitext103 perplexity 19.31",
     ):  # fmt: skip
@@ -51,9 +55,14 @@ def test_no_sample_leaves_no_panel(tmp_path):
     assert "sample.txt" not in out
 
 
+def test_a_validation_of_no_text_has_no_bits_per_byte(tmp_path):
+    unknown = dict.fromkeys(("validation_bits_per_byte_before", "validation_bits_per_byte_after"))
+    assert "bits per byte" not in printed(tmp_path, "", **unknown, validation_bytes=0)
+
+
 def test_losses_are_drawn_also_after_a_single_step(tmp_path):
     rows = [
-        {"step": 0, "validation_loss": 5.0},
+        {"step": 0, "validation_loss": 5.0, "validation_bits_per_byte": 3.0},
         {"step": 1, "loss": 4.9},
         {"step": 1, "validation_loss": None},
         {"step": 2, "loss": None},  # of a step that a loss scale has skipped

@@ -1,0 +1,30 @@
+"""Reading of a `tokenizer.json` by the tokenizers library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from crosscut.config.errors import DataError
+from crosscut.config.files import read_small
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+def read_inner(path: Path, *, setting: str = "data.tokenizer") -> tokenizers.Tokenizer:
+    """Read a `tokenizer.json` as the library's own object. Raises `DataError` if the file is invalid. `setting` is the
+    name of the option that holds its path, for messages.
+    """
+    import tokenizers
+
+    kind = "`tokenizer.json` of the tokenizers library"
+    try:
+        return tokenizers.Tokenizer.from_str(read_small(path))
+    except (OSError, UnicodeDecodeError) as error:
+        kind, reason = "readable `tokenizer.json`", str(getattr(error, "strerror", "it is not UTF-8"))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # plain Exception, or a panic of Rust, which is not an Exception
+        reason = str(error)
+    raise DataError(f"`{path}` must be a {kind}, but is not: {reason}. Check `{setting}`.")

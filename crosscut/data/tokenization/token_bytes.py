@@ -1,0 +1,76 @@
+"""Bytes of single tokens. A token may be a part of a character, which text cannot represent."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from crosscut.data.tokenization.inner import read_inner
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+"""Character that sentencepiece uses for a space."""
+
+
+class TokenBytes:
+    """Bytes of every token of a tokenizer. The conversion reproduces the decoders of byte-level BPE and
+    sentencepiece.
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        self._inner = inner
+        self._added = {number: token.content for number, token in inner.get_added_tokens_decoder().items()}
+        self._by_character = _byte_of_character() if _is_byte_level(inner) else None
+
+    @classmethod
+    def load(cls, path: Path) -> TokenBytes:
+        """Load the tokens of a `tokenizer.json`."""
+        return cls(read_inner(path))
+
+    @property
+    def is_byte_level(self) -> bool:
+        """Whether the tokens are those of byte-level BPE: the bytes of a text are the bytes of its tokens."""
+        return self._by_character is not None
+
+    def is_byte(self, token: int) -> bool:
+        """Whether a token of sentencepiece stands for a single byte, which may be a part of a character."""
+        return token not in self._added and bool(_BYTE.fullmatch(self._inner.id_to_token(token) or ""))
+
+    def __call__(self, token: int) -> bytes:
+        """Bytes of a token. Empty for an id without a token."""
+        if (added := self._added.get(token)) is not None:
+            return added.encode()
+        spelled = self._inner.id_to_token(token) or ""
+        if self._by_character is not None:
+            return b"".join(self._by_character.get(character, character.encode()) for character in spelled)
+        if match := _BYTE.fullmatch(spelled):
+            return bytes.fromhex(match.group(1))
+        return spelled.replace(_SPACE, " ").encode()
+
+
+def _is_byte_level(inner: tokenizers.Tokenizer) -> bool:
+    if inner.decoder is None:
+        return False
+    decoder = json.loads(inner.decoder.__getstate__())  # `to_str` would also write the vocabulary, which takes longer
+    return any(one.get("type") == "ByteLevel" for one in _decoders(decoder))
+
+
+def _decoders(decoder: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    return [decoder, *decoder.get("decoders", ())]
+
+
+def _byte_of_character() -> dict[str, bytes]:
+    """Characters with which byte-level BPE spells bytes. A printable byte is spelled as itself, and the other bytes are
+    spelled as characters from U+0100 on.
+    """
+    printing = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printing]
+    characters = {byte: chr(byte) for byte in printing} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+    return {character: bytes([byte]) for byte, character in characters.items()}
