@@ -42,7 +42,8 @@ class DataConfig:
     """Number of training shards. The order of the shards is shuffled in every epoch. The paper uses 5."""
 
     train_to_validation: int = 29
-    """Number of training documents per validation document. The paper splits 29:1."""
+    """Number of training documents per validation document. The paper splits 29:1. A .txt file is held out as a whole,
+    unless it is larger than the validation's share of the text."""
 
     verify: bool = True
     """Whether to check every shard against the manifest's hashes before the run starts."""

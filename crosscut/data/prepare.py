@@ -6,6 +6,8 @@ folder is reused if it was made from the same text with the same settings. A fol
 
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 from crosscut.config.errors import DataError
@@ -26,6 +28,10 @@ SMALL_CORPUS_BYTES = 16 << 20
 """Size on disk in bytes from which a corpus is encoded by several processes. For less text, starting the processes
 takes longer than encoding in one process.
 """
+
+LARGEST_WHOLE_FILE = 64 << 20
+"""Size in bytes on disk of the largest .txt file that is held out as one document. The split keeps the tokens of such a
+file in memory. A larger file usually holds many documents."""
 
 
 def prepare(
@@ -137,12 +143,11 @@ def _make(
         batches = encode_documents(
             documents, temporary / TOKENIZER_NAME, workers=workers, end_of_text=tokenizer.end_of_text
         )
-        split = split_at_random(
-            _counted(batches, bar.phase("Tokens", size)),
-            train_to_validation=settings.train_to_validation,
-            seed=settings.seed,
-        )
-        train, validation = write_shards(split, temporary, num_shards=settings.num_shards)
+        ratio = settings.train_to_validation
+        whole = _held_whole(sources, ratio)
+        items = _whole_items(_counted(batches, bar.phase("Tokens", size)), whole)
+        split = split_at_random(items, train_to_validation=ratio, seed=settings.seed)
+        train, validation = write_shards(_pieces(split), temporary, num_shards=settings.num_shards)
         _check_unchanged(sources)
         Manifest(
             dtype=token_dtype(tokenizer.vocab_size).name,
@@ -177,6 +182,31 @@ def _texts(documents: Iterable[Document], phase: Phase) -> Iterator[str]:
     for text, _, _, position in documents:
         phase.advance(position)
         yield text
+
+
+def _held_whole(sources: Sequence[Source], train_to_validation: int) -> frozenset[int]:
+    """Return the indices of the .txt files that the split must not cut: those that are at most as large as the share of
+    validation in the corpus, and at most `LARGEST_WHOLE_FILE`. A larger file, such as the only book of a corpus, is
+    split by its pieces.
+    """
+    size = sum(source.size for source in sources)
+    largest = min(size // (train_to_validation + 1), LARGEST_WHOLE_FILE)
+    return frozenset(source.index for source in sources if source.format == "text" and source.size <= largest)
+
+
+def _whole_items(documents: Iterable[TokenDocument], whole: frozenset[int]) -> Iterator[list[TokenDocument]]:
+    """Yield the items of the split: all pieces of a file in `whole`, and every other document alone."""
+    for source, pieces in groupby(documents, attrgetter("source")):
+        if source in whole:
+            yield list(pieces)
+        else:
+            yield from ([piece] for piece in pieces)
+
+
+def _pieces(split: Iterable[tuple[bool, list[TokenDocument]]]) -> Iterator[tuple[bool, TokenDocument]]:
+    for for_validation, item in split:
+        for piece in item:
+            yield for_validation, piece
 
 
 def _counted(batches: Iterable[EncodedBatch], phase: Phase) -> Iterator[TokenDocument]:

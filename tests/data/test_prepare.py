@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 from crosscut.config import DataConfig, DataError
-from crosscut.data import TokenFolder, prepare
+from crosscut.data import Shard, TokenFolder, prepare
 from tests.endless import ENDLESS
 
 prepare_module = sys.modules["crosscut.data.prepare"]  # as an attribute of the room, the name is the function's
@@ -63,6 +64,69 @@ def test_split_and_shards_are_those_of_the_paper(config: DataConfig, make: Calla
     sizes = [shard.num_tokens for shard in tokens.train]
     longest = max(int(np.diff(shard.ends, prepend=np.uint64(0)).max()) for shard in tokens.train)
     assert max(sizes) - min(sizes) <= longest
+
+
+def origins_of(shards: Iterable[Shard]) -> set[tuple[str, int]]:
+    return {shard.origin(number) for shard in shards for number in range(shard.num_documents)}
+
+
+def write_books(folder: Path, sizes: Sequence[int]) -> tuple[str, ...]:
+    """Text files of so many paragraphs of 800 characters: twenty of these are a document of their own."""
+    folder.mkdir()
+    for number, size in enumerate(sizes):
+        paragraphs = (f"{number}: {place} " + "of the whole book. " * 42 for place in range(size))
+        (folder / f"{number:02}.txt").write_text("\n\n".join(paragraphs))
+    return (str(folder),)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_document_is_in_both_parts(
+    config: DataConfig, make: Callable[..., TokenFolder], tmp_path: Path, seed: int
+) -> None:
+    """Also no two pieces of one text file, if whole files can make up the validation set."""
+    books = write_books(tmp_path / "books", [60] * 20)
+    tokens = make(replace(config, text=(*config.text, *books), train_to_validation=9), seed=seed)
+    train, validation = origins_of(tokens.train), origins_of([tokens.validation])
+    assert not train & validation
+    for part in (train, validation):
+        assert max(Counter(name for name, _ in part if name.endswith(".txt")).values()) > 1, "a file has several pieces"
+    assert not {name for name, _ in train if name.endswith(".txt")} & {name for name, _ in validation}
+
+
+def test_a_text_file_larger_than_the_share_of_validation_is_split_by_its_pieces(
+    config: DataConfig, make: Callable[..., TokenFolder], tmp_path: Path
+) -> None:
+    books = write_books(tmp_path / "books", [800, 30, 30])
+    tokens = make(replace(config, text=books, train_to_validation=9))
+    train, validation = ({name for name, _ in origins_of(part)} for part in (tokens.train, [tokens.validation]))
+    assert {Path(name).name for name in train & validation} == {"00.txt"}
+    assert 0 < tokens.validation.num_tokens < 0.3 * sum(shard.num_tokens for shard in tokens.train)
+
+
+def test_a_text_file_of_many_documents_is_split_by_its_pieces(
+    config: DataConfig, make: Callable[..., TokenFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_module, "LARGEST_WHOLE_FILE", 40_000)
+    tokens = make(replace(config, text=write_books(tmp_path / "books", [60] * 20), train_to_validation=9))
+    train, validation = ({name for name, _ in origins_of(part)} for part in (tokens.train, [tokens.validation]))
+    assert train & validation
+
+
+def test_a_folder_from_before_files_were_held_out_as_wholes_is_used(
+    config: DataConfig, make: Callable[..., TokenFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(config, text=write_books(tmp_path / "books", [60] * 20), train_to_validation=9)
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare_module, "_held_whole", lambda *_: frozenset())
+        made = contents(make(config).path)
+    assert contents(make(config).path) == made
+
+
+def test_held_out_documents_do_not_depend_on_the_tokenizer(
+    config: DataConfig, make: Callable[..., TokenFolder], tmp_path: Path
+) -> None:
+    other = prepare(replace(config, tokenizer="", vocab_size=260), tmp_path / "other", seed=5, progress=False)
+    assert origins_of([make(config).validation]) == origins_of([other.validation])
 
 
 def test_given_tokenizer_is_kept_as_it_is(
