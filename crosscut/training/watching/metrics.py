@@ -27,7 +27,7 @@ METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
 _SECONDS_BETWEEN_LINES = 10.0
 
-Value = float | int | str | None
+Value = float | int | None
 
 
 class Metrics:
@@ -128,13 +128,25 @@ def _as_json(value: Value) -> Value:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Read the rows of a run's `metrics.jsonl`. Lines that a crash or a full disk has left incomplete are left out."""
+    """Read the rows of a run's `metrics.jsonl`. Lines that a crash or a full disk has left incomplete are left out, and
+    so are lines that a run does not write.
+    """
     rows = []
     with (folder / METRICS_FILE).open(encoding="utf-8", errors="replace") as file:
         for line in file:
-            with suppress(ValueError):
-                rows.append(json.loads(line if line.endswith("\n") else ""))
+            with suppress(ValueError, RecursionError):
+                row = json.loads(line if line.endswith("\n") else "")
+                if _is_row(row):
+                    rows.append(row)
     return rows
+
+
+def _is_row(row: object) -> bool:
+    return (
+        isinstance(row, dict)
+        and type(row.get("step")) is int
+        and all(value is None or isinstance(value, int | float) for value in row.values())
+    )
 
 
 def _drop_after(path: Path, start: int) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import pytest
 
 from crosscut.evaluation import Score
 from crosscut.evaluation.progress import progress
-from crosscut.training.watching.metrics import Metrics, read_metrics
+from crosscut.training.watching.metrics import METRICS_FILE, Metrics, read_metrics
 from tests.terminal import Terminal
 
 VALUES = {
@@ -137,3 +137,14 @@ def test_the_bar_gives_way_to_another_and_comes_back(tmp_path, monkeypatch):
     scores, bar = terminal.lines()
     assert scores == "step      4  lambada accuracy 50.00%"
     assert bar.startswith("step 5/10")
+
+
+@pytest.mark.parametrize(
+    "line", ["7", '"step"', "[]", '{"loss": 1.0}', '{"step": "x"}', '{"step": 3, "loss": [1]}', "[" * 9999]
+)
+def test_lines_that_no_run_writes_are_left_out(tmp_path, line):
+    (tmp_path / METRICS_FILE).write_text('{"step": 1, "loss": 2.0}\n' + line + '\n{"step": 2, "loss": null}\n')
+    assert read_metrics(tmp_path) == [{"step": 1, "loss": 2.0}, {"step": 2, "loss": None}]
+    with Metrics(tmp_path, num_steps=5, start=1, active=True):
+        pass
+    assert (tmp_path / METRICS_FILE).read_text() == '{"step": 1, "loss": 2.0}\n'
