@@ -20,6 +20,9 @@ from crosscut.checkpoint.tensor_file import DTYPES
 from crosscut.config import CheckpointError
 
 INDEX_FILE = "tensors.json"
+MOST_INDEX_BYTES = 1 << 30
+"""Maximum size of an index. A part takes about 120 bytes. If each of 2,048 ranks holds a part of each of 3,000 tensors,
+the index has 700 MiB."""
 
 DTYPES_BY_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
 """Types of elements that a checkpoint can hold, by torch's names such as `float32`."""
@@ -83,7 +86,9 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def dump_index(index: Index) -> bytes:
-    """Content of the index's file."""
+    """Content of the index's file. Raises `CheckpointError` if the content is larger than `MOST_INDEX_BYTES`, because
+    no reader would accept it.
+    """
     tensors = {
         name: {
             "shape": entry.shape,
@@ -92,21 +97,31 @@ def dump_index(index: Index) -> bytes:
         }
         for name, entry in index.tensors.items()
     }
-    return _sealed(json.dumps({"tensors": tensors, "values": index.values}, separators=(",", ":"))[:-1].encode())
+    content = _sealed(json.dumps({"tensors": tensors, "values": index.values}, separators=(",", ":"))[:-1].encode())
+    if len(content) > MOST_INDEX_BYTES:
+        raise CheckpointError(
+            f"`{INDEX_FILE}` must have at most {MOST_INDEX_BYTES >> 20:,} MiB, but has {len(content) >> 20:,} MiB. "
+            "Shard the tensors over fewer ranks, for example with `layout.shard_group`."
+        )
+    return content
 
 
 def _sealed(body: bytes) -> bytes:
     """JSON without its last brace, completed with its hash."""
-    return body + f',"sha256":"{hashlib.sha256(body).hexdigest()}"}}\n'.encode()
+    return body + _seal(body)
 
 
-_SEAL_BYTES = len(_sealed(b""))
+def _seal(body: bytes | memoryview) -> bytes:
+    return f',"sha256":"{hashlib.sha256(body).hexdigest()}"}}\n'.encode()
+
+
+_SEAL_BYTES = len(_seal(b""))
 
 
 def parse_index(content: bytes, path: str) -> Index:
     """Parse the content of the index's file. Raises `CheckpointError`, with `path` in the message."""
     try:
-        if _sealed(content[:-_SEAL_BYTES]) != content:
+        if not content.endswith(_seal(memoryview(content)[:-_SEAL_BYTES])):
             raise ValueError("its content does not match the SHA-256 at its end")
         table = parse_table(content)
         tensors = field_of(table, "tensors", dict)

@@ -49,6 +49,9 @@ _LOCAL_HEADER = 30
 """Number of bytes in a zip entry's header before the name. The last four bytes are the lengths of the name and of the
 extra field."""
 
+_MOST_READ = 1 << 24
+"""Maximum size in bytes of a value, or of the directory of a tensor's archive. Both have a few hundred bytes."""
+
 
 class _Unpickler(pickle.Unpickler):
     """Reader of pickles that knows the names of an old index and no others."""
@@ -133,8 +136,8 @@ def _read_value(folder: Folder, place: Mapping[str, Any]) -> Value:
     """Read a value such as a learning rate. Tuples become lists, as in newer checkpoints."""
     file, start, length = _place(place)
     with folder.open(file) as stream:
-        stream.seek(start)
-        value = torch.load(io.BytesIO(stream.read(length)), weights_only=True)
+        content = _FileSlice(stream, start, length).read()
+    value = torch.load(io.BytesIO(content), weights_only=True)
     return json.loads(json.dumps(value))
 
 
@@ -154,7 +157,9 @@ def without_archive(file: IO[bytes], part: Part) -> Part:
 
 
 class _FileSlice(io.RawIOBase):
-    """A section of a file, with the interface of a file."""
+    """A section of a file, with the interface of a file. It gives values and directories of archives, which are small:
+    `read` raises `ValueError` for more than `_MOST_READ` bytes.
+    """
 
     def __init__(self, file: IO[bytes], offset: int, length: int) -> None:
         super().__init__()
@@ -181,7 +186,10 @@ class _FileSlice(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         """Read up to `size` bytes. If `size` is negative, read to the end of the section."""
         left = max(0, self.length - self.position)
+        wanted = left if size < 0 else min(size, left)
+        if wanted > _MOST_READ:
+            raise ValueError(f"a value or an archive's directory must have at most {_MOST_READ:,} bytes")
         self.file.seek(self.offset + self.position)
-        content = self.file.read(left if size < 0 else min(size, left))
+        content = self.file.read(wanted)
         self.position += len(content)
         return content

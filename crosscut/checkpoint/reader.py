@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from crosscut.checkpoint.index import INDEX_FILE, Entry, Index, Part, parse_index
+from crosscut.checkpoint.index import INDEX_FILE, MOST_INDEX_BYTES, Entry, Index, Part, parse_index
 from crosscut.checkpoint.old_format import OLD_INDEX_FILE, read_old_index, without_archive
 from crosscut.checkpoint.storage import Folder
 from crosscut.config import CheckpointError
@@ -39,7 +39,7 @@ def read_index(folder: Folder) -> Index:
     """
     present = folder.files()
     if INDEX_FILE in present:
-        return parse_index(folder.read(INDEX_FILE), f"{folder}/{INDEX_FILE}")
+        return parse_index(folder.read(INDEX_FILE, most_bytes=MOST_INDEX_BYTES), f"{folder}/{INDEX_FILE}")
     if OLD_INDEX_FILE in present:
         return read_old_index(folder)
     raise CheckpointError(f"`{folder}` must hold `{INDEX_FILE}`, but does not. Use another checkpoint.")

@@ -85,13 +85,13 @@ class Folder(ABC):
         incomplete folder is never mistaken for a complete folder.
         """
 
-    def read(self, name: str) -> bytes:
-        """Content of a small file. Raises `OSError` if the file cannot be read or is larger than 256 MiB."""
+    def read(self, name: str, *, most_bytes: int = MOST_BYTES) -> bytes:
+        """Content of a small file. Raises `OSError` if the file cannot be read or is larger than `most_bytes`."""
         with self.open(name) as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise too_large(name)
-        return content
+            if file.seek(0, os.SEEK_END) > most_bytes:  # a sparse file of any size takes no room on a disk
+                raise too_large(name, most_bytes)
+            file.seek(0)
+            return file.read()
 
     def write(self, name: str, content: bytes) -> None:
         """Write a small file. The file is stored durably on return."""
@@ -293,7 +293,7 @@ def folder_at(location: "str | Path | Folder") -> Folder:
     """
     if isinstance(location, Folder):
         return location
-    text = str(location).removeprefix("file://")
+    text = str(location).removeprefix("file://").removeprefix("local://")
     if isinstance(location, Path) or "://" not in text:
         return LocalFolder(Path(text))
     folder = ObjectFolder(text.rstrip("/"))

@@ -43,13 +43,13 @@ def read_small(path: Path) -> str:
     """
     require_regular(path)
     if path.stat().st_size > MOST_BYTES:
-        raise too_large(str(path))
+        raise too_large(str(path), MOST_BYTES)
     return read_text(path)
 
 
-def too_large(name: str) -> OSError:
-    """Return the error for a file larger than `MOST_BYTES`."""
-    return OSError(errno.EFBIG, f"It is larger than {MOST_BYTES >> 20} MiB", name)
+def too_large(name: str, most_bytes: int) -> OSError:
+    """Return the error for a file that is larger than the `most_bytes` that its reader accepts."""
+    return OSError(errno.EFBIG, f"It is larger than {most_bytes >> 20:,} MiB", name)
 
 
 def read_json(path: Path, error: type[CrosscutError] = ConfigError, *, remedy: str = "") -> dict[str, Any]:

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from crosscut.checkpoint import find_damage, latest_good_checkpoint, read_manifest, require_undamaged
+from crosscut.checkpoint import find_damage, latest_good_checkpoint, load_model, read_manifest, require_undamaged
+from crosscut.checkpoint.index import INDEX_FILE
 from crosscut.checkpoint.manifest import MANIFEST_FILE, FileEntry, Manifest, _render, dump_manifest
 from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import CheckpointError
-from tests.checkpoint.states import progress_at, save_steps
+from tests.checkpoint.states import progress_at, save_steps, small_state
+from tests.endless import ENDLESS
+from tests.memory import at_most
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +180,40 @@ def test_unreadable_file_is_told(checkpoint):
     path.mkdir()
     with pytest.raises(CheckpointError, match="must be readable, but is not: Is a directory"):
         read_manifest(LocalFolder(checkpoint))
+
+
+ENDLESS_AND_FOLDER = {**ENDLESS, "a folder": Path.mkdir}
+WITHOUT_SIZE = 1 << 40
+"""Bytes of a sparse file that takes no room on the disk."""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", [MANIFEST_FILE, INDEX_FILE, "rank-0.safetensors"])
+@pytest.mark.parametrize("kind", ENDLESS_AND_FOLDER)
+def test_file_whose_reading_never_ends_is_told_at_once(checkpoint, name, kind):
+    """By whatever reads it: the check of all files, and the reading of the model, which is not checked before."""
+    (checkpoint / name).unlink()
+    ENDLESS_AND_FOLDER[kind](checkpoint / name)
+    (damage,) = find_damage(LocalFolder(checkpoint))
+    assert f"`{checkpoint}/{name}` must " in damage
+    with pytest.raises(CheckpointError) as told:
+        load_model(LocalFolder(checkpoint), model=small_state()[0])
+    assert str(checkpoint) in str(told.value)
+    if name == MANIFEST_FILE:
+        assert ("Is a directory" if kind == "a folder" else "It is not a regular file") in damage
+    assert latest_good_checkpoint(checkpoint.parent).folder.name == "step-00000001"
+
+
+@pytest.mark.parametrize("name", [MANIFEST_FILE, INDEX_FILE])
+def test_sparse_file_takes_no_memory(checkpoint, name):
+    with (checkpoint / name).open("wb") as file:
+        file.truncate(WITHOUT_SIZE)
+    with at_most(1 << 24):
+        (damage,) = find_damage(LocalFolder(checkpoint))
+        assert f"`{checkpoint}/{name}` must " in damage
+        with pytest.raises(CheckpointError, match=r"It is larger than|must be readable, but is not"):
+            load_model(LocalFolder(checkpoint), model=small_state()[0])
+    assert latest_good_checkpoint(checkpoint.parent).folder.name == "step-00000001"
 
 
 def test_all_damaged_is_an_error_that_lists_them(checkpoint):

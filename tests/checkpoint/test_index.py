@@ -86,6 +86,17 @@ def test_index_that_is_no_table_is_refused(checkpoint, content):
     assert f"`{checkpoint}/{INDEX_FILE}` must be an index of tensors, but is not: " in refusal(checkpoint)
 
 
+def test_index_larger_than_any_reader_accepts_is_not_written(checkpoint, monkeypatch):
+    """The save fails, and not the resume weeks later."""
+    content = (checkpoint / INDEX_FILE).read_bytes()
+    index = parse_index(content, INDEX_FILE)
+    monkeypatch.setattr("crosscut.checkpoint.index.MOST_INDEX_BYTES", len(content) - 1)
+    with pytest.raises(CheckpointError, match=r"must have at most 0 MiB, but has 0 MiB\. Shard the tensors over fewer"):
+        dump_index(index)
+    monkeypatch.setattr("crosscut.checkpoint.index.MOST_INDEX_BYTES", len(content))
+    assert dump_index(index) == content
+
+
 def load(checkpoint: Path) -> None:
     model, optimizer = small_state(seed=5)
     load_checkpoint(checkpoint, model=model, optimizer=optimizer)

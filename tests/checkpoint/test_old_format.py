@@ -6,6 +6,8 @@ pattern (`pattern`), so that every element has its own value.
 
 import io
 import pickle
+import re
+import struct
 import tarfile
 from pathlib import Path
 
@@ -23,6 +25,8 @@ from crosscut.parallel import RandomStreams, make_mesh, shard_model
 from crosscut.training.optimizer import make_optimizer, undecayed_parameters
 from tests.checkpoint.forged import Program, fit_hashes, with_old_index
 from tests.checkpoint.test_state import LAYOUTS
+from tests.endless import ENDLESS
+from tests.memory import at_most
 
 ARCHIVE = Path(__file__).with_name("format-1.tar.xz")
 MODEL = ModelConfig(num_layers=1, hidden_size=8, num_heads=2, vocab_size=100, max_sequence_length=8, dropout=0.0)
@@ -152,6 +156,42 @@ def test_program_in_a_value_of_an_old_checkpoint_does_not_run(old, tmp_path):
     with pytest.raises(CheckpointError, match="must be the index of a checkpoint, but is not: "):
         StoredTensors(LocalFolder(old))
     assert not (tmp_path / "mark").exists()
+
+
+def move(old: Path, name: str, *, values: bool, **place: int) -> None:
+    """Let the index place all values, or all parts of tensors, into one file."""
+    metadata = pickle.loads((old / OLD_INDEX_FILE).read_bytes())
+    for index, found in metadata.storage_data.items():
+        if (index.offset is None) == values:
+            vars(found).update(place, relative_path=name)
+    (old / OLD_INDEX_FILE).write_bytes(pickle.dumps(metadata))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", [OLD_INDEX_FILE, "more.distcp"])
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_file_of_an_old_checkpoint_whose_reading_never_ends_is_told_at_once(old, name, kind):
+    move(old, "more.distcp", values=True, offset=0, length=10)
+    (old / name).unlink(missing_ok=True)
+    ENDLESS[kind](old / name)
+    with pytest.raises(CheckpointError, match=re.escape(str(old))):
+        StoredTensors(LocalFolder(old))
+
+
+@pytest.mark.parametrize("values", [True, False])
+def test_sparse_file_of_an_old_checkpoint_takes_no_memory(old, values):
+    """A value is read as a whole. So is the directory of a tensor's archive, whose size stands at the archive's end."""
+    size, ends = 1 << 34, 56 + 20 + 22
+    with (old / "more.distcp").open("wb") as file:
+        file.seek(size - ends)
+        file.write(b"PK\6\6" + struct.pack("<QHHIIQQQQ", 44, 45, 45, 0, 0, 1, 1, size - ends, 0))
+        file.write(b"PK\6\7" + struct.pack("<IQI", 0, size - ends, 1))
+        file.write(b"PK\5\6" + struct.pack("<HHHHIIH", 0, 0, 1, 1, 0xFFFFFFFF, 0xFFFFFFFF, 0))
+        assert file.tell() == size
+    move(old, "more.distcp", values=values, offset=0, length=size)
+    with at_most(1 << 26), pytest.raises(CheckpointError, match=r"must have at most 16,777,216 bytes"):
+        stored = StoredTensors(LocalFolder(old))
+        stored.read(next(iter(stored.tensors)))
 
 
 @pytest.mark.parametrize("path", ["../secret", "/etc/passwd", ".."])

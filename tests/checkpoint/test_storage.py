@@ -110,7 +110,7 @@ def test_unfinished_save_on_a_store_is_no_checkpoint(ranks):
 
 
 def test_places_are_told_apart(tmp_path):
-    assert folder_at("runs/a") == folder_at("file://runs/a")
+    assert folder_at("runs/a") == folder_at("file://runs/a") == folder_at("local://runs/a")
     assert isinstance(folder_at(tmp_path), LocalFolder)
     assert folder_at("memory://a/b/") == ObjectFolder("memory://a/b")
     assert folder_at(ObjectFolder("memory://a")) / "b" == ObjectFolder("memory://a/b")

@@ -3,6 +3,8 @@
 import json
 import re
 import socket
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import get_type_hints
 
@@ -220,6 +222,21 @@ def test_an_unknown_path_is_told_the_known_ones(whole, path):
     status, content = whole.ask(path)
     assert status == 404
     assert content["error"]["message"].startswith("The path must be one of /v1/models, /v1/completions,")
+
+
+@pytest.mark.parametrize("path", ["/health/", "/v1/models/", "/v1/completions/", "/v1/chat/completions/", "/page/"])
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+def test_a_slash_at_the_end_is_told_and_not_redirected(whole, path, method):
+    """A redirect has no body, and a client that posts follows it without its request."""
+    host, port = whole.url.removeprefix("http://").split(":")
+    connection = HTTPConnection(host, int(port), timeout=60)
+    body = {"GET": None, "POST": json.dumps(text()), "DELETE": None}[method]
+    connection.request(method, path, body, {"Content-Type": "application/json"})
+    with closing(connection), connection.getresponse() as response:
+        # "/v1/models/" asks for a model whose name is empty.
+        assert response.status == (405 if path == "/v1/models/" and method != "GET" else 404)
+        assert response.headers["Content-Type"] == "application/json"
+        assert json.loads(response.read())["error"]["message"]
 
 
 def test_an_unknown_model_is_told_the_known_one(whole):

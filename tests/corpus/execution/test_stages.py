@@ -1,8 +1,10 @@
 """A task is done once; what it depends on decides whether it is done again; half of its work is never taken for it."""
 
+import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,6 +17,8 @@ from crosscut.corpus.execution.engine import start_engine
 from crosscut.corpus.execution.running import StageResult, run_stage
 from crosscut.corpus.execution.stages import Counts, Digests, Output, Task, add_counts
 from crosscut.data.progress import ProgressBar
+from tests.endless import ENDLESS
+from tests.memory import at_most
 
 
 def write(text: str, name: str, output: Output) -> Counts:
@@ -136,6 +140,66 @@ def test_a_task_whose_file_was_edited_is_redone(tmp_path, content, runs):
     (tmp_path / "first" / "a.txt").write_text(content)
     assert Runner(tmp_path)(Given([writing("one")])).num_run == runs
     assert (tmp_path / "first" / "a.txt").read_text() == "one"
+
+
+def edited(**changes: object) -> Callable[[Path], object]:
+    """A change of the record's fields. Its hash stays as it was."""
+    return lambda record: record.write_text(json.dumps(json.loads(record.read_text()) | changes))
+
+
+def flip(record: Path) -> None:
+    content = bytearray(record.read_bytes())
+    content[content.index(b"characters")] ^= 1
+    record.write_bytes(content)
+
+
+def unsealed(record: Path) -> None:
+    fields = json.loads(record.read_text())
+    del fields["sha256"]
+    record.write_text(json.dumps(fields))
+
+
+def sparse(record: Path) -> None:
+    with record.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+def replaced_by(make: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda record: (record.unlink(), make(record))
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "counts": edited(counts={"characters": 10**9}),
+    "type of counts": edited(counts=3),
+    "type of sizes": edited(sizes=[["a.txt", 3]]),
+    "no files": edited(files={}, sizes={}),
+    "hash of a file": edited(files={"a.txt": "0" * 64}),
+    "hash": edited(sha256="0" * 64),
+    "another field": edited(more=1),
+    "no hash": unsealed,
+    "one bit": flip,
+    "spaces": lambda record: record.write_text(record.read_text() + " "),
+    "half a character": lambda record: record.write_bytes(b"\xff" + record.read_bytes()),
+    "nested": lambda record: record.write_text("[" * 100_000),
+    "digits": lambda record: record.write_text('{"size": ' + "9" * 5000 + "}"),
+    "a list": lambda record: record.write_text("[]"),
+    "sparse": sparse,
+    **{kind: replaced_by(make) for kind, make in ENDLESS.items()},
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_record_that_is_not_as_it_was_written_is_not_believed(tmp_path, kind):
+    first = Runner(tmp_path)(Given([writing("one")]))
+    record = tmp_path / "first" / "a.json"
+    content = record.read_text()
+    DAMAGE[kind](record)
+    with at_most(1 << 26):
+        again = Runner(tmp_path)(Given([writing("one")]))
+    assert (again.num_run, again.counts) == (1, first.counts)
+    assert json.loads(record.read_text())["files"] == json.loads(content)["files"]
+    assert Runner(tmp_path)(Given([writing("one")])).num_run == 0
 
 
 def test_files_of_tasks_that_are_no_more_go(tmp_path):
