@@ -1,6 +1,5 @@
 """Measure this machine's device, and write the results to a device file."""
 
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 from crosscut.calibration.device import Rates, Sizes, measure, sizes_for
 from crosscut.calibration.ranks import RANKS, Links, measure_ranks
 from crosscut.config import ConfigError, write_whole
-from crosscut.config.machine import available_cores, processor_name
+from crosscut.config.machine import available_cores, available_memory, processor_name
 from crosscut.planner import find_hardware
 from crosscut.planner.hardware import Hardware, Link
 
@@ -122,4 +121,4 @@ def _as_table(link: Link) -> dict[str, float]:
 def _memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return available_memory()

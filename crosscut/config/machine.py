@@ -1,5 +1,6 @@
-"""Facts about the machine and the parent process. The packages `data` (which starts processes that tokenize) and
-`launch` (which starts ranks) share this module, because neither package imports the other.
+"""Facts about the machine and the parent process, and a limit on the processes that a command starts. The packages
+`corpus` and `data` (which start processes that read and tokenize) and `launch` (which starts ranks) share this module,
+because these packages do not import each other.
 """
 
 import multiprocessing
@@ -9,10 +10,40 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+from crosscut.config.errors import ConfigError, CrosscutError
+
+_PROCESSES_PER_CORE = 32
+"""Maximum number of processes per core. A process needs about 3 seconds of a core to import PyTorch, so 32 processes
+per core start in a minute and a half. The processes then wait for each other."""
+
+_BYTES_PER_PROCESS = 192 << 20
+"""Memory of a process that has imported PyTorch and computes nothing."""
+
 
 def available_cores() -> int:
     """Number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def available_memory() -> int:
+    """Size of the memory that the processes of this machine or container may use, in bytes."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):  # no Linux, no container, or "max"
+        return min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8")))
+    return memory
+
+
+def require_room(name: str, num_processes: int, *, remedy: str, error: type[CrosscutError] = ConfigError) -> None:
+    """Raise `error` if this machine's cores or memory are too few for `num_processes` processes. The message names the
+    setting by `name` and ends with `remedy`. Call this before the first process starts.
+    """
+    cores, memory = available_cores(), available_memory()
+    most = max(1, min(_PROCESSES_PER_CORE * cores, memory // _BYTES_PER_PROCESS))
+    if num_processes > most:
+        raise error(
+            f"{name} must be at most {most:,} on this machine, but is {num_processes:,}. Each is a process, and this "
+            f"machine has {cores} cores and {memory / 1e9:.0f} GB of memory. {remedy}"
+        )
 
 
 def processor_name() -> str:

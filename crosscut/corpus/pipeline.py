@@ -28,7 +28,7 @@ from crosscut.corpus.cleaning.repair import repair
 from crosscut.corpus.collection import reading
 from crosscut.corpus.documents import CLEANING, INGEST
 from crosscut.corpus.duplicates import duplicate_stages
-from crosscut.corpus.execution.engine import start_engine
+from crosscut.corpus.execution.engine import check_workers, start_engine
 from crosscut.corpus.execution.running import StageResult, run_stage
 from crosscut.corpus.execution.stages import Digests, PlannedStage, Stage, Task, read_records
 from crosscut.corpus.filters.judging import Judge, judge_part
@@ -71,12 +71,14 @@ class CorpusResult:
 def prepare_corpus(config: CorpusConfig, *, progress: bool = True) -> CorpusResult:
     """Prepare a corpus: run all tasks whose results are missing or out of date, and write the tokens and the report.
 
-    `progress` shows a progress bar. Raises `DataError` if a source cannot be read, if a list of domains or file types,
-    a tokenizer or a test set does not exist, if a source has too many unreadable records, if too many files are
-    damaged, if the disk is full, if a finished shard has changed, or if another process is preparing the same folder.
+    `progress` shows a progress bar. Raises `ConfigError` if this machine is too small for the worker processes. Raises
+    `DataError` if a source cannot be read, if a list of domains or file types, a tokenizer or a test set does not
+    exist, if a source has too many unreadable records, if too many files are damaged, if the disk is full, if a
+    finished shard has changed, or if another process is preparing the same folder.
     If the filters leave too few documents for token shards, the report is written before the error is raised. The
     report then shows why the other documents were dropped.
     """
+    check_workers(config.engine)
     folder = Path(config.folder)
     stages = _list_stages(config)
     results: list[StageResult] = []

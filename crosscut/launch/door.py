@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from crosscut.config import CrosscutError, Layout, LayoutError, errors
+from crosscut.config.machine import require_room
 from crosscut.launch.processes import (
     choose_device,
     is_first_started,
@@ -36,6 +37,8 @@ from crosscut.launch.stopping import REQUESTS
 from crosscut.parallel.collectives import share_from_first, share_json_from_first
 from crosscut.parallel.mesh import world_size_message
 
+_FEWER = "Choose a smaller layout, or use several machines with torchrun."
+
 _P = TypeVar("_P")
 _T = TypeVar("_T")
 
@@ -46,7 +49,8 @@ class Ranks:
     layout and the device.
 
     Raises `LayoutError` if torchrun started another number of ranks than the layout needs, or if this machine has too
-    few GPUs. Raises `ConfigError` if `device` is cuda and this machine has no GPU.
+    few GPUs or cores or too little memory for the ranks. Raises `ConfigError` if `device` is cuda and this machine has
+    no GPU.
     """
 
     layout: Layout = field(default_factory=Layout)
@@ -63,6 +67,8 @@ class Ranks:
         if self.are_there and started_world_size() != self.layout.world_size:
             raise LayoutError(world_size_message(self.layout, started_world_size()))
         size = self.layout.world_size
+        if not self.are_there:
+            require_room("`layout.tensor` x `layout.data`", size, remedy=_FEWER, error=LayoutError)
         require_devices(self.device, ranks_on_this_machine(size) if self.joins else size)
 
     @property

@@ -110,6 +110,22 @@ def test_cuda_without_a_device_is_told(fail, monkeypatch):
     assert fail("train", *TINY, "training.device=cuda").startswith("The device must be available, but is cuda")
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("train", "layout.data=100000", "training.batch_size=100000"),
+        ("train", "layout.tensor=64", "layout.data=512", "training.batch_size=512", "model.num_heads=64",
+         "model.hidden_size=4096"),
+        ("verify", "--layout", "data=100000", "training.batch_size=100000"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_more_ranks_than_the_machine_can_hold_are_refused_at_once(fail, command):
+    message = fail(*command)
+    assert message.startswith("`layout.tensor` x `layout.data` must be at most ")
+    assert message.endswith("Choose a smaller layout, or use several machines with torchrun.")
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, book):
     """A run of four steps, on one rank of this process."""

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from crosscut.config import CorpusConfig, DataError, load_corpus
+from crosscut.config import ConfigError, CorpusConfig, CrosscutError, DataError, load_corpus
 from crosscut.corpus import CorpusResult, prepare_corpus, print_summary
 from crosscut.data import TokenFolder, Tokenizer, read_documents
 from tests.disks import remount, small_disk
@@ -214,6 +214,14 @@ def test_a_run_that_fails_leaves_the_settings_of_what_is_there(copied, raw, tmp_
     assert not (copied / "work" / "line.json").exists(), "nobody may take it for a run that has ended"
 
 
+@pytest.mark.parametrize("engine", [(), ("engine.kind=ray", "engine.address=local")], ids=["local", "ray"])
+def test_more_workers_than_the_machine_can_hold_leave_a_finished_corpus_finished(copied, raw, engine):
+    told = message(lambda: prepare_corpus(describe(raw, copied, "engine.workers=100000", *engine)), ConfigError)
+    assert told.startswith("`engine.workers` must be at most ")
+    assert told.endswith("Remove it to use one worker per core.")
+    assert (copied / "work" / "line.json").exists()
+
+
 def test_processes_make_the_same_bytes(prepared, raw, tmp_path):
     prepare_corpus(describe(raw, tmp_path / "out", "engine.workers=2"), progress=False)
     assert outcome(tmp_path / "out") == outcome(Path(prepared.config.folder))
@@ -254,8 +262,8 @@ def test_ray_makes_the_same_bytes(prepared, raw, tmp_path):
     assert outcome(tmp_path / "out") == outcome(Path(prepared.config.folder))
 
 
-def message(run: Callable[[], Any]) -> str:
-    with pytest.raises(DataError) as raised:
+def message(run: Callable[[], Any], error: type[CrosscutError] = DataError) -> str:
+    with pytest.raises(error) as raised:
         run()
     return str(raised.value)
 

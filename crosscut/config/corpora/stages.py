@@ -194,7 +194,7 @@ class EngineConfig:
     this machine."""
 
     workers: int = 0
-    """Number of tasks that run at the same time. 0 means one task per core."""
+    """Number of tasks that run at the same time, at most 32 per core of this machine. 0 means one task per core."""
 
     def __post_init__(self) -> None:
         resolve_choices(self, "engine")

@@ -20,7 +20,7 @@ from typing import IO, Any, NamedTuple, Protocol
 
 from crosscut.config.corpora import EngineConfig
 from crosscut.config.errors import DataError
-from crosscut.config.machine import available_cores, leave_with_parent
+from crosscut.config.machine import available_cores, leave_with_parent, require_room
 from crosscut.corpus.execution.stages import Record, Task, execute
 
 WORKERS_LOCK = ".workers.lock"
@@ -44,6 +44,14 @@ class Engine(Protocol):
     def run(self, calls: Sequence[Call]) -> Iterator[Record]:
         """Run tasks and yield their records as the tasks finish, in any order. Exceptions of tasks reach the caller."""
         ...
+
+
+def check_workers(config: EngineConfig) -> None:
+    """Raise `ConfigError` if the workers are processes of this machine, and this machine has too few cores or too
+    little memory for them.
+    """
+    if "local" in (config.kind, config.address):
+        require_room("`engine.workers`", config.workers, remedy="Remove it to use one worker per core.")
 
 
 @contextmanager
