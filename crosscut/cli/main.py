@@ -25,7 +25,7 @@ from crosscut.cli.study import study
 from crosscut.cli.train import train
 from crosscut.cli.verify import verify
 from crosscut.config import ConfigError, CrosscutError, RankFailure, RunStopped
-from crosscut.config.checks import is_text
+from crosscut.config.checks import is_text, require_text
 from crosscut.config.terminal import echo, printable, show_cursor
 
 _SECONDS_UNTIL_STOPPED = 5.0
@@ -112,13 +112,14 @@ def main() -> None:
 
 
 def _require_text(arguments: Sequence[str]) -> None:
-    """Raise `ConfigError` unless all arguments are UTF-8. No config, report or prompt can hold other bytes."""
+    """Raise `ConfigError` unless all arguments are UTF-8 without NUL. No config, report or path can hold other text."""
     for argument in arguments:
         if not is_text(argument):
             readable = os.fsencode(argument).decode("utf-8", "backslashreplace")
             raise ConfigError(
                 f"Every argument must be UTF-8 text, but `{readable}` is not. Type it in UTF-8, or rename the file."
             )
+        require_text("An argument", argument)
 
 
 def _wants_json() -> bool:

@@ -48,6 +48,16 @@ def is_text(value: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
+def require_text(name: str, text: str) -> None:
+    """Raise `ConfigError` unless `text` is UTF-8 without a NUL character. The operating system accepts no NUL in a
+    path, and no other setting needs one.
+    """
+    if not is_text(text):
+        raise ConfigError(f"{name} must be UTF-8 text, but is {shown(text)}.")
+    if "\0" in text:
+        raise ConfigError(f"{name} must not contain a NUL character, but is {shown(text)}. Remove it.")
+
+
 def shown(value: object) -> str:
     """Describe a value of any type for a message, in at most 300 characters."""
     try:

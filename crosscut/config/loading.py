@@ -11,7 +11,7 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
-from crosscut.config.checks import MOST_SEED, Choice, is_text, listed, shown
+from crosscut.config.checks import MOST_SEED, Choice, listed, require_text, shown
 from crosscut.config.corpora import CorpusConfig
 from crosscut.config.errors import ConfigError
 from crosscut.config.files import parse_toml, read_small, write_whole
@@ -161,7 +161,10 @@ def _expand_published(table: Table) -> None:
     if not all(isinstance(section, dict) for section in (training, model, data)):
         return
     name = _parsed(training.get("initialize_from", ""))
-    if not isinstance(name, str) or not name or (model and not is_published(Path(name))):
+    if not isinstance(name, str) or not name:
+        return
+    require_text("`training.initialize_from`", name)
+    if model and not is_published(Path(name)):
         return
     published = dataclasses.asdict(read_published(Path(name)).model)
     table["model"] = {**published, **_agreeing(model, published, name)}
@@ -248,8 +251,8 @@ def _require_usual(name: str, value: object) -> None:
         raise ConfigError(f"`{name}` must be between -2^63 and 2^63, but is {shown(value)}.")
     if isinstance(value, float) and isnan(value):
         raise ConfigError(f"`{name}` must be a number, but is nan.")
-    if isinstance(value, str) and not is_text(value):
-        raise ConfigError(f"`{name}` must be UTF-8 text, but is {shown(value)}.")
+    if isinstance(value, str):
+        require_text(f"`{name}`", value)
 
 
 _TYPE_NAMES: Mapping[type, str] = types.MappingProxyType(

@@ -210,7 +210,7 @@ class Manifest:
 
 def _typed(kind: type[_Entry], table: Mapping[str, Any]) -> _Entry:
     """Make an entry of the manifest from its JSON object. Raises `TypeError` or `ValueError` if a value has another
-    type than its field, or is a negative number.
+    type than its field, is a negative number, or contains a NUL character.
     """
     entry = kind(**table)
     for name in table:
@@ -219,6 +219,8 @@ def _typed(kind: type[_Entry], table: Mapping[str, Any]) -> _Entry:
             raise TypeError(f"`{name}` must be of type {wanted.__name__}, but is {value!r:.60}")
         if isinstance(value, int) and value < 0:
             raise ValueError(f"`{name}` must be at least 0, but is {value}")
+        if isinstance(value, str) and "\0" in value:
+            raise ValueError(f"`{name}` must not contain a NUL character, but is {value!r:.60}")
     return entry
 
 

@@ -66,8 +66,10 @@ def list_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 def _indexed_files(index: Path) -> list[Path]:
     try:
-        names = parse_json(read_small(index))["weight_map"].values()
-        return [index.with_name(name) for name in sorted(set(names))]
+        names = sorted(set(parse_json(read_small(index))["weight_map"].values()))
+        if any("\0" in name for name in names):
+            raise ValueError("a file's name contains a NUL character")
+        return [index.with_name(name) for name in names]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError(
             f"`{index}` must be an index that maps tensors to files, but cannot be parsed. Download the file again."

@@ -128,6 +128,29 @@ def test_argument_that_is_not_utf8_is_told(crosscut_here, arguments):
     assert "is not. Type it in UTF-8, or rename the file." in result.stderr
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [("train", "a\0.toml"), ("train", "output.folder=\0"), ("generate", "a\0"), ("serve", "\0"),
+     ("generate", ".", "--prompt-file", "a\0b"), ("plan", "--gpu", "\0"), ("evaluate", ".", "--text", "\0"),
+     ("prepare", "\0.toml"), ("checkpoint", "verify", "\0"), ("verify", "--layout", "\0"),
+     ("study", "measure", "--output", "\0")],
+    ids=" ".join,
+)  # fmt: skip
+def test_argument_with_nul_is_told(crosscut_here, arguments):
+    result = crosscut_here(*arguments)
+    assert result.returncode == 2
+    assert result.stderr.startswith("crosscut: An argument must not contain a NUL character, but is ")
+
+
+@pytest.mark.parametrize("command", [("train",), ("verify",), ("prepare",), ("study", "measure")], ids=" ".join)
+def test_config_with_nul_is_told(crosscut_here, command, tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('model.preset = "gpt2-small"\noutput.folder = "a\\u0000b"\n')
+    result = crosscut_here(*command, str(file))
+    assert result.returncode == 2
+    assert "`output.folder` must not contain a NUL character, but is 'a\\x00b'. Remove it." in result.stderr
+
+
 def test_bytes_that_are_not_utf8_are_told_by_the_real_command():
     result = run_python("-m", "crosscut", "generate", ".", "--prompt", os.fsdecode(b"a\xffb"))
     assert result.returncode == 2

@@ -283,6 +283,12 @@ def test_a_layout_is_told_in_one_line():
         ("model.rotary_factor=inf", "`model.rotary_factor` must be at most 2,147,483,647, but is inf."),
         ("model.num_layers=1000000000", "`model.num_layers` must be at most 10,000, but is 1,000,000,000."),
         ("output.folder=\udcff", "`output.folder` must be UTF-8 text, but is '\\udcff'."),
+        (
+            'output.folder="a\\u0000b"',
+            "`output.folder` must not contain a NUL character, but is 'a\\x00b'. Remove it.",
+        ),
+        ('training.initialize_from="\\u0000"', "`training.initialize_from` must not contain a NUL character, but is"),
+        ('data.text=["a", "b\\u0000"]', "`data.text` must not contain a NUL character, but is 'b\\x00'."),
         (f"training.steps={'[' * 100_000}", "`training.steps` must be a whole number, but is '[["),
         ("training.steps." + "a." * 5000 + "a=1", "`training.steps` must be a whole number, but is"),
     ],

@@ -234,9 +234,10 @@ def test_files_that_are_not_there_or_not_whole_are_named(copied, tmp_path):
     index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
     with pytest.raises(CheckpointError, match=rf"`{folder}` must hold `model-1.safetensors`, but does not"):
         check(folder)
-    index.write_text("{}")
-    with pytest.raises(CheckpointError, match=rf"`{index}` must be an index that maps tensors to files"):
-        check(folder)
+    for content in ("{}", r'{"weight_map": {"a": "\u0000"}}', '{"weight_map": {"a": "../b"}}'):
+        index.write_text(content)
+        with pytest.raises(CheckpointError, match=rf"`{index}` must be an index that maps tensors to files"):
+            check(folder)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -109,6 +109,10 @@ def test_manifest_without_a_field_is_an_error(folder: Path) -> None:
         (lambda table: table["train"][0].update(tokens="many"), "`tokens` must be of type int, but is 'many'"),
         (lambda table: table["train"][0].update(tokens=-1), "`tokens` must be at least 0, but is -1"),
         (lambda table: table["validation"].update(name=None), "`name` must be of type str, but is None"),
+        (
+            lambda table: table["train"][0].update(name="a\0"),
+            r"`name` must not contain a NUL character, but is 'a\x00'",
+        ),
         (lambda table: table["sources"][0].update(name=["a"]), "`name` must be of type str, but is ['a']"),
         (lambda table: table["settings"].update(seed=1.5), "`seed` must be of type int, but is 1.5"),
         (lambda table: table.update(vocab_size=float("inf")), "cannot convert float infinity to integer"),
