@@ -44,7 +44,9 @@ class RunStopped(Exception):  # noqa: N818 - the name describes an event
 
 
 class GenerationError(CrosscutError):
-    """A text that cannot continue, because the model gives logits that are not finite."""
+    """A text that cannot continue, because the model gives logits that are not finite or because memory is too
+    small.
+    """
 
 
 class TrainingError(CrosscutError):

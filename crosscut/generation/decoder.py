@@ -16,6 +16,10 @@ the text's length:
     token 0 while n <= W, and token ceil((n - W) / (W / 2)) W / 2 for longer texts.
 
 An error in the work for one text ends this text only. All ranks find the same error, because they see the same scores.
+Memory may be too small on one rank alone. The memory that grows with a text is that of the cache, so all ranks agree
+whether the cache could grow before they begin a pass. If one rank has no room, the texts that need the room end on all
+ranks. Inside a pass, a rank that fails cannot tell the others, which wait for its part of a sum. Such an error is
+raised and ends all ranks.
 
 All ranks make the same calls in the same order. Shapes: B rows, S tokens per pass, H hidden, V vocabulary.
 """
@@ -120,8 +124,9 @@ class Decoder:
 
         Returns one `Piece` per new token. For each text, the pieces of the prompt come before those of the generated
         text. If a text's own work raises an error, the last piece of the text holds the error, and the other texts
-        continue. An error in a pass that texts share ends only the texts that took part in the pass. On several ranks,
-        such an error is raised, because the other ranks may not have the error and would wait.
+        continue. If the cache cannot grow on some rank, the texts that need more room end with an error on all ranks.
+        An error in a pass that texts share ends only the texts that took part in the pass. On several ranks, such an
+        error is raised, because the other ranks may not have the error and would wait.
         """
         for row, text in enumerate(self._rows):
             if text is None and self._waiting:
@@ -200,6 +205,12 @@ class Decoder:
         """Read the given number of tokens in each row, in one pass from the first row to the last, and return the
         pieces that follow.
         """
+        failed = self._make_room(counts)
+        counts = {row: count for row, count in counts.items() if self._rows[row] is not None}
+        return failed + (self._pass(counts) if counts else [])
+
+    def _pass(self, counts: dict[int, int]) -> list[Piece]:
+        """Read the tokens of `_advance` into a cache that has room for them, and return the pieces that follow."""
         rows = range(min(counts), max(counts) + 1)
         before = [self._cache.lengths[row] for row in rows]
         try:
@@ -227,7 +238,6 @@ class Decoder:
             unread = self._unread(row, counts.get(row, 0))
             ids.append(unread + [0] * (length - len(unread)))
             ends.append(max(1, len(unread)))  # a row that does not take part reads one token, which is discarded
-        self._make_room(max(self._cache.lengths[row] for row in rows) + length)
         tokens = torch.tensor(ids, device=self.model.mesh.device)
         hidden = self.model.read(tokens, self._cache, counts=ends, first_row=rows.start)
         return hidden, self.model.logits_of(hidden[torch.arange(len(ends)), torch.tensor(ends) - 1])
@@ -239,9 +249,33 @@ class Decoder:
         start = text.first + text.num_read
         return text.tokens[start : start + count]
 
-    def _make_room(self, num_tokens: int) -> None:
-        if num_tokens > self._cache.capacity:
-            self._cache.grow(min(self.window, max(num_tokens, self._cache.capacity * 3 // 2)))
+    def _make_room(self, counts: dict[int, int]) -> list[Piece]:
+        """Let the cache grow if the next pass needs more room. If some rank has too little memory, end the texts that
+        do not fit, and return their pieces.
+        """
+        rows, before = range(min(counts), max(counts) + 1), self._cache.capacity
+        num_tokens = max(self._cache.lengths[row] for row in rows) + max(counts.values())
+        capacity = min(self.window, max(num_tokens, before * 3 // 2))
+        if num_tokens <= before or capacity == before:
+            return []
+        failure: Exception | None = None
+        try:
+            self._cache.grow(capacity)
+        except Exception as error:
+            failure = error
+        if not self._on_any_rank(failure is not None):
+            return []
+        self._cache.shrink(before)
+        too_long = [row for row in rows if self._cache.lengths[row] + counts.get(row, 1) > before]
+        return [self._fail(row, _no_room(before, failure)) for row in too_long if self._rows[row] is not None]
+
+    def _on_any_rank(self, event: bool) -> bool:
+        """Whether `event` is true on some of the ranks that read the same texts."""
+        mesh = self.model.mesh
+        flag = torch.tensor([event], dtype=torch.int32, device=mesh.device)
+        for axis in (mesh.tensor, *(() if mesh.sharding is None else (mesh.data,))):
+            flag = all_reduce(flag, axis, "max")
+        return bool(flag)
 
     def _tell_prompt(self, row: int, hidden: Tensor) -> list[Piece]:
         """Pieces for the next prompt tokens of a row, from their last hidden states `hidden` [S, H].
@@ -354,6 +388,16 @@ class Decoder:
     def _free(self, row: int) -> None:
         self._rows[row] = None
         self._cache.set_length(row, 0)
+
+
+def _no_room(num_tokens: int, failure: Exception | None) -> GenerationError:
+    """Error for a text that needs room for more than `num_tokens` tokens. `failure` is this rank's error, if any."""
+    where = "on this rank" if failure else "on another rank"
+    reason = f": {str(failure).splitlines()[0]}" if failure and str(failure) else ""
+    return GenerationError(
+        f"The keys and values of all rows must fit into memory, but {where} there is room for only {num_tokens} tokens "
+        f"in each row{reason}. Ask for a shorter text, or use fewer rows."
+    )
 
 
 def _agreed(choices: list[int], mesh: ParallelMesh) -> list[int]:

@@ -38,6 +38,12 @@ class KeyValueCache:
         shape = (2, num_rows, own_heads, capacity + 1, config.head_size)
         self._layers = [torch.zeros(shape, dtype=dtype, device=mesh.device) for _ in range(config.num_layers)]
 
+    def shrink(self, capacity: int) -> None:
+        """Reduce the capacity of every row to `capacity` tokens, if the current capacity is larger. No row may hold
+        more tokens. The memory is not freed.
+        """
+        self.capacity = min(self.capacity, capacity)
+
     def set_length(self, row: int, length: int) -> None:
         """Forget the tokens of a row after the first `length` tokens. With `length` 0, the row becomes free."""
         self.lengths[row] = min(length, self.lengths[row])
@@ -52,11 +58,14 @@ class KeyValueCache:
             layer[:, row] = 0.0
 
     def grow(self, capacity: int) -> None:
-        """Increase the capacity of every row to `capacity` tokens, if the current capacity is smaller."""
-        more = capacity - self.capacity
-        if more > 0:
+        """Increase the capacity of every row to `capacity` tokens, if the current capacity is smaller. If the memory is
+        too small, PyTorch's error is raised, and the cache works as before.
+        """
+        if capacity > self.capacity:
             for i, layer in enumerate(self._layers):  # one by one, so that only one layer exists twice
-                self._layers[i] = F.pad(layer, (0, 0, 0, more))
+                more = capacity + 1 - layer.shape[3]
+                if more > 0:  # not if an earlier attempt failed at a later layer
+                    self._layers[i] = F.pad(layer, (0, 0, 0, more))
             self.capacity = capacity
             if self._layers[0].device.type == "cpu":  # the larger layers do not fit into the freed blocks
                 return_freed_memory()
@@ -86,7 +95,9 @@ class KeyValueCache:
             self.lengths[row] += count
 
     def layer(self, index: int) -> Tensor:
-        """Return keys and values of one layer: [2, B, K/T, C + 1, D]. The place with index C is only for padding."""
+        """Return keys and values of one layer: [2, B, K/T, C + 1 or more, D]. The place with index C is only for
+        padding.
+        """
         return self._layers[index]
 
 

@@ -15,6 +15,12 @@ def write_texts(decoder: Decoder, desk: Desk | None) -> None:
     Before every step, the first rank sends the changes to all ranks, or 8 bytes if there are none. While there is
     nothing to generate, it sends 8 bytes every `desk.HEARTBEAT` seconds. An error in one text is delivered to the
     request that asked for the text, and the loop continues.
+
+    On several ranks, an error inside a forward pass that texts share ends the server, because the other ranks wait for
+    this rank's part of a sum. A request cannot choose what such a pass computes: its checks are made before (`_begin`),
+    a pass has a fixed number of prompt tokens, and the cache, which grows with the texts, grows before the pass, where
+    all ranks agree (`Decoder.step`). There remain broken devices, lost ranks, and a machine without the memory for any
+    long prompt.
     """
     line = FirstRankLine(News.to_json, News.from_json)
     while True:

@@ -1,8 +1,12 @@
 import math
-from collections.abc import Sequence
+import resource
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from crosscut.config import ConfigError, GenerationError, Layout
 from crosscut.generation import Decoder, Piece, Sampling, decoder
@@ -456,3 +460,62 @@ def ends_after_an_error() -> list[str]:
 def test_an_error_in_a_pass_ends_the_texts_of_the_pass_and_no_other(ranks):
     memory = "no memory for these texts"
     assert ranks.run(1, ends_after_an_error)[0] == ["length", memory, memory, "length"]
+
+
+@contextmanager
+def little_memory(num_bytes: int) -> Iterator[None]:
+    """Let this process take `num_bytes` more than it has."""
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (taken + num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def ends_without_memory(layout: Layout, short_of: int | None) -> tuple[list[str], list[list[int]]]:
+    """The end and the tokens of each text. On the rank `short_of`, the cache cannot grow until all of them but the last
+    have ended.
+    """
+    model = make(layout, max_sequence_length=1024, hidden_size=64)
+    writer = Decoder(model, None, num_rows=1024)  # more than the heap may hold: 34 MB a layer and rank
+    ends, tokens = [""] * 5, [[] for _ in range(5)]
+
+    def run() -> None:
+        while not writer.is_idle:
+            for piece in writer.step():
+                tokens[piece.number].append(piece.token)
+                told = f"{type(piece.error).__name__}: {piece.error}" if piece.error else piece.finish
+                ends[piece.number] = told or ends[piece.number]
+
+    for prompt, number in (([1] * 5, 100), ([2], 63), ([3] * 100, 3), ([4] * 3, 20)):
+        writer.add(prompt, Sampling(num_tokens=number))
+    with little_memory(1 << 20) if dist.get_rank() == short_of else nullcontext():
+        run()
+    writer.add([3] * 100, Sampling(num_tokens=3))
+    run()
+    return ends, tokens
+
+
+@pytest.mark.parametrize(
+    ("layout", "short_of"),
+    [(Layout(), 0), (Layout(tensor=2), 0), (Layout(tensor=2), 1), (Layout(data=2, sharding="zero3"), 1)],
+    ids=str,
+)
+def test_texts_that_do_not_fit_into_the_memory_of_one_rank_end_on_all_and_no_others(ranks, layout, short_of):
+    _, enough = ranks.run(1, ends_without_memory, Layout(), None)[0]
+    for rank, (ends, tokens) in enumerate(ranks.run(layout.world_size, ends_without_memory, layout, short_of)):
+        assert [end[:20] for end in ends] == [
+            "GenerationError: The",
+            "length",
+            "GenerationError: The",
+            "length",
+            "length",
+        ]
+        where = "on this rank" if rank == short_of else "on another rank"
+        assert f"memory, but {where} there is room for only 64 tokens in each row" in ends[0]
+        assert ("allocate" in ends[0]) == (rank == short_of)
+        assert tokens[1:2] + tokens[3:] == enough[1:2] + enough[3:]
+        assert tokens[0][:-1] == enough[0][: len(tokens[0]) - 1]
+        assert (len(tokens[0]), len(tokens[2])) == (60 + 1, 1)
