@@ -21,8 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +47,24 @@ _HONEST = {"prompt": "The state of", "max_tokens": TOKENS, "stream": True, "logi
 _NESTED = b'{"model": "model", "prompt": "a", "x": ' + b"[" * 2000 + b"]" * 2000 + b"}"
 
 
+@asynccontextmanager
+async def _connected(
+    port: int, *, limit: int = 1 << 16
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Connection to the server, with a buffer of `limit` bytes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=limit)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
 async def honest_stream(port: int, number: int) -> bool:
     """Stream one text. Returns whether it ended as it should, with all its tokens."""
     try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(request(_TEXT, _HONEST | {"seed": number}))
-        answer = await asyncio.wait_for(reader.read(-1), 600)
-        writer.close()
+        async with _connected(port) as (reader, writer):
+            writer.write(request(_TEXT, _HONEST | {"seed": number}))
+            answer = await asyncio.wait_for(reader.read(-1), 600)
     except (OSError, TimeoutError):
         return False
     return answer.count(b'"finish_reason":"length"') == 1 and b"data: [DONE]" in answer
@@ -70,29 +81,26 @@ def request(path: str, body: Any, *, length: int | None = None) -> bytes:
 
 async def _ask(port: int, content: bytes, *, read: int = -1) -> None:
     """Send a request and read the answer, or only its first `read` bytes before leaving."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(content)
-    with suppress(asyncio.IncompleteReadError):
-        await (reader.read(-1) if read < 0 else reader.readexactly(read))
-    writer.close()
+    async with _connected(port) as (reader, writer):
+        writer.write(content)
+        with suppress(asyncio.IncompleteReadError):
+            await (reader.read(-1) if read < 0 else reader.readexactly(read))
 
 
 async def _never_read(port: int) -> None:
     """Ask for a long text and read nothing of it for half a minute."""
-    _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
-    writer.write(request(_TEXT, _HONEST | {"n": 16, "logprobs": 5, "max_tokens": 100}))
-    await asyncio.sleep(30)
-    writer.close()
+    async with _connected(port, limit=1) as (_, writer):
+        writer.write(request(_TEXT, _HONEST | {"n": 16, "logprobs": 5, "max_tokens": 100}))
+        await asyncio.sleep(30)
 
 
 async def _send_slowly(port: int) -> None:
     """Send a request byte by byte."""
-    _, writer = await asyncio.open_connection("127.0.0.1", port)
-    for byte in request(_TEXT, _HONEST):
-        writer.write(bytes([byte]))
-        await writer.drain()
-        await asyncio.sleep(0.05)
-    writer.close()
+    async with _connected(port) as (_, writer):
+        for byte in request(_TEXT, _HONEST):
+            writer.write(bytes([byte]))
+            await writer.drain()
+            await asyncio.sleep(0.05)
 
 
 def _asking(path: str, body: Any, **how: Any) -> Callable[[int], Awaitable[None]]:
@@ -173,10 +181,12 @@ def serve(model: Path, log: Path) -> tuple["subprocess.Popen[bytes]", int]:
     raise RuntimeError(f"The server did not start: {log.read_text(encoding='utf-8')}")
 
 
-def measure(*, streams: int, attackers: int, turns: int) -> dict[str, Any]:
-    """Run the turns against one server: alone and attacked alternately, after one turn that does not count."""
+def measure(*, streams: int, attackers: int, turns: int, model: Path | None = None) -> dict[str, Any]:
+    """Run the turns against one server: alone and attacked alternately, after one turn that does not count. Without a
+    `model`, a tiny one is trained.
+    """
     with tempfile.TemporaryDirectory() as scratch:
-        process, port = serve(make_model(Path(scratch)), Path(scratch) / "log.txt")
+        process, port = serve(model or make_model(Path(scratch)), Path(scratch) / "log.txt")
         try:
             asyncio.run(one_turn(port, streams=min(streams, 50), attackers=0))
             results: dict[str, list[dict[str, Any]]] = {"alone": [], "attacked": []}

@@ -18,8 +18,12 @@ from crosscut.generation import Piece
 from crosscut.serving.news import News, Order
 from crosscut.serving.refusals import Refusal, failure_of
 
-MOST_WAITING = 4096
+MOST_WAITING = 8192
 """Maximum number of texts that wait for a row."""
+
+_SHARE = 16
+"""A request may take at most one part in `_SHARE` of the places that are free, or one place. Large requests therefore
+leave places to small ones, however many there are: a request for one text is refused only if no place is free."""
 
 MOST_BEGUN = 8192
 """Maximum number of prompt tokens of the texts that begin before one step, unless a single text has more. All running
@@ -118,10 +122,11 @@ class Desk:
         """
         if self.is_stopping:
             raise Refusal("The server is about to stop and takes no new requests.", status=503, code="stopping")
-        if len(self._jobs) + len(orders) > self.num_rows + self._most_waiting:
+        num_free = self.num_rows + self._most_waiting - len(self._jobs)
+        if len(orders) > min(num_free, max(1, num_free // _SHARE)):
             raise Refusal(
-                f"At most {self._most_waiting} texts may wait, but {self.num_waiting} are waiting and the request "
-                f"asks for {len(orders)} more. Try again later.",
+                f"A request may take 1 place or a {_SHARE}th of the {num_free} places that are free, but asks for "
+                f"{len(orders)}. Try again later, or ask for fewer texts at once.",
                 status=503,
                 code="overloaded",
                 retry=True,

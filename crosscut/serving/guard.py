@@ -1,5 +1,5 @@
-"""Guard in front of all routes, which checks the client's permission, the size of the request, and that the client
-reads its answer.
+"""Guard in front of all routes, which checks the client's permission and the size of the request, and that the client
+sends its request and reads its answer in time.
 
 Without a key, the server accepts only requests addressed to names of this machine. A foreign web page in a local
 browser can send requests to this machine under a host name of its own, so the guard checks the `Host` header.
@@ -7,8 +7,8 @@ browser can send requests to this machine under a host name of its own, so the g
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -18,6 +18,15 @@ from crosscut.serving.refusals import Refusal, failure_of
 
 LARGEST_BODY = 8 << 20
 """Maximum size of a request in bytes."""
+
+SMALL_BODY = 64 << 10
+"""Size of a request in bytes up to which a request is always accepted."""
+
+MOST_HELD = 256 << 20
+"""Maximum total size in bytes of the requests that the server holds. Beyond it, only small requests are accepted."""
+
+BODY_SECONDS = 120.0
+"""Time in seconds that a client has to send a request after its head."""
 
 UNREAD = 30.0
 """Time in seconds after which a client loses its request if it reads nothing of the answer."""
@@ -42,6 +51,8 @@ class Guard:
         self._app = app
         self._key = None if key is None else f"Bearer {key}".encode()
         self._names = frozenset(name.lower() for name in names)
+        self._num_held = 0
+        """Total size in bytes of the requests that are being received or answered."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward a request, or answer it with a refusal."""
@@ -51,7 +62,8 @@ class Guard:
         try:
             self._check(scope)
             async with _patient(send) as patient_send:
-                await self._app(scope, _limited(receive), patient_send)
+                with self._receiving(receive) as limited_receive:
+                    await self._app(scope, limited_receive, patient_send)
         except Refusal as refusal:
             await _answer(refusal, receive, send)
         except Exception as error:  # a bug, which must not end the server
@@ -78,20 +90,38 @@ class Guard:
         if length.isdecimal() and (len(length) > _MOST_DIGITS or int(length) > LARGEST_BODY):
             raise _too_large()
 
+    @contextmanager
+    def _receiving(self, receive: Receive) -> Iterator[Receive]:
+        """Context with a wrapped `receive`, which raises `Refusal` if the request takes too long or too many bytes.
+        The bytes are counted because a request may have no length header or a wrong one. They are held until the end
+        of the context.
+        """
+        total, is_whole = 0, False
+        deadline = asyncio.get_running_loop().time() + BODY_SECONDS
 
-def _limited(receive: Receive) -> Receive:
-    """Wrap `receive` to count the received bytes, because a request may have no length header or a wrong one."""
-    total = 0
+        async def limited() -> Message:
+            nonlocal total, is_whole
+            if is_whole:  # wait for the end of the connection
+                return await receive()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                raise _too_slow() from None
+            is_whole = not message.get("more_body", False)
+            size = len(message.get("body", b""))
+            total += size
+            self._num_held += size
+            if total > LARGEST_BODY:
+                raise _too_large()
+            if total > SMALL_BODY and self._num_held > MOST_HELD:
+                raise _too_many()
+            return message
 
-    async def count() -> Message:
-        nonlocal total
-        message = await receive()
-        total += len(message.get("body", b""))
-        if total > LARGEST_BODY:
-            raise _too_large()
-        return message
-
-    return count
+        try:
+            yield limited
+        finally:
+            self._num_held -= total
 
 
 @asynccontextmanager
@@ -131,14 +161,15 @@ async def _patient(send: Send) -> AsyncIterator[Send]:
 
 
 async def _answer(refusal: Refusal, receive: Receive, send: Send) -> None:
-    """Send a refusal. If the request is too large, the rest of the request is read between the answer and its end,
-    because a client that is cut off while sending does not receive the answer.
+    """Send a refusal. If the server has no room for the request, the rest of the request is read between the answer and
+    its end, because a client that is cut off while sending does not receive the answer.
     """
-    headers = {"WWW-Authenticate": "Bearer"} if refusal.status == 401 else refusal.headers
+    more = {401: {"WWW-Authenticate": "Bearer"}, 408: {"Connection": "close"}}
+    headers = refusal.headers | more.get(refusal.status, {})
     response = JSONResponse(refusal.body, refusal.status, headers)
     await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
     await send({"type": "http.response.body", "body": response.body, "more_body": True})
-    if refusal.status == 413:
+    if refusal.status in (413, 503):
         with suppress(TimeoutError):
             async with asyncio.timeout(_UNTIL_SENT):
                 await _drain(receive)
@@ -159,6 +190,21 @@ def _name(host: str) -> str:
     """Host name in lower case, without the port. An IPv6 address is in brackets."""
     name = host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]
     return name.lower()
+
+
+def _too_slow() -> Refusal:
+    message = f"A request must arrive within {BODY_SECONDS:g} seconds, but has not. Send less at once."
+    return Refusal(message, status=408)
+
+
+def _too_many() -> Refusal:
+    return Refusal(
+        f"The server holds at most {MOST_HELD >> 20} MiB of requests, and they are full. Try again later, or send at "
+        f"most {SMALL_BODY >> 10} KiB.",
+        status=503,
+        code="overloaded",
+        retry=True,
+    )
 
 
 def _too_large() -> Refusal:

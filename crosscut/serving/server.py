@@ -4,6 +4,7 @@ A signal asks the server to stop. The server then accepts no new requests, answe
 signal ends the process at once (`launch.stopping`).
 """
 
+import asyncio
 import ipaddress
 import signal
 import socket
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import uvicorn
@@ -31,6 +32,7 @@ from crosscut.parallel import make_mesh
 from crosscut.pretrained import ModelSource, find_model
 from crosscut.serving.application import make_application
 from crosscut.serving.chat import ChatTemplate
+from crosscut.serving.connections import MOST_CONNECTIONS, Connections, allow_connections
 from crosscut.serving.desk import Desk
 from crosscut.serving.loop import write_texts
 from crosscut.serving.requests import Served
@@ -160,8 +162,11 @@ def _bound(options: ServerOptions) -> Iterator[socket.socket]:
 @contextmanager
 def _talking(application: Starlette, listener: socket.socket, desk: Desk) -> Iterator[None]:
     """Context in which a thread talks to clients. If the thread ends, the server stops."""
+    connections = Connections(allow_connections())
     settings = uvicorn.Config(
         application,
+        http=cast(type[asyncio.Protocol], connections),  # uvicorn only calls it
+        backlog=MOST_CONNECTIONS,
         ws="none",
         lifespan="on",
         log_level="warning",

@@ -7,7 +7,7 @@ import pytest
 
 from crosscut.config import GenerationError
 from crosscut.generation import Piece, Sampling
-from crosscut.serving.desk import MOST_BEGUN, MOST_UNREAD, Desk, Job
+from crosscut.serving.desk import MOST_BEGUN, MOST_UNREAD, MOST_WAITING, Desk, Job
 from crosscut.serving.news import News, Order
 from crosscut.serving.refusals import Refusal
 
@@ -76,18 +76,41 @@ def test_a_text_that_is_withdrawn_at_once_never_begins():
 
 def test_more_than_may_wait_is_refused_whole():
     async def talk() -> None:
-        desk = Desk(num_rows=2, most_waiting=3)
+        desk = Desk(num_rows=2, most_waiting=62)
         desk.open()
         first = desk.submit(orders(4))
         assert (desk.num_running, desk.num_waiting) == (2, 2)
-        with pytest.raises(
-            Refusal, match="At most 3 texts may wait, but 2 are waiting and the request asks for 2 more"
-        ) as refused:
-            desk.submit(orders(2))
+        told = (
+            "A request may take 1 place or a 16th of the 60 places that are free, but asks for 4. Try again later, or"
+        )
+        with pytest.raises(Refusal, match=told) as refused:
+            desk.submit(orders(4))
         assert (refused.value.status, refused.value.headers) == (503, {"Retry-After": "1"})
-        desk.submit(orders(1))
+        assert desk.num_waiting == 2
         desk.withdraw(first)
         desk.submit(orders(4))
+
+    run(talk)
+
+
+@pytest.mark.parametrize("large", [128, 16, 8, 2])
+def test_large_requests_leave_places_to_small_ones(large):
+    """However many of them there are. A thousand requests for one text are taken after any number of others."""
+
+    async def talk() -> None:
+        desk = Desk(num_rows=16)
+        desk.open()
+        taken = 0
+        with pytest.raises(Refusal, match="ask for fewer texts"):
+            for taken in range(10_000):  # noqa: B007 - the number of requests that were taken
+                desk.submit(orders(large))
+        assert taken * large > MOST_WAITING // 2
+        left = 16 + MOST_WAITING - taken * large
+        assert left >= 15 * large
+        for _ in range(left):
+            desk.submit(orders(1))
+        with pytest.raises(Refusal, match="of the 0 places that are free"):
+            desk.submit(orders(1))
 
     run(talk)
 

@@ -1,0 +1,140 @@
+"""Connections of a server, with limits on their number and on the time that a client takes to ask.
+
+uvicorn reads a request when its head is complete, and until then it waits for as long as the client is connected. The
+classes here end a connection whose client does not ask in time. If there are too many connections, the one that has
+waited longest for a request makes room for a new one. So clients that only hold connections open keep nobody else from
+the server. `Guard` limits the time for the rest of a request, its body.
+"""
+
+import asyncio
+import json
+import resource
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from crosscut.serving.refusals import Refusal
+
+MOST_CONNECTIONS = 4096
+"""Maximum number of open connections."""
+
+_OTHER_FILES = 256
+"""Number of files that a server may have open besides its connections."""
+
+HEAD_SECONDS = 30.0
+"""Time in seconds that a client has to send the head of a request, from the start of the connection or from the end of
+the answer before."""
+
+
+class Connections:
+    """Open connections of one server, at most `most`. uvicorn calls the object for each new connection."""
+
+    def __init__(self, most: int = MOST_CONNECTIONS, *, head_seconds: float = HEAD_SECONDS) -> None:
+        self._most, self._head_seconds = most, head_seconds
+        self._silent: dict[_Connection, asyncio.TimerHandle] = {}
+        """Connections whose clients have not sent the head of a request, and the ends of their time. The connection
+        that has waited longest comes first."""
+
+    def __call__(self, **given: Any) -> "_Connection":
+        """Make the protocol of a new connection, with uvicorn's arguments."""
+        return _Connection(self, **given)
+
+    def admit(self, new: "_Connection", num_open: int) -> None:
+        """Begin to wait for the first request of a connection. `num_open` is the number of open connections."""
+        if num_open > self._most:
+            if not self._silent:
+                new.refuse(_full(self._most))
+                return
+            next(iter(self._silent)).refuse(_full(self._most))
+        self.wait_for_request(new)
+
+    def wait_for_request(self, connection: "_Connection") -> None:
+        """Give the client of a connection its time for the next request."""
+        if connection not in self._silent:
+            loop = asyncio.get_running_loop()
+            self._silent[connection] = loop.call_later(self._head_seconds, connection.refuse, _late(self._head_seconds))
+
+    def stop_waiting(self, connection: "_Connection") -> None:
+        """Note that a connection has a request, or that it has ended."""
+        if timer := self._silent.pop(connection, None):
+            timer.cancel()
+
+
+class _Connection(H11Protocol):
+    """uvicorn's protocol of one connection, which tells its `Connections` when the client has sent a request."""
+
+    def __init__(self, connections: Connections, **given: Any) -> None:
+        super().__init__(**given)
+        self._all = connections
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._all.admit(self, len(self.connections))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._all.stop_waiting(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._look()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()  # a request that the client has sent ahead begins here
+        self._look()
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Tell the client why, and end the connection. It has no request."""
+        self._all.stop_waiting(self)
+        self.connections.discard(self)
+        if not self.transport.is_closing():
+            self.transport.write(_response(refusal))
+            self.transport.close()
+
+    def _look(self) -> None:
+        has_request = self.cycle is not None and not self.cycle.response_complete
+        if has_request or self.transport.is_closing():
+            self._all.stop_waiting(self)
+        else:
+            self._all.wait_for_request(self)
+
+
+def allow_connections(most: int = MOST_CONNECTIONS) -> int:
+    """Let this process open the files that `most` connections need, as far as the system's hard limit allows. Returns
+    the number of connections for which the files are enough.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft - _OTHER_FILES))
+
+
+def _response(refusal: Refusal) -> bytes:
+    """A whole HTTP response, which ends the connection."""
+    content = json.dumps(refusal.body).encode()
+    headers = {
+        "Content-Type": "application/json",
+        "Content-Length": str(len(content)),
+        "Connection": "close",
+        **refusal.headers,
+    }
+    lines = [f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}", *map(": ".join, headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + content
+
+
+def _full(most: int) -> Refusal:
+    return Refusal(
+        f"The server has at most {most:,} connections, and all of them are in use. Try again later.",
+        status=503,
+        code="overloaded",
+        retry=True,
+    )
+
+
+def _late(seconds: float) -> Refusal:
+    return Refusal(
+        f"The head of a request must arrive within {seconds:g} seconds, but has not. Send it again.", status=408
+    )
