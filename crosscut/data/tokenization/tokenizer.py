@@ -203,7 +203,9 @@ class Tokenizer:
         """
         if not self._bytes.is_byte_level:
             return None
-        lengths = np.array([len(self._bytes(token)) for token in range(self.vocab_size)], dtype=np.int64)
+        lengths = np.zeros(self.vocab_size, dtype=np.int64)
+        for token in self._inner.get_vocab(with_added_tokens=True).values():  # ids may have large gaps
+            lengths[token] = len(self._bytes(token))
         special = [token for token, added in self._inner.get_added_tokens_decoder().items() if added.special]
         lengths[[*special, self.end_of_text]] = 0
         return lengths
