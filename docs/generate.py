@@ -32,9 +32,10 @@ INTRODUCTION = """\
 # Configuration
 
 This page lists every setting of a run. A run is one TOML file with the sections below. A key that the file leaves out
-has its default. An unknown key or an impossible value is an error before any process starts. Any key can be set on the
-command line by its dotted name, as in `crosscut train run.toml training.steps=1000 layout.tensor=2`. The resolved run
-is saved in the run's folder and is enough to repeat it. A complete file:
+has its default. Unknown keys and impossible values are errors before any process starts. All of them are reported
+together, each with its line in the file and, for an unknown key, with the key that was probably meant. Any key can be
+set on the command line by its dotted name, as in `crosscut train run.toml training.steps=1000 layout.tensor=2`. The
+resolved run is saved in the run's folder and is enough to repeat it. A complete file:
 
 ```toml
 [model]

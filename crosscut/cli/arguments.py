@@ -2,9 +2,11 @@
 options `--device` and `--precision`.
 """
 
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import wraps
 from importlib.resources import files
 from pathlib import Path
@@ -15,6 +17,7 @@ import click
 
 from crosscut.config import ConfigError, CrosscutError, Layout, RunConfig, load_run
 from crosscut.config.files import require_writable_file
+from crosscut.config.loading import meant_settings, with_line
 from crosscut.config.precision import OF_MODELS
 from crosscut.config.terminal import echo
 from crosscut.config.training import Device
@@ -26,10 +29,65 @@ _T = TypeVar("_T")
 
 DEMO_RUN = "demo.toml"
 
+_CLOSE = 0.8
+"""Minimum similarity, from 0 to 1, of an unknown option to a known one that the user may have meant."""
 
-def run_arguments(command: _Command) -> _Command:
-    """Give a command the arguments `[RUN.toml] [section.key=value ...]`, as one tuple named `arguments`."""
-    return click.argument("arguments", nargs=-1, metavar="[RUN.toml] [section.key=value ...]")(command)
+
+class RunCommand(click.Command):
+    """A command with the arguments of a run. An unknown option may be a setting with dashes in front, so the option
+    becomes an argument, and `run_arguments` reads it.
+    """
+
+    ignore_unknown_options = True
+
+
+def run_arguments(file: str = "[RUN.toml]") -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Give a `RunCommand` the arguments `[RUN.toml] [section.key=value ...]`, as one tuple named `arguments`. An error
+    about a setting in the file names its line. The help shows `file` as the name of the file.
+    """
+    metavar = f"{file} [section.key=value ...]"
+    argument = click.argument("arguments", nargs=-1, metavar=metavar, callback=_read_arguments)
+    return lambda command: argument(_naming_lines(command))
+
+
+def _naming_lines(command: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Make a command's errors about a setting in a config file name the file and the line. The parameter `arguments`
+    of the command holds the file and its overrides.
+    """
+
+    @wraps(command)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return command(*args, **kwargs)
+        except CrosscutError as error:
+            arguments: Any = kwargs["arguments"]
+            if has_file(arguments) and Path(arguments[0]).is_file():
+                error.args = (with_line(str(error), Path(arguments[0]), arguments[1:]),)
+            raise
+
+    return run
+
+
+def _read_arguments(context: click.Context, _argument: click.Parameter, words: tuple[str, ...]) -> tuple[str, ...]:
+    """Join each unknown option with its value, as in `--steps=5`, and put it behind the file, where the loading of the
+    run reports it.
+
+    Raises `click.NoSuchOption` for an option that resembles no setting.
+    """
+    arguments, settings = [], []
+    known = [option for parameter in context.command.params for option in parameter.opts]
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        if not word.startswith("-"):
+            arguments.append(word)
+        elif (close := get_close_matches(name, known, cutoff=_CLOSE)) or not meant_settings(name.lstrip("-")):
+            raise click.NoSuchOption(name, possibilities=close, ctx=context)
+        else:
+            takes_next = not equals and rest and not re.match(r"-|.*=|.*\.toml$", rest[0])
+            settings.append(f"{name}={(rest.pop(0) if takes_next else value) or 'VALUE'}")
+    return (*arguments, *settings)
 
 
 def run_from(arguments: tuple[str, ...], *, layout: Layout | None = None) -> RunConfig:

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import click
 
-from crosscut.cli.arguments import run_from
+from crosscut.cli.arguments import RunCommand, has_file, run_arguments, run_from
 from crosscut.config import ConfigError, CorpusConfig, is_corpus, load_corpus
 from crosscut.config.terminal import echo, new_console
 
 
-@click.command()
-@click.argument("arguments", nargs=-1, metavar="[CORPUS.toml | RUN.toml] [section.key=value ...]")
+@click.command(cls=RunCommand)
+@run_arguments("[CORPUS.toml | RUN.toml]")
 @click.option(
     "--explain",
     metavar="ID",
@@ -28,7 +28,7 @@ def prepare(arguments: tuple[str, ...], explain: str | None, as_json: bool) -> N
     With RUN.toml, the command only tokenizes the run's text. `crosscut train` also does this if the tokens do not
     exist. On a cluster, prepare the tokens first.
     """
-    if arguments and "=" not in arguments[0] and is_corpus(Path(arguments[0])):
+    if has_file(arguments) and is_corpus(Path(arguments[0])):
         config = load_corpus(Path(arguments[0]), arguments[1:])
         if explain is not None:
             _explain(config, explain)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from crosscut.cli.arguments import require_folder, run_arguments
+from crosscut.cli.arguments import RunCommand, require_folder, run_arguments
 from crosscut.config import ConfigError, write_whole
 from crosscut.config.terminal import echo, new_console
 
@@ -43,8 +43,8 @@ def scaling(output: Path) -> None:
     _write(scaling_report(), output, "scaling")
 
 
-@study.command()
-@run_arguments
+@study.command(cls=RunCommand)
+@run_arguments()
 @click.option(
     "--gpu",
     metavar="NAME|FILE",

@@ -4,10 +4,10 @@ from typing import Literal
 
 import click
 
-from crosscut.cli.arguments import has_file, on_devices_there, run_arguments, run_from
+from crosscut.cli.arguments import RunCommand, has_file, on_devices_there, run_arguments, run_from
 
 
-class _TrainCommand(click.Command):
+class _TrainCommand(RunCommand):
     """Reads `--resume` as `--resume=newest` unless the next word is `auto`.
 
     If click parsed an option with an optional value, the option would take any next word as its value, even the run's
@@ -26,7 +26,7 @@ class _TrainCommand(click.Command):
 
 
 @click.command(cls=_TrainCommand)
-@run_arguments
+@run_arguments()
 @click.option(
     "--resume",
     type=click.Choice(["newest", "auto"]),

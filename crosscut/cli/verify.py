@@ -6,14 +6,14 @@ import sys
 
 import click
 
-from crosscut.cli.arguments import on_devices_there, run_arguments, run_from
+from crosscut.cli.arguments import RunCommand, on_devices_there, run_arguments, run_from
 from crosscut.config import ConfigError, Layout, RunConfig, load_layout
 from crosscut.config.precision import PRECISIONS
 from crosscut.config.terminal import echo
 
 
-@click.command()
-@run_arguments
+@click.command(cls=RunCommand)
+@run_arguments()
 @click.option(
     "--layout",
     "layouts",

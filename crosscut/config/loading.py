@@ -3,22 +3,23 @@ TOML.
 """
 
 import dataclasses
-import difflib
-import types
 import typing
 from collections.abc import Iterable, Mapping
-from math import isnan
 from pathlib import Path
 from typing import Any
 
-from crosscut.config.checks import MOST_SEED, Choice, listed, require_text, shown
+from crosscut.config.building import Builder, Override, parsed
+from crosscut.config.checks import require_text, shown
 from crosscut.config.corpora import CorpusConfig
 from crosscut.config.errors import ConfigError
 from crosscut.config.files import parse_toml, read_small, write_whole
+from crosscut.config.keys import advice, keys_of, meant_keys, nearest
 from crosscut.config.layout import Layout
+from crosscut.config.mistakes import Mistakes
 from crosscut.config.published.folders import TOKENIZER_FILE, is_published, read_published
 from crosscut.config.published.presets import PRESETS
 from crosscut.config.run import RunConfig
+from crosscut.config.toml_lines import key_lines
 
 Table = dict[str, Any]
 
@@ -31,46 +32,75 @@ def load_run(
     `source` is a TOML file or a table that is already parsed. `overrides` are strings `section.key=value`, with the
     value in TOML syntax; a bare word is a string. An override of `model.preset` replaces the file's preset, or the
     whole model section if the file has no preset. A given `layout` replaces the layout section of the file and all
-    overrides of this section. Raises `ConfigError` for a file that does not exist or does not parse, for an unknown key
-    (the message names the nearest key), and for a value of the wrong type or out of range.
+    overrides of this section. Raises `ConfigError` for a file that does not exist or does not parse. For unknown keys
+    (the message names the key that the user may have meant) and for values of the wrong type or out of range, one
+    `ConfigError` reports all mistakes, each with its line in the file.
     """
-    table = _read(source)
     overrides = tuple(overrides)
+    table, mistakes = _read(source, keys_of(RunConfig))
     if any(override.startswith("model.preset=") for override in overrides):
         _leave_model_out(table)
-    _override(table, overrides)
-    _expand_preset(table)
-    _expand_published(table)
+    _override(table, overrides, mistakes)
+    _expand_preset(table, mistakes)
+    _expand_published(table, mistakes)
+    builder = Builder(keys_of(RunConfig), mistakes)
     if layout is not None:
-        _build(Layout, table.get("layout", {}), "layout")  # the replaced layout must still be valid
+        builder.build(Layout, table.get("layout", {}), "layout")  # the replaced layout must still be valid
         table["layout"] = dataclasses.asdict(layout)
-    return typing.cast(RunConfig, _build(RunConfig, table, ""))
+    run = builder.build(RunConfig, table)
+    mistakes.raise_all()
+    return typing.cast(RunConfig, run)
 
 
 def load_corpus(source: Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> CorpusConfig:
     """Load a corpus from a TOML file or a parsed table, with overrides as in `load_run`. Overrides cannot change the
-    sources. Raises `ConfigError`.
+    sources. Raises `ConfigError` with all mistakes.
     """
-    table = _read(source)
-    _override(table, overrides)
-    return typing.cast(CorpusConfig, _build(CorpusConfig, table, ""))
+    table, mistakes = _read(source, keys_of(CorpusConfig))
+    _override(table, overrides, mistakes)
+    corpus = Builder(keys_of(CorpusConfig), mistakes).build(CorpusConfig, table)
+    mistakes.raise_all()
+    return typing.cast(CorpusConfig, corpus)
 
 
 def is_corpus(path: Path) -> bool:
     """Whether a TOML file describes a corpus rather than a run. Only a corpus has the key `sources`. Raises
     `ConfigError` if the file cannot be read.
     """
-    return "sources" in _read_toml(path)
+    return "sources" in _read_toml(path)[0]
 
 
 def load_layout(text: str) -> Layout:
     """Parse a layout such as `tensor=4,data=2`. Axes that the text does not name have their default sizes. Raises
-    `ConfigError`.
+    `ConfigError` with all mistakes.
     """
-    table: Table = {}
-    for part in filter(None, text.split(",")):
-        _apply(table, part.strip())
-    return typing.cast(Layout, _build(Layout, table, "layout"))
+    keys = keys_of(Layout, "layout.")
+    table, mistakes = _read({}, keys)
+    _override(table, [part.strip() for part in text.split(",") if part], mistakes)
+    layout = Builder(keys, mistakes).build(Layout, table, "layout")
+    mistakes.raise_all()
+    return typing.cast(Layout, layout)
+
+
+def meant_settings(name: str) -> list[str]:
+    """Keys of a run that a user may have meant by a name, also by the full name of a key. Empty if nothing is
+    similar.
+    """
+    keys = keys_of(RunConfig)
+    return [name] if name in keys else meant_keys(name, keys)
+
+
+def with_line(message: str, path: Path, overrides: Iterable[str] = ()) -> str:
+    """The message of an error, with the config file and the line of the key at fault in front.
+
+    The message is unchanged if it names no key of the file, if one of the `overrides` gives the key, or if it has a
+    line already.
+    """
+    text = _read_toml(path)[1]
+    mistakes = Mistakes(key_lines(text), file=path, text=text)
+    for override in overrides:
+        mistakes.override(override.partition("=")[0])
+    return message if f"{path}:" in message else mistakes.placed(message)
 
 
 def dump_toml(config: RunConfig | CorpusConfig) -> str:
@@ -85,8 +115,34 @@ def write_toml(config: RunConfig | CorpusConfig, path: Path) -> None:
     write_whole(path, dump_toml(config))
 
 
-def _read(source: Path | Mapping[str, Any]) -> Table:
-    return _read_toml(source) if isinstance(source, Path) else {k: _copy(v) for k, v in source.items()}
+def _read(source: Path | Mapping[str, Any], keys: Iterable[str]) -> tuple[Table, Mistakes]:
+    """The table of a config that has the given `keys`, and the mistakes in it, of which none is found yet."""
+    if not isinstance(source, Path):
+        return {key: _copy(value) for key, value in source.items()}, Mistakes(keys)
+    table, text = _read_toml(source)
+    return table, Mistakes(keys, file=source, text=text)
+
+
+def _copy(value: Any) -> Any:
+    return {k: _copy(v) for k, v in value.items()} if isinstance(value, Mapping) else value
+
+
+def _read_toml(path: Path) -> tuple[Table, str]:
+    """The table and the text of a TOML file."""
+    try:
+        text = read_small(path)
+        return parse_toml(text), text
+    except FileNotFoundError:
+        found = meant_settings(str(path))
+        remedy = f" To set `{found[0]}`, type {found[0]}=VALUE." if found and not path.suffix else ""
+        raise ConfigError(
+            f"`{path}` must be a TOML file, but does not exist.{remedy} Try `examples/gpt2-small.toml`, or name no "
+            "file to run a demo."
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"`{path}` must be a readable TOML file, but is not: {error.strerror}.") from None
+    except ValueError as error:
+        raise ConfigError(f"`{path}` must be valid TOML, but is not: {error}.") from None
 
 
 def _leave_model_out(table: Table) -> None:
@@ -95,64 +151,54 @@ def _leave_model_out(table: Table) -> None:
         del table["model"]
 
 
-def _override(table: Table, overrides: Iterable[str]) -> None:
+def _override(table: Table, overrides: Iterable[str], mistakes: Mistakes) -> None:
     for override in overrides:
-        _apply(table, override)
-
-
-def _copy(value: Any) -> Any:
-    return {k: _copy(v) for k, v in value.items()} if isinstance(value, Mapping) else value
-
-
-def _read_toml(path: Path) -> Table:
-    try:
-        return parse_toml(read_small(path))
-    except FileNotFoundError:
-        raise ConfigError(
-            f"`{path}` must be a TOML file, but does not exist. Try `examples/gpt2-small.toml`, or name no file to "
-            "run a demo."
-        ) from None
-    except OSError as error:
-        raise ConfigError(f"`{path}` must be a readable TOML file, but is not: {error.strerror}.") from None
-    except ValueError as error:
-        raise ConfigError(f"`{path}` must be valid TOML, but is not: {error}.") from None
-
-
-def _apply(table: Table, override: str) -> None:
-    name, equals, text = override.partition("=")
-    if not equals or not name:
-        raise ConfigError(f"An override must be `section.key=value`, but is `{override}`.")
-    *sections, key = name.split(".")
-    for section in sections:
-        table = table.setdefault(section, {})
-        if not isinstance(table, dict):
-            raise ConfigError(f"`{name}` must name a key of a section, but `{section}` is a value.")
-    table[key] = _Override(text)
-
-
-class _Override(str):
-    """A value from the command line as the user typed it. The key decides how the value is interpreted."""
-
-    def parsed(self) -> Any:
-        """The value parsed as TOML, or the unchanged string if it is not valid TOML."""
+        name, equals, text = override.partition("=")
+        mistakes.override(name)
         try:
-            table = parse_toml(f"value = {self}")
-        except ValueError:
-            return str(self)
-        return table["value"] if len(table) == 1 else str(self)  # a string with line breaks may parse as several keys
+            if not equals or not name:
+                raise ConfigError(f"An override must be `section.key=value`, but is `{override}`.")
+            if name.startswith("-"):
+                raise _dashed(name, text)
+            _apply(table, name, text, mistakes)
+        except ConfigError as error:
+            mistakes.note(error, name)
 
 
-def _expand_preset(table: Table) -> None:
+def _dashed(option: str, value: str) -> ConfigError:
+    """Error for a setting that is written like an option."""
+    settings = " or ".join(f"{key}={value}" for key in meant_settings(option.lstrip("-")))
+    return ConfigError(
+        f"`{option}` must be an option of this command, but there is no such option. Settings are written without "
+        f"dashes: {settings}."
+    )
+
+
+def _apply(table: Table, name: str, text: str, mistakes: Mistakes) -> None:
+    *sections, key = name.split(".")
+    for depth, section in enumerate(sections, 1):
+        inside: Any = table.setdefault(section, {})
+        if not isinstance(inside, dict):
+            mistakes.doubt([".".join(sections[:depth])])
+            raise ConfigError(f"`{name}` must name a key of a section, but `{section}` is a value.")
+        table = inside
+    table[key] = Override(text)
+
+
+def _expand_preset(table: Table, mistakes: Mistakes) -> None:
     model = table.get("model")
     if not isinstance(model, dict) or "preset" not in model:
         return
-    name = _parsed(model.pop("preset"))
-    if not isinstance(name, str) or name not in PRESETS:
-        raise ConfigError(f"`model.preset` must name a preset, but is {shown(name)}.{_nearest(shown(name), PRESETS)}")
-    table["model"] = {**PRESETS[name], **model}
+    name = parsed(model.pop("preset"))
+    if isinstance(name, str) and name in PRESETS:
+        table["model"] = {**PRESETS[name], **model}
+        return
+    close = [preset for preset in (nearest(shown(name), PRESETS),) if preset]
+    mistakes.note(ConfigError(f"`model.preset` must name a preset, but is {shown(name)}.{advice(close, PRESETS)}"))
+    mistakes.doubt(["model"])
 
 
-def _expand_published(table: Table) -> None:
+def _expand_published(table: Table, mistakes: Mistakes) -> None:
     """Fill in the model, and the tokenizer for its text, from the folder in `training.initialize_from`.
 
     A resumed run does not need the folder, because its resolved config already contains both.
@@ -160,14 +206,18 @@ def _expand_published(table: Table) -> None:
     training, model, data = (table.get(name, {}) for name in ("training", "model", "data"))
     if not all(isinstance(section, dict) for section in (training, model, data)):
         return
-    name = _parsed(training.get("initialize_from", ""))
+    name = parsed(training.get("initialize_from", ""))
     if not isinstance(name, str) or not name:
         return
-    require_text("`training.initialize_from`", name)
-    if model and not is_published(Path(name)):
-        return
-    published = dataclasses.asdict(read_published(Path(name)).model)
-    table["model"] = {**published, **_agreeing(model, published, name)}
+    try:
+        require_text("`training.initialize_from`", name)
+        if model and not is_published(Path(name)):
+            return
+        published = dataclasses.asdict(read_published(Path(name)).model)
+        table["model"] = {**published, **_agreeing(model, published, name)}
+    except ConfigError as error:
+        mistakes.note(error, "training.initialize_from")
+        mistakes.doubt(["model"])
     if data.get("text") and not data.get("tokenizer"):
         data["tokenizer"] = str(Path(name) / TOKENIZER_FILE)
 
@@ -177,7 +227,7 @@ def _agreeing(model: Table, published: Table, folder: str) -> Table:
     raise an error. Raises `ConfigError` for any other key that contradicts the folder.
     """
     for key in published.keys() & model.keys() - {"dropout"}:
-        given = _parsed(model[key])
+        given = parsed(model[key])
         given = tuple(given) if isinstance(given, list) else given
         if given != published[key] and not (type(given) is int and given == 0):  # 0 means the default
             raise ConfigError(
@@ -185,86 +235,3 @@ def _agreeing(model: Table, published: Table, folder: str) -> Table:
                 f"`{folder}` (`training.initialize_from`). Remove `model.{key}`."
             )
     return {key: value for key, value in model.items() if key == "dropout" or key not in published}
-
-
-def _parsed(value: Any) -> Any:
-    return value.parsed() if isinstance(value, _Override) else value
-
-
-def _build(kind: type, table: Any, path: str) -> Any:
-    """Build the dataclass `kind` from a table, recursively. `path` is the dotted name of the table."""
-    table = _parsed(table)
-    if not isinstance(table, Mapping):
-        raise ConfigError(f"`{path}` must be a section, but is {shown(table)}.")
-    fields = {f.name: f for f in dataclasses.fields(kind)}
-    types_of = typing.get_type_hints(kind)
-    prefix = f"{path}." if path else ""
-    for key in table:
-        if key not in fields:
-            extra = ["preset"] if path == "model" else []
-            where = f"a key of `{path}`" if path else f"{_WHOLES[kind]}"
-            raise ConfigError(
-                f"`{prefix}{key}` must be {where}, but there is no such key.{_nearest(key, [*fields, *extra], prefix)}"
-            )
-    for name, f in fields.items():
-        if name not in table and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
-            raise ConfigError(f"`{prefix}{name}` must be given, but is missing.{_hint(prefix + name)}")
-    return kind(**{key: _convert(types_of[key], value, f"{prefix}{key}") for key, value in table.items()})
-
-
-def _hint(name: str) -> str:
-    return f" Name a `model.preset`: {listed(PRESETS)}." if name.startswith("model") else ""
-
-
-def _convert(kind: Any, value: Any, name: str) -> Any:
-    if isinstance(kind, type) and issubclass(kind, Choice):
-        return _convert(str, value, name)  # the dataclass replaces the string by a member
-    if isinstance(value, _Override):
-        parsed = value.parsed()
-        value = str(value) if kind is str and not isinstance(parsed, str) else parsed  # a title may be 1984
-    if dataclasses.is_dataclass(kind):
-        return _build(typing.cast(type, kind), value, name)
-    if typing.get_origin(kind) is tuple and dataclasses.is_dataclass(item := typing.get_args(kind)[0]):
-        if isinstance(value, list | tuple):
-            return tuple(_build(typing.cast(type, item), table, name) for table in value)
-        raise ConfigError(f"`{name}` must be one or more sections [[{name}]], but is {shown(value)}.")
-    if typing.get_origin(kind) is tuple:
-        items = [value] if isinstance(value, str) else value
-        if isinstance(items, list | tuple) and all(isinstance(item, str) for item in items):
-            for item in items:
-                _require_usual(name, item)
-            return tuple(items)
-        raise ConfigError(f"`{name}` must be a list of strings, but is {shown(value)}.")
-    if kind is float and type(value) is int and abs(value) <= MOST_SEED:
-        return float(value)
-    if type(value) is not kind and not (kind is str and isinstance(value, Choice)):
-        raise ConfigError(f"`{name}` must be {_TYPE_NAMES[kind]}, but is {shown(value)}.")
-    _require_usual(name, value)
-    return value
-
-
-def _require_usual(name: str, value: object) -> None:
-    """Raise `ConfigError` for a value of the right type that no field can have, because neither a computation nor a
-    file can hold it.
-    """
-    if isinstance(value, int) and abs(value) > MOST_SEED:
-        raise ConfigError(f"`{name}` must be between -2^63 and 2^63, but is {shown(value)}.")
-    if isinstance(value, float) and isnan(value):
-        raise ConfigError(f"`{name}` must be a number, but is nan.")
-    if isinstance(value, str):
-        require_text(f"`{name}`", value)
-
-
-_TYPE_NAMES: Mapping[type, str] = types.MappingProxyType(
-    {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
-)
-
-
-_WHOLES: Mapping[type, str] = types.MappingProxyType(
-    {RunConfig: "a section of a run", CorpusConfig: "a section of a corpus"}
-)
-
-
-def _nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f" The nearest is `{prefix}{close[0]}`." if close else f" Choose {listed(f'`{k}`' for k in known)}."

@@ -42,6 +42,55 @@ def test_unknown_key_names_the_nearest(fail):
     assert "The nearest is `training.steps`." in fail("train", "training.step=3")
 
 
+@pytest.mark.parametrize(
+    ("words", "setting"),
+    [
+        (["--steps", "5"], "training.steps=5"),
+        (["--steps=5", "layout.tensor=1"], "training.steps=5"),
+        (["--batch-size", "8", "run.toml"], "training.batch_size=8"),
+        (["run.toml", "-lr", "3e-4"], "optimizer.learning_rate=3e-4"),
+        (["--training.seed", "7", "--profile"], "training.seed=7"),
+        (["--bf16", "run.toml"], "training.precision=VALUE"),
+        (["--vocab-size", "300"], "model.vocab_size=300 or data.vocab_size=300"),
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "verify"])
+def test_setting_written_as_an_option_is_told_how_to_write_it(fail, tmp_path, command, words, setting):
+    (tmp_path / "run.toml").write_text('[model]\npreset = "laptop-tiny"\n[training]\nsequence_length = 64\n')
+    if command == "verify":
+        words = [word for word in words if word != "--profile"]
+    message = fail(command, *words)
+    assert message.endswith(f" must be an option of this command, but there is no such option. Settings are written "
+                            f"without dashes: {setting}.")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["train", "--resum"], "Did you mean '--resume'?"),
+        (["train", "--zzz", "5"], "No such option '--zzz'."),
+        (["plan", "--pric", "5"], "Did you mean '--price'?"),
+    ],
+)
+def test_option_that_resembles_no_setting_is_clicks_to_tell(arguments, told):
+    result = CliRunner().invoke(commands, arguments)
+    assert result.exit_code == 2
+    assert told in result.output
+
+
+def test_key_without_a_value_is_told_how_to_write_it(fail):
+    assert "To set `training.steps`, type training.steps=VALUE." in fail("train", "steps", "5")
+
+
+def test_error_after_the_loading_names_the_line_too(fail, tmp_path):
+    (tmp_path / "run.toml").write_text(
+        '[model]\npreset = "laptop-tiny"\n\n[data]\ntext = "gone.txt"\n[training]\nsequence_length = 64\n'
+    )
+    told = "`data.text` must name existing files, but nothing matches `gone.txt`. Check the path."
+    assert fail("train", "run.toml") == f"run.toml:5: {told}"
+    assert fail("train", "run.toml", "data.text=gone.txt") == told
+
+
 def test_tensor_must_divide_the_heads(fail):
     assert fail("train", *TINY, "layout.tensor=3") == (
         "`layout.tensor` must divide `model.num_heads` (4), but is 3. Try 1, 2 or 4."

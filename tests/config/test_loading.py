@@ -201,7 +201,7 @@ def test_an_override_is_a_name_and_a_value(override: str) -> None:
 
 
 def test_an_override_does_not_reach_into_a_value() -> None:
-    assert message_of(with_model(training={"steps": 5}), "training.steps.more=1") == (
+    assert message_of(with_model(training={"steps": 5000}), "training.steps.more=1") == (
         "`training.steps.more` must name a key of a section, but `steps` is a value."
     )
 
@@ -233,7 +233,7 @@ def test_an_override_does_not_reach_into_a_value() -> None:
             {"model": {"preset": "gpt2-smal"}},
             "`model.preset` must name a preset, but is 'gpt2-smal'. The nearest is `gpt2-small`.",
         ),
-        ({"model": 5}, "`model` must be a section, but is 5."),
+        ({"model": 5}, "`model` must be a section, but is 5. The nearest is `model.preset`."),
         (with_model(training=[1]), "`training` must be a section, but is [1]."),
         (with_model(training={"steps": 1.5}), "`training.steps` must be a whole number, but is 1.5."),
         (with_model(training={"steps": True}), "`training.steps` must be a whole number, but is True."),

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from crosscut.cli.arguments import file_option, gathered, run_arguments
+from crosscut.cli.arguments import RunCommand, file_option, gathered, run_arguments
 from crosscut.cli.plan.dry_run import DryRunOptions, show_dry_run
 from crosscut.cli.plan.forecast import ForecastOptions, number_of_tokens, show_forecast
 from crosscut.cli.plan.refusal import refuse_options
@@ -47,8 +47,8 @@ def calibration(calibrate: Path) -> None:
     echo(f"{hardware} has been measured. To plan with the measured speed: crosscut plan --gpu {calibrate}")
 
 
-@click.command()
-@run_arguments
+@click.command(cls=RunCommand)
+@run_arguments()
 @_model
 @_gpu
 @_json
@@ -78,7 +78,7 @@ def dry_run(options: DryRunOptions) -> None:
     show_dry_run(options)
 
 
-class _Plan(click.Command):
+class _Plan(RunCommand):
     """The forecast command. With `--calibrate` or `--dry-run`, the command of that option parses the arguments."""
 
     def make_context(
@@ -94,7 +94,7 @@ class _Plan(click.Command):
 
 
 @click.command(cls=_Plan)
-@run_arguments
+@run_arguments()
 @_model
 @click.option("--gpus", type=int, help="Number of devices.  [default: the number of ranks in the run's layout]")
 @_gpu

@@ -1,0 +1,222 @@
+"""Building of a config dataclass from nested tables. All mistakes are noted, not only the first."""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from math import isnan
+from typing import Any
+
+from crosscut.config.checks import MOST_SEED, Choice, listed, require_text, shown
+from crosscut.config.corpora import CorpusConfig
+from crosscut.config.errors import ConfigError
+from crosscut.config.files import parse_toml
+from crosscut.config.keys import advice, meant_keys, nearest, section_of
+from crosscut.config.mistakes import Mistakes
+from crosscut.config.published.presets import PRESETS
+from crosscut.config.run import RunConfig
+
+
+class Override(str):
+    """A value from the command line as the user typed it. The key decides how the value is interpreted."""
+
+    def parsed(self) -> Any:
+        """The value parsed as TOML, or the unchanged string if it is not valid TOML."""
+        try:
+            table = parse_toml(f"value = {self}")
+        except ValueError:
+            return str(self)
+        return table["value"] if len(table) == 1 else str(self)  # a string with line breaks may parse as several keys
+
+
+def parsed(value: Any) -> Any:
+    """The parsed value of an override, or any other value unchanged."""
+    return value.parsed() if isinstance(value, Override) else value
+
+
+class Builder:
+    """Builder of one config. It notes every mistake in `mistakes`.
+
+    `keys` are the names of all keys that the config may have. After a mistake in one value, the builder goes on with
+    the default of this value, and finds the next mistake.
+    """
+
+    def __init__(self, keys: Iterable[str], mistakes: Mistakes) -> None:
+        self._keys = tuple(keys)
+        self._mistakes = mistakes
+        self._given: set[str] = set()
+
+    def build(self, kind: type, table: Any, path: str = "", place: str = "") -> Any:
+        """Build the dataclass `kind` from a table, recursively. Returns None if a mistake prevents this.
+
+        `path` is the dotted name of the table. `place` is the same name with the index of each item in an array of
+        tables.
+        """
+        table, place = parsed(table), place or path
+        if self._mistakes.is_doubtful(path):
+            return None
+        if not isinstance(table, Mapping):
+            self._note(f"`{path}` must be a section, but is {shown(table)}.{advice(meant_keys(path, self._keys))}")
+            return None
+        self._refuse_unknown(kind, table, path, place)
+        values = self._values(kind, table, path, place)
+        return None if values is None else self._construct(kind, values, path, place)
+
+    def _note(self, message: str, place: str = "") -> None:
+        self._mistakes.note(ConfigError(message), place)
+
+    def _refuse_unknown(self, kind: type, table: Mapping[str, Any], path: str, place: str) -> None:
+        known = _names(kind)
+        for key in table:
+            if key not in known and not path:
+                self._refuse_at_top(kind, key, table[key])
+            elif key not in known:
+                name = f"{path}.{key}"
+                found = meant_keys(name, self._keys)
+                choices = advice(found, [*known, "preset"] if path == "model" else known)
+                self._note(f"`{name}` must be a key of `{path}`, but there is no such key.{choices}", f"{place}.{key}")
+                self._mistakes.doubt(found)
+
+    def _refuse_at_top(self, kind: type, key: str, value: Any) -> None:
+        """Note a key without a section, or all keys of an unknown section."""
+        names = [f"{key}.{inner}" for inner in value] if isinstance(value, Mapping) else [key]
+        found = {name: meant_keys(name, self._keys) for name in names}
+        if not any(found.values()):
+            close = [name for name in (nearest(key, _names(kind)),) if name]
+            told = advice(close, _names(kind))
+            self._note(f"`{key}` must be a section of {_WHOLES[kind]}, but there is no such key.{told}", key)
+            self._mistakes.doubt(close)
+            return
+        for name, keys in found.items():
+            self._note(f"`{name}` must be a key of {_WHOLES[kind]}, but there is no such key.{advice(keys)}", name)
+            self._mistakes.doubt(keys)
+
+    def _values(self, kind: type, table: Mapping[str, Any], path: str, place: str) -> dict[str, Any] | None:
+        """Values of the fields that the table gives. None if a section is missing or cannot be built, or a value
+        without a default is missing.
+        """
+        fields, hints = _fields(kind), typing.get_type_hints(kind)
+        values: dict[str, Any] = {}
+        failed = set()
+        for key in (key for key in table if key in fields):
+            name, at = _joined(path, key), _joined(place, key)
+            try:
+                values[key] = self._convert(hints[key], table[key], name, at)
+                self._given.add(name)
+            except ConfigError as error:
+                self._mistakes.note(error, at)
+                self._mistakes.doubt([name])
+            if values.get(key) is None and (section_of(hints[key]) or _is_required(fields[key])):
+                failed.add(key)
+        missing = [key for key, field in fields.items() if key not in table and _is_required(field)]
+        if missing and fields.keys() >= table.keys():
+            self._note(
+                f"`{_joined(path, missing[0])}` must be given, but is missing.{_hint(path or missing[0])}", place
+            )
+        return None if failed or missing else values
+
+    def _construct(self, kind: type, values: dict[str, Any], path: str, place: str) -> Any:
+        """Create the dataclass. A value that it refuses is noted and replaced by the default."""
+        while True:
+            try:
+                return kind(**values)
+            except ConfigError as error:
+                names = self._mistakes.named_in(str(error))
+                inside = [name for name in names if place != path and name.startswith(f"{path}.")]
+                self._mistakes.note(error, f"{place}{inside[0].removeprefix(path)}" if inside else "")
+                if not self._leave_out(kind, values, names, path):
+                    return None
+
+    def _leave_out(self, kind: type, values: dict[str, Any], names: Iterable[str], path: str) -> bool:
+        """Replace the first of the keys `names` that the user gave by its default. Returns whether this was possible.
+
+        `values` holds values or, at the top, whole sections.
+        """
+        name = next((name for name in names if name in self._given), "")
+        section, _, key = name.removeprefix(f"{path}.").rpartition(".")
+        owner = type(values.get(section)) if section else kind
+        field = _fields(owner).get(key) if dataclasses.is_dataclass(owner) else None
+        if field is None or _is_required(field):
+            return False
+        self._given.discard(name)
+        self._mistakes.doubt([name])
+        if section:
+            values[section] = dataclasses.replace(values[section], **{key: field.default})
+        else:
+            del values[key]
+        return True
+
+    def _convert(self, kind: Any, value: Any, name: str, place: str) -> Any:
+        if isinstance(kind, type) and issubclass(kind, Choice):
+            return self._convert(str, value, name, place)  # the dataclass replaces the string by a member
+        if isinstance(value, Override):
+            plain = value.parsed()
+            value = str(value) if kind is str and not isinstance(plain, str) else plain  # a title may be 1984
+        if dataclasses.is_dataclass(kind):
+            return self.build(typing.cast(type, kind), value, name, place)
+        if section_of(kind):
+            return self._items(kind, value, name, place)
+        if typing.get_origin(kind) is tuple:
+            return _strings(value, name)
+        if kind is float and type(value) is int and abs(value) <= MOST_SEED:
+            return float(value)
+        if type(value) is not kind and not (kind is str and isinstance(value, Choice)):
+            raise ConfigError(f"`{name}` must be {_TYPE_NAMES[kind]}, but is {shown(value)}.")
+        _require_usual(name, value)
+        return value
+
+    def _items(self, kind: Any, value: Any, name: str, place: str) -> tuple[Any, ...] | None:
+        """Build an array of tables. Returns None if an item cannot be built."""
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"`{name}` must be one or more sections [[{name}]], but is {shown(value)}.")
+        item = typing.cast(type, section_of(kind))
+        items = [self.build(item, table, name, f"{place}.{index}") for index, table in enumerate(value)]
+        return None if None in items else tuple(items)
+
+
+def _strings(value: Any, name: str) -> tuple[str, ...]:
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
+        raise ConfigError(f"`{name}` must be a list of strings, but is {shown(value)}.")
+    for item in items:
+        _require_usual(name, item)
+    return tuple(items)
+
+
+def _require_usual(name: str, value: object) -> None:
+    """Raise `ConfigError` for a value of the right type that no field can have, because neither a computation nor a
+    file can hold it.
+    """
+    if isinstance(value, int) and abs(value) > MOST_SEED:
+        raise ConfigError(f"`{name}` must be between -2^63 and 2^63, but is {shown(value)}.")
+    if isinstance(value, float) and isnan(value):
+        raise ConfigError(f"`{name}` must be a number, but is nan.")
+    if isinstance(value, str):
+        require_text(f"`{name}`", value)
+
+
+def _joined(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _fields(kind: type) -> dict[str, dataclasses.Field[Any]]:
+    return {field.name: field for field in dataclasses.fields(kind)}
+
+
+def _names(kind: type) -> list[str]:
+    return list(_fields(kind))
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _hint(section: str) -> str:
+    return f" Name a `model.preset`: {listed(PRESETS)}." if section == "model" else ""
+
+
+_TYPE_NAMES: Mapping[type, str] = types.MappingProxyType(
+    {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+)
+
+_WHOLES: Mapping[type, str] = types.MappingProxyType({RunConfig: "a run", CorpusConfig: "a corpus"})

@@ -1,0 +1,128 @@
+"""Names of all keys of a config, and search for the key that a user meant.
+
+Users type a key without its section, in another section, with a typo, or by the name that another program has for it.
+"""
+
+import dataclasses
+import difflib
+import typing
+from collections.abc import Iterable, Sequence
+from functools import cache
+from types import MappingProxyType
+
+from crosscut.config.checks import listed
+from crosscut.config.model import ModelConfig
+
+_LONGEST_NAME = 100
+"""Longest name that is compared with the keys, in characters. The comparison takes quadratic time."""
+
+_SAME_SECTION = 0.15
+"""Bonus of a key in the section that the user named, on a scale where identical names have 1."""
+
+_CLOSE = 0.6
+"""Minimum similarity of two names for a suggestion."""
+
+SYNONYMS = MappingProxyType(
+    {
+        "model.preset": "model model_name arch architecture",
+        "model.num_layers": "layers n_layer n_layers num_hidden_layers depth",
+        "model.hidden_size": "hidden n_embd d_model dim embed_dim",
+        "model.num_heads": "heads n_head n_heads num_attention_heads",
+        "model.num_kv_heads": "kv_heads n_kv_heads num_key_value_heads num_query_groups",
+        "model.head_size": "head_dim kv_channels",
+        "model.mlp_size": "ffn d_ff n_inner ffn_hidden_size intermediate_size",
+        "model.max_sequence_length": "n_ctx n_positions max_position_embeddings max_seq_len block_size",
+        "model.rotary_base": "theta rope_theta rotary_theta",
+        "layout.tensor": "tp tp_size tensor_parallel tensor_parallel_size tensor_model_parallel_size",
+        "layout.data": "dp dp_size data_parallel data_parallel_size",
+        "layout.pipeline": "pp pp_size pipeline_parallel pipeline_model_parallel_size",
+        "layout.context": "cp cp_size context_parallel context_parallel_size",
+        "layout.expert": "ep ep_size expert_parallel expert_model_parallel_size",
+        "layout.sequence_parallel": "sp",
+        "layout.sharding": "zero zero_stage fsdp",
+        "data.text": "dataset data_path data_dir train_file train_data",
+        "data.vocab_size": "vocab",
+        "training.steps": "max_steps num_steps train_steps iters max_iters train_iters epochs num_epochs",
+        "training.batch_size": "batch_size bs batch gbs global_batch_size",
+        "training.micro_batch_size": "mbs micro_batch micro_bs per_device_train_batch_size gradient_accumulation_steps",
+        "training.sequence_length": "seq_len seqlen seq_length context_length max_length",
+        "training.initialize_from": "init_from from_pretrained pretrained finetune_from",
+        "training.precision": "dtype amp bf16 fp16 fp8 mixed_precision",
+        "training.recompute": "activation_checkpointing gradient_checkpointing grad_checkpointing",
+        "training.compile": "torch_compile",
+        "training.validate_every": "eval_interval eval_steps val_interval eval_every",
+        "optimizer.learning_rate": "lr max_lr base_lr peak_lr",
+        "optimizer.min_learning_rate": "min_lr lr_min final_lr",
+        "optimizer.warmup_steps": "warmup warmup_iters lr_warmup_iters num_warmup_steps",
+        "optimizer.weight_decay": "wd",
+        "optimizer.beta1": "adam_beta1 betas",
+        "optimizer.beta2": "adam_beta2",
+        "optimizer.epsilon": "eps adam_eps adam_epsilon",
+        "optimizer.clip_norm": "clip clip_grad grad_clip gradient_clip max_grad_norm max_norm",
+        "checkpoint.every": "save_interval save_steps save_every checkpoint_interval",
+        "output.folder": "folder out out_dir output_dir save_dir",
+    }
+)
+"""Names that other programs have for a key, by the key."""
+
+_BY_SYNONYM = MappingProxyType({name: key for key, names in SYNONYMS.items() for name in names.split()})
+
+
+@cache
+def keys_of(kind: type, prefix: str = "") -> tuple[str, ...]:
+    """Dotted names of all keys of a config dataclass, in the order of its fields. `prefix` is put in front of each."""
+    keys: list[str] = []
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        section = section_of(hints[field.name])
+        name = f"{prefix}{field.name}"
+        keys += [name] if section is None else keys_of(section, f"{name}.")
+    return (*keys, f"{prefix}preset") if kind is ModelConfig else tuple(keys)
+
+
+def section_of(annotation: object) -> type | None:
+    """Dataclass in the annotation of a field, alone or as the item type of a tuple. None if the field is a value."""
+    kind = (*typing.get_args(annotation), annotation)[0]
+    return kind if isinstance(kind, type) and dataclasses.is_dataclass(kind) else None
+
+
+def meant_keys(name: str, keys: Sequence[str]) -> list[str]:
+    """Keys that a user may have meant by a name that is not among `keys`. Empty if nothing is similar.
+
+    The name is tried as another program's name for a key, as a key without its section or in another section, and as
+    a key with a typo, in this order.
+    """
+    name = name.lower().replace("-", "_")
+    last = name.rpartition(".")[2]
+    if len(name) > _LONGEST_NAME:
+        return []
+    if (key := _BY_SYNONYM.get(last, "")) in keys:
+        return [key]
+    if same := [key for key in keys if key.rpartition(".")[2] == last]:
+        return same
+    scores = {key: _similarity(name, key) for key in keys}
+    best = max(scores, key=scores.__getitem__, default="")
+    return [best] if best and scores[best] >= _CLOSE else []
+
+
+def _similarity(name: str, key: str) -> float:
+    """Similarity of the last parts of two names, with a bonus for the same section."""
+    (section, _, last), (of, _, key_last) = name.rpartition("."), key.rpartition(".")
+    return difflib.SequenceMatcher(None, last, key_last).ratio() + (_SAME_SECTION if section == of != "" else 0)
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The word among `known` that is most similar to `word`, or None if none is similar."""
+    close = difflib.get_close_matches(word[:_LONGEST_NAME], list(known), n=1, cutoff=0.5)
+    return close[0] if close else None
+
+
+def advice(found: Sequence[str], choices: Iterable[str] = ()) -> str:
+    """Sentence for the end of a message, with a space in front: the names that were `found`, or else the `choices`.
+    Empty if there are neither.
+    """
+    if not found:
+        quoted = [f"`{name}`" for name in choices]
+        return f" Choose {listed(quoted)}." if quoted else ""
+    verb = "is" if len(found) == 1 else "are"
+    return f" The nearest {verb} {' and '.join(f'`{name}`' for name in found)}."

@@ -1,0 +1,90 @@
+"""Mistakes in a config file and on the command line, which are collected and reported together."""
+
+import re
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+
+from crosscut.config.errors import ConfigError
+from crosscut.config.toml_lines import key_lines
+
+_NAME = re.compile(r"`(\w+)`|\b(\w+(?:\.\w+)+)")
+_COMMAND_LINE = 1 << 62
+"""Position of a mistake that is not in the file, behind all lines."""
+
+
+class Mistakes:
+    """Mistakes of one config. A mistake in a file has the file and the line in front of its message.
+
+    `keys` are the names of all keys that the config may have. `file` and `text` are the name and the content of its
+    file; without them, the config is a table that has no lines.
+    """
+
+    def __init__(self, keys: Iterable[str], *, file: Path | None = None, text: str = "") -> None:
+        self._keys = frozenset(keys)
+        self._file, self._text = file, text
+        self._overridden: set[str] = set()
+        self._doubtful: set[str] = set()
+        self._noted: dict[str, tuple[int, ConfigError]] = {}
+
+    @cached_property
+    def _lines(self) -> dict[str, int]:
+        return key_lines(self._text)
+
+    def override(self, name: str) -> None:
+        """Record that the value of the key `name` comes from the command line, so that the file's line is not at
+        fault.
+        """
+        self._overridden.add(name)
+
+    def doubt(self, names: Iterable[str]) -> None:
+        """Record keys and sections whose value is not the one that the user meant. Other errors that name these keys
+        only follow from the first mistake, and are not noted.
+        """
+        self._doubtful.update(names)
+
+    def is_doubtful(self, name: str) -> bool:
+        """Whether the value of the key or section `name` is not the one that the user meant."""
+        return name in self._doubtful
+
+    def note(self, error: ConfigError, place: str = "") -> None:
+        """Note a mistake. `place` is the key or section that is at fault, if the message does not name it first."""
+        names = self.named_in(str(error))
+        if self._doubtful.isdisjoint(names):
+            line = self._line([place, *names] if place else names)
+            self._noted.setdefault(self._placed(str(error), line), (line or _COMMAND_LINE, error))
+
+    def placed(self, message: str) -> str:
+        """The message with the file and the line of the key at fault in front, if the file gives this key."""
+        return self._placed(message, self._line(self.named_in(message)))
+
+    def named_in(self, message: str) -> list[str]:
+        """Names of the keys that a message contains, in order."""
+        found = (match[1] or match[2] for match in _NAME.finditer(message))
+        return list(dict.fromkeys(name for name in found if name in self._keys))
+
+    def raise_all(self) -> None:
+        """Raise a `ConfigError` with all mistakes, sorted by line. A single mistake keeps the class of its error. Do
+        nothing if there is none.
+        """
+        told = sorted(self._noted, key=lambda message: self._noted[message][0])
+        if len(told) == 1:
+            raise type(self._noted[told[0]][1])(told[0])
+        if told:
+            raise ConfigError("\n  ".join([f"{len(told)} settings are wrong:", *told]))
+
+    def _placed(self, message: str, line: int | None) -> str:
+        return f"{self._file}:{line}: {message}" if line else message
+
+    def _line(self, names: list[str]) -> int | None:
+        """Line of the first of `names` that the file gives, or else of the section of the first name. None if the
+        command line gives a name before the file does.
+        """
+        if self._file is None:
+            return None
+        for name in (*names, *(name.rpartition(".")[0] for name in names[:1])):
+            if name in self._overridden:
+                return None
+            if name in self._lines:
+                return self._lines[name]
+        return None

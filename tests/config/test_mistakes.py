@@ -1,0 +1,151 @@
+"""All mistakes of a config are reported together, each with its line."""
+
+from pathlib import Path
+
+import pytest
+
+from crosscut.config import ConfigError, LayoutError, load_corpus, load_layout, load_run
+from crosscut.config.loading import with_line
+
+MODEL = "[model]\nnum_layers = 2\nhidden_size = 48\nnum_heads = 6\n"
+
+
+@pytest.fixture
+def message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Loads the run of a TOML text, which must fail; gives the message."""
+    monkeypatch.chdir(tmp_path)
+
+    def of(text: str, *overrides: str) -> str:
+        Path("run.toml").write_text(text)
+        with pytest.raises(ConfigError) as error:
+            load_run(Path("run.toml"), overrides)
+        return str(error.value)
+
+    return of
+
+
+def test_mistakes_of_the_file_and_the_command_line_are_told_together(message) -> None:
+    text = """\
+[model]
+preset = "gpt2-small"
+dropuot = 0.1
+
+[training]
+steps = "many"
+lr = 1e-3
+batch_size = 0
+
+[optimizer]
+beta1 = 2.0
+"""
+    assert (
+        message(text, "layout.tenser=2", "--seed=5", "seed")
+        == """\
+8 settings are wrong:
+  run.toml:3: `model.dropuot` must be a key of `model`, but there is no such key. The nearest is `model.dropout`.
+  run.toml:6: `training.steps` must be a whole number, but is 'many'.
+  run.toml:7: `training.lr` must be a key of `training`, but there is no such key. The nearest is \
+`optimizer.learning_rate`.
+  run.toml:8: `training.batch_size` must be at least 1, but is 0.
+  run.toml:11: `optimizer.beta1` must be at least 0 and below 1, but is 2.0.
+  `--seed` must be an option of this command, but there is no such option. Settings are written without dashes: \
+training.seed=5.
+  An override must be `section.key=value`, but is `seed`.
+  `layout.tenser` must be a key of `layout`, but there is no such key. The nearest is `layout.tensor`."""
+    )
+
+
+def test_a_single_mistake_has_its_line_and_its_class(message, tmp_path: Path) -> None:
+    text = f"{MODEL}[layout]\n\ntensor = 4\n"
+    told = message(text)
+    assert told == "run.toml:7: `layout.tensor` must divide `model.num_heads` (6), but is 4. Try 1, 2, 3 or 6."
+    with pytest.raises(LayoutError):
+        load_run(tmp_path / "run.toml")
+
+
+def test_a_value_of_the_command_line_has_no_line(message) -> None:
+    text = f"{MODEL}[layout]\n\ntensor = 4\n"
+    assert message(text, "layout.tensor=5").startswith("`layout.tensor` must divide `model.num_heads` (6), but is 5.")
+
+
+def test_several_conditions_between_sections_are_told(message) -> None:
+    text = f"{MODEL}[layout]\ntensor = 4\ndata = 3\n[training]\nsteps = 5\nbatch_size = 4\n"
+    assert [line.split(" must")[0] for line in message(text).splitlines()] == [
+        "3 settings are wrong:",
+        "  run.toml:6: `layout.tensor`",
+        "  run.toml:9: `optimizer.warmup_steps`",
+        "  run.toml:10: `training.batch_size`",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("[training]\nsteps = true\n[optimizer]\nwarmup_steps = 400_000\n", 1),  # more than the default of the steps
+        ("[training]\nstep = 500_000\n[optimizer]\nwarmup_steps = 400_000\n", 1),
+        ("[optimizer]\nlr = 1.0\nmin_learning_rate = 0.5\n", 1),
+        ('[training]\nrecompute = "whole"\noffload = ["activations"]\n', 1),
+        ("[layout]\ntensor = 0\nsharding = 5\n[training]\nbatch_size = 7\n", 2),
+    ],
+)
+def test_what_only_follows_from_a_mistake_is_not_told(message, text: str, number: int) -> None:
+    lines = message(MODEL + text).splitlines()
+    assert len(lines) == (1 if number == 1 else number + 1), lines
+
+
+def test_a_broken_model_does_not_hide_other_mistakes(message) -> None:
+    told = message('[model]\npreset = "gpt2-smal"\n[training]\nsteps = 0\n')
+    assert [line.split(" must")[0] for line in told.splitlines()[1:]] == [
+        "  run.toml:2: `model.preset`",
+        "  run.toml:4: `training.steps`",
+    ]
+    told = message("[model]\nnum_layers = 2\nhidden_size = 0\n[training]\nsteps = 0\n")
+    assert [line.split(" must")[0] for line in told.splitlines()[1:]] == [
+        "  run.toml:1: `model.num_heads`",
+        "  run.toml:5: `training.steps`",
+    ]
+
+
+def test_an_unknown_section_is_told_key_by_key(message) -> None:
+    told = message(f"{MODEL}[optim]\nlr = 1.0\nwd = 0.0\n").splitlines()[1:]
+    told_of = "must be a key of a run, but there is no such key. The nearest is"
+    assert told == [
+        f"  run.toml:6: `optim.lr` {told_of} `optimizer.learning_rate`.",
+        f"  run.toml:7: `optim.wd` {told_of} `optimizer.weight_decay`.",
+    ]
+
+
+def test_an_item_of_an_array_has_its_own_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("corpus.toml").write_text(
+        'folder = "out"\n[[sources]]\nname = "a"\nfiles = ["a"]\n[[sources]]\nname = "b c"\nfiles = ["b"]\nwieght = 2\n'
+    )
+    with pytest.raises(ConfigError) as error:
+        load_corpus(Path("corpus.toml"), ["ngram=0"])
+    assert [line.split(" must")[0] for line in str(error.value).splitlines()] == [
+        "3 settings are wrong:",
+        "  corpus.toml:6: `sources.name`",
+        "  corpus.toml:8: `sources.wieght`",
+        "  `ngram`",
+    ]
+
+
+def test_all_mistakes_of_a_layout_are_told() -> None:
+    with pytest.raises(ConfigError) as error:
+        load_layout("tensor=0,dat=2,sharding=zero9")
+    assert [line.split(" must")[0] for line in str(error.value).splitlines()] == [
+        "3 settings are wrong:",
+        "  `layout.dat`",
+        "  `layout.tensor`",
+        "  `layout.sharding`",
+    ]
+
+
+def test_a_later_error_is_placed_too(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f'{MODEL}[data]\ntext = "gone.txt"\n')
+    told = "`data.text` must name existing files, but nothing matches `gone.txt`."
+    assert with_line(told, path) == f"{path}:6: {told}"
+    assert with_line(f"{path}:6: {told}", path) == f"{path}:6: {told}"
+    assert with_line(told, path, ["data.text=gone.txt"]) == told
+    assert with_line("`runs/demo` must be a run's folder.", path) == "`runs/demo` must be a run's folder."
