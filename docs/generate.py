@@ -18,6 +18,7 @@ from pathlib import Path
 from crosscut.config import PRESETS, CorpusConfig, DataConfig, Layout, ModelConfig, RunConfig
 from crosscut.config.axes import AXES
 from crosscut.config.corpora import SourceConfig
+from crosscut.config.published.presets import sequence_length_of
 from crosscut.planner import count_parameters
 from crosscut.planner.paper.sections import to_markdown
 from crosscut.planner.paper.study import scaling_report
@@ -89,8 +90,9 @@ tokenizer = "tokenizer.json"
 
 MODEL_NOTE = """\
 `model.preset` names one of the [presets](#presets) and sets the required fields; other fields of the section change
-it. On the command line it replaces the preset of the file. If the section of the file has no preset but describes a
-model field by field, as the demo's does, it replaces the whole section.
+it. The preset also sets `training.sequence_length`, unless the run gives this key. On the command line `model.preset`
+replaces the preset of the file. If the section of the file has no preset but describes a model field by field, as the
+demo's does, `model.preset` replaces the whole section.
 """
 
 AXES_NOTE = """\
@@ -103,7 +105,8 @@ Size 1 means that no other size is supported yet.
 """
 
 PRESETS_NOTE = """\
-The last column has the parameters of the whole model with tied embeddings, as counted by
+The column "sequence" has the default of `training.sequence_length`: the length on which the published model was trained
+for most of its tokens. The last column has the parameters of the whole model with tied embeddings, as counted by
 `crosscut.planner.count_parameters`. A preset with the tokenizer's vocabulary is counted with {vocab_size:,} entries,
 the default of `data.vocab_size`.
 """
@@ -211,11 +214,12 @@ def _presets() -> str:
         model = ModelConfig(**fields)
         counted = model if model.vocab_size else dataclasses.replace(model, vocab_size=DataConfig().vocab_size)
         vocabulary = f"{model.vocab_size:,}" if model.vocab_size else "tokenizer's"
-        cells = (model.num_layers, model.hidden_size, model.num_heads, vocabulary, model.max_sequence_length)
+        sizes = (model.num_layers, model.hidden_size, model.num_heads)
+        cells = (*sizes, vocabulary, model.max_sequence_length, sequence_length_of(name))
         rows.append(f"| `{name}` | {' | '.join(map(str, cells))} | {count_parameters(counted):,} |")
     head = [
-        "| preset | layers | hidden | heads | vocabulary | positions | parameters |",
-        "|---|---|---|---|---|---|---|",
+        "| preset | layers | hidden | heads | vocabulary | positions | sequence | parameters |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     note = PRESETS_NOTE.format(vocab_size=DataConfig().vocab_size)
     return "\n".join(["## Presets", "", note, *head, *rows, ""])

@@ -17,7 +17,7 @@ from crosscut.config.keys import advice, keys_of, meant_keys, nearest
 from crosscut.config.layout import Layout
 from crosscut.config.mistakes import Mistakes
 from crosscut.config.published.folders import TOKENIZER_FILE, is_published, read_published
-from crosscut.config.published.presets import PRESETS
+from crosscut.config.published.presets import PRESETS, sequence_length_of
 from crosscut.config.run import RunConfig
 from crosscut.config.toml_lines import key_lines
 
@@ -192,10 +192,19 @@ def _expand_preset(table: Table, mistakes: Mistakes) -> None:
     name = parsed(model.pop("preset"))
     if isinstance(name, str) and name in PRESETS:
         table["model"] = {**PRESETS[name], **model}
+        _expand_sequence_length(table, name)
         return
     close = [preset for preset in (nearest(shown(name), PRESETS),) if preset]
     mistakes.note(ConfigError(f"`model.preset` must name a preset, but is {shown(name)}.{advice(close, PRESETS)}"))
     mistakes.doubt(["model"])
+
+
+def _expand_sequence_length(table: Table, preset: str) -> None:
+    """Train on the sequences of the preset, unless the run gives another length or the model has fewer positions."""
+    training, longest = table.setdefault("training", {}), parsed(table["model"].get("max_sequence_length"))
+    length = sequence_length_of(preset)
+    if isinstance(training, dict):
+        training.setdefault("sequence_length", min(length, longest) if type(longest) is int else length)
 
 
 def _expand_published(table: Table, mistakes: Mistakes) -> None:

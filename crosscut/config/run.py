@@ -4,7 +4,7 @@ Each section checks its own fields. `RunConfig` checks the conditions that invol
 tensor ranks divide the heads.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from crosscut.config.checks import Choice, divisors, listed, require_at_least, resolve_choices
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, TOKENS_FOLDER
@@ -157,6 +157,12 @@ class RunConfig:
     def checkpoints_folder(self) -> str:
         """Folder of the run's checkpoints: a path or a URL."""
         return self.checkpoint.folder or f"{self.output.folder}/{CHECKPOINTS_FOLDER}"
+
+    def with_vocabulary(self) -> "RunConfig":
+        """Return the run with `data.vocab_size` in place of a `model.vocab_size` of 0. The first is the maximum size of
+        the tokenizer that the run trains, and the second takes the tokenizer's size.
+        """
+        return replace(self, model=replace(self.model, vocab_size=self.model.vocab_size or self.data.vocab_size))
 
     @property
     def reason_against_compiling(self) -> str:

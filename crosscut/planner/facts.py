@@ -1,7 +1,7 @@
 """Convert the result of a layout search to plain values, for JSON, the terminal and the HTML page."""
 
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from crosscut.planner.compute import flops_per_step
 from crosscut.planner.hardware import Hardware
@@ -14,17 +14,31 @@ MEMORY_CATEGORIES = tuple(field.name for field in fields(MemoryForecast) if fiel
 TIME_CATEGORIES = ("products", "attention", "passes", "optimizer", "exposed", "bubble")
 
 
-def budget(plan: Plan, num_ranks: int, *, tokens: float, price: float | None) -> dict[str, float]:
+class Price(NamedTuple):
+    """Price of one device for one hour, as the user states it."""
+
+    per_hour: float
+    currency: str
+    """Name or sign of the currency, such as USD. Empty if the user names none."""
+
+    def __str__(self) -> str:
+        return f"{self.per_hour:g} {self.currency}".rstrip()
+
+
+def budget(plan: Plan, num_ranks: int, *, tokens: float, price: Price | None) -> dict[str, Any]:
     """Days to train on `tokens` tokens, and the money that this training costs if `price` is given.
 
-    `price` is the price of one device for one hour. The result has the keys `tokens`, `days` and, with a price,
-    `money`.
+    The result has the keys `tokens`, `days` and, with a price, `money`, `currency` and `price_per_hour`.
     """
     days = tokens / plan.tokens_per_day
-    return {"tokens": tokens, "days": days} | ({} if price is None else {"money": days * 24 * num_ranks * price})
+    figures = {"tokens": tokens, "days": days}
+    if price is None:
+        return figures
+    money = days * 24 * num_ranks * price.per_hour
+    return {**figures, "money": money, "currency": price.currency, "price_per_hour": price.per_hour}
 
 
-def to_json(plans: Plans, *, top: int, tokens: float | None, price: float | None) -> dict[str, Any]:
+def to_json(plans: Plans, *, top: int, tokens: float | None, price: Price | None) -> dict[str, Any]:
     """Result of a layout search as values for JSON: the fastest `top` layouts, and all rejected layouts with a reason.
 
     If `tokens` is given, each layout also has the days (and, with `price`, the money) to train on this many tokens.
@@ -59,7 +73,7 @@ def hardware_facts(hardware: Hardware) -> dict[str, Any]:
     }
 
 
-def plan_facts(plan: Plan, num_ranks: int, *, tokens: float | None, price: float | None) -> dict[str, Any]:
+def plan_facts(plan: Plan, num_ranks: int, *, tokens: float | None, price: Price | None) -> dict[str, Any]:
     """Facts of one layout: its settings, bytes per rank, seconds and messages of a step, and throughput."""
     memory = {name: getattr(plan.memory, name) for name in MEMORY_CATEGORIES}
     seconds = {name: getattr(plan.time, name) for name in TIME_CATEGORIES}

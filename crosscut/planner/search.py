@@ -64,7 +64,7 @@ class Plan:
     def run(self, asked: RunConfig) -> RunConfig:
         """Return a copy of the run settings `asked` with the layout and the training settings of this plan."""
         mine = self.candidate.training
-        training = replace(mine, device=asked.training.device, offload=_kept(asked.training, mine.recompute))
+        training = replace(mine, device=asked.training.device, offload=kept_offload(asked.training, mine.recompute))
         return replace(asked, layout=self.candidate.layout, training=training)
 
 
@@ -131,7 +131,7 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
             f"`layout.symmetric_memory` must be false for {hardware.name}, but is true. Symmetric memory needs GPUs: "
             "remove the setting."
         )
-    tensors = [tensor for tensor in divisors(num_ranks) if not _reason_against_tensor(run.model, tensor)]
+    tensors = [tensor for tensor in divisors(num_ranks) if not reason_against_tensor(run.model, tensor)]
     _require_batch(run, num_ranks, max(tensors))
     rejected = _impossible(run, num_ranks)
     forbidden = {entry.candidate.layout for entry in rejected}
@@ -199,7 +199,7 @@ def _candidates(run: RunConfig, hardware: Hardware, layouts: list[Layout]) -> It
             recompute=Recompute(recompute),
             recompute_every=every,
             device=Device(hardware.device),
-            offload=_kept(run.training, recompute),
+            offload=kept_offload(run.training, recompute),
         )
         for recompute, every in _recomputations(run, hardware)
         for micro in micro_batches
@@ -241,13 +241,14 @@ def _layouts(run: RunConfig, hardware: Hardware, plain: Layout) -> Iterator[Layo
             yield from (replace(whole, sharding=sharding, shard_group=group) for group in groups)
 
 
-def _kept(training: TrainingConfig, recompute: str) -> tuple[Offload, ...]:
+def kept_offload(training: TrainingConfig, recompute: str) -> tuple[Offload, ...]:
     """Offloads of the run that work with this recomputation. Activations are offloaded only with "full"."""
     return tuple(item for item in training.offload if item != "activations" or recompute == "full")
 
 
 @lru_cache
-def _reason_against_tensor(model: ModelConfig, tensor: int) -> str:
+def reason_against_tensor(model: ModelConfig, tensor: int) -> str:
+    """Reason why the model cannot be cut over `tensor` ranks, as a clause. Empty if it can be cut."""
     try:
         require_tensor_axis(model, tensor)
     except LayoutError:
@@ -274,7 +275,7 @@ def _nothing_cuts(model: ModelConfig, hardware: Hardware, num_ranks: int) -> str
     possible = [
         d
         for d in divisors(model.num_heads)
-        if d > 1 and not _reason_against_tensor(model, d) and (hardware.network or d <= hardware.ranks_per_node)
+        if d > 1 and not reason_against_tensor(model, d) and (hardware.network or d <= hardware.ranks_per_node)
     ]
     advice = f"{listed(possible)} GPUs" if possible else "another value, or a GPU with more memory"
     return f"`model.{name}` must {what} if the model does not fit on one GPU, but is {value}. Try {advice}."
@@ -284,7 +285,7 @@ def _impossible(run: RunConfig, num_ranks: int) -> list[Rejected]:
     """Layouts that the model or the batch rules out, independent of memory."""
     rejected = []
     for layout in _plain_layouts(num_ranks):
-        reason = _reason_against_tensor(run.model, layout.tensor)
+        reason = reason_against_tensor(run.model, layout.tensor)
         if not reason and run.training.batch_size % layout.data:
             reason = (
                 f"a batch of {run.training.batch_size} sequences cannot be divided evenly over {layout.data} data ranks"
@@ -356,7 +357,7 @@ def _require_batch(run: RunConfig, num_ranks: int, most_tensor: int) -> None:
             f"and {num_ranks} GPUs with at most {most_tensor} tensor ranks make at least {least_data} data ranks. "
             f"Raise the batch size, or use at most {batch * most_tensor} GPUs."
         )
-    if all(batch % data for data in divisors(num_ranks) if not _reason_against_tensor(run.model, num_ranks // data)):
+    if all(batch % data for data in divisors(num_ranks) if not reason_against_tensor(run.model, num_ranks // data)):
         raise LayoutError(
             f"`training.batch_size` must be divisible by the number of data ranks, but is {batch}. No possible layout "
             f"of {num_ranks} GPUs has a number of data ranks that divides {batch}. Try "

@@ -2,7 +2,6 @@
 
 import platform
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -51,9 +50,7 @@ def _run_and_devices(arguments: Sequence[str], ranks: int | None) -> tuple[RunCo
     """Run of one rank, and its devices. The default run depends on the kind of device, which an override may choose."""
     cores, gpus = available_cores(), torch.cuda.device_count()
     if arguments and "=" not in arguments[0]:
-        run = load_run(Path(arguments[0]), arguments[1:])
-        model = replace(run.model, vocab_size=run.model.vocab_size or run.data.vocab_size)
-        run = replace(run, model=model)
+        run = load_run(Path(arguments[0]), arguments[1:]).with_vocabulary()
         return run, choose_devices(run.training.device, ranks, cores=cores, gpus=gpus)
     asked = load_run(DEFAULT_RUNS["cpu"], [text for text in arguments if text.startswith("training.device=")])
     devices = choose_devices(asked.training.device, ranks, cores=cores, gpus=gpus)

@@ -69,7 +69,7 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
     If the run accumulates gradients over micro-batches, the step accumulates over two micro-batches. Raises
     `LayoutError` or `ConfigError` for a layout that the model, the run's own precision or `precision` does not allow.
     """
-    model = dataclasses.replace(run.model, vocab_size=run.model.vocab_size or run.data.vocab_size)
+    model = run.with_vocabulary().model
     length = max(min(run.training.sequence_length, LONGEST_SEQUENCE), min(SHORTEST_SEQUENCE, model.max_sequence_length))
     if layout.sequence_parallel:
         length = max(length // layout.tensor, 1) * layout.tensor

@@ -23,6 +23,7 @@ from crosscut.config import (
     write_toml,
 )
 from crosscut.config.precision import Precision
+from crosscut.config.published.presets import sequence_length_of
 
 MODEL = {"num_layers": 2, "hidden_size": 48, "num_heads": 6}
 KNOWN_PRESETS = f"{', '.join(list(PRESETS)[:-1])} or {list(PRESETS)[-1]}"
@@ -110,6 +111,27 @@ def test_a_preset_is_the_model_that_it_names(name: str) -> None:
 def test_fields_beside_a_preset_change_it() -> None:
     model = load_run({"model": {"preset": "gpt2-small", "dropout": 0.0}}).model
     assert model == ModelConfig(**{**PRESETS["gpt2-small"], "dropout": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "length"),
+    [
+        (["model.preset=llama3-8b"], 8192),
+        (["model.preset=qwen3-0.6b"], 4096),
+        (["model.preset=laptop-tiny"], 128),
+        (["model.preset=llama3-8b", "training.sequence_length=512"], 512),
+        (["model.preset=llama3-8b", "model.max_sequence_length=2048"], 2048),
+        (["model.preset=llama3-8b", "model.max_sequence_length=131072"], 8192),
+    ],
+)
+def test_a_preset_sets_the_length_of_the_sequences(overrides: list[str], length: int) -> None:
+    assert load_run({}, overrides).training.sequence_length == length
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_a_whole_run(name: str) -> None:
+    run = load_run({"model": {"preset": name}})
+    assert run.training.sequence_length == sequence_length_of(name) <= run.model.max_sequence_length
 
 
 def test_loading_leaves_the_table_and_the_presets_alone() -> None:

@@ -87,11 +87,28 @@ def test_the_papers_cluster_is_as_it_says() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("h100-sxm", "h100-sxm"),
+        ("H100SXM", "h100-sxm"),
+        ("nvidia h100_p", "h100-pcie"),
+        ("h200", "h200-sxm"),
+        ("B200", "b200-sxm"),
+        ("v100-32gb", "v100-32gb"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA H200", "h200-sxm"),
+    ],
+)
+def test_a_device_is_found_by_the_beginning_of_its_name_or_by_torchs_name(name: str, key: str) -> None:
+    assert named_hardware(name).key == key
+
+
+@pytest.mark.parametrize(
     ("name", "message"),
     [
         (
             "h100",
-            "`--gpu` must name a known device or a .toml device file, but is `h100`. The nearest is `h100-sxm`.",
+            "`--gpu` must name one device, but `h100` matches 2. Choose `h100-pcie` or `h100-sxm`.",
         ),
         (
             "zzz",

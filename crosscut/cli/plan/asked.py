@@ -1,7 +1,6 @@
 """The run that `crosscut plan` forecasts, from a file or from a preset."""
 
 from pathlib import Path
-from typing import Any
 
 from crosscut.cli.arguments import has_file
 from crosscut.config import PRESETS, ConfigError, RunConfig, load_run
@@ -21,10 +20,14 @@ def asked_run(arguments: tuple[str, ...], model: str | None) -> RunConfig:
         )
     if has_file(arguments):
         return load_run(Path(arguments[0]), arguments[1:])
-    preset = PRESETS[_preset(str(model))]
-    length = min(1024, preset.get("max_sequence_length", 1024))
-    table: dict[str, Any] = {"model": dict(preset), "training": {"sequence_length": length, "steps": 300_000}}
-    return load_run(table, arguments)
+    return load_run({"model": {"preset": _preset(str(model))}}, arguments)
+
+
+def with_vocabulary(run: RunConfig) -> RunConfig:
+    """Return the run with the vocabulary of the tokenizer that it trains, unless the model gives a size. The size of a
+    finished tokenizer, which `data.tokenizer` names, must be in `model.vocab_size`.
+    """
+    return run if run.data.tokenizer else run.with_vocabulary()
 
 
 def _preset(name: str) -> str:

@@ -12,7 +12,7 @@ import click
 
 from crosscut.cli.arguments import RunCommand, file_option, gathered, run_arguments
 from crosscut.cli.plan.dry_run import DryRunOptions, show_dry_run
-from crosscut.cli.plan.forecast import ForecastOptions, number_of_tokens, show_forecast
+from crosscut.cli.plan.forecast import ForecastOptions, number_of_tokens, price_per_hour, show_forecast
 from crosscut.cli.plan.refusal import refuse_options
 from crosscut.config.terminal import echo
 
@@ -104,12 +104,17 @@ class _Plan(RunCommand):
     callback=number_of_tokens,
     help="Also print how many days this many tokens take and, with --price, what they cost.",
 )
-@click.option("--price", type=float, help="Price of one device per hour, in any currency; needs --tokens.")
+@click.option(
+    "--price",
+    metavar="2.5USD",
+    callback=price_per_hour,
+    help="Price of one device for one hour, with or without a currency; needs --tokens.",
+)
 @click.option(
     "--top", type=click.IntRange(min=1), default=8, show_default=True, help="Number of layouts to show, fastest first."
 )
 @_json
-@file_option("--html", help="Write the plan as an interactive page with figures.")
+@file_option("--html", help="Write an interactive page with figures of this run and its layouts.")
 @file_option("--write", help="Write the run with the fastest layout, as a file for `crosscut train`.")
 @gathered(ForecastOptions)
 def plan(options: ForecastOptions) -> None:

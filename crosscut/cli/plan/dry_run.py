@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass, replace
 
-from crosscut.cli.plan.asked import asked_run
+from crosscut.cli.plan.asked import asked_run, with_vocabulary
 from crosscut.config import load_layout
 from crosscut.config.terminal import echo
 
@@ -30,7 +30,7 @@ def show_dry_run(options: DryRunOptions) -> None:
     from crosscut.rehearsal import print_rehearsal, rehearse, to_json
 
     device = None if options.gpu is None else named_hardware(options.gpu)
-    run = asked_run(options.arguments, options.model)
+    run = with_vocabulary(asked_run(options.arguments, options.model))
     if device is not None:
         require_device(run, device)
     on_cpu = run.training.device == "cpu" if device is None else device.device == "cpu"

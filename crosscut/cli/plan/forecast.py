@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from crosscut.cli.plan.asked import asked_run
-from crosscut.config import ConfigError, write_toml, write_whole
+from crosscut.cli.plan.asked import asked_run, with_vocabulary
+from crosscut.config import ConfigError, RunConfig, write_toml, write_whole
 from crosscut.config.checks import listed
 from crosscut.config.terminal import echo
 
 if TYPE_CHECKING:
+    from crosscut.planner.facts import Price
     from crosscut.planner.search import Plans
 
 _SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
@@ -31,7 +32,7 @@ class ForecastOptions:
     gpus: int | None
     gpu: str | None
     tokens: float | None
-    price: float | None
+    price: "Price | None"
     top: int
     as_json: bool
     html: Path | None
@@ -40,11 +41,9 @@ class ForecastOptions:
     def __post_init__(self) -> None:
         if self.price is not None and self.tokens is None:
             raise ConfigError(
-                f"`--price` must be omitted without `--tokens`, but is {self.price:g}. The cost depends on the number "
+                f"`--price` must be omitted without `--tokens`, but is {self.price}. The cost depends on the number "
                 "of tokens. Add, for example, `--tokens 300B`."
             )
-        if self.price is not None and not 0 <= self.price <= _MOST:
-            raise ConfigError(f"`--price` must be at least 0 and at most {_MOST:g}, but is {self.price:g}.")
 
 
 def number_of_tokens(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
@@ -63,15 +62,35 @@ def number_of_tokens(_context: click.Context, _option: click.Parameter, text: st
     return number
 
 
+def price_per_hour(_context: click.Context, _option: click.Parameter, text: str | None) -> "Price | None":
+    """Convert the value of `--price`, such as 2.5 or 2.5USD, to a price; None if the option is not given.
+
+    Raises `ConfigError` unless the price is a number from 0 to 1e18, with or without a currency.
+    """
+    if text is None:
+        return None
+    match = re.fullmatch(r"([^\d\s.+-]*)\s*([+-]?\d*\.?\d+(?:e\d+)?)\s*([^\d\s.+-]*)", text.strip())
+    if match is None or (match[1] and match[3]):
+        raise ConfigError(
+            f"`--price` must be a number, with or without a currency, such as 2.5 or 2.5USD, but is `{text}`."
+        )
+    if not 0 <= float(match[2]) <= _MOST:
+        raise ConfigError(f"`--price` must be at least 0 and at most {_MOST:g}, but is {float(match[2]):g}.")
+    from crosscut.planner.facts import Price
+
+    return Price(float(match[2]), match[1] or match[3])
+
+
 def show_forecast(options: ForecastOptions) -> None:
-    """Search the layouts, write the files that `--html` and `--write` name, and print the plans."""
-    plans = _search(options)
+    """Search the layouts, print the plans, and write the files that `--html` and `--write` name."""
+    asked = asked_run(options.arguments, options.model)
+    plans = _search(asked, options)
+    if options.write is not None:
+        _write_best(plans, options.write, asked, options.tokens)
     if options.html is not None:
         from crosscut.planner.paper.figures import page
 
         write_whole(options.html, page(plans))
-    if options.write is not None:
-        _write_best(plans, options.write, options.tokens)
     if options.as_json:
         from crosscut.planner.facts import to_json
 
@@ -79,29 +98,43 @@ def show_forecast(options: ForecastOptions) -> None:
     else:
         from crosscut.cli.plan.table import show_plans
 
-        show_plans(plans, options)
+        show_plans(plans, options, asked)
+    _show_written(options, asked)
 
 
-def _search(options: ForecastOptions) -> "Plans":
+def _show_written(options: ForecastOptions, asked: RunConfig) -> None:
+    """Say which files were written and what to do with them; beside JSON, on the error stream."""
+    data = "" if asked.data.text or asked.data.tokens else " data.text=FILE"
+    if options.write is not None:
+        echo(
+            f"{options.write}: the run with the first layout. To train it: crosscut train {options.write}{data}",
+            err=options.as_json,
+        )
+    if options.html is not None:
+        echo(f"{options.html}: a page with figures of this run. Open it in a browser.", err=options.as_json)
+
+
+def _search(asked: RunConfig, options: ForecastOptions) -> "Plans":
     from crosscut.planner.hardware import KNOWN_HARDWARE, named_hardware
     from crosscut.planner.search import search_layouts
 
     if options.gpu is None:
         known = listed(f"`{key}`" for key in KNOWN_HARDWARE)
         raise ConfigError(f"`--gpu` must name the device to plan for, but is missing. Choose {known}, or a .toml file.")
-    hardware = named_hardware(options.gpu)
-    run = asked_run(options.arguments, options.model)
-    return search_layouts(run, hardware, run.layout.world_size if options.gpus is None else options.gpus)
+    num_ranks = asked.layout.world_size if options.gpus is None else options.gpus
+    return search_layouts(with_vocabulary(asked), named_hardware(options.gpu), num_ranks)
 
 
-def _write_best(plans: "Plans", path: Path, tokens: float | None) -> None:
-    """Write a run with the best layout. `tokens` sets the number of steps."""
+def _write_best(plans: "Plans", path: Path, asked: RunConfig, tokens: float | None) -> None:
+    """Write a run with the best layout. `tokens` sets the number of steps. The model's vocabulary stays that of the run
+    `asked`.
+    """
     if not plans.fitting:
         raise ConfigError(
             f"`--write` needs a layout that fits, but none does. In the closest layout, {plans.leanest[0].reason}. Try "
             "more devices with `--gpus`, or other devices with `--gpu`."
         )
-    run = plans.fitting[0].run(plans.asked)
+    run = replace(plans.fitting[0].run(plans.asked), model=asked.model)
     if tokens is not None:
         steps = max(1, round(tokens / (run.training.batch_size * run.training.sequence_length)))
         warmup = min(run.optimizer.warmup_steps, steps // 10)

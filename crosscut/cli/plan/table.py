@@ -1,16 +1,17 @@
-"""Tables that `crosscut plan` prints, for a terminal of 100 columns."""
+"""Output of `crosscut plan` for a terminal of 100 columns: the ranking with its legend, details of the fastest layout,
+and the layouts that do not fit.
+"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from crosscut.cli.plan.ranking import columns, legend, ranking, seconds_text
 from crosscut.config import RunConfig
 from crosscut.config.terminal import new_console
-from crosscut.planner.facts import MEMORY_CATEGORIES, budget, traffic_facts
+from crosscut.planner.facts import MEMORY_CATEGORIES, traffic_facts
 from crosscut.planner.messages.traffic import reason_against_halves
 from crosscut.planner.parameters import count_parameters
 from crosscut.planner.search import CHOSEN
@@ -24,71 +25,32 @@ _WIDTH = 100
 _MOST_REJECTED = 8
 
 
-def show_plans(plans: "Plans", options: "ForecastOptions") -> None:
+def show_plans(plans: "Plans", options: "ForecastOptions", asked: RunConfig) -> None:
     """Print the ranking, details of the fastest layout, and the reasons why other layouts do not fit.
 
-    A line before the ranking names the overrides that have no effect, because the plan chooses their values.
+    Lines before the ranking name the model and the batch of the run `asked`, and the overrides that have no effect,
+    because the plan chooses their values.
     """
     console = new_console(width=_WIDTH)
-    training = plans.asked.training
-    console.print(
-        Text(
-            f"{count_parameters(plans.asked.model) / 1e9:,.3g} billion parameters on {plans.num_ranks:,} x "
-            f"{plans.hardware.name}; batches of {training.batch_size:,} x {training.sequence_length:,} tokens, "
-            f"{training.precision}"
-        )
-    )
+    training, model = plans.asked.training, plans.asked.model
+    vocabulary = "" if asked.model.vocab_size else f"; a vocabulary of {model.vocab_size:,} (data.vocab_size)"
+    parameters = f"{_in_words(count_parameters(model))} parameters"
+    console.print(Text(f"{parameters} on {plans.num_ranks:,} x {plans.hardware.name}, in {training.precision}"))
+    batch = f"{training.batch_size:,} sequences of {training.sequence_length:,} tokens per step"
+    console.print(Text(f"{batch}{vocabulary}"))
     given = [name for name in (argument.partition("=")[0] for argument in options.arguments) if name in CHOSEN]
     if given:
         console.print(Text(f"The plan chooses the values of {', '.join(given)}; the given values have no effect."))
     if plans.fitting:
-        console.print(_ranking(plans, options))
+        shown = columns(plans, options)
+        for part in (ranking(shown), "", legend(shown), ""):
+            console.print(part)
         _show_best(console, plans.fitting[0], plans.asked, plans.hardware)
     _show_rejected(console, plans)
 
 
-def _ranking(plans: "Plans", options: "ForecastOptions") -> Table:
-    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    for name in ("tensor\nx data", "seq.", "shared", "recompute"):
-        table.add_column(name, no_wrap=True)
-    names = ["at\nonce", "GB", "step\ns", "comp.\ns", "sends\ns", "bub.\ns", "TF/s", "of\npeak"]
-    names += ["tokens\na day"] if options.tokens is None else ["days"]
-    names += [] if options.tokens is None or options.price is None else ["money"]
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
-    for plan in plans.fitting[: options.top]:
-        table.add_row(*_settings(plan), *_figures(plan), *_costs(plan, plans.num_ranks, options))
-    return table
-
-
-def _settings(plan: "Plan") -> list[str]:
-    layout, training = plan.candidate.layout, plan.candidate.training
-    group = f"/{layout.shard_group}" if layout.shard_group else ""
-    every = f"/{training.recompute_every}" if training.recompute_every > 1 else ""
-    return [
-        f"{layout.tensor} x {layout.data}",
-        ("pieces" if layout.symmetric_memory else "split") if layout.sequence_parallel else "whole",
-        "-" if layout.sharding == "none" else f"{layout.sharding}{group}",
-        f"{training.recompute}{every}",
-        f"{plan.candidate.micro_batch_size}",
-    ]
-
-
-def _figures(plan: "Plan") -> list[str]:
-    time = plan.time
-    return [
-        f"{plan.memory.total / 1e9:.1f}",
-        *(_seconds(seconds) for seconds in (time.total, time.compute, time.exposed, time.bubble)),
-        f"{plan.flops_per_second / 1e12:.3g}",
-        f"{plan.utilisation:.0%}",
-    ]
-
-
-def _costs(plan: "Plan", num_ranks: int, options: "ForecastOptions") -> list[str]:
-    if options.tokens is None:
-        return [_short(plan.tokens_per_day)]
-    cost = budget(plan, num_ranks, tokens=options.tokens, price=options.price)
-    return [f"{cost['days']:.3g}"] + ([_short(cost["money"])] if "money" in cost else [])
+def _in_words(number: int) -> str:
+    return f"{number / 1e9:,.3g} billion" if number >= 1e9 else f"{number / 1e6:.3g} million"
 
 
 def _show_best(console: Console, best: "Plan", asked: RunConfig, hardware: "Hardware") -> None:
@@ -114,7 +76,7 @@ def _sent(fact: Mapping[str, Any]) -> str:
     where = "inside a node" if fact["link"] == "node" else "across nodes"
     return (
         f"{fact['operation'].replace('_', '-')}s along {fact['axis']} ({where}) {fact['bytes'] / 1e9:.3g} GB in "
-        f"{_seconds(fact['seconds'])} s (the rank waits for {_seconds(fact['exposed'])} s of this time)"
+        f"{seconds_text(fact['seconds'])} s (the rank waits for {seconds_text(fact['exposed'])} s of this time)"
     )
 
 
@@ -126,18 +88,3 @@ def _show_rejected(console: Console, plans: "Plans") -> None:
         console.print(Text(f"  {rejected.label}: {rejected.reason}"))
     if len(leanest) > _MOST_REJECTED:
         console.print(Text(f"  and {len(leanest) - _MOST_REJECTED} more (--json lists all)"))
-
-
-def _seconds(seconds: float) -> str:
-    if seconds >= 100:
-        return f"{seconds:,.0f}"
-    if seconds >= 1 or not seconds:
-        return f"{seconds:.3g}"
-    return f"{seconds:.3f}" if seconds >= 0.001 else f"{seconds:.4f}"
-
-
-def _short(number: float) -> str:
-    for scale, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if number >= scale:
-            return f"{number / scale:.3g}{letter}"
-    return f"{number:.3g}"

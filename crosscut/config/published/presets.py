@@ -1,12 +1,15 @@
 """Named models: the paper's models, GPT-2 in four sizes, published models of the Llama kind, and small models for a
 laptop.
 
-`PRESETS[name]` gives the fields of a `ModelConfig`. The models of the paper's scaling study (Table 1) have a head size
+`PRESETS[name]` gives the fields of a `ModelConfig`, and `sequence_length_of` the length of the sequences on which the
+model was trained. The models of the paper's scaling study (Table 1) have a head size
 of 96, and 1.2, 2.5, 4.2 and 8.3 billion parameters. Table 4 lists the models that the paper trained. The 8.3B model has
 the same size in both tables, but 32 heads in Table 1 and 24 in Table 4.
 """
 
 from typing import Any
+
+from crosscut.config.model import ModelConfig
 
 GPT2_VOCAB_SIZE = 50_257
 
@@ -99,3 +102,12 @@ PRESETS: dict[str, dict[str, Any]] = {
     "laptop-base": _shape(6, 384, 6, max_sequence_length=256),
     "laptop-llama": _llama(4, 256, 4, num_kv_heads=2, mlp_size=704, max_sequence_length=256),
 }
+
+_TRAINED_ON = {"smollm2-135m": 2048, "qwen2.5-0.5b": 4096, "qwen3-0.6b": 4096}
+"""Tokens per sequence in most of the training, for models that saw longer sequences only at its end: SmolLM2 (arXiv
+2502.02737), Qwen2.5 (arXiv 2412.15115) and Qwen3 (arXiv 2505.09388)."""
+
+
+def sequence_length_of(preset: str) -> int:
+    """Number of tokens per sequence on which a preset's model was trained."""
+    return _TRAINED_ON.get(preset) or PRESETS[preset].get("max_sequence_length", ModelConfig.max_sequence_length)

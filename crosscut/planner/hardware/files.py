@@ -160,15 +160,35 @@ def find_hardware(device_name: str) -> Hardware | None:
 
 
 def named_hardware(name: str) -> Hardware:
-    """Hardware for a value of `--gpu`: the name of a known device, or the path of a device file.
+    """Hardware for a value of `--gpu`: the name of a known device or the unambiguous beginning of one, the name that
+    torch reports, or the path of a device file.
 
-    Raises `ConfigError` if the device is unknown or the device file is invalid. For an unknown device, the message
-    names the nearest known device.
+    Raises `ConfigError` if the device is unknown, if several devices match, or if the device file is invalid. The
+    message names the matching devices or the nearest one.
     """
     if name.endswith(".toml"):
         return read_hardware(Path(name))
-    if name.lower() in KNOWN_HARDWARE:
-        return KNOWN_HARDWARE[name.lower()]
+    matching = _matching(name)
+    if len(matching) == 1:
+        return KNOWN_HARDWARE[matching[0]]
+    if found := find_hardware(name):
+        return found
+    if matching:
+        choices = listed(f"`{key}`" for key in matching)
+        raise ConfigError(f"`--gpu` must name one device, but `{name}` matches {len(matching)}. Choose {choices}.")
     close = difflib.get_close_matches(name.lower(), KNOWN_HARDWARE, n=1, cutoff=0.4)
     hint = f"The nearest is `{close[0]}`." if close else f"Choose {listed(f'`{key}`' for key in KNOWN_HARDWARE)}."
     raise ConfigError(f"`--gpu` must name a known device or a .toml device file, but is `{name}`. {hint}")
+
+
+def _matching(name: str) -> list[str]:
+    """Names of the known devices that are `name` or else begin with it, regardless of NVIDIA's name, case, dashes and
+    spaces.
+    """
+
+    def plain(text: str) -> str:
+        return re.sub(r"^nvidia|[-_\s]", "", text.lower())
+
+    wanted = plain(name)
+    exact = [key for key in KNOWN_HARDWARE if plain(key) == wanted]
+    return exact or [key for key in KNOWN_HARDWARE if wanted and plain(key).startswith(wanted)]

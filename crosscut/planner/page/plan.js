@@ -5,7 +5,6 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const at = (id) => document.getElementById(id);
 const color = (index) => `var(--c${index % 8})`;
 const gigabytes = (megabytes) => (megabytes / 1000).toFixed(megabytes < 10000 ? 2 : 1);
-const same = (values) => values.every((value) => value === values[0]);
 const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
 
 function element(name, attributes, text) {
@@ -39,12 +38,10 @@ function choice() {
   };
 }
 
-// Draws horizontal stacked bars, with a label before each bar and words after it. A line marks the limit of a row. If
-// all rows have the same limit, its value stands below the last row.
-function bars(svg, rows) {
+// Draws horizontal stacked bars, with a label before each bar and words after it. A line across all bars marks the limit.
+function bars(svg, rows, limit = 0) {
   const [width, left, right, height] = [720, 92, 200, 34];
-  const most = Math.max(...rows.map((entry) => Math.max(entry.limit ?? 0, sum(entry.parts)))) || 1;
-  const limit = same(rows.map((entry) => entry.limit)) ? rows[0].limit : undefined;
+  const most = Math.max(limit, ...rows.map((entry) => sum(entry.parts))) || 1;
   const x = (value) => left + (value / most) * (width - left - right);
   svg.setAttribute("viewBox", `0 0 ${width} ${rows.length * height + (limit ? 22 : 4)}`);
   const words = [];  // over the bars and the limit's line
@@ -62,12 +59,8 @@ function bars(svg, rows) {
     words.push(element("text", { x: x(before) + 8, y: y + 15, class: entry.over ? "over" : "value" }, entry.words));
     return parts;
   });
-  rows.forEach((entry, index) => {
-    if (!entry.limit) return;
-    const place = x(entry.limit);
-    drawn.push(element("line", { x1: place, x2: place, y1: index * height, y2: (index + 1) * height, class: "limit" }));
-  });
   if (limit) {
+    drawn.push(element("line", { x1: x(limit), x2: x(limit), y1: 0, y2: rows.length * height, class: "limit" }));
     const attributes = { x: x(limit), y: rows.length * height + 15, "text-anchor": "middle" };
     words.push(element("text", attributes, `${gigabytes(limit)} GB`));
   }
@@ -79,44 +72,49 @@ function possible(chosen) {
     .filter((entry) => entry.found);
 }
 
-function drawWall(chosen) {
-  const holds = ({ index, found }) => sum(found.memory) <= data.limits[index];
-  const of = (index) => (same(data.limits) ? "" : ` of ${gigabytes(data.limits[index])}`);
-  const rows = possible(chosen).map(({ tensor, index, found }) => ({
-    label: tensor === 1 ? "one GPU" : `tensor ${tensor}`,
-    parts: found.memory,
-    limit: data.limits[index],
-    chosen: index === chosen.tensor,
-    over: !holds({ index, found }),
-    words: `${gigabytes(sum(found.memory))} GB${of(index)}${holds({ index, found }) ? "" : ", does not fit"}`,
+function drawWall(chosen, layouts) {
+  const fits = ({ found }) => sum(found.memory) <= data.limit;
+  const rows = layouts.map((layout) => ({
+    label: `tensor ${layout.tensor}`,
+    parts: layout.found.memory,
+    chosen: layout.index === chosen.tensor,
+    over: !fits(layout),
+    words: `${gigabytes(sum(layout.found.memory))} GB${fits(layout) ? "" : ", does not fit"}`,
   }));
-  bars(at("wall"), rows);
-  const fits = possible(chosen).find(holds);
-  const one = row({ ...chosen, tensor: 0 });
+  bars(at("wall"), rows, data.limit);
+  const least = layouts[0];
+  const most = layouts.find(fits);
   at("wall-words").textContent =
-    `${data.models[chosen.model].words} needs ${gigabytes(sum(one.memory))} GB per GPU without tensor parallelism` +
-    `${chosen.sharding === "none" ? "" : ", even though the data ranks shard it"}. ` +
-    (fits ? `The smallest number of tensor ranks with which the model fits is ${fits.tensor}.` : "The model fits with none of these layouts.");
+    `${data.models[chosen.model].words} needs ${gigabytes(sum(least.found.memory))} GB per rank ` +
+    `${least.tensor === 1 ? "without tensor parallelism" : `with tensor ${least.tensor}`}. ` +
+    (most ? `The smallest number of tensor ranks with which the model fits is ${most.tensor}.` : "The model fits with none of these layouts.");
 }
 
-function drawTime(chosen) {
-  const rows = possible(chosen).map(({ tensor, index, found }) => ({
-    label: tensor === 1 ? "one GPU" : `tensor ${tensor}`,
+function drawTime(chosen, layouts) {
+  const rows = layouts.map(({ tensor, index, found }) => ({
+    label: `tensor ${tensor}`,
     parts: found.time,
     chosen: index === chosen.tensor,
     words: `${sum(found.time).toFixed(1)} ms, ${found.utilisation.toFixed(1)}%`,
   }));
   bars(at("time"), rows);
-  const found = row(chosen) ?? row({ ...chosen, tensor: 0 });
+  const found = row(chosen);
   const waits = found.time[data.times.indexOf("exposed")];
   at("time-words").textContent =
     `With tensor ${data.tensors[chosen.tensor]}, a step takes ${sum(found.time).toFixed(1)} ms. The step waits ` +
     `${waits.toFixed(1)} ms for messages. Utilisation is ${found.utilisation.toFixed(1)}% of the peak.`;
 }
 
+function drawNothing(chosen) {
+  for (const id of ["wall", "time"]) at(id).replaceChildren();
+  at("wall-words").textContent =
+    `${data.models[chosen.model].words} has no layout with a micro-batch of ${data.micros[chosen.micro]} on these ranks.`;
+  at("time-words").textContent = "";
+}
+
 function drawPlan() {
   const [width, height, left, bottom] = [720, 300, 48, 34];
-  const { points, limit } = data.plan;
+  const { points, limit } = data;
   at("plan-section").hidden = !points.length;
   if (!points.length) return;
   const slowest = Math.max(...points.map((point) => point.seconds));
@@ -149,26 +147,34 @@ function drawPlan() {
   tell(points[0]);
 }
 
+// Draws the layouts that the controls allow. If there is none with the chosen number of tensor ranks, the nearest smaller
+// number is chosen, or else the smallest one.
 function draw() {
   const chosen = choice();
-  while (!row(chosen)) chosen.tensor -= 1;
-  at("tensor").value = chosen.tensor;
+  const layouts = possible(chosen);
   at("model-value").textContent = data.models[chosen.model].name;
-  at("tensor-value").textContent = data.tensors[chosen.tensor];
   at("micro-value").textContent = data.micros[chosen.micro];
-  drawWall(chosen);
-  drawTime(chosen);
+  if (layouts.length) {
+    chosen.tensor = (layouts.findLast((layout) => layout.index <= chosen.tensor) ?? layouts[0]).index;
+    at("tensor").value = chosen.tensor;
+    drawWall(chosen, layouts);
+    drawTime(chosen, layouts);
+  } else {
+    drawNothing(chosen);
+  }
+  at("tensor-value").textContent = data.tensors[chosen.tensor];
 }
 
-at("device").textContent = data.device;
+at("title").textContent = data.title;
 at("conditions").textContent = data.conditions;
-for (const [id, values, first] of [["model", data.models, data.first], ["tensor", data.tensors, 0], ["micro", data.micros, 0]]) {
+for (const [id, values] of [["model", data.models], ["tensor", data.tensors], ["micro", data.micros]]) {
   at(id).max = values.length - 1;
-  at(id).value = first;
+  at(id).value = data.first[id];
   at(id).addEventListener("input", draw);
 }
 for (const id of ["recompute", "sharding"]) {
   at(id).replaceChildren(...data[id].map(([value, words]) => new Option(words, value)));
+  at(id).value = data.first[id];
   at(id).addEventListener("input", draw);
 }
 legend("wall-legend", data.memories.map((name) => name.replaceAll("_", " ")));

@@ -1,38 +1,52 @@
 """Interactive HTML page of `crosscut plan --html`, in one file that loads nothing from the network.
 
-The page contains no formulas. This module forecasts every combination of the page's controls and stores the figures in
-the page. The page's script looks the figures up and draws them.
+The page is about the run of the plan: its devices, its batch and, when it opens, its model in the fastest layout. The
+page contains no formulas. This module forecasts every combination of the page's controls and stores the figures in the
+page. The page's script looks the figures up and draws them.
 """
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib.resources import files
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
-from crosscut.config import PRESETS, Layout, ModelConfig, TrainingConfig, ZeroStage
+from crosscut.config import PRESETS, Layout, ModelConfig, ZeroStage
 from crosscut.config.checks import divisors
 from crosscut.config.conventions import LOOK
-from crosscut.config.precision import Precision
+from crosscut.config.published.presets import sequence_length_of
 from crosscut.config.training import Device, Recompute
 from crosscut.planner.candidate import Candidate
 from crosscut.planner.facts import MEMORY_CATEGORIES
-from crosscut.planner.hardware import Hardware
 from crosscut.planner.memory import forecast_memory
 from crosscut.planner.parameters import count_parameters
 from crosscut.planner.products import Speed
-from crosscut.planner.search import Plan, Plans, memory_of_rank
+from crosscut.planner.search import Plan, Plans, kept_offload, memory_of_rank, reason_against_tensor
 from crosscut.planner.time import model_flops_per_second, step_time
 
-MODELS = ("gpt2-small", "gpt2-medium", "gpt2-large", "megatron-1.2b", "megatron-2.5b", "megatron-4.2b", "megatron-8.3b")
+_OTHERS = (
+    *("gpt2-small", "gpt2-medium", "gpt2-large", "megatron-1.2b", "megatron-2.5b", "megatron-4.2b", "megatron-8.3b"),
+    *("llama2-7b", "llama3-8b", "llama3-70b"),
+)
+"""Presets to compare the run's model with."""
 _LARGER = {"18B": (40, 6144, 48), "39B": (48, 8192, 64), "76B": (60, 10240, 80), "146B": (80, 12288, 96)}
 """Layers, hidden size and heads of Narayanan et al. 2021 (arXiv 2104.04473), Table 1."""
-TENSORS = (1, 2, 4, 8, 16)
-MICRO_BATCHES = (1, 2, 4, 8)
-RECOMPUTE = {"none": "nothing", "operators": "cheap operators", "full": "whole layers"}
-SHARDING = {"none": "nothing", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}
-TIMES = ("products", "attention", "passes", "optimizer", "exposed")
-DATA, SEQUENCES, LENGTH = 8, 8, 1024
-"""Data ranks, sequences per step on each data rank, and tokens of a sequence."""
+_LARGER_LENGTH = 2048
+"""Tokens per sequence of these models, also from Narayanan et al. 2021."""
+_MOST_TENSOR = 16
+_MICRO_BATCHES = (1, 2, 4, 8)
+_RECOMPUTE = {"none": "nothing", "operators": "cheap operators", "full": "whole layers"}
+_SHARDING = {"none": "nothing", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}
+_TIMES = ("products", "attention", "passes", "optimizer", "exposed")
+
+
+class _Entry(NamedTuple):
+    """A model on the page, with the number of tokens of its sequences."""
+
+    name: str
+    model: ModelConfig
+    length: int
 
 
 def page(plans: Plans) -> str:
@@ -54,83 +68,119 @@ def page_style() -> str:
 def page_data(plans: Plans) -> dict[str, Any]:
     """Figures that the page draws: memory in MB, times in milliseconds, utilisation in percent.
 
-    `limits` is the memory of one rank for each number of tensor ranks, because the ranks on a CPU share its memory.
+    The key of a cell in `grid` names the positions of the page's controls. Combinations that the model or the batch
+    does not allow have no cell.
     """
-    hardware = plans.hardware
-    models = _models()
-    precision = plans.asked.training.precision
-    names = [{"name": name, "words": f"The {name} model, {_billions(model)} parameters,"} for name, model in models]
+    entries, asked = _entries(plans), _asked_entry(plans)
+    tensors, micros = _tensors(plans), _micro_batches(plans)
     return {
-        "device": f"{hardware.name}, {precision}",
+        "title": f"{asked.name} on {plans.num_ranks:,} x {plans.hardware.name}",
         "conditions": (
-            f"{DATA} data ranks with {SEQUENCES} sequences of {LENGTH} tokens each per step. With several tensor "
-            "ranks, sequence parallelism is on."
+            f"{plans.num_ranks:,} ranks in all: with more tensor ranks there are fewer data ranks. "
+            f"{plans.asked.training.batch_size:,} sequences per step, in {plans.asked.training.precision}. With "
+            "several tensor ranks, sequence parallelism is on."
         ),
-        "limits": [round(memory_of_rank(hardware, tensor * DATA) / 1e6) for tensor in TENSORS],
-        "models": names,
-        "first": len(MODELS) - 1,
-        "tensors": TENSORS,
-        "micros": MICRO_BATCHES,
-        "recompute": list(RECOMPUTE.items()),
-        "sharding": list(SHARDING.items()),
+        "limit": round(memory_of_rank(plans.hardware, plans.num_ranks) / 1e6),
+        "models": [{"name": entry.name, "words": _words(entry)} for entry in entries],
+        "first": _opening(plans, entries.index(asked), tensors, micros),
+        "tensors": tensors,
+        "micros": micros,
+        "recompute": list(_RECOMPUTE.items()),
+        "sharding": list(_SHARDING.items()),
         "memories": MEMORY_CATEGORIES,
-        "times": TIMES,
-        "grid": _grid([model for _, model in models], hardware, precision),
-        "plan": {
-            "limit": round(memory_of_rank(hardware, plans.num_ranks) / 1e6),
-            "points": [_point(plan) for plan in plans.fitting],
-        },
+        "times": _TIMES,
+        "grid": _grid(plans, entries, tensors, micros),
+        "points": [_point(plan) for plan in plans.fitting],
     }
 
 
-def _models() -> list[tuple[str, ModelConfig]]:
-    """Models of the page: GPT-2's, the paper's, then larger ones. Dropout is 0, so that layers can be compiled."""
-    named = [(name, ModelConfig(**{**PRESETS[name], "dropout": 0.0})) for name in MODELS]
-    vocab_size = named[0][1].vocab_size
+def _asked_entry(plans: Plans) -> _Entry:
+    """The run's own model, under the name of its preset if it is one."""
+    model = plans.asked.model
+    name = next((name for name, fields in PRESETS.items() if ModelConfig(**fields) == model), "the run's model")
+    return _Entry(name, model, plans.asked.training.sequence_length)
+
+
+def _entries(plans: Plans) -> list[_Entry]:
+    """The run's model and others, the smallest first."""
+    asked = _asked_entry(plans)
+    presets = [_Entry(name, ModelConfig(**PRESETS[name]), sequence_length_of(name)) for name in _OTHERS]
+    vocab_size = presets[0].model.vocab_size
     larger = [
-        (name, ModelConfig(num_layers=L, hidden_size=H, num_heads=A, vocab_size=vocab_size, dropout=0.0))
+        _Entry(name, ModelConfig(num_layers=L, hidden_size=H, num_heads=A, vocab_size=vocab_size), _LARGER_LENGTH)
         for name, (L, H, A) in _LARGER.items()
     ]
-    return named + larger
+    others = [entry for entry in (*presets, *larger) if entry.name != asked.name]
+    return sorted([asked, *others], key=lambda entry: count_parameters(entry.model))
 
 
-def _billions(model: ModelConfig) -> str:
-    return f"{count_parameters(model) / 1e9:.3g} billion"
+def _words(entry: _Entry) -> str:
+    billions = count_parameters(entry.model) / 1e9
+    name = entry.name if entry.name.startswith("the ") else f"the {entry.name} model"
+    return f"{name[0].upper()}{name[1:]} ({billions:.3g} billion parameters, sequences of {entry.length:,} tokens)"
 
 
-def _grid(models: list[ModelConfig], hardware: Hardware, precision: str) -> dict[str, dict[str, Any]]:
-    speeds = {tensor: Speed(hardware, precision, ranks=tensor * DATA) for tensor in TENSORS}
-    axes = (enumerate(models), enumerate(TENSORS), enumerate(MICRO_BATCHES), RECOMPUTE, SHARDING)
+def _tensors(plans: Plans) -> list[int]:
+    """Numbers of tensor ranks, including that of the fastest layout."""
+    best = {plan.candidate.layout.tensor for plan in plans.fitting[:1]}
+    return sorted(best | {size for size in divisors(plans.num_ranks) if size <= _MOST_TENSOR})
+
+
+def _micro_batches(plans: Plans) -> list[int]:
+    """Micro-batch sizes that some number of data ranks allows, including that of the fastest layout."""
+    best = {plan.candidate.micro_batch_size for plan in plans.fitting[:1]}
+    return sorted(best | {micro for micro in _MICRO_BATCHES if plans.asked.training.batch_size % micro == 0})
+
+
+def _opening(plans: Plans, model: int, tensors: Sequence[int], micros: Sequence[int]) -> dict[str, Any]:
+    """Positions of the controls when the page opens: the fastest layout, as far as the page has its settings."""
+    opening: dict[str, Any] = {"model": model, "tensor": 0, "micro": 0, "recompute": "none", "sharding": "none"}
+    if plans.fitting:
+        best = plans.fitting[0].candidate
+        opening |= {"tensor": tensors.index(best.layout.tensor), "micro": micros.index(best.micro_batch_size)}
+        opening |= {"recompute": str(best.training.recompute)} if best.training.recompute in _RECOMPUTE else {}
+        opening["sharding"] = str(best.layout.sharding)
+    return opening
+
+
+def _grid(
+    plans: Plans, entries: Sequence[_Entry], tensors: Sequence[int], micros: Sequence[int]
+) -> dict[str, dict[str, Any]]:
+    speed = Speed(plans.hardware, plans.asked.training.precision, ranks=plans.num_ranks)
     grid = {}
-    for (a, model), (b, tensor), (c, micro), recompute, sharding in product(*axes):
-        if tensor in divisors(model.num_heads):
-            candidate = _candidate(model, tensor, micro, recompute, sharding, precision, hardware)
-            grid[f"{a} {b} {c} {recompute} {sharding}"] = _cell(candidate, hardware, speeds[tensor])
+    axes = (enumerate(entries), enumerate(tensors), enumerate(micros), _RECOMPUTE, _SHARDING)
+    for (a, entry), (b, tensor), (c, micro), recompute, sharding in product(*axes):
+        data = plans.num_ranks // tensor
+        if plans.asked.training.batch_size % (data * micro) == 0 and not reason_against_tensor(entry.model, tensor):
+            candidate = _candidate(plans, entry, Layout(tensor=tensor, data=data), micro, recompute, sharding)
+            grid[f"{a} {b} {c} {recompute} {sharding}"] = _cell(candidate, plans, speed)
     return grid
 
 
-def _candidate(
-    model: ModelConfig, tensor: int, micro: int, recompute: str, sharding: str, precision: str, hardware: Hardware
-) -> Candidate:
-    training = TrainingConfig(
-        batch_size=DATA * SEQUENCES,
+def _candidate(plans: Plans, entry: _Entry, layout: Layout, micro: int, recompute: str, sharding: str) -> Candidate:
+    asked = plans.asked.training
+    training = replace(
+        asked,
         micro_batch_size=micro,
-        sequence_length=LENGTH,
-        precision=Precision(precision),
+        sequence_length=entry.length,
         recompute=Recompute(recompute),
-        device=Device(hardware.device),
+        recompute_every=1,
+        device=Device(plans.hardware.device),
+        offload=kept_offload(asked, recompute),
     )
-    layout = Layout(tensor=tensor, data=DATA, sequence_parallel=tensor > 1, sharding=ZeroStage(sharding))
-    return Candidate(model, layout, training)
+    splits = layout.tensor > 1 and entry.length % layout.tensor == 0
+    shared = ZeroStage(sharding if layout.data > 1 else "none")
+    return Candidate(entry.model, replace(layout, sequence_parallel=splits, sharding=shared), training)
 
 
-def _cell(candidate: Candidate, hardware: Hardware, speed: Speed) -> dict[str, Any]:
+def _cell(candidate: Candidate, plans: Plans, speed: Speed) -> dict[str, Any]:
+    hardware = plans.hardware
     memory = forecast_memory(candidate, device=hardware.device, capability=hardware.capability)
     time = step_time(candidate, hardware, speed=speed)
     rate = model_flops_per_second(candidate, time.total)
     return {
         "memory": [round(getattr(memory, name) / 1e6, 3) for name in MEMORY_CATEGORIES],
-        "time": [round(getattr(time, name) * 1e3, 3) for name in TIMES],
+        "time": [round(getattr(time, name) * 1e3, 3) for name in _TIMES],
         "utilisation": round(100 * rate / speed.stated_peak, 1),
     }
 

@@ -19,7 +19,7 @@ def run(*arguments: str) -> str:
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output
-    return result.output
+    return result.stdout
 
 
 def message(*arguments: str) -> str:
@@ -33,9 +33,97 @@ def test_the_table_is_readable_at_a_hundred_columns() -> None:
     lines = text.splitlines()
     assert max(map(len, lines)) <= 100
     assert "…" not in text
-    assert lines[0].startswith("8.31 billion parameters on 512 x V100 SXM3 32 GB (DGX-2H); ")
+    assert lines[:2] == [
+        "8.31 billion parameters on 512 x V100 SXM3 32 GB (DGX-2H), in float16",
+        "512 sequences of 1,024 tokens per step",
+    ]
     assert sum(" x " in line and "%" in line for line in lines) == 12
     assert "  tensor 1 x data 512, not sharded: weights and optimizer need 100 GB per rank; the GPU has 32 GB" in lines
+
+
+def test_every_heading_and_every_value_is_explained() -> None:
+    text = run(*PAPER, "--top", "4")
+    legend = text.partition("\n\n")[2].partition("\n\n")[0]
+    names = ("tensor x data", "sequence", "sharding", "recompute", "micro-batch", "GB", "step", "compute", "waits")
+    for name in (*names, "TF/s", "of peak", "tokens a day"):
+        assert f"\n{name} " in f"\n{legend}", name
+    ranking = text.partition("\n\n")[0]
+    for value in ("split", "zero2", "none", "operators"):
+        assert f" {value}" in ranking
+        assert f"{value}: " in legend
+    assert "whole" not in ranking
+    assert "whole: " not in legend, "a value that no layout has"
+
+
+def test_a_number_behind_a_slash_is_explained() -> None:
+    arguments = ("--gpus", "64", "--gpu", "h100-sxm", "training.sequence_length=1024", "--top", "600")
+    text = " ".join(run("plan", "--model", "llama3-8b", *arguments).split())
+    assert "zero3/8" in text
+    assert "full/2" in text
+    assert "/8: in groups of 8 data ranks" in text
+    assert "/2: in one of 2 layers" in text
+
+
+def test_a_column_that_is_zero_everywhere_is_left_out() -> None:
+    text = run(*PAPER)
+    assert "bubble" not in text
+    assert "waits" in text
+    one = run("plan", "--model", "1.2B", "--gpu", "b200-sxm", "training.batch_size=8")
+    assert "waits" not in one
+    assert "compute" in one
+
+
+def test_a_preset_is_planned_with_its_own_sequences() -> None:
+    llama = ("plan", "--model", "llama3-8b", "--gpus", "64", "--gpu", "h100-sxm")
+    assert "512 sequences of 8,192 tokens per step" in run(*llama)
+    assert "512 sequences of 2,048 tokens per step" in run(*llama, "training.sequence_length=2048")
+    facts = json.loads(run("plan", "--model", "qwen3-0.6b", "--gpu", "h100-sxm", "--json"))
+    assert facts["sequence_length"] == 4096
+
+
+def test_the_vocabulary_of_the_tokenizer_is_enough(tmp_path: Path) -> None:
+    small = ("plan", "--model", "laptop-small", "--gpus", "2", "--gpu", "laptop", "data.vocab_size=4096")
+    path = tmp_path / "best.toml"
+    text = run(*small, "--write", str(path))
+    assert "512 sequences of 256 tokens per step; a vocabulary of 4,096 (data.vocab_size)" in text
+    written = load_run(path)
+    assert (written.model.vocab_size, written.data.vocab_size) == (0, 4096)
+    assert json.loads(run(*small, "--json"))["model"]["vocab_size"] == 4096
+    assert "`model.vocab_size` must be at least 1 for a forecast" in message(*small, "data.tokenizer=tokenizer.json")
+    assert "a vocabulary of" not in run(*PAPER)
+
+
+def test_files_that_are_written_are_named_with_the_next_step(tmp_path: Path) -> None:
+    best, page = tmp_path / "best.toml", tmp_path / "plan.html"
+    files = ("--write", str(best), "--html", str(page))
+    small = ("plan", "--model", "gpt2-small", "--gpu", "h100-sxm", "training.batch_size=8")
+    told = [
+        f"{best}: the run with the first layout. To train it: crosscut train {best} data.text=FILE",
+        f"{page}: a page with figures of this run. Open it in a browser.",
+    ]
+    assert run(*small, *files).splitlines()[-2:] == told
+    result = CliRunner().invoke(commands, (*small, *files, "--json"))
+    assert result.stderr.splitlines() == told
+    assert json.loads(result.stdout)["gpus"] == 1
+    assert run(*small, *files[:2], "data.text=a.txt").splitlines()[-1].endswith(f"crosscut train {best}")
+    assert load_run(best).model.num_layers == 12
+
+
+@pytest.mark.parametrize(
+    ("price", "heading", "source"),
+    [
+        ("2.5USD", "USD", "x 2.5 USD per device and hour (--price)"),
+        ("€ 2.50", "€", "x 2.5 € per device and hour (--price)"),
+        ("3", "cost", "x 3 per device and hour (--price), in the currency of --price"),
+    ],
+)
+def test_a_cost_has_its_unit_and_its_source(price: str, heading: str, source: str) -> None:
+    text = run(*PAPER, "--tokens", "157B", "--price", price)
+    assert text.splitlines()[3].endswith(f" {heading}")
+    assert f"days x 24 hours x 512 devices {source}" in " ".join(text.split())
+    cost = json.loads(run(*PAPER, "--tokens", "157B", "--price", price, "--json"))["plans"][0]["budget"]
+    assert cost["currency"] == heading.replace("cost", "")
+    assert cost["money"] == pytest.approx(cost["days"] * 24 * 512 * cost["price_per_hour"])
 
 
 SYMMETRIC = ("layout.tensor=2", "layout.sequence_parallel=true", "layout.symmetric_memory=true")
@@ -168,7 +256,7 @@ MISTAKES = [
     ),
     (
         ("--gpu", "v100"),
-        "`--gpu` must name a known device or a .toml device file, but is `v100`. The nearest is `v100-32gb`.",
+        "`--gpu` must name one device, but `v100` matches 3. Choose `v100-16gb`, `v100-32gb` or `v100-32gb-dgx2h`.",
     ),
     (("--model", "8.4B"), "`--model` must name a preset, but is `8.4B`. The nearest is `megatron-8.3b`."),
     (
@@ -189,8 +277,15 @@ MISTAKES = [
     (("--tokens", "many"), "`--tokens` must be a number above 0 such as 300B or 1.5T, but is `many`."),
     (("--tokens", "1e400"), "`--tokens` must be at most 1e+18, but is `1e400`. Try 300B or 1.5T."),
     (("--tokens", "2e300T"), "`--tokens` must be at most 1e+18, but is `2e300T`. Try 300B or 1.5T."),
-    (("--tokens", "1T", "--price", "nan"), "`--price` must be at least 0 and at most 1e+18, but is nan."),
-    (("--tokens", "1T", "--price", "inf"), "`--price` must be at least 0 and at most 1e+18, but is inf."),
+    (
+        ("--tokens", "1T", "--price", "nan"),
+        "`--price` must be a number, with or without a currency, such as 2.5 or 2.5USD, but is `nan`.",
+    ),
+    (
+        ("--tokens", "1T", "--price", "$2€"),
+        "`--price` must be a number, with or without a currency, such as 2.5 or 2.5USD, but is `$2€`.",
+    ),
+    (("--tokens", "1T", "--price", "1e19"), "`--price` must be at least 0 and at most 1e+18, but is 1e+19."),
     (("--tokens", "1T", "--price", "-1"), "`--price` must be at least 0 and at most 1e+18, but is -1."),
     (("--tokens", "0"), "`--tokens` must be a number above 0 such as 300B or 1.5T, but is `0`."),
     (

@@ -17,12 +17,13 @@ from crosscut.planner.search import Plans, search_layouts
 from crosscut.planner.time import model_flops_per_second, step_time
 
 DGX = KNOWN_HARDWARE["v100-32gb-dgx2h"]
+TENSORS = (1, 2, 4, 8, 16)
 
 
 @pytest.fixture(scope="module")
 def plans() -> Plans:
-    run = load_run({"model": {"preset": "megatron-2.5b"}, "training": {"precision": "float16", "batch_size": 64}})
-    return search_layouts(run, DGX, 16)
+    run = load_run({"model": {"preset": "megatron-2.5b"}, "training": {"precision": "float16", "batch_size": 1024}})
+    return search_layouts(run, DGX, 128)
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +34,10 @@ def text(plans: Plans) -> str:
 def forecast(*, tensor: int, micro: int, recompute: str, sharding: str) -> tuple[str, str]:
     """Memory and time of the 8.3B model as the page should tell them, from a run that is made here."""
     run = RunConfig(
-        model=ModelConfig(**{**PRESETS["megatron-8.3b"], "dropout": 0.0}),
-        layout=Layout(tensor=tensor, data=8, sequence_parallel=tensor > 1, sharding=sharding),
+        model=ModelConfig(**PRESETS["megatron-8.3b"]),
+        layout=Layout(tensor=tensor, data=128 // tensor, sequence_parallel=tensor > 1, sharding=sharding),
         training=TrainingConfig(
-            batch_size=64, micro_batch_size=micro, precision="float16", recompute=recompute, device="cuda"
+            batch_size=1024, micro_batch_size=micro, precision="float16", recompute=recompute, device="cuda"
         ),
     )
     memory = forecast_memory(run).total / 1e9
@@ -54,13 +55,44 @@ def test_the_page_loads_nothing(text: str) -> None:
     assert not re.search(r"(src|href)\s*=|https?://(?!www\.w3\.org/2000/svg)|@import|url\(", text)
 
 
-def test_the_page_holds_every_setting_that_the_heads_allow(plans: Plans, text: str) -> None:
+def position_of(stored: dict[str, Any], name: str) -> int:
+    return [model["name"] for model in stored["models"]].index(name)
+
+
+def test_the_page_holds_every_setting_that_the_heads_and_the_batch_allow(plans: Plans, text: str) -> None:
     stored = stored_in(text)
-    assert stored["limits"] == [32_000] * 5
-    assert stored["plan"]["limit"] == 32_000
-    assert len(stored["plan"]["points"]) == len(plans.fitting)
-    eight = stored["models"].index(next(m for m in stored["models"] if m["name"] == "megatron-8.3b"))
+    assert stored["limit"] == 32_000
+    assert stored["tensors"] == list(TENSORS)
+    assert len(stored["points"]) == len(plans.fitting)
+    eight = position_of(stored, "megatron-8.3b")
     assert len([key for key in stored["grid"] if key.startswith(f"{eight} ")]) == 5 * 4 * 3 * 3
+    twenty_heads = position_of(stored, "megatron-2.5b")
+    assert len([key for key in stored["grid"] if key.startswith(f"{twenty_heads} ")]) == 3 * 4 * 3 * 3
+
+
+def test_the_page_opens_on_the_fastest_layout_of_the_run() -> None:
+    run = load_run({"model": {"preset": "llama3-8b"}, "training": {"batch_size": 32}})
+    plans = search_layouts(run, KNOWN_HARDWARE["h100-sxm"], 8)
+    stored, best = stored_in(page(plans)), plans.fitting[0]
+    assert stored["title"] == "llama3-8b on 8 x H100 SXM"
+    assert "32 sequences per step, in bfloat16" in stored["conditions"]
+    first = stored["first"]
+    assert stored["models"][first["model"]] == {
+        "name": "llama3-8b",
+        "words": "The llama3-8b model (8.03 billion parameters, sequences of 8,192 tokens)",
+    }
+    cell = stored["grid"][" ".join(str(first[name]) for name in ("model", "tensor", "micro", "recompute", "sharding"))]
+    assert sum(cell["memory"]) == pytest.approx(best.memory.total / 1e6)
+    assert sum(cell["time"]) == pytest.approx(best.time.total * 1e3)
+
+
+def test_a_model_of_ones_own_is_on_the_page() -> None:
+    model = {"num_layers": 2, "hidden_size": 96, "num_heads": 6, "vocab_size": 300}
+    run = load_run({"model": model, "training": {"batch_size": 12, "sequence_length": 100}})
+    stored = stored_in(page(search_layouts(run, KNOWN_HARDWARE["h100-sxm"], 6)))
+    assert stored["tensors"] == [1, 2, 3, 6]
+    assert stored["models"][stored["first"]["model"]]["words"].startswith("The run's model (0.000")
+    assert stored["models"][stored["first"]["model"]]["words"].endswith("sequences of 100 tokens)")
 
 
 @pytest.fixture(scope="module")
@@ -73,19 +105,33 @@ def processor() -> str:
 
 def test_ranks_that_share_a_processor_share_its_memory_on_the_page_too(processor: str) -> None:
     stored = stored_in(processor)
-    assert stored["limits"] == [2_000, 1_000, 500, 250, 125]
-    assert stored["plan"]["limit"] == 2_000
-    assert all(point["megabytes"] <= 2_000 for point in stored["plan"]["points"])
+    assert stored["limit"] == 2_000
+    assert all(point["megabytes"] <= 2_000 for point in stored["points"])
 
 
-def test_shared_memory_is_told_beside_each_bar(processor: str, browser: Any, tmp_path: Path) -> None:
+def test_shared_memory_is_told_below_the_bars(processor: str, browser: Any, tmp_path: Path) -> None:
     with showing(processor, browser, tmp_path) as shown:
-        choose(shown, model="0", micro="0")
+        choose(shown, model=str(position_of(stored_in(processor), "gpt2-large")))
         wall = shown.locator("#wall text").all_text_contents()
-        assert wall[1].endswith(" GB of 2.00, does not fit")
-        assert wall[3].endswith(" GB of 1.00, does not fit")
-        assert shown.locator("#wall line.limit").count() == len(wall) // 2  # none below, where one stands for all
+        assert "GB, does not fit" in wall[1]
+        assert wall[-1] == "2.00 GB"
+        assert shown.locator("#wall line.limit").count() == 1
         assert shown.locator("#plan text").first.text_content() == "2.00"
+
+
+def test_settings_without_a_layout_are_told(processor: str, browser: Any, tmp_path: Path) -> None:
+    """A batch of 8 on 8 ranks has micro-batches of 8 only with 8 tensor ranks, which 12 heads do not allow."""
+    stored = stored_in(processor)
+    with showing(processor, browser, tmp_path) as shown:
+        choose(shown, micro=str(stored["micros"].index(8)))
+        assert (
+            shown.locator("#wall-words")
+            .text_content()
+            .endswith("has no layout with a micro-batch of 8 on these ranks.")
+        )
+        assert shown.locator("#wall rect").count() == shown.locator("#time rect").count() == 0
+        choose(shown, model=str(position_of(stored, "llama2-7b")))
+        assert shown.locator("#tensor-value").text_content() == "8"
 
 
 @pytest.fixture(scope="module")
@@ -122,20 +168,23 @@ def choose(shown: Any, **values: str) -> None:
     ("micro", "recompute", "sharding"),
     [(1, "none", "none"), (4, "operators", "none"), (8, "full", "zero2"), (2, "none", "zero3")],
 )
-def test_the_sliders_show_what_the_planner_says(shown: Any, micro: int, recompute: str, sharding: str) -> None:
-    choose(shown, model="6", micro=str((1, 2, 4, 8).index(micro)), recompute=recompute, sharding=sharding)
+def test_the_sliders_show_what_the_planner_says(
+    shown: Any, text: str, micro: int, recompute: str, sharding: str
+) -> None:
+    place = position_of(stored_in(text), "megatron-8.3b")
+    choose(shown, model=str(place), micro=str((1, 2, 4, 8).index(micro)), recompute=recompute, sharding=sharding)
     wall, times = (shown.locator(f"#{name} text").all_text_contents() for name in ("wall", "time"))
-    for tensor in (1, 2, 4, 8, 16):
+    for tensor in TENSORS:
         gigabytes, milliseconds = forecast(tensor=tensor, micro=micro, recompute=recompute, sharding=sharding)
-        assert wall[wall.index("one GPU" if tensor == 1 else f"tensor {tensor}") + 1].startswith(gigabytes)
-        assert times[times.index("one GPU" if tensor == 1 else f"tensor {tensor}") + 1] == milliseconds
+        assert wall[wall.index(f"tensor {tensor}") + 1].startswith(gigabytes)
+        assert times[times.index(f"tensor {tensor}") + 1] == milliseconds
 
 
-def test_the_wall_tells_the_papers_choice(shown: Any) -> None:
+def test_the_wall_tells_the_papers_choice(shown: Any, text: str) -> None:
     """Table 1's tensor sizes are the fewest that fit 32 GB: 1, 2, 4 and 8."""
     choose(shown, micro="3", recompute="full", sharding="none")
-    for model, tensor in (("3", 1), ("4", 2), ("5", 4), ("6", 8)):
-        choose(shown, model=model)
+    for billions, tensor in (("1.2", 1), ("2.5", 2), ("4.2", 4), ("8.3", 8)):
+        choose(shown, model=str(position_of(stored_in(text), f"megatron-{billions}b")))
         assert shown.locator("#wall-words").text_content().endswith(f"with which the model fits is {tensor}.")
 
 

@@ -1,0 +1,154 @@
+"""Table of the fastest layouts that `crosscut plan` prints, with the meaning of each column and of each value."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from rich import box
+from rich.table import Table
+
+from crosscut.config import Layout
+from crosscut.planner.facts import budget
+
+if TYPE_CHECKING:
+    from crosscut.cli.plan.forecast import ForecastOptions
+    from crosscut.planner.search import Plan, Plans
+
+_SEQUENCE = {
+    "whole": "every tensor rank holds whole sequences between the layers",
+    "split": "the tensor ranks share each sequence there (sequence parallelism)",
+    "pieces": "split, and products overlap with their messages (symmetric memory)",
+}
+_SHARDING = {
+    "none": "every data rank has a whole copy of the state",
+    "zero2": "data ranks shard gradients and optimizer state",
+    "zero3": "data ranks shard weights, gradients and optimizer state",
+}
+_RECOMPUTE = {
+    "none": "all activations are kept",
+    "selective": "the attention core is computed again in the backward pass",
+    "operators": "cheap operators are computed again in the backward pass",
+    "full": "whole layers are computed again in the backward pass",
+}
+
+
+class Column(NamedTuple):
+    """Column of the ranking, with a cell for each layout."""
+
+    heading: str
+    cells: list[str]
+    meaning: str
+    is_number: bool = True
+
+
+def columns(plans: "Plans", options: "ForecastOptions") -> list[Column]:
+    """Columns for the fastest `options.top` layouts. A column of numbers that are all 0 is left out."""
+    shown = plans.fitting[: options.top]
+    peak = f"{_teraflops(shown[0].peak)} TF/s"
+    found = [
+        *_settings(shown),
+        Column("GB", [f"{plan.memory.total / 1e9:.1f}" for plan in shown], "peak memory of one rank"),
+        Column("step\ns", [seconds_text(plan.time.total) for plan in shown], "seconds of one optimizer step"),
+        Column("compute\ns", [seconds_text(plan.time.compute) for plan in shown], "part of the step with computing"),
+        Column("waits\ns", [seconds_text(plan.time.exposed) for plan in shown],
+               "part of the step in which a rank only waits for messages"),
+        Column("bubble\ns", [seconds_text(plan.time.bubble) for plan in shown],
+               "part of the step in which a pipeline stage has nothing to do"),
+        Column("TF/s", [_teraflops(plan.flops_per_second) for plan in shown], "model FLOP/s of one device"),
+        Column("of\npeak", [f"{plan.utilisation:.0%}" for plan in shown], f"share of the stated peak, {peak}"),
+        *_costs(shown, plans, options),
+    ]  # fmt: skip
+    return [column for column in found if not column.is_number or any(cell != "0" for cell in column.cells)]
+
+
+def ranking(shown: Iterable[Column]) -> Table:
+    """Table of the layouts, the fastest first."""
+    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    for column in shown:
+        table.add_column(column.heading, justify="right" if column.is_number else "left", no_wrap=True)
+    for row in zip(*(column.cells for column in shown), strict=True):
+        table.add_row(*row)
+    return table
+
+
+def legend(shown: Iterable[Column]) -> Table:
+    """Table with the meaning of each column."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for column in shown:
+        name, _, rest = column.heading.replace("-\n", "-").partition("\n")
+        table.add_row(f"{name} {rest}" if len(rest) > 1 else name, column.meaning)
+    return table
+
+
+def _settings(shown: Sequence["Plan"]) -> list[Column]:
+    candidates = [plan.candidate for plan in shown]
+    sequence = [_sequence(candidate.layout) for candidate in candidates]
+    sharding = [_with_number(c.layout.sharding, c.layout.shard_group) for c in candidates]
+    recompute = [_with_number(c.training.recompute, _several(c.training.recompute_every)) for c in candidates]
+    return [
+        Column("tensor\nx data", [f"{c.layout.tensor} x {c.layout.data}" for c in candidates],
+               "ranks that share every layer x ranks that share the batch", is_number=False),
+        Column("sequence", sequence, _meanings(_SEQUENCE, sequence), is_number=False),
+        Column("sharding", sharding, _meanings(_SHARDING, sharding, "in groups of {} data ranks"), is_number=False),
+        Column("recompute", recompute, _meanings(_RECOMPUTE, recompute, "in one of {} layers"), is_number=False),
+        Column("micro-\nbatch", [f"{c.micro_batch_size}" for c in candidates],
+               "sequences per forward pass of one data rank"),
+    ]  # fmt: skip
+
+
+def _sequence(layout: Layout) -> str:
+    if not layout.sequence_parallel:
+        return "whole"
+    return "pieces" if layout.symmetric_memory else "split"
+
+
+def _several(number: int) -> int:
+    """0 for a number of 1, which needs no mention."""
+    return number if number > 1 else 0
+
+
+def _with_number(value: str, number: int) -> str:
+    """The value of a cell, such as `zero3` or, with a number, `zero3/8`."""
+    return f"{value}/{number}" if number else value
+
+
+def _meanings(table: Mapping[str, str], cells: Iterable[str], numbered: str = "") -> str:
+    """Meaning of each value in the cells. `numbered` says what a number behind a slash means."""
+    found = [cell.partition("/")[::2] for cell in cells]
+    values = [f"{value}: {meaning}" for value, meaning in table.items() if value in dict(found)]
+    numbers = sorted({int(number) for _, number in found if number})
+    return "; ".join([*values, *(f"/{number}: {numbered.format(number)}" for number in numbers)])
+
+
+def _costs(shown: Sequence["Plan"], plans: "Plans", options: "ForecastOptions") -> list[Column]:
+    if options.tokens is None:
+        return [Column("tokens\na day", [_short(plan.tokens_per_day) for plan in shown], "on all devices together")]
+    costs = [budget(plan, plans.num_ranks, tokens=options.tokens, price=options.price) for plan in shown]
+    days = Column("days", [f"{cost['days']:.3g}" for cost in costs], f"time of {_short(options.tokens)} tokens")
+    if options.price is None:
+        return [days]
+    unit = options.price.currency
+    source = f"days x 24 hours x {plans.num_ranks:,} devices x {options.price} per device and hour (--price)"
+    source += "" if unit else ", in the currency of --price"
+    return [days, Column(f"cost\n{unit}".rstrip(), [_short(cost["money"]) for cost in costs], source)]
+
+
+def _teraflops(rate: float) -> str:
+    return f"{rate / 1e12:,.0f}" if rate >= 1e15 else f"{rate / 1e12:.3g}"
+
+
+def seconds_text(seconds: float) -> str:
+    """Seconds with three digits, for a cell or a sentence."""
+    if seconds >= 100:
+        return f"{seconds:,.0f}"
+    if seconds >= 1 or not seconds:
+        return f"{seconds:.3g}"
+    return f"{seconds:.3f}" if seconds >= 0.001 else f"{seconds:.4f}"
+
+
+def _short(number: float) -> str:
+    for scale, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if number >= scale:
+            return f"{number / scale:.3g}{letter}"
+    return f"{number:.3g}"
