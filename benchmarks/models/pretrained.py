@@ -61,7 +61,7 @@ def write_folder(config: ModelConfig, folder: Path) -> None:
 
     files = plan_files(shapes, torch.bfloat16, max_bytes=MAX_FILE_BYTES)
     write_tensors(LocalFolder(folder), files, torch.bfloat16, tensors())
-    table = published_table(config, dtype="bfloat16", stops=(0,))
+    table = published_table(config, dtype="bfloat16", begin=0, stops=(0,))
     (folder / "config.json").write_text(json.dumps(table), encoding="utf-8")
 
 

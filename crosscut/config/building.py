@@ -109,9 +109,10 @@ class Builder:
             if values.get(key) is None and (section_of(hints[key]) or _is_required(fields[key])):
                 failed.add(key)
         missing = [key for key, field in fields.items() if key not in table and _is_required(field)]
-        if missing and fields.keys() >= table.keys():
+        untold = [key for key in missing if not self._mistakes.is_doubtful(_joined(path, key))]
+        if untold and fields.keys() >= table.keys():
             self._note(
-                f"`{_joined(path, missing[0])}` must be given, but is missing.{_hint(path or missing[0])}", place
+                f"`{_joined(path, untold[0])}` must be given, but is missing.{_hint(path or untold[0])}", place
             )
         return None if failed or missing else values
 

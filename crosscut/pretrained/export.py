@@ -17,7 +17,13 @@ from crosscut.checkpoint import Folder, folder_at
 from crosscut.checkpoint.storage import storage_errors_told
 from crosscut.checkpoint.stored import StoredTensors
 from crosscut.config import CheckpointError, ConfigError, ModelConfig
-from crosscut.config.published.folders import MODEL_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, published_table
+from crosscut.config.published.folders import (
+    MODEL_FILE,
+    TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
+    begin_id,
+    published_table,
+)
 from crosscut.data import Tokenizer
 from crosscut.model import GPT
 from crosscut.parallel import reshard
@@ -61,8 +67,18 @@ class _Target:
 
     @classmethod
     def of(cls, out: str | Path, config: ModelConfig, dtype: torch.dtype, **beside: Any) -> "_Target":
-        """Create the target. Raises `ConfigError` for a model that no published family can express."""
-        table = published_table(config, dtype=str(dtype).removeprefix("torch."), stops=beside["ends"])
+        """Create the target. Raises `ConfigError` for a model that no published family can express.
+
+        The id that begins a text is that of the published model from which the run started, or else the id that ends a
+        text, because it stands before every text in training.
+        """
+        begin, end = begin_id(beside["tokenizer"].parent), beside["ends"][0]
+        table = published_table(
+            config,
+            dtype=str(dtype).removeprefix("torch."),
+            begin=end if begin is None or begin >= config.vocab_size else begin,
+            stops=beside["ends"],
+        )
         return cls(folder=folder_at(out), config=config, dtype=dtype, table=table, **beside)
 
     def require_new(self) -> None:

@@ -106,6 +106,12 @@ def test_a_broken_model_does_not_hide_other_mistakes(message) -> None:
     ]
 
 
+def test_a_folder_without_a_model_is_one_mistake(message, tmp_path: Path) -> None:
+    told = message('[training]\n\ninitialize_from = "empty"\n')
+    assert told.startswith("run.toml:3: `empty/config.json` must be a readable file, but is not: ")
+    assert len(told.splitlines()) == 1
+
+
 def test_an_unknown_section_is_told_key_by_key(message) -> None:
     told = message(f"{MODEL}[optim]\nlr = 1.0\nwd = 0.0\n").splitlines()[1:]
     told_of = "must be a key of a run, but there is no such key. The nearest is"

@@ -297,6 +297,34 @@ def test_an_export_names_the_end_of_text(foreign, text, tmp_path):
         assert find_model(out).end_of_text == 0
 
 
+def test_an_export_of_an_own_gpt2_has_ids_of_its_vocabulary(text, tmp_path, caplog):
+    """`transformers` would otherwise take the ids of the published GPT-2, 50256, and warn about them."""
+    import transformers
+
+    sizes = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "max_sequence_length": 32}
+    training = {"steps": 1, "batch_size": 2, "sequence_length": 16, "validation_sequences": 2}
+    table = {"model": sizes, "training": training, "data": {"text": [str(text)], "vocab_size": 300}}
+    run_training(load_run(table, ["optimizer.warmup_steps=0", f"output.folder={tmp_path / 'run'}"]))
+    export(tmp_path / "run", tmp_path / "out")
+    transformers.logging.enable_propagation()
+    try:
+        config = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").config
+    finally:
+        transformers.logging.disable_propagation()
+    assert (config.bos_token_id, config.eos_token_id) == (0, 0)
+    assert "token_id" not in caplog.text
+
+
+def test_an_export_keeps_the_begin_of_text_of_the_model_that_its_run_started_from(moved, tmp_path):
+    for given, told in ((7, 7), (50_256, 0), (None, 0)):  # the second one is of another vocabulary
+        edit(moved / "initial", bos_token_id=given)
+        export(moved, tmp_path / f"out-{given}")
+        assert json.loads((tmp_path / f"out-{given}" / "config.json").read_text())["bos_token_id"] == told
+    edit(moved / "initial", bos_token_id="7")
+    with pytest.raises(ConfigError, match=r"`bos_token_id` in `.*` must be an id from 0 to 2147483647, but is '7'"):
+        export(moved, tmp_path / "bad")
+
+
 @pytest.fixture
 def with_begin(trained, tmp_path) -> Path:
     """The initial folder with a tokenizer that puts `<s>` before a text."""

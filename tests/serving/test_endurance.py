@@ -59,7 +59,7 @@ def folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     model = ModelConfig(
         num_layers=2, hidden_size=32, num_heads=4, vocab_size=VOCABULARY, max_sequence_length=WINDOW, dropout=0.1
     )
-    (folder / "config.json").write_text(json.dumps(published_table(model, dtype="float32", stops=(0,))))
+    (folder / "config.json").write_text(json.dumps(published_table(model, dtype="float32", begin=0, stops=(0,))))
     draw = torch.Generator().manual_seed(1)
     weights = {name: torch.randn(shape, generator=draw) * 0.25 for name, shape in published_shapes(model).items()}
     weights["wte.weight" if "wte.weight" in weights else "transformer.wte.weight"][0] = 0.0

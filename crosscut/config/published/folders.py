@@ -92,6 +92,21 @@ def end_ids(folder: Path) -> dict[Path, tuple[int, ...]]:
     return found
 
 
+def begin_id(folder: Path) -> int | None:
+    """The token id with which texts of the model begin, from the model's `config.json` in `folder`. None if there is no
+    such file or the file names no id. Raises `ConfigError` for a file that cannot be read and for a value that is not
+    an id.
+    """
+    path = folder / MODEL_FILE
+    begin = read_json(path).get("bos_token_id") if path.is_file() else None
+    if begin is not None and not (type(begin) is int and 0 <= begin <= MOST):
+        raise ConfigError(
+            f"`bos_token_id` in `{path}` must be an id from 0 to {MOST}, but is {shown(begin)}. Correct it, or remove "
+            "it."
+        )
+    return begin
+
+
 def reason_against_export(model: ModelConfig) -> str:
     """Reason why no family can express the model, as a clause that follows a colon. Empty if the model can be
     exported.
@@ -108,9 +123,9 @@ def reason_against_export(model: ModelConfig) -> str:
     )
 
 
-def published_table(model: ModelConfig, *, dtype: str, stops: tuple[int, ...]) -> dict[str, Any]:
-    """Build the `config.json` of a model. `dtype` is torch's name for the element type of the tensors, and `stops` are
-    the token ids that end a text.
+def published_table(model: ModelConfig, *, dtype: str, begin: int, stops: tuple[int, ...]) -> dict[str, Any]:
+    """Build the `config.json` of a model. `dtype` is torch's name for the element type of the tensors, `begin` is the
+    token id with which a text begins, and `stops` are the token ids that end a text.
 
     Raises `ConfigError` for a model that no family can express.
     """
@@ -124,7 +139,7 @@ def published_table(model: ModelConfig, *, dtype: str, stops: tuple[int, ...]) -
     if model.positions == "rotary":
         table.update(rope_theta=model.rotary_base, rope_scaling=_rope_scaling(model))
     ends = stops[0] if len(stops) == 1 else list(stops)
-    return {**table, "eos_token_id": ends, "torch_dtype": dtype}
+    return {**table, "bos_token_id": begin, "eos_token_id": ends, "torch_dtype": dtype}
 
 
 class _Table:
