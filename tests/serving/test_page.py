@@ -1,6 +1,7 @@
 """The page at /, in a real browser."""
 
 import re
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -83,6 +84,25 @@ def test_a_chat_goes_on(page):
     assert page.input_value("#prompt") == ""
     page.click("#clear")
     assert page.locator(".turn").count() == 0
+
+
+def test_a_model_without_a_template_tells_why_it_does_not_chat(browser, model_folder, tmp_path):
+    shutil.copytree(model_folder, tmp_path / NAME)
+    (tmp_path / NAME / "chat_template.jinja").unlink()
+    server = start(tmp_path / NAME)
+    context = browser.new_context(viewport=DESK)
+    page = context.new_page()
+    page.goto(server.url)
+    page.locator("#model", has_text=NAME).wait_for()
+    reason = "Chat is off, because this model has no chat template."
+    page.locator("#hint", has_text=reason).wait_for()
+    assert page.locator("[name=mode][value=chat]").is_disabled()
+    write(page, "We", 3)
+    assert page.locator("#hint").inner_text() == ""
+    page.locator("label", has_text="Chat").click(force=True)
+    assert page.locator("#problem").inner_text().startswith(reason)
+    context.close()
+    assert server.stop() == (0, "")
 
 
 STOP_AT_FIRST_TOKEN = """() => {

@@ -7,6 +7,8 @@ const HINTS = {
   text: "Enter the beginning of a text below, and the model continues it.",
   chat: "Enter a question below, and the model answers.",
 };
+const NO_CHAT =
+  "Chat is off, because this model has no chat template. A model without one only continues texts, as base models do.";
 
 const narrow = matchMedia("(width < 52rem)");
 const $ = (id) => document.getElementById(id);
@@ -32,7 +34,10 @@ async function start() {
   if (!model.chat) {
     const chat = document.querySelector("[name=mode][value=chat]");
     chat.disabled = true;
-    chat.parentElement.title = "This model has no chat template.";
+    chat.parentElement.title = NO_CHAT;
+    chat.parentElement.addEventListener("click", () => tell(NO_CHAT));
+    HINTS.text += ` ${NO_CHAT}`;
+    if ($("hint").textContent) $("hint").textContent = HINTS.text;
   }
   document.querySelectorAll(".slider input").forEach(showValue);
 }
