@@ -21,7 +21,7 @@ _NAMES = {
     "layout.tensor": "--tensor",
     "layout.data": "--data",
     "data.text_key": "--text-key",
-    **{f"evaluation.{name}": f"--{name}" for name in ("text", "window")},
+    **{f"evaluation.{name}": f"--{name}" for name in ("text", "window", "limit")},
     "evaluation.overlap": "--stride",
     "evaluation.batch_size": "--batch-size",
     **{f"evaluation.{name}": f"--task {name}" for name in _TASKS},
@@ -63,6 +63,7 @@ class EvaluateOptions:
             window=self.window,
             overlap=self.stride,
             detokenizer=self.detokenizer,
+            limit=0 if self.harness else self.limit,
             batch_size=self.batch_size,
             **_files(self.tasks),
         )
@@ -92,7 +93,9 @@ class EvaluateOptions:
 )
 @click.option("--harness", metavar="TASK,...", default="", help="Score tasks of EleutherAI's lm-eval instead of files.")
 @click.option("--harness-folder", default="", help="Folder with your own lm-eval task files.")
-@click.option("--limit", default=0, help="Maximum number of examples per lm-eval task.  [default: all]")
+@click.option(
+    "--limit", default=0, help="Maximum number of passages of LAMBADA, or of examples per lm-eval task.  [default: all]"
+)
 @click.option("--shots", default=-1, help="Worked examples before each lm-eval question.  [default: the task's own]")
 @click.option("--batch-size", default=8, show_default=True, help="Windows per forward pass on each data rank.")
 @click.option("--tensor", default=1, show_default=True, help="Number of tensor ranks that share the model.")

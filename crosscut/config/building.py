@@ -111,9 +111,7 @@ class Builder:
         missing = [key for key, field in fields.items() if key not in table and _is_required(field)]
         untold = [key for key in missing if not self._mistakes.is_doubtful(_joined(path, key))]
         if untold and fields.keys() >= table.keys():
-            self._note(
-                f"`{_joined(path, untold[0])}` must be given, but is missing.{_hint(path or untold[0])}", place
-            )
+            self._note(f"`{_joined(path, untold[0])}` must be given, but is missing.{_hint(path or untold[0])}", place)
         return None if failed or missing else values
 
     def _construct(self, kind: type, values: dict[str, Any], path: str, place: str) -> Any:

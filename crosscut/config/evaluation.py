@@ -55,12 +55,16 @@ class EvaluationConfig:
     """Rules that convert WikiText's words to text. `paper` uses the rules of the paper's authors, which reproduce the
     paper's number of tokens; `invertible` uses rules that lose no information."""
 
+    limit: int = 0
+    """Maximum number of passages of LAMBADA to score, from the start of the file. 0 scores all passages. WikiText-103
+    and your own text are always scored as a whole."""
+
     batch_size: int = 8
     """Number of windows per forward pass of one data rank. The scores do not depend on this number."""
 
     def __post_init__(self) -> None:
         require_at_least("evaluation.every", self.every, 0)
-        for name in ("window", "overlap"):
+        for name in ("window", "overlap", "limit"):
             require_at_least(f"evaluation.{name}", getattr(self, name), 0)
         require_at_least("evaluation.batch_size", self.batch_size, 1)
         resolve_choices(self, "evaluation")
@@ -68,6 +72,11 @@ class EvaluationConfig:
             raise ConfigError(
                 f"`evaluation.every` must be 0 if there is nothing to score, but is {self.every}. Name a file in "
                 "`evaluation.wikitext103`, `evaluation.lambada` or `evaluation.text`."
+            )
+        if self.limit and not self.lambada:
+            raise ConfigError(
+                f"`evaluation.limit` must be 0 without `evaluation.lambada`, but is {self.limit}. Only LAMBADA has "
+                "passages to limit. Remove `evaluation.limit`."
             )
 
     @property

@@ -46,7 +46,7 @@ def make_tasks(
             WikiText103(config.wikitext103, tokenizer, overlap=stride, detokenizer=config.detokenizer, **sliding)
         )
     if config.lambada:
-        tasks.append(Lambada(config.lambada, tokenizer, before=before, window=window))
+        tasks.append(Lambada(config.lambada, tokenizer, before=before, window=window, limit=config.limit))
     if config.text:
         stride = config.own_stride(window)
         tasks.append(Text(config.text, tokenizer, overlap=stride, text_key=config.text_key, **sliding))

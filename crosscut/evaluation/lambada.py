@@ -21,18 +21,21 @@ class Lambada:
 
     The task reports the paper's accuracy. The task also reports the accuracy of the last token alone, which other
     evaluations use, and the perplexity of the last word. The ids `before` are put in front of every passage. For the
-    paper's models, `before` is empty. Raises `DataError` for a file that cannot be read or a passage of a single word,
-    and `ConfigError` for a window that is too short for a last word.
+    paper's models, `before` is empty. With a `limit` above 0, only this many passages from the start of the file are
+    scored. Raises `DataError` for a file that cannot be read or a passage of a single word, and `ConfigError` for a
+    window that is too short for a last word.
     """
 
     name = "lambada"
 
-    def __init__(self, file: str, tokenizer: Encoder, *, before: Sequence[int] = (), window: int) -> None:
+    def __init__(
+        self, file: str, tokenizer: Encoder, *, before: Sequence[int] = (), window: int, limit: int = 0
+    ) -> None:
         path = Path(file)
         self._num_before = len(before)
         self.texts: list[Ids] = []
         self.windows: list[Window] = []
-        for number, passage in enumerate(_passages(path), 1):
+        for number, passage in enumerate(_passages(path)[: limit or None], 1):
             ids, first = last_word(passage, tokenizer)
             if not first:
                 raise DataError(
@@ -51,6 +54,7 @@ class Lambada:
             "window": window,
             "counted": "all tokens of the last word, teacher forcing",
             "first_id": before[0] if before else None,
+            "limit": limit or None,
         }
         self.data = [hashed(file, path)]
 

@@ -33,7 +33,7 @@ def _figures(task: Mapping[str, Any]) -> Table:
     for position, (name, value) in enumerate(task["figures"].items()):
         table.add_row(Text(show(name, value), style="bold" if position == 0 else ""), _words(name))
     counts = ", ".join(_counted(value, name) for name, value in task["counts"].items())
-    protocol = ", ".join(f"{_words(name)} {value}" for name, value in task["protocol"].items())
+    protocol = ", ".join(f"{_words(name)} {value}" for name, value in task["protocol"].items() if value is not None)
     for told in (counts, protocol, f"{task['tokens_per_second']:,.0f} tokens/s, {task['seconds']:.1f} s"):
         table.add_row("", Text(told, style="dim"))
     return table

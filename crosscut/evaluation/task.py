@@ -46,7 +46,8 @@ class Task(Protocol):
     windows: list[Window]
     """Windows over the texts."""
     protocol: dict[str, Any]
-    """Settings that affect the task's figures. `first_id` is the id that is put in front of each text."""
+    """Settings that affect the task's figures; None for a setting that is not used. `first_id` is the id that is put in
+    front of each text."""
     data: list[dict[str, str]]
     """Files of the task with their hashes."""
 

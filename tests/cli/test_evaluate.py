@@ -65,6 +65,39 @@ def test_own_text_is_scored_by_half_windows_and_the_command_says_so(model, monke
     assert forecast.startswith("text  expected time 0:00:0")
 
 
+def test_a_limit_scores_the_first_passages(model):
+    task = ["evaluate", str(model), "--task", f"lambada={model / 'lambada.txt'}", "--device", "cpu"]
+    done = CliRunner().invoke(commands, [*task, "--limit", "1", "--json"], catch_exceptions=False)
+    found = json.loads(done.stdout)["tasks"]["lambada"]
+    assert (found["counts"]["passages"], found["protocol"]["limit"]) == (1, 1)
+    one = model / "one passage.txt"
+    one.write_text((model / "lambada.txt").read_text().splitlines()[0])
+    alone = CliRunner().invoke(
+        commands, [*task[:3], f"lambada={one}", "--device", "cpu", "--json"], catch_exceptions=False
+    )
+    assert found["figures"] == json.loads(alone.stdout)["tasks"]["lambada"]["figures"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        ("1", "must be 0 without `--task lambada`, but is 1. Only LAMBADA has passages to limit. Remove `--limit`."),
+        ("-1", "must be at least 0, but is -1."),
+    ],
+)
+def test_a_limit_needs_passages(model, limit, message):
+    wanted = ["evaluate", str(model), "--text", str(model / "text.txt"), "--limit", limit]
+    with pytest.raises(ConfigError) as error:
+        CliRunner().invoke(commands, wanted, catch_exceptions=False)
+    assert str(error.value) == f"`--limit` {message}"
+
+
+def test_settings_that_are_not_used_are_not_shown(model):
+    done = CliRunner().invoke(commands, arguments(model), catch_exceptions=False)
+    assert "None" not in done.stdout
+    assert "counted all tokens of the last word, teacher forcing" in " ".join(done.stdout.split())
+
+
 def test_a_window_smaller_than_the_stride_is_for_lambada(model):
     wanted = ["--task", f"lambada={model / 'lambada.txt'}", "--window", "12", "--stride", "16", "--device", "cpu"]
     wanted += ["--json"]
