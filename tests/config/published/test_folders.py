@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from crosscut.config import ConfigError, ModelConfig, dump_toml, load_run
-from crosscut.config.published.folders import Published, published_table, read_published, reason_against_export
+from crosscut.config.published.folders import (
+    Published,
+    begin_id,
+    published_table,
+    read_published,
+    reason_against_export,
+)
 
 GPT2 = {
     "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 2, "n_embd": 32, "n_head": 4,
@@ -195,24 +201,26 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
 )  # fmt: skip
 def test_what_is_written_is_read_again(tmp_path, change):
     ours = ModelConfig(**{**OURS, **change})
-    table = published_table(ours, dtype="float32", stops=(3, 4))
+    table = published_table(ours, dtype="float32", begin=2, stops=(3, 4))
     assert read_published(write(tmp_path, table)) == Published(ours, (3, 4))
 
 
 def test_gpt2_is_read_again(tmp_path):
     ours = ModelConfig(num_layers=2, hidden_size=32, num_heads=4, mlp_size=100, vocab_size=300, tied=False)
-    table = published_table(ours, dtype="bfloat16", stops=(3,))
-    assert table["eos_token_id"] == 3
+    table = published_table(ours, dtype="bfloat16", begin=2, stops=(3,))
+    assert (table["bos_token_id"], table["eos_token_id"]) == (2, 3)
     assert table["torch_dtype"] == "bfloat16"
     assert read_published(write(tmp_path, table)).model == ours
 
 
 def test_gpt2_with_multiple_queries_is_gpt_bigcode(tmp_path):
     ours = ModelConfig(num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=1, mlp_size=100, vocab_size=300)
-    table = published_table(ours, dtype="float32", stops=(3,))
+    table = published_table(ours, dtype="float32", begin=2, stops=(3,))
     assert (table["model_type"], table["multi_query"]) == ("gpt_bigcode", True)
     assert read_published(write(tmp_path, table)).model == ours
-    one_head = published_table(ModelConfig(num_layers=1, hidden_size=8, num_heads=1), dtype="float32", stops=(3,))
+    one_head = published_table(
+        ModelConfig(num_layers=1, hidden_size=8, num_heads=1), dtype="float32", begin=2, stops=(3,)
+    )
     assert one_head["model_type"] == "gpt2"
 
 
@@ -233,7 +241,7 @@ def test_starcoder2_is_gpt2_with_rotary_positions(read):
 @pytest.mark.parametrize("change", [{}, {"biases": "none", "tied": False}, {"num_kv_heads": 1, "head_size": 16}])
 def test_starcoder2_is_read_again(tmp_path, change):
     ours = ModelConfig(**{**OURS, "norm": "layer", "mlp": "gelu", "biases": "all", "dropout": 0.5, **change})
-    table = published_table(ours, dtype="float32", stops=(3,))
+    table = published_table(ours, dtype="float32", begin=2, stops=(3,))
     assert (table["model_type"], table["attention_dropout"]) == ("starcoder2", 0.5)
     assert read_published(write(tmp_path, table)).model == ours
 
@@ -253,7 +261,7 @@ def test_gpt_bigcode_is_read_with_multiple_queries_only(read):
 )
 def test_a_model_of_no_family_is_named(change, name, family, wanted):
     with pytest.raises(ConfigError, match=rf"`model.{name}` must be {wanted} in a .* closest family, '{family}'"):
-        published_table(ModelConfig(**{**OURS, **change}), dtype="float32", stops=(0,))
+        published_table(ModelConfig(**{**OURS, **change}), dtype="float32", begin=0, stops=(0,))
 
 
 def test_what_keeps_a_model_from_all_families_can_be_asked_before():
@@ -261,7 +269,7 @@ def test_what_keeps_a_model_from_all_families_can_be_asked_before():
     told = "`model.num_kv_heads` must be 4 in a Hugging Face model of the closest family, 'gpt2', but is 2"
     assert reason_against_export(grouped) == told
     with pytest.raises(ConfigError) as error:
-        published_table(grouped, dtype="float32", stops=(0,))
+        published_table(grouped, dtype="float32", begin=0, stops=(0,))
     assert str(error.value) == f"{told}. Crosscut can export only models of the families that it knows."
     assert reason_against_export(ModelConfig(**OURS)) == ""
 
@@ -327,3 +335,14 @@ def test_a_resolved_run_does_without_the_folder(tmp_path):
     assert load_run(path) == run
     with pytest.raises(ConfigError, match=r"config.json` must be a readable file, but is not: No such file"):
         load_run(start_from(tmp_path))
+
+
+def test_the_token_that_begins_a_text_is_the_config_files(tmp_path):
+    assert begin_id(tmp_path) is None
+    for given, found in ((None, None), (7, 7), (0, 0)):
+        (tmp_path / "config.json").write_text(json.dumps({"bos_token_id": given}))
+        assert begin_id(tmp_path) == found
+    for wrong in (-1, True, "7", [7]):
+        (tmp_path / "config.json").write_text(json.dumps({"bos_token_id": wrong}))
+        with pytest.raises(ConfigError, match=r"^`bos_token_id` in `.*` must be an id from 0 to 2147483647, but is "):
+            begin_id(tmp_path)

@@ -3,7 +3,7 @@
 import pytest
 
 from crosscut.config import CorpusConfig, Layout, RunConfig
-from crosscut.config.keys import SYNONYMS, keys_of, meant_keys
+from crosscut.config.loading.keys import SYNONYMS, keys_of, meant_keys
 
 RUN = keys_of(RunConfig)
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 from crosscut.config.errors import ConfigError
-from crosscut.config.toml_lines import key_lines
+from crosscut.config.loading.toml_lines import key_lines
 
 _NAME = re.compile(r"`(\w+)`|\b(\w+(?:\.\w+)+)")
 _COMMAND_LINE = 1 << 62

@@ -11,8 +11,8 @@ from crosscut.config.checks import MOST_SEED, Choice, listed, require_text, show
 from crosscut.config.corpora import CorpusConfig
 from crosscut.config.errors import ConfigError
 from crosscut.config.files import parse_toml
-from crosscut.config.keys import advice, meant_keys, nearest, section_of
-from crosscut.config.mistakes import Mistakes
+from crosscut.config.loading.keys import advice, meant_keys, nearest, section_of
+from crosscut.config.loading.mistakes import Mistakes
 from crosscut.config.published.presets import PRESETS
 from crosscut.config.run import RunConfig
 

@@ -8,18 +8,18 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from crosscut.config.building import Builder, Override, parsed
 from crosscut.config.checks import require_text, shown
 from crosscut.config.corpora import CorpusConfig
 from crosscut.config.errors import ConfigError
 from crosscut.config.files import parse_toml, read_small, write_whole
-from crosscut.config.keys import advice, keys_of, meant_keys, nearest
 from crosscut.config.layout import Layout
-from crosscut.config.mistakes import Mistakes
+from crosscut.config.loading.building import Builder, Override, parsed
+from crosscut.config.loading.keys import advice, keys_of, meant_keys, nearest
+from crosscut.config.loading.mistakes import Mistakes
+from crosscut.config.loading.toml_lines import key_lines
 from crosscut.config.published.folders import TOKENIZER_FILE, is_published, read_published
 from crosscut.config.published.presets import PRESETS, sequence_length_of
 from crosscut.config.run import RunConfig
-from crosscut.config.toml_lines import key_lines
 
 Table = dict[str, Any]
 

@@ -6,7 +6,7 @@ import tomli_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crosscut.config.toml_lines import key_lines
+from crosscut.config.loading.toml_lines import key_lines
 
 FILE = '''\
 # [model] in a comment

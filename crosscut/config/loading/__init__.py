@@ -1,0 +1,26 @@
+"""Loading of a checked `RunConfig` or `CorpusConfig` from a TOML file and command-line overrides, and writing to TOML.
+
+All mistakes of the file and the command line are collected and reported together, each with its line.
+"""
+
+from crosscut.config.loading.load import (
+    dump_toml,
+    is_corpus,
+    load_corpus,
+    load_layout,
+    load_run,
+    meant_settings,
+    with_line,
+    write_toml,
+)
+
+__all__ = [
+    "dump_toml",
+    "is_corpus",
+    "load_corpus",
+    "load_layout",
+    "load_run",
+    "meant_settings",
+    "with_line",
+    "write_toml",
+]
