@@ -1,6 +1,7 @@
 """Parts of Crosscut that cases reach by a call, because the command that uses them would not end by itself."""
 
 from crosscut.config import CrosscutError
+from crosscut.config.terminal import echo, printable
 from crosscut.pretrained import find_model
 from crosscut.serving.chat import ChatTemplate
 from crosscut.serving.refusals import Refusal
@@ -26,7 +27,7 @@ def chat(place: str) -> int:
             for messages in MESSAGES:
                 _encode(template, messages)
     except CrosscutError as error:
-        print(str(error).encode("ascii", "backslashreplace").decode())
+        echo(printable(str(error)))
         return 2
     return 0
 

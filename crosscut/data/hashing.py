@@ -5,11 +5,13 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from crosscut.config.files import require_regular
 from crosscut.config.machine import available_cores
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of one file, in hexadecimal."""
+    """SHA-256 of one file, in hexadecimal. Raises `OSError` if the file is not a regular file or cannot be read."""
+    require_regular(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from crosscut.config import ConfigError
+from crosscut.config.files import read_small
 from crosscut.data.tokenization.inner import read_inner
 from crosscut.serving.fields import is_text, shown
 from crosscut.serving.refusals import Refusal
@@ -25,6 +26,9 @@ _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 
 _LONGEST_TOKEN = 1000
 """Maximum number of characters of a named special token, which a template may repeat in every message."""
+
+_LONGEST_TEMPLATE = 1 << 20
+"""Maximum number of characters of a template. Published templates have up to 20,000."""
 
 _TRIAL = ({"role": "user", "content": "Hello"},)
 """Chat that every template must render within the limits."""
@@ -40,6 +44,11 @@ class ChatTemplate:
     def __init__(
         self, source: str, tokenizer: Path, names: Mapping[str, str], *, place: str, limits: Limits | None = None
     ) -> None:
+        if len(source) > _LONGEST_TEMPLATE:
+            raise ConfigError(
+                f"`{place}` must hold a chat template of at most {_LONGEST_TEMPLATE:,} characters, but has "
+                f"{len(source):,}. Correct it, or remove it to serve completions only."
+            )
         self._names = {"tools": None, "documents": None, "add_generation_prompt": True, **names}
         self._renderer = Renderer(source, self._names | {"messages": _TRIAL}, place=place, limits=limits)
         self._tokenizer = read_inner(tokenizer)
@@ -140,7 +149,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _read_text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return read_small(file)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(f"`{file}` must be a readable text file, but is not: {reason}.") from None

@@ -264,6 +264,14 @@ def test_a_template_that_renders_no_unicode_refuses_the_messages(folder, templat
         found.tokens(CHAT)
 
 
+@pytest.mark.parametrize("size", [(1 << 20) + 1, 1200 << 20])
+def test_a_template_that_is_too_long_is_told_with_its_file(folder, size):
+    with (folder / "chat_template.jinja").open("wb") as file:
+        file.truncate(size)
+    with pytest.raises(ConfigError, match=r"chat_template.jinja` must (hold a chat template of at most|be a readable)"):
+        find(folder)
+
+
 @pytest.mark.parametrize("content", [b"\xff{{ 1 }}", b"\xc3", "{{ 1 }}".encode("utf-16"), b"a\xe9b"], ids=repr)
 def test_a_template_that_is_not_utf_8_is_told_with_its_file(folder, content):
     (folder / "chat_template.jinja").write_bytes(content)
