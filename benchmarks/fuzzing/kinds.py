@@ -188,9 +188,10 @@ def _is_whole(file: Path) -> bool:
     that says nothing about the content, such as the time.
     """
     try:
-        return bool((gzip if file.suffix == ".gz" else bz2).decompress(file.read_bytes()))
+        (gzip if file.suffix == ".gz" else bz2).decompress(file.read_bytes())
     except (OSError, EOFError, ValueError, zlib.error):
         return False
+    return True
 
 
 def _digest(path: Path) -> str:
