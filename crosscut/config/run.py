@@ -199,12 +199,6 @@ class RunConfig:
                 f"`optimizer.warmup_steps` must be below `training.steps` ({steps}), but is {warm_up}. The run would "
                 f"never reach its maximum learning rate. Try {steps // 10}."
             )
-        if (decay := self.optimizer.decay_steps) > steps - warm_up:
-            raise ConfigError(
-                f"`optimizer.decay_steps` must be at most the {steps - warm_up} steps after the warm-up "
-                f"(`training.steps` {steps} - `optimizer.warmup_steps` {warm_up}), but is {decay}. "
-                f"Try {max(1, steps // 10)}."
-            )
 
     def _check_head(self) -> None:
         if self.model.tied and self.optimizer.head_learning_rate:

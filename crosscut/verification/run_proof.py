@@ -4,7 +4,6 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -54,14 +53,6 @@ only to itself with weight 1 in every head. Bugs in the order of heads would sta
 """
 
 
-STEPS = 10
-"""Number of steps of the verified run. One of them is verified."""
-MOST_WARMUP_STEPS = 2
-"""Maximum number of warm-up steps of the verified run."""
-MOST_DECAY_STEPS = 6
-"""Maximum number of steps of the decay of the schedule `wsd` in the verified run."""
-
-
 def scale_down(run: RunConfig, *, num_layers: int | None, hidden_size: int | None) -> RunConfig:
     """Return the run with `num_layers` layers and the hidden size `hidden_size`. None keeps the run's own value.
     Nothing else about the model's structure changes.
@@ -89,7 +80,7 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
         batch_size=SEQUENCES_PER_DATA_RANK * layout.data * (MICRO_BATCHES if accumulates else 1),
         micro_batch_size=SEQUENCES_PER_DATA_RANK if accumulates else 0,
         sequence_length=length,
-        steps=STEPS,
+        steps=10,
     )
     own = dataclasses.replace(
         run,
@@ -110,14 +101,12 @@ def _optimizer_for_verification(optimizer: OptimizerConfig, num_parameters: int)
     in the run.
     """
     factors = {group: optimizer.rate_factor(group) for group in ParameterGroup}
-    own: dict[str, Any] = {rate_field(group): factor * LEARNING_RATE for group, factor in factors.items()}
     return dataclasses.replace(
         optimizer,
-        **own,
+        **{rate_field(group): 0.0 if factor == 1.0 else factor * LEARNING_RATE for group, factor in factors.items()},
         learning_rate=LEARNING_RATE,
         min_learning_rate=0.0,
-        warmup_steps=min(optimizer.warmup_steps, MOST_WARMUP_STEPS),
-        decay_steps=min(optimizer.decay_steps, MOST_DECAY_STEPS),
+        warmup_steps=0,
         epsilon=CLIP_NORM / num_parameters**0.5,
         clip_norm=CLIP_NORM,
     )
