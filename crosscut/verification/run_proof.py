@@ -17,7 +17,6 @@ from crosscut.config import (
     RunConfig,
     padded_vocab_size,
 )
-from crosscut.config.optimizer import OptimizerConfig, ParameterGroup, rate_field
 from crosscut.config.precision import PRECISIONS, Precision
 from crosscut.config.terminal import new_console
 from crosscut.config.training import Compile, Recompute
@@ -82,34 +81,27 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
         sequence_length=length,
         steps=10,
     )
+    epsilon = CLIP_NORM / count_parameters(model) ** 0.5
+    optimizer = dataclasses.replace(
+        run.optimizer,
+        learning_rate=LEARNING_RATE,
+        min_learning_rate=0.0,
+        warmup_steps=0,
+        epsilon=epsilon,
+        clip_norm=CLIP_NORM,
+    )
     own = dataclasses.replace(
         run,
         model=model,
         layout=layout,
         training=training,
-        optimizer=_optimizer_for_verification(run.optimizer, count_parameters(model)),
+        optimizer=optimizer,
         evaluation=EvaluationConfig(),  # the run's evaluation windows may be longer than the shortened sequences
     )
     try:
         return dataclasses.replace(own, training=dataclasses.replace(training, precision=Precision(precision)))
     except ConfigError as error:
         raise ConfigError(f"{error} `crosscut verify` takes the precision from `--precision`.") from error
-
-
-def _optimizer_for_verification(optimizer: OptimizerConfig, num_parameters: int) -> OptimizerConfig:
-    """Return the optimizer of the verified step. The learning rates of the groups of parameters have the same ratios as
-    in the run.
-    """
-    factors = {group: optimizer.rate_factor(group) for group in ParameterGroup}
-    return dataclasses.replace(
-        optimizer,
-        **{rate_field(group): 0.0 if factor == 1.0 else factor * LEARNING_RATE for group, factor in factors.items()},
-        learning_rate=LEARNING_RATE,
-        min_learning_rate=0.0,
-        warmup_steps=0,
-        epsilon=CLIP_NORM / num_parameters**0.5,
-        clip_norm=CLIP_NORM,
-    )
 
 
 def verify_runs(runs: Sequence[RunConfig]) -> list[Report]:

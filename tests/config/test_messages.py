@@ -59,10 +59,6 @@ LOWER_BOUNDS = {
     "training.validation_sequences": 0,
     "optimizer.learning_rate": 0,
     "optimizer.min_learning_rate": 0,
-    "optimizer.embedding_learning_rate": 0,
-    "optimizer.head_learning_rate": 0,
-    "optimizer.matrix_learning_rate": 0,
-    "optimizer.scalar_learning_rate": 0,
     "optimizer.warmup_steps": 0,
     "optimizer.weight_decay": 0,
     "checkpoint.every": 0,
@@ -218,15 +214,6 @@ def test_a_section_says_what_a_field_must_be(name: str, value: object, message: 
     with pytest.raises(ConfigError) as error:
         make_section(name, value)
     assert str(error.value) == message
-
-
-def test_a_rate_of_a_group_needs_a_rate_of_the_others() -> None:
-    with pytest.raises(ConfigError) as error:
-        OptimizerConfig(learning_rate=0, min_learning_rate=0, head_learning_rate=0.1)
-    assert str(error.value) == (
-        "`optimizer.learning_rate` must be above 0 if `optimizer.head_learning_rate` is set, but is 0. Set the rate of "
-        "the other parameters, or remove `optimizer.head_learning_rate`."
-    )
 
 
 def test_a_shard_group_divides_the_data_ranks() -> None:
