@@ -57,7 +57,13 @@ def fail(crosscut_here, tmp_path, monkeypatch):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_place_of_100_000_characters_is_told(fail, command):
     message = fail(command, LONG)
-    assert message.startswith(("crosscut: `", "crosscut: The run's folder must be ", "Error: ")), message
+    known = (
+        "crosscut: `",
+        "crosscut: The run's folder must be ",
+        "crosscut: Exactly one model must be given",
+        "Error: ",
+    )
+    assert message.startswith(known), message
 
 
 @pytest.mark.parametrize("place", [f"a/{'y' * 300}/b", "z/" * 3000, "loop/a"], ids=["long name", "deep", "loop"])

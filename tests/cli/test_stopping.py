@@ -31,7 +31,6 @@ from tests.cli.conftest import TINY
         (["run.toml", "--resume", "auto", "training.steps=840"], "auto", ("run.toml", "training.steps=840")),
         (["run.toml", "training.steps=840", "--resume=auto"], "auto", ("run.toml", "training.steps=840")),
         (["--resume", "./auto"], "newest", ("./auto",)),
-        (["--", "--resume"], None, ("--resume",)),
     ],
 )
 def test_only_auto_belongs_to_resume(typed, resume, arguments):

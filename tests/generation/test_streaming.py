@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crosscut.data import Tokenizer
+from crosscut.data.tokenization.token_bytes import _byte_of_character
 from crosscut.generation.streaming import TextStream, _Stops
-from crosscut.serving.tokens import _byte_of_character
 
 TEXT = "naïve — 日本語 🙂🙃 café\n" * 3
 

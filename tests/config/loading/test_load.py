@@ -39,7 +39,7 @@ def with_model(**sections: Any) -> dict[str, Any]:
     return {"model": MODEL, **sections}
 
 
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 rates = st.floats(1e-12, 1e3)
 
 
