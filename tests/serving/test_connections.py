@@ -193,7 +193,7 @@ def test_client_is_told_where_all_others_have_requests(start):
 
 def test_a_thousand_streams_and_a_hundred_others_are_served_among_silent_ones(start):
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    running = start(most=allow_connections(1300))
+    running = start(most=allow_connections(1300), head_seconds=60)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], min(before[1], 8192)), before[1]))
     try:
         with ExitStack() as silent:
