@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from math import prod
 
 from crosscut.config.axes import AXES, OPTIONS, AxisRow
@@ -187,7 +187,7 @@ class Layout:
                 rank, place[row.name] = divmod(rank, sizes[row.name])
         return dict(reversed(place.items()))
 
-    @property
+    @cached_property
     def world_size(self) -> int:
         """Total number of ranks."""
         return prod(getattr(self, option) for option in _NOT_FOLDED)
@@ -196,7 +196,18 @@ class Layout:
         """Difference between the numbers of two neighbouring ranks along an axis. This is the product of the sizes of
         all axes further inside.
         """
-        return _strides(self)[axis]
+        return self._strides[axis]
+
+    @cached_property
+    def _strides(self) -> dict[str, int]:
+        """Strides by axis and by field of `Layout`; a field with several axes has the stride of its innermost one."""
+        strides: dict[str, int] = {}
+        inside, sizes = 1, self.sizes
+        for row in reversed([row for row in AXES if not row.is_folded]):
+            strides[row.name] = inside
+            strides.setdefault(row.option, inside)
+            inside *= sizes[row.name]
+        return strides
 
     @property
     def arrangement(self) -> str:
@@ -214,15 +225,3 @@ class Layout:
         shared = f", {self.sharding}" if self.shard_size > 1 else ""
         group = f" in groups of {self.shard_size}" if self.num_replicas > 1 and shared else ""
         return f"{self.arrangement}{folded}{split}{shared}{group}"
-
-
-@lru_cache(maxsize=4096)
-def _strides(layout: Layout) -> dict[str, int]:
-    """Strides by axis and by field of `Layout`; a field with several axes has the stride of its innermost one."""
-    strides: dict[str, int] = {}
-    inside, sizes = 1, layout.sizes
-    for row in reversed([row for row in AXES if not row.is_folded]):
-        strides[row.name] = inside
-        strides.setdefault(row.option, inside)
-        inside *= sizes[row.name]
-    return strides

@@ -172,6 +172,12 @@ class _Step:
         """Bytes of the residual stream on a rank."""
         self.layers = {layer: self._layer_state(layer) for layer in self.decoder.kinds}
         self.own = self._from(0, lambda each: each.share) + self.root.share
+        embedding, _ = lower_root(self.decoder, self.target)
+        leaves = any(state.kept.total == 0 for state in self.layers.values())  # to host memory
+        self.kept_outside = self.between * (1 + 2 * leaves) + sum(
+            value.bytes(self.target) for step in embedding for value in step.keeps
+        )
+        """Bytes that the root keeps: the last norm's input, what the embedding keeps, and what waits for the host."""
 
     def _layer_state(self, layer: Layer) -> _LayerState:
         run, mode = self.run, Recompute(self.run.training.recompute)
@@ -310,15 +316,11 @@ class _Step:
     def _held(self, layer: int) -> tuple[int, int]:
         """Bytes of cast weights, and of activations, that the layers 0 to `layer` and the root keep."""
         again, plain = _first(self.decoder, layer + 1, self.every)
-        leaves = any(self.layers[each].kept.total == 0 for each in self.decoder.kinds)  # to host memory
-        embedding, _ = lower_root(self.decoder, self.target)
-        root = self.between + sum(value.bytes(self.target) for step in embedding for value in step.keeps)
         return (
             self._sum(again, lambda each: each.kept.weights) + self._sum(plain, lambda each: each.plain.weights),
             self._sum(again, lambda each: each.kept.total)
             + self._sum(plain, lambda each: each.plain.total)
-            + 2 * self.between * leaves
-            + root,  # the last norm's input, and what the embedding keeps
+            + self.kept_outside,
         )
 
     def _residual(self) -> int:

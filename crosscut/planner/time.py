@@ -11,6 +11,7 @@ cannot keep up with its GPU, and the slowdown of products that overlap with mess
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from crosscut.architecture import (
     Decoder,
@@ -192,6 +193,7 @@ def model_flops_per_second(run: Planned, seconds: float) -> float:
     return flops_per_step(run) / seconds / run.layout.world_size
 
 
+@lru_cache(maxsize=256)
 def _layer(layer: Layer, target: Target, speed: Speed, *, repeats_last: bool) -> _Layer:
     products = {
         name: (

@@ -10,10 +10,10 @@ sends twice as much.
 """
 
 from collections.abc import Iterable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from types import MappingProxyType
 
-from crosscut.architecture import Operation, Overlap, Product, describe, flat, lower, lower_root
+from crosscut.architecture import Decoder, Operation, Overlap, Product, Target, describe, flat, lower, lower_root
 from crosscut.architecture.messages import (
     Phase,
     Sent,
@@ -58,8 +58,9 @@ def step_traffic(
     require_at_least("loss_chunk_tokens", loss_chunk_tokens, 1)
     if compiled is None:
         compiled = is_compiled(run, run.training.device)
+    again = recomputation_step(run) if run.training.recompute == Recompute.FULL else 0
     collectives = [
-        *_of_layers(run, compiled),
+        *_of_layers(describe(run.model), target_of(run, device="cpu"), run.num_micro_batches, again, compiled),
         *_loss(run, loss_chunk_tokens),
         *_gradients(run),
         *_totals(run),
@@ -120,35 +121,35 @@ def reason_against_halves(run: Planned) -> str:
     )
 
 
-def _of_layers(run: Planned, compiled: bool) -> list[Collective]:
+@lru_cache(maxsize=4096)
+def _of_layers(decoder: Decoder, target: Target, M: int, every: int, compiled: bool) -> tuple[Collective, ...]:
     """Collectives of f and g (paper, section 3) in layers, embedding and output projection, in order of execution.
 
     Each layer has two all-reduces of b s h elements in the forward pass and two in the backward pass. Embedding and
     output projection add one to each pass. With a split sequence, a reduce-scatter ends each parallel region and an
     all-gather starts the next one (Korthikanti et al. 2022, section 4.2.2); the backward pass mirrors both and gathers
-    the input of each region once more. With full recomputation, `compiled` layers also repeat their last message.
+    the input of each region once more. With full recomputation of every `every`-th layer, the recomputed layers also
+    repeat messages; `compiled` layers repeat their last message, too.
     """
-    M, decoder = run.num_micro_batches, describe(run.model)
-    target = target_of(run, device="cpu")
-    again = decoder.recomputed(recomputation_step(run) if run.training.recompute == Recompute.FULL else 0)
+    again = decoder.recomputed(every)
     embedding, head = lower_root(decoder, target)
-    found = [_collective(run, sent, M) for sent in forward_messages(embedding)]
+    found = [_collective(target, sent, M) for sent in forward_messages(embedding)]
     for layer, count in decoder.kinds.items():
         sent_forward, products = forward_messages(flat(lower(layer, target))), products_at(layer, target)
-        found += [_collective(run, sent, M * count, products) for sent in sent_forward]
-    found += [_collective(run, sent, M) for sent in forward_messages(head)]
-    found += [_collective(run, sent, M) for sent in backward_messages(head)]
+        found += [_collective(target, sent, M * count, products) for sent in sent_forward]
+    found += [_collective(target, sent, M) for sent in forward_messages(head)]
+    found += [_collective(target, sent, M) for sent in backward_messages(head)]
     for layer, count in decoder.kinds.items():
         products = products_at(layer, target)
         sent_again = repeated_messages(layer, target, everything=compiled) if again[layer] else ()
-        found += [_collective(run, sent, M * again[layer], products) for sent in sent_again]
+        found += [_collective(target, sent, M * again[layer], products) for sent in sent_again]
         sent_backward = backward_messages(tuple(flat(lower(layer, target))))
-        found += [_collective(run, sent, M * count, products) for sent in sent_backward]
-    return [*found, *(_collective(run, sent, M) for sent in backward_messages(embedding))]
+        found += [_collective(target, sent, M * count, products) for sent in sent_backward]
+    return *found, *(_collective(target, sent, M) for sent in backward_messages(embedding))
 
 
 def _collective(
-    run: Planned, sent: Sent, count: int, products: Mapping[str, tuple[Product, ...]] = MappingProxyType({})
+    target: Target, sent: Sent, count: int, products: Mapping[str, tuple[Product, ...]] = MappingProxyType({})
 ) -> Collective:
     """Collective for `count` equal messages of a step.
 
@@ -162,8 +163,8 @@ def _collective(
         purpose=sent.label,
         count=message.pieces * count,
         elements=message.elements // message.pieces,
-        element_bytes=run.training.numbers.compute_bytes,
-        ranks=run.layout.tensor,
+        element_bytes=target.compute_bytes,
+        ranks=target.tensor,
         overlap=message.overlap,
         beside=products.get(sent.name, ()),
         pieces=message.pieces,
