@@ -3,16 +3,19 @@
 The lock is a file in each folder, created exclusively. The processes that hold the lock renew the file's time every
 `BEAT` seconds. On the same machine, another process can see whether these processes still run. On another machine, a
 lock counts as abandoned once its file is older than `STALE` seconds. Both times in this comparison are set by the file
-system, so the clocks of the machines may differ.
+system, so the clocks of the machines may differ. A file whose time is more than `STALE` seconds in the future is not
+renewed by anybody, so its lock counts as abandoned as well.
 
 If a run was halted for longer than `STALE` seconds, another run may have taken its lock. A run therefore calls
 `require_held` before it writes.
 """
 
+import errno
 import json
 import os
 import secrets
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +33,8 @@ BEAT = 5.0
 """Seconds between two renewals of a lock."""
 STALE = 60.0
 """Age in seconds from which the lock of another machine counts as abandoned."""
+_MOST_BYTES = 1 << 20
+"""Maximum size of a lock file. A process takes about 30 bytes."""
 _ENDING = 1.0
 """Seconds after which a process that was killed before the lock was read has ended."""
 _SETTLE = 0.5
@@ -55,6 +60,16 @@ class Holder:
         """Return this process as the holder."""
         started = {str(os.getpid()): process_start(os.getpid()) or ""}
         return cls(token, socket.gethostname(), machine_identity(), started, time.strftime("%Y-%m-%d %H:%M:%S"))
+
+    def __post_init__(self) -> None:
+        """Raise `TypeError` or `ValueError` if a value is not of its field's type: the file may hold anything."""
+        texts = (self.token, self.host, self.machine, self.since)
+        if not isinstance(self.processes, dict) or not all(
+            isinstance(text, str) for text in (*texts, *self.processes, *self.processes.values())
+        ):
+            raise TypeError("the values must be texts")
+        if not all(pid.isascii() and pid.isdigit() and len(pid) < 20 for pid in self.processes):
+            raise ValueError("the keys of `processes` must be process numbers")
 
     @property
     def runs(self) -> bool | None:
@@ -85,14 +100,17 @@ class FolderLock:
         still empty at the end.
 
         If another machine holds the lock, taking the lock may last up to `STALE` seconds. In this case, `told` is
-        called with a message for the user. Raises `ConfigError` if another run holds the lock or a folder is not
-        writable.
+        called with a message for the user. Raises `ConfigError` if another run holds the lock, if a folder is not
+        writable, or if something other than a file has the name of the lock.
         """
         missing = [folder for folder in self.folders if not folder.exists()]
         try:
             for folder in self.folders:
                 _create(folder)
-                self._acquire(folder, told)
+                try:
+                    self._acquire(folder, told)
+                except OSError as error:
+                    raise _not_writable(folder, error) from None
             with self.renewed():
                 yield
         finally:
@@ -109,7 +127,7 @@ class FolderLock:
                 continue
             runs, (seen, age) = holder.runs, self._age(path)
             is_first_look, first_seen = not first_seen, first_seen or seen
-            if runs is False or (runs is None and age > STALE):
+            if runs is False or (runs is None and abs(age) > STALE):
                 if self._take_over(path):
                     return
                 continue
@@ -123,20 +141,23 @@ class FolderLock:
                 continue
             if is_first_look:
                 told(
-                    f"`{folder}` was used {age:.0f} s ago by {holder}. Waiting for up to {STALE - age:.0f} s, to see "
-                    "whether that run still lives."
+                    f"`{folder}` was used {max(age, 0.0):.0f} s ago by {holder}. Waiting for up to {STALE - age:.0f} "
+                    "s, to see whether that run still lives."
                 )
             time.sleep(BEAT / 2)
 
     def _create_file(self, path: Path) -> bool:
         """Create the lock file. Returns False if it exists."""
         try:
-            with path.open("x", encoding="utf-8") as file:
-                json.dump(asdict(Holder.here(self.token)), file)
+            file = path.open("x", encoding="utf-8")
         except FileExistsError:
             return False
-        except OSError as error:
-            raise _not_writable(path.parent, error) from None
+        try:
+            with file:
+                json.dump(asdict(Holder.here(self.token)), file)
+        except OSError:  # a full disk: an empty lock would count as the lock of another machine
+            path.unlink()
+            raise
         return True
 
     def _take_over(self, path: Path) -> bool:
@@ -216,7 +237,10 @@ class FolderLock:
                     (folder / LOCK_FILE).unlink()
 
     def _is_ours(self, path: Path) -> bool:
-        holder = _read(path)
+        try:
+            holder = _read(path)
+        except ConfigError:  # something else has taken the name of the lock
+            return False
         return holder is not None and holder.token == self.token
 
 
@@ -241,24 +265,46 @@ def _not_writable(folder: Path, error: OSError) -> ConfigError:
 
 
 def require_unused(folder: Path) -> None:
-    """Raise `ConfigError` if a run holds the lock of a folder. Reads only, so the folder may be read-only."""
+    """Raise `ConfigError` if a run holds the lock of a folder, or if the lock is not a file. Reads only, so the folder
+    may be read-only.
+    """
     path = folder / LOCK_FILE
     holder = _read(path)
     if holder is None or holder.runs is False:
         return
-    if holder.runs or time.time() - path.stat().st_mtime < STALE:
+    if holder.runs or abs(time.time() - path.stat().st_mtime) < STALE:
         raise ConfigError(f"The folder must not be in use, but `{folder}` is in use by {holder}. Wait until it ends.")
 
 
 def _read(path: Path) -> Holder | None:
-    """Read a lock file. Returns None if there is none.
+    """Read a lock file. Returns None if there is none. Raises `ConfigError` if a FIFO, a folder, a link or a device has
+    the name of the lock; no run creates any of these.
 
     Opening the file makes NFS ask the server for its content and time; a cached time could be a minute old.
     """
     try:
-        fields: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
-        return Holder(**fields)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link, and a socket
+            raise
+        raise _not_a_file(path) from None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise _not_a_file(path)
+        content = os.read(descriptor, _MOST_BYTES)
+    finally:
+        os.close(descriptor)
+    try:
+        fields: dict[str, Any] = parse_json(content)
+        return Holder(**fields)
     except (ValueError, TypeError):  # another process is just writing the file, or was killed while it did
         return Holder("", "an unknown machine", "", {}, "an unknown time")
+
+
+def _not_a_file(path: Path) -> ConfigError:
+    return ConfigError(
+        f"The lock of a run's folder must be a regular file, but `{path}` is not. Remove it if no run uses the folder, "
+        "or choose another folder."
+    )

@@ -4,9 +4,11 @@ import json
 import multiprocessing
 import os
 import pickle
+import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 
 from crosscut.config import ConfigError, TrainingError, folder_lock
 from crosscut.config.folder_lock import LOCK_FILE, FolderLock, Holder, require_unused
+from tests.disks import small_disk
 from tests.nursery import forked
 
 
@@ -128,14 +131,74 @@ def test_the_lock_of_a_dead_run_on_another_machine_is_waited_for_and_taken_over(
     assert 0.9 < time.monotonic() - begin < 5
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1]", '{"token": 1}'], ids=["empty", "cut", "a list", "other fields"])
+HOLDER = {"token": "t", "host": "h", "machine": "m", "processes": {"1": "1"}, "since": "s"}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[1]",
+        '{"token": 1}',
+        json.dumps(HOLDER | {"processes": 5}),
+        json.dumps(HOLDER | {"processes": {"x": "1"}}),
+        json.dumps(HOLDER | {"processes": {"9" * 5000: "1"}}),
+        json.dumps(HOLDER | {"processes": {"1": 7}}),
+        json.dumps(HOLDER | {"machine": ["m"]}),
+        "[" * 100_000,
+        "\xff",
+    ],
+    ids=[
+        "empty", "cut", "a list", "other fields", "a number of processes", "a word for a process", "a long number",
+        "a number for a time", "a list for a machine", "nested", "another encoding",
+    ],
+)  # fmt: skip
 def test_an_unreadable_lock_counts_by_its_age(tmp_path: Path, content: str) -> None:
-    (tmp_path / LOCK_FILE).write_text(content)
+    (tmp_path / LOCK_FILE).write_text(content, encoding="latin-1")
     with pytest.raises(ConfigError, match="must not be in use"):
         require_unused(tmp_path)
     os.utime(tmp_path / LOCK_FILE, (1, 1))
     require_unused(tmp_path)
     assert take(tmp_path) == []
+
+
+def socket_at(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("nowhere"), lambda path: path.symlink_to(path), socket_at],
+    ids=["FIFO", "folder", "dangling link", "circular link", "socket"],
+)
+def test_a_lock_that_is_not_a_file_is_told(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / LOCK_FILE)
+    for look in (take, require_unused):
+        with pytest.raises(ConfigError) as caught:
+            look(tmp_path)
+        assert str(caught.value) == (
+            f"The lock of a run's folder must be a regular file, but `{tmp_path / LOCK_FILE}` is not. Remove it if no "
+            "run uses the folder, or choose another folder."
+        )
+
+
+def test_a_lock_whose_time_is_in_the_future_does_not_hold_for_ever(tmp_path: Path) -> None:
+    path = elsewhere(tmp_path)
+    os.utime(path, (time.time() + 1e9, time.time() + 1e9))
+    require_unused(tmp_path)
+    assert take(tmp_path) == []
+
+
+def test_a_full_disk_leaves_no_lock(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 64) as disk:
+        with suppress(OSError), (disk / "full").open("wb", buffering=0) as file:
+            while file.write(b"0" * 4096):
+                pass
+        with pytest.raises(ConfigError, match=r"must be writable, but .* No space left on device"):
+            take(disk)
+        assert [path.name for path in disk.iterdir()] == ["full"]
 
 
 def test_the_clocks_of_machines_may_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
