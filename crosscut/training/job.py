@@ -38,7 +38,7 @@ from crosscut.training.batches import Batches
 from crosscut.training.evaluations import Evaluations
 from crosscut.training.loop import Loop
 from crosscut.training.precision import resolve_on
-from crosscut.training.requirements import require_capabilities
+from crosscut.training.requirements import require_capabilities, require_own_names
 from crosscut.training.step import Trainer
 from crosscut.training.watching.profiling import Profiler, require_steps
 from crosscut.training.watching.run_report import SUMMARY_FILE, typed_command, write_report
@@ -150,6 +150,7 @@ def _prepare(resolved: ResolvedRun, resume: Resume, profile: bool = False) -> _P
     """Create the run's folder, prepare its tokens and find the checkpoint to resume from."""
     run = resolved.config
     folder = Path(run.output.folder)
+    require_own_names(folder)
     may_be_done = resume == "auto"  # an earlier start may have been killed just before it wrote the report
     if resume == "auto":  # if all checkpoints are damaged, fail instead of starting a new run over them
         resume = bool(list_checkpoints(run.checkpoints_folder))

@@ -1,10 +1,19 @@
-"""Requirements of a run on this machine, checked before its ranks start."""
+"""Requirements of a run on this machine and on its output folder, checked before its ranks start."""
 
-from crosscut.config import ResolvedRun
+from pathlib import Path
+
+from crosscut.config import ConfigError, ResolvedRun
+from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE, INITIAL_FOLDER
 from crosscut.launch.processes import choose_device
 from crosscut.parallel import require_symmetric_memory
 from crosscut.training.precision import require_imitable_precision, require_precision
 from crosscut.training.speed.compilation import require_compilation
+from crosscut.training.watching.metrics import METRICS_FILE, TENSORBOARD_FOLDER
+from crosscut.training.watching.profiling import PROFILE_FOLDER
+from crosscut.training.watching.run_report import PLOT_FILE, SAMPLE_FILE, SUMMARY_FILE
+
+_FILES = (METRICS_FILE, CONFIG_FILE, PLOT_FILE, SAMPLE_FILE, SUMMARY_FILE)
+_FOLDERS = (TENSORBOARD_FOLDER, PROFILE_FOLDER, CHECKPOINTS_FOLDER, INITIAL_FOLDER)
 
 
 def require_capabilities(run: ResolvedRun, *, only_to_verify: bool = False) -> None:
@@ -17,3 +26,16 @@ def require_capabilities(run: ResolvedRun, *, only_to_verify: bool = False) -> N
     (require_imitable_precision if only_to_verify else require_precision)(run.precision, device)
     require_compilation(run, device)
     require_symmetric_memory(run.layout, device)
+
+
+def require_own_names(folder: Path) -> None:
+    """Raise `ConfigError` if something else in a run's output folder has the name of a file or a folder that the run
+    writes. A folder in place of a file would end the run at its first step, and a FIFO would halt it.
+    """
+    for name in (*_FILES, *_FOLDERS):
+        path, is_file = folder / name, name in _FILES
+        if path.exists() and not (path.is_file() if is_file else path.is_dir()):
+            raise ConfigError(
+                f"`{path}` must be a {'regular file' if is_file else 'folder'}, because the run writes it, but is not. "
+                "Remove it, or set `output.folder` to another folder."
+            )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -90,6 +91,31 @@ def test_run_folder_that_is_a_file_is_refused(run_with, tmp_path):
         ConfigError, match=r"^The run's folder must be a folder, but `.*run` is a file or lies in one\. "
     ):
         run_training(run_with())
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "kind"),
+    [
+        ("metrics.jsonl", os.mkfifo, "regular file"),
+        ("metrics.jsonl", Path.mkdir, "regular file"),
+        ("summary.json", Path.mkdir, "regular file"),
+        ("config.toml", lambda path: path.symlink_to("/dev/zero"), "regular file"),
+        ("tensorboard", Path.touch, "folder"),
+        ("checkpoints", Path.touch, "folder"),
+        ("profile", os.mkfifo, "folder"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("resume", [False, "auto"])
+def test_something_else_with_the_name_of_a_runs_file_is_refused(run_with, tmp_path, name, make, kind, resume):
+    (tmp_path / "run").mkdir()
+    make(tmp_path / "run" / name)
+    with pytest.raises(ConfigError) as caught:
+        run_training(run_with(), resume=resume)
+    assert str(caught.value) == (
+        f"`{tmp_path / 'run' / name}` must be a {kind}, because the run writes it, but is not. Remove it, or set "
+        "`output.folder` to another folder."
+    )
 
 
 def test_run_folder_with_checkpoints_is_refused_without_resume(trained):

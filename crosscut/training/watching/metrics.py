@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
 from crosscut.config import write_whole
+from crosscut.config.files import parse_json, require_regular
 from crosscut.config.terminal import new_console
 from crosscut.evaluation import Score
 from crosscut.evaluation.score_table import in_a_line
@@ -26,6 +27,8 @@ from crosscut.evaluation.score_table import in_a_line
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
 _SECONDS_BETWEEN_LINES = 10.0
+_LONGEST_LINE = 1 << 20
+"""Maximum number of characters in a row of the metrics. A run writes less than a thousand."""
 
 Value = float | int | None
 
@@ -129,13 +132,18 @@ def _as_json(value: Value) -> Value:
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Read the rows of a run's `metrics.jsonl`. Lines that a crash or a full disk has left incomplete are left out, and
-    so are lines that a run does not write.
+    so are lines that a run does not write. Returns no rows if the file is missing. Raises `OSError` if it cannot be
+    read or is not a regular file.
     """
     rows = []
-    with (folder / METRICS_FILE).open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            with suppress(ValueError, RecursionError):
-                row = json.loads(line if line.endswith("\n") else "")
+    path = folder / METRICS_FILE
+    if not path.exists():
+        return []
+    require_regular(path)
+    with path.open(encoding="utf-8", errors="replace") as file:
+        while line := file.readline(_LONGEST_LINE):
+            with suppress(ValueError):
+                row = parse_json(line if line.endswith("\n") else "")
                 if _is_row(row):
                     rows.append(row)
     return rows
@@ -153,7 +161,7 @@ def _drop_after(path: Path, start: int) -> list[dict[str, Any]]:
     """Remove rows after step `start` and incomplete lines from the file, or all rows if `start` is 0. Returns the rows
     that are left.
     """
-    rows = read_metrics(path.parent) if start and path.exists() else []
+    rows = read_metrics(path.parent) if start else []
     kept = [row for row in rows if row["step"] <= start]
     write_whole(path, "".join(json.dumps(row) + "\n" for row in kept))
     return kept

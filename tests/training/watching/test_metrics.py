@@ -140,8 +140,13 @@ def test_the_bar_gives_way_to_another_and_comes_back(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "line", ["7", '"step"', "[]", '{"loss": 1.0}', '{"step": "x"}', '{"step": 3, "loss": [1]}', "[" * 9999]
-)
+    "line",
+    [
+        "7", '"step"', "[]", '{"loss": 1.0}', '{"step": "x"}', '{"step": 3, "loss": [1]}', "[" * 9999,
+        '{"step": ' + "1" * 5000 + "}", '{"step": 3, "\\ud800": 1}', '{"step": 3}' + " " * (1 << 20),
+    ],
+    ids=lambda line: line[:20].strip(),
+)  # fmt: skip
 def test_lines_that_no_run_writes_are_left_out(tmp_path, line):
     (tmp_path / METRICS_FILE).write_text('{"step": 1, "loss": 2.0}\n' + line + '\n{"step": 2, "loss": null}\n')
     assert read_metrics(tmp_path) == [{"step": 1, "loss": 2.0}, {"step": 2, "loss": None}]
