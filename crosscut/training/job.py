@@ -40,6 +40,7 @@ from crosscut.training.loop import Loop
 from crosscut.training.precision import resolve_on
 from crosscut.training.requirements import require_capabilities, require_own_names
 from crosscut.training.step import Trainer
+from crosscut.training.watching.banner import print_banner
 from crosscut.training.watching.profiling import Profiler, require_steps
 from crosscut.training.watching.run_report import SUMMARY_FILE, typed_command, write_report
 
@@ -54,6 +55,8 @@ class _Prepared:
     """Checkpoint to resume from; None for a new run."""
     identity: dict[str, Any]
     """Identity of the run that its checkpoints record (`identity_of`)."""
+    done: int
+    """Number of steps that the checkpoint has done; 0 for a new run."""
     profile: bool = False
     """Whether to profile a few steps (`profiling`)."""
     lock: FolderLock | None = None
@@ -100,12 +103,17 @@ def run_training(run: RunConfig, *, resume: Resume = False, profile: bool = Fals
     if stop is not None:
         ignore_requests()  # also in the process that started the ranks
         config = shlex.quote(str(Path(run.output.folder) / CONFIG_FILE))
+        again = f"`{typed_command()} train {config} --resume auto`"
+        advice = "Resume" if stop.interrupted else "Requeue the job, or resume"
         raise RunStopped(
             f"The run was {'interrupted' if stop.interrupted else 'asked to stop'} and has stopped after step "
             f"{stop.step} of {run.training.steps}. Its checkpoint is "
             f"`{checkpoint_folder(run.checkpoints_folder, stop.step)}`. "
-            f"{'Resume' if stop.interrupted else 'Requeue the job, or resume'} with "
-            f"`{typed_command()} train {config} --resume auto`.",
+            + (
+                f"{advice} with {again}."
+                if stop.step < run.training.steps
+                else f"Only the report is missing: write it with {again}."
+            ),
             interrupted=stop.interrupted,
         )
 
@@ -158,6 +166,8 @@ def _prepare(resolved: ResolvedRun, resume: Resume, profile: bool = False) -> _P
         _require_no_checkpoints(run)
     good = latest_good_checkpoint(run.checkpoints_folder) if resume else None
     tokens = _tokens(run, resume)
+    if not resume:
+        _note_smaller_vocabulary(run, tokens)
     run = with_vocabulary(run, tokens)
     Sampler(tokens.train, sequence_length=run.training.sequence_length, seed=run.training.seed)  # raises if too short
     ValidationSampler(tokens.validation, sequence_length=run.training.sequence_length)
@@ -171,7 +181,7 @@ def _prepare(resolved: ResolvedRun, resume: Resume, profile: bool = False) -> _P
     _fill_folder(run, folder, good)
     if resolved.device == "cuda" and (reason := reason_against_halves(run)):
         _note(f"Under sequence parallelism, the forward messages of this run overlap with no matrix product: {reason}.")
-    return _Prepared(resolved.with_config(run), good.folder if good else None, identity, profile)
+    return _Prepared(resolved.with_config(run), good.folder if good else None, identity, done, profile)
 
 
 def _require_no_checkpoints(run: RunConfig) -> None:
@@ -223,6 +233,19 @@ def _tokens(run: RunConfig, resume: bool) -> TokenFolder:
     if resume and folder.exists():  # the raw text may be gone by now
         return TokenFolder.open(folder, verify=run.data.verify)
     return prepare(run.data, folder, seed=run.training.seed)
+
+
+def _note_smaller_vocabulary(run: RunConfig, tokens: TokenFolder) -> None:
+    """Print a note if the trained tokenizer has fewer entries than `data.vocab_size`, so that the model is smaller than
+    planned.
+    """
+    asked = tokens.manifest.settings.trained_vocab_size
+    if run.data.text and asked and tokens.vocab_size < asked and not run.model.vocab_size:
+        _note(
+            f"The tokenizer has {tokens.vocab_size:,} entries and not the {asked:,} of `data.vocab_size`, because no "
+            "other pair of tokens occurs twice in the text. The model gets the smaller vocabulary. To keep the planned "
+            f"size, set model.vocab_size={asked}."
+        )
 
 
 def with_vocabulary(run: RunConfig, tokens: TokenFolder) -> RunConfig:
@@ -291,6 +314,8 @@ def _train(prepared: _Prepared, device: torch.device) -> _Stop | None:
         evaluations=Evaluations(run, tokens),
         lock=lock,
     )
+    if mesh.is_first_rank:
+        print_banner(prepared.run, tokens, loop.throughput, device, new_console(), done=prepared.done)
     with contextlib.nullcontext() if lock is None else lock.renewed(), loop.saver:
         outcome = loop.train(prepared.checkpoint)
         if not outcome.stopped:

@@ -201,6 +201,18 @@ def test_vocabulary_is_the_tokenizers_unless_a_larger_one_is_given(run_with):
         with_vocabulary(run_with("model.vocab_size=9"), tokens)
 
 
+def test_vocabulary_that_the_text_does_not_fill_is_told(run_with, tmp_path, capsys):
+    (tmp_path / "short.txt").write_text("To be, or not to be: that is the question. " * 2000)
+    asked = [f"data.text={tmp_path}/short.txt", "data.tokens=", "data.vocab_size=5000"]
+    prepared = _prepare(resolve_on(run_with(*asked, "model.vocab_size=0"), CPU), False)
+    size = prepared.run.model.vocab_size
+    assert 257 < size < 5000
+    assert f"The tokenizer has {size} entries and not the 5,000 of `data.vocab_size`" in capsys.readouterr().err
+    kept = run_with(*asked, "model.vocab_size=5000", f"output.folder={tmp_path}/kept")
+    assert _prepare(resolve_on(kept, CPU), False).run.model.vocab_size == 5000
+    assert "entries" not in capsys.readouterr().err
+
+
 def test_processes_that_do_not_fit_the_layout_are_refused(run_with, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")
@@ -285,3 +297,12 @@ def test_stopped_run_says_where_it_is_and_how_to_go_on(run_with, monkeypatch, in
     )
     assert stopped.value.interrupted == interrupted
     assert str(stopped.value).endswith(f" train {folder}/config.toml --resume auto`.")
+
+
+def test_run_that_is_stopped_after_its_last_step_lacks_only_the_report(run_with, monkeypatch):
+    monkeypatch.setattr("crosscut.launch.door.launch", lambda *_, **__: _Stop(6, False))
+    monkeypatch.setattr("crosscut.training.job.ignore_requests", lambda: None)
+    with pytest.raises(RunStopped) as stopped:
+        run_training(run_with())
+    assert "after step 6 of 6. " in str(stopped.value)
+    assert "Only the report is missing: write it with `" in str(stopped.value)

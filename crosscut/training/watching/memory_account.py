@@ -3,21 +3,24 @@
 An account lists the memory held before the step, then every allocation and release in order. On the CPU, a dispatch
 mode sees each tensor's storage come and go. On CUDA, the account comes from the caching allocator's own history, which
 also covers compiled code and memory that is not a tensor. Each allocation is attributed to the lines of this package
-that requested it: the innermost line, and the innermost line in another file, such as `parallel/linear.py:38 <
-model/mlp.py:27`. This text is called the holder.
+that requested it: the innermost line, and the innermost line in another file. The innermost class around these lines
+names the module, or the autograd function in a backward pass, such as `MLP (parallel/linear.py:38 < model/mlp.py:27)`.
+This text is called the holder.
 """
 
+import inspect
 import sys
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -75,17 +78,40 @@ class Account:
 
 
 def holder_of(frames: Iterable[tuple[str, int]]) -> str:
-    """Return the holder for a stack of (file, line), innermost first. The holder names up to two lines of this package,
-    from different files.
+    """Return the holder for a stack of (file, line), innermost first. The holder names the innermost module, and up to
+    two lines of this package from different files.
     """
     lines: list[tuple[str, int]] = []
+    module = ""
     for file, line in frames:
-        inside = file.startswith(f"{PACKAGE}/") and file not in _NO_HOLDERS
-        if inside and file not in (known for known, _ in lines):
+        if not file.startswith(f"{PACKAGE}/") or file in _NO_HOLDERS:
+            continue
+        module = module or _module_at(file, line)
+        if len(lines) < 2 and file not in (known for known, _ in lines):
             lines.append((file, line))
-        if len(lines) == 2:
+        if module and len(lines) == 2:
             break
-    return " < ".join(f"{Path(file).relative_to(PACKAGE).as_posix()}:{line}" for file, line in lines) or _ELSEWHERE
+    places = " < ".join(f"{Path(file).relative_to(PACKAGE).as_posix()}:{line}" for file, line in lines)
+    return f"{module} ({places})" if module else places or _ELSEWHERE
+
+
+def _module_at(file: str, line: int) -> str:
+    """Name of the module or autograd function whose code contains a line; empty if the line lies in other code."""
+    return next((name for first, last, name in _modules_in(file) if first <= line <= last), "")
+
+
+@lru_cache
+def _modules_in(file: str) -> list[tuple[int, int, str]]:
+    """First line, last line and name of the modules and autograd functions in a file of this package."""
+    found = sys.modules.get(".".join([PACKAGE.name, *Path(file).relative_to(PACKAGE).with_suffix("").parts]))
+    classes = [
+        kind
+        for kind in (vars(found).values() if found else ())
+        if isinstance(kind, type) and issubclass(kind, nn.Module | torch.autograd.Function)
+    ]
+    own = [kind for kind in classes if kind.__module__ == getattr(found, "__name__", "")]
+    sources = [(kind.__name__, *inspect.getsourcelines(kind)) for kind in own]
+    return [(first, first + len(source) - 1, name.lstrip("_")) for name, source, first in sources]
 
 
 @contextmanager

@@ -190,7 +190,7 @@ class _Display:
             expand=True,
             disable=not self.console.is_terminal,
         )
-        self._task = self._bar.add_task("train", total=num_steps, completed=start, told="")
+        self._task = self._bar.add_task("train", total=num_steps, completed=start, told="Training")
         self._bar.start()
 
     def step(self, step: int, values: Mapping[str, Value]) -> None:
@@ -198,9 +198,10 @@ class _Display:
         seconds_a_step = (time.monotonic() - self._began) / (step - self._start)
         left = timedelta(seconds=round((self.num_steps - step) * seconds_a_step))
         told = (
-            f"step {step}/{self.num_steps}  {left} left  loss {value['loss']:.4f}  norm {value['gradient_norm']:.2f}  "
-            f"rate {value['learning_rate']:.1e}  {_scale(value)}{value['tokens_per_second']:,.0f} tokens/s  "
-            f"{value['model_flops_per_second'] / 1e12:.2f} TFLOP/s ({value['utilisation']:.0%})"
+            f"Training  step {step}/{self.num_steps}  {left} left  loss {value['loss']:.4f}  "
+            f"norm {value['gradient_norm']:.2f}  rate {value['learning_rate']:.1e}  {_scale(value)}"
+            f"{value['tokens_per_second']:,.0f} tokens/s  {value['model_flops_per_second'] / 1e12:.2f} TFLOP/s "
+            f"({value['utilisation']:.0%})"
         )
         self._bar.update(self._task, completed=step, told=told)
         if not self.console.is_terminal and time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:

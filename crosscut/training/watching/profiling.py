@@ -1,5 +1,4 @@
-"""Profile of a few steps (`crosscut train --profile`): the time of each operator, and the lines of code that hold the
-memory.
+"""Profile of a few steps (`crosscut train --profile`): the time of each operator, and the modules that hold the memory.
 
 After two warm-up steps, the first rank records three steps with `torch.profiler` and the memory of one more step. The
 run then continues normally. The recorded steps compute the same results, only more slowly. The device is idle at the
@@ -8,6 +7,7 @@ start and at the end of each recorded step. All other ranks only measure how lon
 
 import gzip
 import json
+import os
 import re
 import shutil
 import tempfile
@@ -59,7 +59,8 @@ class Profile:
     peak_bytes: int
     """Largest number of bytes that were held at one time during a step."""
     holders: dict[str, int]
-    """Bytes of each holder of memory (lines of code, see `memory_account`) at the peak of a step, largest first."""
+    """Bytes of each holder of memory (a module and lines of code, see `memory_account`) at the peak of a step, largest
+    first."""
     seconds_of_ranks: list[list[float]] = field(default_factory=list)
     """Seconds of each recorded step on each rank: one list per rank."""
 
@@ -93,6 +94,7 @@ class Profiler:
     def _recorded(self, step: int, *, last: bool) -> Iterator[None]:
         if self.mesh.is_first_rank and self._recorder is None:
             # Only one cycle is recorded; `acc_events` stops PyTorch 2.11 from warning that it drops earlier cycles.
+            os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # PyTorch's recorder would print lines of its own
             self._recorder = torch.profiler.profile(activities=_activities(self.mesh), acc_events=True)
             self._recorder.start()
         synchronize(self.mesh.device)

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
+from crosscut.checkpoint.manifest import current_versions
 from crosscut.config import GenerationError, RunConfig, write_whole
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE
 from crosscut.config.terminal import new_console
@@ -26,6 +27,7 @@ from crosscut.pretrained import begin_of_run
 from crosscut.training.evaluations import last_figures
 from crosscut.training.loop import Outcome
 from crosscut.training.speed.compilation import uncompiled
+from crosscut.training.watching.banner import COUNTS, device_name, facts_panel, model_rows, short
 from crosscut.training.watching.metrics import METRICS_FILE, read_metrics
 
 PLOT_FILE = "loss.png"
@@ -52,7 +54,7 @@ def write_report(run: RunConfig, model: GPT, tokens: TokenFolder, outcome: Outco
     if not model.mesh.is_first_rank:
         return ""
     failure = ""
-    summary = {**summarize(run, outcome), "evaluation": last_figures(read_metrics(folder))}
+    summary = {**summarize(run, outcome, model.mesh.device), "evaluation": last_figures(read_metrics(folder))}
     try:
         if text:
             write_whole(folder / SAMPLE_FILE, text + "\n")
@@ -64,7 +66,7 @@ def write_report(run: RunConfig, model: GPT, tokens: TokenFolder, outcome: Outco
     return failure
 
 
-def summarize(run: RunConfig, outcome: Outcome) -> dict[str, Any]:
+def summarize(run: RunConfig, outcome: Outcome, device: torch.device) -> dict[str, Any]:
     """Return the figures of a run, as `summary.json` stores them. Rates are None if this process trained no step."""
     steps = run.training.steps - outcome.first_step
     rates = outcome.throughput.rates(outcome.seconds / steps) if steps and outcome.seconds else {}
@@ -72,6 +74,9 @@ def summarize(run: RunConfig, outcome: Outcome) -> dict[str, Any]:
         "parameters": count_parameters(run.model),
         "vocab_size": run.model.vocab_size,
         "layout": str(run.layout),
+        "device": device_name(device),
+        "versions": current_versions(),
+        "first_step": outcome.first_step,
         "steps": run.training.steps,
         "training_tokens": run.training.steps * outcome.throughput.tokens_per_step,
         "training_seconds": outcome.seconds,
@@ -107,14 +112,13 @@ def plot_losses(folder: Path) -> None:
         axes.plot(*zip(*_smoothed(trained), strict=True), color="#1f5f99", linewidth=2, label="training, smoothed")
     if validated:  # a full disk may have lost the rows
         points = [(row["step"], row["validation_loss"]) for row in validated]
-        axes.plot(*zip(*points, strict=True), color="#c8502d", marker="o", markersize=4, label="validation")
-        place: dict[str, Any] = {"xytext": (0, -18), "textcoords": "offset points", "ha": "right"}
-        axes.annotate(_told(validated[-1]), points[-1], color="#c8502d", **place)
+        label = f"validation, at the end {_told(validated[-1])}"
+        axes.plot(*zip(*points, strict=True), color="#c8502d", marker="o", markersize=4, label=label)
     axes.set(xlabel="step", ylabel="cross entropy per token (nats)")
     axes.margins(y=0.12)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper right")  # a loss falls, so this corner is free
     picture = io.BytesIO()
     figure.savefig(picture, dpi=150)
     pyplot.close(figure)
@@ -122,7 +126,7 @@ def plot_losses(folder: Path) -> None:
 
 
 def _told(row: dict[str, Any]) -> str:
-    """Text for a validation in the plot. Rows of versions before the bits per byte lack them."""
+    """Text for a validation in the legend of the plot. Rows of versions before the bits per byte lack them."""
     bits = row.get("validation_bits_per_byte")
     perplexity = f"perplexity {math.exp(min(row['validation_loss'], 700)):,.1f}"
     return perplexity if bits is None else f"{perplexity}, {bits:.3f} bits per byte"
@@ -143,12 +147,7 @@ def print_summary(run: RunConfig, summary: dict[str, Any], text: str, console: C
     """Print the results of the run, the paths of its files and commands to type next."""
     if text:
         console.print(Panel(Text(text), title="sample", title_align="left", padding=(1, 2), style="dim"))
-    table = Table.grid(padding=(0, 3))
-    table.add_column(style="bold")
-    table.add_column()
-    for name, value in _summary_rows(run, summary):
-        table.add_row(name, value)
-    console.print(Panel(table, title="done", title_align="left", padding=(1, 2)))
+    console.print(facts_panel("done", _summary_rows(run, summary)))
     folder = run.output.folder
     files = [PLOT_FILE, *([SAMPLE_FILE] if text else []), METRICS_FILE, SUMMARY_FILE, CONFIG_FILE, CHECKPOINTS_FOLDER]
     command, more = typed_command(), 2 * summary["steps"]
@@ -162,40 +161,31 @@ def print_summary(run: RunConfig, summary: dict[str, Any], text: str, console: C
         console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
-def _summary_rows(run: RunConfig, summary: dict[str, Any]) -> Iterator[tuple[str, Text]]:
-    model, layout = run.model, run.layout
-    size = f"{model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads} heads"
-    parameters = _short(summary["parameters"], _COUNTS)
-    yield "model", Text(f"{model.family}, {parameters} parameters ({size}, vocabulary {model.vocab_size:,})")
-    yield "layout", Text(f"{layout}: {layout.world_size} process{'es' if layout.world_size > 1 else ''}")
+def _summary_rows(run: RunConfig, summary: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
+    yield from model_rows(run)
+    yield "device", f"{summary['device']}; torch {summary['versions']['torch']}"
     before, after = summary["validation_perplexity_before"], summary["validation_perplexity_after"]
-    tokens = f"{summary['steps']:,} steps ({_short(summary['training_tokens'], _COUNTS)} tokens)"
+    tokens = f"{summary['steps']:,} steps ({short(summary['training_tokens'], COUNTS)} tokens)"
     scored = f"over {summary['validation_tokens']:,} validation tokens"
+    when = f"at step {summary['first_step']:,}" if summary["first_step"] else "before"
     yield (
         "perplexity",
-        Text.assemble(f"{before:,.1f} before, ", (f"{after:,.1f}", "bold"), f" after {tokens}; {scored}"),
+        Text.assemble(f"{before:,.1f} {when}, ", (f"{after:,.1f}", "bold"), f" after {tokens}; {scored}"),
     )
     if summary["validation_bytes"]:
-        before, after = (f"{summary[f'validation_bits_per_byte_{when}']:.3f}" for when in ("before", "after"))
-        scored = f"over {_short(summary['validation_bytes'], _SIZES)}B of text"
-        yield "bits per byte", Text.assemble(f"{before} before, ", (after, "bold"), f" after; {scored}")
+        before, after = (f"{summary[f'validation_bits_per_byte_{time}']:.3f}" for time in ("before", "after"))
+        scored = f"over {short(summary['validation_bytes'], _SIZES)}B of text"
+        yield "bits per byte", Text.assemble(f"{before} {when}, ", (after, "bold"), f" after; {scored}")
     if summary["evaluation"]:
         yield "evaluation", Text(in_a_line(summary["evaluation"]))
     if summary["tokens_per_second"]:
-        rate, peak = (_short(summary[f"{name}flops_per_second"], _RATES) for name in ("model_", "peak_"))
+        rate, peak = (short(summary[f"{name}flops_per_second"], _RATES) for name in ("model_", "peak_"))
         share = f"{summary['utilisation']:.0%} of {peak}FLOP/s ({summary['peak']})"
         yield "speed", Text(f"{summary['tokens_per_second']:,.0f} tokens/s, {rate}FLOP/s: {share}")
 
 
-_COUNTS = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
 _SIZES = ((1e9, " G"), (1e6, " M"), (1e3, " k"), (1.0, " "))
 _RATES = ((1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M"))
-
-
-def _short(number: float, letters: tuple[tuple[float, str], ...]) -> str:
-    """Format a number with three digits and a unit letter, such as 812k, 2.6M or 8.3B."""
-    size, letter = next(((size, letter) for size, letter in letters if number >= size), (1.0, ""))
-    return f"{number / size:.3g}{letter}"
 
 
 def typed_command() -> str:

@@ -17,11 +17,9 @@ from crosscut.planner import find_hardware, model_flops_per_token
 from crosscut.training.precision import compute_dtype
 
 _WARM_UP = 2
-"""Number of matrix products that are run before the time budget starts."""
+"""Number of matrix products that are run before the measurement starts."""
 _SECONDS_TO_MEASURE = 0.1
-"""Time budget of the measurement. A CPU without float16 instructions takes a tenth of a second for one product of 512
-rows.
-"""
+"""Time of the measurement. A CPU without float16 instructions takes a tenth of a second for one product of 512 rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,25 +87,24 @@ def _published_peak(precision: str, device: torch.device) -> tuple[str, float] |
 
 
 @torch.no_grad()
-def measure_matrix_rate(device: torch.device, dtype: torch.dtype, *, size: int = 0, repeats: int = 10) -> float:
-    """Measure the FLOP/s of a square matrix product on this rank's device. Returns the best rate of up to `repeats`
-    products. Measuring stops early after `_SECONDS_TO_MEASURE` seconds. `size` is the number of rows; 0 means 8192 on
-    CUDA and 512 on CPUs.
+def measure_matrix_rate(device: torch.device, dtype: torch.dtype, *, size: int = 0) -> float:
+    """Measure the FLOP/s that square matrix products attain on this rank's device for `_SECONDS_TO_MEASURE` seconds.
+
+    The result is the mean rate, not the best rate: ranks that share a core take turns, and the best product of each
+    rank would count the core once per rank. `size` is the number of rows; 0 means 8192 on CUDA and 512 on CPUs.
     """
     size = size or (8192 if device.type == "cuda" else 512)
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    best, left = float("inf"), _SECONDS_TO_MEASURE
-    for repeat in range(_WARM_UP + repeats):
-        synchronize(device)
-        start = time.perf_counter()
+    for _ in range(_WARM_UP):
+        ORDINARY.output(a, b)
+    synchronize(device)
+    start, seconds, products = time.perf_counter(), 0.0, 0
+    while seconds < _SECONDS_TO_MEASURE:
         ORDINARY.output(a, b)
         synchronize(device)
+        products += 1
         seconds = time.perf_counter() - start
-        best = min(best, seconds)
-        left -= seconds if repeat >= _WARM_UP else 0.0
-        if left <= 0.0:
-            break
-    return 2.0 * size**3 / best
+    return products * 2.0 * size**3 / seconds
 
 
 def synchronize(device: torch.device) -> None:

@@ -1,8 +1,13 @@
 """The account of memory, on allocations whose sizes are known."""
 
+import inspect
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from crosscut.kernels import ORDINARY
+from crosscut.model.block import Block
+from crosscut.model.mlp import MLP
 from crosscut.training.watching.memory_account import PACKAGE, Account, account_of, holder_of, read_snapshot
 
 CPU = torch.device("cpu")
@@ -67,21 +72,27 @@ def test_tensors_that_pytorch_pretends_to_have_take_no_memory():
     assert account.peak() == (0, {})
 
 
-def test_holder_is_the_innermost_line_and_the_next_file_outwards():
+def line_of(function: object) -> tuple[str, int]:
+    """File of a function of the package, and the number of its first line."""
+    return inspect.getsourcefile(function), inspect.getsourcelines(function)[1]
+
+
+def test_holder_is_the_innermost_module_with_its_line_and_the_next_file_outwards():
+    forward, multiply = line_of(MLP.forward), line_of(type(ORDINARY).output)
     frames = [
         ("/torch/functional.py", 1),
-        (f"{PACKAGE}/parallel/linear.py", 38),
+        multiply,
         (f"{PACKAGE}/kernels/functions.py", 40),
-        (f"{PACKAGE}/parallel/linear.py", 90),
-        (f"{PACKAGE}/model/mlp.py", 27),
-        (f"{PACKAGE}/model/block.py", 26),
+        forward,
+        line_of(Block.forward),
     ]
-    assert holder_of(frames) == "parallel/linear.py:38 < model/mlp.py:27"
+    assert holder_of(frames) == f"MLP (kernels/products.py:{multiply[1]} < model/mlp.py:{forward[1]})"
+    assert holder_of(frames[1:2]) == f"kernels/products.py:{multiply[1]}"
     assert holder_of(frames[:1]) == "outside of crosscut"
 
 
 def test_history_of_the_caching_allocator_is_read():
-    line = [{"filename": f"{PACKAGE}/model/mlp.py", "line": 27, "name": "forward"}]
+    line = [{"filename": f"{PACKAGE}/training/step.py", "line": 27, "name": "step"}]
     snapshot = {
         "device_traces": [
             [],
@@ -110,4 +121,4 @@ def test_history_of_the_caching_allocator_is_read():
     read_snapshot(snapshot, 1, {100: "parameters"}, account)
     peak, holders = account.peak()
     assert peak == 60
-    assert holders == {"model/mlp.py:27": 30, "held before the step": 20, "parameters": 10}
+    assert holders == {"training/step.py:27": 30, "held before the step": 20, "parameters": 10}

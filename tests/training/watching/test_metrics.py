@@ -136,7 +136,7 @@ def test_the_bar_gives_way_to_another_and_comes_back(tmp_path, monkeypatch):
         metrics.step(5, VALUES)
     scores, bar = terminal.lines()
     assert scores == "step      4  lambada accuracy 50.00%"
-    assert bar.startswith("step 5/10")
+    assert bar.startswith("Training  step 5/10")
 
 
 @pytest.mark.parametrize(

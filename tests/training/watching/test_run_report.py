@@ -9,6 +9,9 @@ from tests.training.conftest import tiny_run
 SUMMARY = {
     "parameters": 2_641_920,
     "layout": "tensor 2 x data 1",
+    "device": "a processor",
+    "versions": {"torch": "2.13.0"},
+    "first_step": 0,
     "steps": 300,
     "training_tokens": 614_400,
     "validation_perplexity_before": 4321.0,
@@ -36,13 +39,19 @@ def printed(tmp_path, text: str, *overrides: str, **summary: object) -> str:
 def test_summary_says_what_came_out_and_what_comes_next(tmp_path):
     out = printed(tmp_path, "And so it was.", "output.sample_prompt=It's")
     for expected in (
-        "GPT-2, 2.64M parameters", "2 processes", "4,321.0 before, 98.8 after 300 steps (614k tokens)",
-        "bits per byte", "3.210 before, 1.765 after; over 61.2 kB of text",
+        "GPT-2, ", "2 processes", "4,321.0 before, 98.8 after 300 steps (614k tokens)",
+        "a processor; torch 2.13.0", "bits per byte", "3.210 before, 1.765 after; over 61.2 kB of text",
         "6,789 tokens/s, 1.23 TFLOP/s: 34% of 3.6 TFLOP/s", "And so it was.", "training.steps=600",
         "tensorboard --logdir", "sample.txt", "lambada accuracy 45.18%, wikitext103 perplexity 19.31",
     ):  # fmt: skip
         assert expected in out, expected
     assert f"generate '{tmp_path}/a run' --prompt 'It'\"'\"'s'" in out
+
+
+def test_resumed_run_says_at_which_step_it_began(tmp_path):
+    out = printed(tmp_path, "", first_step=210)
+    assert "4,321.0 at step 210, 98.8 after 300 steps" in out
+    assert "3.210 at step 210, 1.765 after" in out
 
 
 def test_text_is_printed_as_it_is(tmp_path):

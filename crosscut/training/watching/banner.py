@@ -1,0 +1,109 @@
+"""Facts of a run that are printed before its first step: model, layout, corpus, folder and expected time."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import timedelta
+
+import torch
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from crosscut.config import ResolvedRun, RunConfig
+from crosscut.config.machine import processor_name
+from crosscut.data import TokenFolder
+from crosscut.planner import count_parameters, find_hardware
+from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware
+from crosscut.planner.time import step_time
+from crosscut.training.watching.throughput import Peak, Throughput
+
+COUNTS = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
+"""Unit letters for `short`, for parameters and tokens."""
+
+
+def print_banner(
+    run: ResolvedRun, tokens: TokenFolder, throughput: Throughput, device: torch.device, console: Console, *, done: int
+) -> None:
+    """Print what the run will do, before its first step. `done` is the number of steps that the run has done before."""
+    config, training = run.config, run.training
+    per_step, corpus = throughput.tokens_per_step, sum(shard.num_tokens for shard in tokens.train)
+    epochs = f"{training.steps * per_step / corpus:.3g}"
+    validated = short(tokens.validation.num_tokens, COUNTS)
+    batch = f"{training.batch_size:,} x {training.sequence_length:,}"
+    rows = [
+        *model_rows(config),
+        ("device", device_name(device)),
+        ("corpus", f"{short(corpus, COUNTS)} tokens for training, {validated} for validation"),
+        ("training", f"{_steps(done, training.steps)} of {batch} tokens: {epochs} epoch{'' if epochs == '1' else 's'}"),
+        ("folder", config.output.folder),
+    ]
+    if expected := expected_seconds(run, tokens, throughput, device, done=done):
+        rows.append(("expected time", str(timedelta(seconds=round(expected)))))
+    console.print(facts_panel("run", rows))
+
+
+def _steps(done: int, steps: int) -> str:
+    return f"steps {done + 1:,} to {steps:,}" if done else f"{steps:,} step{'s' if steps > 1 else ''}"
+
+
+def expected_seconds(
+    run: ResolvedRun, tokens: TokenFolder, throughput: Throughput, device: torch.device, *, done: int
+) -> float | None:
+    """Forecast the seconds of the remaining steps and of their validations. None if the planner does not know the
+    device. Checkpoints, evaluations and the compilation of layers are not counted.
+
+    The forecast for a CPU takes the figures of the planner's laptop with the matrix rate that was measured.
+    """
+    hardware = _hardware(run, throughput.peak, device)
+    if hardware is None or (run.layout.world_size > hardware.ranks_per_node and hardware.network is None):
+        return None
+    training, left = run.training, run.training.steps - done
+    validations = 1 + (-(-left // training.validate_every) if training.validate_every else 1)
+    validated = tokens.validation.num_tokens
+    if training.validation_sequences:
+        validated = min(validated, training.validation_sequences * training.sequence_length)
+    forward = (
+        validated / throughput.tokens_per_step / 3
+    )  # a step is a forward pass and a backward pass of twice its work
+    return step_time(run.config, hardware).total * (left + validations * forward)
+
+
+def _hardware(run: ResolvedRun, peak: Peak, device: torch.device) -> Hardware | None:
+    if device.type == "cuda":
+        return find_hardware(torch.cuda.get_device_name(device))
+    laptop = KNOWN_HARDWARE["laptop"]
+    return replace(laptop, flops={**laptop.flops, run.numbers.compute: peak.flops_per_second})
+
+
+def model_rows(run: RunConfig) -> list[tuple[str, str]]:
+    """Rows for the model and the layout of a run."""
+    model, layout = run.model, run.layout
+    size = f"{model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads} heads"
+    parameters = short(count_parameters(model), COUNTS)
+    processes = f"{layout.world_size} process{'es' if layout.world_size > 1 else ''}"
+    return [
+        ("model", f"{model.family}, {parameters} parameters ({size}, vocabulary {model.vocab_size:,})"),
+        ("layout", f"{layout}: {processes}"),
+    ]
+
+
+def device_name(device: torch.device) -> str:
+    """Name of the GPU or of the processor."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
+
+
+def facts_panel(title: str, rows: Iterable[tuple[str, str | Text]]) -> Panel:
+    """Panel with a title and rows of a name and a value."""
+    table = Table.grid(padding=(0, 3))
+    table.add_column(style="bold")
+    table.add_column()
+    for name, value in rows:
+        table.add_row(name, Text(value) if isinstance(value, str) else value)
+    return Panel(table, title=title, title_align="left", padding=(1, 2))
+
+
+def short(number: float, letters: tuple[tuple[float, str], ...]) -> str:
+    """Format a number with three digits and a unit letter, such as 812k, 2.6M or 8.3B."""
+    size, letter = next(((size, letter) for size, letter in letters if number >= size), (1.0, ""))
+    return f"{number / size:.3g}{letter}"

@@ -1,0 +1,74 @@
+import io
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from crosscut.data import TokenFolder
+from crosscut.planner import find_hardware
+from crosscut.planner.time import step_time
+from crosscut.training.precision import resolve_on
+from crosscut.training.watching import banner
+from crosscut.training.watching.banner import expected_seconds, print_banner
+from crosscut.training.watching.throughput import Peak, Throughput
+from tests.training.jobs import CPU
+
+SLOW, FAST = (
+    Throughput(tokens_per_step=128, flops_per_token=1e6, peak=Peak(name="measured", flops_per_second=rate))
+    for rate in (1e9, 1e11)
+)
+
+
+def expected(run, *, throughput=SLOW, device=CPU, done=0):
+    tokens = TokenFolder.open(Path(run.tokens_folder))
+    return expected_seconds(resolve_on(run, CPU), tokens, throughput, device, done=done)
+
+
+def printed(run, *, done=0) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    tokens = TokenFolder.open(Path(run.tokens_folder))
+    print_banner(resolve_on(run, CPU), tokens, SLOW, CPU, console, done=done)
+    return console.file.getvalue()
+
+
+def test_banner_says_what_will_be_trained_on_what_and_for_how_long(run_with):
+    run = run_with("layout.tensor=2", "training.steps=9000", "output.folder=here")
+    corpus = sum(shard.num_tokens for shard in TokenFolder.open(Path(run.tokens_folder)).train)
+    text = printed(run)
+    for fact in (
+        "GPT-2, ", " parameters (", "vocabulary 500", "tensor 2 x data 1: 2 processes",
+        f"{corpus / 1e3:.3g}k tokens for training", "9,000 steps of 4 x 32 tokens",
+        f"{9000 * 128 / corpus:.3g} epochs", "here", "expected time",
+    ):  # fmt: skip
+        assert fact in text, fact
+    assert "steps 7 to 9,000 of 4 x 32 tokens" in printed(run, done=6)
+
+
+def test_time_grows_with_what_is_left_and_falls_with_the_measured_rate(run_with):
+    long, short = run_with("training.steps=1000"), run_with("training.steps=500")
+    assert expected(long) > 1.9 * expected(short)
+    assert expected(long, done=500) == pytest.approx(expected(short), rel=0.01)
+    assert expected(long, throughput=FAST) < expected(long) / 10
+
+
+def test_validations_count_as_a_third_of_a_step_of_their_size(run_with):
+    """A validation has 8 sequences and a step has 4. Validations run before the first step, and as often as asked."""
+    rarely, often, whole = (
+        expected(run_with("training.steps=100", setting))
+        for setting in ("training.validate_every=0", "training.validate_every=7", "training.validation_sequences=0")
+    )
+    step = rarely / (100 + 2 * 2 / 3)
+    assert often / step == pytest.approx(100 + 16 * 2 / 3)
+    validated = TokenFolder.open(Path(run_with().tokens_folder)).validation.num_tokens
+    assert whole / step == pytest.approx(100 + 35 * validated / 128 / 3)
+
+
+def test_gpus_that_the_planner_knows_have_its_forecast(run_with, monkeypatch):
+    run, gpu = run_with("training.validate_every=0"), torch.device("cuda", 0)
+    names = iter(["NVIDIA H100 80GB HBM3", "NVIDIA T4"])
+    monkeypatch.setattr(banner.torch.cuda, "get_device_name", lambda _: next(names))
+    step = step_time(resolve_on(run, CPU).config, find_hardware("NVIDIA H100 80GB HBM3")).total
+    assert expected(run, device=gpu) == pytest.approx(step * (6 + 2 * 2 / 3))
+    assert expected(run, device=gpu) is None
+    assert expected(run_with("layout.data=16", "training.batch_size=16")) is None, "more ranks than the laptop has"
