@@ -12,6 +12,7 @@ import torch
 from crosscut.checkpoint import (
     Folder,
     GoodCheckpoint,
+    Saver,
     checkpoint_folder,
     find_damage,
     latest_good_checkpoint,
@@ -20,7 +21,16 @@ from crosscut.checkpoint import (
     require_identity,
 )
 from crosscut.checkpoint.storage import LocalFolder, folder_at
-from crosscut.config import ConfigError, ModelConfig, ResolvedRun, RunConfig, RunStopped, TrainingError, write_toml
+from crosscut.config import (
+    CheckpointError,
+    ConfigError,
+    ModelConfig,
+    ResolvedRun,
+    RunConfig,
+    RunStopped,
+    TrainingError,
+    write_toml,
+)
 from crosscut.config.conventions import CONFIG_FILE, INITIAL_FOLDER
 from crosscut.config.files import parse_json, read_small
 from crosscut.config.folder_lock import FolderLock
@@ -316,17 +326,33 @@ def _train(prepared: _Prepared, device: torch.device) -> _Stop | None:
     )
     if mesh.is_first_rank:
         print_banner(prepared.run, tokens, loop.throughput, device, new_console(), done=prepared.done)
+    unwritten = ""
     with contextlib.nullcontext() if lock is None else lock.renewed(), loop.saver:
         outcome = loop.train(prepared.checkpoint)
         if not outcome.stopped:
             loop.require_folder()
             # The ranks wait for the report: a rank that exits early would kill the rank that writes it.
             unwritten = share_from_first(write_report(run, trainer.model, tokens, outcome))
-        loop.saver.require_saved()
-    if not outcome.stopped and unwritten:
+        _require_written(run, loop.saver, unwritten)
+    return _Stop(outcome.last_step, outcome.interrupted) if outcome.stopped else None
+
+
+def _require_written(run: RunConfig, saver: Saver, unwritten: str) -> None:
+    """Raise an error unless the last checkpoint and the report are written. `unwritten` is the reason why a file of the
+    report is missing, or empty. The error is a `CheckpointError` that names both if the checkpoint is missing, and a
+    `TrainingError` if only the report is.
+    """
+    try:
+        saver.require_saved()
+    except CheckpointError as error:
+        if not unwritten:
+            raise
+        raise CheckpointError(
+            f"{error} The report of the run is not complete either, because a file could not be written: {unwritten}."
+        ) from None
+    if unwritten:
         raise TrainingError(
             f"The report of the run must be written to `{run.output.folder}`, but is not: {unwritten}. All steps are "
             "done, and their checkpoint is written. Free space or grant access, and start again with --resume auto to "
             "write the report."
         )
-    return _Stop(outcome.last_step, outcome.interrupted) if outcome.stopped else None

@@ -89,6 +89,7 @@ def test_full_disk_stops_nothing_but_the_files_that_do_not_fit(book, small_disk)
     assert "Traceback" not in errors
     assert process.returncode == 2, errors
     assert "No space left on device" in errors
+    assert "The report of the run is not complete either, because a file could not be written: No space" in errors
     assert not list((run / "checkpoints").glob(".*")), "no part of a failed checkpoint is left"
     filler.unlink()
     again = subprocess.run([*command, "--resume", "auto"], capture_output=True, text=True, timeout=120, check=False)

@@ -1,5 +1,6 @@
 """What is found out, and made, before a process starts."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -13,12 +14,13 @@ import torch
 import torch.distributed as dist
 
 from crosscut.checkpoint import find_damage, folder_at
-from crosscut.config import CheckpointError, ConfigError, LayoutError, RunStopped, load_run
+from crosscut.config import CheckpointError, ConfigError, LayoutError, RunStopped, TrainingError, load_run
 from crosscut.config.conventions import num_pieces
 from crosscut.data import TokenFolder, prepare
 from crosscut.training import run_training
-from crosscut.training.job import _prepare, _Stop, identity_of, is_complete, with_vocabulary
+from crosscut.training.job import _prepare, _require_written, _Stop, identity_of, is_complete, with_vocabulary
 from crosscut.training.precision import resolve_on
+from tests.disks import small_disk
 from tests.training.conftest import tiny_run
 from tests.training.jobs import CPU, loop, whole_run
 
@@ -230,6 +232,59 @@ def test_report_of_a_run_that_was_killed_before_it_is_made_up_for(trained, monke
     run_training(trained, resume="auto")
     assert "is complete: all 6 steps are done." in capsys.readouterr().out
     assert summary.stat().st_mtime_ns == written
+
+
+def test_report_that_does_not_fit_on_the_disk_is_told_and_written_later(trained, tmp_path, capsys):
+    with small_disk(tmp_path / "disk", 8 << 10) as disk:
+        folder = shutil.copytree(trained.output.folder, disk / "run")
+        run = dataclasses.replace(trained, output=dataclasses.replace(trained.output, folder=str(folder)))
+        (folder / "loss.png").touch()  # of an earlier report
+        fill(disk, leave=24 << 10)  # enough for the lock and the metrics, too little for the plot
+        with pytest.raises(TrainingError) as caught:
+            run_training(run, resume="auto")
+        assert str(caught.value) == (
+            f"The report of the run must be written to `{folder}`, but is not: No space left on device. All steps are "
+            "done, and their checkpoint is written. Free space or grant access, and start again with --resume auto to "
+            "write the report."
+        )
+        files = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("files"))
+        assert files == f"files  {folder}/: sample.txt, metrics.jsonl, config.toml, tensorboard, checkpoints"
+        assert not is_complete(run)
+        (disk / "filler").unlink()
+        run_training(run, resume="auto")
+        assert is_complete(run)
+
+
+def test_disk_without_room_for_the_metrics_is_told(trained, tmp_path):
+    with small_disk(tmp_path / "disk", 8 << 10) as disk:
+        folder = shutil.copytree(trained.output.folder, disk / "run")
+        run = dataclasses.replace(trained, output=dataclasses.replace(trained.output, folder=str(folder)))
+        rows = (folder / "metrics.jsonl").read_bytes()
+        fill(disk, leave=4 << 10)  # enough for the lock
+        with pytest.raises(TrainingError, match=r"must be a folder that can be written, but is not: No space left on"):
+            run_training(run, resume="auto")
+        assert (folder / "metrics.jsonl").read_bytes() == rows
+
+
+def fill(disk: Path, *, leave: int) -> None:
+    """Fill a small disk up to the last `leave` bytes."""
+    with (disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    os.truncate(disk / "filler", (disk / "filler").stat().st_size - leave)
+
+
+def test_a_checkpoint_that_is_not_written_does_not_hide_a_report_that_is_not(trained, tmp_path):
+    class Failed:
+        def require_saved(self) -> None:
+            raise CheckpointError("`step-6` must be writable, but is not: No space left on device.")
+
+    with pytest.raises(CheckpointError) as caught:
+        _require_written(trained, Failed(), "File too large")
+    assert str(caught.value) == (
+        "`step-6` must be writable, but is not: No space left on device. The report of the run is not complete either, "
+        "because a file could not be written: File too large."
+    )
 
 
 def test_run_without_its_last_checkpoint_is_not_complete(trained):

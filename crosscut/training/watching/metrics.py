@@ -18,7 +18,7 @@ from typing import IO, Any, Self
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
-from crosscut.config import write_whole
+from crosscut.config import TrainingError, write_whole
 from crosscut.config.files import parse_json, require_regular
 from crosscut.config.terminal import new_console
 from crosscut.evaluation import Score
@@ -37,7 +37,7 @@ class Metrics:
     """Metrics of one run. Use the object as a context manager: leaving the context closes the files.
 
     `start` is the step from which the run continues. Rows of later steps, written by an earlier start of the run, are
-    removed.
+    removed. Raises `TrainingError` if the files cannot be written.
     """
 
     def __init__(self, folder: Path, *, num_steps: int, start: int, active: bool) -> None:
@@ -47,10 +47,16 @@ class Metrics:
             return
         from crosscut.training.watching.board import Board  # its imports take time, so only on the rank that writes
 
-        kept = _drop_after(folder / METRICS_FILE, start)
+        try:
+            kept = _drop_after(folder / METRICS_FILE, start)
+            self._file: IO[str] = (folder / METRICS_FILE).open("a", encoding="utf-8")
+            self._board = Board(folder / TENSORBOARD_FOLDER, first_step=start + 1 if start else 0)
+        except OSError as error:
+            raise TrainingError(
+                f"`{folder}` must be a folder that can be written, but is not: {error.strerror}. Free space or grant "
+                "access, and start again with --resume auto."
+            ) from None
         self._validated = {row["step"] for row in kept if "validation_loss" in row}
-        self._file: IO[str] = (folder / METRICS_FILE).open("a", encoding="utf-8")
-        self._board = Board(folder / TENSORBOARD_FOLDER, first_step=start + 1 if start else 0)
         self._display = _Display(num_steps, start)
         self._told = False
 

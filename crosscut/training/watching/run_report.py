@@ -5,7 +5,7 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
+from crosscut.checkpoint import list_checkpoints
 from crosscut.checkpoint.manifest import current_versions
 from crosscut.config import GenerationError, RunConfig, write_whole
-from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE
+from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
 from crosscut.config.terminal import new_console
 from crosscut.data import TokenFolder
 from crosscut.evaluation.score_table import in_a_line
@@ -28,11 +29,17 @@ from crosscut.training.evaluations import last_figures
 from crosscut.training.loop import Outcome
 from crosscut.training.speed.compilation import uncompiled
 from crosscut.training.watching.banner import COUNTS, device_name, facts_panel, model_rows, short
-from crosscut.training.watching.metrics import METRICS_FILE, read_metrics
+from crosscut.training.watching.metrics import METRICS_FILE, TENSORBOARD_FOLDER, read_metrics
+from crosscut.training.watching.profiling import PROFILE_FOLDER
 
 PLOT_FILE = "loss.png"
 SAMPLE_FILE = "sample.txt"
 SUMMARY_FILE = "summary.json"
+_NAMES = (
+    PLOT_FILE, SAMPLE_FILE, METRICS_FILE, SUMMARY_FILE, CONFIG_FILE, TENSORBOARD_FOLDER, PROFILE_FOLDER,
+    INITIAL_FOLDER, TOKENS_FOLDER,
+)  # fmt: skip
+"""Files and folders of a run that may exist, besides its checkpoints."""
 
 
 def write_report(run: RunConfig, model: GPT, tokens: TokenFolder, outcome: Outcome) -> str:
@@ -53,16 +60,19 @@ def write_report(run: RunConfig, model: GPT, tokens: TokenFolder, outcome: Outco
                 text = f"No text. {error}"
     if not model.mesh.is_first_rank:
         return ""
-    failure = ""
     summary = {**summarize(run, outcome, model.mesh.device), "evaluation": last_figures(read_metrics(folder))}
+    unwritten, failure = [PLOT_FILE, SAMPLE_FILE, SUMMARY_FILE], ""
     try:
         if text:
             write_whole(folder / SAMPLE_FILE, text + "\n")
+            unwritten.remove(SAMPLE_FILE)
         plot_losses(folder)
-        write_whole(folder / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
+        unwritten.remove(PLOT_FILE)
+        write_whole(folder / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")  # last: it marks a complete report
+        unwritten.remove(SUMMARY_FILE)
     except OSError as error:
         failure = error.strerror or str(error)
-    print_summary(run, summary, text, new_console())
+    print_summary(run, summary, text, new_console(), unwritten=unwritten)
     return failure
 
 
@@ -143,13 +153,19 @@ def _smoothed(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
     return means
 
 
-def print_summary(run: RunConfig, summary: dict[str, Any], text: str, console: Console) -> None:
-    """Print the results of the run, the paths of its files and commands to type next."""
+def print_summary(
+    run: RunConfig, summary: dict[str, Any], text: str, console: Console, *, unwritten: Collection[str] = ()
+) -> None:
+    """Print the results of the run, the paths of its files and commands to type next. Files that do not exist are left
+    out, and so are the files in `unwritten`, which may be of an earlier report.
+    """
     if text:
         console.print(Panel(Text(text), title="sample", title_align="left", padding=(1, 2), style="dim"))
     console.print(facts_panel("done", _summary_rows(run, summary)))
     folder = run.output.folder
-    files = [PLOT_FILE, *([SAMPLE_FILE] if text else []), METRICS_FILE, SUMMARY_FILE, CONFIG_FILE, CHECKPOINTS_FOLDER]
+    files = [name for name in _NAMES if name not in unwritten and (Path(folder) / name).exists()]
+    if list_checkpoints(Path(folder) / CHECKPOINTS_FOLDER):
+        files.append(CHECKPOINTS_FOLDER)
     command, more = typed_command(), 2 * summary["steps"]
     prompt = f" --prompt {shlex.quote(run.output.sample_prompt)}" if run.output.sample_prompt else ""
     for line in (

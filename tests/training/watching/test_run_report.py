@@ -1,5 +1,6 @@
 import io
 import json
+from pathlib import Path
 
 from rich.console import Console
 
@@ -32,7 +33,11 @@ SUMMARY = {
 def printed(tmp_path, text: str, *overrides: str, **summary: object) -> str:
     run = tiny_run(tmp_path / "tokens", tmp_path / "a run", "layout.tensor=2", *overrides)
     console = Console(file=io.StringIO(), width=200)
-    print_summary(run, {**SUMMARY, **summary}, text, console)
+    folder = Path(run.output.folder)
+    folder.mkdir()
+    for name in ("loss.png", "metrics.jsonl", "summary.json", *(["sample.txt"] if text else [])):
+        (folder / name).touch()
+    print_summary(run, {**SUMMARY, **summary}, text, console, unwritten=["loss.png"])
     return console.file.getvalue()
 
 
@@ -62,6 +67,11 @@ def test_no_sample_leaves_no_panel(tmp_path):
     out = printed(tmp_path, "")
     assert "─ sample ─" not in out
     assert "sample.txt" not in out
+
+
+def test_files_that_are_not_written_are_not_listed(tmp_path):
+    listed = next(line for line in printed(tmp_path, "Text").splitlines() if line.startswith("files"))
+    assert listed == f"files  {tmp_path}/a run/: sample.txt, metrics.jsonl, summary.json"
 
 
 def test_a_validation_of_no_text_has_no_bits_per_byte(tmp_path):
