@@ -12,6 +12,7 @@ from crosscut.config import EvaluationConfig, write_whole
 from crosscut.config.files import require_writable_file
 from crosscut.evaluation.evaluate import evaluate, make_tasks
 from crosscut.evaluation.ranks import Machinery, with_model
+from crosscut.evaluation.scoring import require_numbers
 from crosscut.evaluation.task import Result, Task
 from crosscut.launch.processes import choose_device, is_first_started
 from crosscut.model import GPT
@@ -36,7 +37,7 @@ def evaluate_place(
 
     `place` is a run's folder, a checkpoint or a Hugging Face folder. Files, sizes and the model are checked before a
     rank starts. With `shown`, the size and the expected time of each task are printed, and a progress bar is shown.
-    Raises `ConfigError`, `LayoutError`, `DataError` or `CheckpointError`.
+    Raises `ConfigError`, `LayoutError`, `DataError` or `CheckpointError`, and `GenerationError` if a figure is NaN.
     """
     require_writable(output)
 
@@ -58,7 +59,10 @@ def evaluate_place(
 
 
 def _score(model: GPT, _source: ModelSource, told: _Told) -> list[Result]:
-    return evaluate(model, told.tasks, batch_size=told.batch_size, shown=told.shown, forecast=told.shown)
+    results = evaluate(model, told.tasks, batch_size=told.batch_size, shown=told.shown, forecast=told.shown)
+    for result in results:
+        require_numbers(result.task, result.found.figures.values())
+    return results
 
 
 def described(place: str, source: ModelSource, on: Machinery) -> dict[str, Any]:

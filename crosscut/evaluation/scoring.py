@@ -6,6 +6,7 @@ the complete table. Each window therefore counts once for any number of ranks, a
 on every layout.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from crosscut.config import IGNORED
+from crosscut.config import IGNORED, GenerationError
 from crosscut.evaluation.token_scores import score_tokens
 from crosscut.evaluation.windows import Window
 from crosscut.model import GPT, Batch
@@ -68,6 +69,20 @@ def score_windows(
         model.train(was_training)
     losses, hits, last_hits = all_reduce(table, model.mesh.tokens).cpu().unbind(1)
     return WindowScores(losses.numpy(), hits.long().numpy(), last_hits.long().numpy())
+
+
+def require_numbers(name: str, values: Iterable[float]) -> None:
+    """Raise `GenerationError` if a figure or a loss in `values` is NaN. `name` is the name of the task.
+
+    An infinite loss is a result: the model gives the target the probability 0. NaN is none: the model's logits are NaN
+    or contain positive infinity.
+    """
+    if any(map(math.isnan, values)):
+        raise GenerationError(
+            f"The losses of `{name}` must be numbers, but are not: the model gives logits that are not numbers (NaN). "
+            "The weights are damaged, or the precision cannot hold the numbers. Try --precision float32; check a "
+            "checkpoint with `crosscut checkpoint verify`."
+        )
 
 
 def rounds_of(windows: Sequence[Window], batch_size: int, *, rank: int, size: int) -> list[list[int]]:

@@ -18,6 +18,7 @@ from crosscut.config import ConfigError
 from crosscut.evaluation import Window, sliding_windows
 from crosscut.evaluation.evaluate import score_with_progress
 from crosscut.evaluation.ranks import joined_model
+from crosscut.evaluation.scoring import require_numbers
 from crosscut.evaluation.task import as_ids
 from crosscut.generation import Decoder, Sampling
 from crosscut.harness.arguments import MODEL, ModelArguments, refuse_cache, refuse_chat_template
@@ -132,6 +133,7 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         scores = score_with_progress(
             self.model, "loglikelihood", texts, windows, batch_size=self.batch_size, shown=self.shown
         )
+        require_numbers("loglikelihood", scores.losses)
         return [
             (-float(loss), int(hits) == window.num_targets)
             for loss, hits, window in zip(scores.losses, scores.hits, windows, strict=True)
@@ -152,6 +154,7 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         scores = score_with_progress(
             self.model, "rolling loglikelihood", texts, windows, batch_size=self.batch_size, shown=self.shown
         )
+        require_numbers("rolling loglikelihood", scores.losses)
         totals = np.zeros(len(texts))
         np.add.at(totals, [window.text for window in windows], -scores.losses)
         return [float(total) for total in totals]

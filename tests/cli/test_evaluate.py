@@ -1,10 +1,13 @@
 """The real command."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
 
 from crosscut.cli.main import commands
 from crosscut.config import ConfigError, DataError
@@ -138,3 +141,20 @@ def test_a_mistake_is_one_message(options, message):
     result = CliRunner().invoke(commands, ["evaluate", "somewhere", *options])
     assert isinstance(result.exception, ConfigError)
     assert str(result.exception).startswith(message)
+
+
+@pytest.mark.parametrize("tensor", ["1", "2"])
+def test_a_model_with_finite_weights_that_gives_no_numbers_is_an_error(model, crosscut_here, tmp_path, tensor):
+    """Logits of the output projection overflow to infinity, so the losses are NaN."""
+    folder = shutil.copytree(model, tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = torch.full_like(weights["lm_head.weight"], 3e38)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    done = crosscut_here(*arguments(folder, "--tensor", tensor))
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        "crosscut: The losses of `lambada` must be numbers, but are not: the model gives logits that are not numbers "
+        "(NaN). The weights are damaged, or the precision cannot hold the numbers. Try --precision float32; check a "
+        "checkpoint with `crosscut checkpoint verify`."
+    )
+    assert "infinite" not in done.stdout

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from crosscut.config import Layout, ModelConfig
+from crosscut.config import GenerationError, Layout, ModelConfig
 from crosscut.evaluation import Window, WindowScores, evaluate, score_windows, sliding_windows
-from crosscut.evaluation.scoring import rounds_of
+from crosscut.evaluation.scoring import require_numbers, rounds_of
 from crosscut.evaluation.text import Text
 from crosscut.model import GPT, initialize
 from crosscut.parallel import RandomStreams, make_mesh, shard_model
@@ -141,12 +141,23 @@ def test_an_evaluation_tells_what_it_found_and_how(ranks: RankPool, tmp_path: Pa
 def broken(file: str) -> dict:
     model = make(Layout())
     with torch.no_grad():
-        model.final_norm.weight.to_local()[:] = float("nan")
+        model.final_norm.weight.to_local()[:] = math.nan
     task = Text([file], Letters(), start=0, window=8, overlap=8, text_key="text")
     return evaluate(model, [task], batch_size=2)[0].to_json()
 
 
-def test_a_model_that_gives_no_numbers_has_no_figures(ranks: RankPool, tmp_path: Path) -> None:
+def test_a_model_that_gives_no_numbers_has_no_figures_in_json(ranks: RankPool, tmp_path: Path) -> None:
+    """An evaluation of a run in training: the next step of the run then says what is not finite."""
     file = tmp_path / "text.txt"
     file.write_text("It was the best of times.")
     assert set(ranks.run(1, broken, str(file))[0]["figures"].values()) == {None}
+
+
+@pytest.mark.parametrize("values", [[1.0, math.nan], [math.inf, math.nan]], ids=str)
+def test_figures_that_are_nan_are_an_error_but_infinite_ones_are_not(values: list[float]) -> None:
+    require_numbers("lambada", [1.0, math.inf])
+    with pytest.raises(GenerationError) as caught:
+        require_numbers("lambada", values)
+    assert str(caught.value).startswith(
+        "The losses of `lambada` must be numbers, but are not: the model gives logits that are not numbers (NaN). "
+    )
