@@ -28,7 +28,7 @@ class Head:
     def of(cls, model: ModelConfig, tokens: Parameter) -> "Head":
         """Describe the head of a model whose token embedding is `tokens`."""
         shape = (model.vocab_size, model.hidden_size)
-        output = None if model.tied else Parameter("output.weight", shape, Role.EMBEDDING, Cut.VOCABULARY)
+        output = None if model.tied else Parameter("output.weight", shape, Role.HEAD, Cut.VOCABULARY)
         return cls(stream_norm(model, "final_norm"), output, tokens if output is None else output)
 
     def steps(self, x: Value) -> list[Step]:

@@ -1,7 +1,8 @@
 """Global shapes of a model's parameters, and the part of each parameter that one tensor rank holds.
 
 Each parameter states how the tensor ranks divide it (`Cut`) and its purpose (`Role`). The role decides the initial
-values and whether weight decay applies, so no code has to guess these from the parameter's name.
+values, whether weight decay applies and which learning rate applies, so no code has to guess these from the parameter's
+name.
 
 Shapes: O outputs, I inputs. As in PyTorch, a weight is [O, I]: the paper's columns are dimension 0 and its rows
 dimension 1.
@@ -12,17 +13,21 @@ from enum import Enum
 from math import prod
 
 from crosscut.config.conventions import padded_vocab_size
+from crosscut.config.optimizer import ParameterGroup
 
 INITIAL_SPREAD = 0.02
 """Standard deviation of the initial weights (paper, section 4.1.1)."""
 
 
 class Role(Enum):
-    """Purpose of a parameter, which decides its initial values and whether weight decay applies."""
+    """Purpose of a parameter, which decides its initial values, its weight decay and its learning rate."""
 
     MATRIX = "matrix"
     BEFORE_RESIDUAL = "matrix whose product is added to the residual stream"
     EMBEDDING = "embedding"
+    """Embedding of tokens or positions. The embedding of tokens may also be the output projection (tied)."""
+    HEAD = "output projection"
+    """Weight that computes the logits, if the weight is not tied to the token embedding."""
     NORM = "norm"
     """Scale or shift of a norm."""
     BIAS = "bias"
@@ -31,6 +36,11 @@ class Role(Enum):
     def decays(self) -> bool:
         """Whether weight decay applies: to matrices and embeddings, not to norms and biases (paper, section 4.1.1)."""
         return self not in (Role.NORM, Role.BIAS)
+
+    @property
+    def group(self) -> ParameterGroup:
+        """Group of parameters that have the same learning rate."""
+        return _GROUPS[self]
 
     def initial_spread(self, num_layers: int) -> float:
         """Standard deviation of the normal distribution from which a new parameter is drawn.
@@ -42,6 +52,16 @@ class Role(Enum):
         if not self.decays:
             return 0.0
         return INITIAL_SPREAD / (2 * num_layers) ** 0.5 if self is Role.BEFORE_RESIDUAL else INITIAL_SPREAD
+
+
+_GROUPS = {
+    Role.MATRIX: ParameterGroup.MATRIX,
+    Role.BEFORE_RESIDUAL: ParameterGroup.MATRIX,
+    Role.EMBEDDING: ParameterGroup.EMBEDDING,
+    Role.HEAD: ParameterGroup.HEAD,
+    Role.NORM: ParameterGroup.SCALAR,
+    Role.BIAS: ParameterGroup.SCALAR,
+}
 
 
 class Cut(Enum):

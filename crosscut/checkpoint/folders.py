@@ -151,9 +151,9 @@ def mark_passed_over(good: GoodCheckpoint) -> None:
             )
 
 
-def drop_old(root: Folder, *, newest: int, keep: int, keep_every: int) -> None:
-    """Remove all checkpoints up to step `newest`, except the last `keep` and the checkpoints at multiples of
-    `keep_every`. With a `keep_every` of 0, no older checkpoint is kept.
+def drop_old(root: Folder, *, newest: int, keep: int, keep_every: int, spared: int | None = None) -> None:
+    """Remove all checkpoints up to step `newest`, except the last `keep`, the checkpoints at multiples of `keep_every`
+    and the checkpoint of step `spared`. With a `keep_every` of 0, no older checkpoint is kept.
 
     Damaged checkpoints that were skipped do not count toward `keep`. These checkpoints are removed together with good
     checkpoints of the same age. Checkpoints that killed runs left half-written or half-removed are also removed, so no
@@ -163,7 +163,8 @@ def drop_old(root: Folder, *, newest: int, keep: int, keep_every: int) -> None:
     past = [c for c in list_checkpoints(root) if (step_of(c.name) or 0) <= newest]
     counted = [c for c in past if PASSED_OVER_FILE not in c.files()]
     for old in past[: past.index(counted[-keep])] if len(counted) >= keep else []:
-        if not keep_every or (step_of(old.name) or 0) % keep_every:
+        step = step_of(old.name) or 0
+        if step != spared and (not keep_every or step % keep_every):
             old.remove(MANIFEST_FILE)
     for name in root.folders():
         if is_left_over(name) or _is_unfinished(root / name, newest):

@@ -63,9 +63,13 @@ class Saver:
         config: CheckpointConfig,
         is_first_rank: bool,
         more: More | None = None,
+        spared: int | None = None,
     ) -> None:
-        """Create the saver. The tensors in `more` are also saved; they must not change between two optimizer steps."""
+        """Create the saver. The tensors in `more` are also saved; they must not change between two optimizer steps. The
+        checkpoint of step `spared` is kept permanently.
+        """
         self.root, self.config, self.is_first_rank = folder_at(root), config, is_first_rank
+        self.spared = spared
         self.model, self.optimizer, self.more = model, optimizer, more
         self.failure: CheckpointError | None = None
         """Error of the most recent save. None if that save succeeded, and before the first save."""
@@ -187,7 +191,8 @@ class Saver:
         """
         try:
             job.written()
-            drop_old(self.root, newest=job.progress.step, keep=self.config.keep, keep_every=self.config.keep_every)
+            keep, every = self.config.keep, self.config.keep_every
+            drop_old(self.root, newest=job.progress.step, keep=keep, keep_every=every, spared=self.spared)
         except Exception as error:
             echo(
                 f"crosscut: `{job.folder}` is complete, but recording it or removing old checkpoints failed: "

@@ -22,6 +22,7 @@ from crosscut.config.files import write_whole
 from crosscut.config.layout import Layout, ZeroStage
 from crosscut.config.loading import dump_toml, is_corpus, load_corpus, load_layout, load_run, write_toml
 from crosscut.config.model import ModelConfig
+from crosscut.config.optimizer import OptimizerConfig
 from crosscut.config.published.presets import PRESETS
 from crosscut.config.resolved import ResolvedRun, resolve
 from crosscut.config.run import (
@@ -30,7 +31,7 @@ from crosscut.config.run import (
     OutputConfig,
     RunConfig,
 )
-from crosscut.config.training import OptimizerConfig, TrainingConfig
+from crosscut.config.training import TrainingConfig
 
 __all__ = [
     "IGNORED",

@@ -9,9 +9,10 @@ from typing import Literal
 
 from crosscut.config.layout import Layout
 from crosscut.config.model import ModelConfig
+from crosscut.config.optimizer import OptimizerConfig
 from crosscut.config.precision import PRECISIONS, ElementTypes, Precision
 from crosscut.config.run import RunConfig
-from crosscut.config.training import OptimizerConfig, TrainingConfig
+from crosscut.config.training import TrainingConfig
 
 Device = Literal["cpu", "cuda"]
 """Kind of device on which the ranks of a run compute."""

@@ -12,8 +12,9 @@ from crosscut.config.errors import ConfigError, LayoutError
 from crosscut.config.evaluation import EvaluationConfig
 from crosscut.config.layout import Layout
 from crosscut.config.model import ModelConfig, require_tensor_axis
+from crosscut.config.optimizer import OptimizerConfig
 from crosscut.config.precision import FLOAT8_MULTIPLE, Precision
-from crosscut.config.training import Compile, OptimizerConfig, TrainingConfig
+from crosscut.config.training import Compile, TrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +134,7 @@ class RunConfig:
         self._check_batch()
         self._check_sequence()
         self._check_warm_up()
+        self._check_head()
         self._check_float8()
         self._check_compile()
         if self.evaluation.has_tasks:
@@ -196,6 +198,20 @@ class RunConfig:
             raise ConfigError(
                 f"`optimizer.warmup_steps` must be below `training.steps` ({steps}), but is {warm_up}. The run would "
                 f"never reach its maximum learning rate. Try {steps // 10}."
+            )
+        if (decay := self.optimizer.decay_steps) > steps - warm_up:
+            raise ConfigError(
+                f"`optimizer.decay_steps` must be at most the {steps - warm_up} steps after the warm-up "
+                f"(`training.steps` {steps} - `optimizer.warmup_steps` {warm_up}), but is {decay}. "
+                f"Try {max(1, steps // 10)}."
+            )
+
+    def _check_head(self) -> None:
+        if self.model.tied and self.optimizer.head_learning_rate:
+            raise ConfigError(
+                "`optimizer.head_learning_rate` must be 0 for a model whose output projection shares the weight of the "
+                f"embedding, but is {self.optimizer.head_learning_rate}. Set `optimizer.embedding_learning_rate`, or "
+                "set model.tied=false."
             )
 
     def _check_float8(self) -> None:

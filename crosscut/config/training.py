@@ -1,10 +1,8 @@
-"""Settings of a run's training: the loop, recomputation and offload of activations, and the optimizer (paper, section
-4.1.1).
-"""
+"""Settings of a run's training: the loop, and recomputation and offload of activations (paper, section 4.1.1)."""
 
 from dataclasses import dataclass, replace
 
-from crosscut.config.checks import MOST_SEED, Choice, require_at_least, require_fraction, resolve_choices
+from crosscut.config.checks import MOST_SEED, Choice, require_at_least, resolve_choices
 from crosscut.config.errors import ConfigError
 from crosscut.config.precision import PRECISIONS, ElementTypes, Precision, precision_on
 
@@ -145,47 +143,3 @@ class TrainingConfig:
     def sequences_at_once(self, data: int) -> int:
         """Number of sequences per forward pass of one data rank. `data` is the number of data ranks."""
         return self.micro_batch_size or self.batch_size // data
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
-    """AdamW with warm-up and cosine decay (paper, section 4.1.1)."""
-
-    learning_rate: float = 1.5e-4
-    """Maximum learning rate, reached at the end of the warm-up."""
-
-    min_learning_rate: float = 1e-5
-    """Learning rate at the end of the cosine decay."""
-
-    warmup_steps: int = 3000
-    """Number of steps of linear warm-up."""
-
-    weight_decay: float = 0.01
-    """Coefficient of the decoupled weight decay. Biases and norms are not decayed."""
-
-    beta1: float = 0.9
-    """Decay rate of the first moment."""
-
-    beta2: float = 0.999
-    """Decay rate of the second moment."""
-
-    epsilon: float = 1e-8
-    """Constant added to the square root of the second moment."""
-
-    clip_norm: float = 1.0
-    """Maximum global gradient norm. Larger gradients are scaled down to this norm."""
-
-    def __post_init__(self) -> None:
-        for name in ("learning_rate", "min_learning_rate", "weight_decay"):
-            require_at_least(f"optimizer.{name}", getattr(self, name), 0)
-        require_at_least("optimizer.warmup_steps", self.warmup_steps, 0)
-        for name in ("beta1", "beta2"):
-            require_fraction(f"optimizer.{name}", getattr(self, name))
-        for name in ("epsilon", "clip_norm"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"`optimizer.{name}` must be above 0, but is {getattr(self, name)}.")
-        if self.min_learning_rate > self.learning_rate:
-            raise ConfigError(
-                f"`optimizer.min_learning_rate` must be at most `optimizer.learning_rate` ({self.learning_rate}), "
-                f"but is {self.min_learning_rate}."
-            )

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import hashlib
 import shlex
 from pathlib import Path
 from typing import Any, Literal
@@ -18,13 +17,11 @@ from crosscut.checkpoint import (
     latest_good_checkpoint,
     list_checkpoints,
     mark_passed_over,
-    require_identity,
 )
 from crosscut.checkpoint.storage import LocalFolder, folder_at
 from crosscut.config import (
     CheckpointError,
     ConfigError,
-    ModelConfig,
     ResolvedRun,
     RunConfig,
     RunStopped,
@@ -49,6 +46,7 @@ from crosscut.training.evaluations import Evaluations
 from crosscut.training.loop import Loop
 from crosscut.training.precision import resolve_on
 from crosscut.training.requirements import require_capabilities, require_own_names
+from crosscut.training.resuming import describe_new_rate, identity_of, require_resumable
 from crosscut.training.step import Trainer
 from crosscut.training.watching.banner import print_banner
 from crosscut.training.watching.profiling import Profiler, require_steps
@@ -183,9 +181,12 @@ def _prepare(resolved: ResolvedRun, resume: Resume, profile: bool = False) -> _P
     ValidationSampler(tokens.validation, sequence_length=run.training.sequence_length)
     Evaluations(run, tokens)  # raises if a text cannot be scored
     identity = identity_of(run, tokens)
-    done = 0 if good is None else _steps_done(run, good, identity, may_be_all=may_be_done)
+    progress = None if good is None else require_resumable(run, good.folder, identity, may_be_all=may_be_done)
+    done = progress.step if progress else 0
     if profile:
         require_steps(run.training.steps - done)
+    if progress and (text := describe_new_rate(run, progress)):
+        _note(text)
     if run.training.initialize_from and good is None:
         _check_initial_weights(run, tokens)
     _fill_folder(run, folder, good)
@@ -203,19 +204,6 @@ def _require_no_checkpoints(run: RunConfig) -> None:
             f"`{name}.folder` must name a new folder, but `{place}` already holds checkpoints of a run. Pass --resume "
             "to continue that run, or choose another folder."
         )
-
-
-def _steps_done(run: RunConfig, good: GoodCheckpoint, identity: dict[str, Any], *, may_be_all: bool) -> int:
-    """Return the number of steps that a checkpoint has done. Raises `CheckpointError` if the checkpoint belongs to
-    another run, and `ConfigError` if no steps are left.
-    """
-    done = require_identity(good.folder, identity, defaults=_model_defaults()).step
-    if run.training.steps < done or (run.training.steps == done and not may_be_all):
-        raise ConfigError(
-            f"`training.steps` must be above the step of the checkpoint ({done}), but is {run.training.steps}. "
-            f"Try training.steps={2 * done}."
-        )
-    return done
 
 
 def _fill_folder(run: RunConfig, folder: Path, good: GoodCheckpoint | None) -> None:
@@ -288,22 +276,6 @@ def _check_initial_weights(run: RunConfig, tokens: TokenFolder) -> None:
             f"`data.tokens` must be made with the tokenizer of `training.initialize_from` (`{theirs}`), but "
             f"`{tokens.path}` was made with another tokenizer. Prepare the tokens again with data.tokenizer={theirs}."
         )
-
-
-def _model_defaults() -> dict[str, Any]:
-    """Defaults of the model's settings. A checkpoint that lacks a setting was written before the setting existed."""
-    fields = dataclasses.fields(ModelConfig)
-    return {f"model.{field.name}": field.default for field in fields if field.default is not dataclasses.MISSING}
-
-
-def identity_of(run: RunConfig, tokens: TokenFolder) -> dict[str, Any]:
-    """Return the values that must be equal for a run to resume from a checkpoint: the model's settings except dropout,
-    the settings that decide the order of the data, and a hash of the tokens.
-    """
-    model = {f"model.{name}": value for name, value in dataclasses.asdict(run.model).items() if name != "dropout"}
-    order = {f"training.{name}": getattr(run.training, name) for name in ("batch_size", "sequence_length", "seed")}
-    files = [entry.tokens_sha256 for entry in (*tokens.manifest.train, tokens.manifest.validation)]
-    return {**model, **order, "data.tokens": hashlib.sha256("".join(files).encode()).hexdigest()[:16]}
 
 
 def _train(prepared: _Prepared, device: torch.device) -> _Stop | None:

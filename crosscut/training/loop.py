@@ -25,6 +25,7 @@ from crosscut.training.batches import Batches, BatchesAhead
 from crosscut.training.evaluations import Evaluations
 from crosscut.training.optimizer import apply_settings
 from crosscut.training.result import NonFiniteError, StepResult
+from crosscut.training.schedule import last_stable_step
 from crosscut.training.step import Trainer
 from crosscut.training.watching.diagnosis import explain_non_finite
 from crosscut.training.watching.following import Follower
@@ -101,6 +102,7 @@ class Loop:
         self.identity = dict(identity or {})
         self.folder = Path(self.run.output.folder)
         self.throughput = Throughput.of(trainer.run, trainer.mesh)
+        self._last_stable = last_stable_step(self.run.optimizer, self.run.training.steps)
         self.saver = Saver(
             self.run.checkpoints_folder,
             model=trainer.model,
@@ -108,6 +110,7 @@ class Loop:
             more=trainer.more_state,
             config=self.run.checkpoint,
             is_first_rank=self.mesh.is_first_rank,
+            spared=self._last_stable,
         )
 
     def train(self, resume_from: Path | Folder | None = None) -> Outcome:
@@ -158,7 +161,7 @@ class Loop:
             yield self._validate
         if not course.stopped and self.evaluations and self.evaluations.is_due(done):
             yield self._evaluate
-        saving = course.stopped or last or _is_due(done, self.run.checkpoint.every)
+        saving = course.stopped or last or done == self._last_stable or _is_due(done, self.run.checkpoint.every)
         if saving or _is_due(done, training.compare_replicas_every):
             yield lambda course: self.compare_replicas(course.done)
         if saving:

@@ -4,7 +4,8 @@ PyTorch's fused kernel does the arithmetic on the local parts of distributed ten
 PyTorch calls `found_inf`, decides whether a step changes the weights, so the host never waits.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -66,7 +67,8 @@ class LocalAdamW(AdamW):
     """PyTorch's AdamW (same state, settings and checkpoints) with a different `step`.
 
     PyTorch's own step would send every argument through the dispatch of distributed tensors, and needs all moments on
-    the device at once.
+    the device at once. The learning rate of a parameter is the rate of its group times a constant factor of its own.
+    The factors are not part of the groups, so a checkpoint can be loaded with other factors.
     """
 
     found_inf: Tensor | None = None
@@ -74,10 +76,19 @@ class LocalAdamW(AdamW):
     every step applies.
     """
 
-    def __init__(self, groups: Iterable[dict[str, Any]], config: OptimizerConfig, *, home: Home | None = None) -> None:
+    def __init__(
+        self,
+        groups: Iterable[dict[str, Any]],
+        config: OptimizerConfig,
+        *,
+        home: Home | None = None,
+        factors: Mapping[Tensor, float] = MappingProxyType({}),
+    ) -> None:
+        """`factors` are the factors of learning rates, by parameter. The factor of any other parameter is 1."""
         betas = (config.beta1, config.beta2)
         super().__init__(groups, lr=config.learning_rate, betas=betas, eps=config.epsilon, fused=True)
         self.home: Home = home or OnDevice()
+        self.factors = dict(factors)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -87,8 +98,12 @@ class LocalAdamW(AdamW):
         assert closure is None, "the loss is computed by the trainer"
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
-            for dtype in dict.fromkeys(p.dtype for p in parameters):
-                self._update([p for p in parameters if p.dtype == dtype], group)
+            for kind in dict.fromkeys(map(self._kind, parameters)):
+                self._update([p for p in parameters if self._kind(p) == kind], group, factor=kind[1])
+
+    def rates(self) -> dict[Tensor, float]:
+        """Learning rate of each parameter in the next step."""
+        return {p: group["lr"] * self._kind(p)[1] for group in self.param_groups for p in group["params"]}
 
     def prepare(self) -> None:
         """Create the optimizer state now. Without this call, the first step creates the state."""
@@ -111,7 +126,11 @@ class LocalAdamW(AdamW):
                 if name in saved.get(key, {}):
                     self.state[parameter][name] = self.home.keep(saved[key][name], parameter)
 
-    def _update(self, parameters: Sequence[Tensor], group: dict[str, Any]) -> None:
+    def _kind(self, parameter: Tensor) -> tuple[torch.dtype, float]:
+        """Element type of a parameter, and factor of its learning rate. One call of the kernel updates one kind."""
+        return parameter.dtype, self.factors.get(parameter, 1.0)
+
+    def _update(self, parameters: Sequence[Tensor], group: dict[str, Any], *, factor: float) -> None:
         states = [self._state_of(parameter) for parameter in parameters]
         steps = [state["step"] for state in states]
         whole = Piece(
@@ -134,7 +153,7 @@ class LocalAdamW(AdamW):
                 piece.squares,
                 [],
                 piece.steps,
-                lr=group["lr"],
+                lr=group["lr"] * factor,
                 beta1=group["betas"][0],
                 beta2=group["betas"][1],
                 weight_decay=group["weight_decay"],
@@ -158,24 +177,36 @@ def _gradient(parameter: Tensor) -> Tensor:
 
 
 def make_optimizer(
-    model: nn.Module, config: OptimizerConfig, *, undecayed: Collection[str] = (), home: Home | None = None
+    model: nn.Module,
+    config: OptimizerConfig,
+    *,
+    undecayed: Collection[str] = (),
+    factors: Mapping[str, float] = MappingProxyType({}),
+    home: Home | None = None,
 ) -> LocalAdamW:
     """Create AdamW for a model's parameters. The caller sets the learning rate before every step with
     `set_learning_rate`.
 
     Weight decay does not apply to the parameters named in `undecayed` (`undecayed_parameters` returns these names for a
-    whole model). `home` stores the moments. By default, the moments are on the device.
+    whole model). `factors` are factors of learning rates, by the name of the parameter (`rate_factors`). `home` stores
+    the moments. By default, the moments are on the device.
     """
     named = list(model.named_parameters())
     decayed = [parameter for name, parameter in named if name not in undecayed]
     others = [parameter for name, parameter in named if name in undecayed]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return LocalAdamW(groups, config, home=home)
+    own: dict[Tensor, float] = {parameter: factors[name] for name, parameter in named if name in factors}
+    return LocalAdamW(groups, config, home=home, factors=own)
 
 
 def undecayed_parameters(model: ModelConfig) -> set[str]:
     """Names of the parameters without weight decay: parameters of norms, and biases."""
     return {parameter.name for parameter in describe(model).parameters() if not parameter.role.decays}
+
+
+def rate_factors(model: ModelConfig, config: OptimizerConfig) -> dict[str, float]:
+    """Factor between each parameter's learning rate and `optimizer.learning_rate`, by the name of the parameter."""
+    return {parameter.name: config.rate_factor(parameter.role.group) for parameter in describe(model).parameters()}
 
 
 def apply_settings(optimizer: AdamW, config: OptimizerConfig) -> None:

@@ -21,7 +21,7 @@ from crosscut.parallel import (
 from crosscut.parallel.collectives import all_reduce
 from crosscut.training.loss_scale import LossScale
 from crosscut.training.memory.host_moments import InHostMemory
-from crosscut.training.optimizer import make_optimizer, set_learning_rate, undecayed_parameters
+from crosscut.training.optimizer import make_optimizer, rate_factors, set_learning_rate, undecayed_parameters
 from crosscut.training.precision import compute_dtype, needs_loss_scale, parameter_dtype
 from crosscut.training.result import StepResult
 from crosscut.training.runners import make_runners
@@ -75,7 +75,13 @@ class Trainer:
         self.parameters = list(self.model.parameters())
         self.reducer = make_reducer(self.model, mesh)
         home = InHostMemory() if "optimizer" in run.training.offload else None
-        self.optimizer = make_optimizer(self.model, run.optimizer, undecayed=undecayed_parameters(run.model), home=home)
+        self.optimizer = make_optimizer(
+            self.model,
+            run.optimizer,
+            undecayed=undecayed_parameters(run.model),
+            factors=rate_factors(run.model, run.optimizer),
+            home=home,
+        )
         scales_loss = needs_loss_scale(run.precision) if scales_loss is None else scales_loss
         self.loss_scale = LossScale(mesh.device) if scales_loss else None
         self._held = torch.zeros((), dtype=torch.float32, device=mesh.device)

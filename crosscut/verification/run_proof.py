@@ -4,6 +4,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -17,6 +18,7 @@ from crosscut.config import (
     RunConfig,
     padded_vocab_size,
 )
+from crosscut.config.optimizer import OptimizerConfig, ParameterGroup, rate_field
 from crosscut.config.precision import PRECISIONS, Precision
 from crosscut.config.terminal import new_console
 from crosscut.config.training import Compile, Recompute
@@ -52,6 +54,14 @@ only to itself with weight 1 in every head. Bugs in the order of heads would sta
 """
 
 
+STEPS = 10
+"""Number of steps of the verified run. One of them is verified."""
+MOST_WARMUP_STEPS = 2
+"""Maximum number of warm-up steps of the verified run."""
+MOST_DECAY_STEPS = 6
+"""Maximum number of steps of the decay of the schedule `wsd` in the verified run."""
+
+
 def scale_down(run: RunConfig, *, num_layers: int | None, hidden_size: int | None) -> RunConfig:
     """Return the run with `num_layers` layers and the hidden size `hidden_size`. None keeps the run's own value.
     Nothing else about the model's structure changes.
@@ -79,29 +89,40 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
         batch_size=SEQUENCES_PER_DATA_RANK * layout.data * (MICRO_BATCHES if accumulates else 1),
         micro_batch_size=SEQUENCES_PER_DATA_RANK if accumulates else 0,
         sequence_length=length,
-        steps=10,
-    )
-    epsilon = CLIP_NORM / count_parameters(model) ** 0.5
-    optimizer = dataclasses.replace(
-        run.optimizer,
-        learning_rate=LEARNING_RATE,
-        min_learning_rate=0.0,
-        warmup_steps=0,
-        epsilon=epsilon,
-        clip_norm=CLIP_NORM,
+        steps=STEPS,
     )
     own = dataclasses.replace(
         run,
         model=model,
         layout=layout,
         training=training,
-        optimizer=optimizer,
+        optimizer=_optimizer_for_verification(run.optimizer, count_parameters(model)),
         evaluation=EvaluationConfig(),  # the run's evaluation windows may be longer than the shortened sequences
     )
     try:
         return dataclasses.replace(own, training=dataclasses.replace(training, precision=Precision(precision)))
     except ConfigError as error:
         raise ConfigError(f"{error} `crosscut verify` takes the precision from `--precision`.") from error
+
+
+def _optimizer_for_verification(optimizer: OptimizerConfig, num_parameters: int) -> OptimizerConfig:
+    """Return the optimizer of the verified step. The learning rates of the groups of parameters have the same ratios as
+    in the run.
+    """
+    factors = {group: optimizer.rate_factor(group) for group in ParameterGroup}
+    own: dict[str, Any] = {
+        rate_field(group): factor * LEARNING_RATE if factor != 1.0 else 0.0 for group, factor in factors.items()
+    }
+    return dataclasses.replace(
+        optimizer,
+        **own,
+        learning_rate=LEARNING_RATE,
+        min_learning_rate=0.0,
+        warmup_steps=min(optimizer.warmup_steps, MOST_WARMUP_STEPS),
+        decay_steps=min(optimizer.decay_steps, MOST_DECAY_STEPS),
+        epsilon=CLIP_NORM / num_parameters**0.5,
+        clip_norm=CLIP_NORM,
+    )
 
 
 def verify_runs(runs: Sequence[RunConfig]) -> list[Report]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from crosscut.config import RunConfig
 from crosscut.config.checks import listed
+from crosscut.config.optimizer import ParameterGroup
 from crosscut.config.precision import precision_on
 from crosscut.planner.activations import num_recomputed_layers
 from crosscut.verification.report import Report
@@ -36,6 +37,8 @@ def _included(verified: RunConfig, compiled: bool) -> Iterator[str]:
         yield "symmetric memory"
     if training.precision == "float16":
         yield "a loss scale"
+    if own := [group for group in ParameterGroup if verified.optimizer.rate_factor(group) != 1.0]:
+        yield f"learning rates by role ({', '.join(own)})"
 
 
 def _left_out(asked: RunConfig, verified: RunConfig, compiled: bool) -> Iterator[str]:

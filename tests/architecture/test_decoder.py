@@ -1,6 +1,7 @@
 """The description of whole models: layers that differ, names, roles, and what follows for one rank."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -35,6 +36,20 @@ def test_only_matrices_and_embeddings_decay() -> None:
     decoder = describe(ModelConfig(**PRESETS["gpt2-small"]))
     decayed = {p.name for p in decoder.parameters() if p.role.decays}
     assert decayed == {p.name for p in decoder.parameters() if len(p.shape) > 1}
+
+
+def test_the_role_of_a_parameter_decides_the_group_whose_learning_rate_it_has() -> None:
+    for tied in (True, False):
+        decoder = describe(replace(MIXED, qk_norm=True, tied=tied, biases="all"))
+        groups: dict[str, set[str]] = {}
+        for parameter in decoder.parameters():
+            groups.setdefault(parameter.role.group, set()).add(parameter.name.rpartition(".")[0].split(".")[-1])
+        assert groups.pop("embedding") == {"tokens", "positions"}
+        assert groups.pop("head", set()) == (set() if tied else {"output"})
+        matrices = {"query", "key_value", "output", "gate", "up", "expand", "contract"}
+        assert groups.pop("matrix") == matrices
+        norms = {"attention_norm", "mlp_norm", "final_norm", "query_norm", "key_norm"}
+        assert groups == {"scalar": matrices | norms}  # matrices have biases
 
 
 def test_matrices_before_a_residual_sum_start_smaller_by_the_root_of_the_sums() -> None:

@@ -8,7 +8,7 @@ import torch
 from crosscut.checkpoint import latest_good_checkpoint, require_identity
 from crosscut.config import CheckpointError
 from crosscut.launch import process_group
-from crosscut.training.job import _model_defaults
+from crosscut.training.resuming import defaults_of_identity
 from tests.checkpoint.states import save_steps
 
 
@@ -16,7 +16,7 @@ def test_a_setting_that_is_newer_than_the_checkpoint_must_have_its_default(tmp_p
     with process_group(torch.device("cpu")):
         save_steps(tmp_path, [1])
     folder = latest_good_checkpoint(tmp_path).folder
-    defaults = _model_defaults()
+    defaults = defaults_of_identity()
     assert require_identity(folder, {"model.mlp_pattern": ()}, defaults=defaults).step
     with pytest.raises(CheckpointError, match=r"must be \[\] as in the checkpoint .* is \['relu2'\]"):
         require_identity(folder, {"model.mlp_pattern": ("relu2",)}, defaults=defaults)

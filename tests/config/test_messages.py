@@ -59,7 +59,12 @@ LOWER_BOUNDS = {
     "training.validation_sequences": 0,
     "optimizer.learning_rate": 0,
     "optimizer.min_learning_rate": 0,
+    "optimizer.embedding_learning_rate": 0,
+    "optimizer.head_learning_rate": 0,
+    "optimizer.matrix_learning_rate": 0,
+    "optimizer.scalar_learning_rate": 0,
     "optimizer.warmup_steps": 0,
+    "optimizer.decay_steps": 0,
     "optimizer.weight_decay": 0,
     "checkpoint.every": 0,
     "checkpoint.keep": 1,
@@ -197,6 +202,27 @@ def test_a_divisor_is_above_zero(name: str, value: float) -> None:
             "`optimizer.min_learning_rate` must be at most `optimizer.learning_rate` (0.00015), but is 1.0.",
         ),
         (
+            "optimizer.schedule",
+            "wsd",
+            (
+                '`optimizer.decay_steps` must be at least 1 with optimizer.schedule="wsd", but is 0. Set the number of '
+                'steps of the decay, or set optimizer.schedule="constant" to decide on the decay later.'
+            ),
+        ),
+        (
+            "optimizer.decay_steps",
+            9,
+            (
+                '`optimizer.decay_steps` must be 0 with optimizer.schedule="cosine", but is 9. Set '
+                'optimizer.schedule="wsd", or remove `optimizer.decay_steps`.'
+            ),
+        ),
+        (
+            "optimizer.schedule",
+            "step",
+            "`optimizer.schedule` must be 'cosine', 'linear', 'wsd' or 'constant', but is 'step'.",
+        ),
+        (
             "model.num_heads",
             5,
             "`model.num_heads` must divide `model.hidden_size` (48), but is 5. Try 1, 2, 3, 4, 6 or 8.",
@@ -214,6 +240,29 @@ def test_a_section_says_what_a_field_must_be(name: str, value: object, message: 
     with pytest.raises(ConfigError) as error:
         make_section(name, value)
     assert str(error.value) == message
+
+
+def test_a_rate_of_a_group_needs_a_rate_of_the_others() -> None:
+    with pytest.raises(ConfigError) as error:
+        OptimizerConfig(learning_rate=0, min_learning_rate=0, head_learning_rate=0.1)
+    assert str(error.value) == (
+        "`optimizer.learning_rate` must be above 0 if `optimizer.head_learning_rate` is set, but is 0. Set the rate of "
+        "the other parameters, or remove `optimizer.head_learning_rate`."
+    )
+
+
+def test_a_decay_fits_between_the_warm_up_and_the_end() -> None:
+    def make(decay_steps: int) -> RunConfig:
+        optimizer = OptimizerConfig(schedule="wsd", warmup_steps=20, decay_steps=decay_steps)
+        return RunConfig(model=ModelConfig(**MODEL), training=TrainingConfig(steps=100), optimizer=optimizer)
+
+    make(80)
+    with pytest.raises(ConfigError) as error:
+        make(81)
+    assert str(error.value) == (
+        "`optimizer.decay_steps` must be at most the 80 steps after the warm-up (`training.steps` 100 - "
+        "`optimizer.warmup_steps` 20), but is 81. Try 10."
+    )
 
 
 def test_a_shard_group_divides_the_data_ranks() -> None:

@@ -18,8 +18,9 @@ from crosscut.config import CheckpointError, ConfigError, LayoutError, RunStoppe
 from crosscut.config.conventions import num_pieces
 from crosscut.data import TokenFolder, prepare
 from crosscut.training import run_training
-from crosscut.training.job import _prepare, _require_written, _Stop, identity_of, is_complete, with_vocabulary
+from crosscut.training.job import _prepare, _require_written, _Stop, is_complete, with_vocabulary
 from crosscut.training.precision import resolve_on
+from crosscut.training.resuming import identity_of
 from tests.disks import small_disk
 from tests.training.conftest import tiny_run
 from tests.training.jobs import CPU, loop, whole_run
@@ -177,6 +178,29 @@ def test_steps_must_be_above_the_checkpoints(trained, run_with):
 def test_another_model_or_order_of_data_is_refused(trained, run_with, override, name):
     with pytest.raises(CheckpointError, match=rf"^`{name}` must be .* as in the checkpoint `.*`, but is"):
         prepare_run(run_with("training.steps=9", override), resume=True)
+
+
+def test_a_jump_of_the_learning_rate_is_told(trained, run_with, capsys):
+    prepare_run(run_with("training.steps=12"), resume=True)
+    assert capsys.readouterr().err == (
+        "The learning rate of step 7 is 0.000591 instead of 1e-05, because `training.steps` is 12 instead of 6. With "
+        'optimizer.schedule="wsd" or "constant", a run can be extended without such a jump (docs/recipe.md).\n'
+    )
+    lower = ("optimizer.learning_rate=1e-5", "optimizer.schedule=constant", "optimizer.min_learning_rate=1e-6")
+    prepare_run(run_with("training.steps=12", *lower, "optimizer.beta2=0.9"), resume="auto")
+    assert capsys.readouterr().err == "", "the rate stays 1e-5"
+    prepare_run(run_with("training.steps=12", "optimizer.schedule=linear", *lower[::2]), resume="auto")
+    assert capsys.readouterr().err == (
+        "The learning rate of step 7 is 6.4e-06 instead of 1e-05, because `training.steps` is 12 instead of 6 and "
+        "`optimizer.schedule` is 'linear' instead of 'cosine' and `optimizer.learning_rate` is 1e-05 instead of 0.001 "
+        "and `optimizer.min_learning_rate` is 1e-06 instead of 1e-05.\n"
+    )
+
+
+def test_the_same_schedule_is_no_news(trained, capsys):
+    shutil.rmtree(checkpoints(trained) / "step-00000006")
+    prepare_run(trained, resume=True)
+    assert capsys.readouterr().err == ""
 
 
 def test_other_tokens_are_refused(trained, text_file, tmp_path):

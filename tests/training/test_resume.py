@@ -174,6 +174,25 @@ def test_fifty_steps_on_another_layout(ranks, run_with, pair, precision, toleran
     compare_over_layouts(ranks, run_with, pair, base, at=10, tolerance=tolerance)
 
 
+WSD = ("optimizer.schedule=wsd", "optimizer.warmup_steps=1", "checkpoint.keep=1", "checkpoint.every=5")
+
+
+def test_a_run_is_extended_from_its_stable_phase(ranks, run_with):
+    """The checkpoint before the decay is written and kept. From there, a longer run is the run that was long from the
+    start: to the last bit.
+    """
+    short = run_with(*WSD, "training.steps=6", "optimizer.decay_steps=2", "layout.tensor=2")
+    train(ranks, short)
+    stable = checkpoint_of(short, 4)
+    assert sorted(folder.name for folder in stable.parent.iterdir()) == ["step-00000004", "step-00000006"]
+    long = (*WSD, "training.steps=9", "optimizer.decay_steps=3", "layout.tensor=2")
+    extended = train(ranks, run_with(*long), stable)
+    whole = train(ranks, run_with(*long, f"output.folder={short.output.folder}-whole"))
+    for ours, theirs in zip(whole, extended, strict=True):
+        assert theirs["losses"] == {step: loss for step, loss in ours["losses"].items() if step >= 4}
+        assert all(torch.equal(weight, theirs["weights"][name]) for name, weight in ours["weights"].items())
+
+
 def test_checkpoint_tells_its_run(ranks, run_with):
     run = run_with()
     train(ranks, run)

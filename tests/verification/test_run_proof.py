@@ -4,6 +4,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -68,6 +69,37 @@ def test_every_layout_is_the_uncut_model(ranks: RankPool, layout: Layout) -> Non
     names = ["loss", "gradient norm", "clipped gradients", "parameters after a step", "copies on all ranks"]
     assert [check.name for check in report.checks] == [*names, "random numbers", "collectives"]
     assert "7 draws on each rank" in report.checks[5].told
+
+
+RATES = {"embedding_learning_rate": 3e-3, "matrix_learning_rate": 1e-4, "scalar_learning_rate": 1e-3}
+RECIPES: dict[str, tuple[Layout, dict[str, Any]]] = {
+    "rates": (Layout(tensor=2, data=2, sharding="zero3"), {"optimizer": RATES}),
+    "rates, untied": (Layout(tensor=2), {"tied": False, "optimizer": {**RATES, "head_learning_rate": 1e-5}}),
+    "linear": (Layout(data=2), {"optimizer": {"schedule": "linear", "warmup_steps": 3}}),
+    "wsd": (Layout(tensor=2), {"optimizer": {"schedule": "wsd", "decay_steps": 8}}),
+}
+"""A layout and options of the modern recipe (docs/recipe.md), by name."""
+
+
+def _verify_recipe(name: str) -> Report:
+    layout, options = RECIPES[name]
+    return verify_on_mesh(for_verification(tiny_run(**options), layout, "float64"), make_mesh(layout, CPU))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_modern_recipe_is_the_uncut_model(ranks: RankPool, name: str) -> None:
+    report = ranks.run(RECIPES[name][0].world_size, _verify_recipe, name)[0]
+    assert report.same, report.first
+
+
+def test_verification_keeps_the_ratios_of_learning_rates() -> None:
+    tied, untied = (
+        for_verification(tiny_run(**RECIPES[name][1]), Layout(), "float64").optimizer
+        for name in ("rates", "rates, untied")
+    )
+    assert tied.head_learning_rate == 0.0
+    assert untied.embedding_learning_rate / untied.head_learning_rate == pytest.approx(300.0)
+    assert untied.learning_rate / untied.matrix_learning_rate == pytest.approx(1.5)
 
 
 RECOMPUTING = [

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from crosscut.config import Layout, RunConfig, load_run
+from crosscut.config import Layout, OptimizerConfig, RunConfig, load_run
 from crosscut.verification import Check, Report, for_verification, scale_down, with_scope
 
 REPORT = Report(
@@ -45,6 +45,8 @@ def test_what_the_step_had_of_the_runs_options_is_told() -> None:
     assert scope(split) == (("symmetric memory",), ())
     assert scope(run_of(micro_batch_size=1)) == (("accumulation over 2 micro-batches",), ())
     assert scope(run_of(micro_batch_size=4)) == ((), ())
+    rates = OptimizerConfig(matrix_learning_rate=0.01, embedding_learning_rate=0.1)
+    assert scope(replace(run_of(), optimizer=rates)) == (("learning rates by role (embedding, matrix)",), ())
 
 
 def test_a_precision_that_is_not_the_runs_is_told_with_the_option_that_has_it() -> None:

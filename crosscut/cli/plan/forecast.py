@@ -138,9 +138,10 @@ def _write_best(plans: "Plans", path: Path, asked: RunConfig, tokens: float | No
     if tokens is not None:
         steps = max(1, round(tokens / (run.training.batch_size * run.training.sequence_length)))
         warmup = min(run.optimizer.warmup_steps, steps // 10)
+        decay = min(run.optimizer.decay_steps, steps - warmup)
         run = replace(
             run,
             training=replace(run.training, steps=steps),
-            optimizer=replace(run.optimizer, warmup_steps=warmup),
+            optimizer=replace(run.optimizer, warmup_steps=warmup, decay_steps=decay),
         )
     write_toml(run, path)

@@ -1,0 +1,130 @@
+"""Settings of a run's optimizer: AdamW, the learning rate of each group of parameters, and the schedule of these rates
+(paper, section 4.1.1).
+"""
+
+from dataclasses import dataclass
+
+from crosscut.config.checks import Choice, require_at_least, require_fraction, resolve_choices
+from crosscut.config.errors import ConfigError
+
+
+class Schedule(Choice):
+    """The choices for `optimizer.schedule`."""
+
+    COSINE = "cosine"
+    LINEAR = "linear"
+    WSD = "wsd"
+    CONSTANT = "constant"
+
+
+class ParameterGroup(Choice):
+    """Groups of parameters that may have a learning rate of their own. The role of a parameter decides its group
+    (`architecture.Role.group`).
+    """
+
+    EMBEDDING = "embedding"
+    HEAD = "head"
+    MATRIX = "matrix"
+    SCALAR = "scalar"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW, and the schedule of its learning rate (paper, section 4.1.1)."""
+
+    learning_rate: float = 1.5e-4
+    """Maximum learning rate, reached at the end of the warm-up."""
+
+    embedding_learning_rate: float = 0.0
+    """Maximum learning rate of the embeddings of tokens and positions. A vocabulary that is tied to the output
+    projection is an embedding. The schedule multiplies all learning rates by the same factor. 0 means
+    `learning_rate`."""
+
+    head_learning_rate: float = 0.0
+    """Maximum learning rate of the output projection, if `model.tied` is false. 0 means `learning_rate`."""
+
+    matrix_learning_rate: float = 0.0
+    """Maximum learning rate of the matrices inside the layers. 0 means `learning_rate`."""
+
+    scalar_learning_rate: float = 0.0
+    """Maximum learning rate of biases and of norms. 0 means `learning_rate`."""
+
+    schedule: Schedule = Schedule.COSINE
+    """Learning rate after the warm-up: `cosine` follows one cosine down to `min_learning_rate` at the last step (as in
+    the paper); `linear` falls in a straight line; `wsd` (warm-up, stable, decay) stays at the maximum and falls in a
+    straight line over the last `decay_steps` steps; `constant` stays at the maximum. A straight line would reach
+    `min_learning_rate` one step after the last step, so no step is wasted on a rate of 0. A run can be extended without
+    a jump of the rate while the rate is at its maximum (docs/recipe.md)."""
+
+    min_learning_rate: float = 1e-5
+    """Learning rate at the end of the decay. 0 means a decay to zero."""
+
+    warmup_steps: int = 3000
+    """Number of steps of linear warm-up."""
+
+    decay_steps: int = 0
+    """Number of steps of the decay at the end of the schedule `wsd`. Must be 0 for the other schedules."""
+
+    weight_decay: float = 0.01
+    """Coefficient of the decoupled weight decay. Biases and norms are not decayed."""
+
+    beta1: float = 0.9
+    """Decay rate of the first moment."""
+
+    beta2: float = 0.999
+    """Decay rate of the second moment."""
+
+    epsilon: float = 1e-8
+    """Constant added to the square root of the second moment."""
+
+    clip_norm: float = 1.0
+    """Maximum global gradient norm. Larger gradients are scaled down to this norm."""
+
+    def __post_init__(self) -> None:
+        own = [rate_field(group) for group in ParameterGroup]
+        for name in ("learning_rate", "min_learning_rate", "weight_decay", *own):
+            require_at_least(f"optimizer.{name}", getattr(self, name), 0)
+        for name in ("warmup_steps", "decay_steps"):
+            require_at_least(f"optimizer.{name}", getattr(self, name), 0)
+        resolve_choices(self, "optimizer")
+        for name in ("beta1", "beta2"):
+            require_fraction(f"optimizer.{name}", getattr(self, name))
+        for name in ("epsilon", "clip_norm"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"`optimizer.{name}` must be above 0, but is {getattr(self, name)}.")
+        if self.min_learning_rate > self.learning_rate:
+            raise ConfigError(
+                f"`optimizer.min_learning_rate` must be at most `optimizer.learning_rate` ({self.learning_rate}), "
+                f"but is {self.min_learning_rate}."
+            )
+        self._check_decay()
+        for name in own:
+            if getattr(self, name) and not self.learning_rate:
+                raise ConfigError(
+                    f"`optimizer.learning_rate` must be above 0 if `optimizer.{name}` is set, but is "
+                    f"{self.learning_rate}. Set the rate of the other parameters, or remove `optimizer.{name}`."
+                )
+
+    def _check_decay(self) -> None:
+        if self.schedule is Schedule.WSD and not self.decay_steps:
+            raise ConfigError(
+                '`optimizer.decay_steps` must be at least 1 with optimizer.schedule="wsd", but is 0. Set the number of '
+                'steps of the decay, or set optimizer.schedule="constant" to decide on the decay later.'
+            )
+        if self.schedule is not Schedule.WSD and self.decay_steps:
+            raise ConfigError(
+                f'`optimizer.decay_steps` must be 0 with optimizer.schedule="{self.schedule}", but is '
+                f'{self.decay_steps}. Set optimizer.schedule="wsd", or remove `optimizer.decay_steps`.'
+            )
+
+    def rate_factor(self, group: ParameterGroup) -> float:
+        """Factor between the learning rate of a group of parameters and `learning_rate`. The factor is the same at
+        every step, and exactly 1 for a group without a learning rate of its own.
+        """
+        own: float = getattr(self, rate_field(group))
+        return own / self.learning_rate if own else 1.0
+
+
+def rate_field(group: ParameterGroup) -> str:
+    """Field of `OptimizerConfig` with the learning rate of a group of parameters."""
+    return f"{group}_learning_rate"

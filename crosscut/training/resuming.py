@@ -1,0 +1,58 @@
+"""Conditions under which a run may resume from a checkpoint, and the change of its learning rate."""
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from crosscut.checkpoint import Folder, Progress, require_identity
+from crosscut.config import ConfigError, CrosscutError, ModelConfig, RunConfig, load_run
+from crosscut.data import TokenFolder
+from crosscut.training.schedule import describe_jump
+
+
+def identity_of(run: RunConfig, tokens: TokenFolder) -> dict[str, Any]:
+    """Return the values that must be equal for a run to resume from a checkpoint: the model's settings except dropout,
+    the settings that decide the order of the data, and a hash of the tokens.
+    """
+    model = {f"model.{name}": value for name, value in dataclasses.asdict(run.model).items() if name != "dropout"}
+    order = {f"training.{name}": getattr(run.training, name) for name in ("batch_size", "sequence_length", "seed")}
+    files = [entry.tokens_sha256 for entry in (*tokens.manifest.train, tokens.manifest.validation)]
+    return {**model, **order, "data.tokens": hashlib.sha256("".join(files).encode()).hexdigest()[:16]}
+
+
+def defaults_of_identity() -> dict[str, Any]:
+    """Defaults of the settings in an identity. A checkpoint that lacks a setting was written before the setting
+    existed.
+    """
+    fields = dataclasses.fields(ModelConfig)
+    return {f"model.{field.name}": field.default for field in fields if field.default is not dataclasses.MISSING}
+
+
+def require_resumable(run: RunConfig, checkpoint: Folder, identity: Mapping[str, Any], *, may_be_all: bool) -> Progress:
+    """Return the progress of a checkpoint from which the run resumes. With `may_be_all`, no steps need to be left.
+
+    Raises `CheckpointError` if the checkpoint belongs to another run, and `ConfigError` if no steps are left.
+    """
+    progress = require_identity(checkpoint, identity, defaults=defaults_of_identity())
+    done = progress.step
+    if run.training.steps < done or (run.training.steps == done and not may_be_all):
+        raise ConfigError(
+            f"`training.steps` must be above the step of the checkpoint ({done}), but is {run.training.steps}. "
+            f"Try training.steps={2 * done}."
+        )
+    return progress
+
+
+def describe_new_rate(run: RunConfig, progress: Progress) -> str:
+    """Describe the change of the learning rate if the run resumes with other settings than those in the checkpoint;
+    empty if the learning rate of the next step stays the same, or if the checkpoint has no readable config.
+    """
+    training = progress.config.get("training")
+    if not isinstance(training, dict) or progress.step == run.training.steps:
+        return ""
+    try:  # a folder of initial weights may be gone, and a resumed run does not read the folder
+        saved = load_run({**progress.config, "training": {**training, "initialize_from": ""}})
+    except CrosscutError:
+        return ""
+    return describe_jump(progress.step, saved=saved, run=run)

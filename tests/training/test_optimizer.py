@@ -1,0 +1,89 @@
+"""Learning rates of groups of parameters."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from crosscut.config import ConfigError, RunConfig
+from crosscut.training.schedule import learning_rate
+from tests.training.jobs import parts
+from tests.training.test_resume import LAYOUTS, checkpoint_of, record, train
+
+RATES = {"embedding": 0.02, "head": 0.004, "matrix": 0.003, "scalar": 0.05}
+OWN = ("model.tied=false", *(f"optimizer.{group}_learning_rate={rate}" for group, rate in RATES.items()))
+EXACT = ("model.dropout=0.0", "training.precision=float64", "optimizer.weight_decay=0.0", "optimizer.epsilon=1e-30")
+
+
+def group_of(name: str, *, tied: bool = False) -> str:
+    """The group of a GPT-2's parameter, from its name."""
+    if name in ("tokens.weight", "positions.weight"):
+        return "embedding"
+    if name == "output.weight" and not tied:
+        return "head"
+    return "scalar" if "norm" in name or name.endswith("bias") else "matrix"
+
+
+def moves(run: RunConfig) -> dict[str, float]:
+    """The largest change of each parameter in the first step of AdamW. Its size is the learning rate: without decay and
+    epsilon, the step divides each gradient by its own size.
+    """
+    trainer, batches = parts(run)
+    before = {name: p.detach().full_tensor().clone() for name, p in trainer.model.named_parameters()}
+    trainer.step(0, batches.micro_batches(0)).wait()
+    after = {name: p.detach().full_tensor() for name, p in trainer.model.named_parameters()}
+    return {name: (after[name] - before[name]).abs().max().item() for name in before}
+
+
+SOME = ["1x1", "2x2", "2x2 split zero2", pytest.param("zero3", marks=pytest.mark.slow)]  # shards as zero2 does
+
+
+@pytest.mark.parametrize("layout", SOME)
+def test_every_group_of_parameters_has_its_own_rate(ranks, run_with, layout):
+    run = run_with(*EXACT, *OWN, *LAYOUTS[layout])
+    share = learning_rate(0, config=run.optimizer, num_steps=6) / run.optimizer.learning_rate
+    for told in ranks.run(run.layout.world_size, moves, run):
+        assert {group_of(name) for name in told} == set(RATES)
+        for name, size in told.items():
+            assert size == pytest.approx(RATES[group_of(name)] * share, rel=1e-6), name
+
+
+def test_a_tied_vocabulary_has_the_rate_of_the_embedding(ranks, run_with):
+    told = ranks.run(1, moves, run_with(*EXACT, "optimizer.embedding_learning_rate=0.02"))[0]
+    assert told["tokens.weight"] == pytest.approx(0.02 / 3, rel=1e-6)
+    assert told["blocks.0.mlp.expand.weight"] == pytest.approx(1e-3 / 3, rel=1e-6)
+
+
+def test_moments_in_host_memory_have_the_same_rates(ranks, run_with):
+    here, there = (
+        ranks.run(2, moves, run_with(*EXACT, *OWN, "layout.tensor=2", *offload))[0]
+        for offload in ((), ('training.offload=["optimizer"]',))
+    )
+    assert here == there
+
+
+def weights_of(ranks: Any, run: RunConfig) -> dict[str, torch.Tensor]:
+    return ranks.run(1, record, run)[0]["weights"]
+
+
+def test_a_rate_that_is_the_learning_rate_changes_no_bit(ranks, run_with):
+    plain = weights_of(ranks, run_with("model.tied=false"))
+    same = weights_of(ranks, run_with("model.tied=false", *(f"optimizer.{g}_learning_rate=1e-3" for g in RATES)))
+    assert all(torch.equal(plain[name], same[name]) for name in plain)
+
+
+def test_a_run_resumes_with_other_rates(ranks, run_with):
+    """The rates are no part of a checkpoint."""
+    run = run_with("model.tied=false", "checkpoint.keep=100")
+    train(ranks, run)
+    resumed = train(ranks, run_with("checkpoint.keep=100", *OWN), checkpoint_of(run, 3))[0]
+    assert sorted(resumed["losses"]) == [3, 4, 5]
+
+
+def test_a_group_that_the_model_lacks_is_refused(run_with):
+    with pytest.raises(ConfigError) as error:
+        run_with("optimizer.head_learning_rate=0.004")
+    assert str(error.value) == (
+        "`optimizer.head_learning_rate` must be 0 for a model whose output projection shares the weight of the "
+        "embedding, but is 0.004. Set `optimizer.embedding_learning_rate`, or set model.tied=false."
+    )
