@@ -5,6 +5,7 @@ layout. Only the padding of the vocabulary depends on the number of tensor ranks
 number of rows without padding for each padded parameter.
 """
 
+import copy
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -63,10 +64,11 @@ def load_checkpoint(
     """Load the model and the optimizer from a checkpoint of any layout, and return the run's progress. Every rank must
     call this function.
 
-    `padded` maps the name of each padded parameter to the number of rows without padding. A group in `more` keeps its
-    current values if the checkpoint does not hold all tensors of the group. Hashes are not checked here, because each
-    rank would have to read all files. Call `latest_good_checkpoint` or `require_undamaged` in one process first. Raises
-    `CheckpointError` if the checkpoint cannot be read or belongs to another model.
+    The optimizer keeps its own settings, such as the betas: only its state is loaded. `padded` maps the name of each
+    padded parameter to the number of rows without padding. A group in `more` keeps its current values if the checkpoint
+    does not hold all tensors of the group. Hashes are not checked here, because each rank would have to read all files.
+    Call `latest_good_checkpoint` or `require_undamaged` in one process first. Raises `CheckpointError` if the
+    checkpoint cannot be read or belongs to another model.
     """
     folder = folder_at(checkpoint)
     manifest = read_manifest(folder)
@@ -74,8 +76,10 @@ def load_checkpoint(
     _make_state(optimizer)
     held = {name: t for name, t in (more or {}).items() if all(f"{name}.{key}" in manifest.tensors for key in t)}
     state = state_of(model, optimizer, held)
+    groups = copy.deepcopy(state["optimizer"]["param_groups"])
     with _reading(folder):
         _load(state, folder, padded or {})
+        state["optimizer"]["param_groups"] = groups
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     return manifest.progress
 

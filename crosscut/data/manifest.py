@@ -7,6 +7,7 @@ change of the text or the settings is detected. docs/data.md describes the forma
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -210,7 +211,7 @@ class Manifest:
 
 def _typed(kind: type[_Entry], table: Mapping[str, Any]) -> _Entry:
     """Make an entry of the manifest from its JSON object. Raises `TypeError` or `ValueError` if a value has another
-    type than its field, is a negative number, or contains a NUL character.
+    type than its field, is a negative number, or contains a NUL character, or if a shard would lie in another folder.
     """
     entry = kind(**table)
     for name in table:
@@ -221,6 +222,8 @@ def _typed(kind: type[_Entry], table: Mapping[str, Any]) -> _Entry:
             raise ValueError(f"`{name}` must be at least 0, but is {value}")
         if isinstance(value, str) and "\0" in value:
             raise ValueError(f"`{name}` must not contain a NUL character, but is {value!r:.60}")
+    if isinstance(entry, ShardEntry) and not re.fullmatch(r"\w[\w.-]*", entry.name):
+        raise ValueError(f"the `name` of a shard must be a file's name without its folder, but is {entry.name!r:.60}")
     return entry
 
 

@@ -23,7 +23,6 @@ from crosscut.launch.stopping import INTERRUPTIBLE
 from crosscut.parallel import find_drift
 from crosscut.training.batches import Batches, BatchesAhead
 from crosscut.training.evaluations import Evaluations
-from crosscut.training.optimizer import apply_settings
 from crosscut.training.result import NonFiniteError, StepResult
 from crosscut.training.schedule import last_stable_step
 from crosscut.training.step import Trainer
@@ -244,12 +243,14 @@ class Loop:
 
     def load(self, folder: Path | Folder) -> Progress:
         """Load a checkpoint and return its progress. The checkpoint may come from another layout. The optimizer keeps
-        the settings of this run, not the settings in the checkpoint.
+        the settings of this run, not the settings in the checkpoint. Raises `CheckpointError` on all ranks if the
+        checkpoint cannot be loaded, or if its loss scale is unusable.
         """
         model, optimizer = self.trainer.model, self.trainer.optimizer
         more = self.trainer.more_state
         progress = load_checkpoint(folder, model=model, optimizer=optimizer, more=more, padded=model.padded_rows)
-        apply_settings(optimizer, self.run.optimizer)
+        if self.trainer.loss_scale is not None:
+            self.trainer.loss_scale.require_usable(folder)
         return progress
 
     def _launch_step(self, course: _Course) -> None:

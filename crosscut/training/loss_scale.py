@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from crosscut.config import CheckpointError
 from crosscut.parallel.state.parameters import local_part
 
 FIRST = 2.0**16
@@ -67,3 +68,14 @@ class LossScale:
     def state(self) -> dict[str, Tensor]:
         """State of the loss scale for a checkpoint. The tensors are live, not copied."""
         return {"scale": self.scale, "good_steps": self.good_steps}
+
+    def require_usable(self, checkpoint: object) -> None:
+        """Raise `CheckpointError` if the scale that was loaded from `checkpoint` is not a positive number: with NaN or
+        infinity, every step would be skipped, and the scale would never fall. All ranks have the same scale.
+        """
+        scale, good_steps = self.scale.item(), self.good_steps.item()
+        if not 0 < scale < float("inf") or good_steps < 0:
+            raise CheckpointError(
+                f"`{checkpoint}` must hold a loss scale that is a positive number, and a number of good steps that is "
+                f"at least 0, but holds {scale} and {good_steps}. Use an earlier checkpoint."
+            )

@@ -209,14 +209,6 @@ def rate_factors(model: ModelConfig, config: OptimizerConfig) -> dict[str, float
     return {parameter.name: config.rate_factor(parameter.role.group) for parameter in describe(model).parameters()}
 
 
-def apply_settings(optimizer: AdamW, config: OptimizerConfig) -> None:
-    """Set betas, epsilon and weight decay to the values of this run. Call this after loading a checkpoint, because
-    loading replaces these settings with the values in the checkpoint.
-    """
-    for group, decay in zip(optimizer.param_groups, (config.weight_decay, 0.0), strict=True):
-        group.update(weight_decay=decay, betas=(config.beta1, config.beta2), eps=config.epsilon)
-
-
 def set_learning_rate(optimizer: AdamW, rate: float) -> None:
     """Set the learning rate of the steps that follow."""
     for group in optimizer.param_groups:

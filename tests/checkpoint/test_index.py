@@ -105,8 +105,8 @@ def load(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     "edit",
     [
-        lambda values: values.update({"optimizer.param_groups.0.params": 5}),
         lambda values: values.update({"optimizer.param_groups.0.betas": 5}),
+        lambda values: values.pop("optimizer.param_groups.0.params"),
         lambda values: values.pop("optimizer.param_groups.0.lr"),
     ],
 )

@@ -22,7 +22,7 @@ from crosscut.checkpoint.stored import StoredTensors
 from crosscut.config import CheckpointError, Layout, ModelConfig, OptimizerConfig
 from crosscut.model import GPT
 from crosscut.parallel import RandomStreams, make_mesh, shard_model
-from crosscut.training.optimizer import make_optimizer, undecayed_parameters
+from crosscut.training.optimizer import make_optimizer, set_learning_rate, undecayed_parameters
 from tests.checkpoint.forged import Program, fit_hashes, with_old_index
 from tests.checkpoint.test_state import LAYOUTS
 from tests.endless import ENDLESS
@@ -79,6 +79,7 @@ def test_old_checkpoint_loads_on_any_layout(ranks, old, layout):
 
 def load_and_save(folder: Path, root: Path) -> None:
     model, optimizer = make(Layout(tensor=2), torch.float32)
+    set_learning_rate(optimizer, 0.01)  # of the old checkpoint; an optimizer keeps its own settings
     progress = load_checkpoint(folder, model=model, optimizer=optimizer, padded=PADDED)
     save_checkpoint(root, progress, model=model, optimizer=optimizer, is_first_rank=model.mesh.is_first_rank, keep=2)
 

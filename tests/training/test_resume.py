@@ -1,5 +1,8 @@
 """A run that resumes is the run that never stopped: exactly on the same layout, up to rounding on another one."""
 
+import json
+import math
+import struct
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ from crosscut.checkpoint import read_manifest
 from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import CheckpointError, RunConfig
 from crosscut.training.loop import Loop
+from tests.checkpoint.forged import fit_hashes
 from tests.training.jobs import parts
 
 HERE = "checkpoint.keep=100"
@@ -132,6 +136,25 @@ def test_run_takes_up_a_loss_scale_where_the_checkpoint_has_none(ranks, run_with
     half = train(ranks, run_with(HERE, "training.precision=float16"), checkpoint_of(run, 3))
     assert half[0]["scales"][3] == 2.0**20
     assert train(ranks, run, checkpoint_of(run, 6 - 3))[0]["scale"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("scale", struct.pack("<f", value)) for value in (math.nan, math.inf, 0.0, -65536.0)]
+    + [("good_steps", struct.pack("<i", -1))],
+    ids=["nan", "inf", "0", "-65536", "good steps"],
+)
+def test_loss_scale_that_no_run_can_use_is_refused(ranks, run_with, name, content):
+    run = run_with(HERE, "training.precision=float16", "training.steps=3")
+    train(ranks, run)
+    checkpoint = checkpoint_of(run, 3)
+    (part,) = json.loads((checkpoint / "tensors.json").read_text())["tensors"][f"loss_scale.{name}"]["parts"]
+    with (checkpoint / part["file"]).open("r+b") as file:
+        file.seek(part["start"])
+        file.write(content)
+    fit_hashes(checkpoint)
+    with pytest.raises(CheckpointError, match=r"must hold a loss scale that is a positive number, and .* but holds "):
+        train(ranks, run_with(HERE, "training.precision=float16"), checkpoint)
 
 
 def compare_over_layouts(ranks, run_with, pair, base, *, at: int, tolerance: float) -> None:

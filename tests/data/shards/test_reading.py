@@ -113,6 +113,13 @@ def test_manifest_without_a_field_is_an_error(folder: Path) -> None:
             lambda table: table["train"][0].update(name="a\0"),
             r"`name` must not contain a NUL character, but is 'a\x00'",
         ),
+        *(
+            (
+                lambda table, name=name: table["validation"].update(name=name),
+                f"the `name` of a shard must be a file's name without its folder, but is {name!r:.60}",
+            )
+            for name in ("../validation", "/etc/passwd", "a/b", "..", "", ".hidden", "a\n", "a\\b")
+        ),
         (lambda table: table["sources"][0].update(name=["a"]), "`name` must be of type str, but is ['a']"),
         (lambda table: table["settings"].update(seed=1.5), "`seed` must be of type int, but is 1.5"),
         (lambda table: table.update(vocab_size=float("inf")), "cannot convert float infinity to integer"),
