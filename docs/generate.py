@@ -15,10 +15,11 @@ import sys
 import typing
 from pathlib import Path
 
-from crosscut.config import PRESETS, CorpusConfig, DataConfig, Layout, ModelConfig, RunConfig
+from crosscut.config import PRESETS, CorpusConfig, DataConfig, Layout, ModelConfig, RunConfig, load_run
 from crosscut.config.axes import AXES
 from crosscut.config.corpora import SourceConfig
 from crosscut.config.published.presets import sequence_length_of
+from crosscut.config.recipes import RECIPES
 from crosscut.planner import count_parameters
 from crosscut.planner.paper.sections import to_markdown
 from crosscut.planner.paper.study import scaling_report
@@ -33,10 +34,11 @@ INTRODUCTION = """\
 # Configuration
 
 This page lists every setting of a run. A run is one TOML file with the sections below. A key that the file leaves out
-has its default. Unknown keys and impossible values are errors before any process starts. All of them are reported
-together, each with its line in the file and, for an unknown key, with the key that was probably meant. Any key can be
-set on the command line by its dotted name, as in `crosscut train run.toml training.steps=1000 layout.tensor=2`. The
-resolved run is saved in the run's folder and is enough to repeat it. A complete file:
+has the value of the run's [recipe](#recipes). The tables of the sections give the defaults of the paper's recipe.
+Unknown keys and impossible values are errors before any process starts. All of them are reported together, each with
+its line in the file and, for an unknown key, with the key that was probably meant. Any key can be set on the command
+line by its dotted name, as in `crosscut train run.toml training.steps=1000 layout.tensor=2`. The resolved run is saved
+in the run's folder and is enough to repeat it. A complete file:
 
 ```toml
 [model]
@@ -112,6 +114,24 @@ the default of `data.vocab_size`.
 """
 
 
+RECIPES_NOTE = """\
+A recipe is a set of defaults with a name: `recipe = "paper"` in the first lines of a file, or `recipe=paper` on the
+command line. A setting of the run always replaces the recipe's. A run without a recipe has
+
+- `continued`, if it trains published weights further (`training.initialize_from`);
+- `paper`, if its `model.preset` is a model of the paper or another published model;
+- `small` otherwise.
+
+Some defaults fit the run. The warm-up takes at most a twentieth of the steps. The validation set is scored at least ten
+times. The sequences are no longer than the model's positions, and for a preset, they have the length on which the
+preset was trained. The batch is raised to the next multiple of `layout.data`. If the run gives a learning rate, its
+minimum is at most a tenth of this rate.
+"""
+
+RECIPE_WIDE = ("model.max_sequence_length=1024",)
+"""Override with which every recipe has its own sequence length in the table of recipes."""
+
+
 def field_docs(kind: type) -> dict[str, str]:
     """The text under each field of a dataclass, as a cell of a table; a field without one is missing."""
     tree = ast.parse(inspect.getsource(kind))
@@ -133,7 +153,7 @@ def sections(whole: type = RunConfig) -> dict[str, type]:
 
 def configuration_page() -> str:
     """The whole of `docs/configuration.md`."""
-    parts = [INTRODUCTION, *(_section(f"[{name}]", kind) for name, kind in sections().items()), _presets()]
+    parts = [INTRODUCTION, *(_section(f"[{name}]", kind) for name, kind in sections().items()), _recipes(), _presets()]
     return "\n".join(parts)
 
 
@@ -223,6 +243,21 @@ def _presets() -> str:
     ]
     note = PRESETS_NOTE.format(vocab_size=DataConfig().vocab_size)
     return "\n".join(["## Presets", "", note, *head, *rows, ""])
+
+
+def _recipes() -> str:
+    """The table of recipes: the settings that differ between them."""
+    runs = {name: load_run({"model": PRESETS["laptop-small"], "recipe": name}, RECIPE_WIDE) for name in RECIPES}
+    keys = dict.fromkeys(
+        f"{section}.{key}" for recipe in RECIPES.values() for section, values in recipe.items() for key in values
+    )
+    rows = []
+    for key in keys:
+        section, _, name = key.partition(".")
+        cells = [f"`{getattr(getattr(run, section), name)}`" for run in runs.values()]
+        rows.append(f"| `{key}` | {' | '.join(cells)} |")
+    head = [f"| setting | {' | '.join(f'`{name}`' for name in RECIPES)} |", "|---" * (len(RECIPES) + 1) + "|"]
+    return "\n".join(["## Recipes", "", RECIPES_NOTE, *head, *rows, ""])
 
 
 def main(arguments: list[str] | None = None, folder: Path = DOCS) -> int:

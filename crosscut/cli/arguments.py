@@ -28,6 +28,8 @@ _R = TypeVar("_R")
 _T = TypeVar("_T")
 
 DEMO_RUN = "demo.toml"
+_OWN_DATA = ("data.text=", "data.tokens=", "training.initialize_from=")
+"""Settings with which a run without a file is not the demo."""
 
 _CLOSE = 0.8
 """Minimum similarity, from 0 to 1, of an unknown option to a known one that the user may have meant."""
@@ -91,14 +93,16 @@ def _read_arguments(context: click.Context, _argument: click.Parameter, words: t
 
 
 def run_from(arguments: tuple[str, ...], *, layout: Layout | None = None) -> RunConfig:
-    """Load the run that the arguments describe. Without a file, the run is the demo that comes with Crosscut. A given
-    `layout` replaces the run's own layout. Raises `ConfigError` or `LayoutError` for an invalid run.
+    """Load the run that the arguments describe. Without a file, the run is the demo that comes with Crosscut, or the
+    demo's model on the user's own data. A given `layout` replaces the run's own layout. Raises `ConfigError` or
+    `LayoutError` for an invalid run.
     """
     if has_file(arguments):
         return load_run(Path(arguments[0]), arguments[1:], layout=layout)
     demo = tomllib.loads((files("crosscut.config") / DEMO_RUN).read_text(encoding="utf-8"))
-    if any(argument.startswith("training.initialize_from=") for argument in arguments):
-        del demo["model"]  # the user could not remove a demo key that contradicts the folder's model
+    if any(argument.startswith(_OWN_DATA) for argument in arguments):
+        published = any(argument.startswith("training.initialize_from=") for argument in arguments)
+        demo = {} if published else {"model": demo["model"]}
     return load_run(demo, arguments, layout=layout)
 
 

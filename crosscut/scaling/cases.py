@@ -30,7 +30,7 @@ DEFAULT_RUNS: dict[str, dict[str, Any]] = {
     },
     "cuda": {
         "model": {**_SHAPE, "hidden_size": 1536, "vocab_size": 5120},
-        "training": {"batch_size": 8, "compile": "off"},
+        "training": {"batch_size": 8, "sequence_length": 1024, "compile": "off"},
     },
 }
 """Model and batch of one rank if the user gives no run: 8 sequences as in the paper, and a model with the number of

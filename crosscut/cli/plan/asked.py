@@ -3,12 +3,13 @@
 from pathlib import Path
 
 from crosscut.cli.arguments import has_file
-from crosscut.config import PRESETS, ConfigError, RunConfig, load_run
+from crosscut.config import PRESETS, ConfigError, Layout, RunConfig, load_run
 from crosscut.config.checks import listed
 
 
-def asked_run(arguments: tuple[str, ...], model: str | None) -> RunConfig:
-    """Load the run to plan from its file in `arguments` or from the preset `model`. Overrides in `arguments` apply.
+def asked_run(arguments: tuple[str, ...], model: str | None, *, layout: Layout | None = None) -> RunConfig:
+    """Load the run to plan from its file in `arguments` or from the preset `model`. Overrides in `arguments` apply, and
+    a given `layout` replaces the run's.
 
     Raises `ConfigError` unless exactly one of the file and the preset is given.
     """
@@ -19,8 +20,8 @@ def asked_run(arguments: tuple[str, ...], model: str | None) -> RunConfig:
             "`--model 8.3B` without RUN.toml."
         )
     if has_file(arguments):
-        return load_run(Path(arguments[0]), arguments[1:])
-    return load_run({"model": {"preset": _preset(str(model))}}, arguments)
+        return load_run(Path(arguments[0]), arguments[1:], layout=layout)
+    return load_run({"model": {"preset": _preset(str(model))}}, arguments, layout=layout)
 
 
 def with_vocabulary(run: RunConfig) -> RunConfig:

@@ -1,7 +1,7 @@
 """The command `crosscut plan --dry-run`."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from crosscut.cli.plan.asked import asked_run, with_vocabulary
 from crosscut.config import load_layout
@@ -30,12 +30,11 @@ def show_dry_run(options: DryRunOptions) -> None:
     from crosscut.rehearsal import print_rehearsal, rehearse, to_json
 
     device = None if options.gpu is None else named_hardware(options.gpu)
-    run = with_vocabulary(asked_run(options.arguments, options.model))
+    layout = None if options.layout is None else load_layout(options.layout)
+    run = with_vocabulary(asked_run(options.arguments, options.model, layout=layout))
     if device is not None:
         require_device(run, device)
     on_cpu = run.training.device == "cpu" if device is None else device.device == "cpu"
-    if options.layout is not None:
-        run = replace(run, layout=load_layout(options.layout))
     precision = None if device is None else device.fast_precision
     rehearsal = rehearse(run, rank=options.rank, device="cpu" if on_cpu else "cuda", precision=precision)
     if options.as_json:

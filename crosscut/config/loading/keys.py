@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from crosscut.config.checks import listed
 from crosscut.config.model import ModelConfig
+from crosscut.config.run import RunConfig
 
 _LONGEST_NAME = 100
 """Longest name that is compared with the keys, in characters. The comparison takes quadratic time."""
@@ -77,7 +78,8 @@ def keys_of(kind: type, prefix: str = "") -> tuple[str, ...]:
         section = section_of(hints[field.name])
         name = f"{prefix}{field.name}"
         keys += [name] if section is None else keys_of(section, f"{name}.")
-    return (*keys, f"{prefix}preset") if kind is ModelConfig else tuple(keys)
+    more = {ModelConfig: ("preset",), RunConfig: ("recipe",)}.get(kind, ())
+    return (*keys, *(f"{prefix}{name}" for name in more))
 
 
 def section_of(annotation: object) -> type | None:

@@ -16,9 +16,10 @@ from crosscut.config.layout import Layout
 from crosscut.config.loading.building import Builder, Override, parsed
 from crosscut.config.loading.keys import advice, keys_of, meant_keys, nearest
 from crosscut.config.loading.mistakes import Mistakes
+from crosscut.config.loading.recipe import expand_recipe
 from crosscut.config.loading.toml_lines import key_lines
 from crosscut.config.published.folders import TOKENIZER_FILE, is_published, read_published
-from crosscut.config.published.presets import PRESETS, sequence_length_of
+from crosscut.config.published.presets import PRESETS
 from crosscut.config.run import RunConfig
 
 Table = dict[str, Any]
@@ -30,23 +31,25 @@ def load_run(
     """Load a run.
 
     `source` is a TOML file or a table that is already parsed. `overrides` are strings `section.key=value`, with the
-    value in TOML syntax; a bare word is a string. An override of `model.preset` replaces the file's preset, or the
-    whole model section if the file has no preset. A given `layout` replaces the layout section of the file and all
-    overrides of this section. Raises `ConfigError` for a file that does not exist or does not parse. For unknown keys
-    (the message names the key that the user may have meant) and for values of the wrong type or out of range, one
-    `ConfigError` reports all mistakes, each with its line in the file.
+    value in TOML syntax; a bare word is a string. The run's `recipe` gives the settings that the run leaves out. An
+    override of `model.preset` replaces the file's preset, or the whole model section if the file has no preset. A given
+    `layout` replaces the layout section of the file and all overrides of this section. Raises `ConfigError` for a file
+    that does not exist or does not parse. For unknown keys (the message names the key that the user may have meant) and
+    for values of the wrong type or out of range, one `ConfigError` reports all mistakes, each with its line in the
+    file.
     """
     overrides = tuple(overrides)
     table, mistakes = _read(source, keys_of(RunConfig))
     if any(override.startswith("model.preset=") for override in overrides):
         _leave_model_out(table)
     _override(table, overrides, mistakes)
-    _expand_preset(table, mistakes)
+    preset = _expand_preset(table, mistakes)
     _expand_published(table, mistakes)
     builder = Builder(keys_of(RunConfig), mistakes)
     if layout is not None:
         builder.build(Layout, table.get("layout", {}), "layout")  # the replaced layout must still be valid
         table["layout"] = dataclasses.asdict(layout)
+    expand_recipe(table, preset, mistakes)
     run = builder.build(RunConfig, table)
     mistakes.raise_all()
     return typing.cast(RunConfig, run)
@@ -185,26 +188,19 @@ def _apply(table: Table, name: str, text: str, mistakes: Mistakes) -> None:
     table[key] = Override(text)
 
 
-def _expand_preset(table: Table, mistakes: Mistakes) -> None:
+def _expand_preset(table: Table, mistakes: Mistakes) -> str:
+    """Replace `model.preset` by the settings of the model. Returns the name of the preset, or an empty text."""
     model = table.get("model")
     if not isinstance(model, dict) or "preset" not in model:
-        return
+        return ""
     name = parsed(model.pop("preset"))
     if isinstance(name, str) and name in PRESETS:
         table["model"] = {**PRESETS[name], **model}
-        _expand_sequence_length(table, name)
-        return
+        return name
     close = [preset for preset in (nearest(shown(name), PRESETS),) if preset]
     mistakes.note(ConfigError(f"`model.preset` must name a preset, but is {shown(name)}.{advice(close, PRESETS)}"))
     mistakes.doubt(["model"])
-
-
-def _expand_sequence_length(table: Table, preset: str) -> None:
-    """Train on the sequences of the preset, unless the run gives another length or the model has fewer positions."""
-    training, longest = table.setdefault("training", {}), parsed(table["model"].get("max_sequence_length"))
-    length = sequence_length_of(preset)
-    if isinstance(training, dict):
-        training.setdefault("sequence_length", min(length, longest) if type(longest) is int else length)
+    return ""
 
 
 def _expand_published(table: Table, mistakes: Mistakes) -> None:

@@ -103,6 +103,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "laptop-llama": _llama(4, 256, 4, num_kv_heads=2, mlp_size=704, max_sequence_length=256),
 }
 
+LAPTOP_PRESETS = tuple(name for name in PRESETS if name.startswith("laptop-"))
+"""Presets of small models, which are not published."""
+
 _TRAINED_ON = {"smollm2-135m": 2048, "qwen2.5-0.5b": 4096, "qwen3-0.6b": 4096}
 """Tokens per sequence in most of the training, for models that saw longer sequences only at its end: SmolLM2 (arXiv
 2502.02737), Qwen2.5 (arXiv 2412.15115) and Qwen3 (arXiv 2505.09388)."""

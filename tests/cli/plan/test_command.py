@@ -85,7 +85,7 @@ def test_the_vocabulary_of_the_tokenizer_is_enough(tmp_path: Path) -> None:
     small = ("plan", "--model", "laptop-small", "--gpus", "2", "--gpu", "laptop", "data.vocab_size=4096")
     path = tmp_path / "best.toml"
     text = run(*small, "--write", str(path))
-    assert "512 sequences of 256 tokens per step; a vocabulary of 4,096 (data.vocab_size)" in text
+    assert "8 sequences of 256 tokens per step; a vocabulary of 4,096 (data.vocab_size)" in text
     written = load_run(path)
     assert (written.model.vocab_size, written.data.vocab_size) == (0, 4096)
     assert json.loads(run(*small, "--json"))["model"]["vocab_size"] == 4096

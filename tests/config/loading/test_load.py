@@ -100,7 +100,7 @@ def test_a_dump_holds_every_field() -> None:
 
 
 def test_what_is_not_given_has_its_default() -> None:
-    assert load_run(with_model()) == RunConfig(model=ModelConfig(**MODEL))
+    assert load_run(with_model(recipe="paper")) == RunConfig(model=ModelConfig(**MODEL))
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -69,12 +69,13 @@ def test_a_value_of_the_command_line_has_no_line(message) -> None:
 
 
 def test_several_conditions_between_sections_are_told(message) -> None:
-    text = f"{MODEL}[layout]\ntensor = 4\ndata = 3\n[training]\nsteps = 5\nbatch_size = 4\n"
+    training = "[optimizer]\nwarmup_steps = 9\n[training]\nsteps = 5\nbatch_size = 4\n"
+    text = f"{MODEL}[layout]\ntensor = 4\ndata = 3\n{training}"
     assert [line.split(" must")[0] for line in message(text).splitlines()] == [
         "3 settings are wrong:",
         "  run.toml:6: `layout.tensor`",
         "  run.toml:9: `optimizer.warmup_steps`",
-        "  run.toml:10: `training.batch_size`",
+        "  run.toml:12: `training.batch_size`",
     ]
 
 

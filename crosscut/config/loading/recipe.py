@@ -1,0 +1,75 @@
+"""Expansion of a run's `recipe` into settings, and of the settings whose defaults depend on other settings."""
+
+import dataclasses
+from typing import Any
+
+from crosscut.config.checks import shown
+from crosscut.config.errors import ConfigError
+from crosscut.config.loading.building import parsed
+from crosscut.config.loading.keys import advice, nearest
+from crosscut.config.loading.mistakes import Mistakes
+from crosscut.config.optimizer import OptimizerConfig
+from crosscut.config.published.presets import PRESETS, sequence_length_of
+from crosscut.config.recipes import RECIPES, default_recipe
+from crosscut.config.training import TrainingConfig
+
+_WARM_UP_SHARE, _VALIDATIONS, _DECAY = 20, 10, 10
+"""Unless the run says otherwise, the warm-up takes at most a twentieth of the steps, a run has at least ten
+validations, and the learning rate falls at least to a tenth."""
+
+
+def expand_recipe(table: dict[str, Any], preset: str, mistakes: Mistakes) -> None:
+    """Replace the key `recipe` by the settings of the recipe that the run does not give. Without the key, the model
+    decides on the recipe (`default_recipe`). `preset` is the name of the model's preset, or empty.
+
+    Some settings of a recipe are limits, which a run of few steps, of short sequences or of a low learning rate stays
+    below: `optimizer.warmup_steps`, `training.validate_every`, `training.sequence_length`,
+    `optimizer.min_learning_rate`. The batch is raised to the next multiple of the data ranks.
+    """
+    training = table.get("training")
+    initial = parsed(training.get("initialize_from", "")) if isinstance(training, dict) else ""
+    name = parsed(table.pop("recipe", default_recipe(preset=preset, initialize_from=initial)))
+    if not isinstance(name, str) or name not in RECIPES:
+        close = [found for found in (nearest(shown(name), RECIPES),) if found]
+        mistakes.note(ConfigError(f"`recipe` must name a recipe, but is {shown(name)}.{advice(close, RECIPES)}"))
+        return
+    defaults = {
+        "training": {**_plain(TrainingConfig), **RECIPES[name].get("training", {})},
+        "optimizer": {**_plain(OptimizerConfig), **RECIPES[name].get("optimizer", {})},
+    }
+    for section in defaults:
+        table.setdefault(section, {})
+    if all(isinstance(table[section], dict) for section in defaults):
+        _limit(table, defaults, preset)
+    for section, values in RECIPES[name].items():
+        if isinstance(table.setdefault(section, {}), dict):
+            table[section] = {**values, **table[section]}
+
+
+def _limit(table: dict[str, Any], defaults: dict[str, dict[str, Any]], preset: str) -> None:
+    """Set the settings that are limited by others, unless the run gives them."""
+    training, optimizer = table["training"], table["optimizer"]
+    steps, rate = (_number(table, defaults, *key) for key in (("training", "steps"), ("optimizer", "learning_rate")))
+    if steps is not None:
+        warm_up, every = defaults["optimizer"]["warmup_steps"], defaults["training"]["validate_every"]
+        optimizer.setdefault("warmup_steps", min(warm_up, int(steps) // _WARM_UP_SHARE))
+        training.setdefault("validate_every", min(every, max(1, int(steps) // _VALIDATIONS)))
+    if rate is not None and "learning_rate" in optimizer:
+        optimizer.setdefault("min_learning_rate", min(defaults["optimizer"]["min_learning_rate"], rate / _DECAY))
+    layout, batch = table.get("layout"), defaults["training"]["batch_size"]
+    data = parsed(layout.get("data")) if isinstance(layout, dict) else None
+    training.setdefault("batch_size", batch + -batch % data if type(data) is int and data > 0 else batch)
+    length = sequence_length_of(preset) if preset in PRESETS else defaults["training"]["sequence_length"]
+    model = table.get("model")
+    longest = parsed(model.get("max_sequence_length")) if isinstance(model, dict) else None
+    training.setdefault("sequence_length", min(length, longest) if type(longest) is int and longest > 0 else length)
+
+
+def _number(table: dict[str, Any], defaults: dict[str, dict[str, Any]], section: str, key: str) -> float | None:
+    """Value of a setting; None if it is not a number that the setting can have."""
+    value = parsed(table[section].get(key, defaults[section][key]))
+    return value if type(value) in (int, float) and 0 < value < 2**63 else None
+
+
+def _plain(kind: type) -> dict[str, Any]:
+    return {field.name: field.default for field in dataclasses.fields(kind)}

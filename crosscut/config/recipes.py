@@ -1,0 +1,36 @@
+"""Named recipes: defaults for the settings that a run leaves out.
+
+`RECIPES[name]` gives the settings in which a recipe differs from the paper's. The dataclasses of a run hold the paper's
+values, so the recipe "paper" is empty. A setting of the run always replaces the recipe's.
+"""
+
+from typing import Any
+
+from crosscut.config.published.presets import LAPTOP_PRESETS, PRESETS
+
+RECIPES: dict[str, dict[str, dict[str, Any]]] = {
+    # Sections 4.1.1 and 4.1.3 of the paper, for models of hundreds of millions of parameters on a cluster.
+    "paper": {},
+    # A model that learns in minutes on a laptop or on one GPU.
+    "small": {
+        "training": {"steps": 500, "batch_size": 8, "sequence_length": 256, "validation_sequences": 64},
+        "optimizer": {"learning_rate": 1e-3, "min_learning_rate": 1e-4, "beta2": 0.95},
+    },
+    # Further training of published weights, which a high learning rate would undo.
+    "continued": {
+        "training": {"steps": 500, "batch_size": 8, "sequence_length": 1024, "validation_sequences": 64},
+        "optimizer": {"learning_rate": 5e-5, "min_learning_rate": 5e-6, "beta2": 0.95},
+    },
+}
+
+
+def default_recipe(*, preset: str, initialize_from: object) -> str:
+    """Name of the recipe of a run that names none. `preset` and `initialize_from` are the run's `model.preset` and
+    `training.initialize_from`, or empty.
+
+    Published weights are trained further, the models of the paper and other published models have the paper's recipe,
+    and every other model is a small one.
+    """
+    if initialize_from:
+        return "continued"
+    return "paper" if preset in PRESETS and preset not in LAPTOP_PRESETS else "small"

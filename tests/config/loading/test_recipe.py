@@ -1,0 +1,125 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crosscut.cli.arguments import run_from
+from crosscut.config import PRESETS, ConfigError, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig, load_run
+from crosscut.config.published.presets import LAPTOP_PRESETS
+from crosscut.config.recipes import RECIPES
+from tests.config.published.test_folders import GPT2, write
+
+MODEL = {"num_layers": 2, "hidden_size": 48, "num_heads": 6}
+
+
+def load(*overrides: str, **sections: Any) -> RunConfig:
+    return load_run({"model": MODEL, **sections}, overrides)
+
+
+def test_the_papers_recipe_is_the_papers_settings() -> None:
+    paper = RunConfig(model=ModelConfig(**MODEL))
+    assert load("recipe=paper") == paper
+    assert (paper.training.steps, paper.training.batch_size, paper.training.sequence_length) == (300_000, 512, 1024)
+    assert (paper.optimizer.learning_rate, paper.optimizer.min_learning_rate) == (1.5e-4, 1e-5)
+    assert paper.optimizer.warmup_steps == 3000
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_named_in_the_file_or_on_the_command_line(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(f'recipe = "{name}"\n[model]\nnum_layers = 2\nhidden_size = 48\nnum_heads = 6\n')
+    assert load_run(file) == load(f"recipe={name}")
+    assert load_run(file, ["recipe=paper"]) == load("recipe=paper")
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_published_models_have_the_papers_recipe_and_others_are_small(preset: str) -> None:
+    run = load_run({"model": {"preset": preset}})
+    name = "small" if preset in LAPTOP_PRESETS else "paper"
+    assert run == load_run({"model": {"preset": preset}, "recipe": name})
+    assert (run.training.batch_size == 512) == (name == "paper")
+
+
+def test_a_model_of_ones_own_is_small() -> None:
+    run = load()
+    assert run == load("recipe=small")
+    assert (run.training.batch_size, run.training.sequence_length, run.training.steps) == (8, 256, 500)
+
+
+def test_what_the_run_gives_replaces_the_recipe() -> None:
+    run = load("training.batch_size=4", recipe="small", training={"seed": 7}, optimizer={"beta2": 0.9})
+    assert (run.training.batch_size, run.training.seed, run.optimizer.beta2) == (4, 7, 0.9)
+    assert run.optimizer.learning_rate == 1e-3
+
+
+@pytest.mark.parametrize(("steps", "warm_up", "every"), [(1, 0, 1), (10, 0, 1), (200, 10, 20), (300_000, 3000, 1000)])
+def test_warm_up_and_validation_fit_the_steps(steps: int, warm_up: int, every: int) -> None:
+    run = load(f"training.steps={steps}")
+    assert (run.optimizer.warmup_steps, run.training.validate_every) == (warm_up, every)
+    assert load(f"training.steps={steps}", "optimizer.warmup_steps=0").optimizer.warmup_steps == 0
+
+
+def test_a_low_learning_rate_lowers_its_minimum() -> None:
+    assert load("optimizer.learning_rate=5e-5").optimizer.min_learning_rate == pytest.approx(5e-6)
+    assert load("optimizer.learning_rate=0.01").optimizer.min_learning_rate == 1e-4
+    assert load("optimizer.learning_rate=1e-3", "optimizer.min_learning_rate=0").optimizer.min_learning_rate == 0
+
+
+def test_sequences_are_no_longer_than_the_model_allows() -> None:
+    assert load("model.max_sequence_length=100").training.sequence_length == 100
+    assert load("model.max_sequence_length=100", "recipe=paper").training.sequence_length == 100
+    assert load("model.max_sequence_length=5000", "recipe=paper").training.sequence_length == 1024
+
+
+@pytest.mark.parametrize(("data", "batch"), [(1, 8), (3, 9), (16, 16)])
+def test_the_batch_fits_the_data_ranks(data: int, batch: int) -> None:
+    assert load(f"layout.data={data}").training.batch_size == batch
+    with pytest.raises(ConfigError):
+        load("layout.data=3", "training.batch_size=8")
+
+
+def test_published_weights_are_trained_further(tmp_path: Path) -> None:
+    initial = f"training.initialize_from={write(tmp_path, GPT2)}"
+    run = load_run({}, [initial])
+    assert run.optimizer.learning_rate == 5e-5
+    assert run.training.sequence_length == run.model.max_sequence_length
+    assert run == run_from((initial,))
+    assert run_from((initial, "training.steps=3")).optimizer.warmup_steps == 0
+
+
+def test_the_same_run_with_and_without_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        "[model]\nnum_layers = 4\nhidden_size = 192\nnum_heads = 4\nmax_sequence_length = 256\ndropout = 0.0\n"
+        '[data]\ntext = ["book.txt"]\n'
+    )
+    assert run_from((str(file),)) == run_from(("data.text=book.txt",))
+    demo = run_from(())
+    assert demo.model == run_from(("data.text=book.txt",)).model
+    assert (demo.training.steps, demo.layout.tensor, demo.output.folder) == (420, 2, "runs/demo")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ("smal", "`recipe` must name a recipe, but is 'smal'. The nearest is `small`."),
+        (5, "`recipe` must name a recipe, but is 5. Choose `paper`, `small` or `continued`."),
+    ],
+)
+def test_another_recipe_is_refused(recipe: object, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(recipe=recipe)
+    assert str(error.value) == message
+
+
+def test_mistakes_in_what_a_recipe_looks_at_are_told() -> None:
+    for setting in (
+        "training.steps=many",
+        "optimizer.learning_rate=[]",
+        "training=5",
+        "optimizer=5",
+        "training.steps=-1",
+    ):
+        with pytest.raises(ConfigError, match=setting.partition("=")[0]):
+            load(setting)
+    assert TrainingConfig().validate_every == 1000 and OptimizerConfig().warmup_steps == 3000
