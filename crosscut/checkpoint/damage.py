@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from crosscut.checkpoint.manifest import MANIFEST_FILE, FileEntry, Manifest, read_manifest
 from crosscut.checkpoint.storage import Folder, reason
-from crosscut.config import CheckpointError
+from crosscut.config import CheckpointError, DamagedCheckpointError
 from crosscut.config.terminal import new_console
 
 DATA_SUFFIX = ".safetensors"
@@ -47,12 +47,13 @@ def find_damage(folder: Folder, *, progress: bool = False) -> list[str]:
 
 
 def require_undamaged(folder: Folder, *, progress: bool = False) -> Manifest:
-    """Check all files of a checkpoint and return the manifest. Raises `CheckpointError` for a damaged checkpoint; the
-    message lists the damage.
+    """Check all files of a checkpoint and return the manifest. Raises `DamagedCheckpointError` for a damaged one,
+    with all damage in the message, and `CheckpointError` for a folder that is not a checkpoint.
     """
+    manifest = read_manifest(folder)
     if damage := find_damage(folder, progress=progress):
-        raise CheckpointError(" ".join(damage))
-    return read_manifest(folder)
+        raise DamagedCheckpointError(" ".join(damage))
+    return manifest
 
 
 def _size_damage(folder: Folder, name: str, entry: FileEntry, present: dict[str, int]) -> str | None:

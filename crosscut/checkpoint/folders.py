@@ -21,7 +21,7 @@ from crosscut.checkpoint.storage import (
     reason,
     storage_errors_told,
 )
-from crosscut.config import CheckpointError
+from crosscut.config import CheckpointError, DamagedCheckpointError
 from crosscut.config.terminal import echo
 
 PASSED_OVER_FILE = "passed-over.txt"
@@ -75,7 +75,7 @@ def latest_good_checkpoint(root: Location) -> GoodCheckpoint:
 
     Newer checkpoints that are damaged are skipped and reported on the error stream. A progress bar is shown while a
     large checkpoint is read. Only one process of a run should call this function, because the call reads all files of a
-    checkpoint. Raises `CheckpointError` if there is no checkpoint or if all checkpoints are damaged.
+    checkpoint. Raises `CheckpointError` if there is no checkpoint, and `DamagedCheckpointError` if all are damaged.
     """
     skipped: list[str] = []
     passed_over: list[Folder] = []
@@ -88,7 +88,7 @@ def latest_good_checkpoint(root: Location) -> GoodCheckpoint:
         passed_over.append(folder)
     if skipped:
         listed = "\n".join(f"  {line}" for line in skipped)
-        raise CheckpointError(
+        raise DamagedCheckpointError(
             f"`{folder_at(root)}` must hold an undamaged checkpoint, but every checkpoint is damaged:\n{listed}\n"
             f"To see which checkpoints can be repaired, run `crosscut checkpoint repair --dry-run {folder_at(root)}`."
         )

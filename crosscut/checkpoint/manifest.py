@@ -15,7 +15,7 @@ from typing import Any
 
 from crosscut.checkpoint.fields import checked, checked_file, count_of, counts_of, field_of, parse_table
 from crosscut.checkpoint.storage import Folder, reason
-from crosscut.config import CheckpointError
+from crosscut.config import CheckpointError, DamagedCheckpointError
 from crosscut.config.checks import listed
 
 MANIFEST_FILE = "manifest.json"
@@ -127,8 +127,8 @@ def read_manifest(folder: Folder) -> Manifest:
 
 
 def parse_manifest(content: bytes, path: str) -> Manifest:
-    """Parse the content of a `manifest.json`. Raises `CheckpointError` for content that is damaged, edited or of
-    another format; the message names the file by `path`.
+    """Parse the content of a `manifest.json`. Raises `DamagedCheckpointError` for content that is damaged or edited,
+    and `CheckpointError` for another format; the message names the file by `path`.
     """
     try:
         table = parse_table(content)
@@ -136,11 +136,11 @@ def parse_manifest(content: bytes, path: str) -> Manifest:
         found = field_of(table, "format", int)
         is_unchanged = _render({name: value for name, value in table.items() if name != "sha256"}) == content
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(
+        raise DamagedCheckpointError(
             f"`{path}` must be a checkpoint's manifest, but cannot be parsed: {reason(error)}. The file is damaged."
         ) from None
     if not is_unchanged:
-        raise CheckpointError(
+        raise DamagedCheckpointError(
             f"`{path}` must be unchanged, but the content does not match the SHA-256 at its end (`{digest}`): the "
             "file is damaged or was edited."
         )

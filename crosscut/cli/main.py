@@ -24,7 +24,7 @@ from crosscut.cli.serve import serve
 from crosscut.cli.study import study
 from crosscut.cli.train import train
 from crosscut.cli.verify import verify
-from crosscut.config import ConfigError, CrosscutError, RankFailure, RunStopped
+from crosscut.config import ConfigError, CrosscutError, DamagedError, RankFailure, RunStopped
 from crosscut.config.checks import is_text, require_text
 from crosscut.config.terminal import echo, printable, show_cursor
 
@@ -49,6 +49,9 @@ _LONG_WORD = re.compile(r"(\S{150})\S{200,}(\S{50})")
 EXIT_REQUEUE = 75
 """Exit status of a run that stopped at a scheduler's request and can be started again: `EX_TEMPFAIL` of sysexits.h."""
 
+EXIT_DAMAGED = 65
+"""Exit status after damaged files: `EX_DATAERR` of sysexits.h."""
+
 _EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -66,6 +69,7 @@ def main() -> None:
     """Run the command line and set the exit status.
 
     - 2 after a user's mistake, which is reported as one message. A path that cannot be used is such a mistake.
+    - 65 after files that are damaged, unless the damage is allowed. On a terminal, the message is red.
     - 1 after a failed rank. The rank's traceback is printed.
     - 75 after a training run that stopped at a scheduler's request and can be resumed.
     - 130 after Ctrl-C, also after a training run that has written a checkpoint because of Ctrl-C.
@@ -79,7 +83,7 @@ def main() -> None:
         _require_text(sys.argv[1:])
         commands.main(prog_name="crosscut", standalone_mode=False)
     except CrosscutError as error:
-        _fail(error, 2, "" if error.is_told else str(error))
+        _fail(error, EXIT_DAMAGED if isinstance(error, DamagedError) else 2, "" if error.is_told else str(error))
     except OSError as error:
         if error.errno not in _OF_PLACES or not isinstance(error.filename, str):
             raise
@@ -145,7 +149,7 @@ def _fail(error: BaseException, status: int, message: str, *, begin: str = "cros
         told = {"kind": type(error).__name__, "message": printable(_shortened(message))}
         echo(json.dumps({"error": told}, ensure_ascii=False))
     elif message:
-        echo(_shortened(f"{begin}{message}"), err=True)
+        echo(_shortened(f"{begin}{message}"), err=True, red=status == EXIT_DAMAGED)
     sys.exit(status)
 
 

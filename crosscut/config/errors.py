@@ -29,6 +29,20 @@ class CheckpointError(CrosscutError):
     """A checkpoint that is missing, incomplete or from another model."""
 
 
+class DamagedError(CrosscutError):
+    """Files that are damaged, truncated or changed since they were written. The command line ends with a status of its
+    own, so that a script can get the files again.
+    """
+
+
+class DamagedDataError(DamagedError, DataError):
+    """Text or token shards that are damaged."""
+
+
+class DamagedCheckpointError(DamagedError, CheckpointError):
+    """A checkpoint or a published model that is damaged."""
+
+
 class RankFailure(Exception):  # noqa: N818 - the name describes an event
     """A rank that an exception or a signal has ended. The message is the rank's traceback."""
 

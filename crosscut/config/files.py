@@ -52,19 +52,26 @@ def too_large(name: str, most_bytes: int) -> OSError:
     return OSError(errno.EFBIG, f"It is larger than {most_bytes >> 20:,} MiB", name)
 
 
-def read_json(path: Path, error: type[CrosscutError] = ConfigError, *, remedy: str = "") -> dict[str, Any]:
+def read_json(
+    path: Path,
+    error: type[CrosscutError] = ConfigError,
+    *,
+    invalid: type[CrosscutError] | None = None,
+    remedy: str = "",
+) -> dict[str, Any]:
     """Read the JSON object in a file. Raises `error`, with `remedy` at the end of its message, if the file cannot be
-    read or does not hold a JSON object.
+    read, and `invalid` (by default `error`) if it does not hold a JSON object.
     """
+    invalid = invalid or error
     remedy = remedy and f" {remedy}"
     try:
         table = parse_json(read_small(path))
     except OSError as reason:
         raise error(f"`{path}` must be a readable file, but is not: {reason.strerror}.{remedy}") from None
     except ValueError as reason:
-        raise error(f"`{path}` must be valid JSON, but is not: {reason}.{remedy}") from None
+        raise invalid(f"`{path}` must be valid JSON, but is not: {reason}.{remedy}") from None
     if not isinstance(table, dict):
-        raise error(f"`{path}` must be a JSON object, but is a {type(table).__name__}.{remedy}")
+        raise invalid(f"`{path}` must be a JSON object, but is a {type(table).__name__}.{remedy}")
     return table
 
 

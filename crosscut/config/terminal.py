@@ -31,11 +31,15 @@ def _escape(code: int) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
-def echo(text: object = "", *, err: bool = False, nl: bool = True, bold: bool = False) -> None:
-    """Print text, to the error stream if `err` is set, with a line end if `nl` is set. Only a terminal shows `bold`."""
+def echo(text: object = "", *, err: bool = False, nl: bool = True, bold: bool = False, red: bool = False) -> None:
+    """Print text, to the error stream if `err` is set, with a line end if `nl` is set. Only a terminal shows `bold` and
+    `red`.
+    """
     is_terminal = (sys.stderr if err else sys.stdout).isatty()
     shown = printable(str(text)) if err or is_terminal else str(text)
-    click.echo(click.style(shown, bold=True) if bold and is_terminal else shown, err=err, nl=nl, color=True)
+    if is_terminal and (bold or red):
+        shown = click.style(shown, bold=bold or None, fg="red" if red else None)
+    click.echo(shown, err=err, nl=nl, color=True)
 
 
 def new_console(*, stderr: bool = False, width: int | None = None) -> "Console":

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from crosscut.config.corpora import CorpusConfig, SourceConfig
-from crosscut.config.errors import DataError
+from crosscut.config.errors import DamagedDataError, DataError
 from crosscut.corpus.documents import DOCUMENTS, INGEST, count_bytes, write_table
 from crosscut.corpus.execution.stages import Counts, Output, Record, Task
 from crosscut.corpus.finished import WORK_FOLDER
@@ -195,6 +195,7 @@ class _Parts:
 
 def check_rejects(records: Sequence[Record], config: CorpusConfig) -> None:
     """Raise `DataError` if the unreadable share of a source is above `ingest.max_rejects`, or a source has no document.
+    The error is a `DamagedDataError` if a file of the source is damaged.
 
     Each source is checked separately, because a large source would hide the complete loss of a small source. The
     unreadable share of a source is the larger of two numbers: the share of rejected records, and the share of bytes
@@ -206,6 +207,7 @@ def check_rejects(records: Sequence[Record], config: CorpusConfig) -> None:
         for record in of_source:
             found.update(record.counts["sources"][source.name])
         first = _first_reject(of_source, source, _rejects_folder(config))
+        kind = DamagedDataError if found["lost"] else DataError
         by_records = found["rejects"] / max(found["records"], 1)
         by_bytes = found["lost"] / max(found["bytes_in"], 1)
         if max(by_records, by_bytes) > config.ingest.max_rejects:
@@ -214,20 +216,20 @@ def check_rejects(records: Sequence[Record], config: CorpusConfig) -> None:
                 if by_records >= by_bytes
                 else f"{found['lost']:,} of {found['bytes_in']:,} bytes ({by_bytes:.1%})"
             )
-            raise DataError(
+            raise kind(
                 f"`ingest.max_rejects` allows {config.ingest.max_rejects:.1%} of the source `{source.name}` to be "
                 f"unreadable, but {what} cannot be read. Repair the files, or raise `ingest.max_rejects`. "
                 f"First reject: {first}"
             )
         if not found["documents"]:
-            raise DataError(
+            raise kind(
                 f"The source `{source.name}` must contain documents, but its files ({found['files']:,} in total) "
                 f"contain none. Check `files` and `format`, or remove the source."
             )
 
 
 def check_damage(records: Sequence[Record], config: CorpusConfig) -> None:
-    """Raise `DataError` if more files than `ingest.max_damaged_files` are damaged.
+    """Raise `DamagedDataError` if more files than `ingest.max_damaged_files` are damaged.
 
     The lost rest of a file counts as one reject, however many documents it held, so `ingest.max_rejects` would let it
     pass. Damage is therefore counted by files.
@@ -237,7 +239,7 @@ def check_damage(records: Sequence[Record], config: CorpusConfig) -> None:
     if len(damaged) > allowed:
         first = damaged[0]
         more = f" {len(damaged) - 1:,} more are in `{_rejects_folder(config)}`." if len(damaged) > 1 else ""
-        raise DataError(
+        raise DamagedDataError(
             f"`ingest.max_damaged_files` allows {allowed:,} damaged files, but the corpus has {len(damaged):,}. First "
             f"damaged file: `{first['file']}`, {first['place']}, after {first['documents']:,} documents: "
             f"{first['reason'].rstrip('.')}.{more} Nobody knows how many documents are lost. Get the files again, or "

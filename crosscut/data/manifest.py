@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from crosscut.config.errors import DataError
+from crosscut.config.errors import DamagedDataError, DataError
 from crosscut.config.files import read_json, require_regular
 from crosscut.config.run import DataConfig
 from crosscut.data.hashing import sha256
@@ -156,8 +156,9 @@ class Manifest:
     def read(cls, folder: Path) -> Self:
         """Read the manifest from `manifest.json` in `folder`.
 
-        Raises `DataError` if the file is missing, is not a manifest of this version, or contradicts itself: the
-        vocabulary is too large for the type of the ids, or the end-of-text id is outside the vocabulary.
+        Raises `DataError` if the file is missing or is a manifest of another version, and `DamagedDataError` if the
+        file is not valid JSON, lacks a field or contradicts itself: the vocabulary is too large for the type of the
+        ids, or the end-of-text id is outside the vocabulary.
         """
         table = _read_json(folder)
         if table.get("format") != FORMAT or table.get("version") != VERSION:
@@ -178,7 +179,7 @@ class Manifest:
                 corpus=dict(table.get("corpus", {})),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise DataError(
+            raise DamagedDataError(
                 f"`{folder / MANIFEST_NAME}` must have the fields of version {VERSION}, but does not: {error}. "
                 f"Prepare the tokens again."
             ) from None
@@ -188,17 +189,17 @@ class Manifest:
     def _check(self, folder: Path) -> None:
         path = folder / MANIFEST_NAME
         if self.dtype not in DTYPES:
-            raise DataError(
+            raise DamagedDataError(
                 f"`dtype` in `{path}` must be 'uint16' or 'uint32', but is {self.dtype!r}. Prepare the tokens again."
             )
         room = int(np.iinfo(self.dtype).max) + 1
         if self.vocab_size > room:
-            raise DataError(
+            raise DamagedDataError(
                 f"`vocab_size` in `{path}` must be at most {room:,}, the limit of {self.dtype}, but is "
                 f"{self.vocab_size:,}. Prepare the tokens again."
             )
         if not 0 <= self.end_of_text < self.vocab_size:
-            raise DataError(
+            raise DamagedDataError(
                 f"`end_of_text` in `{path}` must be an id of the vocabulary, 0 to {self.vocab_size - 1}, but is "
                 f"{self.end_of_text}. Prepare the tokens again."
             )
@@ -238,4 +239,4 @@ def _read_json(folder: Path) -> Mapping[str, Any]:
         ) from None
     except OSError as error:
         raise unreadable(str(path), error) from None
-    return read_json(path, DataError, remedy="Prepare the tokens again.")
+    return read_json(path, DataError, invalid=DamagedDataError, remedy="Prepare the tokens again.")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crosscut.config import CheckpointError
+from crosscut.config import CheckpointError, DamagedCheckpointError
 from crosscut.config.files import parse_json, read_small
 
 SINGLE_FILE = "model.safetensors"
@@ -71,7 +71,7 @@ def _indexed_files(index: Path) -> list[Path]:
             raise ValueError("a file's name contains a NUL character")
         return [index.with_name(name) for name in names]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise CheckpointError(
+        raise DamagedCheckpointError(
             f"`{index}` must be an index that maps tensors to files, but cannot be parsed. Download the file again."
         ) from None
 
@@ -84,7 +84,7 @@ def _opened(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(
+        raise DamagedCheckpointError(
             f"`{path}` must be an undamaged safetensors file, but is not: {error}. Download the file again."
         ) from None
 

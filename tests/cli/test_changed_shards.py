@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from crosscut.cli.main import EXIT_DAMAGED
 from tests.cli.conftest import TINY
 
 
@@ -49,7 +50,7 @@ def test_run_whose_shard_is_truncated_ends_with_one_message(crosscut_here, book,
     )
     with changed_in_the_meantime(run, name, 10):
         result = crosscut_here("train", *settings, f"data.text={book}", f"output.folder={run}", "layout.tensor=2")
-    assert result.returncode == 2, result.stderr
+    assert result.returncode == EXIT_DAMAGED, result.stderr
     told = [line for line in result.stderr.splitlines() if line.startswith("crosscut: ")]
     assert len(told) == 1, result.stderr
     assert told[0].startswith(f"crosscut: `{run}/tokens/{name}` must not change while it is read, but now has 10 bytes")

@@ -71,7 +71,7 @@ class File:
     def chunks(self) -> Iterator[tuple[bytes, int]]:
         """Yield the decompressed bytes in chunks. Each chunk comes with the number of bytes read from the disk so far.
 
-        Raises `DataError` if the file cannot be read, and `DamagedError` if compressed data is damaged or incomplete.
+        Raises `DataError` if the file cannot be read, and `BrokenOffError` if compressed data is damaged or incomplete.
         """
         with self.open() as file:
             yield from unpack(file, name=self.url, compression=self.compression)

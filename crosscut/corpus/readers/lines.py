@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.record import Reject, too_long
-from crosscut.data.text.sources import DamagedError
+from crosscut.data.text.sources import BrokenOffError
 
 
 class Line(NamedTuple):
@@ -54,7 +54,7 @@ def read_lines(file: File, max_bytes: int) -> Iterator[Line | Reject]:
             number, held, length = number + 1, [last], len(last)
         if length:
             yield line(unended=True)
-    except DamagedError as error:
+    except BrokenOffError as error:
         yield broken_off(file, error, f"line {number}")
 
 
@@ -67,12 +67,12 @@ def read_whole(file: File, max_bytes: int) -> bytes | Reject:
             length += len(chunk)
             if length > max_bytes:
                 return too_long("byte 0", "the file", held[0], max_bytes)
-    except DamagedError as error:
+    except BrokenOffError as error:
         return broken_off(file, error, "the file")
     return b"".join(held)
 
 
-def broken_off(file: File, error: DamagedError, what: str) -> Reject:
+def broken_off(file: File, error: BrokenOffError, what: str) -> Reject:
     """Make the reject for a damaged file. The reject stands for everything from the damage to the end of the file.
 
     `what` names the first record that cannot be read.

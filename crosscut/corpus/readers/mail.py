@@ -22,7 +22,7 @@ from crosscut.corpus.readers.html import extract
 from crosscut.corpus.readers.lines import broken_off
 from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long
 from crosscut.data.text.json_text import encodable
-from crosscut.data.text.sources import DamagedError
+from crosscut.data.text.sources import BrokenOffError
 
 _START = re.compile(
     rb"From \S+ +(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [^\n]*\n"
@@ -41,7 +41,7 @@ def read_mail(file: File, reading: Reading) -> Iterator[Item]:
                 yield too_long(f"message {number}", "the message", message, reading.max_bytes)
             elif message:
                 yield _read_message(message, number, position)
-    except DamagedError as error:
+    except BrokenOffError as error:
         yield broken_off(file, error, "a message")
 
 

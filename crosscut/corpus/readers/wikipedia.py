@@ -22,7 +22,7 @@ from crosscut.config.errors import DataError
 from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.lines import broken_off
 from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long
-from crosscut.data.text.sources import DamagedError
+from crosscut.data.text.sources import BrokenOffError
 
 ARTICLES = 0
 """Number of the MediaWiki namespace that contains the articles."""
@@ -49,7 +49,7 @@ def read_wikipedia(file: File, reading: Reading) -> Iterator[Item]:
         for number, page in enumerate(dump.pages, start=1):
             yield _read_page(page, reading, site, number, stream.position)
             root.element.clear()  # otherwise the root would keep an empty element for each page
-    except DamagedError as error:
+    except BrokenOffError as error:
         yield broken_off(file, error, f"page {number + 1}")
     except DataError:
         raise

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from crosscut.config.corpora import CorpusConfig, TokensConfig
-from crosscut.config.errors import DataError
+from crosscut.config.errors import DamagedDataError, DataError
 from crosscut.corpus.documents import read_table
 from crosscut.corpus.execution.stages import Counts, Output, Record, Task, read_records
 from crosscut.corpus.parts import find_parts
@@ -261,7 +261,7 @@ def _published(record: Record) -> dict[str, str]:
 
 
 def _check_whole(folder: Path, record: Record, phase: Phase) -> None:
-    """Raise `DataError` if a file of the stage has changed since it was written.
+    """Raise `DamagedDataError` if a file of the stage has changed since it was written.
 
     Published files may be links to the stage's files, so a change of one is a change of the other.
     """
@@ -278,7 +278,7 @@ def _check_whole(folder: Path, record: Record, phase: Phase) -> None:
     if damaged:
         for name in damaged:
             (folder / name).unlink()  # so the task counts as not done
-        raise DataError(
+        raise DamagedDataError(
             f"`{folder / damaged[0]}` must be unchanged since it was written, but is damaged. Start again, and the "
             "shards will be written anew."
         )

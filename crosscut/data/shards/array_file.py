@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from crosscut.config.errors import DataError
+from crosscut.config.errors import DamagedDataError, DataError
 from crosscut.data.text.sources import unreadable
 
 _REMEDY = (
@@ -47,7 +47,8 @@ class ArrayFile:
     def __getitem__(self, key: slice | int) -> Any:
         """Read a slice without a step, or one element.
 
-        Raises `DataError` if the file has become too short, or if the operating system cannot read it.
+        Raises `DamagedDataError` if the file has become too short, and `DataError` if the operating system cannot
+        read it.
         """
         if isinstance(key, slice):
             start, stop, _ = key.indices(self._length)
@@ -57,7 +58,7 @@ class ArrayFile:
         return self._read(key % self._length, 1)[0]
 
     def check_unchanged(self) -> None:
-        """Raise `DataError` if a program has written to the file or truncated it since it was opened."""
+        """Raise `DamagedDataError` if a program has written to the file or truncated it since it was opened."""
         size, modified = self._state()
         if size != self._opened[0]:
             raise self._changed(f"now has {size:,} bytes instead of {self._opened[0]:,}")
@@ -84,5 +85,5 @@ class ArrayFile:
         status = os.fstat(self._descriptor)
         return status.st_size, status.st_mtime_ns
 
-    def _changed(self, what: str) -> DataError:
-        return DataError(f"`{self.path}` must not change while it is read, but {what}. {_REMEDY}")
+    def _changed(self, what: str) -> DamagedDataError:
+        return DamagedDataError(f"`{self.path}` must not change while it is read, but {what}. {_REMEDY}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from crosscut.config.errors import DataError
+from crosscut.config.errors import DamagedDataError
 from crosscut.data.hashing import sha256_of_all
 from crosscut.data.manifest import MANIFEST_NAME, TOKENIZER_NAME, Manifest, ShardEntry
 from crosscut.data.shards.array_file import ArrayFile
@@ -95,7 +95,7 @@ class TokenFolder:
 
         The manifest and the length of every file are always checked. With `verify`, all files are also read: each file
         must match its hash, every token must lie within the vocabulary, and every index must ascend. If a check fails,
-        `DataError` is raised with the name of the file.
+        `DamagedDataError` is raised with the name of the file.
         """
         manifest = Manifest.read(path)
         entries = (*manifest.train, manifest.validation)
@@ -135,9 +135,11 @@ def _check_lengths(path: Path, manifest: Manifest, entries: tuple[ShardEntry, ..
     for name, length, _ in _files(manifest, entries):
         file = path / name
         if not file.is_file():
-            raise DataError(f"`{file}` must exist, but is missing. {MANIFEST_NAME} lists this file. {_PREPARE_AGAIN}")
+            raise DamagedDataError(
+                f"`{file}` must exist, but is missing. {MANIFEST_NAME} lists this file. {_PREPARE_AGAIN}"
+            )
         if length is not None and (actual := file.stat().st_size) != length:
-            raise DataError(f"`{file}` must be {length:,} bytes long, but is {actual:,}. {_PREPARE_AGAIN}")
+            raise DamagedDataError(f"`{file}` must be {length:,} bytes long, but is {actual:,}. {_PREPARE_AGAIN}")
 
 
 def _check_hashes(path: Path, manifest: Manifest, entries: tuple[ShardEntry, ...]) -> None:
@@ -145,7 +147,7 @@ def _check_hashes(path: Path, manifest: Manifest, entries: tuple[ShardEntry, ...
     actual = sha256_of_all([path / name for name, _, _ in files])
     for (name, _, expected), found in zip(files, actual, strict=True):
         if found != expected:
-            raise DataError(
+            raise DamagedDataError(
                 f"`{path / name}` must have the SHA-256 {expected[:12]}... that {MANIFEST_NAME} lists, but has "
                 f"{found[:12]}.... The file was changed or damaged. {_PREPARE_AGAIN}"
             )
@@ -162,12 +164,12 @@ def _check_shard(path: Path, manifest: Manifest, shard: Shard, *, thoroughly: bo
     ends = shard.ends if thoroughly else np.empty(0)
     ascending = bool(np.all(ends[1:] >= ends[:-1]))
     if end != shard.num_tokens or not ascending:
-        raise DataError(
+        raise DamagedDataError(
             f"`{path / shard.name}.index` must ascend to {shard.num_tokens:,}, the number of tokens in the shard, but "
             f"does not. The last entry is {end:,}. {_PREPARE_AGAIN}"
         )
     if thoroughly and shard.num_tokens and (highest := _highest(shard)) >= manifest.vocab_size:
-        raise DataError(
+        raise DamagedDataError(
             f"`{path / shard.name}.tokens` must hold ids below the vocabulary size {manifest.vocab_size:,}, but "
             f"holds {highest:,}. {_PREPARE_AGAIN}"
         )

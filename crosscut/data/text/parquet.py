@@ -6,7 +6,7 @@ hundred rows are in memory at a time.
 
 from collections.abc import Iterator
 
-from crosscut.config.errors import DataError
+from crosscut.config.errors import DamagedDataError, DataError
 from crosscut.data.text.sources import Source, unreadable
 
 ROWS_AT_ONCE = 256
@@ -52,9 +52,11 @@ def read_parquet(source: Source, text_key: str) -> Iterator[tuple[str, int, int]
         raise (unreadable(source.name, error) if error.errno else _damaged(source, error)) from None
 
 
-def _damaged(source: Source, error: Exception) -> DataError:
+def _damaged(source: Source, error: Exception) -> DamagedDataError:
     reason = str(error).partition("\n")[0].rstrip(".")
-    return DataError(f"`{source.name}` must be an undamaged parquet file, but is not: {reason}. Get the file again.")
+    return DamagedDataError(
+        f"`{source.name}` must be an undamaged parquet file, but is not: {reason}. Get the file again."
+    )
 
 
 def _check_column(source: Source, columns: dict[str, object], text_key: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from crosscut.config.checks import listed
-from crosscut.config.errors import DataError
+from crosscut.config.errors import DamagedDataError, DataError
 
 BUILTIN_CORPORA = {"builtin:state-of-the-union": Path(__file__).parents[1] / "corpora" / "state_of_the_union.jsonl.zst"}
 
@@ -168,7 +168,7 @@ def read_chunks(source: Source) -> Iterator[tuple[bytes, int]]:
     """Read the decompressed bytes of a source in order.
 
     Yields (bytes, number of bytes on disk read so far). Raises `DataError` if the file cannot be read, and
-    `DamagedError` if its compressed data is damaged or truncated.
+    `BrokenOffError` if its compressed data is damaged or truncated.
     """
     try:
         with source.path.open("rb") as file:
@@ -177,10 +177,10 @@ def read_chunks(source: Source) -> Iterator[tuple[bytes, int]]:
         raise unreadable(source.name, error) from None
 
 
-class DamagedError(DataError):
+class BrokenOffError(DamagedDataError):
     """Compressed data is damaged or truncated. The data that was read before the error is correct."""
 
-    def __init__(self, message: str, place: int) -> None:
+    def __init__(self, message: str, place: int = 0) -> None:
         super().__init__(message)
         self.place = place
         """Byte position in the compressed file near the damage, or at the end of a truncated file."""
@@ -198,7 +198,7 @@ def unpack(file: IO[bytes], *, name: str, compression: str) -> Iterator[tuple[by
     """Read an open file in parts, and decompress it. `compression` is `.gz`, `.zst`, `.bz2`, or empty for a plain file.
 
     Yields (bytes, number of compressed bytes read so far). A part has at most a few megabytes, even if the data was
-    compressed a thousandfold. `name` is the name of the file in messages. Raises `DamagedError` for damaged or
+    compressed a thousandfold. `name` is the name of the file in messages. Raises `BrokenOffError` for damaged or
     truncated data, and `OSError` if the file cannot be read.
     """
     if not compression:
@@ -218,7 +218,7 @@ def unpack(file: IO[bytes], *, name: str, compression: str) -> Iterator[tuple[by
             try:
                 unpacked = decompressor.decompress(packed)
             except damaged as error:
-                raise DamagedError(
+                raise BrokenOffError(
                     f"`{name}` must be valid {compression} data, but is damaged near byte {position}: {error}. "
                     "Get the file again.",
                     position,
@@ -229,7 +229,7 @@ def unpack(file: IO[bytes], *, name: str, compression: str) -> Iterator[tuple[by
             if unpacked:
                 yield unpacked, position
     if not whole:
-        raise DamagedError(
+        raise BrokenOffError(
             f"`{name}` must hold complete {compression} data, but is truncated at byte {position}. Get the file again.",
             position,
         )
