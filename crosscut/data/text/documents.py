@@ -9,10 +9,11 @@ import codecs
 import io
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import NamedTuple
 
-from crosscut.config.errors import DataError
+from crosscut.config.errors import DamagedError, DataError
 from crosscut.data.text.json_text import encodable, parse_record
 from crosscut.data.text.parquet import read_parquet
 from crosscut.data.text.sources import Source, find_sources, read_chunks
@@ -64,16 +65,31 @@ def read_sources(sources: Sequence[Source], *, text_key: str, blank: bool = Fals
     empty = True
     starts = accumulate((source.size for source in sources), initial=0)
     for source, start in zip(sources, starts, strict=False):
-        for text, record, position in readers[source.format](source, text_key):
-            has_text = bool(text) and not text.isspace()
-            empty = empty and not has_text
-            if has_text or blank:
-                yield Document(text, source, record, start + position)
+        with _damage_told_first(source):
+            for text, record, position in readers[source.format](source, text_key):
+                has_text = bool(text) and not text.isspace()
+                empty = empty and not has_text
+                if has_text or blank:
+                    yield Document(text, source, record, start + position)
     if empty:
         raise DataError(
             f"The corpus must hold text, but all documents are blank (files: {len(sources)}, first file: "
             f"`{sources[0].name}`). Name files with text."
         )
+
+
+@contextmanager
+def _damage_told_first(source: Source) -> Iterator[None]:
+    """Raise the damage of a compressed source instead of another error in its text. Damaged data may decompress to
+    other text, and gzip detects the damage only at the end of the data.
+    """
+    try:
+        yield
+    except DataError as error:
+        if source.compression and not isinstance(error, DamagedError):
+            for _ in read_chunks(source):
+                pass
+        raise
 
 
 _Record = tuple[str, int, int]  # text, record, bytes on disk of this file read so far

@@ -10,7 +10,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crosscut.config import DataError
+from crosscut.config import DamagedDataError, DataError
 from crosscut.data import read_documents
 from crosscut.data.text import sources
 from crosscut.data.text.documents import PIECE_CHARACTERS
@@ -287,3 +287,20 @@ def test_parquet_with_damaged_pages_is_an_error(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(DataError, match=r"must be an undamaged parquet file, but is not: .*\. Get the file again\."):
         read(path)
+
+
+@pytest.mark.parametrize(("name", "is_damaged"), [("a.jsonl.gz", True), ("a.txt.gz", True), ("a.jsonl.gz", False)])
+def test_damage_is_told_instead_of_the_garbage_that_it_leaves(tmp_path: Path, name: str, is_damaged: bool) -> None:
+    """gzip stores this text unpacked, so damage to it is found by the checksum at the end alone."""
+    path = tmp_path / name
+    content = bytearray(gzip.compress(b'{"text": "one"}\n{"text": "two"}\n', compresslevel=0))
+    assert b'"two"}' in content
+    if is_damaged:
+        content[content.index(b'"two"}')] = 0xFF
+        path.write_bytes(content)
+    else:
+        path.write_bytes(gzip.compress(b'{"text": "one"}\n{"text": \n'))
+    told = "is damaged near byte" if is_damaged else "line 2, must be valid JSON"
+    with pytest.raises(DataError, match=told) as caught:
+        list(read_documents([str(path)]))
+    assert isinstance(caught.value, DamagedDataError) == is_damaged
