@@ -1,0 +1,220 @@
+"""The first minutes of a small model: nanoGPT's recipe for a CPU, in Crosscut and in a plain program, in turns.
+
+    python benchmarks/first_minutes.py
+    python benchmarks/first_minutes.py --nanogpt FOLDER     # nanoGPT itself, too
+
+The recipe has 4 layers of width 128 with 4 heads, windows of 64 characters, 12 windows a step, 2,000 steps, and AdamW
+with a learning rate that falls from 1e-3 to 1e-4 after 100 steps of warm-up. The text is the first million characters
+of the State of the Union addresses that come with Crosscut. All programs read the same ids and hold out the same text.
+
+A program's time is that of its whole command, from the start of Python to its exit after the last checkpoint. Every 250
+steps, each program scores 240 windows and writes a checkpoint. The figure of a program is the median over the turns.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.machine import describe_machine, print_machine
+from crosscut.config import DataConfig
+from crosscut.data import TokenFolder, Tokenizer, prepare, read_documents
+
+ROOT = Path(__file__).parents[1]
+GOAL = 0.95
+"""Highest ratio of Crosscut's time to the plain program's time."""
+LETTERS = "\n" + "".join(map(chr, range(32, 127)))
+"""Characters of the text. All other characters are left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Sizes and numbers of steps. The defaults are nanoGPT's for a CPU."""
+
+    layers: int = 4
+    heads: int = 4
+    width: int = 128
+    block: int = 64
+    batch: int = 12
+    steps: int = 2000
+    warmup: int = 100
+    every: int = 250
+    validation: int = 240
+    rate: float = 1e-3
+    min_rate: float = 1e-4
+    characters: int = 1_000_000
+
+
+TINY = Recipe(
+    layers=1, heads=2, width=16, block=16, batch=4, steps=6, warmup=2, every=3, validation=8, characters=50_000
+)
+
+
+@dataclass(frozen=True)
+class Data:
+    """The prepared text."""
+
+    tokens: Path
+    """Token folder for Crosscut."""
+    files: Path
+    """Folder with the same ids as `train.bin` and `validation.bin`, for the other programs."""
+    vocabulary: int
+
+
+def make_data(folder: Path, recipe: Recipe) -> Data:
+    """Write the text, a tokenizer of characters, and the ids of both."""
+    text, kept = [], 0
+    for document in read_documents(["builtin:state-of-the-union"], text_key="text"):
+        text.append("".join(letter for letter in document.text if letter in LETTERS))
+        kept += len(text[-1])
+        if kept >= recipe.characters:
+            break
+    (folder / "text.txt").write_text("\n\n".join(text)[: recipe.characters], encoding="utf-8")
+    (folder / "letters.json").write_text(letter_tokenizer(), encoding="utf-8")
+    tokens = folder / "tokens"
+    data = DataConfig(text=(str(folder / "text.txt"),), tokenizer=str(folder / "letters.json"), train_to_validation=9)
+    prepared = prepare(data, tokens, seed=1, progress=False)
+    files = folder / "files"
+    files.mkdir()
+    np.concatenate([shard.tokens[:] for shard in prepared.train]).astype(np.uint16).tofile(files / "train.bin")
+    np.asarray(prepared.validation.tokens[:]).astype(np.uint16).tofile(files / "validation.bin")
+    shutil.copyfile(files / "validation.bin", files / "val.bin")  # nanoGPT's name
+    assert Tokenizer.load(folder / "letters.json").vocab_size == prepared.vocab_size
+    return Data(tokens, files, TokenFolder.open(tokens, verify=False).vocab_size)
+
+
+def letter_tokenizer() -> str:
+    """A tokenizer with one id for each character, as JSON."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    names = {letter: number for number, letter in enumerate([*LETTERS, "<|endoftext|>"])}
+    made = Tokenizer(models.WordLevel(names, unk_token=" "))
+    made.add_special_tokens(["<|endoftext|>"])
+    made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    made.decoder = decoders.Fuse()
+    return str(made.to_str())
+
+
+def crosscut(recipe: Recipe, data: Data, output: Path) -> tuple[list[str], Path]:
+    """Command of Crosscut on one rank, and its working folder."""
+    settings = {
+        "model.num_layers": recipe.layers, "model.num_heads": recipe.heads, "model.hidden_size": recipe.width,
+        "model.max_sequence_length": recipe.block, "model.dropout": 0.0, "data.tokens": data.tokens, "data.text": [],
+        "training.steps": recipe.steps, "training.batch_size": recipe.batch, "training.sequence_length": recipe.block,
+        "training.validate_every": recipe.every, "training.validation_sequences": recipe.validation,
+        "training.device": "cpu", "optimizer.learning_rate": recipe.rate,
+        "optimizer.min_learning_rate": recipe.min_rate, "optimizer.warmup_steps": recipe.warmup, "optimizer.weight_decay": 0.1,
+        "optimizer.beta2": 0.99, "checkpoint.every": recipe.every, "output.folder": output, "output.sample_tokens": 0,
+    }  # fmt: skip
+    words = [f"{name}={value}" for name, value in settings.items()]
+    return [sys.executable, "-m", "crosscut", "train", *words], ROOT
+
+
+def plain(recipe: Recipe, data: Data, output: Path) -> tuple[list[str], Path]:
+    """Command of the plain program, and its working folder."""
+    options = {
+        "data": data.files, "output": output, "layers": recipe.layers, "heads": recipe.heads, "width": recipe.width,
+        "block": recipe.block, "batch": recipe.batch, "steps": recipe.steps, "warmup": recipe.warmup,
+        "every": recipe.every, "validation": recipe.validation, "vocabulary": data.vocabulary, "rate": recipe.rate,
+        "min-rate": recipe.min_rate,
+    }  # fmt: skip
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    return [sys.executable, str(ROOT / "benchmarks" / "contenders" / "plain_training.py"), *words], ROOT
+
+
+def nanogpt(folder: Path, recipe: Recipe, data: Data, output: Path) -> tuple[list[str], Path]:
+    """Command of nanoGPT in a copy of its folder, and that copy."""
+    copy = output.with_name(f"{output.name}-nanogpt")
+    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(".git", "*.bin"))
+    shutil.copytree(data.files, copy / "data" / "letters")
+    settings = {
+        "dataset": "letters", "out_dir": output, "device": "cpu", "compile": False, "bias": True, "dropout": 0.0,
+        "eval_interval": recipe.every, "eval_iters": recipe.validation // recipe.batch, "log_interval": 50,
+        "always_save_checkpoint": True, "block_size": recipe.block, "batch_size": recipe.batch,
+        "n_layer": recipe.layers, "n_head": recipe.heads, "n_embd": recipe.width, "max_iters": recipe.steps,
+        "lr_decay_iters": recipe.steps, "learning_rate": recipe.rate, "min_lr": recipe.min_rate,
+        "warmup_iters": recipe.warmup, "beta2": 0.99, "gradient_accumulation_steps": 1, "weight_decay": 0.1,
+    }  # fmt: skip
+    return [sys.executable, "train.py", *(f"--{name}={value}" for name, value in settings.items())], copy
+
+
+def loss_of(program: str, output: Path, printed: str) -> float:
+    """Last validation loss of a program."""
+    if program == "crosscut":
+        return float(json.loads((output / "summary.json").read_text(encoding="utf-8"))["validation_loss_after"])
+    if program == "plain":
+        return float(json.loads((output / "result.json").read_text(encoding="utf-8"))["loss"])
+    return float(printed.rpartition("val loss ")[2].split()[0])
+
+
+def measure(
+    programs: Mapping[str, Callable[[Recipe, Data, Path], tuple[list[str], Path]]], recipe: Recipe, turns: int
+) -> dict[str, dict[str, Any]]:
+    """Seconds and losses of every program, which run in turns."""
+    found: dict[str, dict[str, Any]] = {name: {"seconds": [], "losses": []} for name in programs}
+    with tempfile.TemporaryDirectory() as temporary:
+        data = make_data(Path(temporary), recipe)
+        for turn in range(turns):
+            for name, make in programs.items():
+                output = Path(temporary) / f"{name}-{turn}"
+                words, folder = make(recipe, data, output)
+                began = time.perf_counter()
+                done = subprocess.run(
+                    words, cwd=folder, env={**os.environ, "COLUMNS": "200"}, capture_output=True, text=True, check=False
+                )
+                seconds = time.perf_counter() - began
+                if done.returncode:
+                    raise RuntimeError(f"{name} ended with status {done.returncode}:\n{done.stderr}")
+                found[name]["seconds"].append(seconds)
+                found[name]["losses"].append(loss_of(name, output, done.stdout))
+    return found
+
+
+def report(found: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print the table, and the ratio with its goal."""
+    print(f"{'':12}{'median s':>10}{'min s':>9}{'max s':>9}{'loss':>9}{'of plain':>10}")
+    base = statistics.median(found["plain"]["seconds"])
+    for name, figures in found.items():
+        seconds, loss = figures["seconds"], statistics.mean(figures["losses"])
+        middle = statistics.median(seconds)
+        print(f"{name:12}{middle:>10.1f}{min(seconds):>9.1f}{max(seconds):>9.1f}{loss:>9.4f}{middle / base:>10.2f}")
+    print(f"goal: crosscut at most {GOAL} of the plain program's time, at a loss no higher")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=3, help="runs of each program")
+    parser.add_argument("--nanogpt", type=Path, help="folder of nanoGPT, which then runs, too")
+    parser.add_argument(
+        "--tiny", action="store_true", help="use a tiny model, to check in seconds that everything runs"
+    )
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    options = parser.parse_args(arguments)
+    programs: dict[str, Callable[[Recipe, Data, Path], tuple[list[str], Path]]] = {"crosscut": crosscut, "plain": plain}
+    if options.nanogpt is not None:
+        folder: Path = options.nanogpt
+        programs["nanogpt"] = lambda recipe, data, output: nanogpt(folder, recipe, data, output)
+    found = measure(programs, TINY if options.tiny else Recipe(), options.turns)
+    if options.json:
+        print(json.dumps({"machine": describe_machine("torch"), "programs": found}, indent=2))
+        return
+    print_machine("torch")
+    report(found)
+
+
+if __name__ == "__main__":
+    main()
