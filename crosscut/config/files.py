@@ -20,13 +20,30 @@ MOST_BYTES = 1 << 28
 """Maximum size of a JSON or TOML file. The largest real files are tokenizers of 50 MB."""
 
 
+_ENDLESS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+"""Types of files whose reading may never end, by the bits of `st_mode`."""
+
+
+class NotRegularError(OSError):
+    """A named pipe, a socket or a device in place of a file: reading it may wait or go on forever, and it cannot be
+    read a second time.
+    """
+
+
 def require_regular(path: Path) -> None:
-    """Raise `OSError` unless `path` is a regular file. Reading a FIFO, a device or a socket may never end."""
+    """Raise `OSError` unless `path` is a regular file: `IsADirectoryError` for a folder, and `NotRegularError` for a
+    file whose reading may never end.
+    """
     mode = path.stat().st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "It is not a regular file", str(path))
+    if kind := _ENDLESS.get(stat.S_IFMT(mode)):
+        raise NotRegularError(errno.EINVAL, f"It is {kind}, not a regular file", str(path))
 
 
 def read_text(path: Path) -> str:

@@ -10,7 +10,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from crosscut.config.files import write_whole
+from crosscut.config.files import parse_json, read_small, write_whole
 
 WORK_FOLDER = "work"
 """Name of the folder inside a corpus's folder that contains the stages' files."""
@@ -40,9 +40,9 @@ class FinishedRun:
     def read(cls, work: Path) -> FinishedRun | None:
         """Read the mark in this `work` folder. Return None if there is no finished run in the folder."""
         try:
-            table = json.loads((work / FINISHED_FILE).read_text(encoding="utf-8"))
+            table = parse_json(read_small(work / FINISHED_FILE))
             return cls(tuple(table["filters"]), bool(table["cleaned"]))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError):
             return None
 
 

@@ -18,6 +18,7 @@ from crosscut.config.errors import DamagedDataError, DataError
 from crosscut.corpus.documents import DOCUMENTS, INGEST, count_bytes, write_table
 from crosscut.corpus.execution.stages import Counts, Output, Record, Task
 from crosscut.corpus.finished import WORK_FOLDER
+from crosscut.corpus.json_rows import REJECT_KEYS, read_rows
 from crosscut.corpus.readers import Reading, Reject, Text, find_reader
 from crosscut.corpus.readers.files import File, find_files
 from crosscut.data.hashing import sha256
@@ -255,7 +256,6 @@ def _first_reject(records: Sequence[Record], source: SourceConfig, folder: Path)
     for record in records:
         if record.counts["sources"][source.name]["rejects"]:
             path = folder / f"{record.task}.rejects.jsonl"
-            with path.open(encoding="utf-8") as file:
-                reject = json.loads(file.readline())
+            reject = next(read_rows(path, REJECT_KEYS))
             return f"`{reject['file']}`, {reject['place']}: {reject['reason']}. All rejects are in `{path.parent}`."
     return ""

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
+from crosscut.config.files import parse_json
 from crosscut.planner.compute import flops_per_step
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.parameters import count_parameters, parameters_per_rank
@@ -74,7 +75,7 @@ class Results:
     @classmethod
     def from_json(cls, text: str) -> "Results":
         """Results from the JSON text that `to_json` returned."""
-        facts: dict[str, Any] = json.loads(text)
+        facts: dict[str, Any] = parse_json(text)
         studies = {
             study: [Row(**{**row, "seconds": tuple(row["seconds"])}) for row in rows]
             for study, rows in facts["studies"].items()

@@ -200,7 +200,7 @@ def test_file_whose_reading_never_ends_is_told_at_once(checkpoint, name, kind):
         load_model(LocalFolder(checkpoint), model=small_state()[0])
     assert str(checkpoint) in str(told.value)
     if name == MANIFEST_FILE:
-        assert ("Is a directory" if kind == "a folder" else "It is not a regular file") in damage
+        assert ("Is a directory" if kind == "a folder" else f"It is {kind}, not a regular file") in damage
     assert latest_good_checkpoint(checkpoint.parent).folder.name == "step-00000001"
 
 

@@ -60,7 +60,8 @@ def test_file_that_is_not_regular_is_told_at_once(tmp_path, name, kind):
 def test_toml_that_is_not_a_regular_file_is_told(tmp_path, kind):
     path = tmp_path / "run.toml"
     make_special(path, kind)
-    reason = "Is a directory" if kind == "folder" else "It is not a regular file"
+    name = {"fifo": "named pipe"}.get(kind, kind)
+    reason = "Is a directory" if kind == "folder" else f"It is a {name}, not a regular file"
     with pytest.raises(ConfigError) as told:
         load_run(path)
     assert str(told.value) == f"`{path}` must be a readable TOML file, but is not: {reason}."

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from crosscut.config import ConfigError, CorpusConfig, CrosscutError, DataError, load_corpus
-from crosscut.corpus import CorpusResult, prepare_corpus, print_summary
+from crosscut.corpus import CorpusResult, explain_document, prepare_corpus, print_summary
 from crosscut.data import TokenFolder, Tokenizer, read_documents
 from tests.disks import remount, small_disk
 from tests.endless import ENDLESS
@@ -308,7 +308,7 @@ def test_list_whose_reading_may_never_end_is_refused(raw, tmp_path, kind, settin
     override = setting.format(f'"{path}"' if "[" in setting else path)
     told = message(lambda: prepare_corpus(describe(raw, tmp_path / "out", override), progress=False))
     assert f"`{path}`" in told
-    assert ": It is not a regular file. " in told
+    assert f": It is {kind}, not a regular file. " in told
 
 
 def test_damage_that_is_allowed_is_told_at_the_end(pages, tmp_path):
@@ -406,3 +406,42 @@ def test_damaged_copy_of_a_shard_is_replaced(prepared, copied, raw):
     flip(shard)
     prepare_corpus(describe(raw, copied), progress=False)
     assert outcome(copied) == outcome(Path(prepared.config.folder))
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def replace_by_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def rename_shard(path: Path) -> None:
+    path.write_text(path.read_text().replace('"train-0"', '"../../train-0"'))
+
+
+KEPT, REJECTED = "web/web.jsonl#1", "web/web.jsonl#4"
+
+
+@pytest.mark.parametrize(
+    ("document", "pattern", "harm", "told"),
+    [
+        (KEPT, "packing/manifest.json", cut, "`{}` must be valid JSON, but is not: "),
+        (KEPT, "packing/manifest.json", lambda path: path.write_text("[" * 99_999), "nested too deeply"),
+        (KEPT, "packing/manifest.json", lambda path: path.write_text("{}"), "`{}` must have format 'crosscut-tokens'"),
+        (KEPT, "packing/manifest.json", rename_shard, "name without its folder, but is '../../train-0'"),
+        (KEPT, "packing/manifest.json", replace_by_pipe, "`{}` must be a readable file, but is not: "),
+        (KEPT, "packing/train-0.index", replace_by_pipe, "but one cannot be read: "),
+        (KEPT, "ingest/*0.arrow", cut, "but one cannot be read: "),
+        (REJECTED, "ingest/*.rejects.jsonl", cut, "`{}`, line 1, must be as a stage of `crosscut prepare` wrote it"),
+        (REJECTED, "ingest/*.rejects.jsonl", lambda path: path.write_text('{"rule": 1}'), "not a JSON object with"),
+        (REJECTED, "ingest/*.rejects.jsonl", replace_by_pipe, "`{}` must be a readable file, but is not: "),
+    ],
+)  # fmt: skip
+def test_damaged_file_of_a_corpus_is_told_by_explain(copied, raw, document, pattern, harm, told):
+    config = describe(raw, copied)
+    assert document in explain_document(config, document)
+    (path,) = (copied / "work").glob(pattern)
+    harm(path)
+    assert told.format(path) in message(lambda: explain_document(config, document))

@@ -394,5 +394,6 @@ def test_file_whose_reading_may_never_end_is_refused(
     with pytest.raises(DataError) as error:
         make(replace(config, tokenizer=str(path)) if name == "tokenizer.json" else config)
     assert str(error.value) == (
-        f"`{path}` must be a readable file, but is not: It is not a regular file. Check the path."
+        f"`{path}` must be a readable file, but is not: It is {kind}, not a regular file. Write the data to a file, "
+        "and name that file."
     )

@@ -6,7 +6,6 @@ the document that a stage reported as its match.
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from crosscut.config.errors import DataError
+from crosscut.config.errors import DamagedDataError, DataError
+from crosscut.config.files import require_regular
 from crosscut.corpus.audit.excerpts import common_beginning, excerpts_of_pair
 from crosscut.corpus.audit.lookup import (
     Place,
@@ -27,7 +27,9 @@ from crosscut.corpus.audit.lookup import (
     texts_cleaned,
     texts_read,
 )
+from crosscut.corpus.audit.rejects import read_rejects
 from crosscut.corpus.documents import CLEANING, INGEST, drops_name, marks_name, read_columns, read_table
+from crosscut.data.manifest import MANIFEST_NAME, Manifest
 from crosscut.data.shards.writing import INDEX_DTYPE
 
 LEAKAGE, NEAR, PACKING, TOKENS = "leakage", "near", "packing", "tokens"
@@ -45,8 +47,20 @@ def explain(work: Path, filters: Sequence[str], document_id: str, *, cleaned: bo
 
     `filters` lists the stages that drop documents, in order, including the stage `tokens`. `cleaned` says whether the
     corpus has the stage `cleaning`. `against` lists the output folders of earlier runs, because the document may
-    duplicate a document of an earlier run. Raises `DataError` if the corpus has no document with this id.
+    duplicate a document of an earlier run. Raises `DataError` if the corpus has no document with this id, and
+    `DamagedDataError` if a file of the corpus is damaged or missing.
     """
+    try:
+        return _explained(work, filters, document_id, cleaned, against)
+    except (pa.ArrowException, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).partition("\n")[0]
+        raise DamagedDataError(
+            f"`{work}` must hold the files that `crosscut prepare` wrote, but one cannot be read: {reason}. Start "
+            "`crosscut prepare` again, to write damaged files anew."
+        ) from None
+
+
+def _explained(work: Path, filters: Sequence[str], document_id: str, cleaned: bool, against: Sequence[str]) -> str:
     place = find_documents(Runs(work, cleaned), [document_id]).get(document_id)
     if place is None:
         return _rejected(work, document_id)
@@ -167,16 +181,17 @@ class _Story:
 
     def _shards(self) -> list[str]:
         """Positions of the document's texts in the shards. Empty if the shards are not written yet."""
-        try:
-            manifest = json.loads((self._work / PACKING / "manifest.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        folder = self._work / PACKING
+        if not (folder / MANIFEST_NAME).exists():
             return []
+        manifest = Manifest.read(folder)
         file, _, record = self._id.rpartition("#")
-        number = next((n for n, source in enumerate(manifest["sources"]) if source["name"] == file), None)
-        shards = [entry["name"] for entry in manifest["train"]] + [manifest["validation"]["name"]]
+        number = next((n for n, source in enumerate(manifest.sources) if source.name == file), None)
+        shards = [entry.name for entry in (*manifest.train, manifest.validation)]
         told = []
         for shard in shards if number is not None else ():
-            index = np.fromfile(self._work / PACKING / f"{shard}.index", dtype=INDEX_DTYPE)
+            require_regular(folder / f"{shard}.index")
+            index = np.fromfile(folder / f"{shard}.index", dtype=INDEX_DTYPE)
             places = np.flatnonzero((index["source"] == number) & (index["record"] == int(record)))
             if len(places):
                 told.append(
@@ -210,14 +225,12 @@ def _quoted(name: str, text: str) -> list[str]:
 def _rejected(work: Path, document_id: str) -> str:
     """History of a record that could not be read. Raises `DataError` if there is no such record either."""
     name, _, record = document_id.rpartition("#")
-    for path in sorted((work / INGEST).glob("*.rejects.jsonl")):
-        with path.open(encoding="utf-8") as lines:
-            for reject in map(json.loads, lines):
-                called = reject.get("name", f"{reject['source']}/{reject['file']}")  # older corpora have no `name`
-                if called == name and reject["place"].rpartition(" ")[2] == record:
-                    told = f"{'not read':<{_LABEL}}{reject['file']}, {reject['place']}: {reject['reason']}"
-                    quoted = [textwrap.indent(line, " " * _LABEL) for line in _quoted("", reject["excerpt"])]
-                    return "\n".join([document_id, "", told, *quoted])
+    for reject in read_rejects(work):
+        called = reject.get("name", f"{reject['source']}/{reject['file']}")  # older corpora have no `name`
+        if called == name and reject["place"].rpartition(" ")[2] == record:
+            told = f"{'not read':<{_LABEL}}{reject['file']}, {reject['place']}: {reject['reason']}"
+            quoted = [textwrap.indent(line, " " * _LABEL) for line in _quoted("", reject["excerpt"])]
+            return "\n".join([document_id, "", told, *quoted])
     near = near_ids(work, document_id)
     hint = f" Similar ids are {', '.join(f'`{one}`' for one in near)}." if near else ""
     raise DataError(

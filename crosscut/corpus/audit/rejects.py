@@ -15,6 +15,7 @@ from typing import Any
 from crosscut.corpus.audit.excerpts import LENGTH
 from crosscut.corpus.audit.samples import SAMPLES, sample_key
 from crosscut.corpus.documents import INGEST
+from crosscut.corpus.json_rows import REJECT_KEYS, read_rows
 
 
 def rejected_samples(work: Path, seed: int) -> dict[str, list[dict[str, Any]]]:
@@ -24,10 +25,9 @@ def rejected_samples(work: Path, seed: int) -> dict[str, list[dict[str, Any]]]:
     is bounded.
     """
     chosen: dict[str, list[tuple[str, str]]] = {}
-    for line in _lines(work):
-        record = json.loads(line)
+    for record in read_rejects(work):
         of_rule = chosen.setdefault(record["rule"], [])
-        of_rule.append((sample_key(seed, f"{_name(record)}#{record['place']}"), line))
+        of_rule.append((sample_key(seed, f"{_name(record)}#{record['place']}"), json.dumps(record)))
         if len(of_rule) > 4 * SAMPLES:
             chosen[record["rule"]] = heapq.nsmallest(SAMPLES, of_rule)
     return {
@@ -36,10 +36,10 @@ def rejected_samples(work: Path, seed: int) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def _lines(work: Path) -> Iterator[str]:
+def read_rejects(work: Path) -> Iterator[dict[str, Any]]:
+    """Read the descriptions of all records that could not be read. Raises as `read_rows` does."""
     for path in sorted((work / INGEST).glob("*.rejects.jsonl")):
-        with path.open(encoding="utf-8") as file:
-            yield from file
+        yield from read_rows(path, REJECT_KEYS)
 
 
 def _name(record: Mapping[str, str]) -> str:

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from crosscut.corpus.audit.excerpts import excerpt, excerpts_of_pair
 from crosscut.corpus.documents import CLEANING, INGEST, TEXTS, Part, marks_name, read_drops, read_table
 from crosscut.corpus.execution.stages import Counts, Output, Task
+from crosscut.corpus.json_rows import read_rows
 from crosscut.corpus.leakage.passages import pieces
 from crosscut.corpus.leakage.removal import cuts_name, read_cuts
 from crosscut.corpus.leakage.stages import LEAKAGE
@@ -283,11 +284,10 @@ def merge_samples(work: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """Merge the samples of all parts. Returns a list of samples for each pair of a stage and a rule."""
     chosen: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for path in sorted((work / AUDIT).glob(f"*{samples_name('')}")):
-        with path.open(encoding="utf-8") as file:
-            for sample in map(json.loads, file):
-                name = (sample.pop("stage"), sample.pop("rule"))
-                candidates = [*chosen.get(name, ()), sample]
-                chosen[name] = heapq.nsmallest(SAMPLES, candidates, key=lambda one: (one["key"], one["id"]))
+        for sample in read_rows(path, frozenset({"stage", "rule", "key", "id"})):
+            name = (sample.pop("stage"), sample.pop("rule"))
+            candidates = [*chosen.get(name, ()), sample]
+            chosen[name] = heapq.nsmallest(SAMPLES, candidates, key=lambda one: (one["key"], one["id"]))
     for sample in (one for of_rule in chosen.values() for one in of_rule):
         del sample["key"]
     return chosen

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from crosscut.config.files import read_small, write_whole
+from crosscut.config.files import parse_json, read_small, write_whole
 from crosscut.data.folders import unwritable
 from crosscut.data.hashing import sha256
 
@@ -119,10 +119,10 @@ class Record:
         """
         try:
             content = read_small(path)
-            fields = json.loads(content)
+            fields = parse_json(content)
             record = cls(**{name: value for name, value in fields.items() if name != "sha256"})
             return record if record.content() == content else None
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        except (OSError, ValueError, TypeError, AttributeError):
             return None
 
     def content(self) -> str:

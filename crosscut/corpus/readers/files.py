@@ -15,7 +15,8 @@ from typing import IO, Any, NamedTuple, cast
 from crosscut.config.checks import listed
 from crosscut.config.corpora import SourceConfig
 from crosscut.config.errors import DataError
-from crosscut.data.text.sources import BUILTIN_CORPORA, refuse_endless, unpack, unreadable
+from crosscut.config.files import require_regular
+from crosscut.data.text.sources import BUILTIN_CORPORA, unpack, unreadable
 
 SUFFIXES = {
     "jsonl": (".jsonl", ".ndjson"),
@@ -169,7 +170,7 @@ def _match_local(path: Path, suffixes: tuple[str, ...]) -> tuple[bool, list[_Fou
     files = [file for match in matches for file in (_walk(match, suffixes) if match.is_dir() else [match])]
     found = []
     for file in files:
-        refuse_endless(file)
+        require_regular(file)
         status = file.stat()
         # File names are bytes and may not be UTF-8, but an id must be UTF-8.
         name = os.fsencode(file.relative_to(root).as_posix()).decode("utf-8", "backslashreplace")
@@ -269,8 +270,8 @@ def _tokens_of(url: str) -> os.stat_result:
             "the file to a local disk."
         )
     path = Path(url).with_suffix(".bin")
-    refuse_endless(path)
     try:
+        require_regular(path)
         return path.stat()
     except OSError as error:
         raise unreadable(str(path), error) from None

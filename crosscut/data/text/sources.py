@@ -7,7 +7,6 @@ decompressors directly, because most file-like readers accept a truncated stream
 
 import bz2
 import glob
-import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import IO, Protocol
 
 from crosscut.config.checks import listed
 from crosscut.config.errors import DamagedDataError, DataError
+from crosscut.config.files import NotRegularError, require_regular
 
 BUILTIN_CORPORA = {"builtin:state-of-the-union": Path(__file__).parents[1] / "corpora" / "state_of_the_union.jsonl.zst"}
 
@@ -120,8 +120,8 @@ def _describe(index: int, name: str, path: Path) -> Source:
         raise DataError(
             f"`{name}` must end in {listed(SUFFIXES)}, but does not. Convert the file, or name other files."
         )
-    refuse_endless(path, name)
     try:
+        require_regular(path)
         status = path.stat()
     except OSError as error:
         raise unreadable(name, error) from None
@@ -137,31 +137,12 @@ def _describe(index: int, name: str, path: Path) -> Source:
 
 
 def unreadable(name: str, error: OSError) -> DataError:
-    """Return the error for a file that the operating system cannot read. The message calls the file `name`."""
-    return DataError(f"`{name}` must be a readable file, but is not: {error.strerror or error}. Check the path.")
-
-
-_ENDLESS = {
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
-"""Types of files whose reading may never end, by the bits of `st_mode`."""
-
-
-def refuse_endless(path: Path, name: str | None = None) -> None:
-    """Raise `DataError` for a pipe, a socket or a device: reading it may wait or go on forever, and it cannot be read a
-    second time. The message calls the file `name`, by default its path.
+    """Return the error for a file that the operating system cannot read, or that `require_regular` refuses. The message
+    calls the file `name`.
     """
-    try:
-        mode = path.stat().st_mode
-    except OSError:  # whoever opens the file reports this
-        return
-    if kind := _ENDLESS.get(stat.S_IFMT(mode)):
-        raise DataError(
-            f"`{name or path}` must be a regular file, but is {kind}. Write the data to a file, and name that file."
-        )
+    is_endless = isinstance(error, NotRegularError)
+    remedy = "Write the data to a file, and name that file." if is_endless else "Check the path."
+    return DataError(f"`{name}` must be a readable file, but is not: {error.strerror or error}. {remedy}")
 
 
 def read_chunks(source: Source) -> Iterator[tuple[bytes, int]]:

@@ -242,7 +242,8 @@ def test_file_whose_reading_may_never_end_is_refused(tmp_path: Path, kind: str, 
     name = "c.bin" if pattern == "c.idx" else "a.jsonl"
     ENDLESS[kind](tmp_path / name)
     check_message(
-        f"`{tmp_path}/{name}` must be a regular file, but is {kind}. Write the data to a file, and name that file.",
+        f"`{tmp_path}/{name}` must be a readable file, but is not: It is {kind}, not a regular file. Write the data "
+        "to a file, and name that file.",
         tmp_path / pattern,
     )
 

@@ -170,7 +170,8 @@ def test_file_whose_reading_may_never_end_is_refused(tmp_path: Path, kind: str, 
     with pytest.raises(DataError) as error:
         find_sources([str(tmp_path / pattern)])
     assert str(error.value) == (
-        f"`{tmp_path}/a.jsonl` must be a regular file, but is {kind}. Write the data to a file, and name that file."
+        f"`{tmp_path}/a.jsonl` must be a readable file, but is not: It is {kind}, not a regular file. Write the data "
+        "to a file, and name that file."
     )
 
 

@@ -1,0 +1,49 @@
+"""Rows of the .jsonl files that stages write into a corpus's `work` folder. A disk or another program may have damaged
+these files since.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from crosscut.config.errors import DamagedDataError
+from crosscut.config.files import require_regular
+from crosscut.data.text.json_text import parse_record
+from crosscut.data.text.sources import unreadable
+
+REJECT_KEYS = frozenset({"source", "file", "place", "rule", "reason", "excerpt"})
+"""Keys of every row in a file `*.rejects.jsonl` of the stage `ingest`."""
+
+_LONGEST_LINE = 1 << 24
+"""Maximum number of characters in a line. Stages write excerpts of some hundred characters."""
+
+
+def read_rows(path: Path, keys: frozenset[str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a .jsonl file. Each row is a JSON object with at least these keys.
+
+    Raises `DataError` if the file cannot be read, and `DamagedDataError` for a line of other content.
+    """
+    try:
+        require_regular(path)
+        with path.open(encoding="utf-8", errors="replace") as file:
+            number = 0
+            while line := file.readline(_LONGEST_LINE):
+                number += 1
+                yield _parsed(path, number, line, keys)
+    except OSError as error:
+        raise unreadable(str(path), error) from None
+
+
+def _parsed(path: Path, number: int, line: str, keys: frozenset[str]) -> dict[str, Any]:
+    try:
+        row = parse_record(line)
+    except ValueError as error:
+        reason = str(error)
+    else:
+        if isinstance(row, dict) and keys <= row.keys():
+            return row
+        reason = f"it is not a JSON object with {', '.join(f'`{key}`' for key in sorted(keys))}"
+    raise DamagedDataError(
+        f"`{path}`, line {number}, must be as a stage of `crosscut prepare` wrote it, but is not: {reason}. The file "
+        f"is damaged. Delete the folder `{path.parent}`, and start `crosscut prepare` again."
+    )
