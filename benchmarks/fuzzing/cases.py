@@ -43,7 +43,7 @@ class Base:
     """Arguments to insert, apart from hostile words. `--option=@name` has the hostile word `name` as its value."""
     ends_with: tuple[int, ...] = (0,)
     """Exit statuses of the undamaged command."""
-    statuses: tuple[int, ...] = (0, 2)
+    statuses: tuple[int, ...] = (0, 2, 65)
     """Exit statuses that the documentation allows for any input."""
     weight: int = 1
 

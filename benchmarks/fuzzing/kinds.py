@@ -101,13 +101,13 @@ def _configs() -> tuple[Base, ...]:
         Base("plan device", ("plan", "run.toml", "--gpus", "2", "--gpu", "device.toml", "--json"),
              _RUN_FILES | {"device.toml": "device.toml"}, ("device.toml",), kept=6, words=plan),
         Base("verify", ("verify", "run.toml", "--layout", "tensor=3"), _RUN_FILES, kept=4, ends_with=(2,),
-             statuses=(0, 1, 2), words=_RUN_KEYS + _options("verify")),
+             statuses=(0, 1, 2, 65), words=_RUN_KEYS + _options("verify")),
         Base("generate", ("generate", "missing"), {"prompts.jsonl": "prompts.jsonl"}, kept=1, ends_with=(2,),
              words=(*_options("generate"), "--prompts=prompts.jsonl"), weight=2),
         Base("evaluate", ("evaluate", "missing", "--text", "prompts.jsonl"), {"prompts.jsonl": "prompts.jsonl"}, kept=1,
              ends_with=(2,), words=_options("evaluate", without=("--harness", "--harness-folder")), weight=2),
         Base("serve", ("serve", "missing"), {}, kept=1, ends_with=(2,), words=_options("serve"), weight=2),
-        *(Base(f"checkpoint {name}", ("checkpoint", name, *places), {}, kept=2, ends_with=(2,), statuses=(0, 1, 2),
+        *(Base(f"checkpoint {name}", ("checkpoint", name, *places), {}, kept=2, ends_with=(2,), statuses=(0, 1, 2, 65),
                words=_options("checkpoint", name))
           for name, places in (("inspect", ("missing",)), ("verify", ("missing",)), ("diff", ("missing", "missing")),
                                ("export", ("missing", "out")))),
@@ -138,12 +138,12 @@ def _checkpoints() -> tuple[Base, ...]:
     either = ("step-00000004/*",)
     manifest = ("run/checkpoints/*/*.json", "run/config.toml")
     return (
-        Base("verify", ("checkpoint", "verify", "run"), run, shards, statuses=(0, 1, 2), weight=3),
-        Base("verify one", ("checkpoint", "verify", "step-00000004"), one, either, statuses=(0, 1, 2), weight=2),
-        Base("verify manifest", ("checkpoint", "verify", "run", "--json"), run, manifest, statuses=(0, 1, 2)),
+        Base("verify", ("checkpoint", "verify", "run"), run, shards, statuses=(0, 1, 2, 65), weight=3),
+        Base("verify one", ("checkpoint", "verify", "step-00000004"), one, either, statuses=(0, 1, 2, 65), weight=2),
+        Base("verify manifest", ("checkpoint", "verify", "run", "--json"), run, manifest, statuses=(0, 1, 2, 65)),
         Base("inspect", ("checkpoint", "inspect", "run"), run, manifest, weight=2),
         Base("inspect one", ("checkpoint", "inspect", "step-00000004", "--json"), one, either),
-        Base("diff", ("checkpoint", "diff", "run", "other"), two, (*shards, *manifest), statuses=(0, 1, 2), weight=2),
+        Base("diff", ("checkpoint", "diff", "run", "other"), two, (*shards, *manifest), statuses=(0, 1, 2, 65), weight=2),
         Base("repair", ("checkpoint", "repair", "run"), run, (*shards, *manifest), weight=3),
         Base("export", ("checkpoint", "export", f"{_STEP}", "out"), run, shards),
         Base("export run", ("checkpoint", "export", "run", "out"), run, (*shards, *manifest, "run/tokens/*"), weight=2),
