@@ -99,9 +99,9 @@ class RandomStreams:
         place = (self.seed, step, micro_batch, self.mesh.tokens.rank)
         own, shared = seed_of("per rank", *place, self.mesh.tensor.rank), seed_of("shared", *place)
         if self._are_two:
-            torch.manual_seed(own)
+            self._seed(own)
             self._per_rank_state = self._get_state()
-        torch.manual_seed(own if self.mesh.sequence_parallel else shared)
+        self._seed(own if self.mesh.sequence_parallel else shared)
         self._started = True
 
     def per_rank(self) -> AbstractContextManager[None]:
@@ -158,6 +158,12 @@ class RandomStreams:
                 "`RandomStreams.restart` must be called before a forward pass with dropout, but was not called. Call "
                 "it at the start of every micro-batch."
             )
+
+    def _seed(self, seed: int) -> None:
+        if self.mesh.device.type == "cpu":
+            torch.default_generator.manual_seed(seed)  # `torch.manual_seed` takes 0.3 ms, as long as a small product
+        else:
+            torch.manual_seed(seed)
 
     def _get_state(self) -> Tensor:
         cuda = self.mesh.device.type == "cuda"

@@ -12,6 +12,7 @@ pass. If data ranks share one copy of the model, `sharding.ShardedReducer` repla
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from crosscut.config import LayoutError
 from crosscut.config.conventions import BUCKET_BYTES
 from crosscut.parallel.collectives import all_reduce, start_all_reduce_owned, wait
 from crosscut.parallel.mesh import Axis, ParallelMesh
-from crosscut.parallel.state.parameters import cut_dim, cuts_of
+from crosscut.parallel.state.parameters import Cut, cut_dim, cuts_of
 
 NORM_PIECE = 1 << 16
 """Number of elements in one partial norm on the CPU. With pieces of this length, float32 rounding changes the norm by
@@ -189,8 +190,13 @@ def _by_cuts(gradients: Iterable[Tensor]) -> dict[tuple[str, ...], list[Tensor]]
     """Group gradients by the axes that cut them."""
     found: dict[tuple[str, ...], list[Tensor]] = {}
     for gradient in gradients:
-        found.setdefault(tuple(cut.axis for cut in cuts_of(gradient) if cut.num_parts > 1), []).append(gradient)
+        found.setdefault(_axes_that_cut(cuts_of(gradient)), []).append(gradient)
     return found
+
+
+@lru_cache
+def _axes_that_cut(cuts: tuple[Cut, ...]) -> tuple[str, ...]:
+    return tuple(cut.axis for cut in cuts if cut.num_parts > 1)
 
 
 def _sum_of_squares(tensors: list[Tensor]) -> Tensor:
@@ -198,7 +204,8 @@ def _sum_of_squares(tensors: list[Tensor]) -> Tensor:
     norms are taken of short pieces.
     """
     if tensors[0].device.type == "cpu":
-        tensors = [piece for tensor in tensors for piece in tensor.reshape(-1).split(NORM_PIECE)]
+        flat = [tensor.reshape(-1) for tensor in tensors]
+        tensors = [piece for row in flat for piece in (row.split(NORM_PIECE) if row.numel() > NORM_PIECE else (row,))]
     tensors = [t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for t in tensors]
     total = torch.zeros((), dtype=torch.float64, device=tensors[0].device)
     for dtype in dict.fromkeys(t.dtype for t in tensors):

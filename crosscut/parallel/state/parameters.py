@@ -15,11 +15,13 @@ layer runs, the layer's parameters are gathered, and their mesh has only the ten
 axis by its name and its role in the table of axes (`config/axes.py`), never by its position in a mesh.
 """
 
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
@@ -187,19 +189,23 @@ class Cut(NamedTuple):
         return role_of(self.axis) is Role.CUTS
 
 
-def cuts_of(tensor: Tensor) -> list[Cut]:
+def cuts_of(tensor: Tensor) -> tuple[Cut, ...]:
     """Return the cuts of a distributed tensor, in the order in which the tensor is cut: first over the tensor axis,
     then over data axes.
     """
     assert isinstance(tensor, DTensor)
-    mesh = tensor.device_mesh
+    return _cuts(tensor.device_mesh, tensor.placements)
+
+
+@lru_cache(maxsize=1024)
+def _cuts(mesh: DeviceMesh, placements: tuple[Placement, ...]) -> tuple[Cut, ...]:
     assert mesh.mesh_dim_names is not None
     cuts = [
         Cut(name, i, dim, mesh.size(i))
-        for i, (name, placement) in enumerate(zip(mesh.mesh_dim_names, tensor.placements, strict=True))
+        for i, (name, placement) in enumerate(zip(mesh.mesh_dim_names, placements, strict=True))
         if (dim := dim_cut_by(placement)) is not None
     ]
-    return [*(cut for cut in cuts if cut.is_of_model), *(cut for cut in reversed(cuts) if not cut.is_of_model)]
+    return *(cut for cut in cuts if cut.is_of_model), *(cut for cut in reversed(cuts) if not cut.is_of_model)
 
 
 def cut_dim(parameter: Tensor) -> int | None:
