@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.serving.conftest import write_tokenizer, write_weights
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 FOUND = sorted((Path(__file__).parent / "fuzz").glob("*.json"))
 """Cases that failed once: `case.json` of a finding, under a name that says what it is."""
@@ -100,6 +102,33 @@ def test_every_kind_runs(tmp_path):  # starts a server, and imports PyTorch five
     for kind in told["kinds"].values():
         for finding in kind["findings"]:
             assert finding["failure"] and finding["case"]["edits"]
+
+
+@pytest.fixture(scope="module")
+def valid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Valid configs and a valid Hugging Face folder, whose making trains nothing."""
+    from benchmarks.fuzzing import valid
+
+    folder = tmp_path_factory.mktemp("valid")
+    valid._write_configs(folder)
+    (folder / valid.MODEL).mkdir()
+    write_weights(folder / valid.MODEL, write_tokenizer(folder / valid.MODEL))
+    valid._write_companions(folder / valid.MODEL)
+    return folder
+
+
+CHEAP = [path for path in FOUND if json.loads(path.read_text())["kind"] in ("configs", "folders")]
+
+
+@pytest.mark.parametrize("path", CHEAP, ids=lambda path: path.stem)
+def test_found_cases_of_configs_and_folders_stay_mended(path, valid, tmp_path):
+    from benchmarks.fuzzing.cases import Case
+    from benchmarks.fuzzing.kinds import KINDS
+    from benchmarks.fuzzing.worker import Setting, _run
+
+    case = Case.read(json.loads(path.read_text()))
+    ((found, outcome),) = _run(KINDS[case.kind], [case], Setting(valid, tmp_path, None, 0), tmp_path)
+    assert [(one.failure, one.place, one.detail) for one in found] == [], outcome.trace
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import pytest
 
 from crosscut.checkpoint import list_checkpoints
 from tests.cli.conftest import TINY
+from tests.disks import small_disk as disk_of
 
 LIMIT = 200_000
 """Bytes that a file may have: enough for the metrics, too few for a checkpoint of 0.5 MB."""
@@ -68,6 +69,20 @@ def small_disk(tmp_path):
         pytest.skip("mounting a disk is not permitted")
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_full_disk_stops_the_run_without_a_traceback(crosscut_here, book, tmp_path):
+    """The disk has room for the first rows of the metrics and for the first scalars, but for no checkpoint."""
+    tokens = f"data.tokens={tmp_path / 'tokens'}"
+    settings = (*TINY, f"data.text={book}", tokens, "training.steps=80", "checkpoint.every=40", "layout.tensor=1")
+    with disk_of(tmp_path / "disk", 64) as disk:
+        result = crosscut_here("train", *settings, f"output.folder={disk / 'run'}", "checkpoint.on_failure=stop")
+        assert result.returncode == 2, result.stderr
+        assert "Traceback" not in result.stderr + result.stdout
+        told = "Some rows of `metrics.jsonl` cannot be written: No space left on device. Training continues."
+        assert result.stdout.count(told) == 1
+        last = result.stderr.strip().splitlines()[-1]
+        assert last.startswith(f"crosscut: `{disk}/run/checkpoints/step-00000080` must be writable, but is not: ")
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from crosscut.checkpoint import list_checkpoints
-from crosscut.cli.main import EXIT_REQUEUE
+from crosscut.cli.main import _EXIT_INTERRUPTED, EXIT_DAMAGED, EXIT_REQUEUE, main
 from crosscut.data import read_documents
 from tests.cli.conftest import TINY
 
@@ -29,6 +29,36 @@ def test_page_states_the_exit_status():
     assert f"exits with {EXIT_REQUEUE}" in PAGE
     assert f"-eq {EXIT_REQUEUE} ]" in PAGE
     assert f"values: [{EXIT_REQUEUE}]" in PAGE
+
+
+def rows_of(heading: str) -> dict[str, list[str]]:
+    """Rows of the table under a heading of the page, by their first cell."""
+    section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
+    return {first: others for first, *others in cells[2:]}
+
+
+def test_page_lists_every_exit_status_of_the_command():
+    statuses = {int(word) for cell in rows_of("Exit statuses") for word in cell.split(", ")}
+    of_signals = {128 + signal.SIGUSR1, 128 + signal.SIGTERM}
+    assert statuses == {0, 1, 2, EXIT_DAMAGED, EXIT_REQUEUE, _EXIT_INTERRUPTED} | of_signals
+    for status in statuses - {0} - of_signals:
+        assert f"- {status} after" in (main.__doc__ or ""), status
+
+
+def test_page_states_what_signals_do():
+    """`tests/cli/test_stopping.py` shows that runs do so."""
+    rows = rows_of("Signals")
+    assert rows["SIGTERM, SIGUSR1"] == [
+        f"finishes the step, writes a checkpoint, exits with {EXIT_REQUEUE}",
+        f"ends at once with {128 + signal.SIGTERM} or {128 + signal.SIGUSR1}",
+    ]
+    assert rows["SIGINT (Ctrl-C)"] == [
+        f"finishes the step, writes a checkpoint, exits with {_EXIT_INTERRUPTED}",
+        f"ends at once with {_EXIT_INTERRUPTED}",
+    ]
+    assert rows["a second SIGINT"] == [f"ends at once with {_EXIT_INTERRUPTED}, without a checkpoint", ""]
+    assert 128 + signal.SIGINT == _EXIT_INTERRUPTED
 
 
 SRUN = """#!/bin/bash

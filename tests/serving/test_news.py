@@ -17,6 +17,9 @@ from crosscut.serving.refusals import Refusal
 from tests.generation.models import make
 from tests.ranks import RankPool
 
+OF_OBJECTS = [name for name in dir(dist.distributed_c10d) if name.endswith(("_object", "_object_list"))]
+"""Functions of `torch.distributed` that send pickled objects."""
+
 ORDERS = [
     Order((5, 6), Sampling(num_tokens=3), 0),
     Order((1,), Sampling(temperature=0.1 + 0.2, top_p=1 / 3, seed=-(1 << 63), bias=((3, -1e-17), (4, 2.0))), 7),
@@ -56,15 +59,20 @@ def serve() -> list[object]:
     told: list[object] = []
     desk = Desk(num_rows=2) if dist.get_rank() == 0 else None
     decoder = Decoder(make(Layout(tensor=dist.get_world_size())), None, num_rows=2)
-    loads, dumps = pickle.loads, pickle.dumps
-    pickle.loads = pickle.dumps = refuse
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("loads", "dumps", "load", "dump", "Pickler", "Unpickler"):
+            patch.setattr(pickle, name, refuse)
+        for name in OF_OBJECTS:
+            patch.setattr(dist.distributed_c10d, name, refuse)
+            patch.setattr(dist, name, refuse, raising=False)  # some are private to the module
         if desk is not None:
             threading.Thread(target=lambda: asyncio.run(ask(desk, told))).start()
         write_texts(decoder, desk)
-    finally:
-        pickle.loads, pickle.dumps = loads, dumps
     return told
+
+
+def test_functions_that_send_objects_are_found():
+    assert {"broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list"} <= {*OF_OBJECTS}
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

@@ -5,6 +5,7 @@ that thread prints a traceback and ends, and the training cannot react. `Board` 
 failed write raises `OSError` in the caller.
 """
 
+import io
 import os
 import socket
 import time
@@ -24,7 +25,7 @@ class Board:
     def __init__(self, folder: Path, *, first_step: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
-        self._records = RecordWriter((folder / name).open("wb"))
+        self._file = (folder / name).open("wb", buffering=0)  # no record waits for a disk that has room again
         self._write(step=first_step, file_version="brain.Event:2")
         self._write(step=first_step, session_log=SessionLog(status=SessionLog.START))
 
@@ -34,8 +35,17 @@ class Board:
 
     def close(self) -> None:
         """Close the file."""
-        self._records.close()
+        self._file.close()
 
     def _write(self, **fields: Any) -> None:
-        self._records.write(Event(wall_time=time.time(), **fields).SerializeToString())
-        self._records.flush()
+        """Write one record. A record that does not fit on the disk leaves nothing, so later records can be read."""
+        record = io.BytesIO()
+        RecordWriter(record).write(Event(wall_time=time.time(), **fields).SerializeToString())
+        start, left = self._file.tell(), record.getvalue()
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError:
+            self._file.seek(start)
+            self._file.truncate()
+            raise

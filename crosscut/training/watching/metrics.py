@@ -68,9 +68,9 @@ class Metrics:
     ) -> None:
         if self.active:
             self._display.close()
-            with self._disk_errors_told():
-                self._file.close()
-                self._board.close()
+            for file in (self._file, self._board):
+                with self._disk_errors_told():
+                    file.close()
 
     def step(self, step: int, values: Mapping[str, Value]) -> None:
         """Record the values of a training step. `step` is the number of steps done so far."""

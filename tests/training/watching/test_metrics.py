@@ -1,12 +1,15 @@
 import json
 import math
 import sys
+import threading
+from contextlib import suppress
 
 import pytest
 
 from crosscut.evaluation import Score
 from crosscut.evaluation.progress import progress
 from crosscut.training.watching.metrics import METRICS_FILE, Metrics, read_metrics
+from tests.disks import small_disk
 from tests.terminal import Terminal
 
 VALUES = {
@@ -40,6 +43,26 @@ def test_a_new_run_starts_an_empty_file(tmp_path):
     note(tmp_path, range(1, 3))
     note(tmp_path, [1])
     assert [row["step"] for row in read_metrics(tmp_path)] == [1]
+
+
+def test_a_full_disk_loses_rows_but_neither_the_run_nor_a_traceback(tmp_path, capsys):
+    """The files of the metrics and of TensorBoard are written in the caller's thread."""
+    before = set(threading.enumerate())
+    with small_disk(tmp_path / "disk", 64) as disk:
+        with Metrics(disk, num_steps=500, start=0, active=True) as metrics:
+            metrics.step(1, VALUES)
+            assert set(threading.enumerate()) - before <= {metrics._display._bar.live._refresh_thread}
+            with suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
+                while file.write(bytes(4096)):
+                    pass
+            for step in range(2, 200):
+                metrics.step(step, VALUES)
+        assert read_metrics(disk)[0]["step"] == 1
+    out, errors = capsys.readouterr()
+    assert (
+        out.count("Some rows of `metrics.jsonl` cannot be written: No space left on device. Training continues.") == 1
+    )
+    assert "Traceback" not in out + errors
 
 
 def test_numbers_that_are_none_are_null(tmp_path):
