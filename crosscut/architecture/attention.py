@@ -174,14 +174,16 @@ class Attend(Step):
         return Product(length, size, length, batch), Product(length, length, size, batch)
 
     def passes(self, target: Target) -> Passes:
-        """Bytes of scores that unfused attention reads and writes; 0 if attention is fused.
+        """Bytes of scores that unfused attention reads and writes. Fused attention reads only the mask of documents,
+        once in each pass, because the heads of a sequence share it; 0 without this mask.
 
         The forward pass moves all scores eight times: it writes the scores, applies the mask with a product and a sum,
         applies softmax, and reads the result. The backward pass moves all scores nine times, four of these in matrix
         products. Dropout moves the scores twice more in each pass, and its mask once.
         """
         if self.is_fused(target):
-            return Passes()
+            mask = target.tokens * target.length * target.compute_bytes if target.document_mask else 0
+            return Passes(forward=mask, backward=mask)
         elements = target.sequences * self.attention.num_heads // target.tensor * target.length**2
         scores = elements * target.compute_bytes
         dropout = 2 * scores + elements if self.attention.dropout else 0
@@ -205,7 +207,11 @@ class Attend(Step):
         if target.device != "cuda" or attention.num_heads // target.tensor == own_kv_heads:
             return False
         return not takes_shared_heads(
-            target.compute, head_size=attention.head_size, dropout=attention.dropout, capability=target.capability
+            target.compute,
+            head_size=attention.head_size,
+            dropout=attention.dropout,
+            capability=target.capability,
+            masked=target.document_mask,
         )
 
     def _unfused(self, target: Target) -> tuple[Value, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from crosscut.architecture.parameters import Cut, Parameter, Role
 from crosscut.architecture.residual import Draw, Drop, dropout_mask
 from crosscut.architecture.steps import Pointwise, Rows, Step, Value, leave
-from crosscut.architecture.target import Kind
+from crosscut.architecture.target import Kind, Target
 from crosscut.config import ModelConfig
 
 
@@ -22,6 +22,8 @@ class Embedding:
     tokens: Parameter
     positions: Parameter | None
     dropout: float
+    rotated: int
+    """Elements of a head that rotary positions rotate; 0 if the model learns positions."""
 
     @classmethod
     def of(cls, model: ModelConfig) -> "Embedding":
@@ -32,6 +34,7 @@ class Embedding:
             tokens=Parameter("tokens.weight", (model.vocab_size, hidden), Role.EMBEDDING, Cut.VOCABULARY),
             positions=positions if model.positions == "learned" else None,
             dropout=model.dropout,
+            rotated=0 if model.positions == "learned" else model.head_size,
         )
 
     def steps(self) -> tuple[Value, list[Step]]:
@@ -51,7 +54,7 @@ class Embedding:
             out = replace(x, name="input", rows=Rows.STREAM)
             steps += [Draw(gives=(mask,)), Drop(reads=(x, mask), gives=(out,), keeps=(mask,))]
             x = out
-        return x, steps
+        return x, [*steps, PlaceDocuments(gives=(), rotated=self.rotated)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,3 +65,30 @@ class LookUp(Pointwise):
 @dataclass(frozen=True, kw_only=True)
 class AddPositions(Pointwise):
     """Add the learned position embeddings."""
+
+    def on(self, target: Target) -> Step:
+        """Return the step with the positions that it saves, if positions restart at each document. Without documents,
+        all sequences have the same positions, and the step saves nothing.
+        """
+        if not target.document_mask:
+            return self
+        return replace(self, keeps=(Value("positions", 1, Rows.STREAM, kind=Kind.POSITION),))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceDocuments(Step):
+    """Compute the tensors that all layers share if documents do not see each other: the mask of attention, and the
+    cosines and sines of rotary positions.
+    """
+
+    rotated: int
+
+    def on(self, target: Target) -> Step:
+        """Return the step with the shared tensors, which exist until the backward pass of the first layer ends. Without
+        documents, there is no mask, and the cosines and sines of one sequence serve all sequences.
+        """
+        if not target.document_mask:
+            return self
+        mask = Value("document mask", target.length)
+        rotation = Value("cosines and sines", 2 * self.rotated)
+        return replace(self, keeps=(mask, rotation))

@@ -19,6 +19,7 @@ class Kind(Enum):
     ROOT = "root mean square of an RMS norm"
     MASK = "mask of dropout"
     INDEX = "row of the embedding (8 bytes) and whether another rank has it (1 byte)"
+    POSITION = "position of a token in its document (8 bytes)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,8 @@ class Target:
     """Whether layers are compiled, so that one kernel runs several operators."""
     fuses_attention: bool = True
     """Whether attention may run in a fused kernel, which stores no scores, if the device has such a kernel."""
+    document_mask: bool = False
+    """Whether a mask hides the documents of a sequence from each other, and positions restart at each document."""
     sends_halves: bool = True
     """Whether a large message of a split sequence may be sent in two halves. Each half then overlaps with the product
     of the other half."""
@@ -72,6 +75,8 @@ class Target:
             return 1 if on_cuda else size
         if kind is Kind.INDEX:
             return 9
+        if kind is Kind.POSITION:
+            return 8
         if kind is Kind.WIDENING:
             return max(0, 4 - size)
         return size if kind is Kind.DEVIATION and not on_cuda else max(size, 4)

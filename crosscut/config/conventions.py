@@ -66,17 +66,19 @@ AMPERE = (8, 0)
 FlashAttention supports."""
 
 
-def takes_shared_heads(compute: str, *, head_size: int, dropout: float, capability: tuple[int, int]) -> bool:
+def takes_shared_heads(
+    compute: str, *, head_size: int, dropout: float, capability: tuple[int, int], masked: bool = False
+) -> bool:
     """Whether a GPU's attention kernel accepts fewer key and value heads than query heads.
 
     Only FlashAttention accepts fewer heads. FlashAttention needs a 2-byte element type (`compute`, by torch's name),
-    compute capability 8.0 (Ampere) or newer, and a head size of at most 256. GPUs with less shared memory (8.6 to 8.9
-    and 12.x) support head sizes above 192 only in part. In all other cases except float64, PyTorch uses its
-    memory-efficient kernel, which requires equal numbers of heads (up to PyTorch 2.13:
+    compute capability 8.0 (Ampere) or newer, and a head size of at most 256, and accepts no mask (`masked`). GPUs with
+    less shared memory (8.6 to 8.9 and 12.x) support head sizes above 192 only in part. In all other cases except
+    float64, PyTorch uses its memory-efficient kernel, which requires equal numbers of heads (up to PyTorch 2.13:
     `can_use_mem_efficient_attention`). For this kernel the keys and values are repeated, because PyTorch would
     otherwise fall back to a kernel that keeps all scores in memory.
     """
-    if compute not in ("bfloat16", "float16") or capability < AMPERE or head_size > 256:
+    if masked or compute not in ("bfloat16", "float16") or capability < AMPERE or head_size > 256:
         return False
     is_small = (8, 6) <= capability <= (8, 9) or capability >= (12, 0)
     return not is_small or head_size <= 192 or (head_size > 224 and not dropout)

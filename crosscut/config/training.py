@@ -56,6 +56,11 @@ class TrainingConfig:
     sequence_length: int = 1024
     """Number of tokens per sequence."""
 
+    document_mask: bool = False
+    """Whether the documents of a sequence are hidden from each other: no token attends to an earlier document, and
+    positions restart at each document. The end-of-text token between two documents is the first token that is read of
+    the second one (docs/data.md)."""
+
     initialize_from: str = ""
     """Hugging Face folder with the weights from which the run starts (docs/pretrained.md). With this folder, the model
     section may be omitted, and `data.text` is tokenized with the folder's tokenizer unless `data.tokenizer` is set.

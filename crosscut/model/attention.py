@@ -10,6 +10,8 @@ values are repeated per query head only if a GPU's fused kernel cannot share the
 Shapes: B batch, S sequence, H hidden, A query heads, K heads of keys and values, D elements of a head, T tensor ranks.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,6 +20,7 @@ from crosscut.architecture import attention as architecture
 from crosscut.config.conventions import takes_shared_heads
 from crosscut.model.building import Builder
 from crosscut.model.cache import LayerCache
+from crosscut.model.documents import AttentionMask
 from crosscut.model.rotary import Rotation, rotate
 from crosscut.parallel import ColumnParallelLinears
 
@@ -36,34 +39,47 @@ class SelfAttention(nn.Module):
         self.query_norm, self.key_norm = build.head_norm(part.query_norm), build.head_norm(part.key_norm)
         self.output = build.rows(part.output)
 
-    def forward(self, x: Tensor, rotation: Rotation | None = None, cache: LayerCache | None = None) -> Tensor:
-        """Attend from every position to itself and all earlier positions, including the positions in `cache`."""
+    def forward(
+        self,
+        x: Tensor,
+        rotation: Rotation | None = None,
+        cache: LayerCache | None = None,
+        mask: AttentionMask | None = None,
+    ) -> Tensor:
+        """Attend from every position to itself and all earlier positions, including the positions in `cache`. With
+        `mask`, attend to the positions that the mask shows.
+        """
         query, key_value = self.qkv(x)
         q = query.unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # [B, A/T, S, D]
         k, v = key_value.unflatten(-1, (-1, 2, self.head_size)).transpose(1, 2).unbind(-2)  # each [B, K/T, S, D]
         q, k = _placed(q, self.query_norm, rotation), _placed(k, self.key_norm, rotation)
-        heads = self.runner.core(self._attend, q, k, v) if cache is None else cache.attend(q, k, v)  # [B, A/T, S, D]
-        y: Tensor = self.output(heads.transpose(1, 2).flatten(2))
+        heads = self.runner.core(self._attend, q, k, v, mask) if cache is None else cache.attend(q, k, v)
+        y: Tensor = self.output(heads.transpose(1, 2).flatten(2))  # from [B, A/T, S, D]
         return y
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask | None = None) -> Tensor:
         dropout = self.dropout if self.training else 0.0
-        if self._repeats_keys(q, k, dropout):
+        if self._repeats_keys(q, k, dropout, mask):
             k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))  # each [B, A/T, S, D]
-        grouped = q.shape[1] != k.shape[1]
+        how: Any = {"is_causal": True} if mask is None else {"attn_mask": mask.added}
+        how["enable_gqa"] = q.shape[1] != k.shape[1]
         if dropout == 0.0:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+            return F.scaled_dot_product_attention(q, k, v, **how)
         with self.streams.per_rank():  # each rank drops in its own heads (paper, section 3.1)
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout, enable_gqa=grouped)
+            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, **how)
 
-    def _repeats_keys(self, q: Tensor, k: Tensor, dropout: float) -> bool:
+    def _repeats_keys(self, q: Tensor, k: Tensor, dropout: float, mask: AttentionMask | None) -> bool:
         """Whether keys and values must be repeated for each query head, because no fused kernel accepts fewer of
         them.
         """
         if q.shape[1] == k.shape[1] or self._capability is None:
             return False
         return not takes_shared_heads(
-            _NAMES[q.dtype], head_size=self.head_size, dropout=dropout, capability=self._capability
+            _NAMES[q.dtype],
+            head_size=self.head_size,
+            dropout=dropout,
+            capability=self._capability,
+            masked=mask is not None,
         )
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from crosscut.config import IGNORED, ConfigError
 from crosscut.config.checks import divisors, listed
+from crosscut.model.documents import Documents, find_documents
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,6 +53,23 @@ class Batch:
                 f"{listed(unread)}. Make the batch from tokens and targets only."
             )
         return self.tokens, self.targets
+
+    def with_documents(self, end_of_text: int) -> Self:
+        """Return the batch with the documents that the tokens contain, and with positions that restart at each
+        document. `end_of_text` is the id of the end-of-text token.
+        """
+        documents = find_documents(self.tokens, end_of_text=end_of_text)
+        return replace(self, documents=documents.numbers, positions=documents.positions)
+
+    def packed(self) -> tuple[Tensor, Tensor, Documents | None]:
+        """Return tokens, targets and documents, for a model that uses no other tensors. The documents are None if each
+        sequence is one document. Raises `ConfigError` if the batch has segments or a mask, or if only one of documents
+        and positions is given.
+        """
+        if self.documents is None or self.positions is None:
+            return *self.plain(), None
+        plain = replace(self, documents=None, positions=None).plain()
+        return *plain, Documents(self.documents, self.positions)
 
     def chunk(self, num_parts: int) -> list[Self]:
         """Split the sequences into `num_parts` equal parts, in order. Raises `ConfigError` if the number of sequences

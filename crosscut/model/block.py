@@ -11,6 +11,7 @@ from crosscut import architecture
 from crosscut.model.attention import SelfAttention
 from crosscut.model.building import Builder
 from crosscut.model.cache import LayerCache
+from crosscut.model.documents import AttentionMask
 from crosscut.model.gated_mlp import GatedMLP
 from crosscut.model.mlp import MLP
 from crosscut.model.rotary import Rotation
@@ -32,14 +33,22 @@ class Block(nn.Module):
         self.mlp = MODULES[type(part.feed_forward)](part.feed_forward, build)
         self.dropout = build.dropout(part.dropout)
 
-    def forward(self, x: Tensor, rotation: Rotation | None = None, cache: LayerCache | None = None) -> Tensor:
-        """Apply the layer. `rotation` (for queries and keys) and `cache` (earlier keys and values) are passed to
-        attention.
+    def forward(
+        self,
+        x: Tensor,
+        rotation: Rotation | None = None,
+        cache: LayerCache | None = None,
+        mask: AttentionMask | None = None,
+    ) -> Tensor:
+        """Apply the layer. `rotation` (for queries and keys), `cache` (earlier keys and values) and `mask` (keys that
+        each query may see) are passed to attention.
         """
-        return self.runner.layer(self._forward, x, rotation, cache)
+        return self.runner.layer(self._forward, x, rotation, cache, mask)
 
-    def _forward(self, x: Tensor, rotation: Rotation | None, cache: LayerCache | None) -> Tensor:
-        x = x + self.dropout(self.attention(self.attention_norm(x), rotation, cache))
+    def _forward(
+        self, x: Tensor, rotation: Rotation | None, cache: LayerCache | None, mask: AttentionMask | None
+    ) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x), rotation, cache, mask))
         y: Tensor = x + self.dropout(self.mlp(self.mlp_norm(x)))
         return y
 

@@ -21,6 +21,7 @@ from crosscut.kernels.products import ORDINARY
 from crosscut.model.block import Block
 from crosscut.model.building import Builder
 from crosscut.model.cache import KeyValueCache, Reading, reading_kernels
+from crosscut.model.documents import Documents, causal_mask
 from crosscut.model.rotary import Rotation, rotations
 from crosscut.model.running import PLAIN_LOSS, LossRunner, Runner, plain_runner
 from crosscut.parallel import (
@@ -87,45 +88,57 @@ class GPT(nn.Module):
         return {parameter.name: parameter.shape[0] for parameter in described if parameter.cut is Cut.VOCABULARY}
 
     def forward(
-        self, tokens: Tensor, *, num_filled: int = 0, reading: Reading | None = None, with_weight: bool = False
+        self,
+        tokens: Tensor,
+        documents: Documents | None = None,
+        *,
+        num_filled: int = 0,
+        reading: Reading | None = None,
+        with_weight: bool = False,
     ) -> Tensor | tuple[Tensor, TiedWeight]:
         """Compute the last hidden states [B, S, H] of token ids [B, S]. Under sequence parallelism, the result is [B,
         S/T, H].
 
         The last `num_filled` tokens of each sequence are padding that makes the length of the sequence divisible by the
-        number of tensor ranks. `reading` gives the positions of tokens that continue earlier text. With `with_weight`,
-        return (hidden states, weight of the token embedding), so that the loss can use the same weight.
+        number of tensor ranks. `reading` gives the positions of tokens that continue earlier text. With `documents`,
+        tokens see only their own document. With `with_weight`, return (hidden states, weight of the token embedding),
+        so that the loss can use the same weight.
         """
         x, tied = self.tokens(tokens, with_weight=True) if with_weight else (self.tokens(tokens), None)
+        places = None if documents is None else documents.positions
+        places = places if reading is None else reading.places
         if self.positions is not None:
-            x = x + (
-                self.positions(tokens.shape[1], num_filled=num_filled)
-                if reading is None
-                else self.positions.at(reading.places)
-            )
+            length = tokens.shape[1]
+            rows = self.positions(length, num_filled=num_filled) if places is None else self.positions.at(places)
+            x = x + rows
         x = self.dropout(x)
-        rotation = None if self.positions is not None else self._rotation(tokens, reading, x.dtype)
+        rotation = None if self.positions is not None else self._rotation(tokens, places, x.dtype)
+        mask = None if documents is None else causal_mask(documents.numbers, x.dtype)
         for i, block in enumerate(self.blocks):
-            x = block(x, rotation) if reading is None else block(x, rotation, reading.layer(i))
+            x = block(x, rotation, None if reading is None else reading.layer(i), mask)
         y: Tensor = self.final_norm(x)
         return y if tied is None else (y, tied)
 
-    def _rotation(self, tokens: Tensor, reading: Reading | None, dtype: torch.dtype) -> Rotation:
+    def _rotation(self, tokens: Tensor, places: Tensor | None, dtype: torch.dtype) -> Rotation:
         """Compute the rotation of queries and keys, which all layers share."""
-        places = torch.arange(tokens.shape[1], device=tokens.device) if reading is None else reading.places
+        places = torch.arange(tokens.shape[1], device=tokens.device) if places is None else places
         return rotations(places, self.config, dtype)
 
-    def loss(self, tokens: Tensor, targets: Tensor, *, scale: float | Tensor = 1.0) -> Tensor:
+    def loss(
+        self, tokens: Tensor, targets: Tensor, documents: Documents | None = None, *, scale: float | Tensor = 1.0
+    ) -> Tensor:
         """Return `scale` times the sum of the cross entropies of `targets` [B, S] given `tokens` [B, S]: a scalar.
+
+        With `documents`, a token does not attend to other documents. Without it, each sequence is one document.
 
         To train on the mean, set `scale` to 1 / (number of targets over all data ranks), as a number or a scalar tensor
         on the device.
         """
         if self.output is None and torch.is_grad_enabled():
-            hidden, tied = self(tokens, with_weight=True)
+            hidden, tied = self(tokens, documents, with_weight=True)
             weight = tied.tensor
         else:
-            hidden, weight = self(tokens), local(self.output_weight, self.output_weight.dtype)
+            hidden, weight = self(tokens, documents), local(self.output_weight, self.output_weight.dtype)
         hidden = enter_tensor_parallel(hidden, self.mesh).flatten(0, 1)
         return vocab_parallel_cross_entropy(
             hidden,

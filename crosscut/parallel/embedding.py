@@ -146,10 +146,10 @@ class PositionEmbedding(nn.Module):
 
     def at(self, places: Tensor) -> Tensor:
         """Return the embeddings of the positions `places` [B, S]: [B, S, H], or [B, S/T, H] under sequence parallelism.
-        Used when a model continues texts.
+        Used when a model continues texts, and when positions restart at each document.
 
         Positions of P or more must be padding. Such positions get the embedding of position P - 1.
         """
         weight = local_on_sequence(self.weight, self.mesh, self.weight.dtype)
-        rows = F.embedding(places.clamp(max=self.weight.shape[0] - 1), weight)
-        return part_of_sequence(rows, self.mesh, 1).to(self.output_dtype)
+        own = part_of_sequence(places, self.mesh, 1)
+        return F.embedding(own.clamp(max=self.weight.shape[0] - 1), weight).to(self.output_dtype)

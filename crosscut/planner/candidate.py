@@ -64,5 +64,6 @@ def target_of(run: Planned, *, device: Device, capability: tuple[int, int] = AMP
         compute_bytes=precision.compute_bytes,
         sums_bytes=precision.accumulation_bytes,
         compiled=is_compiled(run, device),
+        document_mask=run.training.document_mask,
         sends_halves=run.training.precision != "float8",
     )

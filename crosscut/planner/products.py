@@ -76,9 +76,12 @@ class Speed:
             self._known[product, in_layer] = seconds
         return seconds
 
-    def fused_attention(self, flops: float) -> float:
-        """Seconds of an attention kernel that skips the masked half of the scores. `flops` counts the full square."""
-        return flops / 2 / (self.peak * self.hardware.attention_attained / self.sharing) + self.hardware.start
+    def fused_attention(self, flops: float, *, skips_half: bool = True) -> float:
+        """Seconds of an attention kernel. `flops` counts the full square of scores. With `skips_half`, the kernel
+        computes only the half that a causal mask leaves.
+        """
+        done = flops / 2 if skips_half else flops
+        return done / (self.peak * self.hardware.attention_attained / self.sharing) + self.hardware.start
 
     def _rate(self, product: Product, peak: float) -> float:
         if self.measured:

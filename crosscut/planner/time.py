@@ -245,8 +245,9 @@ def _attention(layer: Layer, target: Target, speed: Speed) -> tuple[float, float
         found = step.inner_products(target)
         if found and step.is_fused(target):
             flops = sum(product.flops for product in found)
-            forward += speed.fused_attention(flops)
-            backward += speed.fused_attention(2.5 * flops)
+            skips_half = not target.document_mask  # a kernel cannot skip parts of a mask that it is given
+            forward += speed.fused_attention(flops, skips_half=skips_half)
+            backward += speed.fused_attention(2.5 * flops, skips_half=skips_half)
         else:
             forward += sum(speed.product(product) for product in found)
             backward += sum(speed.product(p) for product in found for p in (product.of_input, product.of_weight))

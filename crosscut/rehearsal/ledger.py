@@ -267,6 +267,8 @@ _COUNTS: dict[Any, Callable[..., int]] = {
     **({torch.ops.mkldnn._linear_pointwise: _linear} if onednn.IS_THERE else {}),
     aten._scaled_dot_product_flash_attention: _forward,
     aten._scaled_dot_product_flash_attention_backward: _backward,
+    aten._scaled_dot_product_efficient_attention: _forward,
+    aten._scaled_dot_product_efficient_attention_backward: _backward,
     aten._scaled_dot_product_flash_attention_for_cpu: _forward,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward,
 }

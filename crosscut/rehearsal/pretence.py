@@ -80,8 +80,19 @@ def as_on(device: Device) -> Iterator[None]:
 
 
 def _fused_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, dropout_p: float = 0.0, **_grouped: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    **_grouped: bool,
 ) -> Tensor:
+    if attn_mask is not None:  # FlashAttention accepts no mask
+        mask = attn_mask.expand(-1, q.shape[1], -1, -1)
+        masked: Tensor = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, mask, True, dropout_p)[0]
+        return masked
     result: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal)[0]
     return result
 

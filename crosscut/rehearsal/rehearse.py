@@ -108,5 +108,6 @@ def _batches(run: ResolvedRun) -> list[Batch]:
     batches: list[Batch] = []
     for _ in range(run.num_micro_batches):
         tokens: Tensor = torch.zeros(shape, dtype=torch.long)
-        batches.append(Batch.from_ids(tokens))
+        batch = Batch.from_ids(tokens)
+        batches.append(batch.with_documents(0) if run.training.document_mask else batch)
     return batches

@@ -34,7 +34,7 @@ class Batches:
         tokens, targets = self.training.batch(
             step, batch_size=self.run.training.batch_size, rank=self.mesh.data.rank, size=self.mesh.data.size
         )
-        micro_batches = _batch(tokens, targets).chunk(tokens.shape[0] // self.run.micro_batch_size)
+        micro_batches = self._batch(tokens, targets).chunk(tokens.shape[0] // self.run.micro_batch_size)
         return [batch.to_device(self.mesh.device) for batch in micro_batches]
 
     def validation_batches(self) -> Iterator[Batch]:
@@ -45,7 +45,14 @@ class Batches:
             size=self.mesh.data.size,
             limit=self.run.training.validation_sequences,
         ):
-            yield _batch(tokens, targets).to_device(self.mesh.device)
+            yield self._batch(tokens, targets).to_device(self.mesh.device)
+
+    def _batch(self, tokens: Ids, targets: Ids) -> Batch:
+        """Make a batch on the host that shares the memory of the arrays. With `training.document_mask`, the batch says
+        which document each token belongs to.
+        """
+        batch = Batch(tokens=torch.from_numpy(tokens), targets=torch.from_numpy(targets))
+        return batch.with_documents(self._tokens.end_of_text) if self.run.training.document_mask else batch
 
     @cached_property
     def validation_bytes(self) -> int:
@@ -62,11 +69,6 @@ class Batches:
         for index in range(first, first + self.run.micro_batch_size):
             found.update(dict.fromkeys(self.training.documents(index)))
         return list(found)
-
-
-def _batch(tokens: Ids, targets: Ids) -> Batch:
-    """Make a batch on the host that shares the memory of the arrays."""
-    return Batch(tokens=torch.from_numpy(tokens), targets=torch.from_numpy(targets))
 
 
 class _Fetched(NamedTuple):

@@ -142,7 +142,7 @@ class Trainer:
             self.streams.restart(step=step, micro_batch=index)
             if index == len(micro_batches) - 1:
                 self.reducer.arm()
-            loss = self.model.loss(*batch.plain(), scale=scale)
+            loss = self.model.loss(*batch.packed(), scale=scale)
             loss.backward()
             total = total + loss.detach()
         self.reducer.finish()

@@ -15,7 +15,7 @@ from crosscut.training.speed.compilation import compiled_modules, uncompiled
 from crosscut.verification.comparison import Comparison
 from crosscut.verification.draws import Disagreement, Draw, compare_draws, draws_of
 from crosscut.verification.recording import Recording, Step, record
-from crosscut.verification.report import DRAWS, ROUNDING, Check, First, Report
+from crosscut.verification.report import DOCUMENTS, DRAWS, ROUNDING, Check, First, Report
 from crosscut.verification.tolerance import Rounding, num_layers_of, num_summands_of, rounding_of, tolerance_of
 
 MakeStep = Callable[[ParallelMesh], Step]
@@ -40,8 +40,10 @@ class Claim:
     """Builds the step of the uncut model in the parameters' type; None if products and activations already have this
     type. A comparison with this step shows how much the uncut step is rounded.
     """
-    extra_checks: Callable[[Step], list[Check]] = lambda _: []
-    """Returns further checks of the step on the cut model, after the step has run. Called on every rank."""
+    extra_checks: Callable[[Step, float], list[Check]] = lambda _step, _tolerance: []
+    """Returns further checks of the step on the cut model, after the step has run. Called on every rank, with the
+    allowed relative difference.
+    """
 
     layout: str
     """Description of the layout, such as `tensor 2 x data 1`."""
@@ -81,7 +83,7 @@ def prove(claim: Claim, mesh: ParallelMesh) -> Report:
     except Exception as error:
         outcome = error
     disagreement = compare_draws(draws, mesh)
-    further = claim.extra_checks(step)
+    further = claim.extra_checks(step, tolerance)
     if uncut is not None and outcome is None:
         try:
             judged, told = _judge_draws(draws, uncut[0], disagreement)
@@ -190,6 +192,10 @@ _CHECK_CAUSES = {
     "copies on all ranks": (
         "All values agree up to rounding, but replicas differ in their last bits and will drift apart: check whether "
         "all ranks do the same operations in the same order."
+    ),
+    DOCUMENTS: (
+        "The cut and the uncut model agree, but packed sequences do not compute what their documents compute apart: "
+        "check where documents begin, the mask of attention, and the positions."
     ),
     "collectives": "All numbers agree, but the messages differ from the messages that the planner counts: check which "
     "collectives are missing or superfluous.",

@@ -107,14 +107,14 @@ def record(step: Step) -> Recording:
     with _watched(step.model, recording, again=step.watches_again):
         loss = step.accumulate()
     recording.loss = float(loss.detach())
-    recording.gradients = _gradients(step.model)
+    recording.gradients = gradients_of(step.model)
     recording.norm = step.update(loss.detach())
-    recording.clipped = _gradients(step.model)
+    recording.clipped = gradients_of(step.model)
     recording.parameters = {name: Kept(_copy(p), cut_dim(p)) for name, p in step.model.named_parameters()}
     return recording
 
 
-def _gradients(model: nn.Module) -> dict[str, Kept]:
+def gradients_of(model: nn.Module) -> dict[str, Kept]:
     """Copy all gradients; a missing gradient counts as zeros."""
     kept = {}
     for name, parameter in model.named_parameters():

@@ -12,6 +12,10 @@ from crosscut.config.terminal import new_console
 
 DRAWS = "random numbers"
 """Name of the check that compares random draws with dropout on."""
+DOCUMENTS = "documents"
+"""Name of the check that compares packed sequences with their documents apart. A report has this check only if
+documents do not see each other (`training.document_mask`).
+"""
 ROUNDING = ("rounding of outputs", "rounding of gradients")
 """Names of the checks that concern the uncut model alone. If such a check fails, the cut and the uncut model may be
 wrong in the same way.

@@ -33,6 +33,7 @@ from crosscut.training.requirements import require_capabilities
 from crosscut.training.speed.compilation import compiled_modules
 from crosscut.training.step import Trainer
 from crosscut.verification.module import CLIP_NORM, LEARNING_RATE
+from crosscut.verification.packing import compare_documents, pack
 from crosscut.verification.proof import Claim, prove
 from crosscut.verification.recording import Step
 from crosscut.verification.report import DRAWS, ROUNDING, Check, Report
@@ -60,6 +61,8 @@ MOST_WARMUP_STEPS = 2
 """Maximum number of warm-up steps of the verified run."""
 MOST_DECAY_STEPS = 6
 """Maximum number of steps of the decay of the schedule `wsd` in the verified run."""
+END_OF_TEXT = 1
+"""Id of the end-of-text token in the generated batch."""
 
 
 def scale_down(run: RunConfig, *, num_layers: int | None, hidden_size: int | None) -> RunConfig:
@@ -190,7 +193,7 @@ def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> Report:
         compute_dtype=compute_dtype(run.training.precision),
         product_dtype=product_dtype(run.training.precision),
         make_exact=_make_exact(run),
-        extra_checks=lambda step: [*_compare_collectives(step), *_tell_compiled(step)],
+        extra_checks=_further_checks,
     )
     report = prove(claim, mesh)
     if report.first is None or not (suspects := _other_suspects(run, report)):
@@ -255,18 +258,21 @@ class _RunStep:
         self.trainer.optimizer.zero_grad()
         self.sent.clear()
         with self._recorded():
-            return self.trainer.accumulate(0, self._micro_batches())
+            return self.trainer.accumulate(0, self.micro_batches())
 
     def update(self, loss: Tensor) -> float:
         with self._recorded():
             return self.trainer.update(0, loss).gradient_norm
 
-    def _micro_batches(self) -> list[Batch]:
+    def micro_batches(self) -> list[Batch]:
         """Return this data rank's part of each micro-batch. Every layout gets the same sequences, so that steps can be
         compared.
         """
         data, count = self.mesh.data, self.run.num_micro_batches
-        parts = (part.chunk(data.size)[data.rank] for part in made_up_batch(self.run).chunk(count))
+        batch = made_up_batch(self.run)
+        if self.run.training.document_mask:
+            batch = batch.with_documents(END_OF_TEXT)
+        parts = (part.chunk(data.size)[data.rank] for part in batch.chunk(count))
         return [part.to_device(self.mesh.device) for part in parts]
 
     @contextmanager
@@ -280,19 +286,32 @@ def made_up_batch(run: RunConfig) -> Batch:
     """Generate tokens and targets for all data ranks, each [B, S] with B sequences of S tokens.
 
     The first and last id of every tensor rank's shard of the vocabulary occur as tokens and as targets. The sequences
-    have different numbers of targets, so the data ranks have different numbers of targets, too.
+    have different numbers of targets, so the data ranks have different numbers of targets, too. With
+    `training.document_mask`, every sequence holds several documents.
     """
     batch, length, vocabulary = run.training.batch_size, run.training.sequence_length, run.model.vocab_size
     generator = torch.Generator().manual_seed(seed_of("verify", run.training.seed))
     tokens = torch.randint(0, vocabulary, (batch, length + 1), generator=generator)
     part = padded_vocab_size(vocabulary, run.layout.tensor) // run.layout.tensor
     edges = {0, vocabulary - 1} | {edge + side for edge in range(part, vocabulary, part) for side in (-1, 0)}
+    if run.training.document_mask:
+        num_free = length - 1 - -(-len(edges) // batch)
+        pack(tokens, end_of_text=END_OF_TEXT, num_free=num_free, generator=generator)
     for i, edge in enumerate(sorted(edges)):
         tokens[i % batch, -2 - (i // batch) % length] = edge  # near the end, where every sequence has targets
     targets = tokens[:, 1:].clone()
     for i in range(batch):
         targets[i, : i * length // (2 * batch)] = IGNORED
     return Batch(tokens=tokens[:, :-1], targets=targets)
+
+
+def _further_checks(step: Step, tolerance: float) -> list[Check]:
+    assert isinstance(step, _RunStep)
+    checks = [*_compare_collectives(step), *_tell_compiled(step)]
+    if step.run.training.document_mask:
+        batches = step.micro_batches()
+        checks += compare_documents(step.trainer, batches, end_of_text=END_OF_TEXT, tolerance=tolerance)
+    return checks
 
 
 def _compare_collectives(step: Step) -> list[Check]:

@@ -31,6 +31,8 @@ def _included(verified: RunConfig, compiled: bool) -> Iterator[str]:
     yield from (f"offload of {what}" for what in training.offload)
     if verified.num_micro_batches > 1:
         yield f"accumulation over {verified.num_micro_batches} micro-batches"
+    if training.document_mask:
+        yield "documents that do not see each other"
     if compiled:
         yield COMPILED
     if verified.layout.symmetric_memory:

@@ -55,6 +55,16 @@ def test_recomputation_and_split_sequences_leave_less_activations() -> None:
     assert plain > split > 4 * again
 
 
+def test_documents_add_one_mask_and_one_set_of_cosines_and_sines_for_all_layers() -> None:
+    plain, masked = (make_run({"tensor": 4}, document_mask=mask) for mask in (False, True))
+    size, length, sequences = 2, 1024, 8
+    more = sequences * length**2 * size + sequences * length * 8  # learned positions are an index of 8 bytes
+    assert forecast_memory(masked).activations - forecast_memory(plain).activations == more
+    rotary = replace(MODEL, positions="rotary")
+    before, after = (forecast_memory(replace(run, model=rotary)).activations for run in (plain, masked))
+    assert after - before == sequences * length * (length + 2 * MODEL.head_size) * size
+
+
 def test_offloaded_moments_are_not_on_the_device_but_in_two_places() -> None:
     run = make_run(offload=("optimizer",))
     forecast = forecast_memory(run)

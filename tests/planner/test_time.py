@@ -44,6 +44,16 @@ def test_without_anything_but_products_it_is_their_flops() -> None:
     assert time.passes + time.optimizer == pytest.approx(0.0)
 
 
+def test_attention_with_a_mask_of_documents_computes_the_whole_square_and_reads_the_mask() -> None:
+    plain, masked = replace(without_limits(), memory_bandwidth=1e12), run_of(document_mask=True)
+    before, after = step_time(run_of(), plain), step_time(masked, plain)
+    assert after.attention == pytest.approx(2 * before.attention)
+    mask = 8 * 1024**2 * 2  # bfloat16
+    rate = plain.memory_bandwidth * plain.memory_attained
+    assert after.passes - before.passes == pytest.approx(2 * masked.model.num_layers * mask / rate)
+    assert flops_per_step(masked) == flops_per_step(run_of())
+
+
 @pytest.mark.parametrize("compiled", [True, False])
 def test_recomputation_takes_the_time_of_what_it_repeats(compiled: bool) -> None:
     ideal = without_limits()

@@ -84,6 +84,22 @@ SMALL = (
         "QK layer norm", "cuda", {"tensor": 2}, {"recompute": "operators"}, {"qk_norm": True, "qk_norm_kind": "layer"}
     ),
     small("unequal layers kept", "cpu", {"tensor": 2}, {}, {"mlp_pattern": ("gelu", "swiglu"), "num_layers": 4}),
+    small("documents", "cpu", {"tensor": 2}, {"document_mask": True}, {"dropout": 0.0}),
+    small("documents, dropped", "cpu", {}, {"document_mask": True}),
+    small(
+        "documents, split",
+        "cuda",
+        {"tensor": 4, "data": 2, "sequence_parallel": True},
+        {"document_mask": True, "precision": "bfloat16"},
+    ),
+    small("documents, shared heads", "cuda", {"tensor": 2}, {"document_mask": True, "precision": "bfloat16"}, LLAMA),
+    small(
+        "documents again",
+        "cuda",
+        {"data": 2, "sharding": "zero3"},
+        {"document_mask": True, "recompute": "full", "offload": ("activations",), "micro_batch_size": 2},
+        LLAMA,
+    ),
     small("512 ranks", "cuda", {"tensor": 8, "data": 64}, {"precision": "bfloat16"}),
 )
 """Each takes about half a second."""

@@ -81,6 +81,26 @@ def test_every_data_rank_gets_as_many_validation_batches_and_each_sequence_once(
     assert len(rows) == 7
 
 
+def packed_of(run) -> tuple[list[Batch], list[Batch], int]:
+    _, batches = parts(run)
+    end = TokenFolder.open(Path(run.tokens_folder)).end_of_text
+    training = [batch for step in range(40) for batch in batches.micro_batches(step)]
+    return training, list(batches.validation_batches()), end
+
+
+def test_documents_are_told_in_training_and_validation_if_they_do_not_see_each_other(ranks, run_with):
+    run = run_with("layout.data=2", "training.document_mask=true")
+    told = ranks.run(2, packed_of, run)
+    assert any((batch.documents[:, -1] > 0).any() for training, _, _ in told for batch in training)
+    for training, validation, end in told:
+        for batch in (*training, *validation):
+            expected = batch.with_documents(end)
+            assert torch.equal(batch.documents, expected.documents)
+            assert torch.equal(batch.positions, expected.positions)
+    (training, validation, _) = ranks.run(1, packed_of, run_with())[0]
+    assert all(batch.documents is None for batch in (*training, *validation))
+
+
 def ahead_of(run, steps: list[int]) -> dict:
     """What is taken for these steps, which steps were fetched, and the threads before, meanwhile and after."""
     _, batches = parts(run)

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from crosscut.architecture import GatedMLP
 from crosscut.config import IGNORED, Layout
 from crosscut.config.model import FeedForward
-from crosscut.model import attention, block, gated_mlp, gpt, mlp
+from crosscut.model import attention, batch, block, gated_mlp, gpt, mlp
 from crosscut.model.building import Builder
 from crosscut.parallel import (
     GradientReducer,
@@ -61,6 +61,7 @@ DATA = Layout(data=2)
 BOTH = Layout(tensor=2, data=2)
 SHARED = Layout(data=2, sharding="zero3")
 ACCUMULATED = {"micro_batch_size": 1}
+PACKED = {"document_mask": True}
 
 
 @dataclass(frozen=True)
@@ -285,6 +286,30 @@ def head_norm_not_summed(patch: Patch) -> None:
     patch.setattr(norm, "local_inside", local)
 
 
+# --- documents that do not see each other ----------------------------------------------------------------------------
+
+
+@fault("a document's border off by one", "documents", training=PACKED)
+def border_off_by_one(patch: Patch) -> None:
+    found = batch.find_documents
+
+    def shifted(tokens: Tensor, *, end_of_text: int) -> Any:  # as if the end of text still belonged to its document
+        return found(tokens.roll(1, dims=1), end_of_text=end_of_text)
+
+    patch.setattr(batch, "find_documents", shifted)
+
+
+@fault("positions that do not restart at a document", "documents", SPLIT, training=PACKED)
+def positions_do_not_restart(patch: Patch) -> None:
+    found = batch.find_documents
+
+    def continued(tokens: Tensor, *, end_of_text: int) -> Any:
+        places = torch.arange(tokens.shape[1]).expand(tokens.shape)
+        return found(tokens, end_of_text=end_of_text)._replace(positions=places)
+
+    patch.setattr(batch, "find_documents", continued)
+
+
 # --- the vocabulary --------------------------------------------------------------------------------------------------
 
 
@@ -453,11 +478,11 @@ def summed_after_every_micro_batch(patch: Patch) -> None:
 def normalised_by_a_micro_batch(patch: Patch) -> None:
     loss = gpt.GPT.loss
 
-    def mean_of_means(self: gpt.GPT, tokens: Tensor, targets: Tensor, *, scale: Tensor) -> Tensor:
+    def mean_of_means(self: gpt.GPT, tokens: Tensor, targets: Tensor, *more: Any, scale: Tensor) -> Tensor:
         if self.mesh.data.size > 1:
             count = all_reduce((targets != IGNORED).sum(), self.mesh.data)
             scale = 1.0 / (MICRO_BATCHES * count.double())
-        return loss(self, tokens, targets, scale=scale)
+        return loss(self, tokens, targets, *more, scale=scale)
 
     patch.setattr(gpt.GPT, "loss", mean_of_means)
 

@@ -1,0 +1,91 @@
+"""Check that a packed sequence computes what its documents compute as sequences of their own.
+
+With `training.document_mask`, a sequence holds several documents that do not see each other. The check runs the cut
+model on packed sequences, and again on one sequence per document without mask and with ordinary positions. Both runs
+must have the same loss and the same gradients. The cut-out documents come from plain Python code here, which shares
+nothing with the code that finds documents during training.
+
+Shapes: B sequences, S tokens of a sequence, D documents of a sequence.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from crosscut.config import IGNORED
+from crosscut.model import Batch
+from crosscut.parallel.collectives import gather_to_first
+from crosscut.training.speed.compilation import uncompiled
+from crosscut.training.step import Trainer
+from crosscut.verification.comparison import relative_difference
+from crosscut.verification.recording import gradients_of
+from crosscut.verification.report import DOCUMENTS, Check
+
+MOST_DOCUMENTS = 4
+"""Maximum number of documents in a verified sequence."""
+
+_FLOOR = 1e-3
+"""Smallest gradient to which a difference is relative, as a share of the largest gradient. The gradients of key biases,
+for example, consist of rounding alone.
+"""
+
+
+def pack(tokens: Tensor, *, end_of_text: int, num_free: int, generator: torch.Generator) -> None:
+    """Write end-of-text tokens into `tokens` [B, S + 1], in place, so that every sequence has D documents of random
+    lengths.
+
+    D is `MOST_DOCUMENTS`, or fewer if a sequence is too short. Only the places 1 to `num_free` of a sequence may be
+    overwritten. No other token of the batch remains an end-of-text token.
+    """
+    tokens[tokens == end_of_text] = end_of_text - 1 if end_of_text else 1
+    num_borders = max(min(MOST_DOCUMENTS - 1, num_free), 0)
+    for row in tokens:
+        row[1 + torch.randperm(max(num_free, 0), generator=generator)[:num_borders]] = end_of_text
+
+
+def separated(batch: Batch, *, end_of_text: int) -> list[Batch]:
+    """Return the documents of a packed batch as D batches of B sequences each. Each sequence holds one document and is
+    filled up with tokens without a target.
+    """
+    length = batch.tokens.shape[1]
+    rows = []
+    for tokens, targets in zip(batch.tokens.tolist(), batch.targets.tolist(), strict=True):
+        starts = [0, *(place for place in range(1, length) if tokens[place] == end_of_text), length]
+        for start, stop in pairwise(starts):
+            filled = length - (stop - start)
+            rows.append(([*tokens[start:stop], *[0] * filled], [*targets[start:stop], *[IGNORED] * filled]))
+    tokens, targets = (torch.tensor(column, device=batch.tokens.device) for column in zip(*rows, strict=True))
+    return Batch(tokens=tokens, targets=targets).chunk(len(rows) // len(batch.tokens))
+
+
+def compare_documents(
+    trainer: Trainer, micro_batches: Sequence[Batch], *, end_of_text: int, tolerance: float
+) -> list[Check]:
+    """Check that the packed `micro_batches` of this data rank have the same loss and the same gradients as their
+    documents apart. Every rank must call this function. The list has one check on the first rank.
+    """
+    apart = [part for batch in micro_batches for part in separated(batch, end_of_text=end_of_text)]
+    with uncompiled(trainer.model):  # the shapes are as in training, but there is no mask
+        expected_loss, expected = _loss_and_gradients(trainer, apart)
+    loss, gradients = _loss_and_gradients(trainer, micro_batches)
+    floor = _FLOOR * max(float(gradient.abs().max()) for gradient in expected.values() if gradient.numel())
+    found = {name: relative_difference(gradients[name], own, floor=floor) for name, own in expected.items()}
+    found["the loss"] = relative_difference(loss, expected_loss)
+    worst = max(found, key=lambda name: found[name])
+    every = gather_to_first((found[worst], worst))
+    if every is None:
+        return []
+    difference, worst = max(every)
+    told = f"{len(apart) // len(micro_batches)} in each sequence, as apart; largest at {worst}"
+    return [Check(DOCUMENTS, difference, difference <= tolerance, told)]
+
+
+def _loss_and_gradients(trainer: Trainer, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the loss, and this tensor rank's part of each gradient, gathered over the data ranks."""
+    trainer.optimizer.zero_grad()
+    loss = trainer.accumulate(0, batches)
+    gradients = {name: kept.tensor for name, kept in gradients_of(trainer.model).items()}
+    trainer.optimizer.zero_grad()
+    return loss.detach().cpu(), gradients
