@@ -117,7 +117,8 @@ def crosscut(recipe: Recipe, data: Data, output: Path) -> tuple[list[str], Path]
         "training.validate_every": recipe.every, "training.validation_sequences": recipe.validation,
         "training.device": "cpu", "optimizer.learning_rate": recipe.rate,
         "optimizer.min_learning_rate": recipe.min_rate, "optimizer.warmup_steps": recipe.warmup,
-        "optimizer.weight_decay": 0.1, "optimizer.beta2": 0.99, "checkpoint.every": recipe.every, "output.folder": output, "output.sample_tokens": 0,
+        "optimizer.weight_decay": 0.1, "optimizer.beta2": 0.99, "checkpoint.every": recipe.every,
+        "output.folder": output, "output.sample_tokens": 0,
     }  # fmt: skip
     words = [f"{name}={value}" for name, value in settings.items()]
     return [sys.executable, "-m", "crosscut", "train", *words], ROOT

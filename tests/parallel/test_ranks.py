@@ -106,7 +106,7 @@ def test_the_pool_starts_anew_after_a_dead_and_a_hanging_rank(monkeypatch: pytes
 
 @pytest.mark.slow
 def test_ranks_that_are_not_there_in_time_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.ranks.STARTING", 0.1)
+    monkeypatch.setattr("tests.ranks.STARTING", 0.0)
     pool = RankPool(size=2)
     try:
         with pytest.raises(RankError, match="rank 0 did not start"):
