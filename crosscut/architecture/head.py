@@ -23,13 +23,20 @@ class Head:
     """Weight of the output projection; None if the projection is tied to the token embedding."""
     vocabulary: Parameter
     """Weight that computes the logits: `output`, or the token embedding if `output` is None."""
+    caps_logits: bool
+    """Whether the model has a soft cap on its logits."""
 
     @classmethod
     def of(cls, model: ModelConfig, tokens: Parameter) -> "Head":
         """Describe the head of a model whose token embedding is `tokens`."""
         shape = (model.vocab_size, model.hidden_size)
         output = None if model.tied else Parameter("output.weight", shape, Role.HEAD, Cut.VOCABULARY)
-        return cls(stream_norm(model, "final_norm"), output, tokens if output is None else output)
+        return cls(
+            norm=stream_norm(model, "final_norm"),
+            output=output,
+            vocabulary=tokens if output is None else output,
+            caps_logits=model.logit_softcap > 0,
+        )
 
     def steps(self, x: Value) -> list[Step]:
         """Steps that compute the loss from the last layer's result `x`."""
@@ -44,7 +51,13 @@ class Head:
 
     def _loss(self, entered: Value) -> "Loss":
         parameters = () if self.output is None else (self.output,)
-        return Loss(reads=(entered,), gives=(Value("loss", 1),), parameters=parameters, vocabulary=self.vocabulary)
+        return Loss(
+            reads=(entered,),
+            gives=(Value("loss", 1),),
+            parameters=parameters,
+            vocabulary=self.vocabulary,
+            caps_logits=self.caps_logits,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +66,7 @@ class Loss(Step):
 
     vocabulary: Parameter
     """Weight of the output projection."""
+    caps_logits: bool
 
     def local_vocabulary(self, target: Target) -> int:
         """Number of vocabulary entries on one rank, including padding."""
@@ -67,11 +81,14 @@ class Loss(Step):
 
         The forward pass moves the residual stream six times. For each logit, a compiled loss moves four numbers in the
         compute type (the data type of matrix products), and an uncompiled loss moves ten numbers in the accumulation
-        type. The backward pass moves the residual stream five times and the gradient of the output weight three times.
+        type. A soft cap adds ten numbers to an uncompiled loss: two each to divide, to apply tanh, to compute the
+        derivatives, to multiply, and to multiply by the derivatives. The backward pass moves the residual stream five
+        times and the gradient of the output weight three times.
         """
         product = self.product(target)
         stream = product.m * product.k * target.compute_bytes
-        of_logit = 4 * target.compute_bytes if target.compiled else 10 * target.sums_bytes
+        uncompiled = (20 if self.caps_logits else 10) * target.sums_bytes
+        of_logit = 4 * target.compute_bytes if target.compiled else uncompiled
         vocabulary_gradient = 3 * product.n * product.k * target.sums_bytes
         return Passes(forward=6 * stream + of_logit * product.m * product.n, backward=5 * stream + vocabulary_gradient)
 
@@ -80,11 +97,12 @@ class Loss(Step):
 
         A compiled loss holds each logit twice in the compute type, which is the data type of matrix products. An
         uncompiled loss holds each logit in the accumulation type, and also in the compute type if the two types differ.
+        With a soft cap, an uncompiled loss also holds the derivatives in the accumulation type.
         """
         is_mixed = target.compute_bytes != target.sums_bytes
         if target.compiled:
             return 2 * target.compute_bytes
-        return target.sums_bytes + target.compute_bytes * is_mixed
+        return target.sums_bytes * (2 if self.caps_logits else 1) + target.compute_bytes * is_mixed
 
     def statistics(self) -> tuple[tuple[str, int], ...]:
         """Name and size of each all-reduce that the loss runs over the tensor ranks. The size is in numbers per token.

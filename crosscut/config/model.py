@@ -139,6 +139,10 @@ class ModelConfig:
     tied: bool = True
     """Whether the output projection shares its weight with the token embedding."""
 
+    logit_softcap: float = 0.0
+    """Largest size of a logit. Larger logits are bent towards this size by cap x tanh(logit / cap), as in Gemma 2. 0
+    caps nothing."""
+
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden_size", "num_heads", "max_sequence_length", "rotary_original_length"):
             require_at_least(f"model.{name}", getattr(self, name), 1, maximum=_MOST.get(name, MOST))
@@ -147,6 +151,7 @@ class ModelConfig:
         require_fraction("model.dropout", self.dropout)
         resolve_choices(self, "model")
         require_at_least("model.rotary_factor", self.rotary_factor, 1)
+        require_at_least("model.logit_softcap", self.logit_softcap, 0)
         for name in ("rotary_base", "norm_epsilon"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"`model.{name}` must be above 0 and finite, but is {getattr(self, name)}.")

@@ -66,6 +66,11 @@ class TrainingConfig:
     section may be omitted, and `data.text` is tokenized with the folder's tokenizer unless `data.tokenizer` is set.
     Empty starts from random weights."""
 
+    z_loss: float = 0.0
+    """Coefficient c of the z-loss, which adds c x (log Z)^2 to the loss of each token in training. Z is the sum of the
+    exponentials of the token's logits. The z-loss keeps the logits small. A usual value is 1e-4. The training loss
+    includes the z-loss, and validation and evaluation leave it out."""
+
     seed: int = 1234
     """Seed of the initial weights, the order of the data, and dropout. The initial weights and the order of the data do
     not depend on the layout."""
@@ -110,6 +115,7 @@ class TrainingConfig:
     before every checkpoint. If replicas differ, the run stops. 0 never compares."""
 
     def __post_init__(self) -> None:
+        require_at_least("training.z_loss", self.z_loss, 0)
         for name in ("steps", "batch_size", "sequence_length"):
             require_at_least(f"training.{name}", getattr(self, name), 1)
         for name in ("micro_batch_size", "validate_every", "validation_sequences", "compare_replicas_every"):

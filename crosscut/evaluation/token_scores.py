@@ -15,6 +15,7 @@ from torch import Tensor
 from crosscut.config import IGNORED, default_loss_chunk
 from crosscut.config.checks import require_at_least
 from crosscut.kernels.products import product_in
+from crosscut.kernels.soft_cap import soft_cap_
 from crosscut.model import GPT
 from crosscut.parallel import Axis, local
 from crosscut.parallel.collectives import all_reduce
@@ -48,6 +49,7 @@ def score_tokens(model: GPT, tokens: Tensor, targets: Tensor) -> TokenScores:
         targets[kept],
         vocab_size=model.config.vocab_size,
         axis=model.mesh.tensor,
+        soft_cap=model.config.logit_softcap,
     )
     losses = found.losses.new_zeros(targets.shape).masked_scatter_(kept, found.losses)
     return TokenScores(losses, torch.zeros_like(kept).masked_scatter_(kept, found.hits))
@@ -62,14 +64,16 @@ def vocab_parallel_scores(
     vocab_size: int,
     axis: Axis,
     chunk_tokens: int | None = None,
+    soft_cap: float = 0.0,
 ) -> TokenScores:
     """Score `targets` [N] given the hidden states [N, H] that predict the targets. The losses and hits have shape [N],
     and are the same on all ranks.
 
     `hidden` must be the same on all ranks of the axis. `weight` [V/T, H] has this rank's rows of the vocabulary.
     Padding rows (index `vocab_size` and above) get no probability and are never the likeliest entry. Logits are
-    computed in chunks of `chunk_tokens` tokens; None means the device's default. Ignored targets take as much time as
-    other targets, so leave ignored targets out if speed matters.
+    computed in chunks of `chunk_tokens` tokens; None means the device's default. `soft_cap` is the largest size of a
+    logit, or 0 (`kernels.soft_cap`). Ignored targets take as much time as other targets, so leave ignored targets out
+    if speed matters.
 
     Forward: per chunk, an all-reduce (max) of C elements and an all-reduce (sum) of 3 C elements. There is no backward
     pass. Source: paper, section 3. Raises the same errors as `vocab_parallel_cross_entropy`.
@@ -90,6 +94,8 @@ def vocab_parallel_scores(
         logits = product_in(buffer, hidden[piece], rows)
         if logits.dtype != wide:
             logits = buffer[: logits.shape[0]].copy_(logits)  # the narrow logits are freed
+        if soft_cap:
+            soft_cap_(logits, soft_cap)
         losses[piece], hits[piece] = _scores_of_chunk(logits, targets[piece], part)
     return TokenScores(losses, hits)
 

@@ -8,7 +8,8 @@ compilation, three passes read the logits in the element type of the products:
 3. `error` computes the gradients of the logits. It computes the exponentials again, because storing and reading them
    would take longer.
 
-The ranks communicate between the passes, so a compiler cannot fuse two passes into one kernel.
+The ranks communicate between the passes, so a compiler cannot fuse two passes into one kernel. If the model caps its
+logits, each compiled pass caps the logits again.
 
 Shapes: C tokens of a chunk, V vocabulary, T tensor ranks.
 """
@@ -17,6 +18,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from crosscut.kernels.soft_cap import soft_cap
 
 Pass = Callable[..., Tensor]
 
@@ -32,27 +35,35 @@ class LossPasses:
         self.highest, self.sums, self.error = compiled(_highest), compiled(_sums), compiled(_error)
 
 
-def _highest(logits: Tensor, num_real: int, wide: torch.dtype) -> Tensor:
+def _highest(logits: Tensor, num_real: int, wide: torch.dtype, cap: float) -> Tensor:
     """Largest real logit of each token [C], from logits [C, V/T]."""
-    return torch.where(_columns(logits) < num_real, logits.to(wide), -torch.inf).amax(1)
+    return torch.where(_columns(logits) < num_real, soft_cap(logits.to(wide), cap), -torch.inf).amax(1)
 
 
-def _sums(logits: Tensor, highest: Tensor, index: Tensor, num_real: int) -> Tensor:
+def _sums(logits: Tensor, highest: Tensor, index: Tensor, num_real: int, cap: float) -> Tensor:
     """Sums of exponentials and logits of the targets, both relative to `highest` [C], as [2, C]. `index` [C] is each
     target's column; the target's logit is 0 if another rank holds the target.
     """
     columns = _columns(logits)
-    relative = logits.to(highest.dtype) - highest.unsqueeze(1)
+    relative = soft_cap(logits.to(highest.dtype), cap) - highest.unsqueeze(1)
     exponentials = torch.where(columns < num_real, relative.exp(), 0.0).sum(1)
     target = torch.where((columns == index.unsqueeze(1)) & (columns < num_real), relative, 0.0).sum(1)
     return torch.stack([exponentials, target])
 
 
-def _error(logits: Tensor, highest: Tensor, sums: Tensor, index: Tensor, num_real: int) -> Tensor:
-    """Probabilities minus one at the target [C, V/T], in the type of the logits; 0 for padding."""
+def _error(
+    logits: Tensor, highest: Tensor, sums: Tensor, index: Tensor, num_real: int, cap: float, growth: Tensor | None
+) -> Tensor:
+    """Gradients of the logits [C, V/T], in the type of the logits; 0 for padding. They are the probabilities minus one
+    at the target. `growth` [C] multiplies the probabilities; None means 1.
+    """
     columns = _columns(logits)
-    p = (logits.to(highest.dtype) - highest.unsqueeze(1)).exp() / sums.unsqueeze(1)
+    p = (soft_cap(logits.to(highest.dtype), cap) - highest.unsqueeze(1)).exp() / sums.unsqueeze(1)
+    if growth is not None:
+        p = p * growth.unsqueeze(1)
     error = p - (columns == index.unsqueeze(1)).to(p.dtype)
+    if cap:  # the compiler computes the capped logits once
+        error = error * (1.0 - (soft_cap(logits.to(highest.dtype), cap) / cap).square())
     return torch.where(columns < num_real, error, 0.0).to(logits.dtype)
 
 
@@ -74,16 +85,32 @@ def log_softmax_(logits: Tensor, num_real: int) -> tuple[Tensor, Tensor]:
     return log_p, first - log_p[:, 0] if num_real else torch.full_like(first, -torch.inf)
 
 
-def error_into(out: Tensor, log_p: Tensor, index: Tensor, here: Tensor) -> Tensor:
+def error_into(
+    out: Tensor,
+    log_p: Tensor,
+    index: Tensor,
+    here: Tensor,
+    *,
+    growth: Tensor | None = None,
+    slopes: Tensor | None = None,
+) -> Tensor:
     """Write the gradients of the logits into `out` [C, V/T] and return `out`: each token's probabilities, minus 1 at
     the target.
 
     `log_p` [C, V/T] are the log probabilities. `out` may be `log_p` itself, or have a narrower element type. `index`
     [C] is each target's column. `here` [C] is false if another rank holds the target; `index` is then any valid column.
+    `growth` [C] multiplies the probabilities, and `slopes` [C, V/T] are derivatives that multiply the gradients; None
+    means 1.
     """
-    at_target = log_p.gather(1, index.unsqueeze(1)).exp_() - here.unsqueeze(1).to(log_p.dtype)
+    at_target = log_p.gather(1, index.unsqueeze(1)).exp_()
+    if growth is not None:
+        at_target.mul_(growth.unsqueeze(1))
+    at_target = at_target - here.unsqueeze(1).to(log_p.dtype)
     error = torch.exp(log_p, out=out)
-    return error.scatter_(1, index.unsqueeze(1), at_target.to(error.dtype))
+    if growth is not None:
+        error.mul_(growth.unsqueeze(1))
+    error.scatter_(1, index.unsqueeze(1), at_target.to(error.dtype))
+    return error if slopes is None else error.mul_(slopes)
 
 
 def _columns(logits: Tensor) -> Tensor:

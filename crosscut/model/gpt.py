@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from crosscut.architecture import Cut, describe
 from crosscut.config import ModelConfig
 from crosscut.kernels.products import ORDINARY
+from crosscut.kernels.soft_cap import soft_cap
 from crosscut.model.block import Block
 from crosscut.model.building import Builder
 from crosscut.model.cache import KeyValueCache, Reading, reading_kernels
@@ -125,9 +126,16 @@ class GPT(nn.Module):
         return rotations(places, self.config, dtype)
 
     def loss(
-        self, tokens: Tensor, targets: Tensor, documents: Documents | None = None, *, scale: float | Tensor = 1.0
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        documents: Documents | None = None,
+        *,
+        scale: float | Tensor = 1.0,
+        z_loss: float = 0.0,
     ) -> Tensor:
         """Return `scale` times the sum of the cross entropies of `targets` [B, S] given `tokens` [B, S]: a scalar.
+        `z_loss` is the coefficient of the z-loss that is added to each cross entropy (`parallel.cross_entropy`).
 
         With `documents`, a token does not attend to other documents. Without it, each sequence is one document.
 
@@ -149,6 +157,8 @@ class GPT(nn.Module):
             scale=scale,
             passes=self.loss_runner.passes,
             chunk_tokens=self.loss_runner.chunk_tokens,
+            z_loss=z_loss,
+            soft_cap=self.config.logit_softcap,
         )
 
     def hidden_states(self, tokens: Tensor) -> Tensor:
@@ -194,4 +204,5 @@ class GPT(nn.Module):
         """
         products = ORDINARY if self.output is None else self.output.products
         columns = products.output(hidden, local(self.output_weight, hidden.dtype))
-        return gather_from_tensor_parallel(columns, self.mesh.tensor)[:, : self.config.vocab_size]
+        scores = gather_from_tensor_parallel(columns, self.mesh.tensor)[:, : self.config.vocab_size]
+        return soft_cap(scores, self.config.logit_softcap)

@@ -9,6 +9,11 @@ all tokens are never in memory at once and are never computed twice. With p = so
 
     loss = -log p[target]        d loss / d logits = p - e
 
+The z-loss keeps the logarithm of the softmax's denominator, log Z, near 0 (PaLM, arXiv 2204.02311, section 5). It needs
+no message of its own, because log Z follows from the numbers that the ranks already send:
+
+    z-loss = c (log Z)^2         d z-loss / d logits = 2 c (log Z) p
+
 Shapes: N tokens, C tokens of a chunk, H hidden, V padded vocabulary, T tensor ranks.
 """
 
@@ -23,6 +28,7 @@ from crosscut.config import IGNORED, LayoutError, default_loss_chunk
 from crosscut.config.checks import require_at_least
 from crosscut.kernels.loss_passes import LossPasses, error_into, log_softmax_
 from crosscut.kernels.products import ORDINARY, add_product, multiply_into, product_in
+from crosscut.kernels.soft_cap import soft_cap_
 from crosscut.parallel.collectives import all_reduce
 from crosscut.parallel.mesh import Axis
 
@@ -38,7 +44,7 @@ class VocabularyPart(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """Settings of one loss computation: scale, chunk size, gradients and kernels."""
+    """Settings of one loss computation: scale, chunk size, gradients, kernels, z-loss and soft cap."""
 
     scale: float | Tensor
     chunk: int
@@ -46,6 +52,18 @@ class _Plan(NamedTuple):
     needs_grad: bool
     passes: LossPasses | None
     """Compiled passes over the logits; None to work in place."""
+    z_loss: float
+    soft_cap: float
+
+
+class _Buffers(NamedTuple):
+    """Memory for one chunk [C, V/T], which all chunks of a loss share. Allocating new memory for each chunk would take
+    longer than the passes over the chunk.
+    """
+
+    logits: Tensor
+    slopes: Tensor | None
+    """Derivatives of the soft cap; None without a soft cap or without gradients."""
 
 
 def vocab_parallel_cross_entropy(
@@ -58,6 +76,8 @@ def vocab_parallel_cross_entropy(
     scale: float | Tensor = 1.0,
     chunk_tokens: int | None = None,
     passes: LossPasses | None = None,
+    z_loss: float = 0.0,
+    soft_cap: float = 0.0,
 ) -> Tensor:
     """Return `scale` times the sum over all tokens of -log softmax(hidden weight^T)[target].
 
@@ -69,6 +89,8 @@ def vocab_parallel_cross_entropy(
     - `scale` is a number, or a scalar tensor on the device of `hidden`.
     - `chunk_tokens` is C, the number of tokens whose logits are in memory at once. None chooses a default.
     - `passes` are compiled passes over the logits. None uses PyTorch's own operators.
+    - `z_loss` is the coefficient c of the z-loss, which is added to each token's loss. 0 adds nothing.
+    - `soft_cap` is the largest size of a logit (`kernels.soft_cap`). 0 caps nothing.
 
     The result is a float32 scalar (float64 if `hidden` is float64). Call `backward` at most once on the result.
 
@@ -87,7 +109,8 @@ def vocab_parallel_cross_entropy(
     part = vocabulary_part(weight, vocab_size, axis)
     # `Function.forward` runs without gradients, so `torch.is_grad_enabled()` must be read here.
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    loss: Tensor = _ProjectAndCompare.apply(hidden, weight, targets, part, _Plan(scale, chunk, needs_grad, passes))
+    plan = _Plan(scale, chunk, needs_grad, passes, z_loss, soft_cap)
+    loss: Tensor = _ProjectAndCompare.apply(hidden, weight, targets, part, plan)
     return loss
 
 
@@ -131,13 +154,10 @@ class _ProjectAndCompare(Function):
         grad_weight = torch.empty_like(weight) if plan.needs_grad else None
         wide = torch.promote_types(hidden.dtype, torch.float32)
         total = torch.zeros((), dtype=wide, device=hidden.device)
-        # All chunks share one buffer for the logits, because allocating new ones would take longer than the passes over
-        # them.
-        size = (min(plan.chunk, hidden.shape[0]), rows.shape[0])
-        buffer = torch.empty(size, dtype=wide, device=hidden.device) if plan.passes is None else None
+        buffers = _buffers(hidden, rows, plan, wide) if plan.passes is None else None
         for start in range(0, hidden.shape[0], plan.chunk):
             piece = slice(start, start + plan.chunk)
-            losses, error = _losses_of_chunk(hidden[piece], rows, targets[piece], part, plan, buffer)
+            losses, error = _losses_of_chunk(hidden[piece], rows, targets[piece], part, plan, buffers)
             keep = targets[piece] != IGNORED
             total += losses.masked_fill(~keep, 0.0).sum()
             if error is not None and grad_hidden is not None and grad_weight is not None:
@@ -167,22 +187,36 @@ class _ProjectAndCompare(Function):
         return grad_hidden.mul_(factor), grad_weight.mul_(factor), None, None, None
 
 
+def _buffers(hidden: Tensor, rows: Tensor, plan: _Plan, wide: torch.dtype) -> _Buffers:
+    logits = torch.empty((min(plan.chunk, hidden.shape[0]), rows.shape[0]), dtype=wide, device=hidden.device)
+    return _Buffers(logits, torch.empty_like(logits) if plan.soft_cap and plan.needs_grad else None)
+
+
 def _losses_of_chunk(
-    hidden: Tensor, rows: Tensor, targets: Tensor, part: VocabularyPart, plan: _Plan, buffer: Tensor | None
+    hidden: Tensor, rows: Tensor, targets: Tensor, part: VocabularyPart, plan: _Plan, buffers: _Buffers | None
 ) -> tuple[Tensor, Tensor | None]:
     """Return the losses [C] of the tokens of `hidden` [C, H] and, if gradients are needed, the gradients of the logits
     [C, V/T]. No other tensor of the size of the logits stays in memory.
     """
-    if buffer is None:
+    if buffers is None:
         return _compare_compiled(ORDINARY.output(hidden, rows), targets, part, plan)
-    product = product_in(buffer, hidden, rows)
-    in_place = product if product.dtype == buffer.dtype else buffer[: product.shape[0]].copy_(product)
-    log_p, losses = _compare(in_place, targets, part)
-    return losses, error_into(product, log_p, *local_index(targets, part)) if plan.needs_grad else None
+    product = product_in(buffers.logits, hidden, rows)
+    in_place = product if product.dtype == buffers.logits.dtype else buffers.logits[: product.shape[0]].copy_(product)
+    slopes = None if buffers.slopes is None else buffers.slopes[: product.shape[0]]
+    if plan.soft_cap:
+        soft_cap_(in_place, plan.soft_cap, slopes)
+    log_p, losses, log_z = _compare(in_place, targets, part)
+    losses, growth = _with_z_loss(losses, log_z, plan.z_loss)
+    if not plan.needs_grad:
+        return losses, None
+    index, here = local_index(targets, part)
+    return losses, error_into(product, log_p, index, here, growth=growth, slopes=slopes)
 
 
-def _compare(logits: Tensor, targets: Tensor, part: VocabularyPart) -> tuple[Tensor, Tensor]:
-    """Replace the logits by log probabilities [C, V/T], in place, and compute the losses [C]."""
+def _compare(logits: Tensor, targets: Tensor, part: VocabularyPart) -> tuple[Tensor, Tensor, Tensor]:
+    """Replace the logits by log probabilities [C, V/T], in place. Compute the cross entropies [C], and the logarithms
+    of the softmax's denominator [C], log Z.
+    """
     log_p, log_sum = log_softmax_(logits, part.num_real)  # normalised over this rank's part only
     highest = all_reduce(log_sum, part.axis, "max")
     mine = log_sum - highest
@@ -191,7 +225,7 @@ def _compare(logits: Tensor, targets: Tensor, part: VocabularyPart) -> tuple[Ten
     sums, target = all_reduce(torch.stack([mine.exp(), (target + mine).masked_fill(~here, 0.0)]), part.axis).unbind()
     if part.axis.size > 1:
         log_p.add_((mine - sums.log()).unsqueeze(1))
-    return log_p, sums.log() - target
+    return log_p, sums.log() - target, highest + sums.log()
 
 
 def _compare_compiled(
@@ -200,14 +234,25 @@ def _compare_compiled(
     """Return the losses [C] and, if gradients are needed, the gradients of the logits [C, V/T], with compiled
     passes.
     """
-    passes = plan.passes
+    passes, cap = plan.passes, plan.soft_cap
     assert passes is not None
     wide = torch.promote_types(logits.dtype, torch.float32)
     index = targets - part.first
-    highest = all_reduce(passes.highest(logits, part.num_real, wide), part.axis, "max")
-    sums, target = all_reduce(passes.sums(logits, highest, index, part.num_real), part.axis).unbind()
-    error = passes.error(logits, highest, sums, index, part.num_real) if plan.needs_grad else None
-    return sums.log() - target, error
+    highest = all_reduce(passes.highest(logits, part.num_real, wide, cap), part.axis, "max")
+    sums, target = all_reduce(passes.sums(logits, highest, index, part.num_real, cap), part.axis).unbind()
+    losses, growth = _with_z_loss(sums.log() - target, highest + sums.log(), plan.z_loss)
+    if not plan.needs_grad:
+        return losses, None
+    return losses, passes.error(logits, highest, sums, index, part.num_real, cap, growth)
+
+
+def _with_z_loss(losses: Tensor, log_z: Tensor, z_loss: float) -> tuple[Tensor, Tensor | None]:
+    """Add the z-loss to the losses [C]. Also return the factor [C] by which the z-loss multiplies each token's
+    probabilities in the gradient; None without a z-loss.
+    """
+    if not z_loss:
+        return losses, None
+    return losses + z_loss * log_z.square(), 1.0 + 2.0 * z_loss * log_z
 
 
 def local_index(targets: Tensor, part: VocabularyPart) -> tuple[Tensor, Tensor]:

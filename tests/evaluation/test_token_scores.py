@@ -29,7 +29,13 @@ def _example() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _scores(
-    tensor: int, hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int | None = None, padding: float = 0.0
+    tensor: int,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    chunk_tokens: int | None = None,
+    padding: float = 0.0,
+    soft_cap: float = 0.0,
 ) -> dict[str, Any]:
     """On a rank: what comes out and what was sent. `padding`: what the padded rows hold."""
     mesh = make_mesh(Layout(tensor=tensor), CPU)
@@ -37,7 +43,9 @@ def _scores(
     padded[:V] = weight
     own = padded.chunk(tensor)[mesh.tensor.rank]
     with CollectiveRecorder(mesh) as recorder:
-        scores = vocab_parallel_scores(hidden, own, targets, vocab_size=V, axis=mesh.tensor, chunk_tokens=chunk_tokens)
+        scores = vocab_parallel_scores(
+            hidden, own, targets, vocab_size=V, axis=mesh.tensor, chunk_tokens=chunk_tokens, soft_cap=soft_cap
+        )
     return {"losses": scores.losses, "hits": scores.hits, "sent": list(recorder.sent)}
 
 
@@ -52,6 +60,14 @@ def test_each_token_has_its_loss_and_its_hit(ranks: RankPool, tensor: int, chunk
     for result in ranks.run(tensor, _scores, tensor, hidden, weight, targets, chunk_tokens):
         torch.testing.assert_close(result["losses"], losses, **CLOSE)
         assert torch.equal(result["hits"], hits)
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_losses_are_those_of_capped_logits(ranks: RankPool, tensor: int) -> None:
+    hidden, weight, targets = _example()
+    losses = F.cross_entropy(3.0 * torch.tanh(hidden @ weight.t() / 3.0), targets, reduction="none")
+    for result in ranks.run(tensor, _scores, tensor, hidden, weight, targets, 4, 1e6, 3.0):
+        torch.testing.assert_close(result["losses"], losses, **CLOSE)
 
 
 @pytest.mark.parametrize("tensor", SIZES)

@@ -39,6 +39,7 @@ FAMILIES = {
     "QK layer norm": dataclasses.replace(CONFIG, num_kv_heads=2, qk_norm=True, qk_norm_kind="layer"),
     "squared ReLU": dataclasses.replace(CONFIG, mlp="relu2", biases="none"),
     "GeGLU": dataclasses.replace(CONFIG, mlp="geglu", mlp_size=88),
+    "soft cap": dataclasses.replace(CONFIG, logit_softcap=0.5),
     "unequal layers": dataclasses.replace(CONFIG, mlp_pattern=("swiglu", "gelu")),
 }
 B, S = 4, 16
@@ -164,6 +165,7 @@ class PlainGPT(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        self.config = config
         self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         if config.positions == "learned":
             self.positions = nn.Embedding(config.max_sequence_length, config.hidden_size)
@@ -182,7 +184,9 @@ class PlainGPT(nn.Module):
         return self.final_norm(x)
 
     def logits(self, tokens: Tensor) -> Tensor:
-        return self.output(self(tokens))
+        cap = self.config.logit_softcap
+        logits = self.output(self(tokens))
+        return cap * torch.tanh(logits / cap) if cap else logits
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(self.logits(tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)

@@ -62,20 +62,25 @@ def _loss(
     return {"loss": loss.detach(), "hidden": hidden.grad, "weight": own.grad, "sent": sent}
 
 
-def _compiled_loss(tensor: int, hidden: Tensor, weight: Tensor, targets: Tensor, padding: float) -> dict[str, Any]:
+def _compiled_loss(
+    tensor: int, hidden: Tensor, weight: Tensor, targets: Tensor, padding: float, more: dict[str, float]
+) -> dict[str, Any]:
     torch._dynamo.reset()
     passes = LossPasses(partial(torch.compile, fullgraph=True, backend="aot_eager"))
-    options = {"scale": torch.tensor(0.3, dtype=torch.float64), "chunk_tokens": 4, "passes": passes}
+    options = {"scale": torch.tensor(0.3, dtype=torch.float64), "chunk_tokens": 4, "passes": passes, **more}
     return _loss(tensor, hidden, weight, targets, options, padding)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler does inside is not ours to mend
+@pytest.mark.parametrize("more", [{}, {"z_loss": 0.05, "soft_cap": 2.0}], ids=str)
 @pytest.mark.parametrize(("tensor", "dtype"), [(1, torch.bfloat16), (4, torch.float64)])
-def test_compiled_passes_give_and_send_the_same(ranks: RankPool, tensor: int, dtype: torch.dtype) -> None:
+def test_compiled_passes_give_and_send_the_same(
+    ranks: RankPool, tensor: int, dtype: torch.dtype, more: dict[str, float]
+) -> None:
     hidden, weight, targets = _example(dtype)
-    plain = ranks.run(tensor, _loss, tensor, hidden, weight, targets, {"scale": 0.3, "chunk_tokens": 4}, 1e6)
+    plain = ranks.run(tensor, _loss, tensor, hidden, weight, targets, {"scale": 0.3, "chunk_tokens": 4, **more}, 1e6)
     tolerance = CLOSE if dtype == torch.float64 else {"rtol": 2e-2, "atol": 2e-3}
-    results = ranks.run(tensor, _compiled_loss, tensor, hidden, weight, targets, 1e6)
+    results = ranks.run(tensor, _compiled_loss, tensor, hidden, weight, targets, 1e6, more)
     for result, expected in zip(results, plain, strict=True):
         assert result["sent"] == expected["sent"]
         for name in ("loss", "hidden", "weight"):
@@ -102,6 +107,51 @@ def test_it_is_the_cross_entropy_of_the_full_logits(ranks: RankPool, tensor: int
         torch.testing.assert_close(result["loss"], loss, **CLOSE)
         torch.testing.assert_close(result["hidden"], grad_hidden, **CLOSE)
     torch.testing.assert_close(joined([r["weight"] for r in results], 0)[:V], grad_weight, **CLOSE)
+
+
+Z_LOSS, CAP = 0.05, 2.0
+
+
+def _capped_with_z_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, z_loss: float, soft_cap: float) -> Any:
+    """Of the full logits: the loss, and the gradients of hidden states and weight."""
+    hidden, weight = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+    logits = hidden @ weight.t()
+    if soft_cap:
+        logits = soft_cap * torch.tanh(logits / soft_cap)
+    loss = F.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED)
+    loss = loss + z_loss * logits.logsumexp(1)[targets != IGNORED].square().sum()
+    loss.backward()
+    return loss.detach(), hidden.grad, weight.grad
+
+
+@pytest.mark.parametrize(
+    "options", [{"z_loss": Z_LOSS}, {"soft_cap": CAP}, {"z_loss": Z_LOSS, "soft_cap": CAP}], ids=str
+)
+@pytest.mark.parametrize("tensor", SIZES)
+def test_z_loss_and_soft_cap_are_those_of_the_full_logits(
+    ranks: RankPool, tensor: int, options: dict[str, float]
+) -> None:
+    hidden, weight, targets = _example()
+    loss, grad_hidden, grad_weight = _capped_with_z_loss(
+        hidden, weight, targets, **{"z_loss": 0.0, "soft_cap": 0.0, **options}
+    )
+    results = ranks.run(tensor, _loss, tensor, hidden, weight, targets, {"chunk_tokens": 4, **options}, 1e6)
+    for result in results:
+        torch.testing.assert_close(result["loss"], loss, **CLOSE)
+        torch.testing.assert_close(result["hidden"], grad_hidden, **CLOSE)
+        assert sum(sent.elements for sent in result["sent"][0]) == 3 * N * (tensor > 1), "no message of their own"
+    weights = joined([r["weight"] for r in results], 0)
+    torch.testing.assert_close(weights[:V], grad_weight, **CLOSE)
+    assert torch.count_nonzero(weights[V:]) == 0
+
+
+def test_z_loss_and_soft_cap_in_16_bits(ranks: RankPool) -> None:
+    hidden, weight, targets = _example()
+    options = {"z_loss": Z_LOSS, "soft_cap": CAP}
+    loss, grad_hidden, _ = _capped_with_z_loss(hidden, weight, targets, **options)
+    for result in ranks.run(2, _loss, 2, hidden.bfloat16(), weight.float(), targets, options):
+        torch.testing.assert_close(result["loss"].double(), loss, rtol=1e-2, atol=0.0)
+        torch.testing.assert_close(result["hidden"].double(), grad_hidden, rtol=0.0, atol=0.1)
 
 
 def test_scale_on_the_device_is_the_scale(ranks: RankPool) -> None:

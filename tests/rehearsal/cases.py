@@ -100,6 +100,8 @@ SMALL = (
         {"document_mask": True, "recompute": "full", "offload": ("activations",), "micro_batch_size": 2},
         LLAMA,
     ),
+    small("soft cap", "cpu", {"tensor": 2}, {"z_loss": 1e-4}, {"logit_softcap": 15.0, "dropout": 0.0}),
+    small("soft cap, half precision", "cuda", {}, {"precision": "bfloat16"}, {"logit_softcap": 15.0}),
     small("512 ranks", "cuda", {"tensor": 8, "data": 64}, {"precision": "bfloat16"}),
 )
 """Each takes about half a second."""

@@ -353,6 +353,29 @@ def largest_logit_not_reduced(patch: Patch) -> None:
     patch.setattr(cross_entropy, "all_reduce", only_sums)
 
 
+@fault("z-loss of a rank's own part of the vocabulary", "loss", training={"z_loss": 0.1})
+def z_loss_of_own_part(patch: Patch) -> None:
+    compare = cross_entropy._compare
+
+    def of_own_part(logits: Tensor, targets: Tensor, part: Any) -> Any:
+        own = logits[:, : part.num_real].logsumexp(1)
+        log_p, losses, _ = compare(logits, targets, part)
+        return log_p, losses, own
+
+    patch.setattr(cross_entropy, "_compare", of_own_part)
+
+
+@fault("the derivatives of the soft cap are left out", "loss", logit_softcap=0.3)
+def soft_cap_without_derivatives(patch: Patch) -> None:
+    losses_of_chunk = cross_entropy._losses_of_chunk
+
+    def without_slopes(hidden: Tensor, rows: Tensor, targets: Tensor, part: Any, plan: Any, buffers: Any) -> Any:
+        kept = buffers if part.axis.size == 1 else buffers._replace(slopes=None)
+        return losses_of_chunk(hidden, rows, targets, part, plan, kept)
+
+    patch.setattr(cross_entropy, "_losses_of_chunk", without_slopes)
+
+
 @fault("tied embedding gradient from one end only", "tokens")
 def tied_gradient_from_one_end(patch: Patch) -> None:
     look_up = VocabParallelEmbedding.forward
@@ -451,10 +474,10 @@ def not_summed_over_data(patch: Patch) -> None:
 def not_added_to_earlier(patch: Patch) -> None:
     loss = gpt.GPT.loss
 
-    def forgetting(self: gpt.GPT, *batch: Tensor, scale: Tensor) -> Tensor:
+    def forgetting(self: gpt.GPT, *batch: Tensor, **how: Any) -> Tensor:
         if self.mesh.tensor.size > 1:
             self.zero_grad()
-        return loss(self, *batch, scale=scale)
+        return loss(self, *batch, **how)
 
     patch.setattr(gpt.GPT, "loss", forgetting)
 
@@ -465,11 +488,11 @@ def not_added_to_earlier(patch: Patch) -> None:
 def summed_after_every_micro_batch(patch: Patch) -> None:
     loss = gpt.GPT.loss
 
-    def after_a_sum(self: gpt.GPT, *batch: Tensor, scale: Tensor) -> Tensor:
+    def after_a_sum(self: gpt.GPT, *batch: Tensor, **how: Any) -> Tensor:
         for parameter in self.parameters():
             if parameter.grad is not None:
                 _local(parameter.grad).copy_(all_reduce(_local(parameter.grad), self.mesh.data))
-        return loss(self, *batch, scale=scale)
+        return loss(self, *batch, **how)
 
     patch.setattr(gpt.GPT, "loss", after_a_sum)
 
@@ -478,11 +501,11 @@ def summed_after_every_micro_batch(patch: Patch) -> None:
 def normalised_by_a_micro_batch(patch: Patch) -> None:
     loss = gpt.GPT.loss
 
-    def mean_of_means(self: gpt.GPT, tokens: Tensor, targets: Tensor, *more: Any, scale: Tensor) -> Tensor:
+    def mean_of_means(self: gpt.GPT, tokens: Tensor, targets: Tensor, *more: Any, scale: Tensor, **how: Any) -> Tensor:
         if self.mesh.data.size > 1:
             count = all_reduce((targets != IGNORED).sum(), self.mesh.data)
             scale = 1.0 / (MICRO_BATCHES * count.double())
-        return loss(self, tokens, targets, *more, scale=scale)
+        return loss(self, tokens, targets, *more, scale=scale, **how)
 
     patch.setattr(gpt.GPT, "loss", mean_of_means)
 

@@ -46,7 +46,9 @@ _LLAMA_KEYS = {
     "norm_epsilon": "rms_norm_eps",
     "tied": "tie_word_embeddings",
 }
-_LLAMA_FIXED = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "qk_norm": False}
+_PLAIN = {"logit_softcap": 0.0}
+"""Values of settings that only few families have."""
+_LLAMA_FIXED = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "qk_norm": False, **_PLAIN}
 _LLAMA_DEFAULTS = {"norm_epsilon": 1e-6, "tied": False, "dropout": 0.0}
 _LLAMA_REQUIRED = {"hidden_act": ("silu",), "quantization_config": (None,)}
 
@@ -64,7 +66,7 @@ GPT2 = Family(
         "tied": "tie_word_embeddings",
         "dropout": "resid_pdrop",
     },
-    {"positions": "learned", "norm": "layer", "mlp": "gelu", "biases": "all", "qk_norm": False},
+    {"positions": "learned", "norm": "layer", "mlp": "gelu", "biases": "all", "qk_norm": False, **_PLAIN},
     {"tied": True},
     {
         "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
@@ -113,7 +115,7 @@ STARCODER2 = Family(
     "starcoder2",
     "Starcoder2ForCausalLM",
     {**_LLAMA_KEYS, "norm_epsilon": "norm_epsilon", "dropout": "residual_dropout"},
-    {"positions": "rotary", "norm": "layer", "mlp": "gelu", "biases": "all", "qk_norm": False},
+    {"positions": "rotary", "norm": "layer", "mlp": "gelu", "biases": "all", "qk_norm": False, **_PLAIN},
     {"num_kv_heads": 2, "tied": True, "dropout": 0.0},
     {"hidden_act": ("gelu_pytorch_tanh", "gelu_new"), "quantization_config": (None,)},
     biases=("use_bias",),

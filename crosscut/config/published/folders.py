@@ -108,19 +108,20 @@ def begin_id(folder: Path) -> int | None:
 
 
 def reason_against_export(model: ModelConfig) -> str:
-    """Reason why no family can express the model, as a clause that follows a colon. Empty if the model can be
-    exported.
+    """Reason why no family can express the model, as a clause that follows a colon. The reason names all settings that
+    differ from the closest family. Empty if the model can be exported.
     """
     if model.mlp_pattern:
         return f"`model.mlp_pattern` must be empty in every Hugging Face family, but is {list(model.mlp_pattern)}"
     family, differences = _nearest(model)
     if not differences:
         return ""
-    name, wanted = next(iter(differences.items()))
-    return (
-        f"`model.{name}` must be {wanted!r} in a Hugging Face model of the closest family, {family.model_type!r}, but "
-        f"is {getattr(model, name)!r}"
-    )
+    must = " and ".join(f"`model.{name}` must be {wanted!r}" for name, wanted in differences.items())
+    values = {name: repr(getattr(model, name)) for name in differences}
+    told = " and ".join(f"`model.{name}` is {value}" for name, value in values.items())
+    if len(values) == 1:
+        told = f"is {next(iter(values.values()))}"
+    return f"{must} in a Hugging Face model of the closest family, {family.model_type!r}, but {told}"
 
 
 def published_table(model: ModelConfig, *, dtype: str, begin: int, stops: tuple[int, ...]) -> dict[str, Any]:

@@ -272,6 +272,10 @@ def test_what_keeps_a_model_from_all_families_can_be_asked_before():
         published_table(grouped, dtype="float32", begin=0, stops=(0,))
     assert str(error.value) == f"{told}. Crosscut can export only models of the families that it knows."
     assert reason_against_export(ModelConfig(**OURS)) == ""
+    assert reason_against_export(ModelConfig(**OURS, logit_softcap=15.0, qk_norm_kind="layer", qk_norm=True)) == (
+        "`model.qk_norm` must be False and `model.logit_softcap` must be 0.0 in a Hugging Face model of the closest "
+        "family, 'llama', but `model.qk_norm` is True and `model.logit_softcap` is 15.0"
+    )
 
 
 # A run that starts from a folder
