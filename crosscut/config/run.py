@@ -147,7 +147,7 @@ class RunConfig:
 
     @property
     def num_micro_batches(self) -> int:
-        """Number of forward passes per step."""
+        """Number of forward passes per step. With a ramp of the batch, steps before its end have fewer."""
         return self.training.batch_size // (self.layout.data * self.micro_batch_size)
 
     @property
@@ -179,16 +179,16 @@ class RunConfig:
         return self.training.compile != Compile.OFF and not self.reason_against_compiling
 
     def _check_batch(self) -> None:
-        batch, data, micro = self.training.batch_size, self.layout.data, self.training.micro_batch_size
+        (name, batch), data, micro = self.training.smallest_batch, self.layout.data, self.training.micro_batch_size
         if batch % data:
             raise LayoutError(
-                f"`training.batch_size` must be a multiple of `layout.data` ({data}), but is {batch}. "
+                f"`{name}` must be a multiple of `layout.data` ({data}), but is {batch}. "
                 f"Try {listed(_multiples_around(batch, data))}."
             )
         if micro and batch // data % micro:
             raise ConfigError(
                 f"`training.micro_batch_size` must divide the {batch // data} sequences of a data rank "
-                f"(`training.batch_size` {batch} / `layout.data` {data}), but is {micro}. "
+                f"(`{name}` {batch} / `layout.data` {data}), but is {micro}. "
                 f"Try {listed(divisors(batch // data))}."
             )
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from crosscut.config.checks import MOST_SEED, Choice, require_at_least, resolve_choices
+from crosscut.config.checks import MOST_SEED, Choice, divisors, listed, require_at_least, resolve_choices
 from crosscut.config.errors import ConfigError
 from crosscut.config.precision import PRECISIONS, ElementTypes, Precision, precision_on
 
@@ -49,9 +49,19 @@ class TrainingConfig:
     batch_size: int = 512
     """Number of sequences per step, summed over all data ranks."""
 
+    initial_batch_size: int = 0
+    """Number of sequences of the first steps, summed over all data ranks. The batch grows by this number at a time,
+    during the first `ramp_steps` steps, to `batch_size`. Must divide `batch_size`. 0 means that all steps have
+    `batch_size` sequences."""
+
+    ramp_steps: int = 0
+    """Number of steps after which the batch has grown from `initial_batch_size` to `batch_size`. The batch grows at
+    equal distances. Must be 0 without `initial_batch_size`."""
+
     micro_batch_size: int = 0
     """Number of sequences per forward pass of one data rank. Gradients are accumulated over the micro-batches of a
-    step. 0 runs a rank's whole batch at once."""
+    step. 0 runs a rank's whole batch at once, or with `initial_batch_size` as many sequences as a rank has in the first
+    step."""
 
     sequence_length: int = 1024
     """Number of tokens per sequence."""
@@ -118,10 +128,12 @@ class TrainingConfig:
         require_at_least("training.z_loss", self.z_loss, 0)
         for name in ("steps", "batch_size", "sequence_length"):
             require_at_least(f"training.{name}", getattr(self, name), 1)
-        for name in ("micro_batch_size", "validate_every", "validation_sequences", "compare_replicas_every"):
+        others = ("validate_every", "validation_sequences", "compare_replicas_every")
+        for name in ("initial_batch_size", "ramp_steps", "micro_batch_size", *others):
             require_at_least(f"training.{name}", getattr(self, name), 0)
         require_at_least("training.seed", self.seed, 0, maximum=MOST_SEED)
         resolve_choices(self, "training")
+        self._check_ramp()
         require_at_least("training.recompute_every", self.recompute_every, 1)
         if len(set(self.offload)) < len(self.offload):
             raise ConfigError(
@@ -138,6 +150,51 @@ class TrainingConfig:
                 f'`training.recompute` is {self.recompute!r}. Set training.recompute="full" or remove "activations".'
             )
 
+    def _check_ramp(self) -> None:
+        first, last, steps = self.initial_batch_size, self.batch_size, self.ramp_steps
+        if bool(first) != bool(steps):
+            given, missing = ("initial_batch_size", "ramp_steps") if first else ("ramp_steps", "initial_batch_size")
+            raise ConfigError(
+                f"`training.{missing}` must be at least 1 if `training.{given}` is set, but is 0. Set both for a batch "
+                f"that grows, or remove `training.{given}`."
+            )
+        if not first:
+            return
+        if first >= last or last % first:
+            smaller = [divisor for divisor in divisors(last) if divisor < last]
+            advice = f"Try {listed(smaller)}." if smaller else "Remove it, because a batch of 1 cannot grow."
+            raise ConfigError(
+                f"`training.initial_batch_size` must be below `training.batch_size` ({last}) and divide it, but is "
+                f"{first}. {advice}"
+            )
+        if steps >= self.steps:
+            raise ConfigError(
+                f"`training.ramp_steps` must be below `training.steps` ({self.steps}), but is {steps}. The batch would "
+                f"never grow to `training.batch_size`. Try {max(1, self.steps // 10)}."
+            )
+
+    def batch_size_at(self, step: int) -> int:
+        """Number of sequences in step `step`, counted from 0, over all data ranks."""
+        return self.samples_before(step + 1) - self.samples_before(step)
+
+    def samples_before(self, step: int) -> int:
+        """Number of sequences in all steps before step `step`, counted from 0.
+
+        With a ramp, the batch is the sum of equal parts of `initial_batch_size` sequences. Part j, counted from 0,
+        belongs to the batch from step `ceil(j ramp_steps / (number of parts - 1))` on.
+        """
+        part = self.initial_batch_size
+        if not part:
+            return step * self.batch_size
+        last = self.batch_size // part - 1
+        return part * sum(max(0, step - -(-j * self.ramp_steps // last)) for j in range(last + 1))
+
+    @property
+    def smallest_batch(self) -> tuple[str, int]:
+        """Key and value of the smallest batch of the run, which every layout must be able to divide."""
+        name = "initial_batch_size" if self.initial_batch_size else "batch_size"
+        return f"training.{name}", getattr(self, name)
+
     def in_precision(self, precision: str) -> "TrainingConfig":
         """Return the settings with `precision` in place of `auto`. If the precision is not `auto`, the settings are
         returned unchanged.
@@ -153,4 +210,4 @@ class TrainingConfig:
 
     def sequences_at_once(self, data: int) -> int:
         """Number of sequences per forward pass of one data rank. `data` is the number of data ranks."""
-        return self.micro_batch_size or self.batch_size // data
+        return self.micro_batch_size or self.smallest_batch[1] // data

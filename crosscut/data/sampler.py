@@ -94,8 +94,14 @@ class Sampler:
         this rank. Slices are consecutive: concatenated in the order of the ranks, they are the whole batch. Raises
         `DataError` unless `size` divides `batch_size`.
         """
+        return self.batch_from(step * batch_size, batch_size=batch_size, rank=rank, size=size)
+
+    def batch_from(self, first_sample: int, *, batch_size: int, rank: int = 0, size: int = 1) -> tuple[Ids, Ids]:
+        """Return this rank's slice of the batch that starts at sample `first_sample`, as `batch` does. For runs whose
+        batches grow, so that the step and the batch size do not give the first sample.
+        """
         local, first = _share(batch_size, rank, size)
-        rows = self.batch_at(step * batch_size + first, local)
+        rows = self.batch_at(first_sample + first, local)
         return rows[:, :-1], rows[:, 1:]
 
     def documents(self, index: int) -> list[tuple[str, int]]:

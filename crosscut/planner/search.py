@@ -191,7 +191,7 @@ def _reason_against_compiling(run: RunConfig, layout: Layout) -> str:
 
 
 def _candidates(run: RunConfig, hardware: Hardware, layouts: list[Layout]) -> Iterator[Candidate]:
-    micro_batches = divisors(run.training.batch_size // layouts[0].data)
+    micro_batches = divisors(run.training.smallest_batch[1] // layouts[0].data)
     trainings = [
         replace(
             run.training,
@@ -284,12 +284,11 @@ def _nothing_cuts(model: ModelConfig, hardware: Hardware, num_ranks: int) -> str
 def _impossible(run: RunConfig, num_ranks: int) -> list[Rejected]:
     """Layouts that the model or the batch rules out, independent of memory."""
     rejected = []
+    _, batch = run.training.smallest_batch
     for layout in _plain_layouts(num_ranks):
         reason = reason_against_tensor(run.model, layout.tensor)
-        if not reason and run.training.batch_size % layout.data:
-            reason = (
-                f"a batch of {run.training.batch_size} sequences cannot be divided evenly over {layout.data} data ranks"
-            )
+        if not reason and batch % layout.data:
+            reason = f"a batch of {batch} sequences cannot be divided evenly over {layout.data} data ranks"
         if reason:
             candidate = Candidate(run.model, layout, run.training)
             rejected.append(Rejected(candidate=candidate, reason=reason))
@@ -350,16 +349,16 @@ def require_device(run: RunConfig, hardware: Hardware) -> None:
 
 
 def _require_batch(run: RunConfig, num_ranks: int, most_tensor: int) -> None:
-    batch, least_data = run.training.batch_size, num_ranks // most_tensor
+    (name, batch), least_data = run.training.smallest_batch, num_ranks // most_tensor
     if batch < least_data:
         raise LayoutError(
-            f"`training.batch_size` must be at least {least_data}, but is {batch}. Each data rank needs a sequence, "
+            f"`{name}` must be at least {least_data}, but is {batch}. Each data rank needs a sequence, "
             f"and {num_ranks} GPUs with at most {most_tensor} tensor ranks make at least {least_data} data ranks. "
             f"Raise the batch size, or use at most {batch * most_tensor} GPUs."
         )
     if all(batch % data for data in divisors(num_ranks) if not reason_against_tensor(run.model, num_ranks // data)):
         raise LayoutError(
-            f"`training.batch_size` must be divisible by the number of data ranks, but is {batch}. No possible layout "
+            f"`{name}` must be divisible by the number of data ranks, but is {batch}. No possible layout "
             f"of {num_ranks} GPUs has a number of data ranks that divides {batch}. Try "
             f"{-(-batch // least_data) * least_data}."
         )

@@ -31,11 +31,18 @@ class Batches:
         """Return this data rank's share of the batch of step `step`, split into micro-batches of shape [micro-batch
         size, S].
         """
-        tokens, targets = self.training.batch(
-            step, batch_size=self.run.training.batch_size, rank=self.mesh.data.rank, size=self.mesh.data.size
+        tokens, targets = self.training.batch_from(
+            self.run.training.samples_before(step),
+            batch_size=self.run.training.batch_size_at(step),
+            rank=self.mesh.data.rank,
+            size=self.mesh.data.size,
         )
-        micro_batches = self._batch(tokens, targets).chunk(tokens.shape[0] // self.run.micro_batch_size)
+        micro_batches = self._batch(tokens, targets).chunk(self.num_micro_batches(step))
         return [batch.to_device(self.mesh.device) for batch in micro_batches]
+
+    def num_micro_batches(self, step: int) -> int:
+        """Number of micro-batches of step `step` on each data rank."""
+        return self.run.training.batch_size_at(step) // (self.mesh.data.size * self.run.micro_batch_size)
 
     def validation_batches(self) -> Iterator[Batch]:
         """Yield this data rank's validation batches, in order. Every rank gets the same number of batches."""
@@ -63,8 +70,8 @@ class Batches:
         """Return the documents in one of this rank's micro-batches of step `step`, each as (name of the file, record
         number in the file). `micro_batch` is the index of the micro-batch.
         """
-        batch_size, data = self.run.training.batch_size, self.mesh.data
-        first = step * batch_size + data.rank * (batch_size // data.size) + micro_batch * self.run.micro_batch_size
+        data, own = self.mesh.data, self.run.training.batch_size_at(step) // self.mesh.data.size
+        first = self.run.training.samples_before(step) + data.rank * own + micro_batch * self.run.micro_batch_size
         found: dict[tuple[str, int], None] = {}
         for index in range(first, first + self.run.micro_batch_size):
             found.update(dict.fromkeys(self.training.documents(index)))

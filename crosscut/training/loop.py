@@ -227,7 +227,7 @@ class Loop:
         self.require_folder()
         progress = Progress(
             step=step,
-            samples=self._samples(step),
+            samples=self.run.training.samples_before(step),
             layout=str(self.run.layout),
             seed=self.run.training.seed,
             identity=self.identity,
@@ -287,14 +287,13 @@ class Loop:
         if self.lock is not None and self.lock.is_lost:
             self.require_folder()
         done = result.step + 1
-        rates, samples = self.throughput.rates(seconds), self._samples(done)
-        metrics.step(done, {**result.values(), **rates, "samples": samples})
+        training = self.run.training
+        num_tokens = training.batch_size_at(result.step) * training.sequence_length
+        rates = self.throughput.rates(seconds, num_tokens=num_tokens)
+        metrics.step(done, {**result.values(), **rates, "samples": training.samples_before(done)})
 
     def _metrics(self, first: int) -> Metrics:
         return Metrics(self.folder, num_steps=self.run.training.steps, start=first, active=self.mesh.is_first_rank)
-
-    def _samples(self, step: int) -> int:
-        return step * self.run.training.batch_size
 
 
 def _tell_request(request: StopRequest, metrics: Metrics) -> None:

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from crosscut.checkpoint import Folder, Progress, require_identity
-from crosscut.config import ConfigError, CrosscutError, ModelConfig, RunConfig, load_run
+from crosscut.config import ConfigError, CrosscutError, ModelConfig, RunConfig, TrainingConfig, load_run
 from crosscut.data import TokenFolder
 from crosscut.training.schedule import describe_jump
+
+_ORDER = ("batch_size", "initial_batch_size", "ramp_steps", "sequence_length", "seed")
+"""Settings of `[training]` that decide the order of the data."""
 
 
 def identity_of(run: RunConfig, tokens: TokenFolder) -> dict[str, Any]:
@@ -16,7 +19,7 @@ def identity_of(run: RunConfig, tokens: TokenFolder) -> dict[str, Any]:
     the settings that decide the order of the data, and a hash of the tokens.
     """
     model = {f"model.{name}": value for name, value in dataclasses.asdict(run.model).items() if name != "dropout"}
-    order = {f"training.{name}": getattr(run.training, name) for name in ("batch_size", "sequence_length", "seed")}
+    order = {f"training.{name}": getattr(run.training, name) for name in _ORDER}
     files = [entry.tokens_sha256 for entry in (*tokens.manifest.train, tokens.manifest.validation)]
     return {**model, **order, "data.tokens": hashlib.sha256("".join(files).encode()).hexdigest()[:16]}
 
@@ -25,8 +28,13 @@ def defaults_of_identity() -> dict[str, Any]:
     """Defaults of the settings in an identity. A checkpoint that lacks a setting was written before the setting
     existed.
     """
-    fields = dataclasses.fields(ModelConfig)
-    return {f"model.{field.name}": field.default for field in fields if field.default is not dataclasses.MISSING}
+    kinds = {"model": ModelConfig, "training": TrainingConfig}
+    return {
+        f"{section}.{field.name}": field.default
+        for section, kind in kinds.items()
+        for field in dataclasses.fields(kind)
+        if field.default is not dataclasses.MISSING
+    }
 
 
 def require_resumable(run: RunConfig, checkpoint: Folder, identity: Mapping[str, Any], *, may_be_all: bool) -> Progress:

@@ -87,9 +87,12 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
     if layout.sequence_parallel:
         length = max(length // layout.tensor, 1) * layout.tensor
     accumulates = 0 < run.training.micro_batch_size * layout.data < run.training.batch_size
+    accumulates |= run.training.initial_batch_size > 0  # whose sequences are the largest micro-batch
     training = dataclasses.replace(
         run.training,
         batch_size=SEQUENCES_PER_DATA_RANK * layout.data * (MICRO_BATCHES if accumulates else 1),
+        initial_batch_size=0,
+        ramp_steps=0,
         micro_batch_size=SEQUENCES_PER_DATA_RANK if accumulates else 0,
         sequence_length=length,
         steps=STEPS,

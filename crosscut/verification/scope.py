@@ -58,6 +58,8 @@ def _left_out(asked: RunConfig, verified: RunConfig, compiled: bool) -> Iterator
         yield "symmetric memory"
     if theirs.sequence_length != ours.sequence_length:
         yield f"sequences of {theirs.sequence_length:,} tokens ({ours.sequence_length:,} verified)"
+    if theirs.initial_batch_size:
+        yield f"the growth of the batch from {theirs.initial_batch_size:,} to {theirs.batch_size:,} sequences"
     if asked.model.num_layers != verified.model.num_layers:
         yield f"{asked.model.num_layers} layers ({verified.model.num_layers} verified)"
     kinds = [{model.mlp_of(i) for i in range(model.num_layers)} for model in (asked.model, verified.model)]

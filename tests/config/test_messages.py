@@ -52,6 +52,8 @@ LOWER_BOUNDS = {
     "training.steps": 1,
     "training.compare_replicas_every": 0,
     "training.batch_size": 1,
+    "training.initial_batch_size": 0,
+    "training.ramp_steps": 0,
     "training.micro_batch_size": 0,
     "training.sequence_length": 1,
     "training.seed": 0,
@@ -264,6 +266,66 @@ def test_a_decay_fits_between_the_warm_up_and_the_end() -> None:
     assert str(error.value) == (
         "`optimizer.decay_steps` must be at most the 80 steps after the warm-up (`training.steps` 100 - "
         "`optimizer.warmup_steps` 20), but is 81. Try 10."
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"initial_batch_size": 4},
+            (
+                "`training.ramp_steps` must be at least 1 if `training.initial_batch_size` is set, but is 0. Set both "
+                "for a batch that grows, or remove `training.initial_batch_size`."
+            ),
+        ),
+        (
+            {"ramp_steps": 4},
+            (
+                "`training.initial_batch_size` must be at least 1 if `training.ramp_steps` is set, but is 0. Set both "
+                "for a batch that grows, or remove `training.ramp_steps`."
+            ),
+        ),
+        (
+            {"initial_batch_size": 5, "ramp_steps": 4},
+            (
+                "`training.initial_batch_size` must be below `training.batch_size` (12) and divide it, but is 5. "
+                "Try 1, 2, 3, 4 or 6."
+            ),
+        ),
+        (
+            {"initial_batch_size": 12, "ramp_steps": 4},
+            (
+                "`training.initial_batch_size` must be below `training.batch_size` (12) and divide it, but is 12. "
+                "Try 1, 2, 3, 4 or 6."
+            ),
+        ),
+        (
+            {"initial_batch_size": 4, "ramp_steps": 100, "steps": 100},
+            (
+                "`training.ramp_steps` must be below `training.steps` (100), but is 100. The batch would never grow to "
+                "`training.batch_size`. Try 10."
+            ),
+        ),
+    ],
+)
+def test_a_batch_that_grows_reaches_its_size(given: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        make_run(**given)
+    assert str(error.value) == message
+
+
+def test_every_layout_divides_the_smallest_batch() -> None:
+    make_run(layout={"data": 2}, initial_batch_size=4, ramp_steps=3)
+    with pytest.raises(LayoutError) as error:
+        make_run(layout={"data": 3}, initial_batch_size=4, ramp_steps=3)
+    told = "`training.initial_batch_size` must be a multiple of `layout.data` (3), but is 4. Try 3 or 6."
+    assert str(error.value) == told
+    with pytest.raises(ConfigError) as error:
+        make_run(layout={"data": 2}, initial_batch_size=4, ramp_steps=3, micro_batch_size=3)
+    assert str(error.value) == (
+        "`training.micro_batch_size` must divide the 2 sequences of a data rank (`training.initial_batch_size` 4 / "
+        "`layout.data` 2), but is 3. Try 1 or 2."
     )
 
 

@@ -86,3 +86,29 @@ def test_config_and_planner_import_neither_torch_nor_numpy() -> None:
     program = "import sys, crosscut.config, crosscut.planner; print(*({'torch', 'numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+def sizes(num_steps: int, **training: int) -> list[int]:
+    config = TrainingConfig(steps=num_steps, **training)
+    return [config.batch_size_at(step) for step in range(num_steps)]
+
+
+def test_a_batch_grows_in_equal_parts_at_equal_distances() -> None:
+    assert sizes(8, batch_size=8, initial_batch_size=2, ramp_steps=6) == [2, 2, 4, 4, 6, 6, 8, 8]
+    assert sizes(6, batch_size=8, initial_batch_size=2, ramp_steps=4) == [2, 2, 4, 6, 8, 8], "rounded up"
+    assert sizes(4, batch_size=8, initial_batch_size=2, ramp_steps=1) == [2, 8, 8, 8], "steeper than a part a step"
+    assert sizes(3, batch_size=8) == [8, 8, 8]
+
+
+def test_samples_before_a_step_are_those_of_the_batches_before() -> None:
+    config = TrainingConfig(steps=50, batch_size=12, initial_batch_size=2, ramp_steps=33)
+    seen = 0
+    for step in range(50):
+        assert config.samples_before(step) == seen
+        seen += config.batch_size_at(step)
+    assert config.batch_size_at(32) == 10
+    assert config.batch_size_at(33) == 12
+
+
+def test_a_micro_batch_of_a_growing_batch_fits_into_its_first_step() -> None:
+    assert TrainingConfig(batch_size=16, initial_batch_size=4, ramp_steps=9).sequences_at_once(2) == 2

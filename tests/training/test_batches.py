@@ -47,6 +47,22 @@ def test_micro_batches_partition_the_batch_whatever_the_layout(ranks, run_with, 
         assert np.array_equal(torch.cat([by_data_rank[rank][i] for rank in sorted(by_data_rank)]).numpy(), whole)
 
 
+GROWING = ("training.batch_size=8", "training.initial_batch_size=4", "training.ramp_steps=3")
+
+
+@pytest.mark.parametrize("options", [(), ("layout.data=2",), ("layout.data=2", "training.micro_batch_size=1")], ids=str)
+def test_a_growing_batch_takes_every_sample_once_whatever_the_layout(ranks, run_with, options):
+    run = run_with(*GROWING, *options)
+    sampler = Sampler(TokenFolder.open(Path(run.tokens_folder)).train, sequence_length=32, seed=run.training.seed)
+    expected = iter(sampler.batch_at(0, 4 + 4 + 4 + 8 + 8)[:, :-1])
+    for step, size in enumerate((4, 4, 4, 8, 8)):
+        told = ranks.run(run.layout.world_size, micro_batches_of, run, step)
+        rows = [row for _, batches in told for batch in batches for row in batch.tokens.numpy()]
+        assert len(rows) == size
+        assert all(np.array_equal(row, next(expected)) for row in rows)
+        assert {batch.tokens.shape[0] for _, batches in told for batch in batches} == {run.micro_batch_size}
+
+
 def documents_of(run, step: int) -> list[list[tuple[str, int]]]:
     _, batches = parts(run)
     return [batches.documents(step, index) for index in range(run.num_micro_batches)]
@@ -59,6 +75,20 @@ def test_documents_are_those_of_the_micro_batchs_samples(ranks, run_with, option
     sampler = Sampler(TokenFolder.open(Path(run.tokens_folder)).train, sequence_length=32, seed=run.training.seed)
     expected = [list(dict.fromkeys(sampler.documents(index))) for index in range(5 * 4, 6 * 4)]
     assert [documents for rank in told for documents in rank] == expected
+
+
+def growing_documents_of(run, step: int) -> list[list[tuple[str, int]]]:
+    _, batches = parts(run)
+    return [batches.documents(step, index) for index in range(batches.num_micro_batches(step))]
+
+
+def test_documents_of_a_growing_batch_are_those_of_its_samples(ranks, run_with):
+    run = run_with(*GROWING, "layout.data=2", "training.micro_batch_size=1")
+    sampler = Sampler(TokenFolder.open(Path(run.tokens_folder)).train, sequence_length=32, seed=run.training.seed)
+    for step, indices in ((2, range(8, 12)), (3, range(12, 20))):
+        told = ranks.run(2, growing_documents_of, run, step)
+        expected = [list(dict.fromkeys(sampler.documents(index))) for index in indices]
+        assert [documents for rank in told for documents in rank] == expected
 
 
 def validation_of(run) -> list[Batch]:

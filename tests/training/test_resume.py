@@ -197,6 +197,20 @@ def test_fifty_steps_on_another_layout(ranks, run_with, pair, precision, toleran
     compare_over_layouts(ranks, run_with, pair, base, at=10, tolerance=tolerance)
 
 
+GROWING = ("training.batch_size=8", "training.initial_batch_size=4", "training.ramp_steps=4")
+
+
+@pytest.mark.parametrize("layout", ["data 2", pytest.param("zero3", marks=pytest.mark.slow)])
+def test_a_growing_batch_goes_on_to_the_last_bit(ranks, run_with, layout):
+    run = run_with(HERE, *GROWING, *LAYOUTS[layout])
+    whole, resumed = train(ranks, run), train(ranks, run, checkpoint_of(run, 3))
+    assert read_manifest(LocalFolder(checkpoint_of(run, 6))).progress.samples == 4 * 4 + 2 * 8
+    for ours, theirs in zip(whole, resumed, strict=True):
+        assert theirs["losses"] == {step: loss for step, loss in ours["losses"].items() if step >= 3}
+        assert all(theirs["seen"][step] == ours["seen"][step] for step in (3, 4, 5))
+        assert all(torch.equal(weight, theirs["weights"][name]) for name, weight in ours["weights"].items())
+
+
 WSD = ("optimizer.schedule=wsd", "optimizer.warmup_steps=1", "checkpoint.keep=1", "checkpoint.every=5")
 
 

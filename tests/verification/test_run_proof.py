@@ -77,6 +77,7 @@ RECIPES: dict[str, tuple[Layout, dict[str, Any]]] = {
     "rates, untied": (Layout(tensor=2), {"tied": False, "optimizer": {**RATES, "head_learning_rate": 1e-5}}),
     "linear": (Layout(data=2), {"optimizer": {"schedule": "linear", "warmup_steps": 3}}),
     "wsd": (Layout(tensor=2), {"optimizer": {"schedule": "wsd", "decay_steps": 8}}),
+    "growing batch": (Layout(data=2), {"training": {"initial_batch_size": 64, "ramp_steps": 2}}),
     "z-loss": (Layout(tensor=4), {"training": {"z_loss": 0.01}}),
     "z-loss, accumulated": (Layout(data=2), {"training": {"z_loss": 0.01, "micro_batch_size": 1}}),
     "soft cap": (Layout(tensor=2, sequence_parallel=True), {"logit_softcap": 0.3, "training": {"recompute": "full"}}),

@@ -136,12 +136,24 @@ def _write_best(plans: "Plans", path: Path, asked: RunConfig, tokens: float | No
         )
     run = replace(plans.fitting[0].run(plans.asked), model=asked.model)
     if tokens is not None:
-        steps = max(1, round(tokens / (run.training.batch_size * run.training.sequence_length)))
-        warmup = min(run.optimizer.warmup_steps, steps // 10)
-        decay = min(run.optimizer.decay_steps, steps - warmup)
-        run = replace(
-            run,
-            training=replace(run.training, steps=steps),
-            optimizer=replace(run.optimizer, warmup_steps=warmup, decay_steps=decay),
-        )
+        run = _with_steps_for(run, tokens)
     write_toml(run, path)
+
+
+def _with_steps_for(run: RunConfig, tokens: float) -> RunConfig:
+    """Return the run with as many steps as `tokens` tokens take. Warm-up and ramp become at most a tenth of these
+    steps.
+    """
+    training = run.training
+    steps = max(1, round(tokens / (training.batch_size * training.sequence_length)))
+    if training.initial_batch_size:
+        ramp = min(training.ramp_steps, steps // 10)
+        training = replace(training, ramp_steps=ramp, initial_batch_size=training.initial_batch_size if ramp else 0)
+        steps += round((ramp * training.batch_size - training.samples_before(ramp)) / training.batch_size)
+    warmup = min(run.optimizer.warmup_steps, steps // 10)
+    decay = min(run.optimizer.decay_steps, steps - warmup)
+    return replace(
+        run,
+        training=replace(training, steps=steps),
+        optimizer=replace(run.optimizer, warmup_steps=warmup, decay_steps=decay),
+    )

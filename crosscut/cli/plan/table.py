@@ -37,6 +37,8 @@ def show_plans(plans: "Plans", options: "ForecastOptions", asked: RunConfig) -> 
     parameters = f"{_in_words(count_parameters(model))} parameters"
     console.print(Text(f"{parameters} on {plans.num_ranks:,} x {plans.hardware.name}, in {training.precision}"))
     batch = f"{training.batch_size:,} sequences of {training.sequence_length:,} tokens per step"
+    if training.initial_batch_size:
+        batch += f" ({training.initial_batch_size:,} at the start, growing over {training.ramp_steps:,} steps)"
     console.print(Text(f"{batch}{vocabulary}"))
     given = [name for name in (argument.partition("=")[0] for argument in options.arguments) if name in CHOSEN]
     if given:

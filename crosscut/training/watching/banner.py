@@ -27,10 +27,11 @@ def print_banner(
 ) -> None:
     """Print what the run will do, before its first step. `done` is the number of steps that the run has done before."""
     config, training = run.config, run.training
-    per_step, corpus = throughput.tokens_per_step, sum(shard.num_tokens for shard in tokens.train)
-    epochs = f"{training.steps * per_step / corpus:.3g}"
+    corpus = sum(shard.num_tokens for shard in tokens.train)
+    epochs = f"{training.samples_before(training.steps) * training.sequence_length / corpus:.3g}"
     validated = short(tokens.validation.num_tokens, COUNTS)
-    batch = f"{training.batch_size:,} x {training.sequence_length:,}"
+    first = f"{training.initial_batch_size:,} to " if training.initial_batch_size else ""
+    batch = f"{first}{training.batch_size:,} x {training.sequence_length:,}"
     rows = [
         *model_rows(config),
         ("device", device_name(device)),
@@ -59,14 +60,14 @@ def expected_seconds(
     if hardware is None or (run.layout.world_size > hardware.ranks_per_node and hardware.network is None):
         return None
     training, left = run.training, run.training.steps - done
+    whole = (training.samples_before(training.steps) - training.samples_before(done)) / training.batch_size
     validations = 1 + (-(-left // training.validate_every) if training.validate_every else 1)
     validated = tokens.validation.num_tokens
     if training.validation_sequences:
         validated = min(validated, training.validation_sequences * training.sequence_length)
-    forward = (
-        validated / throughput.tokens_per_step / 3
-    )  # a step is a forward pass and a backward pass of twice its work
-    return step_time(run.config, hardware).total * (left + validations * forward)
+    # A step is a forward pass and a backward pass of twice its work.
+    forward = validated / (training.batch_size * training.sequence_length) / 3
+    return step_time(run.config, hardware).total * (whole + validations * forward)
 
 
 def _hardware(run: ResolvedRun, peak: Peak, device: torch.device) -> Hardware | None:

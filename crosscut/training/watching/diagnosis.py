@@ -44,7 +44,7 @@ def explain_non_finite(
         return exhausted
     backward = _first_over_ranks(_origin_in_backward(step, trainer, batches), trainer)
     origin = forward or backward or _Origin(0, 0, 0, "the sum of the gradients (each gradient is finite)")
-    mine = [batches.documents(step, index) for index in range(trainer.run.num_micro_batches)]
+    mine = [batches.documents(step, index) for index in range(batches.num_micro_batches(step))]
     parts = all_gather_objects(mine, trainer.mesh.data)  # by data rank, by micro-batch
     if forward:
         documents = parts[origin.data_rank][origin.micro_batch]

@@ -78,8 +78,9 @@ def write_report(run: RunConfig, model: GPT, tokens: TokenFolder, outcome: Outco
 
 def summarize(run: RunConfig, outcome: Outcome, device: torch.device) -> dict[str, Any]:
     """Return the figures of a run, as `summary.json` stores them. Rates are None if this process trained no step."""
-    steps = run.training.steps - outcome.first_step
-    rates = outcome.throughput.rates(outcome.seconds / steps) if steps and outcome.seconds else {}
+    samples, length = run.training.samples_before, run.training.sequence_length
+    num_tokens = (samples(run.training.steps) - samples(outcome.first_step)) * length
+    rates = outcome.throughput.rates(outcome.seconds, num_tokens=num_tokens) if num_tokens and outcome.seconds else {}
     return {
         "parameters": count_parameters(run.model),
         "vocab_size": run.model.vocab_size,
@@ -88,7 +89,7 @@ def summarize(run: RunConfig, outcome: Outcome, device: torch.device) -> dict[st
         "versions": current_versions(),
         "first_step": outcome.first_step,
         "steps": run.training.steps,
-        "training_tokens": run.training.steps * outcome.throughput.tokens_per_step,
+        "training_tokens": samples(run.training.steps) * length,
         "training_seconds": outcome.seconds,
         "validation_loss_before": outcome.before.loss,
         "validation_loss_after": outcome.after.loss,

@@ -33,9 +33,8 @@ class Peak:
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """Conversion of seconds per step into rates."""
+    """Conversion of tokens and seconds into rates."""
 
-    tokens_per_step: int
     flops_per_token: float
     peak: Peak
 
@@ -46,14 +45,15 @@ class Throughput:
         """
         length = run.training.sequence_length
         return cls(
-            tokens_per_step=run.training.batch_size * length,
             flops_per_token=model_flops_per_token(run.model, length),
             peak=find_peak(run.precision, mesh),
         )
 
-    def rates(self, seconds: float) -> dict[str, float]:
-        """Return tokens per second, model FLOP/s and utilisation (0 to 1) of a step that took `seconds`."""
-        tokens_per_second = self.tokens_per_step / seconds
+    def rates(self, seconds: float, *, num_tokens: int) -> dict[str, float]:
+        """Return tokens per second, model FLOP/s and utilisation (0 to 1) of training on `num_tokens` tokens, over all
+        ranks, in `seconds` seconds.
+        """
+        tokens_per_second = num_tokens / seconds
         flops_per_second = tokens_per_second * self.flops_per_token
         return {
             "seconds": seconds,

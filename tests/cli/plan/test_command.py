@@ -81,6 +81,19 @@ def test_a_preset_is_planned_with_its_own_sequences() -> None:
     assert facts["sequence_length"] == 4096
 
 
+def test_a_batch_that_grows_is_planned_whole_and_counts_for_the_steps(tmp_path: Path) -> None:
+    path = tmp_path / "best.toml"
+    ramp = ("training.batch_size=8", "training.initial_batch_size=2", "training.ramp_steps=60")
+    asked = ("plan", "--model", "gpt2-small", "--gpu", "h100-sxm", "--gpus", "2", *ramp, "--tokens", "8M")
+    text = run(*asked, "--write", str(path))
+    assert "8 sequences of 1,024 tokens per step (2 at the start, growing over 60 steps)" in text
+    written = load_run(path)
+    training = written.training
+    assert 8e6 <= training.samples_before(training.steps) * 1024 < 8e6 + 8 * 1024 + 1
+    assert (training.ramp_steps, written.layout.data * training.micro_batch_size) == (60, 2)
+    assert "a batch of 2 sequences cannot be divided evenly over 4 data ranks" in run(*asked, "--gpus", "4")
+
+
 def test_the_vocabulary_of_the_tokenizer_is_enough(tmp_path: Path) -> None:
     small = ("plan", "--model", "laptop-small", "--gpus", "2", "--gpu", "laptop", "data.vocab_size=4096")
     path = tmp_path / "best.toml"

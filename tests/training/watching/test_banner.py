@@ -15,8 +15,7 @@ from crosscut.training.watching.throughput import Peak, Throughput
 from tests.training.jobs import CPU
 
 SLOW, FAST = (
-    Throughput(tokens_per_step=128, flops_per_token=1e6, peak=Peak(name="measured", flops_per_second=rate))
-    for rate in (1e9, 1e11)
+    Throughput(flops_per_token=1e6, peak=Peak(name="measured", flops_per_second=rate)) for rate in (1e9, 1e11)
 )
 
 
@@ -43,6 +42,16 @@ def test_banner_says_what_will_be_trained_on_what_and_for_how_long(run_with):
     ):  # fmt: skip
         assert fact in text, fact
     assert "steps 7 to 9,000 of 4 x 32 tokens" in printed(run, done=6)
+
+
+def test_a_batch_that_grows_is_told_and_takes_less_time(run_with):
+    growing = ("training.batch_size=8", "training.initial_batch_size=4", "training.ramp_steps=60")
+    run, whole = run_with("training.steps=100", *growing), run_with("training.steps=100", "training.batch_size=8")
+    corpus = sum(shard.num_tokens for shard in TokenFolder.open(Path(run.tokens_folder)).train)
+    text = printed(run)
+    assert "100 steps of 4 to 8 x 32 tokens" in text
+    assert f"{(60 * 4 + 40 * 8) * 32 / corpus:.3g} epochs" in text
+    assert expected(run) == pytest.approx(0.7 * expected(whole), rel=0.15)
 
 
 def test_time_grows_with_what_is_left_and_falls_with_the_measured_rate(run_with):

@@ -13,7 +13,7 @@ from tests.training.jobs import CPU
 
 def throughput_of(run) -> tuple[Throughput, dict[str, float]]:
     throughput = Throughput.of(resolve_on(run, CPU), make_mesh(run.layout, CPU))
-    return throughput, throughput.rates(0.5)
+    return throughput, throughput.rates(0.5, num_tokens=4 * 32)
 
 
 def test_rates_are_the_planners_flops(ranks, run_with):
