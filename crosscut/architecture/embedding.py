@@ -1,13 +1,15 @@
-"""Embedding of tokens, sharded along the vocabulary, and of learned positions (paper, sections 2.2 and 3).
+"""Embedding of tokens, sharded along the vocabulary, and of learned positions (paper, sections 2.2 and 3). The sum of
+both may pass through a norm.
 
 E_i are the embeddings that rank i looks up, with zeros for tokens in the rows of other ranks. g sums E_i over all
 ranks:
 
-E_i = rows that rank i holds, zero for tokens of other ranks;   x = g(E_i) + positions, then dropout
+E_i = rows that rank i holds, zero for tokens of other ranks;   x = g(E_i) + positions, then norm and dropout
 """
 
 from dataclasses import dataclass, replace
 
+from crosscut.architecture.norm import Norm, stream_norm
 from crosscut.architecture.parameters import Cut, Parameter, Role
 from crosscut.architecture.residual import Draw, Drop, dropout_mask
 from crosscut.architecture.steps import Pointwise, Rows, Step, Value, leave
@@ -17,10 +19,13 @@ from crosscut.config import ModelConfig
 
 @dataclass(frozen=True)
 class Embedding:
-    """Embedding of token ids, and of positions if the model learns positions, followed by dropout."""
+    """Embedding of token ids, and of positions if the model learns positions, followed by a norm, if the model has one
+    there, and by dropout.
+    """
 
     tokens: Parameter
     positions: Parameter | None
+    norm: Norm | None
     dropout: float
     rotated: int
     """Elements of a head that rotary positions rotate; 0 if the model learns positions."""
@@ -29,10 +34,20 @@ class Embedding:
     def of(cls, model: ModelConfig) -> "Embedding":
         """Describe the embedding of a model."""
         hidden = model.hidden_size
-        positions = Parameter("positions.weight", (model.max_sequence_length, hidden), Role.EMBEDDING)
+        tokens = Parameter(
+            "tokens.weight",
+            (model.vocab_size, hidden),
+            Role.EMBEDDING,
+            Cut.VOCABULARY,
+            num_inputs=hidden if model.tied else 1,
+        )
+        positions = Parameter(
+            "positions.weight", (model.max_sequence_length, hidden), Role.EMBEDDING, num_inputs=tokens.num_inputs
+        )
         return cls(
-            tokens=Parameter("tokens.weight", (model.vocab_size, hidden), Role.EMBEDDING, Cut.VOCABULARY),
+            tokens=tokens,
             positions=positions if model.positions == "learned" else None,
+            norm=stream_norm(model, "embedding_norm") if model.embedding_norm else None,
             dropout=model.dropout,
             rotated=0 if model.positions == "learned" else model.head_size,
         )
@@ -49,6 +64,10 @@ class Embedding:
             placed = replace(x, name="embedding with positions")
             steps.append(AddPositions(reads=(x,), gives=(placed,), parameters=(self.positions,)))
             x = placed
+        if self.norm is not None:
+            normed, normalise = self.norm.step("embedding_norm", replace(x, rows=Rows.STREAM))
+            steps.append(normalise)
+            x = replace(normed, is_cheap=False)
         if self.dropout:
             mask = dropout_mask("embedding mask", hidden)
             out = replace(x, name="input", rows=Rows.STREAM)

@@ -3,6 +3,8 @@
     layer norm   (x - mean) / deviation * weight + bias
     RMS norm     x / root of the mean square * weight
 
+A model may leave out the weight and the bias of its norms (`model.norm_affine`).
+
 A norm of the residual stream is outside of the parallel regions, and every rank holds all parameters of the norm. A
 norm of heads (QK-norm) is inside a region: each rank normalises only its own heads, so each rank computes only a part
 of the gradient of the norm's parameters.
@@ -22,14 +24,11 @@ class Norm:
     """Norm over vectors of `size` elements."""
 
     size: int
-    weight: Parameter
-    bias: Parameter | None
-    """Shift of a layer norm; None for an RMS norm."""
-
-    @property
-    def parameters(self) -> tuple[Parameter, ...]:
-        """Weight of the norm, and the bias if the norm is a layer norm."""
-        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+    kind: NormKind
+    parameters: tuple[Parameter, ...]
+    """Weight of the norm, and the bias if the norm is a layer norm. Empty for a norm without learned parameters."""
+    inside: bool
+    """Whether the norm is inside a parallel region."""
 
     @property
     def statistics(self) -> tuple[int, Kind]:
@@ -37,7 +36,7 @@ class Norm:
 
         A layer norm saves mean and deviation, an RMS norm saves the root mean square.
         """
-        return (1, Kind.ROOT) if self.bias is None else (2, Kind.DEVIATION)
+        return (1, Kind.ROOT) if self.kind is NormKind.RMS else (2, Kind.DEVIATION)
 
     def step(self, name: str, x: Value) -> tuple[Value, "Normalise"]:
         """Norm `x`, a value of the residual stream. Returns the normed value and the step that computes this value."""
@@ -65,15 +64,17 @@ class Normalise(Pointwise):
 
 def stream_norm(model: ModelConfig, name: str) -> Norm:
     """Describe a norm of the residual stream: a layer norm or an RMS norm, as `model.norm` says."""
-    return _norm(model.hidden_size, name, has_shift=model.norm == "layer", inside=False)
+    return _norm(model, name, size=model.hidden_size, kind=model.norm, inside=False)
 
 
 def head_norm(model: ModelConfig, name: str) -> Norm | None:
     """Describe the norm of each head's queries or keys; None if the model has no QK-norm."""
-    has_shift = model.qk_norm_kind is NormKind.LAYER
-    return _norm(model.head_size, name, has_shift=has_shift, inside=True) if model.qk_norm else None
+    if not model.qk_norm:
+        return None
+    return _norm(model, name, size=model.head_size, kind=model.qk_norm_kind, inside=True)
 
 
-def _norm(size: int, name: str, *, has_shift: bool, inside: bool) -> Norm:
-    weight = Parameter(f"{name}.weight", (size,), Role.NORM, inside=inside)
-    return Norm(size, weight, replace(weight, name=f"{name}.bias") if has_shift else None)
+def _norm(model: ModelConfig, name: str, *, size: int, kind: NormKind, inside: bool) -> Norm:
+    names = ("weight", "bias") if kind is NormKind.LAYER else ("weight",)
+    parameters = tuple(Parameter(f"{name}.{each}", (size,), Role.NORM, inside=inside) for each in names)
+    return Norm(size, kind, parameters if model.norm_affine else (), inside)

@@ -14,6 +14,7 @@ from math import prod
 
 from crosscut.config.conventions import padded_vocab_size
 from crosscut.config.optimizer import ParameterGroup
+from crosscut.config.training import InitialSpread
 
 INITIAL_SPREAD = 0.02
 """Standard deviation of the initial weights (paper, section 4.1.1)."""
@@ -41,17 +42,6 @@ class Role(Enum):
     def group(self) -> ParameterGroup:
         """Group of parameters that have the same learning rate."""
         return _GROUPS[self]
-
-    def initial_spread(self, num_layers: int) -> float:
-        """Standard deviation of the normal distribution from which a new parameter is drawn.
-
-        For a matrix before a residual sum, `INITIAL_SPREAD` is divided by the square root of the number of residual
-        sums, 2 `num_layers` (paper, section 4.1.1). For norms and biases, the result is 0: these parameters keep the
-        initial values that their modules set.
-        """
-        if not self.decays:
-            return 0.0
-        return INITIAL_SPREAD / (2 * num_layers) ** 0.5 if self is Role.BEFORE_RESIDUAL else INITIAL_SPREAD
 
 
 _GROUPS = {
@@ -87,6 +77,21 @@ class Parameter:
     """Number of heads of a parameter with `Cut.HEADS`, which never divides a head; 0 for other parameters."""
     inside: bool = False
     """Whether a parallel region uses the parameter although every rank holds the whole parameter."""
+    num_inputs: int = 0
+    """Number of inputs of an embedding, which reads one row of its weight; 0 for other parameters."""
+
+    def initial_spread(self, num_layers: int, spread: InitialSpread = InitialSpread.PAPER) -> float:
+        """Standard deviation of the normal distribution from which a new parameter is drawn.
+
+        For a matrix before a residual sum, the deviation is divided by the square root of the number of residual sums,
+        2 `num_layers` (paper, section 4.1.1). For norms and biases, the result is 0: these parameters keep the initial
+        values that their modules set. The result does not depend on the layout: the inputs are those of all ranks.
+        """
+        if not self.role.decays:
+            return 0.0
+        by_inputs = spread is InitialSpread.FAN_IN
+        deviation = (self.num_inputs or self.shape[1]) ** -0.5 if by_inputs else INITIAL_SPREAD
+        return deviation / (2 * num_layers) ** 0.5 if self.role is Role.BEFORE_RESIDUAL else deviation
 
     def named(self, prefix: str) -> "Parameter":
         """Return the parameter with `prefix` added before its name."""

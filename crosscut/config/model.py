@@ -116,6 +116,12 @@ class ModelConfig:
     norm_epsilon: float = 1e-5
     """Constant that a norm adds to the variance or the mean square, to avoid a division by zero."""
 
+    norm_affine: bool = True
+    """Whether norms have learned parameters: a weight, and in layer norms also a bias. This includes `qk_norm`."""
+
+    embedding_norm: bool = False
+    """Whether the embeddings of tokens and positions pass through a norm before the first layer."""
+
     mlp: FeedForward = FeedForward.GELU
     """Kind of MLP: `gelu` and `relu2` have two matrices, with GeLU or squared ReLU between the matrices. `swiglu` and
     `geglu` have a third matrix as a gate: its output passes through SiLU (`swiglu`) or GeLU (`geglu`) and is multiplied

@@ -134,7 +134,7 @@ class RunConfig:
         self._check_batch()
         self._check_sequence()
         self._check_warm_up()
-        self._check_head()
+        self._check_rates()
         self._check_float8()
         self._check_compile()
         if self.evaluation.has_tasks:
@@ -206,12 +206,18 @@ class RunConfig:
                 f"Try {max(1, steps // 10)}."
             )
 
-    def _check_head(self) -> None:
+    def _check_rates(self) -> None:
         if self.model.tied and self.optimizer.head_learning_rate:
             raise ConfigError(
                 "`optimizer.head_learning_rate` must be 0 for a model whose output projection shares the weight of the "
                 f"embedding, but is {self.optimizer.head_learning_rate}. Set `optimizer.embedding_learning_rate`, or "
                 "set model.tied=false."
+            )
+        if self.optimizer.scalar_learning_rate and not self.model.norm_affine and self.model.biases == "none":
+            raise ConfigError(
+                "`optimizer.scalar_learning_rate` must be 0 for a model whose matrices have no biases and whose norms "
+                f"have no parameters, but is {self.optimizer.scalar_learning_rate}. Remove it, or set "
+                "model.norm_affine=true."
             )
 
     def _check_float8(self) -> None:

@@ -39,6 +39,13 @@ class Device(Choice):
     CUDA = "cuda"
 
 
+class InitialSpread(Choice):
+    """The choices for `training.initial_spread`."""
+
+    PAPER = "paper"
+    FAN_IN = "fan_in"
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
     """The training loop (paper, section 4.1.1)."""
@@ -80,6 +87,15 @@ class TrainingConfig:
     """Coefficient c of the z-loss, which adds c x (log Z)^2 to the loss of each token in training. Z is the sum of the
     exponentials of the token's logits. The z-loss keeps the logits small. A usual value is 1e-4. The training loss
     includes the z-loss, and validation and evaluation leave it out."""
+
+    initial_spread: InitialSpread = InitialSpread.PAPER
+    """Standard deviation of the initial weights of matrices and embeddings: `paper` is 0.02 for each of them; `fan_in`
+    is 1 / sqrt(number of inputs). An embedding has one input, or `model.hidden_size` inputs if it is also the output
+    projection. In both cases, matrices before a residual sum are divided by sqrt(2 `model.num_layers`)."""
+
+    zero_initial_outputs: bool = False
+    """Whether the output projections of attention and of the MLP start at zero, so that each layer first passes its
+    input on unchanged."""
 
     seed: int = 1234
     """Seed of the initial weights, the order of the data, and dropout. The initial weights and the order of the data do
@@ -134,6 +150,7 @@ class TrainingConfig:
         require_at_least("training.seed", self.seed, 0, maximum=MOST_SEED)
         resolve_choices(self, "training")
         self._check_ramp()
+        self._check_initial_weights()
         require_at_least("training.recompute_every", self.recompute_every, 1)
         if len(set(self.offload)) < len(self.offload):
             raise ConfigError(
@@ -149,6 +166,16 @@ class TrainingConfig:
                 '`training.offload` may contain "activations" only with training.recompute="full", but '
                 f'`training.recompute` is {self.recompute!r}. Set training.recompute="full" or remove "activations".'
             )
+
+    def _check_initial_weights(self) -> None:
+        if not self.initialize_from:
+            return
+        for name, default in (("initial_spread", InitialSpread.PAPER), ("zero_initial_outputs", False)):
+            if (value := getattr(self, name)) != default:
+                raise ConfigError(
+                    f"`training.{name}` must be {default!r} with `training.initialize_from`, which gives the initial "
+                    f"weights, but is {value!r}. Remove `training.{name}`."
+                )
 
     def _check_ramp(self) -> None:
         first, last, steps = self.initial_batch_size, self.batch_size, self.ramp_steps

@@ -16,8 +16,9 @@ from torch.autograd.function import once_differentiable
 from crosscut.kernels.functions import run
 
 
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
     """Divide `x` [..., H] by its root mean square and multiply by `weight` [H]: [..., H], computed in float32 or wider.
+    A `weight` of None means ones.
 
     The backward pass needs only `x`, `weight` and one number per token. PyTorch's own function consists of several
     kernels on the CPU, and autograd would keep the intermediate results of these kernels.
@@ -26,24 +27,27 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return y
 
 
-def _plain(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    return F.rms_norm(x, weight.shape, weight, epsilon)
+def _plain(x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], weight, epsilon)
 
 
 class _RMSNorm(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
         ctx.save_for_backward(x, weight, scale)
-        return (wide * scale).to(x.dtype).mul_(weight)
+        normal = (wide * scale).to(x.dtype)
+        return normal if weight is None else normal.mul_(weight)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, weight, scale = ctx.saved_tensors
         normal = x.to(scale.dtype) * scale
-        grad_weight = (grad * normal).reshape(-1, weight.shape[0]).sum(0)
-        grad = grad * weight
+        grad_weight = None
+        if weight is not None:
+            grad_weight = (grad * normal).reshape(-1, weight.shape[0]).sum(0).to(weight.dtype)
+            grad = grad * weight
         grad_x = (grad - normal * (grad * normal).mean(-1, keepdim=True)) * scale
-        return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None
+        return grad_x.to(x.dtype), grad_weight, None

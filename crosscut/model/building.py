@@ -8,6 +8,7 @@ import torch
 
 from crosscut.architecture import Cut, Matrix
 from crosscut.architecture.norm import Norm
+from crosscut.config.model import NormKind
 from crosscut.kernels.functions import Call, call
 from crosscut.model.running import PLAIN, Runner
 from crosscut.parallel import (
@@ -70,9 +71,16 @@ class Builder:
         return None if norm is None else self._norm(norm, call)
 
     def _norm(self, norm: Norm, call: Call) -> LayerNorm | RMSNorm:
-        kind = RMSNorm if norm.bias is None else LayerNorm
-        inside = norm.weight.inside
-        return kind(norm.size, mesh=self.mesh, epsilon=self.epsilon, dtype=self.dtype, inside=inside, call=call)
+        kind = RMSNorm if norm.kind is NormKind.RMS else LayerNorm
+        return kind(
+            norm.size,
+            mesh=self.mesh,
+            epsilon=self.epsilon,
+            affine=bool(norm.parameters),
+            dtype=self.dtype,
+            inside=norm.inside,
+            call=call,
+        )
 
     def dropout(self, probability: float) -> Dropout:
         """Build the dropout of the residual stream."""

@@ -65,6 +65,8 @@ class GPT(nn.Module):
         self.tokens = VocabParallelEmbedding(*parts.embedding.tokens.shape, mesh=mesh, **types)
         positions = parts.embedding.positions
         self.positions = None if positions is None else PositionEmbedding(*positions.shape, mesh=mesh, **types)
+        norm = parts.embedding.norm
+        self.embedding_norm = None if norm is None else build.stream_norm(norm)
         self.dropout = build.dropout(parts.embedding.dropout)
         self.blocks = nn.ModuleList(
             Block(layer, replace(build, runner=runner_of(i))) for i, layer in enumerate(parts.layers)
@@ -112,6 +114,8 @@ class GPT(nn.Module):
             length = tokens.shape[1]
             rows = self.positions(length, num_filled=num_filled) if places is None else self.positions.at(places)
             x = x + rows
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
         x = self.dropout(x)
         rotation = None if self.positions is not None else self._rotation(tokens, places, x.dtype)
         mask = None if documents is None else causal_mask(documents.numbers, x.dtype)

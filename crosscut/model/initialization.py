@@ -1,24 +1,32 @@
-"""Initial weights as in the paper's section 4.1.1. Each weight depends only on the seed and the parameter's name."""
+"""Initial weights, by default as in the paper's section 4.1.1. Each weight depends only on the seed and the parameter's
+name.
+"""
 
 import torch
 
-from crosscut.architecture import describe
+from crosscut.architecture import Role, describe
+from crosscut.config.training import InitialSpread
 from crosscut.model.gpt import GPT
 from crosscut.parallel import normal_
 from crosscut.parallel.state.parameters import local_offsets, local_part
 
 
-def initialize(model: GPT, seed: int) -> None:
-    """Draw the weights of matrices and embeddings from a normal distribution with standard deviation 0.02. Matrices
-    directly before a residual sum get a standard deviation of 0.02 / sqrt(2 * number of layers).
+def initialize(
+    model: GPT, seed: int, *, spread: InitialSpread = InitialSpread.PAPER, zero_outputs: bool = False
+) -> None:
+    """Draw the weights of matrices and embeddings from a normal distribution. Its standard deviation is 0.02, or as
+    `spread` says. Matrices directly before a residual sum get this deviation / sqrt(2 * number of layers), or stay zero
+    with `zero_outputs`.
 
     Biases stay zero and norms stay the identity. Padding rows of the vocabulary are set to zero, so that they are the
     same on every layout. Call this after `parallel.shard_model`, when the parameters have their final placement.
     """
-    roles = {described.name: described.role for described in describe(model.config).parameters()}
+    described = {parameter.name: parameter for parameter in describe(model.config).parameters()}
     for name, parameter in model.named_parameters():
-        if spread := roles[name].initial_spread(model.config.num_layers):
-            normal_(parameter, std=spread, seed=seed, name=name)
+        is_zero = zero_outputs and described[name].role is Role.BEFORE_RESIDUAL
+        deviation = described[name].initial_spread(model.config.num_layers, spread)
+        if deviation and not is_zero:
+            normal_(parameter, std=deviation, seed=seed, name=name)
     _zero_padding(model)
 
 

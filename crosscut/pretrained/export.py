@@ -218,7 +218,7 @@ def _put_together(pieces: list[tuple[Weight, int]], read: Callable[[str], Tensor
     for weight, index in pieces:
         source = weight.sources[index]
         ours = read(weight.name)[: weight.shape[0]]
-        if len(weight.sources) > 1:
+        if not weight.is_in_order:
             ours = ours[weight.rows(index).to(ours.device)]
         if weight.shape_of(source) == tuple(ours.shape) and not source.transposed:
             return ours

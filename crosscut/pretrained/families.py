@@ -1,11 +1,13 @@
 """Names and layouts of published weights: one table per model family, used for reading and for writing.
 
-A published model has the same matrices under other names and in other layouts. Three things differ:
+A published model has the same matrices under other names and in other layouts. Four things differ:
 
 - Queries, keys and values are three tensors (in GPT-2: stacked in one tensor). In Crosscut, one parameter holds the
   queries, and a second parameter holds keys and values, which alternate head by head.
 - GPT-2 stores its matrices transposed, [in, out].
 - The published vocabulary is not padded.
+- NanoChat rotates queries and keys in the other direction. The direction changes if the two halves of each head change
+  places, so the rows of its queries and keys are stored with their halves swapped.
 """
 
 import re
@@ -32,6 +34,8 @@ class Source:
     """Index of the tensor's first row that belongs to this source."""
     num_rows: int = 0
     """Number of rows in the whole tensor. 0 if all rows belong to this source."""
+    swaps_halves: bool = False
+    """Whether the two halves of each group of rows have changed places."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +64,17 @@ class Weight:
         return shape[::-1] if source.transposed else shape
 
     def rows(self, index: int) -> Tensor:
-        """Indices of the parameter's rows that come from source number `index`, in ascending order."""
+        """Indices of the parameter's rows that come from source number `index`, in the order of the source's rows."""
         theirs = torch.arange(self.source_rows)
-        return (theirs // self.group * len(self.sources) + index) * self.group + theirs % self.group
+        place = theirs % self.group
+        if self.sources[index].swaps_halves:
+            place = (place + self.group // 2) % self.group
+        return (theirs // self.group * len(self.sources) + index) * self.group + place
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether the parameter's rows are the rows of one source, in their order."""
+        return len(self.sources) == 1 and not self.sources[0].swaps_halves
 
 
 @dataclass(frozen=True)
@@ -142,7 +154,21 @@ _ARCEE = replace(
 )
 
 
+_NANOCHAT = replace(
+    _ARCEE,
+    block={
+        **_ARCEE.block,
+        "attention.qkv.query": (Source("self_attn.q_proj", swaps_halves=True),),
+        "attention.qkv.key_value": (Source("self_attn.k_proj", swaps_halves=True), Source("self_attn.v_proj")),
+        "mlp.expand": (Source("mlp.fc1"),),
+        "mlp.contract": (Source("mlp.fc2"),),
+    },
+)
+
+
 def _names_of(config: ModelConfig) -> _Names:
+    if config.embedding_norm:
+        return _NANOCHAT
     if config.positions == "rotary":
         return {"swiglu": _LLAMA, "relu2": _ARCEE}.get(config.mlp, _STARCODER2)
     return _GPT2 if config.num_kv_heads == config.num_heads else _BIGCODE
@@ -175,7 +201,8 @@ def _split(name: str) -> tuple[str, str]:
 def _weight(config: ModelConfig, parameter: Parameter, sources: tuple[Source, ...], prefix: str, kind: str) -> Weight:
     """Return a parameter with the published tensors that hold it. Rows of several tensors alternate head by head."""
     placed = tuple(replace(_placed(config, source), name=f"{prefix}{source.name}.{kind}") for source in sources)
-    group = config.head_size if len(sources) > 1 else parameter.shape[0]
+    is_by_heads = len(sources) > 1 or sources[0].swaps_halves
+    group = config.head_size if is_by_heads else parameter.shape[0]
     return Weight(parameter.name, parameter.shape, placed, group)
 
 

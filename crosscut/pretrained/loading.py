@@ -88,9 +88,9 @@ def _fill(parameter: Tensor, weight: Weight, tensors: Mapping[str, StoredTensor]
         inside = ((ours >= 0) & (ours < len(local))).nonzero().flatten()
         if not inside.numel() or not local.numel():
             continue
-        ours = ours[inside]
-        start = source.start + int(inside[0])
-        rows = slice(start, start + len(inside))
+        start, stop = int(inside[0]), int(inside[-1]) + 1
+        ours = ours[start:stop]  # with swapped halves, some of these rows may belong to another rank
+        rows = slice(source.start + start, source.start + stop)
         if source.transposed and columns:
             for first, block in blocks(tensors[source.name], (*columns, rows)):
                 _put(local[:, first : first + len(block)], ours, block.t())
@@ -100,9 +100,15 @@ def _fill(parameter: Tensor, weight: Weight, tensors: Mapping[str, StoredTensor]
 
 
 def _put(local: Tensor, rows: Tensor, values: Tensor) -> None:
-    """Set some rows, converted to the type of `local`. Consecutive rows are set without an intermediate copy."""
+    """Set some rows, converted to the type of `local`. Rows outside of `local` are left out. Consecutive rows are set
+    without an intermediate copy.
+    """
+    if not (held := (rows >= 0) & (rows < len(local))).all():
+        rows, values = rows[held], values[held]
+    if not len(rows):
+        return
     first, last = int(rows[0]), int(rows[-1])
-    if last - first == len(rows) - 1:
+    if first <= last and torch.equal(rows, torch.arange(first, last + 1)):
         local[first : last + 1].copy_(values)
     else:
         local.index_copy_(0, rows.to(local.device), values.to(local))

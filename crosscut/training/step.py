@@ -70,7 +70,12 @@ class Trainer:
             compute_dtype=compute_dtype(run.precision),
             always_used=True,
         )
-        initialize(self.model, run.training.seed)
+        initialize(
+            self.model,
+            run.training.seed,
+            spread=run.training.initial_spread,
+            zero_outputs=run.training.zero_initial_outputs,
+        )
         enable_symmetric_memory(mesh)
         self.parameters = list(self.model.parameters())
         self.reducer = make_reducer(self.model, mesh)

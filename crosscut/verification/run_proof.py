@@ -10,6 +10,7 @@ import torch
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
+from crosscut.architecture import Role, describe
 from crosscut.config import (
     IGNORED,
     ConfigError,
@@ -252,8 +253,10 @@ class _RunStep:
         self.run, self.mesh = run, mesh
         self.trainer = Trainer(resolve_on(run, mesh.device), mesh, scales_loss=scales_loss)
         self.model = self.trainer.model
+        zero = _zero_matrices(run)
         for name, parameter in self.model.named_parameters():
-            if parameter.dim() == 1:  # bugs in the use of zero biases, or of norms of one, would not show
+            # Bugs in the use of zeros, or of norms of one, would not show.
+            if parameter.dim() == 1 or name in zero:
                 disturb_(parameter, std=0.1, seed=run.training.seed, name=name)
         self.sent: Counter[tuple[str, str, int]] = Counter()
 
@@ -283,6 +286,13 @@ class _RunStep:
         with CollectiveRecorder(self.mesh) as recorder:
             yield
         self.sent.update(tuple(sent) for sent in recorder.sent)
+
+
+def _zero_matrices(run: RunConfig) -> set[str]:
+    """Names of the matrices that start at zero."""
+    if not run.training.zero_initial_outputs:
+        return set()
+    return {parameter.name for parameter in describe(run.model).parameters() if parameter.role is Role.BEFORE_RESIDUAL}
 
 
 def made_up_batch(run: RunConfig) -> Batch:

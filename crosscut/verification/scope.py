@@ -67,5 +67,7 @@ def _left_out(asked: RunConfig, verified: RunConfig, compiled: bool) -> Iterator
         yield f"layers with another MLP ({listed(lacking)}; take more layers with --layers)"
     if asked.model.hidden_size != verified.model.hidden_size:
         yield f"hidden size {asked.model.hidden_size:,} ({verified.model.hidden_size:,} verified)"
+    if theirs.zero_initial_outputs:
+        yield "output projections that are zero (verified with random ones)"
     if theirs.initialize_from:
         yield f"the weights of {theirs.initialize_from} (verified with random weights)"

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from crosscut.architecture import Cut, Role, Target, describe, flat, kept, lower, run_again
+from crosscut.architecture import Cut, Parameter, Role, Target, describe, flat, kept, lower, run_again
 from crosscut.architecture.messages import backward_messages, forward_messages, products_at
 from crosscut.config import PRESETS, ModelConfig
+from crosscut.config.training import InitialSpread
 
 MIXED = ModelConfig(
     num_layers=5, hidden_size=64, num_heads=4, vocab_size=300, mlp_pattern=("swiglu", "swiglu", "gelu"), biases="none"
@@ -53,9 +54,22 @@ def test_the_role_of_a_parameter_decides_the_group_whose_learning_rate_it_has() 
 
 
 def test_matrices_before_a_residual_sum_start_smaller_by_the_root_of_the_sums() -> None:
-    assert Role.MATRIX.initial_spread(18) == Role.EMBEDDING.initial_spread(18) == 0.02
-    assert Role.BEFORE_RESIDUAL.initial_spread(18) == 0.02 / 6
-    assert Role.NORM.initial_spread(18) == Role.BIAS.initial_spread(18) == 0
+    spreads = {role: Parameter("", (6, 4), role).initial_spread(18) for role in Role}
+    assert spreads.pop(Role.BEFORE_RESIDUAL) == 0.02 / 6
+    assert spreads.pop(Role.NORM) == spreads.pop(Role.BIAS) == 0
+    assert set(spreads.values()) == {0.02}
+
+
+def test_spread_by_fan_in_is_of_the_inputs_of_all_ranks() -> None:
+    for tied, of_embedding in ((True, 0.25), (False, 1.0)):
+        model = replace(MIXED, hidden_size=16, head_size=0, num_heads=2, num_kv_heads=2, mlp_size=64, tied=tied)
+        found = {p.name: p.initial_spread(2, InitialSpread.FAN_IN) for p in describe(model).parameters()}
+        assert found["tokens.weight"] == found["positions.weight"] == of_embedding
+        assert found.get("output.weight", 0.25) == 0.25
+        assert found["blocks.0.attention.qkv.key_value.weight"] == 0.25
+        assert found["blocks.0.attention.output.weight"] == 0.25 / 2
+        assert found["blocks.1.mlp.contract.weight"] == 0.125 / 2
+        assert found["final_norm.weight"] == 0.0
     roles = {p.name: p.role for p in describe(MIXED).parameters()}
     ends = [name for name, role in roles.items() if role is Role.BEFORE_RESIDUAL]
     assert len(ends) == 2 * MIXED.num_layers

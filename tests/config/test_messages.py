@@ -315,6 +315,18 @@ def test_a_batch_that_grows_reaches_its_size(given: dict[str, int], message: str
     assert str(error.value) == message
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "default"), [("initial_spread", "fan_in", "paper"), ("zero_initial_outputs", True, False)]
+)
+def test_initial_weights_are_drawn_or_read(name: str, value: object, default: object) -> None:
+    with pytest.raises(ConfigError) as error:
+        make_run(initialize_from="here", **{name: value})
+    assert str(error.value) == (
+        f"`training.{name}` must be {default!r} with `training.initialize_from`, which gives the initial weights, but "
+        f"is {value!r}. Remove `training.{name}`."
+    )
+
+
 def test_every_layout_divides_the_smallest_batch() -> None:
     make_run(layout={"data": 2}, initial_batch_size=4, ramp_steps=3)
     with pytest.raises(LayoutError) as error:

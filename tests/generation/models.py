@@ -12,6 +12,10 @@ FAMILIES = {
     "llama": {
         "num_kv_heads": 2, "positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "tied": False,
     },
+    "modern": {
+        "positions": "rotary", "norm": "rms", "mlp": "relu2", "biases": "none", "tied": False, "qk_norm": True,
+        "norm_affine": False, "embedding_norm": True, "logit_softcap": 2.0,
+    },
 }  # fmt: skip
 
 ALONE = Layout()

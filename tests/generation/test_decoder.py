@@ -73,7 +73,7 @@ def recompute(family: str, jobs: Sequence[Job], window: int = 12) -> list[list[i
     return found
 
 
-@pytest.fixture(scope="module", params=["gpt2", "llama"])
+@pytest.fixture(scope="module", params=["gpt2", "llama", "modern"])
 def family(request) -> str:
     return request.param
 

@@ -20,6 +20,18 @@ def test_values_and_gradients_are_those_of_pytorch() -> None:
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
+def test_without_a_weight_it_is_the_norm_with_ones() -> None:
+    x, grad = (torch.randn(2, 5, 12).double() for _ in range(2))
+    found = []
+    for norm in (rms_norm, lambda x, weight, epsilon: F.rms_norm(x, (12,), weight, epsilon)):
+        leaf = x.clone().requires_grad_()
+        y = norm(leaf, None, 1e-3)
+        y.backward(grad)
+        found.append((y.detach(), leaf.grad))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_only_the_input_and_one_number_per_token_are_kept(dtype: torch.dtype) -> None:
     kept: list[torch.Tensor] = []

@@ -1,10 +1,15 @@
 """Initial weights (paper, section 4.1.1)."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor
 
 from crosscut.config import Layout, ModelConfig
+from crosscut.config.training import InitialSpread
+from crosscut.model import initialize
+from crosscut.parallel.state.parameters import local_part
 from tests.model.twins import CONFIG, build, real
 from tests.ranks import RankPool
 
@@ -35,6 +40,36 @@ def test_biases_are_zero_and_norms_the_identity(ranks: RankPool) -> None:
     for name, vector in vectors.items():
         expected = torch.ones_like(vector) if name.endswith("norm.weight") else torch.zeros_like(vector)
         assert torch.equal(vector, expected), name
+
+
+OTHERWISE = {"spread": InitialSpread.FAN_IN, "zero_outputs": True}
+
+
+def _weights_otherwise(layout: Layout, config: ModelConfig) -> dict[str, Tensor]:
+    model = build(layout, config=config)
+    for parameter in model.parameters():
+        local_part(parameter.detach()).zero_()
+    initialize(model, 3, **OTHERWISE)
+    return {name: p.full_tensor().detach() for name, p in model.named_parameters()}
+
+
+def test_spread_by_fan_in_and_zero_outputs(ranks: RankPool) -> None:
+    untied = dataclasses.replace(WIDE, tied=False)
+    weights = ranks.run(1, _weights_otherwise, Layout(), untied)[0]
+    deviations = {name: real(name, weight).std().item() for name, weight in weights.items() if weight.dim() == 2}
+    zero = {name for name, deviation in deviations.items() if not deviation}
+    assert zero == {f"blocks.{i}.{name}.weight" for i in range(8) for name in ("attention.output", "mlp.contract")}
+    expected = {"tokens": 1.0, "positions": 1.0, "output": 1 / 8, "query": 1 / 8, "key_value": 1 / 8, "expand": 1 / 8}
+    for name in set(deviations) - zero:
+        assert deviations[name] == pytest.approx(expected[name.split(".")[-2]], rel=0.06), name
+
+
+@pytest.mark.parametrize("layout", [Layout(tensor=4), Layout(tensor=2, data=2, sharding="zero3")], ids=str)
+def test_no_layout_changes_other_initial_weights(ranks: RankPool, layout: Layout) -> None:
+    expected = ranks.run(1, _weights_otherwise, Layout(), CONFIG)[0]
+    for weights in ranks.run(layout.world_size, _weights_otherwise, layout, CONFIG):
+        for name, weight in expected.items():
+            assert torch.equal(real(name, weights[name]), real(name, weight)), name
 
 
 LAYOUTS = [

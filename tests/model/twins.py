@@ -39,6 +39,19 @@ FAMILIES = {
     "QK layer norm": dataclasses.replace(CONFIG, num_kv_heads=2, qk_norm=True, qk_norm_kind="layer"),
     "squared ReLU": dataclasses.replace(CONFIG, mlp="relu2", biases="none"),
     "GeGLU": dataclasses.replace(CONFIG, mlp="geglu", mlp_size=88),
+    "norms without parameters": dataclasses.replace(
+        CONFIG,
+        num_kv_heads=2,
+        embedding_norm=True,
+        norm_affine=False,
+        qk_norm=True,
+        tied=False,
+        **{**LLAMA, "mlp": "relu2"},
+    ),
+    "layer norm of the embedding": dataclasses.replace(CONFIG, embedding_norm=True),
+    "layer norms without parameters": dataclasses.replace(
+        CONFIG, embedding_norm=True, norm_affine=False, qk_norm=True, qk_norm_kind="layer"
+    ),
     "soft cap": dataclasses.replace(CONFIG, logit_softcap=0.5),
     "unequal layers": dataclasses.replace(CONFIG, mlp_pattern=("swiglu", "gelu")),
 }
@@ -113,12 +126,12 @@ class PlainNorm(nn.Module):
         super().__init__()
         self.epsilon = config.norm_epsilon
         size = size or config.hidden_size
-        self.weight = nn.Parameter(torch.ones(size))
-        is_layer = (kind or config.norm) == "layer"
-        self.register_parameter("bias", nn.Parameter(torch.zeros(size)) if is_layer else None)
+        self.is_layer = (kind or config.norm) == "layer"
+        self.weight: Any = nn.Parameter(torch.ones(size)) if config.norm_affine else 1.0
+        self.bias: Any = nn.Parameter(torch.zeros(size)) if config.norm_affine and self.is_layer else 0.0
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.bias is None:
+        if not self.is_layer:
             return self.weight * x / (x.square().mean(-1, keepdim=True) + self.epsilon).sqrt()
         centred = x - x.mean(-1, keepdim=True)
         return self.weight * centred / (centred.square().mean(-1, keepdim=True) + self.epsilon).sqrt() + self.bias
@@ -169,6 +182,7 @@ class PlainGPT(nn.Module):
         self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         if config.positions == "learned":
             self.positions = nn.Embedding(config.max_sequence_length, config.hidden_size)
+        self.embedding_norm = PlainNorm(config) if config.embedding_norm else nn.Identity()
         self.blocks = nn.ModuleList(PlainBlock(config, layer) for layer in range(config.num_layers))
         self.final_norm = PlainNorm(config)
         self.output = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -179,6 +193,7 @@ class PlainGPT(nn.Module):
         x = self.tokens(tokens)
         if hasattr(self, "positions"):
             x = x + self.positions(torch.arange(tokens.shape[1]))
+        x = self.embedding_norm(x)
         for block in self.blocks:
             x = block(x)
         return self.final_norm(x)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from crosscut.config import CrosscutError, Layout, ModelConfig
+from crosscut.kernels.soft_cap import soft_cap
 from crosscut.model import GPT
 from crosscut.parallel import RandomStreams, enter_tensor_parallel, gather_from_tensor_parallel, make_mesh, reshard
 from crosscut.parallel.collectives import all_gather_objects
@@ -30,7 +31,7 @@ def logits_at_all_positions(model: GPT, tokens: Tensor) -> Tensor:
     columns = hidden @ local(model.output_weight, hidden.dtype).t()
     logits = gather_from_tensor_parallel(columns, model.mesh.tensor)[..., : model.config.vocab_size]
     reshard(model)
-    return logits
+    return soft_cap(logits, model.config.logit_softcap)
 
 
 def logits(source: ModelSource, layout: Layout, precisions: list[str], tokens: Tensor = TOKENS) -> list[Tensor]:

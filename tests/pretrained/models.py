@@ -35,6 +35,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {**_LLAMA, "tie_word_embeddings": True}),
     "qwen3": ("qwen3", {**_LLAMA, "head_dim": 16}),
     "arcee": ("arcee", {**_LLAMA, "hidden_act": "relu2"}),
+    "nanochat": ("nanochat", {**_LLAMA, "final_logit_softcapping": 2.0}),
+    "nanochat without a cap": ("nanochat", {**_LLAMA, "head_dim": 16, "final_logit_softcapping": None}),
     "starcoder2": ("starcoder2", {**_LLAMA, "tie_word_embeddings": True}),
     "starcoder2 without biases": ("starcoder2", {**_LLAMA, "use_bias": False, "head_dim": 16}),
 }
@@ -55,7 +57,8 @@ class InFloat64(TorchFunctionMode):
     """What is float64 stays so: the norms of `transformers` go through float32 whatever the type is."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.to and args[0].dtype == torch.float64 and torch.float32 in args[1:]:
+        narrows = func is torch.Tensor.float or (func is torch.Tensor.to and torch.float32 in args[1:])
+        if narrows and args[0].dtype == torch.float64:
             return args[0]
         return func(*args, **(kwargs or {}))
 

@@ -51,8 +51,11 @@ def ours(ranks, published):
 @pytest.mark.parametrize("name", [*FAMILIES, *IN_THREES])
 def test_logits_are_those_of_transformers(ours, published, name, precision):
     theirs = their_logits(published(name), getattr(torch, precision))
+    # NanoChat's norm of heads follows the rotation, whose sines and cosines are rounded to float32, and removes their
+    # rounding. Crosscut's norm comes before the rotation.
+    tolerance = max(TOLERANCES[precision], 1e-6 if "nanochat" in name else 0.0)
     for layout, logits in ours[name]:
-        assert worst(logits[precision], theirs) <= TOLERANCES[precision], str(layout)
+        assert worst(logits[precision], theirs) <= tolerance, str(layout)
 
 
 def test_float64_is_told_from_float32(published):

@@ -102,6 +102,16 @@ SMALL = (
     ),
     small("soft cap", "cpu", {"tensor": 2}, {"z_loss": 1e-4}, {"logit_softcap": 15.0, "dropout": 0.0}),
     small("soft cap, half precision", "cuda", {}, {"precision": "bfloat16"}, {"logit_softcap": 15.0}),
+    small(
+        "norms without parameters",
+        "cpu",
+        {"tensor": 2, "sequence_parallel": True},
+        {"recompute": "operators"},
+        {"norm": "rms", "norm_affine": False, "embedding_norm": True, "qk_norm": True, "dropout": 0.0, "num_layers": 6},
+    ),
+    small(
+        "embedding norm", "cuda", {"data": 2, "sharding": "zero3"}, {"precision": "bfloat16"}, {"embedding_norm": True}
+    ),
     small("512 ranks", "cuda", {"tensor": 8, "data": 64}, {"precision": "bfloat16"}),
 )
 """Each takes about half a second."""

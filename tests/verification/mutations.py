@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from crosscut.architecture import GatedMLP
 from crosscut.config import IGNORED, Layout
 from crosscut.config.model import FeedForward
-from crosscut.model import attention, batch, block, gated_mlp, gpt, mlp
+from crosscut.model import attention, batch, block, gated_mlp, gpt, initialization, mlp
 from crosscut.model.building import Builder
 from crosscut.parallel import (
     GradientReducer,
@@ -263,6 +263,21 @@ def positions_start_apart(patch: Patch) -> None:
     patch.setattr(random, "seed_of", seed)
 
 
+@fault(
+    "initial spread by the fan-in of a rank's own rows",
+    "blocks.0.attention.output",
+    training={"initial_spread": "fan_in"},
+)
+def fan_in_of_own_rows(patch: Patch) -> None:
+    draw = initialization.normal_
+
+    def by_own_rows(parameter: Tensor, *, std: float, **names: Any) -> None:
+        inputs = parameter.shape[-1] / _local(parameter).shape[-1]
+        draw(parameter, std=std * inputs**0.5, **names)
+
+    patch.setattr(initialization, "normal_", by_own_rows)
+
+
 @fault("gradients of a head of keys and values that ranks share not summed", "blocks.1.attention.qkv", num_kv_heads=1)
 def shared_head_not_summed(patch: Patch) -> None:
     patch.setattr(linear, "local_inside", local)
@@ -396,6 +411,24 @@ def tied_gradient_from_one_end(patch: Patch) -> None:
 @fault("layer-norm gradients not summed under sequence parallelism", "final_norm", SPLIT)
 def norm_gradients_not_summed(patch: Patch) -> None:
     patch.setattr(norm, "local_on_sequence", lambda parameter, mesh, dtype: local(parameter, dtype))
+
+
+@fault(
+    "gradients of the embedding's norm not summed under sequence parallelism",
+    "embedding_norm",
+    SPLIT,
+    embedding_norm=True,
+)
+def embedding_norm_gradients_not_summed(patch: Patch) -> None:
+    build = Builder.stream_norm
+
+    def of_the_whole_sequence(self: Builder, part: Any) -> nn.Module:
+        module = build(self, part)
+        if part.parameters[0].name.startswith("embedding_norm"):
+            module.mesh = replace(self.mesh, sequence_parallel=False)
+        return module
+
+    patch.setattr(Builder, "stream_norm", of_the_whole_sequence)
 
 
 @fault("row bias gradients not summed under sequence parallelism", "blocks.1.mlp.contract", SPLIT)

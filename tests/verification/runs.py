@@ -10,6 +10,11 @@ from crosscut.config import RunConfig, load_run
 
 CPU = torch.device("cpu")
 LLAMA: dict[str, Any] = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "mlp_size": 88}
+MODERN: dict[str, Any] = {
+    **LLAMA, "mlp": "relu2", "norm_affine": False, "embedding_norm": True, "qk_norm": True, "tied": False,
+    "logit_softcap": 0.5,
+}  # fmt: skip
+"""A model with all the options of the modern recipe (docs/recipe.md)."""
 
 
 def tiny_run(

@@ -78,6 +78,10 @@ RECIPES: dict[str, tuple[Layout, dict[str, Any]]] = {
     "linear": (Layout(data=2), {"optimizer": {"schedule": "linear", "warmup_steps": 3}}),
     "wsd": (Layout(tensor=2), {"optimizer": {"schedule": "wsd", "decay_steps": 8}}),
     "growing batch": (Layout(data=2), {"training": {"initial_batch_size": 64, "ramp_steps": 2}}),
+    "fan-in, zero outputs": (
+        Layout(tensor=2, data=2, sharding="zero3", sequence_parallel=True),
+        {"tied": False, "training": {"initial_spread": "fan_in", "zero_initial_outputs": True}},
+    ),
     "z-loss": (Layout(tensor=4), {"training": {"z_loss": 0.01}}),
     "z-loss, accumulated": (Layout(data=2), {"training": {"z_loss": 0.01, "micro_batch_size": 1}}),
     "soft cap": (Layout(tensor=2, sequence_parallel=True), {"logit_softcap": 0.3, "training": {"recompute": "full"}}),

@@ -69,6 +69,8 @@ def test_what_is_smaller_or_other_than_in_the_run_is_told() -> None:
     there = replace(there, training=replace(there.training, device="cpu"))  # as where there are too few GPUs
     assert with_scope(REPORT, asked=asked, verified=there).left_out == ("compiled layers (which the run uses on GPUs)",)
     assert scope(run_of(sequence_length=1024))[1] == ("sequences of 1,024 tokens (128 verified)",)
+    (told,) = scope(run_of(zero_initial_outputs=True))[1]
+    assert told == "output projections that are zero (verified with random ones)"
     growing = run_of(initial_batch_size=2, ramp_steps=5, steps=10_000)
     told = (("accumulation over 2 micro-batches",), ("the growth of the batch from 2 to 4 sequences",))
     assert scope(growing) == told

@@ -46,7 +46,9 @@ _LLAMA_KEYS = {
     "norm_epsilon": "rms_norm_eps",
     "tied": "tie_word_embeddings",
 }
-_PLAIN = {"logit_softcap": 0.0}
+SOFT_CAP_FIELD = "logit_softcap"
+"""Our field of the soft cap. A family with a soft cap writes null instead of 0."""
+_PLAIN = {"norm_affine": True, "embedding_norm": False, SOFT_CAP_FIELD: 0.0}
 """Values of settings that only few families have."""
 _LLAMA_FIXED = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "qk_norm": False, **_PLAIN}
 _LLAMA_DEFAULTS = {"norm_epsilon": 1e-6, "tied": False, "dropout": 0.0}
@@ -129,8 +131,26 @@ ARCEE = dataclasses.replace(
     fixed={**_LLAMA_FIXED, "mlp": "relu2"},
     required={"hidden_act": ("relu2",), "quantization_config": (None,)},
 )
+NANOCHAT = dataclasses.replace(
+    LLAMA,
+    model_type="nanochat",
+    architecture="NanoChatForCausalLM",
+    keys={**_LLAMA_KEYS, SOFT_CAP_FIELD: "final_logit_softcapping"},
+    fixed={
+        **{name: value for name, value in _LLAMA_FIXED.items() if name != SOFT_CAP_FIELD},
+        "mlp": "relu2",
+        "qk_norm": True,
+        "qk_norm_kind": "rms",
+        "norm_affine": False,
+        "embedding_norm": True,
+    },
+    defaults={**_LLAMA_DEFAULTS, SOFT_CAP_FIELD: 15.0},
+    required={"hidden_act": ("relu2",), "attention_bias": (False,), "quantization_config": (None,)},
+    biases=(),
+)
 FAMILIES = MappingProxyType(
-    {family.model_type: family for family in (GPT2, BIGCODE, LLAMA, MISTRAL, QWEN2, QWEN3, STARCODER2, ARCEE)}
+    {family.model_type: family for family in (GPT2, BIGCODE, LLAMA, MISTRAL, QWEN2, QWEN3, STARCODER2, ARCEE, NANOCHAT)}
 )
 """Families by `model_type`. SmolLM is a Llama. GPT-BigCode is GPT-2 with multi-query attention, and StarCoder2 is GPT-2
-with rotary positions. Arcee is a Llama whose MLP has no gate and squares ReLU."""
+with rotary positions. Arcee is a Llama whose MLP has no gate and squares ReLU. NanoChat is an Arcee with QK-norm, a
+norm of the embedding and a soft cap on the logits, and its norms have no weights."""

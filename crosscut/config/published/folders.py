@@ -13,7 +13,7 @@ from crosscut.config.checks import MOST, MOST_SEED, listed, shown
 from crosscut.config.errors import ConfigError
 from crosscut.config.files import read_json
 from crosscut.config.model import ModelConfig
-from crosscut.config.published.families import FAMILIES, MISTRAL, Family
+from crosscut.config.published.families import FAMILIES, MISTRAL, SOFT_CAP_FIELD, Family
 
 MODEL_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
@@ -49,6 +49,8 @@ def read_published(folder: Path) -> Published:
     for key, allowed in family.required.items():
         table.require(key, allowed)
     fields = {**family.defaults, **{ours: table.take(key, ours) for ours, key in family.keys.items() if key in table}}
+    if table.names_null(family.keys.get(SOFT_CAP_FIELD, "")):
+        fields[SOFT_CAP_FIELD] = 0.0
     fields.update(family.fixed)
     if fields["positions"] == "rotary":
         fields.update(_biases(table, family), **_rotary(table), **_window(table, family, fields))
@@ -135,6 +137,8 @@ def published_table(model: ModelConfig, *, dtype: str, begin: int, stops: tuple[
     family, _ = _nearest(model)
     table: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_type}
     table.update({key: getattr(model, ours) for ours, key in family.keys.items()})
+    if not model.logit_softcap and SOFT_CAP_FIELD in family.keys:
+        table[family.keys[SOFT_CAP_FIELD]] = None
     table.update({key: allowed[0] for key, allowed in family.required.items() if allowed[0] is not None})
     table.update(dict.fromkeys(family.dropouts, model.dropout), **dict.fromkeys(family.biases, model.biases == "all"))
     if model.positions == "rotary":
@@ -153,6 +157,10 @@ class _Table:
     def __contains__(self, key: str) -> bool:
         """Whether the file has a value for the key. Null does not count as a value."""
         return self.values.get(key) is not None
+
+    def names_null(self, key: str) -> bool:
+        """Whether the file has the value null for the key."""
+        return key in self.values and self.values[key] is None
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value, or the default if the file has no value for the key."""

@@ -126,7 +126,8 @@ INCOMPLETE = [
         {"model_type": "gemma", "architectures": ["GemmaForCausalLM"]},
         (
             "`model_type` in `{path}` must be 'gpt2', 'gpt_bigcode', 'llama', 'mistral', 'qwen2', 'qwen3', "
-            "'starcoder2' or 'arcee', but is 'gemma' (GemmaForCausalLM). Choose a model of one of these families."
+            "'starcoder2', 'arcee' or 'nanochat', but is 'gemma' (GemmaForCausalLM). Choose a model of one of these "
+            "families."
         ),
     ),
     (
@@ -246,6 +247,30 @@ def test_starcoder2_is_read_again(tmp_path, change):
     assert read_published(write(tmp_path, table)).model == ours
 
 
+MODERN = {
+    "mlp": "relu2", "qk_norm": True, "norm_affine": False, "embedding_norm": True, "logit_softcap": 15.0, "tied": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", [{}, {"logit_softcap": 0.0}, {"tied": True, "head_size": 16, "logit_softcap": 30.0}])
+def test_nanochat_is_read_again(tmp_path, change):
+    ours = ModelConfig(**{**OURS, **MODERN, **change})
+    assert reason_against_export(ours) == ""
+    table = published_table(ours, dtype="float32", begin=2, stops=(3,))
+    assert (table["model_type"], table["hidden_act"]) == ("nanochat", "relu2")
+    assert table["final_logit_softcapping"] == (ours.logit_softcap or None), "a cap of 0 would give no numbers"
+    assert read_published(write(tmp_path, table)).model == ours
+    del table["final_logit_softcapping"]
+    assert read_published(write(tmp_path, table)).model.logit_softcap == 15.0, "as in `transformers`"
+
+
+def test_what_keeps_a_modern_model_from_nanochat_is_told() -> None:
+    assert reason_against_export(ModelConfig(**{**OURS, **MODERN, "biases": "all", "mlp": "gelu"})) == (
+        "`model.mlp` must be 'relu2' and `model.biases` must be 'none' in a Hugging Face model of the closest family, "
+        "'nanochat', but `model.mlp` is 'gelu' and `model.biases` is 'all'"
+    )
+
+
 def test_gpt_bigcode_is_read_with_multiple_queries_only(read):
     with pytest.raises(ConfigError, match=r"`multi_query` in `.*` must be True, but is False"):
         read(GPT2, model_type="gpt_bigcode", multi_query=False)
@@ -272,6 +297,11 @@ def test_what_keeps_a_model_from_all_families_can_be_asked_before():
         published_table(grouped, dtype="float32", begin=0, stops=(0,))
     assert str(error.value) == f"{told}. Crosscut can export only models of the families that it knows."
     assert reason_against_export(ModelConfig(**OURS)) == ""
+    bare = ModelConfig(**OURS, norm_affine=False, embedding_norm=True)
+    assert reason_against_export(bare) == (
+        "`model.norm_affine` must be True and `model.embedding_norm` must be False in a Hugging Face model of the "
+        "closest family, 'llama', but `model.norm_affine` is False and `model.embedding_norm` is True"
+    )
     assert reason_against_export(ModelConfig(**OURS, logit_softcap=15.0, qk_norm_kind="layer", qk_norm=True)) == (
         "`model.qk_norm` must be False and `model.logit_softcap` must be 0.0 in a Hugging Face model of the closest "
         "family, 'llama', but `model.qk_norm` is True and `model.logit_softcap` is 15.0"
