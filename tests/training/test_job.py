@@ -183,17 +183,17 @@ def test_another_model_or_order_of_data_is_refused(trained, run_with, override, 
 def test_a_jump_of_the_learning_rate_is_told(trained, run_with, capsys):
     prepare_run(run_with("training.steps=12"), resume=True)
     assert capsys.readouterr().err == (
-        "The learning rate of step 7 is 0.000591 instead of 1e-05, because `training.steps` is 12 instead of 6. With "
+        "The learning rate of step 7 is 0.000628 instead of 0.0001, because `training.steps` is 12 instead of 6. With "
         'optimizer.schedule="wsd" or "constant", a run can be extended without such a jump (docs/recipe.md).\n'
     )
-    lower = ("optimizer.learning_rate=1e-5", "optimizer.schedule=constant", "optimizer.min_learning_rate=1e-6")
+    lower = ("optimizer.learning_rate=1e-4", "optimizer.schedule=constant", "optimizer.min_learning_rate=1e-5")
     prepare_run(run_with("training.steps=12", *lower, "optimizer.beta2=0.9"), resume="auto")
-    assert capsys.readouterr().err == "", "the rate stays 1e-5"
+    assert capsys.readouterr().err == "", "the rate stays 1e-4"
     prepare_run(run_with("training.steps=12", "optimizer.schedule=linear", *lower[::2]), resume="auto")
     assert capsys.readouterr().err == (
-        "The learning rate of step 7 is 6.4e-06 instead of 1e-05, because `training.steps` is 12 instead of 6 and "
-        "`optimizer.schedule` is 'linear' instead of 'cosine' and `optimizer.learning_rate` is 1e-05 instead of 0.001 "
-        "and `optimizer.min_learning_rate` is 1e-06 instead of 1e-05.\n"
+        "The learning rate of step 7 is 6.4e-05 instead of 0.0001, because `training.steps` is 12 instead of 6 and "
+        "`optimizer.schedule` is 'linear' instead of 'cosine' and `optimizer.learning_rate` is 0.0001 instead of 0.001 "
+        "and `optimizer.min_learning_rate` is 1e-05 instead of 0.0001.\n"
     )
 
 
