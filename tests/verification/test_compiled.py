@@ -15,7 +15,7 @@ from crosscut.parallel.mesh import ParallelMesh
 from crosscut.training.speed import compilation
 from crosscut.verification import Report, for_verification, verify_on_mesh
 from tests.ranks import RankPool
-from tests.verification.runs import CPU, tiny_run
+from tests.verification.runs import CPU, MODERN, tiny_run
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # what the compiler does inside is not ours to mend
@@ -52,6 +52,21 @@ def test_compiled_layers_are_compared_as_wholes(ranks: RankPool, layout: Layout,
     assert {"blocks.0.attention.qkv.query", "blocks.1.mlp.contract"} <= inside, (
         "gradients of weights are compared all the same"
     )
+
+
+def _verify_modern(layout: Layout, recompute: str) -> Report:
+    training = {"compile": "on", "recompute": recompute, "z_loss": 0.01, "initial_spread": "fan_in"}
+    run = tiny_run(training=training, optimizer={"embedding_learning_rate": 0.1}, **{**MODERN, "dropout": 0.0})
+    with mock.patch.object(compilation, "BACKEND", "aot_eager"):
+        return verify_on_mesh(for_verification(run, layout, "float64"), make_mesh(layout, CPU))
+
+
+@pytest.mark.parametrize("recompute", ["operators", pytest.param("full", marks=pytest.mark.slow)])
+def test_a_modern_recipe_is_the_uncut_model_in_compiled_layers(ranks: RankPool, recompute: str) -> None:
+    layout = Layout(tensor=2, sequence_parallel=True)
+    report = ranks.run(2, _verify_modern, layout, recompute)[0]
+    assert report.same, report.first
+    assert "compiled layers" in {check.name for check in report.checks}
 
 
 def _verify_faulty(layout: Layout) -> Report:

@@ -1,0 +1,124 @@
+"""Faults of a resumed run, planted one at a time: the comparison with the run that never stopped has to find each."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from crosscut.config import RunConfig
+from crosscut.training import step as training_step
+from crosscut.training.batches import Batches
+from crosscut.training.loop import Loop
+from crosscut.training.optimizer import LocalAdamW
+from tests.training.test_resume import HERE, checkpoint_of, record, train
+
+PAGE = Path(__file__).parents[2] / "docs" / "verification.md"
+DONE = 3
+"""Steps before the resume."""
+
+ALL = (
+    "model.positions=rotary", "model.norm=rms", "model.mlp=relu2", "model.biases=none", "model.tied=false",
+    "model.qk_norm=true", "model.embedding_norm=true", "model.logit_softcap=5.0",
+    "training.z_loss=1e-3", "training.initial_spread=fan_in", "training.zero_initial_outputs=true",
+    "training.batch_size=8", "training.initial_batch_size=4", "training.ramp_steps=4",
+    "optimizer.schedule=wsd", "optimizer.decay_steps=2", "optimizer.min_learning_rate=0.0",
+    "optimizer.embedding_learning_rate=0.02", "optimizer.head_learning_rate=0.004",
+    "optimizer.matrix_learning_rate=0.003", "optimizer.scalar_learning_rate=0.01",
+)  # fmt: skip
+"""All options of docs/recipe.md at once. The norms keep their weights, so that there are scalars."""
+
+Patch = pytest.MonkeyPatch
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault, and the first thing that must differ for it."""
+
+    plant: Callable[[Patch], None]
+    differs: str
+
+
+def _schedule_restarts(patch: Patch) -> None:
+    rate = training_step.learning_rate
+    patch.setattr(training_step, "learning_rate", lambda step, **run: rate(step - DONE, **run))
+
+
+def _batch_restarts(patch: Patch) -> None:
+    take = Batches.micro_batches
+    patch.setattr(Batches, "micro_batches", lambda self, step: take(self, step - DONE))
+
+
+def _moments_forgotten(patch: Patch) -> None:
+    load = Loop.load
+
+    def without_moments(self: Loop, folder: Any) -> Any:
+        progress = load(self, folder)
+        for state in self.trainer.optimizer.state.values():
+            state["exp_avg"].zero_()
+        return progress
+
+    patch.setattr(Loop, "load", without_moments)
+
+
+def _roles_forgotten(patch: Patch) -> None:
+    load = Loop.load
+
+    def without_roles(self: Loop, folder: Any) -> Any:
+        optimizer = self.trainer.optimizer
+        assert isinstance(optimizer, LocalAdamW)
+        optimizer.factors.clear()
+        return load(self, folder)
+
+    patch.setattr(Loop, "load", without_roles)
+
+
+FAULTS = {
+    "a schedule that restarts after a resume": Fault(_schedule_restarts, "loss of step 5"),
+    "a growing batch that restarts after a resume": Fault(_batch_restarts, "samples of step 4"),
+    "first moments that a resume forgets": Fault(_moments_forgotten, "loss of step 5"),
+    "learning rates by role that a resume forgets": Fault(_roles_forgotten, "loss of step 5"),
+}
+
+
+def record_with(fault: str, run: RunConfig, resume_from: Path) -> dict[str, Any]:
+    """On a rank: train with a fault planted."""
+    with pytest.MonkeyPatch.context() as patch:
+        FAULTS[fault].plant(patch)
+        return record(run, resume_from)
+
+
+def first_difference(whole: dict[str, Any], resumed: dict[str, Any]) -> str:
+    """Name of the first thing in which a resumed run differs from the run that never stopped; empty if nothing does."""
+    for step in sorted(resumed["losses"]):
+        if resumed["seen"][step] != whole["seen"][step]:
+            return f"samples of step {step + 1}"
+        if resumed["losses"][step] != whole["losses"][step]:
+            return f"loss of step {step + 1}"
+    changed = [name for name, weight in whole["weights"].items() if not torch.equal(weight, resumed["weights"][name])]
+    return changed[0] if changed else ""
+
+
+LAYOUTS = {
+    "tensor 2, split": ("layout.tensor=2", "layout.sequence_parallel=true"),
+    "zero3": ("layout.data=2", "layout.sharding=zero3"),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_run_with_all_options_of_the_recipe_goes_on_to_the_last_bit(ranks, run_with, layout):
+    run = run_with(HERE, *ALL, *LAYOUTS[layout])
+    whole, resumed = train(ranks, run), train(ranks, run, checkpoint_of(run, DONE))
+    assert [first_difference(ours, theirs) for ours, theirs in zip(whole, resumed, strict=True)] == ["", ""]
+    assert sorted(resumed[0]["losses"]) == [3, 4, 5]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_a_resume_is_found(ranks, run_with, fault):
+    run = run_with(HERE, *ALL)
+    (whole,) = train(ranks, run)
+    (resumed,) = ranks.run(1, record_with, fault, run, checkpoint_of(run, DONE), time_limit=240)
+    assert first_difference(whole, resumed) == FAULTS[fault].differs
+    assert f"| {fault} | {FAULTS[fault].differs} |" in PAGE.read_text(encoding="utf-8")
