@@ -16,6 +16,37 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
         "training": {"steps": 500, "batch_size": 8, "sequence_length": 256, "validation_sequences": 64},
         "optimizer": {"learning_rate": 1e-3, "min_learning_rate": 1e-4, "beta2": 0.95},
     },
+    # A small model that learns as much as possible in few steps (docs/recipe.md).
+    "modern": {
+        "model": {
+            "positions": "rotary",
+            "norm": "rms",
+            "norm_affine": False,
+            "embedding_norm": True,
+            "qk_norm": True,
+            "mlp": "relu2",
+            "biases": "none",
+            "tied": False,
+            "dropout": 0.0,
+        },
+        "training": {
+            "steps": 500,
+            "batch_size": 8,
+            "sequence_length": 256,
+            "validation_sequences": 64,
+            "initial_spread": "fan_in",
+            "zero_initial_outputs": True,
+        },
+        "optimizer": {
+            "learning_rate": 6e-3,
+            "embedding_learning_rate": 0.05,
+            "head_learning_rate": 5e-3,
+            "schedule": "linear",
+            "min_learning_rate": 0.0,
+            "weight_decay": 0.0,
+            "beta2": 0.95,
+        },
+    },
     # Further training of published weights, which a high learning rate would undo.
     "continued": {
         "training": {"steps": 500, "batch_size": 8, "sequence_length": 1024, "validation_sequences": 64},
