@@ -43,6 +43,8 @@ SIGNALS = (*REQUESTS, signal.SIGINT)
 MOST_ROWS = 1024
 """Maximum number of texts that a server generates at once."""
 
+_MOST_PORT = 65_535
+
 _UNTIL_CLOSED = 5
 """Seconds that connections have to close after all requests are answered."""
 
@@ -72,6 +74,8 @@ class ServerOptions:
                 "`--api-key` must consist of letters, digits and signs of ASCII, because clients send no other "
                 f"characters in a header, but contains {bad!r}. Choose another key."
             )
+        if not 0 <= self.port <= _MOST_PORT:
+            raise ConfigError(f"`--port` must be from 0 to {_MOST_PORT}, but is {self.port}.")
         if not 1 <= self.rows <= MOST_ROWS:
             raise ConfigError(f"`--rows` must be from 1 to {MOST_ROWS}, but is {self.rows}.")
         if self.api_key is None and not _is_loopback(self.host):
@@ -151,12 +155,34 @@ def _bound(options: ServerOptions) -> Iterator[socket.socket]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((options.host, options.port))
-        except (OSError, OverflowError) as error:
+        except OSError as error:
             raise ConfigError(
                 f"`--host` and `--port` must be a free address of this machine, but {options.host} and {options.port} "
                 f"fail: {error}. Try another port."
             ) from None
         yield listener
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server. At its end, it closes the connections of clients that do not read their answers; uvicorn itself
+    would cancel their requests and log a traceback for each.
+    """
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Wait until all connections are closed, for at most `_UNTIL_CLOSED` seconds."""
+        closing = asyncio.get_running_loop().call_later(_UNTIL_CLOSED, self._close_connections)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            closing.cancel()
+
+    def _close_connections(self) -> None:
+        unread = list(self.server_state.connections)
+        for connection in unread:
+            connection.transport.abort()
+        if unread:
+            number = "1 client" if len(unread) == 1 else f"{len(unread):,} clients"
+            echo(f"crosscut: {number} did not read until the end of an answer, and got no more of it.", err=True)
 
 
 @contextmanager
@@ -172,9 +198,9 @@ def _talking(application: Starlette, listener: socket.socket, desk: Desk) -> Ite
         log_level="warning",
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=_UNTIL_CLOSED,
+        timeout_graceful_shutdown=_UNTIL_CLOSED + 1,
     )
-    server = uvicorn.Server(settings)
+    server = _Server(settings)
 
     failures = []
 

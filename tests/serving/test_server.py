@@ -7,18 +7,23 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, closing
 from http.client import HTTPConnection
 from types import MappingProxyType
 
 import pytest
 import torch
+from starlette.applications import Starlette
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
 
 from crosscut.cli.serve import serve as command
 from crosscut.config import ConfigError, LayoutError
 from crosscut.data import read_documents
 from crosscut.serving import ServerOptions, serve
+from crosscut.serving import server as server_module
+from crosscut.serving.desk import Desk
 from tests.cli.conftest import TINY
 from tests.serving.conftest import NAME, WINDOW, Server, start
 
@@ -140,6 +145,41 @@ def test_weights_are_packed_where_some_texts_are_written_at_once(model_folder, m
     monkeypatch.setattr(server, "Decoder", stop)
     with pytest.raises(InterruptedError, match=f"^{is_packed and IS_THERE}$"):
         serve(str(model_folder), ServerOptions(port=0, rows=rows, device="cpu"))
+
+
+def test_a_client_that_never_reads_is_told_in_one_line_at_the_end(monkeypatch, capfd):
+    monkeypatch.setattr(server_module, "_UNTIL_CLOSED", 1)
+
+    async def endless(_: object) -> StreamingResponse:
+        async def chunks() -> AsyncIterator[bytes]:
+            while True:
+                yield bytes(1 << 16)
+
+        return StreamingResponse(chunks())
+
+    @asynccontextmanager
+    async def opened(_: object) -> AsyncIterator[None]:
+        desk.open()
+        yield
+
+    desk = Desk(1)
+    application = Starlette(routes=[Route("/", endless)], lifespan=opened)
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as clients:
+        with server_module._talking(application, listener, desk):
+            for _ in range(2):
+                client = clients.enter_context(socket.create_connection(listener.getsockname()))
+                client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert client.recv(1)
+        assert capfd.readouterr().err == (
+            "crosscut: 2 clients did not read until the end of an answer, and got no more of it.\n"
+        )
+
+
+@pytest.mark.parametrize("port", [-1, 65_536, 99_999_999])
+def test_a_port_that_no_machine_has_is_refused(port):
+    with pytest.raises(ConfigError) as caught:
+        ServerOptions(port=port)
+    assert str(caught.value) == f"`--port` must be from 0 to 65535, but is {port}."
 
 
 def test_another_host_needs_a_key():
