@@ -24,7 +24,8 @@ def expand_recipe(table: dict[str, Any], preset: str, mistakes: Mistakes) -> Non
 
     Some settings of a recipe are limits, which a run of few steps, of short sequences or of a low learning rate stays
     below: `optimizer.warmup_steps`, `training.validate_every`, `training.sequence_length`,
-    `optimizer.min_learning_rate`. The batch is raised to the next multiple of the data ranks.
+    `optimizer.min_learning_rate`. The batch is raised to the next multiple of the data ranks. An output projection that
+    is tied to the embedding has no learning rate of its own.
     """
     training = table.get("training")
     initial = parsed(training.get("initialize_from", "")) if isinstance(training, dict) else ""
@@ -59,8 +60,10 @@ def _limit(table: dict[str, Any], defaults: dict[str, dict[str, Any]], preset: s
     layout, batch = table.get("layout"), defaults["training"]["batch_size"]
     data = parsed(layout.get("data")) if isinstance(layout, dict) else None
     training.setdefault("batch_size", batch + -batch % data if type(data) is int and data > 0 else batch)
-    length = sequence_length_of(preset) if preset in PRESETS else defaults["training"]["sequence_length"]
     model = table.get("model")
+    if isinstance(model, dict) and parsed(model.get("tied")) is True:
+        optimizer.setdefault("head_learning_rate", 0.0)
+    length = sequence_length_of(preset) if preset in PRESETS else defaults["training"]["sequence_length"]
     longest = parsed(model.get("max_sequence_length")) if isinstance(model, dict) else None
     training.setdefault("sequence_length", min(length, longest) if type(longest) is int and longest > 0 else length)
 

@@ -71,6 +71,15 @@ def test_sequences_are_no_longer_than_the_model_allows() -> None:
     assert load("model.max_sequence_length=5000", "recipe=paper").training.sequence_length == 1024
 
 
+def test_one_word_is_the_modern_recipe() -> None:
+    run = load("recipe=modern")
+    assert (run.model.norm_affine, run.model.tied, run.model.mlp) == (False, False, "relu2")
+    assert (run.optimizer.schedule, run.optimizer.embedding_learning_rate) == ("linear", 0.05)
+    assert run.training.initial_spread == "fan_in"
+    tied = load("recipe=modern", "model.tied=true", "model.norm=layer", "model.norm_affine=true")
+    assert (tied.model.tied, tied.optimizer.head_learning_rate) == (True, 0.0)
+
+
 @pytest.mark.parametrize(("data", "batch"), [(1, 8), (3, 9), (16, 16)])
 def test_the_batch_fits_the_data_ranks(data: int, batch: int) -> None:
     assert load(f"layout.data={data}").training.batch_size == batch
@@ -103,7 +112,7 @@ def test_the_same_run_with_and_without_a_file(tmp_path: Path) -> None:
     ("recipe", "message"),
     [
         ("smal", "`recipe` must name a recipe, but is 'smal'. The nearest is `small`."),
-        (5, "`recipe` must name a recipe, but is 5. Choose `paper`, `small` or `continued`."),
+        (5, "`recipe` must name a recipe, but is 5. Choose `paper`, `small`, `modern` or `continued`."),
     ],
 )
 def test_another_recipe_is_refused(recipe: object, message: str) -> None:
