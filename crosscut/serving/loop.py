@@ -17,10 +17,10 @@ def write_texts(decoder: Decoder, desk: Desk | None) -> None:
     request that asked for the text, and the loop continues.
 
     On several ranks, an error inside a forward pass that texts share ends the server, because the other ranks wait for
-    this rank's part of a sum. A request cannot choose what such a pass computes: its checks are made before (`_begin`),
-    a pass has a fixed number of prompt tokens, and the cache, which grows with the texts, grows before the pass, where
-    all ranks agree (`Decoder.step`). There remain broken devices, lost ranks, and a machine without the memory for any
-    long prompt.
+    this rank's part of a sum. A request has little influence on such a pass: its checks are made before (`_begin`), a
+    pass has a limited number of prompt tokens, and the cache, which grows with the texts, grows before the pass, where
+    all ranks agree (`Decoder.step`). The remaining causes are broken devices, lost ranks, and a device that is so full
+    that the pass of a long prompt does not fit.
     """
     line = FirstRankLine(News.to_json, News.from_json)
     while True:
