@@ -10,7 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from crosscut.config import ResolvedRun, RunConfig
+from crosscut.config import Layout, ResolvedRun, RunConfig
 from crosscut.config.machine import processor_name
 from crosscut.data import TokenFolder
 from crosscut.planner import count_parameters, find_hardware
@@ -20,6 +20,9 @@ from crosscut.training.watching.throughput import Peak, Throughput
 
 COUNTS = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
 """Unit letters for `short`, for parameters and tokens."""
+
+_WORTH_A_NOTE = 1.05
+"""Smallest forecast gain of one rank over several that is worth a note."""
 
 
 def print_banner(
@@ -56,7 +59,7 @@ def expected_seconds(
 
     The forecast for a CPU takes the figures of the planner's laptop with the matrix rate that was measured.
     """
-    hardware = _hardware(run, throughput.peak, device)
+    hardware = _hardware(run.config, throughput.peak, device)
     if hardware is None or (run.layout.world_size > hardware.ranks_per_node and hardware.network is None):
         return None
     training, left = run.training, run.training.steps - done
@@ -70,11 +73,24 @@ def expected_seconds(
     return step_time(run.config, hardware).total * (whole + validations * forward)
 
 
-def _hardware(run: ResolvedRun, peak: Peak, device: torch.device) -> Hardware | None:
+def gain_of_one_rank(run: RunConfig, peak: Peak, device: torch.device) -> float:
+    """Forecast how many times as fast one rank would train on the processor that the ranks share; 1 if the ranks do not
+    share a processor, or if one rank is hardly faster. `training.precision` of the run must not be `auto`.
+    """
+    hardware = _hardware(run, peak, device)
+    shared = device.type == "cpu" and hardware is not None and 1 < run.layout.world_size <= hardware.ranks_per_node
+    if not shared or hardware is None:
+        return 1.0
+    alone = replace(run, layout=Layout(), training=replace(run.training, micro_batch_size=0))
+    gain = step_time(run, hardware).total / step_time(alone, hardware).total
+    return gain if gain > _WORTH_A_NOTE else 1.0
+
+
+def _hardware(run: RunConfig, peak: Peak, device: torch.device) -> Hardware | None:
     if device.type == "cuda":
         return find_hardware(torch.cuda.get_device_name(device))
     laptop = KNOWN_HARDWARE["laptop"]
-    return replace(laptop, flops={**laptop.flops, run.numbers.compute: peak.flops_per_second})
+    return replace(laptop, flops={**laptop.flops, run.training.numbers.compute: peak.flops_per_second})
 
 
 def model_rows(run: RunConfig) -> list[tuple[str, str]]:

@@ -28,7 +28,7 @@ from crosscut.pretrained import begin_of_run
 from crosscut.training.evaluations import last_figures
 from crosscut.training.loop import Outcome
 from crosscut.training.speed.compilation import uncompiled
-from crosscut.training.watching.banner import COUNTS, device_name, facts_panel, model_rows, short
+from crosscut.training.watching.banner import COUNTS, device_name, facts_panel, gain_of_one_rank, model_rows, short
 from crosscut.training.watching.metrics import METRICS_FILE, TENSORBOARD_FOLDER, read_metrics
 from crosscut.training.watching.profiling import PROFILE_FOLDER
 
@@ -104,6 +104,7 @@ def summarize(run: RunConfig, outcome: Outcome, device: torch.device) -> dict[st
         "utilisation": rates.get("utilisation"),
         "peak": outcome.throughput.peak.name,
         "peak_flops_per_second": outcome.throughput.peak.flops_per_second,
+        "gain_of_one_rank": gain_of_one_rank(run, outcome.throughput.peak, device),
     }
 
 
@@ -199,6 +200,8 @@ def _summary_rows(run: RunConfig, summary: dict[str, Any]) -> Iterator[tuple[str
         rate, peak = (short(summary[f"{name}flops_per_second"], _RATES) for name in ("model_", "peak_"))
         share = f"{summary['utilisation']:.0%} of {peak}FLOP/s ({summary['peak']})"
         yield "speed", Text(f"{summary['tokens_per_second']:,.0f} tokens/s, {rate}FLOP/s: {share}")
+    if (gain := summary["gain_of_one_rank"]) > 1:
+        yield "note", f"one rank would be about {gain:.2f} times as fast here: layout.tensor=1 layout.data=1"
 
 
 _SIZES = ((1e9, " G"), (1e6, " M"), (1e3, " k"), (1.0, " "))

@@ -10,7 +10,7 @@ from crosscut.planner import find_hardware
 from crosscut.planner.time import step_time
 from crosscut.training.precision import resolve_on
 from crosscut.training.watching import banner
-from crosscut.training.watching.banner import expected_seconds, print_banner
+from crosscut.training.watching.banner import expected_seconds, gain_of_one_rank, print_banner
 from crosscut.training.watching.throughput import Peak, Throughput
 from tests.training.jobs import CPU
 
@@ -81,3 +81,26 @@ def test_gpus_that_the_planner_knows_have_its_forecast(run_with, monkeypatch):
     assert expected(run, device=gpu) == pytest.approx(step * (6 + 2 * 2 / 3))
     assert expected(run, device=gpu) is None
     assert expected(run_with("layout.data=16", "training.batch_size=16")) is None, "more ranks than the laptop has"
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "is_faster"),
+    [
+        (["layout.tensor=2"], CPU, True),
+        (["layout.data=2", "model.hidden_size=64", "training.micro_batch_size=1"], CPU, True),
+        (["layout.tensor=2", "model.hidden_size=8192", "model.mlp_size=65536", "training.batch_size=64"], CPU, False),
+        (["layout.tensor=1"], CPU, False),
+        (["layout.tensor=2"], torch.device("cuda", 0), False),
+        (["layout.data=16", "training.batch_size=16"], CPU, False),
+    ],
+)
+def test_ranks_that_share_a_processor_cost_more_than_they_gain_in_a_small_model(run_with, settings, device, is_faster):
+    run = resolve_on(run_with(*settings), CPU).config
+    if device.type == "cuda":
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(banner.torch.cuda, "get_device_name", lambda _: "NVIDIA H100 80GB HBM3")
+            gain = gain_of_one_rank(run, FAST.peak, device)
+    else:
+        gain = gain_of_one_rank(run, FAST.peak, device)
+    assert (gain > 1.05) == is_faster
+    assert is_faster or gain == 1.0

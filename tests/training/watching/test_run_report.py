@@ -27,6 +27,7 @@ SUMMARY = {
     "utilisation": 0.345,
     "peak": "bfloat16 matrix rate measured on 2 ranks at once",
     "peak_flops_per_second": 3.6e12,
+    "gain_of_one_rank": 1.0,
 }
 
 
@@ -57,6 +58,12 @@ def test_resumed_run_says_at_which_step_it_began(tmp_path):
     out = printed(tmp_path, "", first_step=210)
     assert "4,321.0 at step 210, 98.8 after 300 steps" in out
     assert "3.210 at step 210, 1.765 after" in out
+
+
+def test_summary_says_where_one_rank_would_be_faster(tmp_path):
+    assert "one rank would be" not in printed(tmp_path, "")
+    (tmp_path / "again").mkdir()
+    assert "one rank would be about 1.42 times as fast here" in printed(tmp_path / "again", "", gain_of_one_rank=1.4234)
 
 
 def test_text_is_printed_as_it_is(tmp_path):
