@@ -45,7 +45,7 @@ def test_what_the_step_had_of_the_runs_options_is_told() -> None:
     assert scope(split) == (("symmetric memory",), ())
     assert scope(run_of(micro_batch_size=1)) == (("accumulation over 2 micro-batches",), ())
     assert scope(run_of(micro_batch_size=4)) == ((), ())
-    rates = OptimizerConfig(matrix_learning_rate=0.01, embedding_learning_rate=0.1)
+    rates = OptimizerConfig(warmup_steps=0, matrix_learning_rate=0.01, embedding_learning_rate=0.1)
     assert scope(replace(run_of(), optimizer=rates)) == (("learning rates by role (embedding, matrix)",), ())
 
 
