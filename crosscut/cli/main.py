@@ -7,8 +7,10 @@ import re
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from io import StringIO
+from types import TracebackType
 from typing import NoReturn
 
 import click
@@ -77,6 +79,7 @@ def main() -> None:
 
     With `--json`, the message is a JSON object with the key `error`, on the standard output.
     """
+    sys.excepthook = _show_traceback
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, _terminated)
     try:
@@ -113,6 +116,11 @@ def main() -> None:
             "Interrupted. To continue a training run from its last checkpoint, use --resume auto. To continue "
             "preparing a corpus, start the same command again.",
         )
+
+
+def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print the traceback of an error that is not expected. Its message may contain text of others."""
+    echo("".join(traceback.format_exception(kind, error, trace)), err=True, nl=False)
 
 
 def _require_text(arguments: Sequence[str]) -> None:

@@ -359,6 +359,6 @@ def joined_rank() -> Iterator[None]:
             time.sleep(_WAIT_FOR_CAUSE)
             echo(f"crosscut: rank {rank} stopped because another rank failed.", err=True)
         else:
-            traceback.print_exc()
+            echo(traceback.format_exc(), err=True, nl=False)
             echo(f"crosscut: rank {rank} failed (traceback above).", err=True)
         sys.exit(1)

@@ -1,15 +1,13 @@
 """Check that loaded weights are finite. A single NaN in a weight turns every output of the model into NaN."""
 
 from collections import Counter
-from functools import reduce
-from operator import or_
 
 import torch
 from torch import Tensor
 
 from crosscut.config import CheckpointError, ModelConfig
 from crosscut.model import GPT
-from crosscut.parallel.collectives import from_all_ranks
+from crosscut.parallel.collectives import all_gather
 from crosscut.parallel.state.parameters import local_offsets, local_part
 from crosscut.pretrained.families import weights_of
 
@@ -21,19 +19,23 @@ def require_finite(model: GPT, place: object, *, is_published: bool) -> None:
     """Raise the same `CheckpointError` on all ranks if a weight contains NaN or infinity. The message names the tensor
     and `place`, from which the weights were loaded. With `is_published`, the message uses the tensor's published name.
 
-    Every rank must call this. Each rank checks its own part of each parameter. Communication: the counts of the values
-    that are not finite.
+    Every rank must call this. Each rank checks its own part of each parameter. Communication: for each parameter, the
+    offsets of the rank's part and the number of values in it that are not finite.
     """
     parameters = dict(model.named_parameters())
-    # Ranks that hold the same part report it at the same offsets, so it counts once.
-    ours = {
-        (name, tuple(local_offsets(parameter))): count
-        for name, parameter in parameters.items()
-        if (count := count_not_finite(local_part(parameter)))
-    }
-    counts: Counter[str] = Counter()
-    for (name, _), count in reduce(or_, from_all_ranks(ours, model.mesh)).items():
-        counts[name] += count
+    most_dims = max(parameter.dim() for parameter in parameters.values())
+    rows = torch.zeros(len(parameters), most_dims + 2, dtype=torch.int64)
+    for index, parameter in enumerate(parameters.values()):
+        values = index, count_not_finite(local_part(parameter)), *local_offsets(parameter)
+        rows[index, : len(values)] = torch.tensor(values)
+    rows = rows.to(model.mesh.device)
+    for axis in model.mesh.axes:
+        rows = all_gather(rows, axis, 0)
+    names, counts = list(parameters), Counter[str]()
+    # Ranks that hold the same part report the same row, which counts once.
+    for index, count, *_ in dict.fromkeys(map(tuple, rows.tolist())):
+        counts[names[index]] += count
+    counts = +counts
     if found := [name for name in parameters if name in counts]:
         shown = _published_name(model.config, found[0]) if is_published else found[0]
         remedy = "Download the model again." if is_published else "Use an earlier checkpoint."

@@ -22,11 +22,11 @@ def fail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
     monkeypatch.setattr("crosscut.launch.door.launch", no_launch)
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments: str) -> str:
+    def run(*arguments: str, status: int = 2) -> str:
         monkeypatch.setattr("sys.argv", ["crosscut", *arguments])
         with pytest.raises(SystemExit) as stopped, handlers_restored():
             run_main()
-        assert stopped.value.code == 2
+        assert stopped.value.code == status
         message = capsys.readouterr().err.strip().splitlines()[-1]
         assert message.startswith("crosscut: ")
         return message.removeprefix("crosscut: ")
@@ -225,7 +225,7 @@ def test_changed_shard_is_told(fail, book, tmp_path):
     damaged = bytearray(shard.read_bytes())
     damaged[10] ^= 1
     shard.write_bytes(bytes(damaged))
-    message = fail("train", *TINY, "data.text=[]", "data.tokens=tokens", "output.folder=run")
+    message = fail("train", *TINY, "data.text=[]", "data.tokens=tokens", "output.folder=run", status=65)
     assert "train-0.tokens` must have the SHA-256" in message
 
 

@@ -157,3 +157,21 @@ def test_bytes_that_are_not_utf8_are_told_by_the_real_command():
     assert result.stderr == (
         "crosscut: Every argument must be UTF-8 text, but `a\\xffb` is not. Type it in UTF-8, or rename the file.\n"
     )
+
+
+def test_text_in_an_unexpected_error_moves_no_cursor(capsys, monkeypatch):
+    from crosscut.cli import main
+
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(sys, "argv", ["crosscut", "--version"])
+    with pytest.raises(SystemExit), handlers_restored():
+        main.main()
+    capsys.readouterr()
+    try:
+        raise RuntimeError(EVIL)
+    except RuntimeError as error:
+        sys.excepthook(RuntimeError, error, error.__traceback__)
+    shown = capsys.readouterr().err
+    assert f"RuntimeError: {SHOWN}" in shown
+    assert "Traceback" in shown
+    assert "\x1b" not in shown
