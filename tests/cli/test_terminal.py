@@ -163,9 +163,9 @@ def test_text_in_an_unexpected_error_moves_no_cursor(capsys, monkeypatch):
     from crosscut.cli import main
 
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr(sys, "argv", ["crosscut", "--version"])
+    monkeypatch.setattr(sys, "argv", ["crosscut", "nonsense"])
     with pytest.raises(SystemExit), handlers_restored():
-        main.main()
+        main()
     capsys.readouterr()
     try:
         raise RuntimeError(EVIL)
