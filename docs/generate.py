@@ -20,6 +20,7 @@ from crosscut.config.axes import AXES
 from crosscut.config.corpora import SourceConfig
 from crosscut.config.published.presets import sequence_length_of
 from crosscut.config.recipes import RECIPES
+from crosscut.config.run import MixedFolder
 from crosscut.planner import count_parameters
 from crosscut.planner.paper.sections import to_markdown
 from crosscut.planner.paper.study import scaling_report
@@ -153,8 +154,12 @@ def sections(whole: type = RunConfig) -> dict[str, type]:
 
 def configuration_page() -> str:
     """The whole of `docs/configuration.md`."""
-    parts = [INTRODUCTION, *(_section(f"[{name}]", kind) for name, kind in sections().items()), _recipes(), _presets()]
-    return "\n".join(parts)
+    parts = [INTRODUCTION]
+    for name, kind in sections().items():
+        parts.append(_section(f"[{name}]", kind))
+        if kind is DataConfig:
+            parts.append(_section("[[data.mixture]]", MixedFolder))
+    return "\n".join([*parts, _recipes(), _presets()])
 
 
 def corpus_page() -> str:

@@ -62,11 +62,13 @@ def _explain(config: CorpusConfig, document: str) -> None:
 
 def _prepare_run(arguments: tuple[str, ...]) -> None:
     run = run_from(arguments)
+    from crosscut.data import folders_of
     from crosscut.data import prepare as prepare_tokens
 
     tokens = prepare_tokens(run.data, Path(run.tokens_folder), seed=run.training.seed)
-    num_training = sum(shard.num_tokens for shard in tokens.train)
-    echo(
-        f"{tokens.path}: {num_training:,} training and {tokens.validation.num_tokens:,} validation tokens, "
-        f"vocabulary {tokens.vocab_size:,}."
-    )
+    for folder in folders_of(tokens):
+        num_training = sum(shard.num_tokens for shard in folder.train)
+        echo(
+            f"{folder.path}: {num_training:,} training and {folder.validation.num_tokens:,} validation tokens, "
+            f"vocabulary {folder.vocab_size:,}."
+        )

@@ -4,19 +4,27 @@ The package takes ranks and sizes as integers and does not import torch. docs/da
 guarantees.
 """
 
+from crosscut.data.mixture import TokenMixture, Tokens, folders_of, open_tokens, training_samples, validation_samples
 from crosscut.data.prepare import prepare
-from crosscut.data.sampler import Sampler, ValidationSampler
+from crosscut.data.sampler import Sampler
 from crosscut.data.shards.reading import Shard, TokenFolder
 from crosscut.data.text.documents import Document, read_documents
 from crosscut.data.tokenization.tokenizer import Tokenizer
+from crosscut.data.validation import ValidationSampler
 
 __all__ = [
     "Document",
     "Sampler",
     "Shard",
     "TokenFolder",
+    "TokenMixture",
     "Tokenizer",
+    "Tokens",
     "ValidationSampler",
+    "folders_of",
+    "open_tokens",
     "prepare",
     "read_documents",
+    "training_samples",
+    "validation_samples",
 ]

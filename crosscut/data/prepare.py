@@ -16,6 +16,7 @@ from crosscut.config.run import DataConfig
 from crosscut.data.folders import beside, is_taken, unwritable
 from crosscut.data.hashing import sha256, sha256_of_all
 from crosscut.data.manifest import TOKENIZER_NAME, Manifest, Settings, SourceEntry
+from crosscut.data.mixture import Tokens, open_tokens
 from crosscut.data.progress import Phase, ProgressBar
 from crosscut.data.shards.reading import TokenFolder
 from crosscut.data.shards.writing import TokenDocument, split_at_random, split_batch, write_shards
@@ -36,8 +37,8 @@ file in memory. A larger file usually holds many documents."""
 
 def prepare(
     config: DataConfig, folder: Path, *, seed: int, workers: int | None = None, progress: bool = True
-) -> TokenFolder:
-    """Make the token folder of a run, or open the folder if it exists.
+) -> Tokens:
+    """Make the token folder of a run, or open the folder if it exists. Open the folders of a mixture.
 
     The path of the folder is `config.tokens`, or `folder` if `config.tokens` is empty. `seed` decides which documents
     are used for validation. `workers` is the number of encoding processes. By default, a small corpus has one process
@@ -47,11 +48,14 @@ def prepare(
     Raises `DataError` for text that cannot be read (see `read_documents`), for an existing folder with other content or
     from other settings, for a disk that is full, and in the cases in which `TokenFolder.open` raises `DataError`.
     """
+    if config.mixture:
+        return open_tokens(config, folder, verify=config.verify)
     target = Path(config.tokens) if config.tokens else folder
     if not config.text:
         if not config.tokens and not target.exists():
             raise DataError(
-                "`data.text` or `data.tokens` must be given, but both are empty. Name the text to train on."
+                "`data.text`, `data.tokens` or `data.mixture` must be given, but all three are empty. Name the text to "
+                "train on."
             )
         return TokenFolder.open(target, verify=config.verify)
     sources = find_sources(config.text)

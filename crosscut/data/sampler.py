@@ -9,18 +9,17 @@ of one shard is in memory: about 24 bytes per document and 8 bytes per portion.
 Shapes: B batch, S sequence.
 """
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
 
-from crosscut.config import IGNORED
 from crosscut.config.errors import DataError
 from crosscut.data.shards.reading import Shard
-from crosscut.data.tokenization.tokenizer import Tokenizer
 
 SHARDS_KEY, DOCUMENTS_KEY, PORTIONS_KEY = 2, 3, 4  # key 1 belongs to the split
 
@@ -46,8 +45,56 @@ class _Arrangement(NamedTuple):
     """Shuffled portion numbers, [portions]."""
 
 
-class Sampler:
-    """Training samples from shards, reproducible from the seed and the sample's index."""
+class Samples(ABC):
+    """Training samples of a run, reproducible from the seed and the sample's index."""
+
+    sequence_length: int
+    """Number of tokens of a sample, without the token after them."""
+
+    @abstractmethod
+    def batch_at(self, first_sample: int, count: int) -> Ids:
+        """Return `count` consecutive samples, [count, S + 1], starting at sample `first_sample`.
+
+        `first_sample` is the number of samples consumed so far, counted over all epochs. A batch may start at any
+        sample and cross the ends of shards and epochs.
+        """
+
+    @abstractmethod
+    def documents(self, index: int) -> list[tuple[str, int]]:
+        """Return the documents from which the tokens of sample `index` come, each as (name of the file, record number
+        in the file).
+        """
+
+    @abstractmethod
+    def epochs(self, num_samples: int) -> tuple[float, ...]:
+        """Return how many times the first `num_samples` samples go through each token folder, [folders]."""
+
+    def sample(self, index: int) -> Ids:
+        """Return the S + 1 tokens of one sample: a portion of S tokens, and the token after the portion."""
+        sample: Ids = self.batch_at(index, 1)[0]
+        return sample
+
+    def batch(self, step: int, *, batch_size: int, rank: int = 0, size: int = 1) -> tuple[Ids, Ids]:
+        """Return this rank's slice of the batch of one step: (tokens, targets), each [B / size, S].
+
+        `step` is the number of the step, from 0. The batch is divided among `size` ranks, and `rank` is the index of
+        this rank. Slices are consecutive: concatenated in the order of the ranks, they are the whole batch. Raises
+        `DataError` unless `size` divides `batch_size`.
+        """
+        return self.batch_from(step * batch_size, batch_size=batch_size, rank=rank, size=size)
+
+    def batch_from(self, first_sample: int, *, batch_size: int, rank: int = 0, size: int = 1) -> tuple[Ids, Ids]:
+        """Return this rank's slice of the batch that starts at sample `first_sample`, as `batch` does. For runs whose
+        batches grow, so that the step and the batch size do not give the first sample.
+        """
+        local, first = share_of_batch(batch_size, rank, size)
+        rows = self.batch_at(first_sample + first, local)
+        return rows[:, :-1], rows[:, 1:]
+
+
+@final
+class Sampler(Samples):
+    """Training samples from the shards of one token folder."""
 
     def __init__(self, shards: Sequence[Shard], *, sequence_length: int, seed: int) -> None:
         """Raise `DataError` if no shard fills one sequence."""
@@ -66,17 +113,8 @@ class Sampler:
                 f"{sum(tokens):,}). Provide more text, or lower `training.sequence_length` or `data.num_shards`."
             )
 
-    def sample(self, index: int) -> Ids:
-        """Return the S + 1 tokens of one sample: a portion of S tokens, and the token after the portion."""
-        sample: Ids = self.batch_at(index, 1)[0]
-        return sample
-
     def batch_at(self, first_sample: int, count: int) -> Ids:
-        """Return `count` consecutive samples, [count, S + 1], starting at sample `first_sample`.
-
-        `first_sample` is the number of samples consumed so far, counted over all epochs. A batch may start at any
-        sample and cross the ends of shards and epochs.
-        """
+        """Return consecutive samples, as `Samples.batch_at` says."""
         rows = np.empty((count, self.sequence_length + 1), dtype=np.int64)
         done = 0
         while done < count:
@@ -87,27 +125,12 @@ class Sampler:
             done += len(portions)
         return rows
 
-    def batch(self, step: int, *, batch_size: int, rank: int = 0, size: int = 1) -> tuple[Ids, Ids]:
-        """Return this rank's slice of the batch of one step: (tokens, targets), each [B / size, S].
-
-        `step` is the number of the step, from 0. The batch is divided among `size` ranks, and `rank` is the index of
-        this rank. Slices are consecutive: concatenated in the order of the ranks, they are the whole batch. Raises
-        `DataError` unless `size` divides `batch_size`.
-        """
-        return self.batch_from(step * batch_size, batch_size=batch_size, rank=rank, size=size)
-
-    def batch_from(self, first_sample: int, *, batch_size: int, rank: int = 0, size: int = 1) -> tuple[Ids, Ids]:
-        """Return this rank's slice of the batch that starts at sample `first_sample`, as `batch` does. For runs whose
-        batches grow, so that the step and the batch size do not give the first sample.
-        """
-        local, first = _share(batch_size, rank, size)
-        rows = self.batch_at(first_sample + first, local)
-        return rows[:, :-1], rows[:, 1:]
+    def epochs(self, num_samples: int) -> tuple[float, ...]:
+        """Return how many times `num_samples` samples go through the folder."""
+        return (num_samples / self.samples_per_epoch,)
 
     def documents(self, index: int) -> list[tuple[str, int]]:
-        """Return the documents from which the tokens of sample `index` come, each as (name of the file, record number
-        in the file).
-        """
+        """Return the documents of a sample, as `Samples.documents` says."""
         arrangement, slot = self._locate(index)
         start = int(arrangement.portions[slot]) * self.sequence_length
         first, last = _span(arrangement.starts, start, start + self.sequence_length)
@@ -117,7 +140,7 @@ class Sampler:
     def _locate(self, index: int) -> tuple[_Arrangement, int]:
         """Arrangement that holds a sample, and the sample's slot in the shuffled portions."""
         epoch, within = divmod(index, self.samples_per_epoch)
-        order = _shuffled(len(self._shards), self._seed, SHARDS_KEY, epoch).tolist()
+        order = shuffled(len(self._shards), self._seed, SHARDS_KEY, epoch).tolist()
         starts = [0, *accumulate(self._num_portions[shard] for shard in order)]
         place = bisect_right(starts, within) - 1
         return self._arrange(epoch, order[place]), within - starts[place]
@@ -126,13 +149,13 @@ class Sampler:
         current = self._arrangement
         if current is None or (current.epoch, current.shard) != (epoch, shard):
             self._arrangement = None  # free the old arrangement before the new one is made
-            documents = _shuffled(self._shards[shard].num_documents, self._seed, DOCUMENTS_KEY, epoch, shard)
+            documents = shuffled(self._shards[shard].num_documents, self._seed, DOCUMENTS_KEY, epoch, shard)
             ends = self._shards[shard].ends.astype(np.int64)
             lengths = np.diff(ends, prepend=0)
             ends -= lengths
             places = ends[documents]
             starts = np.concatenate([np.zeros(1, dtype=np.int64), lengths[documents].cumsum()])
-            portions = _shuffled(self._num_portions[shard], self._seed, PORTIONS_KEY, epoch, shard)
+            portions = shuffled(self._num_portions[shard], self._seed, PORTIONS_KEY, epoch, shard)
             current = self._arrangement = _Arrangement(epoch, shard, documents, starts, places, portions)
         return current
 
@@ -155,72 +178,11 @@ class Sampler:
                 filled += count
 
 
-class ValidationSampler:
-    """Samples for validation, in order: every token of a shard except the first is a target exactly once. The last
-    sample is padded if it is short.
+def share_of_batch(batch_size: int, rank: int, size: int) -> tuple[int, int]:
+    """Return the number of samples of a batch that a rank takes, and the position of the first of them in the batch.
+
+    The batch is divided among `size` ranks. Raises `DataError` unless `size` divides `batch_size`.
     """
-
-    def __init__(self, shard: Shard, *, sequence_length: int) -> None:
-        """Raise `DataError` if the shard has no token to predict."""
-        if shard.num_tokens < 2:
-            raise DataError(
-                f"The validation set must have at least 2 tokens, but has {shard.num_tokens}. Provide more text."
-            )
-        self._shard = shard
-        self.sequence_length = sequence_length
-        self.num_samples = -(-(shard.num_tokens - 1) // sequence_length)
-
-    def sample(self, index: int) -> tuple[Ids, Ids]:
-        """Return the tokens and targets of sample `index`, each [S]. After the shard's end, tokens are 0 and targets
-        are `IGNORED`.
-        """
-        tokens = np.zeros(self.sequence_length, dtype=np.int64)
-        targets = np.full(self.sequence_length, IGNORED, dtype=np.int64)
-        start = index * self.sequence_length
-        rows = self._shard.tokens[start : start + self.sequence_length + 1]
-        num_targets = max(len(rows) - 1, 0)
-        tokens[:num_targets] = rows[:-1]
-        targets[:num_targets] = rows[1:]
-        return tokens, targets
-
-    def batches(self, *, batch_size: int, rank: int = 0, size: int = 1, limit: int = 0) -> Iterator[tuple[Ids, Ids]]:
-        """Yield this rank's slice of every batch: (tokens, targets), each [B / size, S].
-
-        Each batch is divided among `size` ranks, and `rank` is the index of this rank. All ranks get the same number of
-        batches, with the same shape. Together, the batches hold every sample once, or the first `limit` samples if
-        `limit` is above 0. An incomplete last batch is padded with samples whose targets are all `IGNORED`. Raises
-        `DataError` unless `size` divides `batch_size`.
-        """
-        local, first = _share(batch_size, rank, size)
-        num_samples = self._num_batched(limit)
-        for start in range(0, num_samples, batch_size):
-            places = range(start + first, start + first + local)
-            samples = [self.sample(index if index < num_samples else self.num_samples) for index in places]
-            self._shard.check_unchanged()
-            yield np.stack([tokens for tokens, _ in samples]), np.stack([targets for _, targets in samples])
-
-    def num_bytes(self, tokenizer: Tokenizer, *, limit: int = 0) -> int:
-        """Return the number of UTF-8 bytes of the text of all targets in the batches of all ranks, with the same
-        `limit` as in `batches`. `tokenizer` is the tokenizer of the shard.
-
-        End-of-text tokens have no bytes. The first token of the shard is not a target, so its bytes are not counted.
-        """
-        stop = self._num_batched(limit) * self.sequence_length + 1
-        start, total = 0, -tokenizer.num_bytes(self._shard.tokens[:1])
-        for end in self._shard.ends.tolist():
-            if start >= stop:
-                break
-            total += tokenizer.num_bytes(self._shard.tokens[start : min(end, stop)])
-            start = end
-        return total
-
-    def _num_batched(self, limit: int) -> int:
-        """Number of samples in the batches."""
-        return min(limit, self.num_samples) if limit else self.num_samples
-
-
-def _share(batch_size: int, rank: int, size: int) -> tuple[int, int]:
-    """Number of samples of a batch that a rank takes, and the position of the first of them in the batch."""
     if batch_size % size:
         raise DataError(
             f"`batch_size` must be a multiple of the number of ranks that share a batch ({size}), but is {batch_size}. "
@@ -229,8 +191,8 @@ def _share(batch_size: int, rank: int, size: int) -> tuple[int, int]:
     return batch_size // size, batch_size // size * rank
 
 
-def _shuffled(count: int, *key: int) -> Ids:
-    """Permutation of `count` numbers, drawn from `key`.
+def shuffled(count: int, *key: int) -> Ids:
+    """Return a permutation of `count` numbers, drawn from `key`.
 
     The order results from sorting random bits. NumPy guarantees that the bits of a bit generator never change (NEP 19),
     but not the results of `Generator.permutation`. The low bits of each random number are replaced by its position.

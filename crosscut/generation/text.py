@@ -1,6 +1,6 @@
 """Generation of one text with a model in memory, such as a model in training."""
 
-from crosscut.data import TokenFolder
+from crosscut.data import Tokens
 from crosscut.generation.decoder import Decoder
 from crosscut.generation.sampling import Sampling
 from crosscut.model import GPT
@@ -8,7 +8,7 @@ from crosscut.parallel import reshard
 
 
 def continue_text(
-    model: GPT, tokens: TokenFolder, prompt: str, sampling: Sampling, *, begin_of_text: int | None = None
+    model: GPT, tokens: Tokens, prompt: str, sampling: Sampling, *, begin_of_text: int | None = None
 ) -> str:
     """Return the prompt and its continuation. Every rank must call this function.
 

@@ -161,7 +161,7 @@ def _tokenizer(run: RunConfig, root: Path | None) -> Path:
     moved.
     """
     folders = [Path(run.tokens_folder)]
-    if root is not None and not run.data.tokens:
+    if root is not None and not (run.data.tokens or run.data.mixture):
         folders.insert(0, root / TOKENS_FOLDER)
     for folder in folders:
         if (folder / TOKENIZER_FILE).is_file():

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from crosscut.config import RunConfig
-from crosscut.data import Sampler, TokenFolder, ValidationSampler
+from crosscut.data import Tokens, training_samples, validation_samples
 from crosscut.model import Batch
 from crosscut.parallel import ParallelMesh
 
@@ -21,11 +21,11 @@ Ids = npt.NDArray[np.int64]
 class Batches:
     """Training and validation batches of one data rank. Training batches depend only on the seed and the step."""
 
-    def __init__(self, run: RunConfig, tokens: TokenFolder, mesh: ParallelMesh) -> None:
+    def __init__(self, run: RunConfig, tokens: Tokens, mesh: ParallelMesh) -> None:
         self.run, self.mesh, self._tokens = run, mesh, tokens
         length, seed = run.training.sequence_length, run.training.seed
-        self.training = Sampler(tokens.train, sequence_length=length, seed=seed)
-        self.validation = ValidationSampler(tokens.validation, sequence_length=length)
+        self.training = training_samples(tokens, sequence_length=length, seed=seed)
+        self.validation = validation_samples(tokens, sequence_length=length)
 
     def micro_batches(self, step: int) -> list[Batch]:
         """Return this data rank's share of the batch of step `step`, split into micro-batches of shape [micro-batch

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from crosscut.config import RunConfig
-from crosscut.data import TokenFolder
+from crosscut.data import Tokens
 from crosscut.evaluation import Task, evaluate, make_tasks
 from crosscut.launch import StopRequest
 from crosscut.model import GPT
@@ -20,7 +20,7 @@ _PREFIXES = ("wikitext103_", "lambada_", "text_")
 class Evaluations:
     """Evaluation tasks of a run's `[evaluation]` section. `tasks` is empty if the section names no file."""
 
-    def __init__(self, run: RunConfig, tokens: TokenFolder) -> None:
+    def __init__(self, run: RunConfig, tokens: Tokens) -> None:
         """Read the texts. Raises `ConfigError` or `DataError`."""
         self.run = run
         self.tasks: list[Task] = []

@@ -33,7 +33,7 @@ from crosscut.config.files import parse_json, read_small
 from crosscut.config.folder_lock import FolderLock
 from crosscut.config.published.folders import TOKENIZER_FILE, is_published, reason_against_export
 from crosscut.config.terminal import new_console
-from crosscut.data import Sampler, TokenFolder, Tokenizer, ValidationSampler, prepare
+from crosscut.data import Tokenizer, Tokens, open_tokens, prepare, training_samples, validation_samples
 from crosscut.launch import Done, Ranks, in_ranks
 from crosscut.launch.processes import choose_device
 from crosscut.launch.stopping import INTERRUPTIBLE, ignore_requests
@@ -177,8 +177,9 @@ def _prepare(resolved: ResolvedRun, resume: Resume, profile: bool = False) -> _P
     if not resume:
         _note_smaller_vocabulary(run, tokens)
     run = with_vocabulary(run, tokens)
-    Sampler(tokens.train, sequence_length=run.training.sequence_length, seed=run.training.seed)  # raises if too short
-    ValidationSampler(tokens.validation, sequence_length=run.training.sequence_length)
+    length = run.training.sequence_length
+    training_samples(tokens, sequence_length=length, seed=run.training.seed)  # raises if too short
+    validation_samples(tokens, sequence_length=length)
     Evaluations(run, tokens)  # raises if a text cannot be scored
     identity = identity_of(run, tokens)
     progress = None if good is None else require_resumable(run, good.folder, identity, may_be_all=may_be_done)
@@ -226,14 +227,14 @@ def _note(text: str) -> None:
     new_console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _tokens(run: RunConfig, resume: bool) -> TokenFolder:
+def _tokens(run: RunConfig, resume: bool) -> Tokens:
     folder = Path(run.tokens_folder)
     if resume and folder.exists():  # the raw text may be gone by now
-        return TokenFolder.open(folder, verify=run.data.verify)
+        return open_tokens(run.data, folder, verify=run.data.verify)
     return prepare(run.data, folder, seed=run.training.seed)
 
 
-def _note_smaller_vocabulary(run: RunConfig, tokens: TokenFolder) -> None:
+def _note_smaller_vocabulary(run: RunConfig, tokens: Tokens) -> None:
     """Print a note if the trained tokenizer has fewer entries than `data.vocab_size`, so that the model is smaller than
     planned.
     """
@@ -246,7 +247,7 @@ def _note_smaller_vocabulary(run: RunConfig, tokens: TokenFolder) -> None:
         )
 
 
-def with_vocabulary(run: RunConfig, tokens: TokenFolder) -> RunConfig:
+def with_vocabulary(run: RunConfig, tokens: Tokens) -> RunConfig:
     """Return the run with `model.vocab_size` filled in: 0 is replaced by the vocabulary size of the tokens. Raises
     `ConfigError` if `model.vocab_size` is smaller than the vocabulary of the tokens.
     """
@@ -259,7 +260,7 @@ def with_vocabulary(run: RunConfig, tokens: TokenFolder) -> RunConfig:
     return dataclasses.replace(run, model=dataclasses.replace(run.model, vocab_size=size))
 
 
-def _check_initial_weights(run: RunConfig, tokens: TokenFolder) -> None:
+def _check_initial_weights(run: RunConfig, tokens: Tokens) -> None:
     """Check `training.initialize_from`: it must be a Hugging Face folder with weights of this model and, if it has a
     tokenizer, the same token ids as `tokens`. Raises `ConfigError` or `CheckpointError`.
     """
@@ -282,7 +283,7 @@ def _train(prepared: _Prepared, device: torch.device) -> _Stop | None:
     """Train on one rank. Returns None if all steps are done."""
     run = prepared.run.config
     mesh = make_mesh(run.layout, device)
-    tokens = TokenFolder.open(Path(run.tokens_folder), verify=False)  # `_prepare` has checked the hashes
+    tokens = open_tokens(run.data, Path(run.tokens_folder), verify=False)  # `_prepare` has checked the hashes
     lock = prepared.lock if mesh.is_first_rank else None
     trainer = Trainer(prepared.run, mesh)
     if run.training.initialize_from and prepared.checkpoint is None:

@@ -7,21 +7,26 @@ from typing import Any
 
 from crosscut.checkpoint import Folder, Progress, require_identity
 from crosscut.config import ConfigError, CrosscutError, ModelConfig, RunConfig, TrainingConfig, load_run
-from crosscut.data import TokenFolder
+from crosscut.data import Tokens, folders_of
 from crosscut.training.schedule import describe_jump
 
 _ORDER = ("batch_size", "initial_batch_size", "ramp_steps", "sequence_length", "seed")
 """Settings of `[training]` that decide the order of the data."""
 
 
-def identity_of(run: RunConfig, tokens: TokenFolder) -> dict[str, Any]:
+def identity_of(run: RunConfig, tokens: Tokens) -> dict[str, Any]:
     """Return the values that must be equal for a run to resume from a checkpoint: the model's settings except dropout,
-    the settings that decide the order of the data, and a hash of the tokens.
+    the settings that decide the order of the data, a hash of the tokens, and the share of each token folder.
     """
     model = {f"model.{name}": value for name, value in dataclasses.asdict(run.model).items() if name != "dropout"}
     order = {f"training.{name}": getattr(run.training, name) for name in _ORDER}
-    files = [entry.tokens_sha256 for entry in (*tokens.manifest.train, tokens.manifest.validation)]
-    return {**model, **order, "data.tokens": hashlib.sha256("".join(files).encode()).hexdigest()[:16]}
+    folders = folders_of(tokens)
+    manifests = [folder.manifest for folder in folders]
+    files = [entry.tokens_sha256 for made in manifests for entry in (*made.train, made.validation)]
+    data: dict[str, Any] = {"data.tokens": hashlib.sha256("".join(files).encode()).hexdigest()[:16]}
+    if run.data.mixture:
+        data["data.mixture"] = list(folders.values())
+    return {**model, **order, **data}
 
 
 def defaults_of_identity() -> dict[str, Any]:
@@ -29,12 +34,13 @@ def defaults_of_identity() -> dict[str, Any]:
     existed.
     """
     kinds = {"model": ModelConfig, "training": TrainingConfig}
-    return {
+    defaults = {
         f"{section}.{field.name}": field.default
         for section, kind in kinds.items()
         for field in dataclasses.fields(kind)
         if field.default is not dataclasses.MISSING
     }
+    return {**defaults, "data.mixture": []}
 
 
 def require_resumable(run: RunConfig, checkpoint: Folder, identity: Mapping[str, Any], *, may_be_all: bool) -> Progress:

@@ -15,7 +15,7 @@ from crosscut.training.speed.compilation import compiled_modules, uncompiled
 from crosscut.verification.comparison import Comparison
 from crosscut.verification.draws import Disagreement, Draw, compare_draws, draws_of
 from crosscut.verification.recording import Recording, Step, record
-from crosscut.verification.report import DOCUMENTS, DRAWS, ROUNDING, Check, First, Report
+from crosscut.verification.report import DOCUMENTS, DRAWS, MIXTURE, ROUNDING, Check, First, Report
 from crosscut.verification.tolerance import Rounding, num_layers_of, num_summands_of, rounding_of, tolerance_of
 
 MakeStep = Callable[[ParallelMesh], Step]
@@ -196,6 +196,10 @@ _CHECK_CAUSES = {
     DOCUMENTS: (
         "The cut and the uncut model agree, but packed sequences do not compute what their documents compute apart: "
         "check where documents begin, the mask of attention, and the positions."
+    ),
+    MIXTURE: (
+        "The model computes the same, but its batches do not have the tokens of each folder that `data.mixture` asks "
+        "for: check what a weight counts (tokens, not files or documents), and how a batch is divided over data ranks."
     ),
     "collectives": "All numbers agree, but the messages differ from the messages that the planner counts: check which "
     "collectives are missing or superfluous.",

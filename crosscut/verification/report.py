@@ -16,6 +16,10 @@ DOCUMENTS = "documents"
 """Name of the check that compares packed sequences with their documents apart. A report has this check only if
 documents do not see each other (`training.document_mask`).
 """
+MIXTURE = "mixture"
+"""Name of the check of the folders' shares. A report has this check only if the run mixes token folders
+(`data.mixture`).
+"""
 ROUNDING = ("rounding of outputs", "rounding of gradients")
 """Names of the checks that concern the uncut model alone. If such a check fails, the cut and the uncut model may be
 wrong in the same way.

@@ -33,6 +33,7 @@ from crosscut.training.precision import compute_dtype, needs_loss_scale, product
 from crosscut.training.requirements import require_capabilities
 from crosscut.training.speed.compilation import compiled_modules
 from crosscut.training.step import Trainer
+from crosscut.verification.mixing import compare_mixture
 from crosscut.verification.module import CLIP_NORM, LEARNING_RATE
 from crosscut.verification.packing import compare_documents, pack
 from crosscut.verification.proof import Claim, prove
@@ -324,6 +325,8 @@ def _further_checks(step: Step, tolerance: float) -> list[Check]:
     if step.run.training.document_mask:
         batches = step.micro_batches()
         checks += compare_documents(step.trainer, batches, end_of_text=END_OF_TEXT, tolerance=tolerance)
+    if mixture := step.run.data.mixture:
+        checks += compare_mixture([part.weight for part in mixture], step.mesh, seed=step.run.training.seed)
     return checks
 
 

@@ -33,6 +33,8 @@ def _included(verified: RunConfig, compiled: bool) -> Iterator[str]:
         yield f"accumulation over {verified.num_micro_batches} micro-batches"
     if training.document_mask:
         yield "documents that do not see each other"
+    if verified.data.mixture:
+        yield f"the weights of {len(verified.data.mixture)} token folders"
     if compiled:
         yield COMPILED
     if verified.layout.symmetric_memory:

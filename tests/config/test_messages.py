@@ -16,6 +16,7 @@ from crosscut.config import (
     OutputConfig,
     RunConfig,
     TrainingConfig,
+    load_run,
 )
 
 MODEL = {"num_layers": 2, "hidden_size": 48, "num_heads": 6}
@@ -339,6 +340,34 @@ def test_every_layout_divides_the_smallest_batch() -> None:
         "`training.micro_batch_size` must divide the 2 sequences of a data rank (`training.initial_batch_size` 4 / "
         "`layout.data` 2), but is 3. Try 1 or 2."
     )
+
+
+MIX = {"folder": "books", "weight": 1.0}
+NO_SHARE = "`data.mixture.weight` of `mail` must be above 0 and finite, but is {}. Remove a folder that has no share."
+NOT_EMPTY = "`data.{}` must be empty with `data.mixture`, but is {}. Set data.{}={}, or remove `data.mixture`."
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        *(({"mixture": [MIX, {"folder": "mail", "weight": w}]}, NO_SHARE.format(w)) for w in (0.0, -1.0, float("inf"))),
+        ({"mixture": [{**MIX, "weight": float("nan")}]}, "`data.mixture.weight` must be a number, but is nan."),
+        (
+            {"mixture": [{**MIX, "folder": ""}]},
+            "`data.mixture.folder` must name a folder of token shards, but is empty.",
+        ),
+        (
+            {"mixture": [MIX, {**MIX, "weight": 2.0}]},
+            "`data.mixture` must name each folder once, but names `books` 2 times. Add up its weights.",
+        ),
+        ({"mixture": [MIX], "text": ["book.txt"]}, NOT_EMPTY.format("text", "('book.txt',)", "text", "[]")),
+        ({"mixture": [MIX], "tokens": "all"}, NOT_EMPTY.format("tokens", "'all'", "tokens", '""')),
+    ],
+)
+def test_a_mixture_says_what_is_wrong_with_its_folders(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_run({"model": MODEL, "data": data})
+    assert str(error.value) == message
 
 
 def test_a_shard_group_divides_the_data_ranks() -> None:

@@ -248,7 +248,8 @@ def test_neither_text_nor_tokens_is_an_error(make: Callable[..., TokenFolder]) -
     with pytest.raises(DataError) as error:
         make(DataConfig())
     assert str(error.value) == (
-        "`data.text` or `data.tokens` must be given, but both are empty. Name the text to train on."
+        "`data.text`, `data.tokens` or `data.mixture` must be given, but all three are empty. Name the text to train "
+        "on."
     )
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from crosscut.config import RunConfig, TrainingError
-from crosscut.data import TokenFolder
+from crosscut.data import open_tokens
 from crosscut.model import Batch
 from crosscut.parallel import CollectiveRecorder, make_mesh
 from crosscut.training.batches import Batches
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 def parts(run: RunConfig) -> tuple[Trainer, Batches]:
     mesh = make_mesh(run.layout, CPU)
-    tokens = TokenFolder.open(Path(run.tokens_folder), verify=False)
+    tokens = open_tokens(run.data, Path(run.tokens_folder), verify=False)
     return Trainer(resolve_on(run, CPU), mesh), Batches(run, tokens, mesh)
 
 

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from crosscut.architecture import GatedMLP
 from crosscut.config import IGNORED, Layout
 from crosscut.config.model import FeedForward
+from crosscut.data import mixture
 from crosscut.model import attention, batch, block, gated_mlp, gpt, initialization, mlp
 from crosscut.model.building import Builder
 from crosscut.parallel import (
@@ -62,6 +63,7 @@ BOTH = Layout(tensor=2, data=2)
 SHARED = Layout(data=2, sharding="zero3")
 ACCUMULATED = {"micro_batch_size": 1}
 PACKED = {"document_mask": True}
+MIXED = {"mixture": [{"folder": "books", "weight": 3}, {"folder": "mail", "weight": 1}]}
 
 
 @dataclass(frozen=True)
@@ -323,6 +325,20 @@ def positions_do_not_restart(patch: Patch) -> None:
         return found(tokens, end_of_text=end_of_text)._replace(positions=places)
 
     patch.setattr(batch, "find_documents", continued)
+
+
+# --- the data --------------------------------------------------------------------------------------------------------
+
+
+@fault("mixture weights by files instead of tokens", "mixture", DATA, data=MIXED)
+def weights_by_files(patch: Patch) -> None:
+    make = mixture.MixedSampler.__init__
+
+    def by_files(self: mixture.MixedSampler, samplers: Any, weights: Any, *, seed: int) -> None:
+        counted = [weight * len(sampler._shards) for sampler, weight in zip(samplers, weights, strict=True)]
+        make(self, samplers, counted, seed=seed)
+
+    patch.setattr(mixture.MixedSampler, "__init__", by_files)
 
 
 # --- the vocabulary --------------------------------------------------------------------------------------------------

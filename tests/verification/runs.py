@@ -21,15 +21,17 @@ def tiny_run(
     *,
     training: Mapping[str, Any] = MappingProxyType({}),
     optimizer: Mapping[str, Any] = MappingProxyType({}),
+    data: Mapping[str, Any] = MappingProxyType({}),
     **model: Any,
 ) -> RunConfig:
-    """With other settings of `training`, `optimizer` and the model. 300 entries are padded to 384 on one rank and to
-    512 on more.
+    """With other settings of `training`, `optimizer`, `data` and the model. 300 entries are padded to 384 on one rank
+    and to 512 on more.
     """
     shape = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": 300, "max_sequence_length": 16}
     table = {
         "model": {**shape, "dropout": 0.1, **model},
         "training": {"sequence_length": 16, "steps": 10, **training},
+        "data": {**data},
         "optimizer": {"warmup_steps": 0, **optimizer},
     }
     return load_run(table)

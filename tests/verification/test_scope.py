@@ -3,7 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from crosscut.config import Layout, OptimizerConfig, RunConfig, load_run
+from crosscut.config import DataConfig, Layout, OptimizerConfig, RunConfig, load_run
+from crosscut.config.run import MixedFolder
 from crosscut.verification import Check, Report, for_verification, scale_down, with_scope
 
 REPORT = Report(
@@ -45,6 +46,10 @@ def test_what_the_step_had_of_the_runs_options_is_told() -> None:
     assert scope(split) == (("symmetric memory",), ())
     assert scope(run_of(micro_batch_size=1)) == (("accumulation over 2 micro-batches",), ())
     assert scope(run_of(micro_batch_size=4)) == ((), ())
+    assert scope(run_of(document_mask=True)) == (("documents that do not see each other",), ())
+    mixture = tuple(MixedFolder(folder=name, weight=1.0) for name in ("books", "mail"))
+    mixed = replace(run_of(), data=DataConfig(mixture=mixture))
+    assert scope(mixed) == (("the weights of 2 token folders",), ())
     rates = OptimizerConfig(warmup_steps=0, matrix_learning_rate=0.01, embedding_learning_rate=0.1)
     assert scope(replace(run_of(), optimizer=rates)) == (("learning rates by role (embedding, matrix)",), ())
 

@@ -1,8 +1,9 @@
 """Facts of a run that are printed before its first step: model, layout, corpus, folder and expected time."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from crosscut.config import Layout, ResolvedRun, RunConfig
 from crosscut.config.machine import processor_name
-from crosscut.data import TokenFolder
+from crosscut.data import Tokens, folders_of, training_samples, validation_samples
 from crosscut.planner import count_parameters, find_hardware
 from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware
 from crosscut.planner.time import step_time
@@ -26,13 +27,14 @@ _WORTH_A_NOTE = 1.05
 
 
 def print_banner(
-    run: ResolvedRun, tokens: TokenFolder, throughput: Throughput, device: torch.device, console: Console, *, done: int
+    run: ResolvedRun, tokens: Tokens, throughput: Throughput, device: torch.device, console: Console, *, done: int
 ) -> None:
     """Print what the run will do, before its first step. `done` is the number of steps that the run has done before."""
     config, training = run.config, run.training
-    corpus = sum(shard.num_tokens for shard in tokens.train)
+    folders = folders_of(tokens)
+    corpus = sum(shard.num_tokens for folder in folders for shard in folder.train)
     epochs = f"{training.samples_before(training.steps) * training.sequence_length / corpus:.3g}"
-    validated = short(tokens.validation.num_tokens, COUNTS)
+    validated = short(sum(folder.validation.num_tokens for folder in folders), COUNTS)
     first = f"{training.initial_batch_size:,} to " if training.initial_batch_size else ""
     batch = f"{first}{training.batch_size:,} x {training.sequence_length:,}"
     rows = [
@@ -40,6 +42,7 @@ def print_banner(
         ("device", device_name(device)),
         ("corpus", f"{short(corpus, COUNTS)} tokens for training, {validated} for validation"),
         ("training", f"{_steps(done, training.steps)} of {batch} tokens: {epochs} epoch{'' if epochs == '1' else 's'}"),
+        *mixture_rows(mixture_facts(config, tokens)),
         ("folder", config.output.folder),
     ]
     if expected := expected_seconds(run, tokens, throughput, device, done=done):
@@ -52,7 +55,7 @@ def _steps(done: int, steps: int) -> str:
 
 
 def expected_seconds(
-    run: ResolvedRun, tokens: TokenFolder, throughput: Throughput, device: torch.device, *, done: int
+    run: ResolvedRun, tokens: Tokens, throughput: Throughput, device: torch.device, *, done: int
 ) -> float | None:
     """Forecast the seconds of the remaining steps and of their validations. None if the planner does not know the
     device. Checkpoints, evaluations and the compilation of layers are not counted.
@@ -65,9 +68,9 @@ def expected_seconds(
     training, left = run.training, run.training.steps - done
     whole = (training.samples_before(training.steps) - training.samples_before(done)) / training.batch_size
     validations = 1 + (-(-left // training.validate_every) if training.validate_every else 1)
-    validated = tokens.validation.num_tokens
-    if training.validation_sequences:
-        validated = min(validated, training.validation_sequences * training.sequence_length)
+    samples = validation_samples(tokens, sequence_length=training.sequence_length)
+    filled = samples.count(training.validation_sequences) * training.sequence_length
+    validated = min(filled, sum(folder.validation.num_tokens for folder in folders_of(tokens)))
     # A step is a forward pass and a backward pass of twice its work.
     forward = validated / (training.batch_size * training.sequence_length) / 3
     return step_time(run.config, hardware).total * (whole + validations * forward)
@@ -91,6 +94,32 @@ def _hardware(run: RunConfig, peak: Peak, device: torch.device) -> Hardware | No
         return find_hardware(torch.cuda.get_device_name(device))
     laptop = KNOWN_HARDWARE["laptop"]
     return replace(laptop, flops={**laptop.flops, run.training.numbers.compute: peak.flops_per_second})
+
+
+def mixture_facts(run: RunConfig, tokens: Tokens) -> list[dict[str, Any]]:
+    """Facts of each token folder of a mixture: its share of the training tokens, and its epochs over all steps of the
+    run. Empty if the run has no mixture.
+    """
+    if not run.data.mixture:
+        return []
+    training = run.training
+    samples = training_samples(tokens, sequence_length=training.sequence_length, seed=training.seed)
+    epochs = samples.epochs(training.samples_before(training.steps))
+    return [
+        {
+            "folder": str(folder.path),
+            "share": share,
+            "training_tokens": sum(shard.num_tokens for shard in folder.train),
+            "epochs": times,
+        }
+        for (folder, share), times in zip(folders_of(tokens).items(), epochs, strict=True)
+    ]
+
+
+def mixture_rows(facts: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Rows for the token folders of a mixture, from `mixture_facts`. Empty without a mixture."""
+    lines = [f"{each['share']:.3g} of {each['folder']}: {each['epochs']:.3g} epochs" for each in facts]
+    return [("mixture", "\n".join(lines))] if lines else []
 
 
 def model_rows(run: RunConfig) -> list[tuple[str, str]]:

@@ -19,7 +19,7 @@ from crosscut.checkpoint.manifest import current_versions
 from crosscut.config import GenerationError, RunConfig, write_whole
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
 from crosscut.config.terminal import new_console
-from crosscut.data import TokenFolder
+from crosscut.data import Tokens
 from crosscut.evaluation.score_table import in_a_line
 from crosscut.generation import Sampling, continue_text
 from crosscut.model import GPT
@@ -28,7 +28,16 @@ from crosscut.pretrained import begin_of_run
 from crosscut.training.evaluations import last_figures
 from crosscut.training.loop import Outcome
 from crosscut.training.speed.compilation import uncompiled
-from crosscut.training.watching.banner import COUNTS, device_name, facts_panel, gain_of_one_rank, model_rows, short
+from crosscut.training.watching.banner import (
+    COUNTS,
+    device_name,
+    facts_panel,
+    gain_of_one_rank,
+    mixture_facts,
+    mixture_rows,
+    model_rows,
+    short,
+)
 from crosscut.training.watching.metrics import METRICS_FILE, TENSORBOARD_FOLDER, read_metrics
 from crosscut.training.watching.profiling import PROFILE_FOLDER
 
@@ -42,7 +51,7 @@ _NAMES = (
 """Files and folders of a run that may exist, besides its checkpoints."""
 
 
-def write_report(run: RunConfig, model: GPT, tokens: TokenFolder, outcome: Outcome) -> str:
+def write_report(run: RunConfig, model: GPT, tokens: Tokens, outcome: Outcome) -> str:
     """Generate the sample text on all ranks, if `output.sample_tokens` is above 0. The first rank writes the files and
     prints the summary. Every rank must call this.
 
@@ -60,7 +69,11 @@ def write_report(run: RunConfig, model: GPT, tokens: TokenFolder, outcome: Outco
                 text = f"No text. {error}"
     if not model.mesh.is_first_rank:
         return ""
-    summary = {**summarize(run, outcome, model.mesh.device), "evaluation": last_figures(read_metrics(folder))}
+    summary = {
+        **summarize(run, outcome, model.mesh.device),
+        "mixture": mixture_facts(run, tokens),
+        "evaluation": last_figures(read_metrics(folder)),
+    }
     unwritten, failure = [PLOT_FILE, SAMPLE_FILE, SUMMARY_FILE], ""
     try:
         if text:
@@ -181,6 +194,7 @@ def print_summary(
 
 def _summary_rows(run: RunConfig, summary: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
     yield from model_rows(run)
+    yield from mixture_rows(summary.get("mixture", ()))
     yield "device", f"{summary['device']}; torch {summary['versions']['torch']}"
     before, after = summary["validation_perplexity_before"], summary["validation_perplexity_after"]
     tokens = f"{summary['steps']:,} steps ({short(summary['training_tokens'], COUNTS)} tokens)"

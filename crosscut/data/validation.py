@@ -1,0 +1,117 @@
+"""Order of the validation samples. Every validation reads the same samples.
+
+Shapes: B batch, S sequence.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import final
+
+import numpy as np
+
+from crosscut.config import IGNORED
+from crosscut.config.errors import DataError
+from crosscut.data.sampler import Ids, share_of_batch
+from crosscut.data.shards.reading import Shard
+from crosscut.data.tokenization.tokenizer import Tokenizer
+
+
+class ValidationSamples(ABC):
+    """Samples for validation, in a fixed order. Of all samples, a validation uses those at the first positions."""
+
+    sequence_length: int
+    """Number of tokens of a sample."""
+
+    @abstractmethod
+    def count(self, limit: int) -> int:
+        """Return the number of samples of a validation of at most `limit` samples. 0 means no limit."""
+
+    @abstractmethod
+    def sample_at(self, position: int, limit: int) -> tuple[Ids, Ids]:
+        """Return the tokens and targets of the sample at a position of such a validation, each [S]."""
+
+    @abstractmethod
+    def check_unchanged(self) -> None:
+        """Raise `DataError` if a file has been written to or truncated since it was opened."""
+
+    @abstractmethod
+    def num_bytes(self, tokenizer: Tokenizer, *, limit: int = 0) -> int:
+        """Return the number of UTF-8 bytes of the text of all targets in the batches of all ranks, with the same
+        `limit` as in `batches`. `tokenizer` is the tokenizer of the tokens.
+
+        End-of-text tokens have no bytes. The first token of a shard is not a target, so its bytes are not counted.
+        """
+
+    def batches(self, *, batch_size: int, rank: int = 0, size: int = 1, limit: int = 0) -> Iterator[tuple[Ids, Ids]]:
+        """Yield this rank's slice of every batch: (tokens, targets), each [B / size, S].
+
+        Each batch is divided among `size` ranks, and `rank` is the index of this rank. All ranks get the same number of
+        batches, with the same shape. Together, the batches hold the samples of a validation of at most `limit` samples
+        once. An incomplete last batch is padded with samples whose targets are all `IGNORED`. Raises `DataError` unless
+        `size` divides `batch_size`.
+        """
+        local, first = share_of_batch(batch_size, rank, size)
+        num_samples = self.count(limit)
+        for start in range(0, num_samples, batch_size):
+            places = range(start + first, start + first + local)
+            samples = [self.sample_at(i, limit) if i < num_samples else _blank(self.sequence_length) for i in places]
+            self.check_unchanged()
+            yield np.stack([tokens for tokens, _ in samples]), np.stack([targets for _, targets in samples])
+
+
+@final
+class ValidationSampler(ValidationSamples):
+    """Samples from the validation shard of one token folder: every token except the first is a target exactly once. The
+    last sample is padded if it is short.
+    """
+
+    def __init__(self, shard: Shard, *, sequence_length: int) -> None:
+        """Raise `DataError` if the shard has no token to predict."""
+        if shard.num_tokens < 2:
+            raise DataError(
+                f"The validation set must have at least 2 tokens, but has {shard.num_tokens}. Provide more text."
+            )
+        self._shard = shard
+        self.sequence_length = sequence_length
+        self.num_samples = -(-(shard.num_tokens - 1) // sequence_length)
+
+    def sample(self, index: int) -> tuple[Ids, Ids]:
+        """Return the tokens and targets of sample `index`, each [S]. After the shard's end, tokens are 0 and targets
+        are `IGNORED`.
+        """
+        tokens, targets = _blank(self.sequence_length)
+        start = index * self.sequence_length
+        rows = self._shard.tokens[start : start + self.sequence_length + 1]
+        num_targets = max(len(rows) - 1, 0)
+        tokens[:num_targets] = rows[:-1]
+        targets[:num_targets] = rows[1:]
+        return tokens, targets
+
+    def count(self, limit: int) -> int:
+        """Return the number of samples of a validation of at most `limit` samples."""
+        return min(limit, self.num_samples) if limit else self.num_samples
+
+    def sample_at(self, position: int, limit: int) -> tuple[Ids, Ids]:
+        """Return a sample of a validation. Any limit leaves the first samples."""
+        del limit
+        return self.sample(position)
+
+    def check_unchanged(self) -> None:
+        """Raise `DataError` if a file of the shard has been written to or truncated since it was opened."""
+        self._shard.check_unchanged()
+
+    def num_bytes(self, tokenizer: Tokenizer, *, limit: int = 0) -> int:
+        """Return the bytes of the text of all targets, as `ValidationSamples.num_bytes` says."""
+        stop = self.count(limit) * self.sequence_length + 1
+        start, total = 0, -tokenizer.num_bytes(self._shard.tokens[:1])
+        for end in self._shard.ends.tolist():
+            if start >= stop:
+                break
+            total += tokenizer.num_bytes(self._shard.tokens[start : min(end, stop)])
+            start = end
+        return total
+
+
+def _blank(length: int) -> tuple[Ids, Ids]:
+    """Tokens and targets of a sample without targets."""
+    return np.zeros(length, dtype=np.int64), np.full(length, IGNORED, dtype=np.int64)

@@ -1,0 +1,60 @@
+"""Check that the training samples of a mixture have the weights of `data.mixture`, on every layout.
+
+The check counts the tokens of each folder in the batches of all data ranks. The folders are made up: they have
+different numbers of files, and all tokens of a folder are the folder's number. The weights are those of the run.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from crosscut.data import Sampler, Shard
+from crosscut.data.mixture import BLOCK_SAMPLES, MixedSampler, shares_of
+from crosscut.data.shards.writing import INDEX_DTYPE
+from crosscut.parallel import ParallelMesh
+from crosscut.parallel.collectives import gather_to_first
+from crosscut.verification.report import MIXTURE, Check
+
+_LENGTH = 4
+"""Tokens of a sample."""
+_SAMPLES_AT_ONCE = 64
+"""Samples of a batch on one data rank."""
+
+
+def compare_mixture(weights: Sequence[float], mesh: ParallelMesh, *, seed: int) -> list[Check]:
+    """Check the shares of folders with these weights. Every rank must call this function. The list has one check on the
+    first rank.
+
+    Each block of samples has every folder's share, rounded up or down. The slices of the data ranks must be the batch
+    of one rank.
+    """
+    samplers = [Sampler(_made_up_shards(number), sequence_length=_LENGTH, seed=seed) for number in range(len(weights))]
+    samples = MixedSampler(samplers, weights, seed=seed)
+    batch_size = _SAMPLES_AT_ONCE * mesh.data.size
+    steps = range(-(-2 * BLOCK_SAMPLES // batch_size))
+    own = [samples.batch(i, batch_size=batch_size, rank=mesh.data.rank, size=mesh.data.size)[0] for i in steps]
+    every = gather_to_first((mesh.data.rank, np.stack(own)))
+    if every is None:
+        return []
+    slices = dict(every)
+    batches = np.concatenate([slices[rank] for rank in range(mesh.data.size)], axis=1)
+    whole = np.stack([samples.batch(i, batch_size=batch_size)[0] for i in steps])
+    shares = shares_of(weights)
+    found = np.bincount(batches.ravel(), minlength=len(weights)) / batches.size
+    difference = max(abs(found - shares))
+    is_sliced = np.array_equal(batches, whole)
+    told = f"shares {_listed(found.tolist())}, by `data.mixture` {_listed(shares)}"
+    told += "" if is_sliced else "; the slices of the data ranks are not the batch of one rank"
+    return [Check(MIXTURE, float(difference), is_sliced and difference <= 2 / BLOCK_SAMPLES, told)]
+
+
+def _listed(shares: Sequence[float]) -> str:
+    return ", ".join(f"{share:.3g}" for share in shares)
+
+
+def _made_up_shards(number: int) -> list[Shard]:
+    """Shards of a made-up folder. The folder `number` has `number` + 1 shards, and its tokens are all `number`."""
+    index = np.zeros(8, dtype=INDEX_DTYPE)
+    index["end"] = np.arange(1, 9) * (10 + number)
+    tokens = np.full(index["end"][-1], number, dtype=np.uint16)
+    return [Shard(f"train-{i}", tokens, index, ("made up",)) for i in range(number + 1)]

@@ -1,0 +1,83 @@
+"""Training on a mixture of token folders: the same batches on every layout and after a resume, and what is told."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from crosscut.checkpoint import read_manifest
+from crosscut.checkpoint.storage import LocalFolder
+from crosscut.config import CheckpointError, DataError, RunConfig
+from crosscut.config.conventions import TOKENS_FOLDER
+from crosscut.data import prepare
+from crosscut.training.job import run_training
+from tests.training.conftest import tiny_run
+from tests.training.jobs import whole_run
+from tests.training.test_resume import batches_of, checkpoint_of, train
+
+
+@pytest.fixture(scope="module")
+def second_folder(text_file: Path, tokens_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A part of the small corpus, with the tokenizer of the whole."""
+    folder = tmp_path_factory.mktemp("second") / TOKENS_FOLDER
+    part = folder.parent / "part.txt"
+    part.write_text(text_file.read_text(encoding="utf-8")[:60_000], encoding="utf-8")
+    tokenizer = f"data.tokenizer={tokens_folder / 'tokenizer.json'}"
+    config = tiny_run(folder, Path("unused"), f"data.text={part}", tokenizer, "data.num_shards=1").data
+    prepare(config, folder, seed=1, progress=False)
+    return folder
+
+
+@pytest.fixture
+def mixed_run(tokens_folder: Path, second_folder: Path, tmp_path: Path):
+    """Makes a tiny run on both folders, with overrides."""
+
+    def make(*overrides: str, weights: tuple[float, float] = (1, 3)) -> RunConfig:
+        folders = zip((tokens_folder, second_folder), weights, strict=True)
+        items = ", ".join(f'{{folder="{folder}", weight={weight}}}' for folder, weight in folders)
+        mixture = ("data.tokens=", f"data.mixture=[{items}]")
+        return tiny_run(tokens_folder, tmp_path / "run", *mixture, "training.document_mask=true", *overrides)
+
+    return make
+
+
+def test_a_mixture_goes_on_to_the_last_bit_and_on_another_layout_with_the_same_batches(ranks, mixed_run):
+    run = mixed_run("checkpoint.keep=100", "model.dropout=0")
+    whole, resumed = train(ranks, run), train(ranks, run, checkpoint_of(run, 3))
+    for step, loss in resumed[0]["losses"].items():
+        assert loss == whole[0]["losses"][step]
+    for name, weight in whole[0]["weights"].items():
+        assert torch.equal(weight, resumed[0]["weights"][name]), name
+    for layout in (("layout.data=2", "layout.sharding=zero3"), ("layout.tensor=2", "layout.sequence_parallel=true")):
+        other = mixed_run("checkpoint.keep=100", "model.dropout=0", *layout)
+        cut = train(ranks, other, checkpoint_of(run, 3))
+        for step, loss in cut[0]["losses"].items():
+            assert batches_of(cut, step) == batches_of(whole, step)
+            assert loss == pytest.approx(whole[0]["losses"][step], rel=1e-5)
+
+
+def test_a_whole_run_tells_the_share_and_the_epochs_of_each_folder(ranks, mixed_run, tokens_folder, second_folder):
+    run = mixed_run("training.steps=3", "checkpoint.every=3")
+    text = ranks.run(1, whole_run, run)[0]
+    first, second = json.loads((Path(run.output.folder) / "summary.json").read_text())["mixture"]
+    assert (first["folder"], first["share"]) == (str(tokens_folder), 0.25)
+    assert (second["folder"], second["share"]) == (str(second_folder), 0.75)
+    samples = sum(each["epochs"] * each["training_tokens"] / 32 for each in (first, second))
+    assert samples == pytest.approx(12, rel=0.05)
+    assert f"0.75 of {second_folder}"[:30] in text
+    identity = read_manifest(LocalFolder(checkpoint_of(run, 3))).progress.identity
+    assert identity["data.mixture"] == [0.25, 0.75]
+
+
+def test_other_weights_are_refused_at_a_resume(ranks, mixed_run):
+    run = mixed_run("training.steps=3", "checkpoint.every=3")
+    ranks.run(1, whole_run, run)
+    with pytest.raises(CheckpointError, match=r"`data\.mixture` must be \[0\.25, 0\.75\] as in the checkpoint"):
+        run_training(mixed_run("training.steps=6", weights=(1, 1)), resume=True)
+
+
+def test_a_folder_that_is_missing_is_told_before_a_rank_starts(mixed_run, tmp_path):
+    run = mixed_run(f'data.mixture=[{{folder="{tmp_path / "gone"}", weight=1}}]')
+    with pytest.raises(DataError, match=r"gone` must be a folder of token shards, but has no manifest\.json"):
+        run_training(run)
