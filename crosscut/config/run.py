@@ -149,10 +149,11 @@ class OutputConfig:
     """Folder of the run, for the config, metrics, plots and checkpoints."""
 
     sample_prompt: str = ""
-    """Prompt of the text that is sampled at the end of the run. An empty prompt starts a new document."""
+    """Prompt of a second sample at the end of the run. The first sample is a new document. An empty prompt gives only
+    the first sample."""
 
     sample_tokens: int = 120
-    """Number of tokens to sample at the end of the run. 0 samples no text."""
+    """Number of tokens of each sample at the end of the run. 0 samples no text."""
 
     def __post_init__(self) -> None:
         if not self.folder:

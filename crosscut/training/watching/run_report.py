@@ -1,11 +1,11 @@
-"""Report of a finished run: a plot of its losses, a sample of its text and a summary."""
+"""Report of a finished run: a plot of its losses, samples of its text and a summary."""
 
 import io
 import json
 import math
 import shlex
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,21 +52,13 @@ _NAMES = (
 
 
 def write_report(run: RunConfig, model: GPT, tokens: Tokens, outcome: Outcome) -> str:
-    """Generate the sample text on all ranks, if `output.sample_tokens` is above 0. The first rank writes the files and
+    """Generate the samples on all ranks, if `output.sample_tokens` is above 0. The first rank writes the files and
     prints the summary. Every rank must call this.
 
     Returns the reason why a file could not be written, on the first rank; empty if all files are written.
     """
     folder = Path(run.output.folder)
-    text = ""
-    if run.output.sample_tokens:
-        sampling = Sampling(num_tokens=run.output.sample_tokens, seed=run.training.seed)
-        with uncompiled(model):  # each token lengthens the text, and each length would need its own compiled graph
-            begin = begin_of_run(run, tokens.path)
-            try:
-                text = continue_text(model, tokens, run.output.sample_prompt, sampling, begin_of_text=begin)
-            except GenerationError as error:  # the run is complete, and its report says why there is no sample
-                text = f"No text. {error}"
+    samples = _samples(run, model, tokens)
     if not model.mesh.is_first_rank:
         return ""
     summary = {
@@ -76,8 +68,8 @@ def write_report(run: RunConfig, model: GPT, tokens: Tokens, outcome: Outcome) -
     }
     unwritten, failure = [PLOT_FILE, SAMPLE_FILE, SUMMARY_FILE], ""
     try:
-        if text:
-            write_whole(folder / SAMPLE_FILE, text + "\n")
+        if samples:
+            write_whole(folder / SAMPLE_FILE, "\n\n".join(samples.values()) + "\n")
             unwritten.remove(SAMPLE_FILE)
         plot_losses(folder)
         unwritten.remove(PLOT_FILE)
@@ -85,8 +77,29 @@ def write_report(run: RunConfig, model: GPT, tokens: Tokens, outcome: Outcome) -
         unwritten.remove(SUMMARY_FILE)
     except OSError as error:
         failure = error.strerror or str(error)
-    print_summary(run, summary, text, new_console(), unwritten=unwritten)
+    print_summary(run, summary, samples, new_console(), unwritten=unwritten)
     return failure
+
+
+def _samples(run: RunConfig, model: GPT, tokens: Tokens) -> dict[str, str]:
+    """Generate a new document and, if the run has a prompt, a continuation of the prompt, by their titles. The samples
+    are the first that are drawn.
+    """
+    if not run.output.sample_tokens:
+        return {}
+    prompts = {"sample": ""}
+    if run.output.sample_prompt:
+        prompts[f'sample that continues "{run.output.sample_prompt}"'] = run.output.sample_prompt
+    sampling = Sampling(num_tokens=run.output.sample_tokens, seed=run.training.seed)
+    begin = begin_of_run(run, tokens.path)
+    samples = {}
+    with uncompiled(model):  # each token lengthens the text, and each length would need its own compiled graph
+        for title, prompt in prompts.items():
+            try:
+                samples[title] = continue_text(model, tokens, prompt, sampling, begin_of_text=begin)
+            except GenerationError as error:  # the run is complete, and its report says why there is no sample
+                samples[title] = f"No text. {error}"
+    return samples
 
 
 def summarize(run: RunConfig, outcome: Outcome, device: torch.device) -> dict[str, Any]:
@@ -169,13 +182,18 @@ def _smoothed(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 def print_summary(
-    run: RunConfig, summary: dict[str, Any], text: str, console: Console, *, unwritten: Collection[str] = ()
+    run: RunConfig,
+    summary: dict[str, Any],
+    samples: Mapping[str, str],
+    console: Console,
+    *,
+    unwritten: Collection[str] = (),
 ) -> None:
-    """Print the results of the run, the paths of its files and commands to type next. Files that do not exist are left
-    out, and so are the files in `unwritten`, which may be of an earlier report.
+    """Print the samples by their titles, the results of the run, the paths of its files and commands to type next.
+    Files that do not exist are left out, and so are the files in `unwritten`, which may be of an earlier report.
     """
-    if text:
-        console.print(Panel(Text(text), title="sample", title_align="left", padding=(1, 2), style="dim"))
+    for title, text in samples.items():
+        console.print(Panel(Text(text), title=Text(title), title_align="left", padding=(1, 2), style="dim"))
     console.print(facts_panel("done", _summary_rows(run, summary)))
     folder = run.output.folder
     files = [name for name in _NAMES if name not in unwritten and (Path(folder) / name).exists()]

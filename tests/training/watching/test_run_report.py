@@ -38,7 +38,8 @@ def printed(tmp_path, text: str, *overrides: str, **summary: object) -> str:
     folder.mkdir()
     for name in ("loss.png", "metrics.jsonl", "summary.json", *(["sample.txt"] if text else [])):
         (folder / name).touch()
-    print_summary(run, {**SUMMARY, **summary}, text, console, unwritten=["loss.png"])
+    samples = {"sample": text, 'sample that continues "It"': "It was."} if text else {}
+    print_summary(run, {**SUMMARY, **summary}, samples, console, unwritten=["loss.png"])
     return console.file.getvalue()
 
 
@@ -47,7 +48,8 @@ def test_summary_says_what_came_out_and_what_comes_next(tmp_path):
     for expected in (
         "GPT-2, ", "2 processes", "4,321.0 before, 98.8 after 300 steps (614k tokens)",
         "a processor; torch 2.13.0", "bits per byte", "3.210 before, 1.765 after; over 61.2 kB of text",
-        "6,789 tokens/s, 1.23 TFLOP/s: 34% of 3.6 TFLOP/s", "And so it was.", "training.steps=600",
+        "6,789 tokens/s, 1.23 TFLOP/s: 34% of 3.6 TFLOP/s", "And so it was.", '─ sample that continues "It" ─',
+        "training.steps=600",
         "tensorboard --logdir", "sample.txt", "lambada accuracy 45.18%, wikitext103 perplexity 19.31",
     ):  # fmt: skip
         assert expected in out, expected
