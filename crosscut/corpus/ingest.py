@@ -257,5 +257,6 @@ def _first_reject(records: Sequence[Record], source: SourceConfig, folder: Path)
         if record.counts["sources"][source.name]["rejects"]:
             path = folder / f"{record.task}.rejects.jsonl"
             reject = next(read_rows(path, REJECT_KEYS))
-            return f"`{reject['file']}`, {reject['place']}: {reject['reason']}. All rejects are in `{path.parent}`."
+            reason = reject["reason"].removesuffix(".")
+            return f"`{reject['file']}`, {reject['place']}: {reason}. All rejects are in `{path.parent}`."
     return ""

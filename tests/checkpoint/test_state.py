@@ -19,6 +19,7 @@ from crosscut.checkpoint.writer import CheckpointWriter
 from crosscut.config import CheckpointError, Layout, ModelConfig, OptimizerConfig
 from crosscut.model import GPT, initialize
 from crosscut.parallel import RandomStreams, make_mesh, make_reducer, shard_model
+from crosscut.pretrained import require_finite
 from crosscut.training.optimizer import make_optimizer
 from tests.checkpoint.forged import edit_index
 
@@ -232,6 +233,7 @@ def load_without_pickle(root: Path) -> tuple[dict, dict]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torch.distributed.distributed_c10d._pickler", lambda *_: pytest.fail("a message is pickled"))
         load_model(latest(root), model=model, padded=PADDED)
+        require_finite(model, root, is_published=False)
     _, saved, optimizer = make(layout, seed=1)
     take_step(saved, optimizer)
     return weights(model), weights(saved)

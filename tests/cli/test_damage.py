@@ -125,6 +125,9 @@ def test_damaged_checkpoints_and_texts(crosscut_here, folder: Path) -> None:
 
 def test_damage_is_told_in_red_on_a_terminal_and_as_json(on_terminal, crosscut_here, folder: Path) -> None:
     cut(folder / "pages.jsonl.gz")
+    told = crosscut_here("prepare", "corpus.toml", "--json")
+    assert told.returncode == EXIT_DAMAGED
+    assert "is truncated at byte" in json.loads(told.stdout)["error"]["message"]
     shown = on_terminal("prepare", "corpus.toml")
     assert "\x1b[31mcrosscut: `ingest.max_" in shown
     assert "\x1b[31m" not in on_terminal("prepare", "nowhere.toml"), "a mistake is not red"
