@@ -5,6 +5,7 @@ window, hide lines or type commands. Therefore `printable` replaces control char
 goes to a terminal, and always in errors. Text that goes to a file or a pipe is not changed.
 """
 
+import os
 import re
 import sys
 from collections.abc import Iterable
@@ -32,14 +33,19 @@ def _escape(code: int) -> str:
 
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True, bold: bool = False, red: bool = False) -> None:
-    """Print text, to the error stream if `err` is set, with a line end if `nl` is set. Only a terminal shows `bold` and
-    `red`.
+    """Print text, to the error stream if `err` is set, with a line end if `nl` is set. Only a terminal with colours
+    shows `bold` and `red`.
     """
     is_terminal = (sys.stderr if err else sys.stdout).isatty()
     shown = printable(str(text)) if err or is_terminal else str(text)
-    if is_terminal and (bold or red):
+    if is_terminal and (bold or red) and _has_colours():
         shown = click.style(shown, bold=bold or None, fg="red" if red else None)
     click.echo(shown, err=err, nl=nl, color=True)
+
+
+def _has_colours() -> bool:
+    """Whether the terminal shows colours. `NO_COLOR` and a dumb terminal turn them off, as they do for rich."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
 def new_console(*, stderr: bool = False, width: int | None = None) -> "Console":

@@ -20,6 +20,7 @@ from typing import IO, Any, NamedTuple, Protocol
 
 from crosscut.config.corpora import EngineConfig
 from crosscut.config.errors import DataError
+from crosscut.config.files import require_regular
 from crosscut.config.machine import available_cores, leave_with_parent, require_room
 from crosscut.corpus.execution.stages import Record, Task, execute
 
@@ -59,12 +60,13 @@ def start_engine(config: EngineConfig, work: Path) -> Iterator[Engine]:
     """Start the engine that the config names, and stop the engine when the context ends. Tasks write into `work`.
 
     If an earlier run was killed, this function first waits a second or two until the workers of that run have ended.
-    Raises `DataError` if Ray is configured but not installed, or if the Ray cluster does not answer.
+    Raises `DataError` if Ray is configured but not installed, if the Ray cluster does not answer, or if the lock of the
+    workers is not a regular file.
     """
     workers = config.workers or available_cores()
     work.mkdir(parents=True, exist_ok=True)
     lock = work / WORKERS_LOCK
-    with lock.open("w") as file:
+    with _opened(lock) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
     if config.kind == "ray":
         with _ray(config) as engine:
@@ -84,6 +86,20 @@ def start_engine(config: EngineConfig, work: Path) -> Iterator[Engine]:
             raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _opened(lock: Path) -> IO[str]:
+    """Open the lock of the workers. Raises `DataError` if it is not a regular file, such as a pipe, on which opening
+    would wait.
+    """
+    try:
+        if lock.is_symlink() or lock.exists():
+            require_regular(lock)
+    except OSError as error:
+        raise DataError(
+            f"`{lock}` must be a regular file, but is not: {error.strerror}. Remove it, and start again."
+        ) from None
+    return lock.open("a")
 
 
 class _Here:
@@ -123,7 +139,7 @@ _held: list[IO[str]] = []  # keeps the lock file open until the process ends
 
 
 def _start_worker(lock: Path) -> None:
-    file = lock.open("w")
+    file = _opened(lock)
     fcntl.flock(file, fcntl.LOCK_SH)
     _held.append(file)
     for number in (signal.SIGINT, signal.SIGUSR1):  # the parent process handles these signals and stops the workers
