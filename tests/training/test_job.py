@@ -77,7 +77,8 @@ def test_messages_that_run_beside_nothing_are_told_before_training_on_gpus(run_w
     run = run_with(*split, *long)
     with mock.patch("crosscut.training.job.with_vocabulary", lambda run, tokens: run):
         assert num_pieces(2, 131_072 * run.model.hidden_size) == 2
-        with mock.patch.multiple("crosscut.training.job", Sampler=mock.DEFAULT, ValidationSampler=mock.DEFAULT):
+        unread = dict.fromkeys(("training_samples", "validation_samples"), mock.DEFAULT)
+        with mock.patch.multiple("crosscut.training.job", **unread):
             prepare_run(run, resume=False)
             assert "overlap" not in capsys.readouterr().err, "a CPU's messages run beside nothing ever"
             with mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)):
