@@ -130,6 +130,7 @@ def test_damage_is_told_in_red_on_a_terminal_and_as_json(on_terminal, crosscut_h
     assert "is truncated at byte" in json.loads(told.stdout)["error"]["message"]
     shown = on_terminal("prepare", "corpus.toml")
     assert "\x1b[31mcrosscut: `ingest.max_" in shown
+    assert "\x1b" not in on_terminal("prepare", "corpus.toml", terminal="dumb").rpartition("crosscut: ")[2]
     assert "\x1b[31m" not in on_terminal("prepare", "nowhere.toml"), "a mistake is not red"
 
 

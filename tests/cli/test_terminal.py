@@ -28,19 +28,21 @@ def on_terminal(monkeypatch, forked_ranks) -> Callable[..., str]:
     """Runs `crosscut` in this process with a pseudo-terminal as its output and error stream; gives what it shows."""
     from crosscut.cli import main
 
-    def run(*arguments: str) -> str:
+    def run(*arguments: str, terminal: str = "xterm") -> str:
+        monkeypatch.setenv("TERM", terminal)
+        monkeypatch.delenv("NO_COLOR", raising=False)
         leader, follower = os.openpty()
         monkeypatch.setattr(sys, "argv", ["crosscut", *arguments])
         monkeypatch.setenv("COLUMNS", "200")
         pieces: list[bytes] = []
         reader = threading.Thread(target=lambda: read_all(leader, pieces))
         reader.start()
-        with os.fdopen(follower, "w") as terminal:
-            monkeypatch.setattr(sys, "stdout", terminal)
-            monkeypatch.setattr(sys, "stderr", terminal)
+        with os.fdopen(follower, "w") as stream:
+            monkeypatch.setattr(sys, "stdout", stream)
+            monkeypatch.setattr(sys, "stderr", stream)
             with handlers_restored(), suppress(SystemExit):
                 main()
-            terminal.flush()
+            stream.flush()
             os.write(follower, END)
             reader.join()
         os.close(leader)
