@@ -60,7 +60,12 @@ class Attention:
             is_rotary=model.positions == "rotary",
             query=columns("attention.qkv.query", hidden, model.query_size, bias=bias),
             key_value=columns_by_heads(
-                "attention.qkv.key_value", hidden, model.key_value_size, heads=model.num_kv_heads, bias=bias
+                "attention.qkv.key_value",
+                hidden,
+                model.key_value_size,
+                heads=model.num_kv_heads,
+                bias=bias,
+                num_matrices=2,
             ),
             output=rows("attention.output", model.query_size, hidden, bias=model.biases == "all"),
             query_norm=head_norm(model, "attention.query_norm"),

@@ -75,6 +75,9 @@ class Parameter:
     cut: Cut = Cut.WHOLE
     heads: int = 0
     """Number of heads of a parameter with `Cut.HEADS`, which never divides a head; 0 for other parameters."""
+    num_matrices: int = 1
+    """Number of matrices that the parameter stores. If there are several, their rows alternate head by head: a head's
+    rows of the first matrix, the head's rows of the second matrix, then the next head."""
     inside: bool = False
     """Whether a parallel region uses the parameter although every rank holds the whole parameter."""
     num_inputs: int = 0
@@ -175,9 +178,12 @@ def columns(name: str, inputs: int, outputs: int, *, bias: bool) -> Matrix:
     return Matrix(weight, _bias(name, weight) if bias else None)
 
 
-def columns_by_heads(name: str, inputs: int, outputs: int, *, heads: int, bias: bool) -> Matrix:
-    """Describe a column-parallel matrix whose columns form `heads` heads. Every rank holds only whole heads."""
-    weight = Parameter(f"{name}.weight", (outputs, inputs), Role.MATRIX, Cut.HEADS, heads)
+def columns_by_heads(name: str, inputs: int, outputs: int, *, heads: int, bias: bool, num_matrices: int = 1) -> Matrix:
+    """Describe a column-parallel matrix whose columns form `heads` heads. Every rank holds only whole heads.
+
+    With `num_matrices`, each head has columns of several matrices of the model.
+    """
+    weight = Parameter(f"{name}.weight", (outputs, inputs), Role.MATRIX, Cut.HEADS, heads, num_matrices)
     return Matrix(weight, _bias(name, weight) if bias else None)
 
 

@@ -1,5 +1,5 @@
-"""Settings of a run's optimizer: AdamW, the learning rate of each group of parameters, and the schedule of these rates
-(paper, section 4.1.1).
+"""Settings of a run's optimizer: AdamW, or Muon for matrices, the learning rate of each group of parameters, and the
+schedule of these rates (paper, section 4.1.1).
 """
 
 from dataclasses import dataclass
@@ -15,6 +15,13 @@ class Schedule(Choice):
     LINEAR = "linear"
     WSD = "wsd"
     CONSTANT = "constant"
+
+
+class MatrixOptimizer(Choice):
+    """The choices for `optimizer.matrices`."""
+
+    ADAMW = "adamw"
+    MUON = "muon"
 
 
 class ParameterGroup(Choice):
@@ -34,6 +41,11 @@ class OptimizerConfig:
 
     learning_rate: float = 1.5e-4
     """Maximum learning rate, reached at the end of the warm-up."""
+
+    matrices: MatrixOptimizer = MatrixOptimizer.ADAMW
+    """Optimizer of the matrices inside the layers: `adamw`, or `muon` (Jordan et al. 2024), which makes the update of
+    each matrix orthogonal (docs/recipe.md). AdamW updates all other parameters. Muon needs a
+    `matrix_learning_rate`."""
 
     embedding_learning_rate: float = 0.0
     """Maximum learning rate of the embeddings of tokens and positions. A vocabulary that is tied to the output
@@ -98,6 +110,11 @@ class OptimizerConfig:
                 f"but is {self.min_learning_rate}."
             )
         self._check_decay()
+        if self.matrices is MatrixOptimizer.MUON and not self.matrix_learning_rate:
+            raise ConfigError(
+                '`optimizer.matrix_learning_rate` must be above 0 with optimizer.matrices="muon", but is 0. Muon needs '
+                "a higher rate than AdamW. Try 0.02."
+            )
         for name in own:
             if getattr(self, name) and not self.learning_rate:
                 raise ConfigError(

@@ -40,6 +40,18 @@ class ElementTypes(NamedTuple):
     """Element type of the factors in the layers' matrix products."""
 
     @property
+    def muon(self) -> str:
+        """Element type in which Muon gathers and orthogonalizes matrices: bfloat16 if activations have this type, and
+        otherwise the type of the parameters. The range of float16 is too small for gradients without a loss scale.
+        """
+        return self.compute if self.compute == "bfloat16" else self.accumulation
+
+    @property
+    def muon_bytes(self) -> int:
+        """Bytes per element of a matrix that Muon gathers and orthogonalizes."""
+        return _BYTES[self.muon]
+
+    @property
     def compute_bytes(self) -> int:
         """Bytes per element of an activation."""
         return _BYTES[self.compute]

@@ -119,7 +119,7 @@ class TrainingConfig:
 
     offload: tuple[Offload, ...] = ()
     """Tensors that are kept in host memory while they are not in use: `activations` (the layer inputs that `recompute =
-    "full"` keeps) and `optimizer` (AdamW's moments)."""
+    "full"` keeps) and `optimizer` (the moments of AdamW and Muon)."""
 
     compile: Compile = Compile.AUTO
     """Whether to compile each layer with `torch.compile`: `on`, `off`, or `auto`, which compiles on GPUs if the run's

@@ -8,22 +8,23 @@ allows. Only the chosen candidate becomes a validated `RunConfig`.
 from typing import NamedTuple
 
 from crosscut.architecture import Device, Target
-from crosscut.config import Layout, ModelConfig, RunConfig, TrainingConfig
+from crosscut.config import Layout, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
 from crosscut.config.conventions import AMPERE
 from crosscut.config.run import reason_against_compiling
 
 
 class Candidate(NamedTuple):
-    """Model, layout and training settings of a run, not validated. Every forecast accepts a `Candidate`."""
+    """Model, layout, training and optimizer settings of a run, not validated. Every forecast accepts a `Candidate`."""
 
     model: ModelConfig
     layout: Layout
     training: TrainingConfig
+    optimizer: OptimizerConfig = OptimizerConfig()
 
     @classmethod
     def of(cls, run: "Planned", precision: str) -> "Candidate":
         """Return a candidate with the settings of `run`. `precision` replaces `training.precision = "auto"`."""
-        return cls(run.model, run.layout, run.training.in_precision(precision))
+        return cls(run.model, run.layout, run.training.in_precision(precision), run.optimizer)
 
     @property
     def micro_batch_size(self) -> int:

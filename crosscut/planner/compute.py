@@ -23,6 +23,7 @@ from crosscut.config.checks import require_at_least
 from crosscut.config.training import Recompute
 from crosscut.planner.activations import recomputation_step
 from crosscut.planner.candidate import Planned
+from crosscut.planner.muon import muon_flops
 from crosscut.planner.parameters import known_vocab_size
 
 _ONE_TOKEN = Target()
@@ -79,8 +80,8 @@ def hardware_flops_per_rank(run: Planned, *, compiled: bool = False) -> int:
     """FLOPs that one rank computes in one step, including recomputation.
 
     The tensor ranks divide the products evenly, with one exception: if there are fewer key-value heads than tensor
-    ranks, several ranks compute the same head. The duplicated FLOPs count here, but not in `flops_per_step`. Raises
-    `ConfigError` if `model.vocab_size` is still 0.
+    ranks, several ranks compute the same head. The duplicated FLOPs count here, but not in `flops_per_step`. The
+    products of Muon, which every rank computes, count here, too. Raises `ConfigError` if `model.vocab_size` is still 0.
     """
     tensor = run.layout.tensor
     decoder = describe(run.model)
@@ -91,7 +92,7 @@ def hardware_flops_per_rank(run: Planned, *, compiled: bool = False) -> int:
         repeated += (3 * count + again[layer]) * (by_ranks - weight_flops(layer, _ONE_TOKEN))
     tokens = run.training.batch_size * run.training.sequence_length
     flops = flops_per_step(run) + recomputed_flops_per_step(run, compiled=compiled) + tokens * repeated
-    return flops // run.layout.world_size
+    return flops // run.layout.world_size + muon_flops(run)
 
 
 @lru_cache(maxsize=4096)

@@ -9,7 +9,7 @@ activations of all layers, `G` for the gradients, and `E` for the gradient of th
 | backward, layer i   | the parts of A and G that exist at layer i, the layer's temporary tensors, E              |
 | backward, embedding | G                                                                                         |
 | reduction           | G, and a copy of the gradients in the last bucket                                         |
-| step                | G, and the buffers of AdamW                                                               |
+| step                | G, and the buffers of the optimizer                                                       |
 
 From the second micro-batch on, all of G exists throughout the backward pass. The derivations are in `docs/planner.md`.
 The dry run (`crosscut.rehearsal`) measures the same bytes in the running program.
@@ -31,6 +31,7 @@ from crosscut.config.precision import precision_on
 from crosscut.config.training import Recompute
 from crosscut.planner.activations import activations_of, num_recomputed_layers, recomputation_step
 from crosscut.planner.candidate import Candidate, Planned, target_of
+from crosscut.planner.muon import largest_muon_share, muon_buffers, muon_share
 from crosscut.planner.parameters import known_vocab_size
 
 FRAGMENTATION = 0.05
@@ -54,7 +55,7 @@ class MemoryForecast:
     """Weights in the accumulation type, if this type differs from the compute type."""
 
     optimizer: int = 0
-    """Moments of AdamW."""
+    """Moments of AdamW, and the momentum of Muon."""
 
     activations: int = 0
     """Activations that layers save for the backward pass, and temporary tensors of the running layer."""
@@ -166,6 +167,8 @@ class _Step:
         self.target = target_of(run, device=device, capability=capability)
         self.every = recomputation_step(run)
         self.root = _root(self.decoder, tensor, shares)
+        self.of_muon = muon_share(run)
+        """Elements that Muon updates. They have one moment instead of two."""
         self.tokens = self.target.tokens
         self.whole = self.tokens * run.model.hidden_size * self.size
         self.between = self.target.own_tokens * run.model.hidden_size * self.size
@@ -285,8 +288,12 @@ class _Step:
         return self._at("reduction", gradients=own, buffers=(own - others) * copies)
 
     def _update(self) -> MemoryForecast:
-        places = 4 * min(PIECE_ELEMENTS, self.own) * self.wide if self._moments_wait else 0
-        return self._at("step", gradients=self.own * self.wide, buffers=places)
+        places = matrix = 0
+        if self._moments_wait:
+            places = 4 * min(PIECE_ELEMENTS, self.own - self.of_muon) * self.wide
+            matrix = largest_muon_share(self.run) * self.wide
+        buffers = max(places, matrix + muon_buffers(self.run))
+        return self._at("step", gradients=self.own * self.wide, buffers=buffers)
 
     def _at(self, instant: str, *, weights: int = 0, activations: int = 0, **held: int) -> MemoryForecast:
         state = self.own * self.wide
@@ -295,7 +302,7 @@ class _Step:
             instant=instant,
             weights=weights if self.is_mixed else weights + state,
             master_weights=state if self.is_mixed else 0,
-            optimizer=0 if self._moments_wait else 2 * state,
+            optimizer=0 if self._moments_wait else 2 * state - self.of_muon * self.wide,
             activations=activations,
             allowance=int(FRAGMENTATION * passing) if self.device == "cuda" else 0,
             **held,

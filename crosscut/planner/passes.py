@@ -11,7 +11,7 @@ The unit is the residual stream of one micro-batch on one rank (b s h elements, 
 | residual sum                               | 3 | 0 | 3 | 0 |
 
 `crosscut.architecture` counts the bytes of each step of a layer. This module adds the bytes of passes over parameters:
-casting weights, casting and summing gradients, the gradient norm and AdamW.
+casting weights, casting and summing gradients, the gradient norm and the optimizer.
 
 Legend: `b` sequences of a micro-batch, `s` tokens of a sequence, `h` hidden size, `t` tensor ranks.
 """
@@ -23,6 +23,7 @@ from crosscut.architecture import Layer, Target, describe, flat, layer_parameter
 from crosscut.architecture.readings import passes
 from crosscut.config import ModelConfig
 from crosscut.planner.candidate import Planned
+from crosscut.planner.muon import MUON_BYTES, muon_share
 from crosscut.planner.parameters import known_vocab_size, parameters_per_rank
 from crosscut.planner.program import Program
 
@@ -93,14 +94,16 @@ def ends_passes(run: Planned, target: Target) -> tuple[float, float]:
 def optimizer_bytes(run: Planned, program: Program) -> float:
     """Bytes that the optimizer reads and writes on one rank in one step.
 
-    The gradient norm, clipping and AdamW pass over the rank's shard of parameters, gradients and moments. If the data
+    The gradient norm, clipping and the optimizer pass over the rank's shard of parameters, gradients and moments.
+    Muon's products, which `step_time` adds, are not counted here. If the data
     ranks replicate the gradients, the copies into and out of the buckets of the all-reduce are added.
     """
     wide = run.training.numbers.accumulation_bytes / 4
     own = parameters_per_rank(run.model, run.layout) / run.layout.shard_size
     buckets = 16 if run.layout.data > 1 and run.layout.shard_size == 1 else 0
     sharing = run.layout.data if program.shards_optimizer else 1
-    return own * wide * ((ADAMW_BYTES + _NORM_AND_CLIP_BYTES) / sharing + buckets)
+    of_muon = muon_share(run) * wide * (MUON_BYTES - ADAMW_BYTES)
+    return own * wide * ((ADAMW_BYTES + _NORM_AND_CLIP_BYTES) / sharing + buckets) + of_muon
 
 
 @lru_cache(maxsize=4096)

@@ -33,6 +33,7 @@ from crosscut.planner.compute import flops_per_step
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.messages.exchange import Beside, Exchange, exchange
 from crosscut.planner.messages.traffic import step_traffic
+from crosscut.planner.muon import MUON_KERNELS, muon_parameters, muon_products
 from crosscut.planner.parameters import known_vocab_size, num_tensors, parameters_per_rank
 from crosscut.planner.passes import LayerPasses, ends_passes, layer_passes, optimizer_bytes, weight_passes
 from crosscut.planner.products import Speed
@@ -55,7 +56,7 @@ class StepTime:
     """Operators that are limited by memory bandwidth, such as norms and activations."""
 
     optimizer: float
-    """Gradient norm, AdamW, and the transfer of moments that are offloaded to host memory."""
+    """Gradient norm, AdamW or Muon with its products, and the transfer of moments that are offloaded to host memory."""
 
     exposed: float
     """Messages, or parts of messages, that overlap with no computation."""
@@ -170,6 +171,7 @@ def step_time(
         attention=M * (layers.total(lambda layer: sum(layer.attention)) + attention),
         passes=M * (layers.total(lambda layer: sum(layer.passes)) + passes + ends + cast + summed),
         optimizer=speed.passes(optimizer_bytes(run, program))
+        + _orthogonalization(run, speed)
         + _moments_from_host(run, hardware)
         + _starts(run, hardware),
         exposed=sum((entry.exposed for entry in exchanges), 0.0),
@@ -265,6 +267,12 @@ def _beside(run: Planned, decoder: Decoder, layers: _Layers, speed: Speed, summe
         backward=backward,
         root_share=root / parameters_per_rank(run.model, run.layout),
     )
+
+
+def _orthogonalization(run: Planned, speed: Speed) -> float:
+    """Seconds of Muon's products and kernel starts; 0 without Muon."""
+    products = sum(count * speed.product(product, in_layer=False) for product, count in muon_products(run).items())
+    return products + muon_parameters(run).total() * MUON_KERNELS * speed.hardware.start
 
 
 def _moments_from_host(run: Planned, hardware: Hardware) -> float:

@@ -7,10 +7,10 @@ which the piece was computed and, for gradients, on the later use:
 |----------------|-------------------------------------------------------------------------------------------|
 | weights        | is a parameter, or was cast from a parameter to another type                              |
 | master_weights | is a parameter, and products use another type                                             |
-| optimizer      | is a moment of AdamW                                                                      |
+| optimizer      | is a moment of AdamW or the momentum of Muon                                              |
 | gradients      | became a parameter's gradient, or was made in a backward pass with a parameter's shape    |
 | logits         | was made by the loss and is as wide as a rank's part of the vocabulary                    |
-| buffers        | is the result of a collective, or was made by code that prepares collectives              |
+| buffers        | is the result of a collective, or was made by code that prepares collectives, or by Muon  |
 | activations    | has no other category                                                                     |
 
 A piece belongs to the module whose forward pass made the piece. A piece that is made in a backward pass belongs to the
@@ -41,6 +41,7 @@ from crosscut.parallel.state.parameters import local_part
 _OURS = f"{Path(__file__).resolve().parents[1]}/"
 _LOSS = f"{_OURS}parallel/cross_entropy.py"
 _GRADIENTS = f"{_OURS}parallel/state/gradients.py"
+_MUON = f"{_OURS}training/muon.py"
 _HOST = f"{_OURS}training/memory/host_activations.py"
 _FOR_OTHERS = (f"{_OURS}rehearsal/", f"{_OURS}kernels/")
 """Files whose functions make tensors for their callers."""
@@ -179,7 +180,7 @@ class Ledger(TorchDispatchMode):
             return None
         if self._host_apart and file == _HOST and function == "_put":
             return None
-        if is_collective(func) or file == _GRADIENTS or _SHARDING in file:
+        if is_collective(func) or file in (_GRADIENTS, _MUON) or _SHARDING in file:
             return "buffers"
         if file == _LOSS and tensor.shape[-1:] == (self._vocabulary,):
             return "logits"

@@ -16,7 +16,7 @@ from crosscut.parallel.pretended import pretended_ranks
 from crosscut.planner.parameters import known_vocab_size
 from crosscut.rehearsal.ledger import Ledger, Peak
 from crosscut.rehearsal.pretence import Device, WithoutMemory, as_on
-from crosscut.training.optimizer import MOMENTS
+from crosscut.training.optimizer import STATE
 from crosscut.training.step import Trainer
 from crosscut.training.watching.memory_account import resizing_told_to
 
@@ -95,8 +95,9 @@ def _enter_state(ledger: Ledger, trainer: Trainer) -> None:
     is_mixed = precision.compute != precision.accumulation
     parameters = dict(trainer.model.named_parameters())
     ledger.enter("master_weights" if is_mixed else "weights", parameters)
-    for name in MOMENTS:
-        moments = {key: trainer.optimizer.state[p][name] for key, p in parameters.items()}
+    for name in STATE:
+        states = {key: trainer.optimizer.state[p] for key, p in parameters.items()}
+        moments = {key: state[name] for key, state in states.items() if name in state}
         if trainer.run.device == "cuda" and "optimizer" in trainer.run.training.offload:
             ledger.pass_over(moments.values())
         else:

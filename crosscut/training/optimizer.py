@@ -1,10 +1,12 @@
-"""AdamW as in the paper's section 4.1.1: decoupled weight decay, except on biases and layer norms.
+"""AdamW as in the paper's section 4.1.1: decoupled weight decay, except on biases and layer norms. Muon may update the
+matrices inside the layers instead (`optimizer.matrices`).
 
 PyTorch's fused kernel does the arithmetic on the local parts of distributed tensors. A scalar on the device, which
 PyTorch calls `found_inf`, decides whether a step changes the weights, so the host never waits.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -12,12 +14,22 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from crosscut.architecture import describe
+from crosscut.architecture import Parameter, describe
+from crosscut.architecture.muon import takes_muon
 from crosscut.config import ModelConfig, OptimizerConfig
+from crosscut.config.optimizer import MatrixOptimizer
 from crosscut.parallel.state.parameters import local_part
+from crosscut.training.muon import Muon
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """PyTorch's names for the two moments: the moving averages of the gradient and of its square."""
+
+MOMENTUM = "momentum_buffer"
+"""PyTorch's name for the momentum, the only state of a parameter that Muon updates."""
+
+STATE = (*MOMENTS, MOMENTUM)
+"""Names of all tensors with a parameter's shape in the optimizer's state. A parameter has either both moments or the
+momentum."""
 
 
 class Piece(NamedTuple):
@@ -33,7 +45,7 @@ class Piece(NamedTuple):
 
 
 class Home(Protocol):
-    """Place where AdamW's moments are stored between steps."""
+    """Place where moments are stored between steps: those of AdamW, and the momentum of Muon."""
 
     def new(self, parameter: Tensor) -> Tensor:
         """Return zeros with the shape and placement of `parameter`."""
@@ -44,6 +56,11 @@ class Home(Protocol):
     def pieces(self, whole: Piece) -> Iterator[Piece]:
         """Split `whole`, the arguments of the fused kernel, into pieces. Yield the pieces, each with its moments on the
         device. The caller must update each piece before it asks for the next piece.
+        """
+
+    def borrowed(self, moment: Tensor, parameter: Tensor) -> AbstractContextManager[Tensor]:
+        """Return a context in which this rank's part of a moment of `parameter` is on the device. Changes of the part
+        are stored at the end of the context.
         """
 
 
@@ -62,9 +79,15 @@ class OnDevice:
         """Yield `whole` as one piece."""
         yield whole
 
+    def borrowed(self, moment: Tensor, parameter: Tensor) -> AbstractContextManager[Tensor]:
+        """Return a context with this rank's part of the moment itself."""
+        del parameter
+        return nullcontext(local_part(moment))
+
 
 class LocalAdamW(AdamW):
-    """PyTorch's AdamW (same state, settings and checkpoints) with a different `step`.
+    """PyTorch's AdamW (same state, settings and checkpoints) with a different `step`. `Muon` may update some of the
+    parameters; their state is the momentum alone.
 
     PyTorch's own step would send every argument through the dispatch of distributed tensors, and needs all moments on
     the device at once. The learning rate of a parameter is the rate of its group times a constant factor of its own.
@@ -83,12 +106,16 @@ class LocalAdamW(AdamW):
         *,
         home: Home | None = None,
         factors: Mapping[Tensor, float] = MappingProxyType({}),
+        muon: Muon | None = None,
     ) -> None:
-        """`factors` are the factors of learning rates, by parameter. The factor of any other parameter is 1."""
+        """`factors` are the factors of learning rates, by parameter. The factor of any other parameter is 1. `muon`
+        updates the parameters that it describes; None means that AdamW updates all parameters.
+        """
         betas = (config.beta1, config.beta2)
         super().__init__(groups, lr=config.learning_rate, betas=betas, eps=config.epsilon, fused=True)
         self.home: Home = home or OnDevice()
         self.factors = dict(factors)
+        self.muon = muon or Muon({})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -97,7 +124,11 @@ class LocalAdamW(AdamW):
         """
         assert closure is None, "the loss is computed by the trainer"
         for group in self.param_groups:
-            parameters = [p for p in group["params"] if p.grad is not None]
+            used = [p for p in group["params"] if p.grad is not None]
+            for parameter in used:
+                if parameter in self.muon.matrices:
+                    self._update_matrix(parameter, group)
+            parameters = [p for p in used if p not in self.muon.matrices]
             for kind in dict.fromkeys(map(self._kind, parameters)):
                 self._update([p for p in parameters if self._kind(p) == kind], group, factor=kind[1])
 
@@ -117,18 +148,23 @@ class LocalAdamW(AdamW):
         would first copy all moments to the device.
         """
         saved = state_dict["state"]
-        others = {key: {name: v for name, v in entry.items() if name not in MOMENTS} for key, entry in saved.items()}
+        others = {key: {name: v for name, v in entry.items() if name not in STATE} for key, entry in saved.items()}
         super().load_state_dict({**state_dict, "state": others})
         keys = (key for group in state_dict["param_groups"] for key in group["params"])
         parameters = (parameter for group in self.param_groups for parameter in group["params"])
         for key, parameter in zip(keys, parameters, strict=True):
-            for name in MOMENTS:
+            for name in STATE:
                 if name in saved.get(key, {}):
                     self.state[parameter][name] = self.home.keep(saved[key][name], parameter)
 
     def _kind(self, parameter: Tensor) -> tuple[torch.dtype, float]:
         """Element type of a parameter, and factor of its learning rate. One call of the kernel updates one kind."""
         return parameter.dtype, self.factors.get(parameter, 1.0)
+
+    def _update_matrix(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        rate = group["lr"] * self._kind(parameter)[1]
+        with self.home.borrowed(self._state_of(parameter)[MOMENTUM], parameter) as momentum:
+            self.muon.update(parameter, momentum, rate=rate, decay=group["weight_decay"], found_inf=self.found_inf)
 
     def _update(self, parameters: Sequence[Tensor], group: dict[str, Any], *, factor: float) -> None:
         states = [self._state_of(parameter) for parameter in parameters]
@@ -165,7 +201,9 @@ class LocalAdamW(AdamW):
 
     def _state_of(self, parameter: Tensor) -> dict[str, Any]:
         state: dict[str, Any] = self.state[parameter]
-        if not state:
+        if not state and parameter in self.muon.matrices:
+            state[MOMENTUM] = self.home.new(parameter)
+        elif not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
             state.update((name, self.home.new(parameter)) for name in MOMENTS)
         return state
@@ -182,13 +220,17 @@ def make_optimizer(
     *,
     undecayed: Collection[str] = (),
     factors: Mapping[str, float] = MappingProxyType({}),
+    matrices: Mapping[str, Parameter] = MappingProxyType({}),
+    muon_dtype: torch.dtype | None = None,
     home: Home | None = None,
 ) -> LocalAdamW:
-    """Create AdamW for a model's parameters. The caller sets the learning rate before every step with
+    """Create the optimizer of a model's parameters. The caller sets the learning rate before every step with
     `set_learning_rate`.
 
     Weight decay does not apply to the parameters named in `undecayed` (`undecayed_parameters` returns these names for a
-    whole model). `factors` are factors of learning rates, by the name of the parameter (`rate_factors`). `home` stores
+    whole model). `factors` are factors of learning rates, by the name of the parameter (`rate_factors`).
+    `matrices` describes the parameters that Muon updates, by name (`muon_matrices`); AdamW updates the others.
+    `muon_dtype` is the element type in which Muon orthogonalizes; None means the parameters' own type. `home` stores
     the moments. By default, the moments are on the device.
     """
     named = list(model.named_parameters())
@@ -196,7 +238,8 @@ def make_optimizer(
     others = [parameter for name, parameter in named if name in undecayed]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
     own: dict[Tensor, float] = {parameter: factors[name] for name, parameter in named if name in factors}
-    return LocalAdamW(groups, config, home=home, factors=own)
+    muon = Muon({parameter: matrices[name] for name, parameter in named if name in matrices}, dtype=muon_dtype)
+    return LocalAdamW(groups, config, home=home, factors=own, muon=muon)
 
 
 def undecayed_parameters(model: ModelConfig) -> set[str]:
@@ -207,6 +250,13 @@ def undecayed_parameters(model: ModelConfig) -> set[str]:
 def rate_factors(model: ModelConfig, config: OptimizerConfig) -> dict[str, float]:
     """Factor between each parameter's learning rate and `optimizer.learning_rate`, by the name of the parameter."""
     return {parameter.name: config.rate_factor(parameter.role.group) for parameter in describe(model).parameters()}
+
+
+def muon_matrices(model: ModelConfig, config: OptimizerConfig) -> dict[str, Parameter]:
+    """Descriptions of the parameters that Muon updates, by name; empty if AdamW updates all parameters."""
+    if config.matrices is not MatrixOptimizer.MUON:
+        return {}
+    return {parameter.name: parameter for parameter in describe(model).parameters() if takes_muon(parameter)}
 
 
 def set_learning_rate(optimizer: AdamW, rate: float) -> None:

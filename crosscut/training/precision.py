@@ -21,6 +21,11 @@ def parameter_dtype(precision: str) -> torch.dtype:
     return _dtype(PRECISIONS[precision].accumulation)
 
 
+def muon_dtype(precision: str) -> torch.dtype:
+    """Element type in which Muon gathers and orthogonalizes matrices."""
+    return _dtype(PRECISIONS[precision].muon)
+
+
 def product_dtype(precision: str) -> torch.dtype:
     """Element type of the factors of the layers' matrix products."""
     return _dtype(PRECISIONS[precision].products)

@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from crosscut.checkpoint import Folder, Progress, require_identity
-from crosscut.config import ConfigError, CrosscutError, ModelConfig, RunConfig, TrainingConfig, load_run
+from crosscut.config import (
+    ConfigError,
+    CrosscutError,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    TrainingConfig,
+    load_run,
+)
 from crosscut.data import Tokens, folders_of
 from crosscut.training.schedule import describe_jump
 
@@ -16,24 +24,26 @@ _ORDER = ("batch_size", "initial_batch_size", "ramp_steps", "sequence_length", "
 
 def identity_of(run: RunConfig, tokens: Tokens) -> dict[str, Any]:
     """Return the values that must be equal for a run to resume from a checkpoint: the model's settings except dropout,
-    the settings that decide the order of the data, a hash of the tokens, and the share of each token folder.
+    the settings that decide the order of the data, the optimizer of matrices, a hash of the tokens, and the share of
+    each token folder.
     """
     model = {f"model.{name}": value for name, value in dataclasses.asdict(run.model).items() if name != "dropout"}
     order = {f"training.{name}": getattr(run.training, name) for name in _ORDER}
+    optimizer = {"optimizer.matrices": run.optimizer.matrices}
     folders = folders_of(tokens)
     manifests = [folder.manifest for folder in folders]
     files = [entry.tokens_sha256 for made in manifests for entry in (*made.train, made.validation)]
     data: dict[str, Any] = {"data.tokens": hashlib.sha256("".join(files).encode()).hexdigest()[:16]}
     if run.data.mixture:
         data["data.mixture"] = list(folders.values())
-    return {**model, **order, **data}
+    return {**model, **order, **optimizer, **data}
 
 
 def defaults_of_identity() -> dict[str, Any]:
     """Defaults of the settings in an identity. A checkpoint that lacks a setting was written before the setting
     existed.
     """
-    kinds = {"model": ModelConfig, "training": TrainingConfig}
+    kinds = {"model": ModelConfig, "training": TrainingConfig, "optimizer": OptimizerConfig}
     defaults = {
         f"{section}.{field.name}": field.default
         for section, kind in kinds.items()

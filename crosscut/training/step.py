@@ -21,8 +21,14 @@ from crosscut.parallel import (
 from crosscut.parallel.collectives import all_reduce
 from crosscut.training.loss_scale import LossScale
 from crosscut.training.memory.host_moments import InHostMemory
-from crosscut.training.optimizer import make_optimizer, rate_factors, set_learning_rate, undecayed_parameters
-from crosscut.training.precision import compute_dtype, needs_loss_scale, parameter_dtype
+from crosscut.training.optimizer import (
+    make_optimizer,
+    muon_matrices,
+    rate_factors,
+    set_learning_rate,
+    undecayed_parameters,
+)
+from crosscut.training.precision import compute_dtype, muon_dtype, needs_loss_scale, parameter_dtype
 from crosscut.training.result import StepResult
 from crosscut.training.runners import make_runners
 from crosscut.training.schedule import learning_rate
@@ -85,6 +91,8 @@ class Trainer:
             run.optimizer,
             undecayed=undecayed_parameters(run.model),
             factors=rate_factors(run.model, run.optimizer),
+            matrices=muon_matrices(run.model, run.optimizer),
+            muon_dtype=muon_dtype(run.precision),
             home=home,
         )
         scales_loss = needs_loss_scale(run.precision) if scales_loss is None else scales_loss

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from crosscut.verification.assembly import Assembled, Grid, assemble_activation,
 from crosscut.verification.causes import Difference, is_arrangement, usual_cause
 from crosscut.verification.recording import INSIDE, LOSS, Kept, Recording, call_of
 from crosscut.verification.report import ROUNDING, Check, First, Row
-from crosscut.verification.tolerance import ROUNDINGS, Rounding
+from crosscut.verification.tolerance import MOST, ROUNDINGS, Rounding
 
 _FLOOR = 1e-3
 """Smallest reference for the relative difference of a gradient, as a share of the largest gradient of the same kind.
@@ -36,11 +37,13 @@ class Comparison:
         tolerance: float,
         rounding: Rounding,
         exact: Recording | None = None,
+        amplification: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """`cut` is the recording of this rank. `uncut` and `exact` are given on the first rank and are None on the
         others; `exact` is the recording of the uncut step in a wider type. `tolerance` is the allowed relative
         difference between the cut and the uncut step, and `rounding` the allowed relative difference between the uncut
-        and the exact step.
+        and the exact step. `amplification` is the factor by which an update may enlarge the relative difference of a
+        gradient, by the name of the parameter.
         """
         self.cut, self.uncut, self.tolerance, self.exact = cut, uncut, tolerance, exact
         self.allowed_rounding = rounding
@@ -48,7 +51,7 @@ class Comparison:
         self.copies: list[str] = []
         """Descriptions of the tensors and numbers that should be equal on several ranks, but differ."""
         self._differences: dict[tuple[str, str], float] = {}
-        self._allowed: dict[tuple[str, str], float] = {}
+        self._allowed = {("parameter", name): min(MOST, factor * tolerance) for name, factor in amplification.items()}
         """Allowed difference between the cut and the uncut tensor, if it is larger than the tolerance."""
         self._rounded: dict[tuple[str, str], float] = {}
         """Difference between the uncut tensor and the exact one."""
@@ -173,7 +176,7 @@ class Comparison:
             return
         off = relative_difference(uncut, exact.tensor if isinstance(exact, Kept) else exact, floor=floor)
         self._rounded[key] = off
-        if self.tolerance < ROUNDINGS * off < float("inf"):
+        if self._allowed_of(key) < ROUNDINGS * off < float("inf"):
             self._allowed[key] = ROUNDINGS * off
 
     def _recorded(self) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any] | None, Mapping[str, Any]]]:

@@ -3,8 +3,8 @@ then compare the two steps.
 """
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from itertools import zip_longest
 
 import torch
@@ -44,6 +44,9 @@ class Claim:
     """Returns further checks of the step on the cut model, after the step has run. Called on every rank, with the
     allowed relative difference.
     """
+    amplification: Mapping[str, float] = field(default_factory=dict)
+    """Factor by which the optimizer may enlarge the relative difference of a gradient, by the name of the parameter; 1
+    for all other parameters. The parameters after the step may differ by this factor times the tolerance."""
 
     layout: str
     """Description of the layout, such as `tensor 2 x data 1`."""
@@ -76,7 +79,15 @@ def prove(claim: Claim, mesh: ParallelMesh) -> Report:
     tolerance, rounding = share_from_first(bounds)
     exact = None if claim.make_exact is None else _exact(claim.make_exact, mesh)
     reference = None if uncut is None else uncut[1]
-    comparison = Comparison(cut, reference, mesh, tolerance=tolerance, exact=exact, rounding=rounding)
+    comparison = Comparison(
+        cut,
+        reference,
+        mesh,
+        tolerance=tolerance,
+        exact=exact,
+        rounding=rounding,
+        amplification=claim.amplification,
+    )
     outcome: Report | Exception | None = None
     try:
         comparison.run()

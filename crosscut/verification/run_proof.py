@@ -29,6 +29,8 @@ from crosscut.model import Batch
 from crosscut.parallel import CollectiveRecorder, ParallelMesh, disturb_, make_mesh, seed_of
 from crosscut.parallel.collectives import gather_to_first
 from crosscut.planner import count_parameters, step_traffic
+from crosscut.training.muon import AMPLIFICATION
+from crosscut.training.optimizer import muon_matrices
 from crosscut.training.precision import compute_dtype, needs_loss_scale, product_dtype, resolve_on
 from crosscut.training.requirements import require_capabilities
 from crosscut.training.speed.compilation import compiled_modules
@@ -119,7 +121,8 @@ def _optimizer_for_verification(optimizer: OptimizerConfig, num_parameters: int)
     """
     factors = {group: optimizer.rate_factor(group) for group in ParameterGroup}
     own: dict[str, Any] = {
-        rate_field(group): factor * LEARNING_RATE if factor != 1.0 else 0.0 for group, factor in factors.items()
+        rate_field(group): factor * LEARNING_RATE if getattr(optimizer, rate_field(group)) else 0.0
+        for group, factor in factors.items()
     }
     return dataclasses.replace(
         optimizer,
@@ -199,6 +202,7 @@ def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> Report:
         product_dtype=product_dtype(run.training.precision),
         make_exact=_make_exact(run),
         extra_checks=_further_checks,
+        amplification=dict.fromkeys(muon_matrices(model, run.optimizer), AMPLIFICATION),
     )
     report = prove(claim, mesh)
     if report.first is None or not (suspects := _other_suspects(run, report)):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from crosscut.config import RunConfig
 from crosscut.config.checks import listed
-from crosscut.config.optimizer import ParameterGroup
+from crosscut.config.optimizer import MatrixOptimizer, ParameterGroup
 from crosscut.config.precision import precision_on
 from crosscut.planner.activations import num_recomputed_layers
 from crosscut.verification.report import Report
@@ -41,6 +41,8 @@ def _included(verified: RunConfig, compiled: bool) -> Iterator[str]:
         yield "symmetric memory"
     if training.precision == "float16":
         yield "a loss scale"
+    if verified.optimizer.matrices is MatrixOptimizer.MUON:
+        yield "Muon"
     if own := [group for group in ParameterGroup if verified.optimizer.rate_factor(group) != 1.0]:
         yield f"learning rates by role ({', '.join(own)})"
 

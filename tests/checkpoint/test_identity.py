@@ -18,5 +18,8 @@ def test_a_setting_that_is_newer_than_the_checkpoint_must_have_its_default(tmp_p
     folder = latest_good_checkpoint(tmp_path).folder
     defaults = defaults_of_identity()
     assert require_identity(folder, {"model.mlp_pattern": ()}, defaults=defaults).step
+    assert require_identity(folder, {"optimizer.matrices": "adamw"}, defaults=defaults).step
+    with pytest.raises(CheckpointError, match=r"`optimizer.matrices` must be 'adamw' as .* is 'muon'"):
+        require_identity(folder, {"optimizer.matrices": "muon"}, defaults=defaults)
     with pytest.raises(CheckpointError, match=r"must be \[\] as in the checkpoint .* is \['relu2'\]"):
         require_identity(folder, {"model.mlp_pattern": ("relu2",)}, defaults=defaults)

@@ -215,6 +215,15 @@ def test_a_divisor_is_above_zero(name: str, value: float) -> None:
             ),
         ),
         (
+            "optimizer.matrices",
+            "muon",
+            (
+                '`optimizer.matrix_learning_rate` must be above 0 with optimizer.matrices="muon", but is 0. Muon needs '
+                "a higher rate than AdamW. Try 0.02."
+            ),
+        ),
+        ("optimizer.matrices", "sgd", "`optimizer.matrices` must be 'adamw' or 'muon', but is 'sgd'."),
+        (
             "optimizer.decay_steps",
             9,
             (

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingConfig
+from crosscut.config import PRESETS, Layout, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
 from crosscut.rehearsal import Device
 
 LLAMA = {
@@ -15,6 +15,8 @@ LLAMA = {
     "dropout": 0.0,
     "tied": False,
 }
+MUON = OptimizerConfig(matrices="muon", matrix_learning_rate=0.02)
+WIDE = {"num_layers": 1, "hidden_size": 512}
 SIZES = {"num_layers": 3, "hidden_size": 128, "num_heads": 8, "vocab_size": 2048, "max_sequence_length": 128}
 
 
@@ -27,12 +29,18 @@ class Case(NamedTuple):
 
 
 def small(
-    name: str, device: Device, layout: dict[str, Any], training: dict[str, Any], model: dict[str, Any] | None = None
+    name: str,
+    device: Device,
+    layout: dict[str, Any],
+    training: dict[str, Any],
+    model: dict[str, Any] | None = None,
+    optimizer: OptimizerConfig | None = None,
 ) -> Case:
     chosen = Layout(**layout)
     options = {"sequence_length": 128, "batch_size": 4 * chosen.data, "compile": "off", **training}
     config = ModelConfig(**{**SIZES, **(model or {})})
-    return Case(name, RunConfig(model=config, layout=chosen, training=TrainingConfig(**options)), device)
+    parts = {"optimizer": optimizer} if optimizer else {}
+    return Case(name, RunConfig(model=config, layout=chosen, training=TrainingConfig(**options), **parts), device)
 
 
 def large(preset: str, layout: Layout, **training: Any) -> Case:
@@ -112,6 +120,17 @@ SMALL = (
     small(
         "embedding norm", "cuda", {"data": 2, "sharding": "zero3"}, {"precision": "bfloat16"}, {"embedding_norm": True}
     ),
+    small("Muon", "cpu", {"tensor": 2}, {}, {}, MUON),
+    small("Muon, one token", "cpu", {}, {"sequence_length": 1, "batch_size": 1}, {"vocab_size": 256, **WIDE}, MUON),
+    small(
+        "Muon, shared",
+        "cuda",
+        {"tensor": 2, "data": 4, "sharding": "zero3", "shard_group": 2},
+        {"precision": "bfloat16"},
+        LLAMA,
+        MUON,
+    ),
+    small("Muon, offloaded", "cuda", {"data": 2}, {"offload": ("optimizer",)}, {}, MUON),
     small("512 ranks", "cuda", {"tensor": 8, "data": 64}, {"precision": "bfloat16"}),
 )
 """Each takes about half a second."""

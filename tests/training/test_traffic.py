@@ -41,7 +41,9 @@ SHARDED = [
         "training.micro_batch_size=1",
     ),
 ]
-
+MUON = ("optimizer.matrices=muon", "optimizer.matrix_learning_rate=0.02")
+SHARDED += [(*MUON, *SHARDED[i]) for i in (3, 4, 6)]
+LAYOUTS += [(*MUON, *options) for options in (LAYOUTS[2], LAYOUTS[6])]
 
 COMPARED = [*LAYOUTS[:7], SHARDED[0], SHARDED[3], SHARDED[4]]
 

@@ -24,7 +24,7 @@ from crosscut.verification import Report, for_verification, scale_down, verify_o
 from crosscut.verification.run_proof import made_up_batch
 from tests.ranks import RankPool
 from tests.verification.mutations import g_missing
-from tests.verification.runs import CPU, tiny_run
+from tests.verification.runs import CPU, LLAMA, tiny_run
 
 QUICK = [
     Layout(),
@@ -72,9 +72,12 @@ def test_every_layout_is_the_uncut_model(ranks: RankPool, layout: Layout) -> Non
 
 
 RATES = {"embedding_learning_rate": 3e-3, "matrix_learning_rate": 1e-4, "scalar_learning_rate": 1e-3}
+MUON = {"matrices": "muon", "matrix_learning_rate": 0.02}
 RECIPES: dict[str, tuple[Layout, dict[str, Any]]] = {
     "rates": (Layout(tensor=2, data=2, sharding="zero3"), {"optimizer": RATES}),
     "rates, untied": (Layout(tensor=2), {"tied": False, "optimizer": {**RATES, "head_learning_rate": 1e-5}}),
+    "Muon": (Layout(tensor=2), {"optimizer": MUON}),
+    "Muon, sharded": (Layout(tensor=2, data=2, sharding="zero3"), {**LLAMA, "num_kv_heads": 2, "optimizer": MUON}),
     "linear": (Layout(data=2), {"optimizer": {"schedule": "linear", "warmup_steps": 3}}),
     "wsd": (Layout(tensor=2), {"optimizer": {"schedule": "wsd", "decay_steps": 8}}),
     "growing batch": (Layout(data=2), {"training": {"initial_batch_size": 4, "ramp_steps": 2}}),

@@ -252,11 +252,49 @@ def gathered_over_data(tensor: Tensor) -> Tensor:
     store shards.
     """
     assert isinstance(tensor, DTensor)
-    local, cuts = local_part(tensor).detach(), cuts_of(tensor)
-    for cut in reversed(cuts):
+    local = local_part(tensor).detach()
+    for cut in reversed(cuts_of(tensor)):
         if not cut.is_of_model:
-            rows = tensor.shape[0] // prod(other.num_parts for other in cuts if other.is_of_model and other.dim == 0)
-            padded = local.new_zeros(-(-rows // cut.num_parts), *local.shape[1:])
-            padded[: local.shape[0]] = local
-            local = all_gather(padded, Axis.of(tensor.device_mesh, cut.axis), 0)[:rows]
+            local = _gathered_over(cut, local, tensor)
     return local.clone()
+
+
+def gathered(part: Tensor, like: Tensor) -> Tensor:
+    """Gather a tensor whose parts are cut like the distributed tensor `like`. `part` is this rank's part; the result is
+    the whole tensor, on every rank. If nothing is cut, the result is `part` itself.
+
+    Every rank that holds a part must call this function. Communication: an all-gather along each axis that cuts `like`:
+    first over data ranks, then over the tensor axis.
+    """
+    if not isinstance(like, DTensor):
+        return part
+    for cut in reversed(cuts_of(like)):
+        if cut.num_parts > 1:
+            part = _gathered_over(cut, part, like)
+    return part
+
+
+def own_region(whole: Tensor, like: Tensor) -> Tensor:
+    """Return the region of the whole tensor `whole` that this rank holds of the distributed tensor `like`. The result
+    is a view. Sends nothing. `own_region` undoes `gathered`.
+    """
+    if not isinstance(like, DTensor):
+        return whole
+    sizes = like._local_tensor.shape
+    return whole[tuple(slice(first, first + size) for first, size in zip(local_offsets(like), sizes, strict=True))]
+
+
+def _gathered_over(cut: Cut, part: Tensor, like: DTensor) -> Tensor:
+    """Gather `part`, which is cut like `like`, over the axis of `cut`. The axes after `cut` must be gathered already.
+
+    Parts over data ranks may be uneven, so they are padded for the message.
+    """
+    axis = Axis.of(like.device_mesh, cut.axis)
+    if cut.is_of_model:
+        return all_gather(part, axis, cut.dim)
+    rows = like.shape[0] // prod(other.num_parts for other in cuts_of(like) if other.is_of_model and other.dim == 0)
+    if part.shape[0] * cut.num_parts == rows:
+        return all_gather(part, axis, 0)
+    padded = part.new_zeros(-(-rows // cut.num_parts), *part.shape[1:])
+    padded[: part.shape[0]] = part
+    return all_gather(padded, axis, 0)[:rows]

@@ -30,6 +30,7 @@ from crosscut.planner.activations import recomputation_step
 from crosscut.planner.candidate import Planned, is_compiled, target_of
 from crosscut.planner.messages.collective import Axis, Collective
 from crosscut.planner.messages.sharding import shard_axis, sharded_parameters
+from crosscut.planner.muon import muon_messages
 from crosscut.planner.parameters import (
     known_vocab_size,
     num_replicated_tensors,
@@ -64,6 +65,7 @@ def step_traffic(
         *_loss(run, loss_chunk_tokens),
         *_gradients(run),
         *_totals(run),
+        *muon_messages(run),
     ]
     return [collective for collective in collectives if collective.ranks > 1 and collective.count]
 

@@ -1,9 +1,11 @@
-"""Offload of AdamW's moments, which are held in host memory and are on the device only while a step updates them.
+"""Offload of the optimizer's moments. They are held in host memory, and are on the device only while a step updates
+them.
 
-A step updates the moments piece by piece. While the device updates piece k, piece k + 1 is copied to the device and
-piece k - 1 is copied back. Each direction has its own stream, so both directions of the bus are busy at once. The
-device has two buffers per moment, each as large as a piece. AdamW works on each element separately, so updating in
-pieces gives the same result as updating everything at once.
+A step updates the moments of AdamW piece by piece. While the device updates piece k, piece k + 1 is copied to the
+device and piece k - 1 is copied back. Each direction has its own stream, so both directions of the bus are busy at
+once. The device has two buffers per moment, each as large as a piece. AdamW works on each element separately, so
+updating in pieces gives the same result as updating everything at once. Muon needs whole matrices, so its momentum is
+copied matrix by matrix (`borrowed`).
 
     device      | update k - 1 | update k     | update k + 1 |
     to device   | copy k       | copy k + 1   | ...
@@ -11,6 +13,7 @@ pieces gives the same result as updating everything at once.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -73,6 +76,17 @@ class InHostMemory:
             return
         with torch.cuda.device(device):
             yield from self._copied(flat, cuts)
+
+    @contextmanager
+    def borrowed(self, moment: Tensor, parameter: Tensor) -> Iterator[Tensor]:
+        """Copy this rank's part of a moment to the device, and back at the end of the context. The copies run on the
+        current stream, so the host does not wait.
+        """
+        held = local_part(moment)
+        there = held.to(local_part(parameter).device, non_blocking=True)
+        yield there
+        if there is not held:
+            held.copy_(there, non_blocking=True)
 
     def _copied(self, flat: Piece, cuts: list[list[_Slice]]) -> Iterator[Piece]:
         """Yield the pieces with their moments on the device. Each piece is copied to one of two buffers ahead of its

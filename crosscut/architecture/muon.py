@@ -1,0 +1,28 @@
+"""Muon's work on one matrix: the matrix products of the Newton-Schulz iteration.
+
+`crosscut.training.muon` runs these products, and the planner counts them.
+"""
+
+from crosscut.architecture.parameters import Parameter
+from crosscut.architecture.steps import Product
+from crosscut.config.optimizer import ParameterGroup
+
+NEWTON_SCHULZ_STEPS = 5
+"""Number of steps of the Newton-Schulz iteration (Jordan et al. 2024)."""
+
+
+def takes_muon(parameter: Parameter) -> bool:
+    """Whether `optimizer.matrices` chooses the optimizer of this parameter: true for the matrices inside the layers."""
+    return parameter.role.group is ParameterGroup.MATRIX
+
+
+def newton_schulz_products(parameter: Parameter) -> tuple[Product, ...]:
+    """Products that orthogonalize the update of a parameter, for each matrix that the parameter stores.
+
+    Let X [s, l] be a matrix whose smaller dimension is s. A step computes X X^T, then the square of this product, then
+    a product of [s, s] and X.
+    """
+    rows, columns = parameter.shape[0] // parameter.num_matrices, parameter.shape[1]
+    s, length = min(rows, columns), max(rows, columns)
+    step = (Product(s, length, s), Product(s, s, s), Product(s, s, length))
+    return step * NEWTON_SCHULZ_STEPS * parameter.num_matrices

@@ -1,0 +1,99 @@
+r"""Muon: momentum whose update of a matrix is made orthogonal (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
+
+With gradient G, momentum M, learning rate r and weight decay d, a step changes a weight W [rows, columns] by
+
+    M <- 0.95 M + 0.05 G
+    U  = 0.05 G + 0.95 M                                     (Nesterov)
+    W <- (1 - r d) W - r sqrt(max(1, rows / columns)) O(U)   (decoupled weight decay)
+
+O(U) approximates the nearest matrix with orthonormal rows or columns: O(U) has the singular vectors of U, and singular
+values near 1. Five Newton-Schulz steps compute O(U) with matrix products alone. Moonlight (arXiv 2502.16982) adds the
+weight decay; its scale 0.2 sqrt(max(rows, columns)) is not used here.
+
+O(U) depends on the whole matrix. Momentum is stored in shards, like the weight; the ranks gather U, every rank computes
+O(U) of the whole matrix, and each rank takes its own part. The update is therefore the same on every layout. A
+parameter may store several matrices of the model (keys and values); each is orthogonalized by itself.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from crosscut.architecture.muon import NEWTON_SCHULZ_STEPS
+from crosscut.architecture.parameters import Parameter
+from crosscut.parallel.state.parameters import gathered, local_part, own_region
+
+MOMENTUM = 0.95
+"""Decay rate of the momentum, and share of the momentum in the Nesterov update (Jordan et al. 2024)."""
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Coefficients a, b and c of one step: X <- a X + b (X X^T) X + c (X X^T)^2 X. They raise small singular values
+fastest; the result's singular values lie between about 0.7 and 1.2 (Jordan et al. 2024).
+"""
+
+AMPLIFICATION = COEFFICIENTS[0] ** NEWTON_SCHULZ_STEPS
+"""Factor by which the iteration enlarges a small singular value, and a difference of this size: about 485."""
+
+
+class Muon:
+    """Muon's update of single parameters. `matrices` describes the parameters that Muon updates. `dtype` is the element
+    type in which matrices are gathered and orthogonalized; None means the parameter's own type.
+    """
+
+    def __init__(self, matrices: Mapping[Tensor, Parameter], *, dtype: torch.dtype | None = None) -> None:
+        self.matrices, self.dtype = dict(matrices), dtype
+
+    def update(self, weight: Tensor, momentum: Tensor, *, rate: float, decay: float, found_inf: Tensor | None) -> None:
+        """Update a parameter and its momentum from the parameter's gradient. `momentum` is this rank's local part, on
+        the device. `rate` is the learning rate and `decay` the coefficient of weight decay.
+
+        If the scalar `found_inf` is 1, neither the parameter nor the momentum changes, even if the gradient is not
+        finite. Every rank that holds a part of the parameter must call this method.
+
+        Communication: an all-gather along each axis that cuts the parameter.
+        """
+        gradient, own = local_part(_gradient(weight)), local_part(weight)
+        applies = 1.0 if found_inf is None else (1 - found_inf).to(own.dtype)
+        if found_inf is not None:
+            gradient = torch.where(found_inf > 0, torch.zeros_like(found_inf, dtype=own.dtype), gradient)
+        momentum.lerp_(gradient, (1 - MOMENTUM) * applies)
+        direction = gradient.lerp(momentum, MOMENTUM).to(self.dtype or own.dtype)
+        update = own_region(self._orthogonal(gathered(direction, weight), weight), weight).to(own.dtype)
+        own.mul_(1 - rate * decay * applies).sub_(update.mul_(rate * applies))
+
+    def _orthogonal(self, whole: Tensor, weight: Tensor) -> Tensor:
+        """Orthogonalize each matrix that a parameter stores, and scale the matrix by its shape. `whole` is the update
+        of the whole parameter.
+        """
+        described = self.matrices[weight]
+        if described.num_matrices == 1:
+            return scaled(orthogonalized(whole))
+        blocks = whole.unflatten(0, (described.heads, described.num_matrices, -1))  # [heads, matrices, rows, columns]
+        matrices = (scaled(orthogonalized(block.flatten(0, 1))) for block in blocks.unbind(1))
+        parts = [matrix.unflatten(0, (described.heads, -1)) for matrix in matrices]
+        return torch.stack(parts, 1).flatten(0, 2)
+
+
+def orthogonalized(matrix: Tensor) -> Tensor:
+    """Approximate the nearest matrix with orthonormal rows or columns, by Newton-Schulz steps. A matrix of zeros stays
+    zeros. Shapes: [rows, columns] to [rows, columns].
+    """
+    a, b, c = COEFFICIENTS
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.mT if is_tall else matrix
+    x = x / (torch.linalg.matrix_norm(x) + 1e-7)
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        gram = x @ x.mT
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if is_tall else x
+
+
+def scaled(matrix: Tensor) -> Tensor:
+    """Multiply an orthogonalized matrix [rows, columns] by sqrt(max(1, rows / columns)), in place."""
+    return matrix.mul_(max(1.0, matrix.shape[0] / matrix.shape[1]) ** 0.5)
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
