@@ -39,6 +39,8 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
         },
         "optimizer": {
             "learning_rate": 6e-3,
+            "matrices": "muon",
+            "matrix_learning_rate": 0.012,
             "embedding_learning_rate": 0.05,
             "head_learning_rate": 5e-3,
             "schedule": "linear",

@@ -75,6 +75,7 @@ def test_one_word_is_the_modern_recipe() -> None:
     run = load("recipe=modern")
     assert (run.model.norm_affine, run.model.tied, run.model.mlp) == (False, False, "relu2")
     assert (run.optimizer.schedule, run.optimizer.embedding_learning_rate) == ("linear", 0.05)
+    assert (run.optimizer.matrices, run.optimizer.matrix_learning_rate) == ("muon", 0.012)
     assert run.training.initial_spread == "fan_in"
     tied = load("recipe=modern", "model.tied=true", "model.norm=layer", "model.norm_affine=true")
     assert (tied.model.tied, tied.optimizer.head_learning_rate) == (True, 0.0)
