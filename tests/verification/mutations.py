@@ -44,9 +44,10 @@ from crosscut.parallel import (
     sharded_parameter,
 )
 from crosscut.parallel.collectives import all_gather, all_reduce, split, start_all_reduce_owned, wait
-from crosscut.parallel.state import gradients
+from crosscut.parallel.state import gradients, parameters
 from crosscut.parallel.state.gradients import _local
-from crosscut.parallel.state.parameters import local
+from crosscut.parallel.state.parameters import Cut, cut_dim, local
+from crosscut.training import muon
 from crosscut.training import step as training_step
 from crosscut.training.speed import compilation
 from crosscut.verification import Report, for_verification, verify_module, verify_on_mesh
@@ -62,6 +63,8 @@ DATA = Layout(data=2)
 BOTH = Layout(tensor=2, data=2)
 SHARED = Layout(data=2, sharding="zero3")
 ACCUMULATED = {"micro_batch_size": 1}
+MUON = {"matrices": "muon", "matrix_learning_rate": 0.02}
+AFTER = "parameters after a step"
 PACKED = {"document_mask": True}
 MIXED = {"mixture": [{"folder": "books", "weight": 3}, {"folder": "mail", "weight": 1}]}
 
@@ -568,6 +571,64 @@ def averaged_over_shares(patch: Patch) -> None:
 @fault("every share starts from the first one's weights", "tokens", SHARED)
 def shares_drawn_alike(patch: Patch) -> None:
     patch.setattr(random, "local_offsets", lambda tensor: [0] * tensor.dim())
+
+
+# --- Muon ------------------------------------------------------------------------------------------------------------
+# In the cut model only: the uncut one gathers nothing.
+
+
+@fault("a rank orthogonalizes only its own part of a matrix", AFTER, optimizer=MUON)
+def own_part_orthogonalized(patch: Patch) -> None:
+    _of_own_part(patch, lambda cut: cut.is_of_model)
+
+
+@fault("a data rank orthogonalizes only its own shard of a matrix", AFTER, SHARED, optimizer=MUON)
+def own_shard_orthogonalized(patch: Patch) -> None:
+    _of_own_part(patch, lambda cut: not cut.is_of_model)
+
+
+def _of_own_part(patch: Patch, left_out: Callable[[Cut], bool]) -> None:
+    """Repeat a rank's own part in place of the other ranks' parts."""
+    plain = parameters._gathered_over
+
+    def alone(cut: Cut, part: Tensor, like: Any) -> Tensor:
+        if not left_out(cut):
+            return plain(cut, part, like)
+        plain(cut, part, like)  # what is sent stays as planned
+        empty = torch.zeros_like(part)
+        rank = like.device_mesh.get_local_rank(cut.mesh_dim)
+        return torch.cat([part if i == rank else empty for i in range(cut.num_parts)], cut.dim)
+
+    def gathered(part: Tensor, like: Any) -> Tensor:
+        with pytest.MonkeyPatch.context() as inside:
+            inside.setattr(parameters, "_gathered_over", alone)
+            return parameters.gathered(part, like)
+
+    patch.setattr(muon, "gathered", gathered)
+
+
+@fault("keys and values orthogonalized as one matrix", AFTER, optimizer=MUON)
+def keys_and_values_as_one(patch: Patch) -> None:
+    plain = muon.Muon._orthogonal
+
+    def as_one(self: muon.Muon, whole: Tensor, weight: Tensor) -> Tensor:
+        if cut_dim(weight) is None or weight.device_mesh.size() == 1:
+            return plain(self, whole, weight)
+        return muon.scaled(muon.orthogonalized(whole))
+
+    patch.setattr(muon.Muon, "_orthogonal", as_one)
+
+
+@fault("Muon's scale from the shape of a rank's part", AFTER, optimizer=MUON)
+def scale_of_own_part(patch: Patch) -> None:
+    plain = muon.Muon._orthogonal
+
+    def scaled(self: muon.Muon, whole: Tensor, weight: Tensor) -> Tensor:
+        rows, columns = weight.to_local().shape
+        wrong = max(1.0, rows / columns) / max(1.0, weight.shape[0] / weight.shape[1])
+        return plain(self, whole, weight) * wrong**0.5
+
+    patch.setattr(muon.Muon, "_orthogonal", scaled)
 
 
 # --- what layers become ----------------------------------------------------------------------------------------------
