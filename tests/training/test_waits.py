@@ -76,8 +76,8 @@ def plant(trainer: Trainer, kind: str) -> None:
     """Let every loss be looked at by the host."""
     loss = trainer.model.loss
 
-    def looked_at(tokens: Any, targets: Any, *, scale: Any) -> Any:
-        found = loss(tokens, targets, scale=scale)
+    def looked_at(tokens: Any, *more: Any, **how: Any) -> Any:
+        found = loss(tokens, *more, **how)
         if kind == "item":
             found.item()
         if kind == "from the host":
