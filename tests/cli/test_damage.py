@@ -48,8 +48,8 @@ def cut(path: Path) -> None:
     ("damage", "told"),
     [
         (cut, "is truncated at byte"),
-        (flip, "pages.jsonl.gz"),
-        (lambda path: path.write_bytes(b"\x1f\x8b\x08"), "is truncated at byte 3"),
+        pytest.param(flip, "pages.jsonl.gz", marks=pytest.mark.slow),
+        pytest.param(lambda path: path.write_bytes(b"\x1f\x8b\x08"), "is truncated at byte 3", marks=pytest.mark.slow),
     ],
     ids=["half", "flipped byte", "header alone"],
 )
@@ -88,11 +88,11 @@ def test_flipped_byte_in_a_shard_of_a_finished_corpus(crosscut_here, folder: Pat
     ("name", "damage"),
     [
         ("train-0.tokens", flip),
-        ("train-0.tokens", cut),
-        ("train-0.index", flip),
-        ("validation.tokens", Path.unlink),
+        pytest.param("train-0.tokens", cut, marks=pytest.mark.slow),
+        pytest.param("train-0.index", flip, marks=pytest.mark.slow),
+        pytest.param("validation.tokens", Path.unlink, marks=pytest.mark.slow),
         ("manifest.json", cut),
-        ("tokenizer.json", flip),
+        pytest.param("tokenizer.json", flip, marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )

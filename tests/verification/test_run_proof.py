@@ -98,7 +98,12 @@ def _verify_recipe(name: str) -> Report:
     return verify_on_mesh(for_verification(tiny_run(**options), layout, "float64"), make_mesh(layout, CPU))
 
 
-@pytest.mark.parametrize("name", RECIPES)
+QUICK_RECIPES = ("rates, untied", "Muon, sharded", "growing batch", "fan-in, zero outputs", "soft cap, z-loss")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK_RECIPES else pytest.param(name, marks=pytest.mark.slow) for name in RECIPES]
+)
 def test_a_modern_recipe_is_the_uncut_model(ranks: RankPool, name: str) -> None:
     report = ranks.run(RECIPES[name][0].world_size, _verify_recipe, name)[0]
     assert report.same, report.first
