@@ -81,8 +81,7 @@ def gain_of_one_rank(run: RunConfig, peak: Peak, device: torch.device) -> float:
     share a processor, or if one rank is hardly faster. `training.precision` of the run must not be `auto`.
     """
     hardware = _hardware(run, peak, device)
-    shared = device.type == "cpu" and hardware is not None and 1 < run.layout.world_size <= hardware.ranks_per_node
-    if not shared or hardware is None:
+    if hardware is None or device.type != "cpu" or not 1 < run.layout.world_size <= hardware.ranks_per_node:
         return 1.0
     alone = replace(run, layout=Layout(), training=replace(run.training, micro_batch_size=0))
     gain = step_time(run, hardware).total / step_time(alone, hardware).total
