@@ -58,7 +58,7 @@ from benchmarks.fuzzing.sandbox import LONGEST, MEMORY_BYTES
 from benchmarks.fuzzing.valid import make_valid
 from benchmarks.fuzzing.worker import Figures, Setting, run_batch, run_case, strategy_of
 from benchmarks.machine import describe_machine, print_machine
-from crosscut.config.machine import available_cores
+from crosscut.config.system.machine import available_cores
 
 TINY = 24
 """Cases of each kind with `--tiny`."""

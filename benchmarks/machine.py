@@ -4,7 +4,7 @@ import platform
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 
-from crosscut.config.machine import available_cores, processor_name
+from crosscut.config.system.machine import available_cores, processor_name
 
 
 def describe_machine(*packages: str, device: str = "") -> dict[str, str]:

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.machine import describe_machine
 from crosscut.config.corpora import LanguageConfig
-from crosscut.config.machine import available_cores
+from crosscut.config.system.machine import available_cores
 from crosscut.corpus.cleaning.repair import repair
 from crosscut.corpus.documents import Document
 from crosscut.corpus.filters.language import LanguageFilter

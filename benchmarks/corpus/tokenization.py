@@ -35,7 +35,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from crosscut.config import DataConfig
-from crosscut.config.machine import available_cores
+from crosscut.config.system.machine import available_cores
 from crosscut.data import Tokenizer, prepare, read_documents
 
 MEGABYTE = 1_000_000

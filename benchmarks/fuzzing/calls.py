@@ -1,7 +1,7 @@
 """Parts of Crosscut that cases reach by a call, because the command that uses them would not end by itself."""
 
 from crosscut.config import CrosscutError
-from crosscut.config.terminal import echo, printable
+from crosscut.config.system.terminal import echo, printable
 from crosscut.pretrained import find_model
 from crosscut.serving.chat import ChatTemplate
 from crosscut.serving.refusals import Refusal

@@ -9,7 +9,7 @@ import torch
 from crosscut.calibration.device import Rates, Sizes, measure, sizes_for
 from crosscut.calibration.ranks import RANKS, Links, measure_ranks
 from crosscut.config import ConfigError, write_whole
-from crosscut.config.machine import available_cores, available_memory, processor_name
+from crosscut.config.system.machine import available_cores, available_memory, processor_name
 from crosscut.planner import find_hardware
 from crosscut.planner.hardware import Hardware, Link
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from crosscut.checkpoint.manifest import MANIFEST_FILE, FileEntry, Manifest, read_manifest
 from crosscut.checkpoint.storage import Folder, reason
 from crosscut.config import CheckpointError, DamagedCheckpointError
-from crosscut.config.terminal import new_console
+from crosscut.config.system.terminal import new_console
 
 DATA_SUFFIX = ".safetensors"
 _DATA_SUFFIXES = (DATA_SUFFIX, ".distcp")

@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from crosscut.config.files import parse_json
+from crosscut.config.system.files import parse_json
 
 _T = TypeVar("_T")
 

@@ -22,7 +22,7 @@ from crosscut.checkpoint.storage import (
     storage_errors_told,
 )
 from crosscut.config import CheckpointError, DamagedCheckpointError
-from crosscut.config.terminal import echo
+from crosscut.config.system.terminal import echo
 
 PASSED_OVER_FILE = "passed-over.txt"
 """Name of the file that marks a damaged checkpoint as skipped by a run. A checkpoint with this file does not count

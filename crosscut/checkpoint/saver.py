@@ -28,7 +28,7 @@ from crosscut.checkpoint.state import More, first_cause, state_of, tensors_of
 from crosscut.checkpoint.storage import Folder, folder_at, reason
 from crosscut.checkpoint.writer import CheckpointWriter
 from crosscut.config import CheckpointConfig, CheckpointError
-from crosscut.config.terminal import echo
+from crosscut.config.system.terminal import echo
 from crosscut.launch.processes import is_lost_connection
 from crosscut.parallel.collectives import background_group
 from crosscut.parallel.state.parameters import placement_of

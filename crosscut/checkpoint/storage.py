@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from crosscut.config import CheckpointError
-from crosscut.config.files import MOST_BYTES, require_regular, too_large
+from crosscut.config.system.files import MOST_BYTES, require_regular, too_large
 
 DRAFT_SUFFIX = ".partial"
 """Suffix of the hidden folder in which a checkpoint is written until it is complete."""

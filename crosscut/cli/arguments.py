@@ -16,10 +16,10 @@ from typing import Any, ParamSpec, TypeVar
 import click
 
 from crosscut.config import ConfigError, CrosscutError, Layout, RunConfig, load_run
-from crosscut.config.files import require_writable_file
 from crosscut.config.loading import meant_settings, with_line
 from crosscut.config.precision import OF_MODELS
-from crosscut.config.terminal import echo
+from crosscut.config.system.files import require_writable_file
+from crosscut.config.system.terminal import echo
 from crosscut.config.training import Device
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])

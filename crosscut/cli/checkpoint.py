@@ -7,7 +7,7 @@ import sys
 import click
 
 from crosscut.config import ConfigError
-from crosscut.config.terminal import echo
+from crosscut.config.system.terminal import echo
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -136,7 +136,7 @@ def repair(place: str, dry_run: bool, as_json: bool) -> None:
     from crosscut.checkpoint.inspection import folder_to_repair
     from crosscut.checkpoint.repair import repair as repair_folder
     from crosscut.checkpoint.storage import LocalFolder
-    from crosscut.config.folder_lock import require_unused
+    from crosscut.config.system.folder_lock import require_unused
 
     root = folder_to_repair(place)
     if isinstance(root, LocalFolder) and not dry_run:

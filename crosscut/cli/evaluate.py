@@ -11,7 +11,7 @@ from crosscut.cli.arguments import device_option, gathered, naming_options, prec
 from crosscut.config import ConfigError, EvaluationConfig, Layout
 from crosscut.config.checks import listed
 from crosscut.config.evaluation import Detokenizer
-from crosscut.config.terminal import echo, new_console
+from crosscut.config.system.terminal import echo, new_console
 
 if TYPE_CHECKING:
     from crosscut.evaluation.ranks import Machinery

@@ -28,7 +28,7 @@ from crosscut.cli.train import train
 from crosscut.cli.verify import verify
 from crosscut.config import ConfigError, CrosscutError, DamagedError, RankFailure, RunStopped
 from crosscut.config.checks import is_text, require_text
-from crosscut.config.terminal import echo, printable, show_cursor
+from crosscut.config.system.terminal import echo, printable, show_cursor
 
 _SECONDS_UNTIL_STOPPED = 5.0
 

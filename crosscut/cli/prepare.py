@@ -7,7 +7,7 @@ import click
 
 from crosscut.cli.arguments import RunCommand, has_file, run_arguments, run_from
 from crosscut.config import ConfigError, CorpusConfig, is_corpus, load_corpus
-from crosscut.config.terminal import echo, new_console
+from crosscut.config.system.terminal import echo, new_console
 
 
 @click.command(cls=RunCommand)

@@ -7,7 +7,7 @@ import click
 
 from crosscut.cli.arguments import RunCommand, require_folder, run_arguments
 from crosscut.config import ConfigError, write_whole
-from crosscut.config.terminal import echo, new_console
+from crosscut.config.system.terminal import echo, new_console
 
 if TYPE_CHECKING:
     from crosscut.planner.paper.sections import Report

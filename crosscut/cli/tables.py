@@ -10,7 +10,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from crosscut.config.terminal import new_console
+from crosscut.config.system.terminal import new_console
 
 if TYPE_CHECKING:
     from crosscut.checkpoint.comparison import Comparison

@@ -9,7 +9,7 @@ import click
 from crosscut.cli.arguments import RunCommand, on_devices_there, run_arguments, run_from
 from crosscut.config import ConfigError, Layout, RunConfig, load_layout
 from crosscut.config.precision import PRECISIONS
-from crosscut.config.terminal import echo
+from crosscut.config.system.terminal import echo
 
 
 @click.command(cls=RunCommand)

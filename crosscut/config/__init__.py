@@ -21,7 +21,6 @@ from crosscut.config.errors import (
     TrainingError,
 )
 from crosscut.config.evaluation import EvaluationConfig
-from crosscut.config.files import write_whole
 from crosscut.config.layout import Layout, ZeroStage
 from crosscut.config.loading import dump_toml, is_corpus, load_corpus, load_layout, load_run, write_toml
 from crosscut.config.model import ModelConfig
@@ -34,6 +33,7 @@ from crosscut.config.run import (
     OutputConfig,
     RunConfig,
 )
+from crosscut.config.system.files import write_whole
 from crosscut.config.training import TrainingConfig
 
 __all__ = [

@@ -10,7 +10,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from crosscut.config.files import parse_json, read_small, write_whole
+from crosscut.config.system.files import parse_json, read_small, write_whole
 
 WORK_FOLDER = "work"
 """Name of the folder inside a corpus's folder that contains the stages' files."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from crosscut.config.errors import DamagedDataError
-from crosscut.config.files import require_regular
+from crosscut.config.system.files import require_regular
 from crosscut.data.text.json_text import parse_record
 from crosscut.data.text.sources import unreadable
 

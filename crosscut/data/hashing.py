@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from crosscut.config.files import require_regular
-from crosscut.config.machine import available_cores
+from crosscut.config.system.files import require_regular
+from crosscut.config.system.machine import available_cores
 
 
 def sha256(path: Path) -> str:

@@ -16,8 +16,8 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from crosscut.config.errors import DamagedDataError, DataError
-from crosscut.config.files import read_json, require_regular
 from crosscut.config.run import DataConfig
+from crosscut.config.system.files import read_json, require_regular
 from crosscut.data.hashing import sha256
 from crosscut.data.text.sources import unreadable
 

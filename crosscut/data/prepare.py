@@ -11,8 +11,8 @@ from operator import attrgetter
 from pathlib import Path
 
 from crosscut.config.errors import DataError
-from crosscut.config.machine import available_cores
 from crosscut.config.run import DataConfig
+from crosscut.config.system.machine import available_cores
 from crosscut.data.folders import beside, is_taken, unwritable
 from crosscut.data.hashing import sha256, sha256_of_all
 from crosscut.data.manifest import TOKENIZER_NAME, Manifest, Settings, SourceEntry

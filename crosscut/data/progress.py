@@ -8,7 +8,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from crosscut.config.terminal import new_console
+from crosscut.config.system.terminal import new_console
 
 if TYPE_CHECKING:
     from rich.progress import Progress

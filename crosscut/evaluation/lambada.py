@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from crosscut.config import ConfigError, DataError
-from crosscut.config.files import parse_json
+from crosscut.config.system.files import parse_json
 from crosscut.data.text.lines import lines_of
 from crosscut.evaluation.scoring import Ids, WindowScores
 from crosscut.evaluation.task import Encoder, Figures, as_ids, exponential, hashed, read_text

@@ -9,7 +9,7 @@ from typing import Any
 
 from crosscut import __version__
 from crosscut.config import EvaluationConfig, write_whole
-from crosscut.config.files import require_writable_file
+from crosscut.config.system.files import require_writable_file
 from crosscut.evaluation.evaluate import evaluate, make_tasks
 from crosscut.evaluation.ranks import Machinery, with_model
 from crosscut.evaluation.scoring import require_numbers

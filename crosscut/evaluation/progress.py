@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from rich.progress import BarColumn, Progress, TextColumn
 
-from crosscut.config.terminal import new_console
+from crosscut.config.system.terminal import new_console
 
 _SECONDS_BETWEEN_LINES = 10.0
 

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from crosscut.config import DataError, files
+from crosscut.config import DataError
+from crosscut.config.system import files
 from crosscut.data.hashing import sha256
 from crosscut.evaluation.scoring import Ids, WindowScores
 from crosscut.evaluation.windows import Window

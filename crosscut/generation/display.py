@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from crosscut.config.terminal import echo, new_console
+from crosscut.config.system.terminal import echo, new_console
 from crosscut.generation.running import Piece
 
 

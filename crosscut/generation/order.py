@@ -10,7 +10,7 @@ import torch
 from crosscut.config import ConfigError, Layout
 from crosscut.config.checks import require_at_least
 from crosscut.config.model import require_tensor_axis
-from crosscut.config.terminal import echo
+from crosscut.config.system.terminal import echo
 from crosscut.data import Tokenizer
 from crosscut.generation.decoder import Decoder
 from crosscut.generation.display import Silent, Written, display_for

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from crosscut.config import DataError
-from crosscut.config.files import parse_json, read_text
-from crosscut.config.terminal import echo
+from crosscut.config.system.files import parse_json, read_text
+from crosscut.config.system.terminal import echo
 from crosscut.data.text.lines import lines_of
 
 

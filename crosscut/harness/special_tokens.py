@@ -5,8 +5,8 @@
 from pathlib import Path
 from typing import Any
 
-from crosscut.config.files import read_json
 from crosscut.config.published.folders import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE
+from crosscut.config.system.files import read_json
 from crosscut.data import Tokenizer
 from crosscut.data.tokenization.end_of_text import token_in
 

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from crosscut.config.machine import processor_vendor
+from crosscut.config.system.machine import processor_vendor
 
 _LEAST_FLOPS = 1 << 25
 """Minimum number of floating-point operations for a call of oneDNN. A call takes 10 us longer than PyTorch's own

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from crosscut.config import CrosscutError, Layout, LayoutError, errors
-from crosscut.config.machine import require_room
+from crosscut.config.system.machine import require_room
 from crosscut.launch.processes import (
     choose_device,
     is_first_started,

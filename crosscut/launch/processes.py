@@ -26,8 +26,8 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure, get_error_handler
 
 from crosscut.config import ConfigError, CrosscutError, LayoutError, RankFailure, errors
-from crosscut.config.machine import available_cores, leave_with_parent
-from crosscut.config.terminal import echo
+from crosscut.config.system.machine import available_cores, leave_with_parent
+from crosscut.config.system.terminal import echo
 from crosscut.launch.heap import give_freed_tensors_back
 from crosscut.launch.stopping import REQUESTS, is_repeated
 

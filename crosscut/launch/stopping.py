@@ -24,7 +24,7 @@ from typing import Self, TypeVar
 import torch
 import torch.distributed as dist
 
-from crosscut.config.terminal import show_cursor
+from crosscut.config.system.terminal import show_cursor
 
 REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
 """Signals by which a scheduler asks a program to stop."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from crosscut.config import CheckpointError, DamagedCheckpointError
-from crosscut.config.files import parse_json, read_small
+from crosscut.config.system.files import parse_json, read_small
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

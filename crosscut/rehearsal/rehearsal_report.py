@@ -5,7 +5,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from crosscut.config.terminal import new_console
+from crosscut.config.system.terminal import new_console
 from crosscut.rehearsal.comparison import compare, rehearsed_forecast
 from crosscut.rehearsal.rehearse import Rehearsal
 

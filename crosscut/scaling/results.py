@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from crosscut.config.files import parse_json
+from crosscut.config.system.files import parse_json
 from crosscut.planner.compute import flops_per_step
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.parameters import count_parameters, parameters_per_rank

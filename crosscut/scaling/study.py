@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from crosscut.config import ConfigError, RunConfig, load_run
-from crosscut.config.machine import available_cores, processor_name
+from crosscut.config.system.machine import available_cores, processor_name
 from crosscut.planner.hardware import Hardware, named_hardware
 from crosscut.planner.search import require_precision
 from crosscut.scaling.cases import DEFAULT_RUNS, Devices, choose_devices, study_cases

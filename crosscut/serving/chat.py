@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from crosscut.config import ConfigError
-from crosscut.config.files import read_small
+from crosscut.config.system.files import read_small
 from crosscut.data.tokenization.inner import read_inner
 from crosscut.serving.fields import is_text, shown
 from crosscut.serving.refusals import Refusal

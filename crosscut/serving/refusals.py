@@ -5,7 +5,7 @@ import traceback
 from typing import Any
 
 from crosscut.config import CrosscutError
-from crosscut.config.terminal import echo
+from crosscut.config.system.terminal import echo
 
 
 class Refusal(Exception):  # noqa: N818 - the name describes an event

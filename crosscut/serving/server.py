@@ -22,7 +22,7 @@ from starlette.applications import Starlette
 
 from crosscut.config import ConfigError, Layout
 from crosscut.config.model import require_tensor_axis
-from crosscut.config.terminal import echo
+from crosscut.config.system.terminal import echo
 from crosscut.data.tokenization.token_bytes import TokenBytes
 from crosscut.generation import Decoder
 from crosscut.launch import Ranks, StopRequest, in_ranks

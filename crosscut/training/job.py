@@ -29,10 +29,10 @@ from crosscut.config import (
     write_toml,
 )
 from crosscut.config.conventions import CONFIG_FILE, INITIAL_FOLDER
-from crosscut.config.files import parse_json, read_small
-from crosscut.config.folder_lock import FolderLock
 from crosscut.config.published.folders import TOKENIZER_FILE, is_published, reason_against_export
-from crosscut.config.terminal import new_console
+from crosscut.config.system.files import parse_json, read_small
+from crosscut.config.system.folder_lock import FolderLock
+from crosscut.config.system.terminal import new_console
 from crosscut.data import Tokenizer, Tokens, open_tokens, prepare, training_samples, validation_samples
 from crosscut.launch import Done, Ranks, in_ranks
 from crosscut.launch.processes import choose_device

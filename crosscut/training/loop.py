@@ -16,7 +16,7 @@ from typing import Any
 from crosscut.checkpoint import Folder, Progress, Saver, load_checkpoint
 from crosscut.config import TrainingError, write_toml
 from crosscut.config.conventions import CONFIG_FILE
-from crosscut.config.folder_lock import FolderLock
+from crosscut.config.system.folder_lock import FolderLock
 from crosscut.evaluation import Score, evaluate_loss
 from crosscut.launch import Stopped, StopRequest
 from crosscut.launch.stopping import INTERRUPTIBLE

@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from crosscut.config.terminal import new_console
+from crosscut.config.system.terminal import new_console
 
 DRAWS = "random numbers"
 """Name of the check that compares random draws with dropout on."""

@@ -21,7 +21,7 @@ from crosscut.config import (
 )
 from crosscut.config.optimizer import OptimizerConfig, ParameterGroup, rate_field
 from crosscut.config.precision import PRECISIONS, Precision
-from crosscut.config.terminal import new_console
+from crosscut.config.system.terminal import new_console
 from crosscut.config.training import Compile, Recompute
 from crosscut.launch import Ranks, in_ranks
 from crosscut.launch.processes import choose_device, is_first_started, was_started

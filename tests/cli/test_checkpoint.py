@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from crosscut.cli.main import commands
 from crosscut.config import CheckpointError, ConfigError, load_run
-from crosscut.config.folder_lock import FolderLock
+from crosscut.config.system.folder_lock import FolderLock
 from tests.cli.conftest import TINY
 from tests.training.jobs import whole_run
 

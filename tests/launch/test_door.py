@@ -82,8 +82,8 @@ def test_no_rank_starts_where_preparing_fails_or_nothing_is_left_to_do() -> None
 @pytest.mark.usefixtures("alone", "no_launch")
 @pytest.mark.parametrize("sizes", [{"data": 100_000}, {"tensor": 4096, "data": 4096}, {"data": 2, "tensor": 33}])
 def test_more_ranks_than_this_machine_can_hold_are_refused(monkeypatch: pytest.MonkeyPatch, sizes) -> None:
-    monkeypatch.setattr("crosscut.config.machine.available_cores", lambda: 2)
-    monkeypatch.setattr("crosscut.config.machine.available_memory", lambda: 16 * 10**9)
+    monkeypatch.setattr("crosscut.config.system.machine.available_cores", lambda: 2)
+    monkeypatch.setattr("crosscut.config.system.machine.available_memory", lambda: 16 * 10**9)
     with pytest.raises(LayoutError) as error:
         Ranks(layout=Layout(**sizes), device="cpu")
     number = sizes["data"] * sizes.get("tensor", 1)
@@ -95,7 +95,7 @@ def test_more_ranks_than_this_machine_can_hold_are_refused(monkeypatch: pytest.M
 
 
 def test_ranks_that_torchrun_has_started_are_as_many_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("crosscut.config.machine.available_cores", lambda: 1)
+    monkeypatch.setattr("crosscut.config.system.machine.available_cores", lambda: 1)
     for name, value in {"RANK": "0", "WORLD_SIZE": "512", "LOCAL_WORLD_SIZE": "64"}.items():
         monkeypatch.setenv(name, value)
     assert Ranks(layout=Layout(data=512), device="cpu").are_there

@@ -14,7 +14,7 @@ from crosscut.cli.arguments import RunCommand, file_option, gathered, run_argume
 from crosscut.cli.plan.dry_run import DryRunOptions, show_dry_run
 from crosscut.cli.plan.forecast import ForecastOptions, number_of_tokens, price_per_hour, show_forecast
 from crosscut.cli.plan.refusal import refuse_options
-from crosscut.config.terminal import echo
+from crosscut.config.system.terminal import echo
 
 _model = click.option(
     "--model",

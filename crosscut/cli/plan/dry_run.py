@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from crosscut.cli.plan.asked import asked_run, with_vocabulary
 from crosscut.config import load_layout
-from crosscut.config.terminal import echo
+from crosscut.config.system.terminal import echo
 
 
 @dataclass(frozen=True, kw_only=True)

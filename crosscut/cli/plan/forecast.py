@@ -11,7 +11,7 @@ import click
 from crosscut.cli.plan.asked import asked_run, with_vocabulary
 from crosscut.config import ConfigError, RunConfig, write_toml, write_whole
 from crosscut.config.checks import listed
-from crosscut.config.terminal import echo
+from crosscut.config.system.terminal import echo
 
 if TYPE_CHECKING:
     from crosscut.planner.facts import Price

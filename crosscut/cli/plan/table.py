@@ -10,7 +10,7 @@ from rich.text import Text
 
 from crosscut.cli.plan.ranking import columns, legend, ranking, seconds_text
 from crosscut.config import RunConfig
-from crosscut.config.terminal import new_console
+from crosscut.config.system.terminal import new_console
 from crosscut.planner.facts import MEMORY_CATEGORIES, traffic_facts
 from crosscut.planner.messages.traffic import reason_against_halves
 from crosscut.planner.parameters import count_parameters

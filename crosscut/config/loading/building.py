@@ -10,11 +10,11 @@ from typing import Any
 from crosscut.config.checks import MOST_SEED, Choice, listed, require_text, shown
 from crosscut.config.corpora import CorpusConfig
 from crosscut.config.errors import ConfigError
-from crosscut.config.files import parse_toml
 from crosscut.config.loading.keys import advice, meant_keys, nearest, section_of
 from crosscut.config.loading.mistakes import Mistakes
 from crosscut.config.published.presets import PRESETS
 from crosscut.config.run import RunConfig
+from crosscut.config.system.files import parse_toml
 
 
 class Override(str):

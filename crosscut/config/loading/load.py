@@ -11,7 +11,6 @@ from typing import Any
 from crosscut.config.checks import require_text, shown
 from crosscut.config.corpora import CorpusConfig
 from crosscut.config.errors import ConfigError
-from crosscut.config.files import parse_toml, read_small, write_whole
 from crosscut.config.layout import Layout
 from crosscut.config.loading.building import Builder, Override, parsed
 from crosscut.config.loading.keys import advice, keys_of, meant_keys, nearest
@@ -21,6 +20,7 @@ from crosscut.config.loading.toml_lines import key_lines
 from crosscut.config.published.folders import TOKENIZER_FILE, is_published, read_published
 from crosscut.config.published.presets import PRESETS
 from crosscut.config.run import RunConfig
+from crosscut.config.system.files import parse_toml, read_small, write_whole
 
 Table = dict[str, Any]
 

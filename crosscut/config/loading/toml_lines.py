@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from crosscut.config.files import parse_toml
+from crosscut.config.system.files import parse_toml
 
 _PART = re.compile(
     r'''"""(?:\\.|[^\\])*?"{3,5}'''  # strings first: brackets and marks of comments have no meaning inside

@@ -11,9 +11,9 @@ from typing import Any
 
 from crosscut.config.checks import MOST, MOST_SEED, listed, shown
 from crosscut.config.errors import ConfigError
-from crosscut.config.files import read_json
 from crosscut.config.model import ModelConfig
 from crosscut.config.published.families import FAMILIES, MISTRAL, SOFT_CAP_FIELD, Family
+from crosscut.config.system.files import read_json
 
 MODEL_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"

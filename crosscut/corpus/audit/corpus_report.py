@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from crosscut.config.corpora import CorpusConfig
-from crosscut.config.machine import available_cores
+from crosscut.config.system.machine import available_cores
 from crosscut.corpus.audit.excerpts import excerpt, excerpts_of_pair
 from crosscut.corpus.audit.flow import make_flow, tokens_of_byte, with_estimate
 from crosscut.corpus.audit.lookup import Place, Runs, find_documents, latest_texts

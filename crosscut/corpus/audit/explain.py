@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from crosscut.config.errors import DamagedDataError, DataError
-from crosscut.config.files import require_regular
+from crosscut.config.system.files import require_regular
 from crosscut.corpus.audit.excerpts import common_beginning, excerpts_of_pair
 from crosscut.corpus.audit.lookup import (
     Place,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from crosscut.config.conventions import LOOK
-from crosscut.config.files import write_whole
+from crosscut.config.system.files import write_whole
 
 PAGE = Path(__file__).parent / "page"
 

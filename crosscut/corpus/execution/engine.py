@@ -20,8 +20,8 @@ from typing import IO, Any, NamedTuple, Protocol
 
 from crosscut.config.corpora import EngineConfig
 from crosscut.config.errors import DataError
-from crosscut.config.files import require_regular
-from crosscut.config.machine import available_cores, leave_with_parent, require_room
+from crosscut.config.system.files import require_regular
+from crosscut.config.system.machine import available_cores, leave_with_parent, require_room
 from crosscut.corpus.execution.stages import Record, Task, execute
 
 WORKERS_LOCK = ".workers.lock"

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from crosscut.config.files import parse_json, read_small, write_whole
+from crosscut.config.system.files import parse_json, read_small, write_whole
 from crosscut.data.folders import unwritable
 from crosscut.data.hashing import sha256
 

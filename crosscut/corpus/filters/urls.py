@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from crosscut.config.corpora import UrlsConfig
 from crosscut.config.errors import DataError
-from crosscut.config.files import require_regular
+from crosscut.config.system.files import require_regular
 from crosscut.corpus.documents import Document, Drop, Judgement
 from crosscut.data.text.lines import lines_of
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from crosscut.config.checks import listed
 from crosscut.config.errors import DataError
-from crosscut.config.files import require_regular
+from crosscut.config.system.files import require_regular
 from crosscut.data.text.json_text import encodable, parse_record
 from crosscut.data.text.lines import lines_of
 from crosscut.data.text.sources import unreadable

@@ -15,7 +15,7 @@ from typing import IO, Any, NamedTuple, cast
 from crosscut.config.checks import listed
 from crosscut.config.corpora import SourceConfig
 from crosscut.config.errors import DataError
-from crosscut.config.files import require_regular
+from crosscut.config.system.files import require_regular
 from crosscut.data.text.sources import BUILTIN_CORPORA, unpack, unreadable
 
 SUFFIXES = {

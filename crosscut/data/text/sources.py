@@ -15,7 +15,7 @@ from typing import IO, Protocol
 
 from crosscut.config.checks import listed
 from crosscut.config.errors import DamagedDataError, DataError
-from crosscut.config.files import NotRegularError, require_regular
+from crosscut.config.system.files import NotRegularError, require_regular
 
 BUILTIN_CORPORA = {"builtin:state-of-the-union": Path(__file__).parents[1] / "corpora" / "state_of_the_union.jsonl.zst"}
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from crosscut.config.errors import DataError
-from crosscut.config.machine import leave_with_parent
+from crosscut.config.system.machine import leave_with_parent
 from crosscut.data.text.documents import Document
 from crosscut.data.tokenization.tokenizer import Tokenizer
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from crosscut.config.checks import shown
 from crosscut.config.errors import ConfigError, DataError
-from crosscut.config.files import parse_json, read_json, read_small
 from crosscut.config.published.folders import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, end_ids
+from crosscut.config.system.files import parse_json, read_json, read_small
 from crosscut.data.manifest import FORMAT, MANIFEST_NAME, Manifest
 
 if TYPE_CHECKING:

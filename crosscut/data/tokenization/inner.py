@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crosscut.config.errors import DataError
-from crosscut.config.files import read_small
+from crosscut.config.system.files import read_small
 
 if TYPE_CHECKING:
     import tokenizers

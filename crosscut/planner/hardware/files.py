@@ -14,7 +14,7 @@ from typing import Any
 
 from crosscut.config import ConfigError
 from crosscut.config.checks import listed
-from crosscut.config.files import parse_toml, read_small
+from crosscut.config.system.files import parse_toml, read_small
 from crosscut.planner.hardware.checks import require_key, require_values
 from crosscut.planner.hardware.device import Hardware, Link, MeasuredMessage, MeasuredProduct
 

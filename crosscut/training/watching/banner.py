@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from crosscut.config import Layout, ResolvedRun, RunConfig
-from crosscut.config.machine import processor_name
+from crosscut.config.system.machine import processor_name
 from crosscut.data import Tokens, folders_of, training_samples, validation_samples
 from crosscut.planner import count_parameters, find_hardware
 from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware

@@ -19,8 +19,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
 from crosscut.config import TrainingError, write_whole
-from crosscut.config.files import parse_json, require_regular
-from crosscut.config.terminal import new_console
+from crosscut.config.system.files import parse_json, require_regular
+from crosscut.config.system.terminal import new_console
 from crosscut.evaluation import Score
 from crosscut.evaluation.score_table import in_a_line
 

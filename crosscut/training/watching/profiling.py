@@ -27,7 +27,7 @@ from rich.text import Text
 from torch.autograd import DeviceType
 
 from crosscut.config import ConfigError, write_whole
-from crosscut.config.terminal import new_console
+from crosscut.config.system.terminal import new_console
 from crosscut.parallel import ParallelMesh
 from crosscut.parallel.collectives import gather_to_first
 from crosscut.training.step import Trainer

@@ -18,7 +18,7 @@ from crosscut.checkpoint import list_checkpoints
 from crosscut.checkpoint.manifest import current_versions
 from crosscut.config import GenerationError, RunConfig, write_whole
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
-from crosscut.config.terminal import new_console
+from crosscut.config.system.terminal import new_console
 from crosscut.data import Tokens
 from crosscut.evaluation.score_table import in_a_line
 from crosscut.generation import Sampling, continue_text

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from crosscut.config import ConfigError, TrainingError, folder_lock
-from crosscut.config.folder_lock import LOCK_FILE, FolderLock, Holder, require_unused
+from crosscut.config import ConfigError, TrainingError
+from crosscut.config.system import folder_lock
+from crosscut.config.system.folder_lock import LOCK_FILE, FolderLock, Holder, require_unused
 from tests.disks import small_disk
 from tests.nursery import forked
 

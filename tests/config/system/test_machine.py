@@ -5,7 +5,8 @@ import platform
 
 import pytest
 
-from crosscut.config import ConfigError, machine
+from crosscut.config import ConfigError
+from crosscut.config.system import machine
 
 GB = 10**9
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from crosscut.config import ConfigError, CrosscutError, load_run
-from crosscut.config.files import parse_json, read_json
+from crosscut.config.system.files import parse_json, read_json
 from crosscut.data.manifest import Manifest
 from crosscut.evaluation.lambada import _passages
 from crosscut.generation.prompts import read_prompts

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from crosscut.config.errors import ConfigError, TrainingError
-from crosscut.config.files import parse_json
-from crosscut.config.machine import machine_identity, process_start
+from crosscut.config.system.files import parse_json
+from crosscut.config.system.machine import machine_identity, process_start
 
 LOCK_FILE = ".lock"
 BEAT = 5.0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import crosscut
-from crosscut.config.terminal import echo, new_console, printable
+from crosscut.config.system.terminal import echo, new_console, printable
 
 PACKAGE = Path(crosscut.__file__).parent
 
@@ -71,10 +71,10 @@ def test_tables_on_a_terminal_interpret_neither_controls_nor_markup(monkeypatch)
 def test_only_the_terminals_module_prints():
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and path != PACKAGE / "config/terminal.py":
+            if isinstance(node, ast.Call) and path != PACKAGE / "config/system/terminal.py":
                 name = ast.unparse(node.func)
                 assert name not in {"print", "Console", "click.echo", "click.secho", "rich.print"}, (
-                    f"{path}, line {node.lineno}: `{name}` must be `echo` or `new_console` of `config.terminal`."
+                    f"{path}, line {node.lineno}: `{name}` must be `echo` or `new_console` of `config.system.terminal`."
                 )
                 if name == "TextColumn":
                     assert any(word.arg == "markup" for word in node.keywords), f"{path}, line {node.lineno}: markup"
