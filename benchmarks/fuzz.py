@@ -48,7 +48,7 @@ import crosscut.corpus
 import crosscut.evaluation
 import crosscut.generation
 import crosscut.pretrained
-import crosscut.serving.chat
+import crosscut.serving.protocol.chat
 import crosscut.training  # noqa: F401
 from benchmarks.fuzzing.cases import BATCH, Case, draw
 from benchmarks.fuzzing.findings import CLASSES

@@ -3,8 +3,8 @@
 from crosscut.config import CrosscutError
 from crosscut.config.system.terminal import echo, printable
 from crosscut.pretrained import find_model
-from crosscut.serving.chat import ChatTemplate
-from crosscut.serving.refusals import Refusal
+from crosscut.serving.protocol.chat import ChatTemplate
+from crosscut.serving.protocol.refusals import Refusal
 
 CHAT = "@chat"
 """Word that takes the place of a command: read a model's folder as a server does, and encode a chat."""

@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 
 from crosscut.generation import Piece
 from crosscut.serving.news import News, Order
-from crosscut.serving.refusals import Refusal, failure_of
+from crosscut.serving.protocol.refusals import Refusal, failure_of
 
 MOST_WAITING = 8192
 """Maximum number of texts that wait for a row."""

@@ -30,12 +30,12 @@ from crosscut.launch.stopping import REQUESTS, ignore_requests
 from crosscut.model.packing import pack_weights
 from crosscut.parallel import make_mesh
 from crosscut.pretrained import ModelSource, find_model
-from crosscut.serving.application import make_application
-from crosscut.serving.chat import ChatTemplate
-from crosscut.serving.connections import MOST_CONNECTIONS, Connections, allow_connections
 from crosscut.serving.desk import Desk
 from crosscut.serving.loop import write_texts
-from crosscut.serving.requests import Served
+from crosscut.serving.protocol.chat import ChatTemplate
+from crosscut.serving.protocol.requests import Served
+from crosscut.serving.web.application import make_application
+from crosscut.serving.web.connections import MOST_CONNECTIONS, Connections, allow_connections
 
 SIGNALS = (*REQUESTS, signal.SIGINT)
 """Signals that ask a server to answer its current requests and then to end."""

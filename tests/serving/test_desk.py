@@ -9,7 +9,7 @@ from crosscut.config import GenerationError
 from crosscut.generation import Piece, Sampling
 from crosscut.serving.desk import MOST_BEGUN, MOST_UNREAD, MOST_WAITING, Desk, Job
 from crosscut.serving.news import News, Order
-from crosscut.serving.refusals import Refusal
+from crosscut.serving.protocol.refusals import Refusal
 
 
 def orders(count: int) -> list[Order]:

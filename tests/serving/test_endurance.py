@@ -19,8 +19,8 @@ from crosscut.config import ModelConfig
 from crosscut.config.published.folders import published_table
 from crosscut.launch.stopping import SAME_REQUEST
 from crosscut.pretrained.families import published_shapes
-from crosscut.serving.choices import MOST_STOP_CHARACTERS
-from crosscut.serving.template_process import Limits
+from crosscut.serving.protocol.choices import MOST_STOP_CHARACTERS
+from crosscut.serving.templates.program import Limits
 from tests.serving.conftest import WINDOW, Server, start
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"

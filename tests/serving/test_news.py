@@ -13,7 +13,7 @@ from crosscut.generation import Decoder, Sampling
 from crosscut.serving.desk import Desk
 from crosscut.serving.loop import write_texts
 from crosscut.serving.news import News, Order
-from crosscut.serving.refusals import Refusal
+from crosscut.serving.protocol.refusals import Refusal
 from tests.generation.models import make
 from tests.ranks import RankPool
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from crosscut.config.checks import MOST
 from crosscut.generation import Sampling
 from crosscut.generation.sampling import LARGEST_PENALTY
-from crosscut.serving.fields import Fields, is_text
-from crosscut.serving.refusals import Refusal
+from crosscut.serving.protocol.fields import Fields, is_text
+from crosscut.serving.protocol.refusals import Refusal
 
 MOST_STOPS = 16
 """Maximum number of stop strings."""

@@ -12,7 +12,7 @@ import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_completion_create_params
 
-from crosscut.serving.guard import LARGEST_BODY
+from crosscut.serving.web.guard import LARGEST_BODY
 from tests.serving.conftest import NAME, WINDOW
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -205,7 +205,7 @@ PROTOCOLS = [
 def test_every_field_of_the_protocol_is_known_and_documented(whole, path, body, protocol):
     names = {*get_type_hints(protocol), "stream"}
     assert len(names) > 15
-    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "serving.md").read_text()
     assert [name for name in sorted(names) if f"`{name}`" not in page] == []
     status, content = whole.ask(path, dict.fromkeys(names) | body)
     assert status == 200, content

@@ -6,10 +6,10 @@ import pytest
 
 from crosscut.config.checks import MOST
 from crosscut.data import Tokenizer
-from crosscut.serving.chat import ChatTemplate
-from crosscut.serving.fields import parse
-from crosscut.serving.refusals import Refusal
-from crosscut.serving.requests import MOST_SLIDING, Served, read_chat, read_completion
+from crosscut.serving.protocol.chat import ChatTemplate
+from crosscut.serving.protocol.fields import parse
+from crosscut.serving.protocol.refusals import Refusal
+from crosscut.serving.protocol.requests import MOST_SLIDING, Served, read_chat, read_completion
 from tests.serving.conftest import NAME, WINDOW
 
 

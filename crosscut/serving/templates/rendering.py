@@ -1,4 +1,4 @@
-"""Rendering of a chat template in a process that is kept from request to request (`template_process`)."""
+"""Rendering of a chat template in a process that is kept from request to request (`program`)."""
 
 import os
 import select
@@ -13,8 +13,8 @@ from dataclasses import asdict
 from typing import IO, Any
 
 from crosscut.config import ConfigError
-from crosscut.serving import template_process
-from crosscut.serving.template_process import Limits, read_message, write_message
+from crosscut.serving.templates import program
+from crosscut.serving.templates.program import Limits, read_message, write_message
 
 _PASSED_ON = ("PATH", "PYTHONHOME", "PYTHONPATH", "LD_LIBRARY_PATH", "TZ")
 """Environment variables of the process. Others may hold secrets, such as the server's key."""
@@ -75,7 +75,7 @@ class Renderer:
 
     def _start(self) -> "subprocess.Popen[bytes]":
         process = subprocess.Popen(  # noqa: S603 - this Python with our own program
-            [sys.executable, "-P", template_process.__file__],
+            [sys.executable, "-P", program.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from crosscut.generation import Piece, Sampling
-from crosscut.serving.application import _Events
 from crosscut.serving.desk import Desk
 from crosscut.serving.news import News, Order
+from crosscut.serving.web.application import _Events
 
 
 class Spoken:

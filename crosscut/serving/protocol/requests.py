@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from crosscut.config.checks import MOST
 from crosscut.data import Tokenizer
 from crosscut.generation import Sampling
-from crosscut.serving.chat import ChatTemplate
-from crosscut.serving.choices import read_sampling
-from crosscut.serving.fields import Fields, is_text, shown
-from crosscut.serving.messages import read_messages
 from crosscut.serving.news import Order
-from crosscut.serving.refusals import Refusal
-from crosscut.serving.unsupported import BOTH_ONLY_AS, CHAT_ONLY_AS, COMPLETION_ONLY_AS, LABELS, Known
+from crosscut.serving.protocol.chat import ChatTemplate
+from crosscut.serving.protocol.choices import read_sampling
+from crosscut.serving.protocol.fields import Fields, is_text, shown
+from crosscut.serving.protocol.messages import read_messages
+from crosscut.serving.protocol.refusals import Refusal
+from crosscut.serving.protocol.unsupported import BOTH_ONLY_AS, CHAT_ONLY_AS, COMPLETION_ONLY_AS, LABELS, Known
 
 MOST_CHOICES = 128
 """Maximum number of texts per request: the number of prompts times `n`."""

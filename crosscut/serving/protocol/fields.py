@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NoReturn, TypeGuard
 
-from crosscut.serving.refusals import Refusal
+from crosscut.serving.protocol.refusals import Refusal
 
 _SHOWN = 80
 """Maximum number of characters of a value or of a name in a message."""

@@ -1,7 +1,7 @@
 """Messages of a chat request."""
 
-from crosscut.serving.fields import Fields, is_text
-from crosscut.serving.unsupported import MESSAGE_ONLY_AS, NO_TOOLS, TEXT_ONLY
+from crosscut.serving.protocol.fields import Fields, is_text
+from crosscut.serving.protocol.unsupported import MESSAGE_ONLY_AS, NO_TOOLS, TEXT_ONLY
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 """Accepted roles, with their names in templates."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from crosscut.generation import Piece
-from crosscut.serving.requests import Request, Served
+from crosscut.serving.protocol.requests import Request, Served
 from crosscut.serving.tokens import parts_of
 
 Json = dict[str, Any]

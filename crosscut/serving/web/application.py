@@ -17,13 +17,13 @@ from starlette.types import Receive, Scope, Send
 
 from crosscut.config.conventions import LOOK
 from crosscut.generation import Piece
-from crosscut.serving.answers import Answer, ChatAnswer, CompletionAnswer, Json
 from crosscut.serving.desk import Desk, Job
-from crosscut.serving.fields import parse
-from crosscut.serving.guard import Guard
-from crosscut.serving.refusals import Refusal, failure_of
-from crosscut.serving.requests import Request, Served, read_chat, read_completion, unknown_model
-from crosscut.serving.waiting import Pace, Readers, until_gone
+from crosscut.serving.protocol.answers import Answer, ChatAnswer, CompletionAnswer, Json
+from crosscut.serving.protocol.fields import parse
+from crosscut.serving.protocol.refusals import Refusal, failure_of
+from crosscut.serving.protocol.requests import Request, Served, read_chat, read_completion, unknown_model
+from crosscut.serving.web.guard import Guard
+from crosscut.serving.web.waiting import Pace, Readers, until_gone
 
 _PAGE = Path(__file__).parent / "page"
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from crosscut.serving import guard
-from crosscut.serving.guard import Guard
+from crosscut.serving.web import guard
+from crosscut.serving.web.guard import Guard
 
 SCOPE = {"type": "http", "path": "/v1/models", "headers": [(b"host", b"localhost")]}
 

@@ -7,7 +7,7 @@ import time
 import pytest
 from starlette.requests import ClientDisconnect
 
-from crosscut.serving.waiting import Pace, Readers, until_gone
+from crosscut.serving.web.waiting import Pace, Readers, until_gone
 
 
 def test_readers_return_and_raise_what_their_work_does():

@@ -14,10 +14,10 @@ from typing import Any
 from crosscut.config import ConfigError
 from crosscut.config.system.files import read_small
 from crosscut.data.tokenization.inner import read_inner
-from crosscut.serving.fields import is_text, shown
-from crosscut.serving.refusals import Refusal
-from crosscut.serving.rendering import Renderer, RenderingError
-from crosscut.serving.template_process import Limits
+from crosscut.serving.protocol.fields import is_text, shown
+from crosscut.serving.protocol.refusals import Refusal
+from crosscut.serving.templates.program import Limits
+from crosscut.serving.templates.rendering import Renderer, RenderingError
 
 TEMPLATE = "chat_template.jinja"
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")

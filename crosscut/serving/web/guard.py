@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from crosscut.serving.refusals import Refusal, failure_of
+from crosscut.serving.protocol.refusals import Refusal, failure_of
 
 LARGEST_BODY = 8 << 20
 """Maximum size of a request in bytes."""

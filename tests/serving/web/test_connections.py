@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import uvicorn
 
-from crosscut.serving import guard
-from crosscut.serving.connections import MOST_CONNECTIONS, Connections, allow_connections
-from crosscut.serving.guard import Guard
+from crosscut.serving.web import guard
+from crosscut.serving.web.connections import MOST_CONNECTIONS, Connections, allow_connections
+from crosscut.serving.web.guard import Guard
 
 SOON = 0.3
 """Seconds that a client has for the head of a request."""
@@ -243,7 +243,7 @@ def test_files_are_allowed_for_connections():
     """In a process of its own, since a hard limit cannot be raised again."""
     program = (
         "import resource\n"
-        "from crosscut.serving.connections import allow_connections\n"
+        "from crosscut.serving.web.connections import allow_connections\n"
         "for hard in (5000, 1000, 100):\n"
         "    resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))\n"
         "    print(allow_connections(), *resource.getrlimit(resource.RLIMIT_NOFILE))"

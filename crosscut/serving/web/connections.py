@@ -14,7 +14,7 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from crosscut.serving.refusals import Refusal
+from crosscut.serving.protocol.refusals import Refusal
 
 MOST_CONNECTIONS = 4096
 """Maximum number of open connections."""

@@ -12,9 +12,9 @@ import pytest
 import tokenizers
 
 from crosscut.config import ConfigError
-from crosscut.serving.chat import ChatTemplate
-from crosscut.serving.refusals import Refusal
-from crosscut.serving.template_process import Limits
+from crosscut.serving.protocol.chat import ChatTemplate
+from crosscut.serving.protocol.refusals import Refusal
+from crosscut.serving.templates.program import Limits
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who are you?"}]
 

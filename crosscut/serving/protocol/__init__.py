@@ -1,0 +1,1 @@
+"""OpenAI's completions and chat protocols: the JSON of requests, answers and refusals."""

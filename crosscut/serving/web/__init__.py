@@ -1,0 +1,1 @@
+"""Everything between the network and a request: connections, permission, routes, waiting for clients, and the page."""
