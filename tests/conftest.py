@@ -33,8 +33,19 @@ PROGRAMS = frozenset({"benchmarks", "cli", "docs", "launch", "serving"})
 """Folders of tests that start programs: few tests in a file, of many seconds each."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at the markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where several processes run the tests, a file each, begin with the long files, so that all end together."""
+    """Mark cases of `one_in(n)` as slow. Where several processes run the tests, a file each, begin with the long files,
+    so that all end together.
+    """
+    num_cases = Counter[tuple[Path, str]]()
+    for item in items:
+        chosen = item.get_closest_marker("one_in")
+        if chosen and isinstance(item, pytest.Function) and not item.get_closest_marker("slow"):
+            of_test = (item.path, item.originalname)
+            if num_cases[of_test] % chosen.args[0]:
+                item.add_marker("slow")
+            num_cases[of_test] += 1
     if not hasattr(config, "workerinput"):
         return
     root = Path(__file__).parent

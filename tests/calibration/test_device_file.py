@@ -43,6 +43,7 @@ def test_rates_are_of_this_machine() -> None:
     assert sizes_for(CPU) == ON_CPU
 
 
+@pytest.mark.slow  # multiplies large matrices
 def test_larger_products_run_at_a_higher_rate() -> None:
     """By a factor that no load on the machine undoes: the small one is all start."""
     rates = rates_here(SMALL._replace(tokens=(8, 512), widths=((8, 8), (512, 512))))

@@ -105,6 +105,7 @@ PAIRS = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("saved_by", "loaded_by"), PAIRS)
 def test_any_layout_loads_what_any_other_saved(ranks, tmp_path, saved_by, loaded_by):
     ours, theirs = LAYOUTS[saved_by], LAYOUTS[loaded_by]
@@ -141,6 +142,7 @@ def load_whole(root: Path, layout: Layout) -> dict[str, torch.Tensor]:
     return whole_state(model, optimizer)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("saved_by", "loaded_by"), [("zero3", "tensor 4"), ("tensor 2", "hybrid"), ("hybrid", "zero3")]
 )
@@ -153,6 +155,7 @@ def test_what_is_loaded_is_what_was_saved_to_the_last_bit(ranks, tmp_path, saved
             assert torch.equal(actual[name], tensor), name
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_manifest_tells_what_was_saved(ranks, tmp_path, layout):
     ranks.run(layout.world_size, save, tmp_path, layout)

@@ -29,6 +29,7 @@ def train(book, folder, *overrides: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow  # test_full_disk_stops_the_run_without_a_traceback is quick
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is raised as an error on Linux")
 def test_run_stops_when_a_checkpoint_cannot_be_written(book, tmp_path):
     result = train(book, tmp_path / "run", "layout.tensor=2")

@@ -160,6 +160,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_exits_130(start, book, tmp_path, layout)
     assert "Traceback" not in errors
 
 
+@pytest.mark.slow  # waits for ranks that are halted
 @pytest.mark.skipif(sys.platform != "linux", reason="the ranks are found in /proc")
 def test_a_second_ctrl_c_ends_a_run_at_once(start, book, tmp_path):
     """The first one cannot take effect, since the ranks are halted and reach the end of no step."""

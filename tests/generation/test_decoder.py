@@ -92,6 +92,7 @@ LAYOUTS = [Layout(), Layout(tensor=2), Layout(tensor=4), Layout(tensor=4, sequen
 LAYOUTS += [Layout(tensor=2, data=2, sharding="zero3", sequence_parallel=True)]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_layout_and_rank_writes_the_same_beside_others(ranks, layout, family, expected):
     assert ranks.run(layout.world_size, write, layout, family, JOBS, 3) == [expected] * layout.world_size
@@ -268,6 +269,7 @@ def whole_passes(ranks, family) -> list[torch.Tensor]:
     return ranks.run(1, of_whole_passes, family)[0]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("num_tokens", [0, 1])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_prompts_probabilities_are_those_of_a_forward_pass(ranks, layout, family, num_tokens, whole_passes):
@@ -352,6 +354,7 @@ def write_packed(layout: Layout, family: str) -> tuple[list[list[int]], list[lis
     return found[0], found[1]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "layout",
     [Layout(), Layout(tensor=2), Layout(tensor=2, sequence_parallel=True), Layout(data=2, sharding="zero3")],
@@ -498,6 +501,7 @@ def ends_without_memory(layout: Layout, short_of: int | None) -> tuple[list[str]
     return ends, tokens
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("layout", "short_of"),
     [(Layout(), 0), (Layout(tensor=2), 0), (Layout(tensor=2), 1), (Layout(data=2, sharding="zero3"), 1)],

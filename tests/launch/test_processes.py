@@ -276,6 +276,7 @@ assert dist.get_world_size() == 1
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("end", "group"),
     [("", "taken apart"), ("raise ValueError", "left")],

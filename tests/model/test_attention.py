@@ -121,6 +121,7 @@ def test_a_layer_that_repeats_keys_keeps_what_the_planner_says(
     assert ranks.run(1, bytes_kept, run)[0] == layer_activations(run, device="cuda").total
 
 
+@pytest.mark.slow  # compiles three layers
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler does inside is not ours to mend
 def test_a_compiled_layer_keeps_them_whether_or_not_attention_is_to_be_recomputed(ranks: RankPool) -> None:
     run = run_of(LLAMA, precision="float32", recompute="selective", compile="on")

@@ -65,6 +65,7 @@ def _run(layout: Layout, config: ModelConfig) -> dict[str, Any]:
     }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("layout", [Layout(), Layout(tensor=2), Layout(tensor=4, sequence_parallel=True)], ids=str)
 @pytest.mark.parametrize("family", ["GPT-2", "Llama grouped-query"])
 def test_a_packed_sequence_is_its_documents_apart_in_the_plain_model(

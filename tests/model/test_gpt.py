@@ -35,6 +35,7 @@ def _run(layout: Layout, config: ModelConfig) -> dict[str, Any]:
     }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("layout", [Layout(), *[layout for layout in LAYOUTS if layout.data == 1]], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_is_the_plain_model(ranks: RankPool, family: str, layout: Layout) -> None:

@@ -27,6 +27,7 @@ def _assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor], toleran
         torch.testing.assert_close(actual[name], tensor, rtol=tolerance, atol=margin, msg=lambda m, n=name: f"{n}: {m}")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_float64_training_agrees_to_ten_digits(
     ranks: RankPool, one_device: dict[torch.dtype, dict[str, Any]], layout: Layout
@@ -77,6 +78,7 @@ def _train_with_onednn(layout: Layout) -> tuple[dict[str, Any], int]:
         onednn.is_faster, onednn._LEAST_FLOPS, onednn._linear = before
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.skipif(not onednn.IS_THERE, reason="this PyTorch is without oneDNN")
 @pytest.mark.parametrize("layout", [Layout(), LAYOUTS[1], LAYOUTS[5]], ids=str)
 def test_float32_training_by_onednn_agrees_to_five_digits(
@@ -90,6 +92,7 @@ def test_float32_training_by_onednn_agrees_to_five_digits(
         _assert_same(result["gradients"], expected["gradients"], 1e-5)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("layout", [Layout(), LAYOUTS[1], LAYOUTS[4], LAYOUTS[6]], ids=str)
 def test_accumulating_micro_batches_is_the_same_step(
     ranks: RankPool, one_device: dict[torch.dtype, dict[str, Any]], layout: Layout

@@ -71,6 +71,7 @@ def _compiled_loss(
     return _loss(tensor, hidden, weight, targets, options, padding)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler does inside is not ours to mend
 @pytest.mark.parametrize("more", [{}, {"z_loss": 0.05, "soft_cap": 2.0}], ids=str)
 @pytest.mark.parametrize(("tensor", "dtype"), [(1, torch.bfloat16), (4, torch.float64)])

@@ -256,6 +256,7 @@ def test_numbers_without_small_divisors_take_no_longer() -> None:
     assert quickest(search, limit=0.5) < 0.5
 
 
+@pytest.mark.slow  # needs a machine that does nothing else
 def test_ten_thousand_layouts_take_less_than_five_seconds() -> None:
     """Hundreds here stand for thousands."""
     run = run_of(batch=4096, precision="bfloat16")

@@ -40,11 +40,13 @@ def check(case: Case) -> None:
     assert all(row.planned == row.counted for row in sent), sent
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name, marks=marks(case)) for case in SMALL])
 def test_formulas_and_dry_run_agree(case: Case) -> None:
     check(case)
 
 
+@pytest.mark.slow  # tests/kernels holds the products equal
 @pytest.mark.skipif(not onednn.IS_THERE, reason="this PyTorch is without oneDNN")
 def test_flops_are_the_same_by_onednn_which_no_gpu_has(monkeypatch):
     run = SMALL[0].run

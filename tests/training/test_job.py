@@ -320,6 +320,7 @@ def test_run_without_its_last_checkpoint_is_not_complete(trained):
     assert not is_complete(trained)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("content", ["null", "{}", "[]", "6", '"steps"', '{"steps": null}', "\xff"])
 def test_report_that_is_not_ours_makes_no_run_complete(trained, content):
     (Path(trained.output.folder) / "summary.json").write_text(content, encoding="latin-1")

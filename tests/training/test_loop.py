@@ -60,6 +60,7 @@ def bits_by_hand(run) -> tuple[float, int]:
     return bits / num_bytes, num_bytes
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("layout", ["layout.tensor=1", "layout.tensor=2", "layout.data=2"])
 def test_validation_has_the_bits_per_byte_of_what_is_scored_on_every_layout(ranks, run_with, layout):
     options = ("training.precision=float64", "training.steps=3", "training.micro_batch_size=2")
@@ -174,6 +175,7 @@ def failure_of(run, resume_from: Path | None = None) -> str:
     return ""
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("layout", ["layout.tensor=1", "layout.tensor=2", "layout.data=2"])
 def test_validation_loss_that_is_no_number_ends_the_run_on_all_ranks(ranks, run_with, layout):
     """The step's own loss is finite, since it is of the weights before the step; the weights after it are not saved."""
@@ -240,6 +242,7 @@ def failing_at(run, at: int) -> dict:
     return {"told": told, "launched": launched, "unchanged": same}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "layout",
     [(), ("layout.tensor=2",), ("layout.data=2",), ("layout.data=2", 'layout.sharding="zero3"')],

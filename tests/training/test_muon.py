@@ -87,6 +87,7 @@ def uncut() -> dict[tuple[str, ...], dict[str, Tensor]]:
     return {}
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("model", [(), LLAMA], ids=["GPT-2", "Llama"])
 @pytest.mark.parametrize("layout", ALL)
 def test_the_update_is_that_of_whole_matrices_on_every_layout(ranks, run_with, uncut, layout, model):
@@ -164,6 +165,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(ranks, run_with, layout):
         assert all(torch.equal(weight, other["weights"][name]) for name, weight in one["weights"].items())
 
 
+@pytest.mark.slow  # the checkpoints of Muon's state are quick tests
 def test_a_run_resumes_on_another_layout(ranks, run_with):
     run = run_with("checkpoint.keep=100", *EXACT, *MUON)
     whole_run = train(ranks, run)[0]

@@ -138,6 +138,7 @@ def test_run_takes_up_a_loss_scale_where_the_checkpoint_has_none(ranks, run_with
     assert train(ranks, run, checkpoint_of(run, 6 - 3))[0]["scale"] is None
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("name", "content"),
     [("scale", struct.pack("<f", value)) for value in (math.nan, math.inf, 0.0, -65536.0)]
@@ -176,6 +177,7 @@ def compare_over_layouts(ranks, run_with, pair, base, *, at: int, tolerance: flo
     assert (ours - theirs).norm() / ours.norm() < tolerance
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "pair", [("2x2", "4x1"), ("4x1 split", "data 2"), ("1x1", "2x2 split"), ("2x2 split zero2", "1x1")], ids=" to ".join
 )

@@ -107,6 +107,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_run_with_all_options_of_the_recipe_goes_on_to_the_last_bit(ranks, run_with, layout):
     run = run_with(HERE, *ALL, *LAYOUTS[layout])

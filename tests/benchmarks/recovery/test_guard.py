@@ -27,6 +27,7 @@ def test_comparing_replicas_costs_less_than_half_a_percent(tmp_path):
     assert "comparison ms" in done.stdout
 
 
+@pytest.mark.slow  # starts a process for one message
 def test_missing_device_is_told():
     done = subprocess.run(
         [sys.executable, str(BENCHMARKS / "recovery" / "guard.py"), "--device", "cuda"],

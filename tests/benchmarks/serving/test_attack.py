@@ -20,6 +20,7 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow  # starts a server and its clients
 def test_no_honest_stream_is_lost_among_attackers(model):
     measured = attack.measure(streams=8, attackers=len(attack.ATTACKS), turns=1, model=model)
     assert measured["lost"] == 0

@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "training" / "rounding.py"
 
 
+@pytest.mark.slow  # trains in every precision
 def test_a_model_is_measured_in_every_precision(tmp_path):
     figures = tmp_path / "figures.json"
     done = subprocess.run(

@@ -115,6 +115,7 @@ def test_model_trains_bit_for_bit_alike_in_pieces(ranks, run_with, options):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("saved", "resumed"), [((OFFLOAD,), ()), ((), (OFFLOAD,)), ((OFFLOAD,), (OFFLOAD,))])
 def test_checkpoints_are_those_of_runs_without(ranks, run_with, saved, resumed):
     whole = ranks.run(1, loop, run_with("checkpoint.keep=5"))[0]
