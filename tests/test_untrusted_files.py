@@ -15,7 +15,7 @@ from tests.test_contract import PACKAGE, names
 
 ALLOWED: dict[str, set[str]] = {
     # Checkpoints of format 1 have a pickle as their index. This unpickler finds no class or function of any module.
-    "checkpoint/old_format.py": {"pickle", "pickle.Unpickler", "pickle.UnpicklingError"},
+    "checkpoint/format/old_format.py": {"pickle", "pickle.Unpickler", "pickle.UnpicklingError"},
 }
 """Files of the package to the names that they may use."""
 

@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.machine import describe_machine, print_machine
 from crosscut.checkpoint import Progress, Saver, latest_good_checkpoint, load_checkpoint, save_checkpoint
-from crosscut.checkpoint.staging import HostBuffers
+from crosscut.checkpoint.saving.staging import HostBuffers
 from crosscut.config import CheckpointConfig, Layout, RunConfig, load_run
 from crosscut.launch import launch, process_group
 from crosscut.model import GPT, Batch

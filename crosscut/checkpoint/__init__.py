@@ -14,8 +14,8 @@ from crosscut.checkpoint.folders import (
     mark_passed_over,
     require_identity,
 )
-from crosscut.checkpoint.manifest import Manifest, Progress, read_manifest
-from crosscut.checkpoint.saver import Saver, save_checkpoint
+from crosscut.checkpoint.format.manifest import Manifest, Progress, read_manifest
+from crosscut.checkpoint.saving.saver import Saver, save_checkpoint
 from crosscut.checkpoint.state import load_checkpoint, load_model
 from crosscut.checkpoint.storage import Folder, folder_at
 

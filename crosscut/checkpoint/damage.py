@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from crosscut.checkpoint.manifest import MANIFEST_FILE, FileEntry, Manifest, read_manifest
+from crosscut.checkpoint.format.manifest import MANIFEST_FILE, FileEntry, Manifest, read_manifest
 from crosscut.checkpoint.storage import Folder, reason
 from crosscut.config import CheckpointError, DamagedCheckpointError
 from crosscut.config.system.terminal import new_console

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from crosscut.checkpoint.damage import find_damage
-from crosscut.checkpoint.manifest import MANIFEST_FILE, Manifest, Progress, read_manifest
+from crosscut.checkpoint.format.manifest import MANIFEST_FILE, Manifest, Progress, read_manifest
 from crosscut.checkpoint.storage import (
     DRAFT_SUFFIX,
     DROPPED_SUFFIX,

@@ -25,8 +25,8 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from crosscut.checkpoint.index import INDEX_FILE, MOST_INDEX_BYTES, Entry, Index, Part, parse_index
-from crosscut.checkpoint.old_format import OLD_INDEX_FILE, read_old_index, without_archive
+from crosscut.checkpoint.format.index import INDEX_FILE, MOST_INDEX_BYTES, Entry, Index, Part, parse_index
+from crosscut.checkpoint.format.old_format import OLD_INDEX_FILE, read_old_index, without_archive
 from crosscut.checkpoint.storage import Folder
 from crosscut.config import CheckpointError
 

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
-from crosscut.checkpoint.manifest import Progress, read_manifest
+from crosscut.checkpoint.format.manifest import Progress, read_manifest
 from crosscut.checkpoint.reader import CheckpointReader, PaddingLoadPlanner
 from crosscut.checkpoint.storage import Folder, folder_at, reason
 from crosscut.config import CheckpointError

@@ -9,8 +9,8 @@ from typing import IO
 import torch
 from torch import Tensor
 
-from crosscut.checkpoint.index import Entry, Part, Value
-from crosscut.checkpoint.old_format import without_archive
+from crosscut.checkpoint.format.index import Entry, Part, Value
+from crosscut.checkpoint.format.old_format import without_archive
 from crosscut.checkpoint.reader import copy_region, read_index
 from crosscut.checkpoint.storage import Folder, reason, storage_errors_told
 from crosscut.config import CheckpointError

@@ -29,7 +29,7 @@ def checkpoint() -> None:
 @_as_json
 def inspect(place: str, as_json: bool) -> None:
     """Show the step, layout, tensors and settings of a checkpoint."""
-    from crosscut.checkpoint.inspection import checkpoints_at, describe
+    from crosscut.checkpoint.maintenance.inspection import checkpoints_at, describe
 
     facts = describe(checkpoints_at(place)[-1])
     if as_json:
@@ -48,8 +48,8 @@ def inspect(place: str, as_json: bool) -> None:
 @_as_json
 def verify(place: str, as_json: bool) -> None:
     """Check all files of one checkpoint, or of all checkpoints of a run, against their stored hashes."""
-    from crosscut.checkpoint.inspection import checkpoints_at
-    from crosscut.checkpoint.inspection import verify as verify_one
+    from crosscut.checkpoint.maintenance.inspection import checkpoints_at
+    from crosscut.checkpoint.maintenance.inspection import verify as verify_one
 
     verdicts = [verify_one(folder, progress=not as_json) for folder in checkpoints_at(place)]
     if as_json:
@@ -72,8 +72,8 @@ def verify(place: str, as_json: bool) -> None:
 @_as_json
 def diff(first: str, second: str, as_json: bool) -> None:
     """Compare two checkpoints."""
-    from crosscut.checkpoint.comparison import compare
-    from crosscut.checkpoint.inspection import checkpoints_at
+    from crosscut.checkpoint.maintenance.comparison import compare
+    from crosscut.checkpoint.maintenance.inspection import checkpoints_at
     from crosscut.cli.tables import counting, show_comparison
 
     with counting("compare", shown=not as_json) as advance:
@@ -133,8 +133,8 @@ def repair(place: str, dry_run: bool, as_json: bool) -> None:
 
     PLACE is a run's folder, or the folder or URL of a run's checkpoints.
     """
-    from crosscut.checkpoint.inspection import folder_to_repair
-    from crosscut.checkpoint.repair import repair as repair_folder
+    from crosscut.checkpoint.maintenance.inspection import folder_to_repair
+    from crosscut.checkpoint.maintenance.repair import repair as repair_folder
     from crosscut.checkpoint.storage import LocalFolder
     from crosscut.config.system.folder_lock import require_unused
 

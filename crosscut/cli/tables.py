@@ -13,7 +13,7 @@ from rich.text import Text
 from crosscut.config.system.terminal import new_console
 
 if TYPE_CHECKING:
-    from crosscut.checkpoint.comparison import Comparison
+    from crosscut.checkpoint.maintenance.comparison import Comparison
 
 
 def show_checkpoint(facts: Mapping[str, Any]) -> None:

@@ -11,8 +11,8 @@ import torch
 
 from crosscut.checkpoint import Folder, latest_good_checkpoint, list_checkpoints, load_model, require_undamaged
 from crosscut.checkpoint.folders import step_of
-from crosscut.checkpoint.inspection import root_of
-from crosscut.checkpoint.manifest import MANIFEST_FILE, Manifest
+from crosscut.checkpoint.format.manifest import MANIFEST_FILE, Manifest
+from crosscut.checkpoint.maintenance.inspection import root_of
 from crosscut.checkpoint.storage import LocalFolder, folder_at
 from crosscut.config import CheckpointError, ConfigError, ModelConfig, RunConfig, load_run
 from crosscut.config.checks import require_one_of

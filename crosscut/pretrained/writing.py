@@ -1,6 +1,6 @@
 """Writing of safetensors files, one tensor at a time, split into files of limited size.
 
-The files hold the tensors that `families` names, in its order (`checkpoint.tensor_file` has the format).
+The files hold the tensors that `families` names, in its order (`checkpoint.format.tensor_file` has the format).
 """
 
 import json
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from crosscut.checkpoint import Folder
-from crosscut.checkpoint.tensor_file import Form, file_header, tensor_bytes
+from crosscut.checkpoint.format.tensor_file import Form, file_header, tensor_bytes
 from crosscut.pretrained.tensors import INDEX_FILE, SINGLE_FILE
 
 

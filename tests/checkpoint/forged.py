@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from crosscut.checkpoint.index import INDEX_FILE, _sealed
-from crosscut.checkpoint.manifest import MANIFEST_FILE, _render
-from crosscut.checkpoint.old_format import OLD_INDEX_FILE
+from crosscut.checkpoint.format.index import INDEX_FILE, _sealed
+from crosscut.checkpoint.format.manifest import MANIFEST_FILE, _render
+from crosscut.checkpoint.format.old_format import OLD_INDEX_FILE
 
 
 class Program:

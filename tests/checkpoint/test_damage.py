@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from crosscut.checkpoint import find_damage, latest_good_checkpoint, load_model, read_manifest, require_undamaged
-from crosscut.checkpoint.index import INDEX_FILE
-from crosscut.checkpoint.manifest import MANIFEST_FILE, FileEntry, Manifest, _render, dump_manifest
+from crosscut.checkpoint.format.index import INDEX_FILE
+from crosscut.checkpoint.format.manifest import MANIFEST_FILE, FileEntry, Manifest, _render, dump_manifest
 from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import CheckpointError
 from tests.checkpoint.states import progress_at, save_steps, small_state

@@ -14,8 +14,8 @@ from crosscut.checkpoint import (
     read_manifest,
     save_checkpoint,
 )
+from crosscut.checkpoint.saving.writer import CheckpointWriter
 from crosscut.checkpoint.storage import LocalFolder
-from crosscut.checkpoint.writer import CheckpointWriter
 from crosscut.config import CheckpointError, Layout, ModelConfig, OptimizerConfig
 from crosscut.model import GPT, initialize
 from crosscut.parallel import RandomStreams, make_mesh, make_reducer, shard_model

@@ -21,9 +21,9 @@ from crosscut.checkpoint import (
     list_checkpoints,
     load_checkpoint,
 )
-from crosscut.checkpoint.manifest import MANIFEST_FILE
+from crosscut.checkpoint.format.manifest import MANIFEST_FILE
+from crosscut.checkpoint.saving.writer import CheckpointWriter
 from crosscut.checkpoint.storage import LocalFolder, ObjectFolder
-from crosscut.checkpoint.writer import CheckpointWriter
 from crosscut.config import CheckpointError
 from tests.checkpoint.states import save_steps, small_state, step
 

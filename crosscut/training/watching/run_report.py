@@ -15,7 +15,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from crosscut.checkpoint import list_checkpoints
-from crosscut.checkpoint.manifest import current_versions
+from crosscut.checkpoint.format.manifest import current_versions
 from crosscut.config import GenerationError, RunConfig, write_whole
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
 from crosscut.config.system.terminal import new_console

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from crosscut.checkpoint.damage import find_damage, sha256_of
 from crosscut.checkpoint.folders import is_left_over, list_checkpoints, step_of
-from crosscut.checkpoint.index import INDEX_FILE
-from crosscut.checkpoint.manifest import (
+from crosscut.checkpoint.format.index import INDEX_FILE
+from crosscut.checkpoint.format.manifest import (
     MANIFEST_FILE,
     FileEntry,
     Manifest,
@@ -21,10 +21,10 @@ from crosscut.checkpoint.manifest import (
     dump_manifest,
     read_manifest,
 )
-from crosscut.checkpoint.old_format import OLD_INDEX_FILE
+from crosscut.checkpoint.format.old_format import OLD_INDEX_FILE
+from crosscut.checkpoint.saving.writer import tensor_entries
 from crosscut.checkpoint.storage import Folder, LocalFolder, storage_errors_told
 from crosscut.checkpoint.stored import StoredTensors
-from crosscut.checkpoint.writer import tensor_entries
 from crosscut.config import CheckpointError
 
 ASIDE = "damaged-"

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from crosscut.checkpoint import Progress, checkpoint_folder, load_checkpoint, require_undamaged, save_checkpoint
-from crosscut.checkpoint.comparison import compare
-from crosscut.checkpoint.old_format import OLD_INDEX_FILE, read_old_index
+from crosscut.checkpoint.format.old_format import OLD_INDEX_FILE, read_old_index
+from crosscut.checkpoint.maintenance.comparison import compare
 from crosscut.checkpoint.storage import LocalFolder
 from crosscut.checkpoint.stored import StoredTensors
 from crosscut.config import CheckpointError, Layout, ModelConfig, OptimizerConfig

@@ -22,11 +22,11 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.optim import Optimizer
 
 from crosscut.checkpoint.folders import checkpoint_folder, drop_old
-from crosscut.checkpoint.manifest import Progress
-from crosscut.checkpoint.staging import CopyGuard, HostBuffers, computed
+from crosscut.checkpoint.format.manifest import Progress
+from crosscut.checkpoint.saving.staging import CopyGuard, HostBuffers, computed
+from crosscut.checkpoint.saving.writer import CheckpointWriter
 from crosscut.checkpoint.state import More, first_cause, state_of, tensors_of
 from crosscut.checkpoint.storage import Folder, folder_at, reason
-from crosscut.checkpoint.writer import CheckpointWriter
 from crosscut.config import CheckpointConfig, CheckpointError
 from crosscut.config.system.terminal import echo
 from crosscut.launch.processes import is_lost_connection

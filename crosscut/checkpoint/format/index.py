@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from crosscut.checkpoint.fields import checked, checked_file, count_of, counts_of, field_of, parse_table
+from crosscut.checkpoint.format.fields import checked, checked_file, count_of, counts_of, field_of, parse_table
+from crosscut.checkpoint.format.tensor_file import DTYPES
 from crosscut.checkpoint.storage import reason
-from crosscut.checkpoint.tensor_file import DTYPES
 from crosscut.config import CheckpointError
 
 INDEX_FILE = "tensors.json"

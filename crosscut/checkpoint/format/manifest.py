@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from crosscut.checkpoint.fields import checked, checked_file, count_of, counts_of, field_of, parse_table
+from crosscut.checkpoint.format.fields import checked, checked_file, count_of, counts_of, field_of, parse_table
 from crosscut.checkpoint.storage import Folder, reason
 from crosscut.config import CheckpointError, DamagedCheckpointError
 from crosscut.config.checks import listed

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from crosscut.checkpoint import find_damage, load_checkpoint
-from crosscut.checkpoint.index import INDEX_FILE, dump_index, parse_index
+from crosscut.checkpoint.format.index import INDEX_FILE, dump_index, parse_index
 from crosscut.checkpoint.storage import LocalFolder
 from crosscut.checkpoint.stored import StoredTensors
 from crosscut.config import CheckpointError
@@ -90,10 +90,10 @@ def test_index_larger_than_any_reader_accepts_is_not_written(checkpoint, monkeyp
     """The save fails, and not the resume weeks later."""
     content = (checkpoint / INDEX_FILE).read_bytes()
     index = parse_index(content, INDEX_FILE)
-    monkeypatch.setattr("crosscut.checkpoint.index.MOST_INDEX_BYTES", len(content) - 1)
+    monkeypatch.setattr("crosscut.checkpoint.format.index.MOST_INDEX_BYTES", len(content) - 1)
     with pytest.raises(CheckpointError, match=r"must have at most 0 MiB, but has 0 MiB\. Shard the tensors over fewer"):
         dump_index(index)
-    monkeypatch.setattr("crosscut.checkpoint.index.MOST_INDEX_BYTES", len(content))
+    monkeypatch.setattr("crosscut.checkpoint.format.index.MOST_INDEX_BYTES", len(content))
     assert dump_index(index) == content
 
 
@@ -128,7 +128,7 @@ def test_index_that_was_changed_is_refused(checkpoint):
     "content", [b"[" * 100_000, b'{"a":' * 50_000 + b"1" + b"}" * 50_000, b'{"sha256": "' * 40_000]
 )
 def test_index_that_is_nested_deeply_is_refused_though_its_hash_fits(checkpoint, content):
-    from crosscut.checkpoint.index import _sealed
+    from crosscut.checkpoint.format.index import _sealed
 
     (checkpoint / INDEX_FILE).write_bytes(_sealed(content))
     fit_hashes(checkpoint)

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from crosscut.checkpoint.damage import require_undamaged
-from crosscut.checkpoint.manifest import Manifest
+from crosscut.checkpoint.format.manifest import Manifest
 from crosscut.checkpoint.storage import Folder
 from crosscut.checkpoint.stored import StoredTensors
 from crosscut.config.conventions import VOCABULARY_MULTIPLE

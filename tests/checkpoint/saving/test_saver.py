@@ -22,7 +22,7 @@ from crosscut.checkpoint import (
     load_checkpoint,
     mark_passed_over,
 )
-from crosscut.checkpoint.staging import HostBuffers
+from crosscut.checkpoint.saving.staging import HostBuffers
 from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import CheckpointConfig, CheckpointError, RankFailure
 from crosscut.launch import launch, process_group

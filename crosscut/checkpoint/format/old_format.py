@@ -19,8 +19,8 @@ from typing import IO, Any
 
 import torch
 
-from crosscut.checkpoint.fields import checked, checked_file, count_of, counts_of, field_of
-from crosscut.checkpoint.index import Entry, Index, Part, Value, checked_entry
+from crosscut.checkpoint.format.fields import checked, checked_file, count_of, counts_of, field_of
+from crosscut.checkpoint.format.index import Entry, Index, Part, Value, checked_entry
 from crosscut.checkpoint.storage import Folder, reason
 from crosscut.config import CheckpointError
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from crosscut.checkpoint.format.tensor_file import Form, file_header, tensor_bytes
+from crosscut.checkpoint.saving.writer import _HashingStream
 from crosscut.checkpoint.storage import reason
-from crosscut.checkpoint.tensor_file import Form, file_header, tensor_bytes
-from crosscut.checkpoint.writer import _HashingStream
 
 
 class Full(io.RawIOBase):

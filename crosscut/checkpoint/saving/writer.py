@@ -25,8 +25,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from crosscut.checkpoint.damage import DATA_SUFFIX
-from crosscut.checkpoint.index import INDEX_FILE, Entry, Index, Part, Value, dtype_name, dump_index
-from crosscut.checkpoint.manifest import (
+from crosscut.checkpoint.format.index import INDEX_FILE, Entry, Index, Part, Value, dtype_name, dump_index
+from crosscut.checkpoint.format.manifest import (
     MANIFEST_FILE,
     FileEntry,
     Manifest,
@@ -35,8 +35,8 @@ from crosscut.checkpoint.manifest import (
     current_versions,
     dump_manifest,
 )
+from crosscut.checkpoint.format.tensor_file import Form, file_header, tensor_bytes
 from crosscut.checkpoint.storage import Folder, reason, storage_errors_told
-from crosscut.checkpoint.tensor_file import Form, file_header, tensor_bytes
 from crosscut.config import CheckpointError
 
 _BLOCK_BYTES = 1 << 20

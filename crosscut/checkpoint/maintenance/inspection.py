@@ -8,9 +8,9 @@ from typing import Any
 
 from crosscut.checkpoint.damage import find_damage
 from crosscut.checkpoint.folders import is_left_over, list_checkpoints, step_of
-from crosscut.checkpoint.index import DTYPES_BY_NAME
-from crosscut.checkpoint.manifest import MANIFEST_FILE, Manifest, read_manifest
-from crosscut.checkpoint.repair import ASIDE
+from crosscut.checkpoint.format.index import DTYPES_BY_NAME
+from crosscut.checkpoint.format.manifest import MANIFEST_FILE, Manifest, read_manifest
+from crosscut.checkpoint.maintenance.repair import ASIDE
 from crosscut.checkpoint.storage import Folder, folder_at
 from crosscut.config import CheckpointError, load_run
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE

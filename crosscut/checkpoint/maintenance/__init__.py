@@ -1,0 +1,1 @@
+"""Checkpoints that exist: description, comparison and repair, for `crosscut checkpoint`."""

@@ -1,0 +1,1 @@
+"""Saving of a checkpoint in the background: copies in host memory, and their atomic writing."""
