@@ -1,6 +1,6 @@
 """Description of a model in plain Python: the parameters and the computation steps of every sublayer.
 
-Each sublayer (`attention`, `mlp`, `gated_mlp`, `norm`, `embedding`, `head`) lists its steps and the tensors that the
+Each of the `sublayers` (attention, MLP, gated MLP, norm, embedding, head) lists its steps and the tensors that the
 steps read and compute (`steps`). A `Decoder` is a list of layers between an embedding and a head. `lower` turns a layer
 into the steps that one rank runs on a `Target` (tensor ranks, micro-batch, device, data types). Parameters, matrix
 products, messages and the activations saved for the backward pass are all derived from these steps.
@@ -10,12 +10,12 @@ dry run compares the quantities with the running program. This package imports n
 """
 
 from crosscut.architecture.decoder import Decoder, Layer, Sublayer, describe
-from crosscut.architecture.gated_mlp import GatedMLP
 from crosscut.architecture.lowering import flat, lower, lower_root, run_again
-from crosscut.architecture.mlp import MLP
 from crosscut.architecture.parameters import Cut, LocalParameter, Matrix, Parameter, Role
 from crosscut.architecture.readings import Kept, kept, layer_parameters, root_parameters
 from crosscut.architecture.steps import Message, Operation, Overlap, Passes, Product, Step, Value
+from crosscut.architecture.sublayers.gated_mlp import GatedMLP
+from crosscut.architecture.sublayers.mlp import MLP
 from crosscut.architecture.target import Device, Target
 
 __all__ = [

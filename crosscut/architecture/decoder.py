@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Protocol
 
-from crosscut.architecture import gated_mlp, mlp
-from crosscut.architecture.attention import Attention
-from crosscut.architecture.embedding import Embedding
-from crosscut.architecture.gated_mlp import GatedMLP
-from crosscut.architecture.head import Head, Loss
-from crosscut.architecture.mlp import MLP
-from crosscut.architecture.norm import Norm, stream_norm
 from crosscut.architecture.parameters import Parameter
-from crosscut.architecture.residual import add_residual
 from crosscut.architecture.steps import Rows, Step, Value
+from crosscut.architecture.sublayers import gated_mlp, mlp
+from crosscut.architecture.sublayers.attention import Attention
+from crosscut.architecture.sublayers.embedding import Embedding
+from crosscut.architecture.sublayers.gated_mlp import GatedMLP
+from crosscut.architecture.sublayers.head import Head, Loss
+from crosscut.architecture.sublayers.mlp import MLP
+from crosscut.architecture.sublayers.norm import Norm, stream_norm
+from crosscut.architecture.sublayers.residual import add_residual
 from crosscut.config import ModelConfig
 from crosscut.config.model import FeedForward
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from crosscut.architecture import attention as architecture
+from crosscut.architecture.sublayers import attention as architecture
 from crosscut.config.conventions import takes_shared_heads
 from crosscut.model.building import Builder
 from crosscut.model.cache import LayerCache

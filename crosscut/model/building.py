@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from crosscut.architecture import Cut, Matrix
-from crosscut.architecture.norm import Norm
+from crosscut.architecture.sublayers.norm import Norm
 from crosscut.config.model import NormKind
 from crosscut.kernels.functions import Call, call
 from crosscut.model.running import PLAIN, Runner

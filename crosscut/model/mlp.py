@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from crosscut.architecture import mlp as architecture
+from crosscut.architecture.sublayers import mlp as architecture
 from crosscut.config.model import FeedForward
 from crosscut.kernels.functions import run
 from crosscut.model.building import Builder

@@ -13,7 +13,6 @@ Legend: A query heads, K heads of keys and values, D elements of a head, S token
 
 from dataclasses import dataclass, replace
 
-from crosscut.architecture.norm import Norm, head_norm
 from crosscut.architecture.parameters import Matrix, columns, columns_by_heads, rows
 from crosscut.architecture.steps import (
     Passes,
@@ -26,6 +25,7 @@ from crosscut.architecture.steps import (
     multiply_columns,
     multiply_rows,
 )
+from crosscut.architecture.sublayers.norm import Norm, head_norm
 from crosscut.architecture.target import Kind, Target
 from crosscut.config import ModelConfig
 from crosscut.config.conventions import takes_shared_heads

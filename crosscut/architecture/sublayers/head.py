@@ -7,9 +7,9 @@ So the rules for the steps of a layer do not fit, and the class `Loss` counts th
 
 from dataclasses import dataclass
 
-from crosscut.architecture.norm import Norm, stream_norm
 from crosscut.architecture.parameters import Cut, Parameter, Role
 from crosscut.architecture.steps import Passes, Product, Step, Value, enter
+from crosscut.architecture.sublayers.norm import Norm, stream_norm
 from crosscut.architecture.target import Target
 from crosscut.config import ModelConfig
 

@@ -9,10 +9,10 @@ E_i = rows that rank i holds, zero for tokens of other ranks;   x = g(E_i) + pos
 
 from dataclasses import dataclass, replace
 
-from crosscut.architecture.norm import Norm, stream_norm
 from crosscut.architecture.parameters import Cut, Parameter, Role
-from crosscut.architecture.residual import Draw, Drop, dropout_mask
 from crosscut.architecture.steps import Pointwise, Rows, Step, Value, leave
+from crosscut.architecture.sublayers.norm import Norm, stream_norm
+from crosscut.architecture.sublayers.residual import Draw, Drop, dropout_mask
 from crosscut.architecture.target import Kind, Target
 from crosscut.config import ModelConfig
 

@@ -1,0 +1,1 @@
+"""Sublayers of a model: one file for each, with its parameters and its steps."""
