@@ -116,7 +116,7 @@ Connection: close\r
 """
 
 TINY_RUN = (
-    "model.num_layers=2", "model.hidden_size=32", "model.num_heads=4", "model.max_sequence_length=64",
+    "recipe=small", "model.num_layers=2", "model.hidden_size=32", "model.num_heads=4", "model.max_sequence_length=64",
     "data.text=text.txt", "data.vocab_size=300", "data.num_shards=1", "training.steps=4", "training.batch_size=4",
     "training.sequence_length=32", "training.validation_sequences=4", "training.validate_every=0",
     "training.device=cpu", "checkpoint.every=2", "optimizer.warmup_steps=1", "output.sample_tokens=0",

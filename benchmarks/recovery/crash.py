@@ -106,7 +106,7 @@ class Run:
             *RUN, f"training.steps={steps}", f"checkpoint.keep={keep}", f"data.text={text}",
             f"data.tokens={text.parent / 'tokens'}", f"output.folder={folder}",
         )  # fmt: skip
-        self.command = [sys.executable, "-m", "crosscut", "train", *overrides, "--resume", "auto"]
+        self.command = [sys.executable, "-m", "crosscut", "train", "recipe=small", *overrides, "--resume", "auto"]
 
     @contextmanager
     def started(self) -> Iterator[subprocess.Popen[bytes]]:

@@ -159,7 +159,7 @@ def make_model(folder: Path) -> Path:
     sizes = ("model.num_layers=2", "model.hidden_size=64", "model.num_heads=4", "data.vocab_size=512")
     steps = ("training.steps=2", "optimizer.warmup_steps=1", "training.validate_every=0", "output.sample_tokens=0")
     for command in (
-        ["train", *sizes, *steps, "layout.tensor=1", f"output.folder={run}"],
+        ["train", "recipe=small", *sizes, *steps, "layout.tensor=1", f"output.folder={run}"],
         ["checkpoint", "export", str(run), str(model)],
     ):
         subprocess.run([sys.executable, "-m", "crosscut", *command], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
