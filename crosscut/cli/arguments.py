@@ -28,8 +28,6 @@ _R = TypeVar("_R")
 _T = TypeVar("_T")
 
 DEMO_RUN = "demo.toml"
-_OWN_DATA = ("data.text=", "data.tokens=", "training.initialize_from=")
-"""Settings with which a run without a file is not the demo."""
 
 _CLOSE = 0.8
 """Minimum similarity, from 0 to 1, of an unknown option to a known one that the user may have meant."""
@@ -93,17 +91,24 @@ def _read_arguments(context: click.Context, _argument: click.Parameter, words: t
 
 
 def run_from(arguments: tuple[str, ...], *, layout: Layout | None = None) -> RunConfig:
-    """Load the run that the arguments describe. Without a file, the run is the demo that comes with Crosscut, or the
-    demo's model on the user's own data. A given `layout` replaces the run's own layout. Raises `ConfigError` or
-    `LayoutError` for an invalid run.
+    """Load the run that the arguments describe. Without a file, the run is the demo that comes with Crosscut, or has
+    the demo's recipe and model on the user's own data. A given `layout` replaces the run's own layout. Raises
+    `ConfigError` or `LayoutError` for an invalid run.
     """
     if has_file(arguments):
         return load_run(Path(arguments[0]), arguments[1:], layout=layout)
     demo = tomllib.loads((files("crosscut.config") / DEMO_RUN).read_text(encoding="utf-8"))
-    if any(argument.startswith(_OWN_DATA) for argument in arguments):
-        published = any(argument.startswith("training.initialize_from=") for argument in arguments)
-        demo = {} if published else {"model": demo["model"]}
+    if _has_any(arguments, "training.initialize_from="):
+        demo = {}
+    elif _has_any(arguments, "data.text=", "data.tokens="):
+        demo = {"recipe": demo["recipe"], "model": demo["model"]}
+    if _has_any(arguments, "model.preset="):
+        demo.pop("recipe", None)  # the preset has its own
     return load_run(demo, arguments, layout=layout)
+
+
+def _has_any(arguments: tuple[str, ...], *settings: str) -> bool:
+    return any(argument.startswith(settings) for argument in arguments)
 
 
 def has_file(arguments: tuple[str, ...]) -> bool:

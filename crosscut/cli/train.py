@@ -43,10 +43,10 @@ class _TrainCommand(RunCommand):
 def train(arguments: tuple[str, ...], resume: Literal["newest", "auto"] | None, profile: bool) -> None:
     """Train a model from raw text or token shards.
 
-    Without RUN.toml, the command trains the demo: a small GPT-2 on the State of the Union addresses, on two
+    Without RUN.toml, the command trains the demo: a small model on the State of the Union addresses, on two
     tensor-parallel ranks. The ranks share the CPU if there are fewer than two GPUs. Any key can be overridden, for
-    example with data.text=book.txt layout.tensor=2 training.steps=500. With data.text, data.tokens or
-    training.initialize_from, the run is not the demo, and has the same defaults as a run with a file.
+    example with data.text=book.txt layout.tensor=2 training.steps=500. With data.text or data.tokens, the run has the
+    demo's recipe and model, and all other defaults are those of a run with a file.
 
     The command starts the processes that the layout needs. Under torchrun (torchrun ... -m crosscut train RUN.toml),
     the command joins the processes that torchrun started.

@@ -201,8 +201,12 @@ class ModelConfig:
 
     @property
     def family(self) -> str:
-        """Name of the model's family for display: "GPT-2" with learned positions, "Llama" with rotary positions."""
-        return "GPT-2" if self.positions is Positions.LEARNED else "Llama"
+        """Name of the model's family for display: "GPT-2" with learned positions; with rotary positions, "NanoChat" if
+        the norms have no weights, and "Llama" otherwise.
+        """
+        if self.positions is Positions.LEARNED:
+            return "GPT-2"
+        return "Llama" if self.norm_affine else "NanoChat"
 
     def resized(self, hidden_size: int) -> "ModelConfig":
         """Return a copy of the model with another hidden size. The width of the MLP changes in proportion. The head

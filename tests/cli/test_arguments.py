@@ -14,7 +14,7 @@ from crosscut.config import PRESETS, ModelConfig, write_toml
 
 def test_without_a_file_it_is_the_demo_with_what_was_typed():
     demo = run_from(()).model
-    assert (demo.num_layers, demo.hidden_size, demo.max_sequence_length) == (4, 192, 256)
+    assert (demo.num_layers, demo.hidden_size, demo.max_sequence_length) == (4, 128, 128)
     assert run_from(("model.num_layers=6",)).model == dataclasses.replace(demo, num_layers=6)
 
 

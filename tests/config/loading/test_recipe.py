@@ -100,13 +100,14 @@ def test_published_weights_are_trained_further(tmp_path: Path) -> None:
 def test_the_same_run_with_and_without_a_file(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(
-        "[model]\nnum_layers = 4\nhidden_size = 192\nnum_heads = 4\nmax_sequence_length = 256\ndropout = 0.0\n"
+        'recipe = "modern"\n'
+        "[model]\nnum_layers = 4\nhidden_size = 128\nnum_heads = 4\nmax_sequence_length = 128\n"
         '[data]\ntext = ["book.txt"]\n'
     )
     assert run_from((str(file),)) == run_from(("data.text=book.txt",))
     demo = run_from(())
     assert demo.model == run_from(("data.text=book.txt",)).model
-    assert (demo.training.steps, demo.layout.tensor, demo.output.folder) == (420, 2, "runs/demo")
+    assert (demo.training.steps, demo.layout.tensor, demo.output.folder) == (820, 2, "runs/demo")
 
 
 @pytest.mark.parametrize(
