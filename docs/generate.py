@@ -127,6 +127,10 @@ Some defaults fit the run. The warm-up takes at most a twentieth of the steps. T
 times. The sequences are no longer than the model's positions, and for a preset, they have the length on which the
 preset was trained. The batch is raised to the next multiple of `layout.data`. If the run gives a learning rate, its
 minimum is at most a tenth of this rate.
+
+Published weights (`training.initialize_from`) may be trained with every recipe. The model and the initial weights are
+then the published ones: the recipe sets no key of `[model]`, and neither `training.initial_spread` nor
+`training.zero_initial_outputs`.
 """
 
 RECIPE_WIDE = ("model.max_sequence_length=1024",)

@@ -17,6 +17,9 @@ _WARM_UP_SHARE, _VALIDATIONS, _DECAY = 20, 10, 10
 """Unless the run says otherwise, the warm-up takes at most a twentieth of the steps, a run has at least ten
 validations, and the learning rate falls at least to a tenth."""
 
+_INITIAL_WEIGHTS = ("initial_spread", "zero_initial_outputs")
+"""Keys of `[training]` that decide on the initial weights, and that published weights replace."""
+
 
 def expand_recipe(table: dict[str, Any], preset: str, mistakes: Mistakes) -> None:
     """Replace the key `recipe` by the settings of the recipe that the run does not give. Without the key, the model
@@ -25,7 +28,8 @@ def expand_recipe(table: dict[str, Any], preset: str, mistakes: Mistakes) -> Non
     Some settings of a recipe are limits, which a run of few steps, of short sequences or of a low learning rate stays
     below: `optimizer.warmup_steps`, `training.validate_every`, `training.sequence_length`,
     `optimizer.min_learning_rate`. The batch is raised to the next multiple of the data ranks. An output projection that
-    is tied to the embedding has no learning rate of its own.
+    is tied to the embedding has no learning rate of its own. A run with `training.initialize_from` has the model and
+    the initial weights of that folder, so the recipe sets neither.
     """
     training = table.get("training")
     initial = parsed(training.get("initialize_from", "")) if isinstance(training, dict) else ""
@@ -34,17 +38,24 @@ def expand_recipe(table: dict[str, Any], preset: str, mistakes: Mistakes) -> Non
         close = [found for found in (nearest(shown(name), RECIPES),) if found]
         mistakes.note(ConfigError(f"`recipe` must name a recipe, but is {shown(name)}.{advice(close, RECIPES)}"))
         return
+    recipe = _for_published_weights(RECIPES[name]) if initial else RECIPES[name]
     defaults = {
-        "training": {**_plain(TrainingConfig), **RECIPES[name].get("training", {})},
-        "optimizer": {**_plain(OptimizerConfig), **RECIPES[name].get("optimizer", {})},
+        "training": {**_plain(TrainingConfig), **recipe.get("training", {})},
+        "optimizer": {**_plain(OptimizerConfig), **recipe.get("optimizer", {})},
     }
     for section in defaults:
         table.setdefault(section, {})
     if all(isinstance(table[section], dict) for section in defaults):
         _limit(table, defaults, preset)
-    for section, values in RECIPES[name].items():
+    for section, values in recipe.items():
         if isinstance(table.setdefault(section, {}), dict):
             table[section] = {**values, **table[section]}
+
+
+def _for_published_weights(recipe: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The recipe without the settings that the folder in `training.initialize_from` decides."""
+    training = {key: value for key, value in recipe.get("training", {}).items() if key not in _INITIAL_WEIGHTS}
+    return {"training": training, "optimizer": recipe.get("optimizer", {})}
 
 
 def _limit(table: dict[str, Any], defaults: dict[str, dict[str, Any]], preset: str) -> None:

@@ -7,7 +7,7 @@ from crosscut.cli.arguments import run_from
 from crosscut.config import PRESETS, ConfigError, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig, load_run
 from crosscut.config.published.presets import LAPTOP_PRESETS
 from crosscut.config.recipes import RECIPES
-from tests.config.published.test_folders import GPT2, write
+from tests.config.published.test_folders import GPT2, LLAMA, write
 
 MODEL = {"num_layers": 2, "hidden_size": 48, "num_heads": 6}
 
@@ -95,6 +95,23 @@ def test_published_weights_are_trained_further(tmp_path: Path) -> None:
     assert run.training.sequence_length == run.model.max_sequence_length
     assert run == run_from((initial,))
     assert run_from((initial, "training.steps=3")).optimizer.warmup_steps == 0
+
+
+@pytest.mark.parametrize("published", [GPT2, LLAMA], ids=["tied", "not tied"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_published_weights_are_trained_with_every_recipe(name: str, published: dict[str, Any], tmp_path: Path) -> None:
+    initial = f"training.initialize_from={write(tmp_path, published)}"
+    run = load_run({}, [initial, f"recipe={name}"])
+    assert run.model == load_run({}, [initial]).model
+    assert (run.training.initial_spread, run.training.zero_initial_outputs) == ("paper", False)
+    for key, value in RECIPES[name].get("optimizer", {}).items():
+        assert getattr(run.optimizer, key) == (0.0 if key == "head_learning_rate" and run.model.tied else value), key
+
+
+def test_initial_weights_that_the_user_asks_for_contradict_published_ones(tmp_path: Path) -> None:
+    initial = f"training.initialize_from={write(tmp_path, GPT2)}"
+    with pytest.raises(ConfigError, match=r"`training\.initial_spread` must be 'paper' with"):
+        load_run({}, [initial, "recipe=modern", "training.initial_spread=fan_in"])
 
 
 def test_the_same_run_with_and_without_a_file(tmp_path: Path) -> None:
