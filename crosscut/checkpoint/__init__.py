@@ -14,12 +14,14 @@ from crosscut.checkpoint.folders import (
     mark_passed_over,
     require_identity,
 )
-from crosscut.checkpoint.format.manifest import Manifest, Progress, read_manifest
+from crosscut.checkpoint.format.manifest import AVERAGE, MODEL, Manifest, Progress, holds_average, read_manifest
 from crosscut.checkpoint.saving.saver import Saver, save_checkpoint
 from crosscut.checkpoint.state import load_checkpoint, load_model
 from crosscut.checkpoint.storage import Folder, folder_at
 
 __all__ = [
+    "AVERAGE",
+    "MODEL",
     "Folder",
     "GoodCheckpoint",
     "Manifest",
@@ -28,6 +30,7 @@ __all__ = [
     "checkpoint_folder",
     "find_damage",
     "folder_at",
+    "holds_average",
     "latest_good_checkpoint",
     "list_checkpoints",
     "load_checkpoint",

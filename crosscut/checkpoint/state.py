@@ -25,14 +25,14 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
-from crosscut.checkpoint.format.manifest import Progress, read_manifest
+from crosscut.checkpoint.format.manifest import MODEL, Progress, read_manifest
 from crosscut.checkpoint.reader import CheckpointReader, PaddingLoadPlanner
 from crosscut.checkpoint.storage import Folder, folder_at, reason
 from crosscut.config import CheckpointError
 from crosscut.parallel import reshard
 
 More = Mapping[str, Mapping[str, Tensor]]
-"""Additional tensors of a run's state, such as float16's loss scale. Every rank holds these tensors as a whole. The
+"""Additional tensors of a run's state, such as float16's loss scale. Every rank holds ordinary tensors as a whole. The
 mapping gives groups by name, and each group gives tensors by name."""
 
 
@@ -43,7 +43,7 @@ def state_of(model: nn.Module, optimizer: Optimizer, more: More | None = None) -
     reshard(model)
     model_state, optimizer_state = get_state_dict(model, optimizer)
     further = {name: dict(tensors) for name, tensors in (more or {}).items()}
-    return {"model": model_state, "optimizer": optimizer_state, **further}
+    return {MODEL: model_state, "optimizer": optimizer_state, **further}
 
 
 def tensors_of(state: dict[str, Any]) -> dict[str, Tensor]:
@@ -107,10 +107,11 @@ def _make_state(optimizer: Optimizer) -> None:
 
 
 def load_model(
-    checkpoint: str | Path | Folder, *, model: nn.Module, padded: Mapping[str, int] | None = None
+    checkpoint: str | Path | Folder, *, model: nn.Module, padded: Mapping[str, int] | None = None, group: str = MODEL
 ) -> Progress:
     """Load only the model from a checkpoint of any layout, and return the run's progress. Every rank must call this
     function. The arguments and errors are those of `load_checkpoint`, but only the ranks that have an error raise it.
+    `group` is the group of tensors that become the weights: `MODEL`, or `AVERAGE` if the checkpoint holds an average.
 
     Each rank reads its own parts. Ranks that serve a model exchange no pickled objects, and PyTorch would pickle its
     plans if the ranks read together.
@@ -121,7 +122,7 @@ def load_model(
     state = get_model_state_dict(model)
     with _reading(folder), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # on purpose
-        _load({"model": state}, folder, padded or {}, alone=True)
+        _load({group: state}, folder, padded or {}, alone=True)
         set_model_state_dict(model, state)
     return progress
 

@@ -92,6 +92,11 @@ class OptimizerConfig:
     clip_norm: float = 1.0
     """Maximum global gradient norm. Larger gradients are scaled down to this norm."""
 
+    ema_decay: float = 0.0
+    """Decay of an exponential moving average (EMA) of the weights. The average is used instead of the last weights for
+    validation, evaluation, samples and the finished model. A usual value is 0.999. In the first steps, the decay is
+    lower (docs/recipe.md). 0 keeps no average."""
+
     def __post_init__(self) -> None:
         own = [rate_field(group) for group in ParameterGroup]
         for name in ("learning_rate", "min_learning_rate", "weight_decay", *own):
@@ -99,7 +104,7 @@ class OptimizerConfig:
         for name in ("warmup_steps", "decay_steps"):
             require_at_least(f"optimizer.{name}", getattr(self, name), 0)
         resolve_choices(self, "optimizer")
-        for name in ("beta1", "beta2"):
+        for name in ("beta1", "beta2", "ema_decay"):
             require_fraction(f"optimizer.{name}", getattr(self, name))
         for name in ("epsilon", "clip_norm"):
             if not getattr(self, name) > 0:

@@ -46,7 +46,7 @@ from crosscut.training.evaluations import Evaluations
 from crosscut.training.loop import Loop
 from crosscut.training.precision import resolve_on
 from crosscut.training.requirements import require_capabilities, require_own_names
-from crosscut.training.resuming import describe_new_rate, identity_of, require_resumable
+from crosscut.training.resuming import describe_new_average, describe_new_rate, identity_of, require_resumable
 from crosscut.training.step import Trainer
 from crosscut.training.watching.banner import print_banner
 from crosscut.training.watching.profiling import Profiler, require_steps
@@ -186,8 +186,9 @@ def _prepare(resolved: ResolvedRun, resume: Resume, profile: bool = False) -> _P
     done = progress.step if progress else 0
     if profile:
         require_steps(run.training.steps - done)
-    if progress and (text := describe_new_rate(run, progress)):
-        _note(text)
+    if good is not None and progress:
+        for text in filter(None, (describe_new_rate(run, progress), describe_new_average(run, good.manifest))):
+            _note(text)
     if run.training.initialize_from and good is None:
         _check_initial_weights(run, tokens)
     _fill_folder(run, folder, good)
@@ -305,7 +306,8 @@ def _train(prepared: _Prepared, device: torch.device) -> _Stop | None:
         if not outcome.stopped:
             loop.require_folder()
             # The ranks wait for the report: a rank that exits early would kill the rank that writes it.
-            unwritten = share_from_first(write_report(run, trainer.model, tokens, outcome))
+            with loop.evaluated_weights():
+                unwritten = share_from_first(write_report(run, trainer.model, tokens, outcome))
         _require_written(run, loop.saver, unwritten)
     return _Stop(outcome.last_step, outcome.interrupted) if outcome.stopped else None
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crosscut.checkpoint import Folder, Progress, Saver, load_checkpoint
+from crosscut.checkpoint import Folder, Progress, Saver, folder_at, holds_average, load_checkpoint, read_manifest
 from crosscut.config import TrainingError, write_toml
 from crosscut.config.conventions import CONFIG_FILE
 from crosscut.config.system.folder_lock import FolderLock
@@ -21,6 +21,7 @@ from crosscut.evaluation import Score, evaluate_loss
 from crosscut.launch import Stopped, StopRequest
 from crosscut.launch.stopping import INTERRUPTIBLE
 from crosscut.parallel import find_drift
+from crosscut.training.averaging import SCORED
 from crosscut.training.batches import Batches, BatchesAhead
 from crosscut.training.evaluations import Evaluations
 from crosscut.training.result import NonFiniteError, StepResult
@@ -173,22 +174,23 @@ class Loop:
     def _evaluate(self, course: _Course) -> None:
         assert self.evaluations is not None
         with course.until_stopped():
-            with course.metrics.aside():
+            with course.metrics.aside(), self.evaluated_weights():
                 figures = self.evaluations.figures(self.trainer.model, course.request, shown=True)
             course.metrics.scores(course.done, figures)
 
     def validate(self, step: int, metrics: Metrics, request: StopRequest | None = None) -> Score:
-        """Score the model on the validation set after `step` steps. With `request`, the method raises `Stopped` if the
-        ranks agree to stop during the scoring.
+        """Score the model on the validation set after `step` steps, with the averaged weights if the run keeps an
+        average. With `request`, the method raises `Stopped` if the ranks agree to stop during the scoring.
 
         Raises `TrainingError` on all ranks if the loss is not finite.
         """
         batches = self.batches.validation_batches()
-        score = evaluate_loss(
-            self.trainer.model,
-            request.checked(batches) if request else batches,
-            num_bytes=self.batches.validation_bytes,
-        )
+        with self.evaluated_weights():
+            score = evaluate_loss(
+                self.trainer.model,
+                request.checked(batches) if request else batches,
+                num_bytes=self.batches.validation_bytes,
+            )
         metrics.validation(step, score)
         if not math.isfinite(score.loss):
             raise TrainingError(
@@ -198,13 +200,27 @@ class Loop:
             )
         return score
 
+    @contextmanager
+    def evaluated_weights(self) -> Iterator[None]:
+        """Give the model the averaged weights inside the context, if the run keeps an average (`optimizer.ema_decay`).
+        The weights of the last step return at the end of the context.
+        """
+        if self.trainer.average is None:
+            yield
+            return
+        self.saver.copying.wait()  # a checkpoint in progress copies the weights
+        with self.trainer.average.in_use():
+            yield
+
     def compare_replicas(self, step: int) -> None:
         """Raise `TrainingError` on all ranks if replicas of a parameter differ after `step` steps. If
         `training.compare_replicas_every` is 0, do nothing.
         """
         if not self.run.training.compare_replicas_every:
             return
-        drift = find_drift(dict(self.trainer.model.named_parameters()), self.mesh)
+        average = {} if self.trainer.average is None else self.trainer.average.tensors
+        averages = {f"average of {name}": tensor for name, tensor in average.items()}
+        drift = find_drift({**dict(self.trainer.model.named_parameters()), **averages}, self.mesh)
         if drift is None:
             return
         ranks = ", ".join(map(str, drift.ranks))
@@ -245,12 +261,16 @@ class Loop:
         """Load a checkpoint and return its progress. The checkpoint may come from another layout. The optimizer keeps
         the settings of this run, not the settings in the checkpoint. Raises `CheckpointError` on all ranks if the
         checkpoint cannot be loaded, or if its loss scale is unusable.
+
+        If the checkpoint holds no average of the weights, an average begins with the weights of the checkpoint.
         """
         model, optimizer = self.trainer.model, self.trainer.optimizer
         more = self.trainer.more_state
         progress = load_checkpoint(folder, model=model, optimizer=optimizer, more=more, padded=model.padded_rows)
         if self.trainer.loss_scale is not None:
             self.trainer.loss_scale.require_usable(folder)
+        if self.trainer.average is not None:
+            self.trainer.average.has_begun = holds_average(read_manifest(folder_at(folder)))
         return progress
 
     def _launch_step(self, course: _Course) -> None:
@@ -293,7 +313,13 @@ class Loop:
         metrics.step(done, {**result.values(), **rates, "samples": training.samples_before(done)})
 
     def _metrics(self, first: int) -> Metrics:
-        return Metrics(self.folder, num_steps=self.run.training.steps, start=first, active=self.mesh.is_first_rank)
+        return Metrics(
+            self.folder,
+            num_steps=self.run.training.steps,
+            start=first,
+            active=self.mesh.is_first_rank,
+            scored=SCORED if self.trainer.average else "",
+        )
 
 
 def _tell_request(request: StopRequest, metrics: Metrics) -> None:

@@ -1,11 +1,13 @@
-"""Conditions under which a run may resume from a checkpoint, and the change of its learning rate."""
+"""Conditions under which a run may resume from a checkpoint, and the changes that a resumed run is told: a jump of the
+learning rate, and a moving average of the weights that begins or ends.
+"""
 
 import dataclasses
 import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from crosscut.checkpoint import Folder, Progress, require_identity
+from crosscut.checkpoint import Folder, Manifest, Progress, holds_average, require_identity
 from crosscut.config import (
     ConfigError,
     CrosscutError,
@@ -80,3 +82,22 @@ def describe_new_rate(run: RunConfig, progress: Progress) -> str:
     except CrosscutError:
         return ""
     return describe_jump(progress.step, saved=saved, run=run)
+
+
+def describe_new_average(run: RunConfig, manifest: Manifest) -> str:
+    """Describe what becomes of the moving average of the weights if the run resumes with `optimizer.ema_decay` from a
+    checkpoint without an average, or the other way round; empty otherwise.
+    """
+    step, is_kept, is_there = manifest.progress.step, bool(run.optimizer.ema_decay), holds_average(manifest)
+    if is_kept and not is_there:
+        return (
+            f"The checkpoint of step {step} holds no moving average of the weights. With `optimizer.ema_decay`, the "
+            "average begins with the weights of this checkpoint."
+        )
+    if is_there and not is_kept:
+        return (
+            f"The checkpoint of step {step} holds a moving average of the weights, but `optimizer.ema_decay` is 0. The "
+            "run drops the average, and its scores, samples and checkpoints are of the last weights. To continue the "
+            "average, set `optimizer.ema_decay`."
+        )
+    return ""

@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from crosscut.checkpoint import AVERAGE
 from crosscut.config import ResolvedRun
 from crosscut.model import GPT, Batch, initialize
 from crosscut.model.running import PLAIN_LOSS
@@ -19,6 +20,7 @@ from crosscut.parallel import (
     shard_model,
 )
 from crosscut.parallel.collectives import all_reduce
+from crosscut.training.averaging import WeightAverage
 from crosscut.training.loss_scale import LossScale
 from crosscut.training.memory.host_moments import InHostMemory
 from crosscut.training.optimizer import (
@@ -95,6 +97,8 @@ class Trainer:
             muon_dtype=muon_dtype(run.precision),
             home=home,
         )
+        self.average = WeightAverage(self.model, run.optimizer.ema_decay) if run.optimizer.ema_decay else None
+        """Moving average of the weights; None without `optimizer.ema_decay`."""
         scales_loss = needs_loss_scale(run.precision) if scales_loss is None else scales_loss
         self.loss_scale = LossScale(mesh.device) if scales_loss else None
         self._held = torch.zeros((), dtype=torch.float32, device=mesh.device)
@@ -105,9 +109,11 @@ class Trainer:
     @property
     def more_state(self) -> dict[str, dict[str, Tensor]]:
         """State that checkpoints store besides the model and the optimizer: the tensors of the loss scale under
-        `loss_scale`, or an empty dict if the precision needs no loss scale. The tensors are live, not copied.
+        `loss_scale`, and the average of the weights under `AVERAGE`. What the run does not have is missing. The tensors
+        are live, not copied.
         """
-        return {} if self.loss_scale is None else {"loss_scale": self.loss_scale.state()}
+        state = {} if self.loss_scale is None else {"loss_scale": self.loss_scale.state()}
+        return state if self.average is None else {**state, AVERAGE: self.average.tensors}
 
     def step(self, step: int, micro_batches: Sequence[Batch]) -> StepResult:
         """Run step `step`, counted from 0, on this data rank's micro-batches.
@@ -124,8 +130,8 @@ class Trainer:
         return result
 
     def update(self, step: int, loss: Tensor) -> StepResult:
-        """Clip the summed gradients, update the weights and return the result of the step. The weights stay unchanged
-        if `loss` or the gradient norm is not finite. `step` counts from 0.
+        """Clip the summed gradients, update the weights and their average, and return the result of the step. The
+        weights stay unchanged if `loss` or the gradient norm is not finite. `step` counts from 0.
         """
         norm = global_gradient_norm(self.parameters, self.mesh.owners)
         held = self._hold(loss, norm)
@@ -133,7 +139,11 @@ class Trainer:
         rate = learning_rate(step, config=self.run.optimizer, num_steps=self.run.training.steps)
         set_learning_rate(self.optimizer, rate)
         self.optimizer.found_inf = held
+        if self.average is not None:
+            self.average.begin()
         self.optimizer.step()
+        if self.average is not None:
+            self.average.update(step)
         result = StepResult(step, rate, loss=loss, norm=norm, held=held, loss_scale=self.loss_scale)
         if self.loss_scale is not None:
             self.loss_scale.update(held)

@@ -115,7 +115,7 @@ def test_every_whole_number_has_a_bound() -> None:
     assert numbers <= set(LOWER_BOUNDS)
 
 
-@pytest.mark.parametrize("name", ["model.dropout", "optimizer.beta1", "optimizer.beta2"])
+@pytest.mark.parametrize("name", ["model.dropout", "optimizer.beta1", "optimizer.beta2", "optimizer.ema_decay"])
 @pytest.mark.parametrize("value", [-0.1, 1.0, float("nan")])
 def test_a_fraction_is_below_one(name: str, value: float) -> None:
     with pytest.raises(ConfigError) as error:

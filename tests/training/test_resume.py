@@ -3,6 +3,7 @@
 import json
 import math
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ HERE = "checkpoint.keep=100"
 
 
 def record(run: RunConfig, resume_from: Path | None = None) -> dict:
-    """Train; every step's loss, the tokens of every batch, and the whole weights at the end.
+    """Train; every step's loss, the tokens of every batch, and the whole weights and their averages at the end.
 
     A loss scale begins so high that the first steps overflow.
     """
@@ -46,14 +47,18 @@ def record(run: RunConfig, resume_from: Path | None = None) -> dict:
     loop = Loop(trainer, batches)
     with loop.saver:
         loop.train(resume_from)
-    vocab_size = run.model.vocab_size
-    weights = {
-        name: p.detach().full_tensor()[: vocab_size if name == "tokens.weight" else None].clone()
-        for name, p in trainer.model.named_parameters()
-    }
+    weights = whole_weights(run, dict(trainer.model.named_parameters()))
+    averages = whole_weights(run, trainer.average.tensors) if trainer.average else {}
     scale = trainer.loss_scale and [value.item() for value in trainer.loss_scale.state().values()]
     rank = trainer.mesh.data.rank
-    return {"losses": losses, "seen": seen, "weights": weights, "rank": rank, "scales": scales, "scale": scale}
+    told = {"losses": losses, "seen": seen, "weights": weights, "rank": rank, "scales": scales, "scale": scale}
+    return {**told, "averages": averages}
+
+
+def whole_weights(run: RunConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copies of whole parameters, or of tensors that are cut like parameters, without padding."""
+    padded, real = ("tokens.weight", "output.weight"), run.model.vocab_size
+    return {name: t.detach().full_tensor()[: real if name in padded else None].clone() for name, t in tensors.items()}
 
 
 def checkpoint_of(run: RunConfig, step: int) -> Path:

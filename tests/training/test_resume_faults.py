@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from crosscut.config import RunConfig
+from crosscut.training import averaging
 from crosscut.training import step as training_step
 from crosscut.training.batches import Batches
 from crosscut.training.loop import Loop
@@ -26,7 +27,7 @@ ALL = (
     "training.batch_size=8", "training.initial_batch_size=4", "training.ramp_steps=4",
     "optimizer.schedule=wsd", "optimizer.decay_steps=2", "optimizer.min_learning_rate=0.0",
     "optimizer.embedding_learning_rate=0.02", "optimizer.head_learning_rate=0.004",
-    "optimizer.matrix_learning_rate=0.003", "optimizer.scalar_learning_rate=0.01",
+    "optimizer.matrix_learning_rate=0.003", "optimizer.scalar_learning_rate=0.01", "optimizer.ema_decay=0.5",
 )  # fmt: skip
 """All options of docs/recipe.md at once. The norms keep their weights, so that there are scalars."""
 
@@ -63,6 +64,23 @@ def _moments_forgotten(patch: Patch) -> None:
     patch.setattr(Loop, "load", without_moments)
 
 
+def _decay_restarts(patch: Patch) -> None:
+    decay = averaging.decay_after
+    patch.setattr(averaging, "decay_after", lambda step, highest: decay(step - DONE, highest))
+
+
+def _average_forgotten(patch: Patch) -> None:
+    load = Loop.load
+
+    def without_average(self: Loop, folder: Any) -> Any:
+        progress = load(self, folder)
+        assert self.trainer.average is not None
+        self.trainer.average.has_begun = False
+        return progress
+
+    patch.setattr(Loop, "load", without_average)
+
+
 def _roles_forgotten(patch: Patch) -> None:
     load = Loop.load
 
@@ -80,6 +98,8 @@ FAULTS = {
     "a growing batch that restarts after a resume": Fault(_batch_restarts, "samples of step 4"),
     "first moments that a resume forgets": Fault(_moments_forgotten, "loss of step 5"),
     "learning rates by role that a resume forgets": Fault(_roles_forgotten, "loss of step 5"),
+    "a decay of the average that is counted from the resume": Fault(_decay_restarts, "average of the weights"),
+    "an average of the weights that begins anew after a resume": Fault(_average_forgotten, "average of the weights"),
 }
 
 
@@ -97,8 +117,11 @@ def first_difference(whole: dict[str, Any], resumed: dict[str, Any]) -> str:
             return f"samples of step {step + 1}"
         if resumed["losses"][step] != whole["losses"][step]:
             return f"loss of step {step + 1}"
-    changed = [name for name, weight in whole["weights"].items() if not torch.equal(weight, resumed["weights"][name])]
-    return changed[0] if changed else ""
+    for kind, told in (("weights", ""), ("averages", "average of the weights")):
+        for name, tensor in whole[kind].items():
+            if not torch.equal(tensor, resumed[kind][name]):
+                return told or name
+    return ""
 
 
 LAYOUTS = {

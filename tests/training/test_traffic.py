@@ -44,6 +44,7 @@ SHARDED = [
 MUON = ("optimizer.matrices=muon", "optimizer.matrix_learning_rate=0.02")
 SHARDED += [(*MUON, *SHARDED[i]) for i in (3, 4, 6)]
 LAYOUTS += [(*MUON, *options) for options in (LAYOUTS[2], LAYOUTS[6])]
+SHARDED.append(("optimizer.ema_decay=0.9", *SHARDED[3]))
 
 COMPARED = [*LAYOUTS[:7], SHARDED[0], SHARDED[3], SHARDED[4]]
 

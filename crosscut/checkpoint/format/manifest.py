@@ -24,6 +24,10 @@ FORMAT = 2
 In format 1, the tensors and their index have PyTorch's own format (`old_format`)."""
 _READABLE = (1, FORMAT)
 
+MODEL, AVERAGE = "model", "average"
+"""Groups of a checkpoint's tensors: the last weights, and the moving average of the weights, if the run keeps one. Both
+have the names of the parameters."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
@@ -82,6 +86,11 @@ class Manifest:
     def num_bytes(self) -> int:
         """Total size of the files in the manifest, in bytes."""
         return sum(entry.size for entry in self.files.values())
+
+
+def holds_average(manifest: Manifest) -> bool:
+    """Whether a checkpoint holds a moving average of the weights beside the last weights."""
+    return any(name.startswith(f"{AVERAGE}.") for name in manifest.tensors)
 
 
 def current_versions() -> dict[str, str]:

@@ -67,6 +67,7 @@ SYNONYMS = MappingProxyType(
         "optimizer.beta1": "adam_beta1 betas",
         "optimizer.beta2": "adam_beta2",
         "optimizer.epsilon": "eps adam_eps adam_epsilon",
+        "optimizer.ema_decay": "ema averaging_decay model_ema_decay weight_averaging",
         "optimizer.clip_norm": "clip clip_grad grad_clip gradient_clip max_grad_norm max_norm",
         "checkpoint.every": "save_interval save_steps save_every checkpoint_interval",
         "output.folder": "folder out out_dir output_dir save_dir",

@@ -17,6 +17,7 @@ from crosscut.data import Tokens, folders_of, training_samples, validation_sampl
 from crosscut.planner import count_parameters, find_hardware
 from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware
 from crosscut.planner.time import step_time
+from crosscut.training.averaging import SCORED
 from crosscut.training.watching.throughput import Peak, Throughput
 
 COUNTS = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
@@ -43,6 +44,7 @@ def print_banner(
         ("corpus", f"{short(corpus, COUNTS)} tokens for training, {validated} for validation"),
         ("training", f"{_steps(done, training.steps)} of {batch} tokens: {epochs} epoch{'' if epochs == '1' else 's'}"),
         *mixture_rows(mixture_facts(config, tokens)),
+        *average_rows(config),
         ("folder", config.output.folder),
     ]
     if expected := expected_seconds(run, tokens, throughput, device, done=done):
@@ -119,6 +121,12 @@ def mixture_rows(facts: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Rows for the token folders of a mixture, from `mixture_facts`. Empty without a mixture."""
     lines = [f"{each['share']:.3g} of {each['folder']}: {each['epochs']:.3g} epochs" for each in facts]
     return [("mixture", "\n".join(lines))] if lines else []
+
+
+def average_rows(run: RunConfig) -> list[tuple[str, str]]:
+    """Row that says that scores and samples are of the averaged weights. Empty without `optimizer.ema_decay`."""
+    decay = run.optimizer.ema_decay
+    return [("weights", f"scores and samples are {SCORED} (decay {decay:g})")] if decay else []
 
 
 def model_rows(run: RunConfig) -> list[tuple[str, str]]:

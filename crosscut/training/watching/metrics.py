@@ -37,11 +37,13 @@ class Metrics:
     """Metrics of one run. Use the object as a context manager: leaving the context closes the files.
 
     `start` is the step from which the run continues. Rows of later steps, written by an earlier start of the run, are
-    removed. Raises `TrainingError` if the files cannot be written.
+    removed. `scored` says which weights get the scores, if these are not the weights of the last step. Raises
+    `TrainingError` if the files cannot be written.
     """
 
-    def __init__(self, folder: Path, *, num_steps: int, start: int, active: bool) -> None:
+    def __init__(self, folder: Path, *, num_steps: int, start: int, active: bool, scored: str = "") -> None:
         self.active = active
+        self._scored = f"  ({scored})" if scored else ""
         self.num_steps = num_steps
         if not active:
             return
@@ -86,13 +88,13 @@ class Metrics:
                 self._write(step, {f"validation_{name}": value for name, value in figures.items()})
             told = f"validation loss {score.loss:.4f}  perplexity {score.perplexity:.2f}"
             bits = "" if score.bits_per_byte is None else f"  bits per byte {score.bits_per_byte:.4f}"
-            self._display.line(f"step {step:>6}  {told}{bits}")
+            self._display.line(f"step {step:>6}  {told}{bits}{self._scored}")
 
     def scores(self, step: int, figures: Mapping[str, float]) -> None:
         """Record the figures of an evaluation after `step` steps."""
         if self.active:
             self._write(step, figures)
-            self._display.line(f"step {step:>6}  {in_a_line(figures)}")
+            self._display.line(f"step {step:>6}  {in_a_line(figures)}{self._scored}")
 
     def note(self, text: str) -> None:
         """Show a line above the progress bar."""

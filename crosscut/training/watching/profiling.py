@@ -118,6 +118,8 @@ class Profiler:
         optimizer = self.trainer.optimizer
         state = [v for values in optimizer.state.values() for v in values.values() if isinstance(v, torch.Tensor)]
         named: dict[str, Sequence[torch.Tensor]] = {"AdamW's moments": state, "parameters": self.trainer.parameters}
+        if self.trainer.average is not None:
+            named["average of the weights"] = list(self.trainer.average.tensors.values())
         with account_of(named, self.mesh.device) as account, self._before_the_update(account):
             yield
         self._profile = _profile_of(self._recorder, account, self._write_trace())

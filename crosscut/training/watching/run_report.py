@@ -25,11 +25,13 @@ from crosscut.generation import Sampling, continue_text
 from crosscut.model import GPT
 from crosscut.planner import count_parameters
 from crosscut.pretrained import begin_of_run
+from crosscut.training.averaging import SCORED
 from crosscut.training.evaluations import last_figures
 from crosscut.training.loop import Outcome
 from crosscut.training.speed.compilation import uncompiled
 from crosscut.training.watching.banner import (
     COUNTS,
+    average_rows,
     device_name,
     facts_panel,
     gain_of_one_rank,
@@ -71,7 +73,7 @@ def write_report(run: RunConfig, model: GPT, tokens: Tokens, outcome: Outcome) -
         if samples:
             write_whole(folder / SAMPLE_FILE, "\n\n".join(samples.values()) + "\n")
             unwritten.remove(SAMPLE_FILE)
-        plot_losses(folder)
+        plot_losses(folder, scored=f" {SCORED}" if run.optimizer.ema_decay else "")
         unwritten.remove(PLOT_FILE)
         write_whole(folder / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")  # last: it marks a complete report
         unwritten.remove(SUMMARY_FILE)
@@ -115,6 +117,7 @@ def summarize(run: RunConfig, outcome: Outcome, device: torch.device) -> dict[st
         "versions": current_versions(),
         "first_step": outcome.first_step,
         "steps": run.training.steps,
+        "averaged_weights": bool(run.optimizer.ema_decay),
         "training_tokens": samples(run.training.steps) * length,
         "training_seconds": outcome.seconds,
         "validation_loss_before": outcome.before.loss,
@@ -134,8 +137,10 @@ def summarize(run: RunConfig, outcome: Outcome, device: torch.device) -> dict[st
     }
 
 
-def plot_losses(folder: Path) -> None:
-    """Plot the training and validation losses of a run's `metrics.jsonl` to `loss.png`."""
+def plot_losses(folder: Path, *, scored: str = "") -> None:
+    """Plot the training and validation losses of a run's `metrics.jsonl` to `loss.png`. `scored` says which weights
+    were validated, if these are not the weights of the last step.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -150,7 +155,7 @@ def plot_losses(folder: Path) -> None:
         axes.plot(*zip(*_smoothed(trained), strict=True), color="#1f5f99", linewidth=2, label="training, smoothed")
     if validated:  # a full disk may have lost the rows
         points = [(row["step"], row["validation_loss"]) for row in validated]
-        label = f"validation, at the end {_told(validated[-1])}"
+        label = f"validation{scored}, at the end {_told(validated[-1])}"
         axes.plot(*zip(*points, strict=True), color="#c8502d", marker="o", markersize=4, label=label)
     axes.set(xlabel="step", ylabel="cross entropy per token (nats)")
     axes.margins(y=0.12)
@@ -213,6 +218,7 @@ def print_summary(
 def _summary_rows(run: RunConfig, summary: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
     yield from model_rows(run)
     yield from mixture_rows(summary.get("mixture", ()))
+    yield from average_rows(run)
     yield "device", f"{summary['device']}; torch {summary['versions']['torch']}"
     before, after = summary["validation_perplexity_before"], summary["validation_perplexity_after"]
     tokens = f"{summary['steps']:,} steps ({short(summary['training_tokens'], COUNTS)} tokens)"

@@ -1,0 +1,92 @@
+"""Exponential moving average (EMA) of the weights, with which a model is evaluated (Polyak and Juditsky 1992).
+
+After step n, counted from 0, the average A of a weight W changes by
+
+    A <- d A + (1 - d) W,   d = min(ema_decay, (1 + n) / (10 + n))
+
+A begins as the initial weights. The second term of the minimum is the warm-up of the decay, as in TensorFlow's
+`tf.train.ExponentialMovingAverage` with `num_updates`: the average covers about the last tenth of the steps so far,
+until d reaches `ema_decay`. An average with a constant decay of 0.999 would still contain 37% of the initial weights
+after 1,000 steps. With the warm-up, their share is below 1e-20.
+
+The average is cut like the parameters, so each rank updates its own part and sends nothing.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from crosscut.parallel import reshard
+from crosscut.parallel.state.parameters import local_part
+
+SCORED = "of the averaged weights"
+"""Words after a score or a sample that the averaged weights gave."""
+
+WARMUP = 10
+"""Constant of the warm-up: after n steps, the decay is at most (1 + n) / (WARMUP + n)."""
+
+
+def decay_after(step: int, decay: float) -> float:
+    """Decay of the average after step `step`, counted from 0. `decay` is `optimizer.ema_decay`, the maximum."""
+    return min(decay, (1 + step) / (WARMUP + step))
+
+
+class WeightAverage:
+    """Moving average of a model's parameters. Each rank holds its own part, in the element type of the parameters.
+
+    The average begins as the weights at the time of the first use, so a model may get its weights after this object
+    was made.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        """`decay` is the maximum of the decay, at least 0 and below 1."""
+        self.model, self.decay = model, decay
+        reshard(model)
+        self._parameters = list(model.parameters())
+        self.tensors = {name: torch.zeros_like(p, requires_grad=False) for name, p in model.named_parameters()}
+        """The average by the names of the parameters, distributed like the parameters. The values count only once
+        `has_begun` is true."""
+        self.has_begun = False
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Set the average to the current weights, if it has not begun. The optimizer's first step must come later."""
+        if not self.has_begun:
+            torch._foreach_copy_(*self._parts())
+            self.has_begun = True
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Take the weights after step `step`, counted from 0, into the average. The average must have begun.
+
+        Call this after the optimizer's step, which waits for the end of a checkpoint's copy. If the step has left the
+        weights unchanged, for example because float16 has overflowed, the unchanged weights count.
+        """
+        assert self.has_begun, "the average begins before the first step"
+        torch._foreach_lerp_(*self._parts(), 1 - decay_after(step, self.decay))
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Exchange the weights and the average inside the context, so that the model computes with the average. After
+        the context, each has its old values to the last bit. The optimizer must not step inside.
+        """
+        self.begin()
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        reshard(self.model)  # gathered copies hold the old values
+        for average, weight in zip(*self._parts(), strict=True):
+            held = weight.clone()
+            weight.copy_(average)
+            average.copy_(held)
+
+    def _parts(self) -> tuple[list[Tensor], list[Tensor]]:
+        """This rank's part of each average, and of each parameter."""
+        return [local_part(each) for each in self.tensors.values()], [local_part(p) for p in self._parameters]
