@@ -55,7 +55,7 @@ class MemoryForecast:
     """Weights in the accumulation type, if this type differs from the compute type."""
 
     optimizer: int = 0
-    """Moments of AdamW, and the momentum of Muon."""
+    """Moments of AdamW, the momentum of Muon, and the moving average of the weights."""
 
     activations: int = 0
     """Activations that layers save for the backward pass, and temporary tensors of the running layer."""
@@ -169,6 +169,8 @@ class _Step:
         self.root = _root(self.decoder, tensor, shares)
         self.of_muon = muon_share(run)
         """Elements that Muon updates. They have one moment instead of two."""
+        self.averages = bool(run.optimizer.ema_decay)
+        """Whether the run keeps a moving average of the weights, which is never offloaded."""
         self.tokens = self.target.tokens
         self.whole = self.tokens * run.model.hidden_size * self.size
         self.between = self.target.own_tokens * run.model.hidden_size * self.size
@@ -302,7 +304,7 @@ class _Step:
             instant=instant,
             weights=weights if self.is_mixed else weights + state,
             master_weights=state if self.is_mixed else 0,
-            optimizer=0 if self._moments_wait else 2 * state - self.of_muon * self.wide,
+            optimizer=(0 if self._moments_wait else 2 * state - self.of_muon * self.wide) + state * self.averages,
             activations=activations,
             allowance=int(FRAGMENTATION * passing) if self.device == "cuda" else 0,
             **held,

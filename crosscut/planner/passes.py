@@ -29,6 +29,8 @@ from crosscut.planner.program import Program
 
 ADAMW_BYTES = 28
 """Bytes per parameter in float32: AdamW reads weight, gradient and two moments, and writes weight and moments."""
+AVERAGE_BYTES = 12
+"""Bytes per parameter in float32: the moving average reads average and weight, and writes the average."""
 _NORM_AND_CLIP_BYTES = 12
 _KERNELS = {True: (5, 12), False: (15, 30)}
 """Kernels of a layer's forward and backward pass, without its products. The key says whether the layer is compiled."""
@@ -94,16 +96,18 @@ def ends_passes(run: Planned, target: Target) -> tuple[float, float]:
 def optimizer_bytes(run: Planned, program: Program) -> float:
     """Bytes that the optimizer reads and writes on one rank in one step.
 
-    The gradient norm, clipping and the optimizer pass over the rank's shard of parameters, gradients and moments.
-    Muon's products, which `step_time` adds, are not counted here. If the data
-    ranks replicate the gradients, the copies into and out of the buckets of the all-reduce are added.
+    The gradient norm, clipping and the optimizer pass over the rank's shard of parameters, gradients and moments, and
+    the moving average of the weights, if the run keeps one, over the rank's shard of the average and of the parameters.
+    Muon's products, which `step_time` adds, are not counted here. If the data ranks replicate the gradients, the copies
+    into and out of the buckets of the all-reduce are added.
     """
     wide = run.training.numbers.accumulation_bytes / 4
     own = parameters_per_rank(run.model, run.layout) / run.layout.shard_size
     buckets = 16 if run.layout.data > 1 and run.layout.shard_size == 1 else 0
     sharing = run.layout.data if program.shards_optimizer else 1
     of_muon = muon_share(run) * wide * (MUON_BYTES - ADAMW_BYTES)
-    return own * wide * ((ADAMW_BYTES + _NORM_AND_CLIP_BYTES) / sharing + buckets) + of_muon
+    average = AVERAGE_BYTES if run.optimizer.ema_decay else 0
+    return own * wide * ((ADAMW_BYTES + _NORM_AND_CLIP_BYTES + average) / sharing + buckets) + of_muon
 
 
 @lru_cache(maxsize=4096)

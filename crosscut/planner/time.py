@@ -56,7 +56,8 @@ class StepTime:
     """Operators that are limited by memory bandwidth, such as norms and activations."""
 
     optimizer: float
-    """Gradient norm, AdamW or Muon with its products, and the transfer of moments that are offloaded to host memory."""
+    """Gradient norm, AdamW or Muon with its products, the moving average of the weights, and the transfer of moments
+    that are offloaded to host memory."""
 
     exposed: float
     """Messages, or parts of messages, that overlap with no computation."""

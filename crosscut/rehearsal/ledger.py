@@ -7,7 +7,7 @@ which the piece was computed and, for gradients, on the later use:
 |----------------|-------------------------------------------------------------------------------------------|
 | weights        | is a parameter, or was cast from a parameter to another type                              |
 | master_weights | is a parameter, and products use another type                                             |
-| optimizer      | is a moment of AdamW or the momentum of Muon                                              |
+| optimizer      | is a moment of AdamW, the momentum of Muon or a moving average of weights                 |
 | gradients      | became a parameter's gradient, or was made in a backward pass with a parameter's shape    |
 | logits         | was made by the loss and is as wide as a rank's part of the vocabulary                    |
 | buffers        | is the result of a collective, or was made by code that prepares collectives, or by Muon  |

@@ -90,11 +90,14 @@ def _count(run: ResolvedRun, mesh: ParallelMesh) -> tuple[Ledger, CollectiveReco
 
 
 def _enter_state(ledger: Ledger, trainer: Trainer) -> None:
-    """Record the weights, and the moments if they are on the device."""
+    """Record the weights, their moving average, and the moments if they are on the device."""
     precision = trainer.run.numbers
     is_mixed = precision.compute != precision.accumulation
     parameters = dict(trainer.model.named_parameters())
     ledger.enter("master_weights" if is_mixed else "weights", parameters)
+    if trainer.average is not None:
+        trainer.average.begin()
+        ledger.enter("optimizer", trainer.average.tensors)
     for name in STATE:
         states = {key: trainer.optimizer.state[p] for key, p in parameters.items()}
         moments = {key: state[name] for key, state in states.items() if name in state}

@@ -1,5 +1,6 @@
 """Runs whose formulas and dry runs are held together: options of a small model, and models of the size they are for."""
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from crosscut.config import PRESETS, Layout, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
@@ -15,6 +16,7 @@ LLAMA = {
     "dropout": 0.0,
     "tied": False,
 }
+AVERAGED = OptimizerConfig(ema_decay=0.999)
 MUON = OptimizerConfig(matrices="muon", matrix_learning_rate=0.02)
 WIDE = {"num_layers": 1, "hidden_size": 512}
 SIZES = {"num_layers": 3, "hidden_size": 128, "num_heads": 8, "vocab_size": 2048, "max_sequence_length": 128}
@@ -131,6 +133,16 @@ SMALL = (
         MUON,
     ),
     small("Muon, offloaded", "cuda", {"data": 2}, {"offload": ("optimizer",)}, {}, MUON),
+    small("averaged", "cpu", {"tensor": 2}, {}, {}, AVERAGED),
+    small("averaged, shared", "cuda", {"data": 4, "sharding": "zero3"}, {"precision": "bfloat16"}, {}, AVERAGED),
+    small(
+        "averaged, offloaded",
+        "cuda",
+        {"tensor": 2},
+        {"offload": ("optimizer",)},
+        {},
+        replace(MUON, ema_decay=0.999),
+    ),
     small("512 ranks", "cuda", {"tensor": 8, "data": 64}, {"precision": "bfloat16"}),
 )
 """Each takes about half a second."""

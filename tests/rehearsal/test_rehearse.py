@@ -13,6 +13,7 @@ from crosscut.kernels import onednn
 from crosscut.launch import process_group
 from crosscut.model import Batch
 from crosscut.parallel import make_mesh
+from crosscut.planner import forecast_memory
 from crosscut.rehearsal import Rehearsal, compare, rehearse, to_json
 from crosscut.training.optimizer import MOMENTS
 from crosscut.training.precision import resolve_on
@@ -44,6 +45,12 @@ def check(case: Case) -> None:
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name, marks=marks(case)) for case in SMALL])
 def test_formulas_and_dry_run_agree(case: Case) -> None:
     check(case)
+
+
+@pytest.mark.parametrize("case", [case for case in SMALL if case.name.startswith("averaged")], ids=lambda c: c.name)
+def test_the_average_of_the_weights_is_counted_to_the_byte(case):
+    forecast = forecast_memory(rehearsed(case).run, device=case.device)
+    assert rehearsed(case).peak.categories["optimizer"] == forecast.optimizer
 
 
 @pytest.mark.slow  # tests/kernels holds the products equal
