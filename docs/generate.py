@@ -121,6 +121,7 @@ command line. A setting of the run always replaces the recipe's. A run without a
 
 - `continued`, if it trains published weights further (`training.initialize_from`);
 - `paper`, if its `model.preset` is a model of the paper or another published model;
+- `modern`, if the command line has no file: the run then has the demo's model;
 - `small` otherwise.
 
 Some defaults fit the run. The warm-up takes at most a twentieth of the steps. The validation set is scored at least ten
