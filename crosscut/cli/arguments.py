@@ -1,5 +1,5 @@
 """Arguments that several commands share: the run's file with its overrides, options that name a file to write, and the
-options `--device` and `--precision`.
+options `--device`, `--precision` and `--last-weights`.
 """
 
 import re
@@ -179,6 +179,12 @@ def device_option(command: _Command) -> _Command:
 def precision_option(command: _Command) -> _Command:
     """Add the option `--precision` to a command that runs a model: the element type of weights and products."""
     return click.option("--precision", type=click.Choice(OF_MODELS), default="float32", show_default=True)(command)
+
+
+def last_weights_option(command: _Command) -> _Command:
+    """Add the option `--last-weights` to a command that reads a finished model."""
+    told = "Use the last weights of a checkpoint, even if it holds a moving average of the weights."
+    return click.option("--last-weights", is_flag=True, help=told)(command)
 
 
 def naming_options(options: Mapping[str, str]) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:

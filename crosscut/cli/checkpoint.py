@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from crosscut.cli.arguments import last_weights_option
 from crosscut.config import ConfigError
 from crosscut.config.system.terminal import echo
 
@@ -94,20 +95,23 @@ def diff(first: str, second: str, as_json: bool) -> None:
 @click.option(
     "--max-file-size", default="5GB", show_default=True, help="Maximum size of a tensor file, such as 500MB or 5GB."
 )
+@last_weights_option
 @_as_json
-def export(place: str, out: str, max_file_size: str, as_json: bool) -> None:
+def export(place: str, out: str, max_file_size: str, last_weights: bool, as_json: bool) -> None:
     """Export a checkpoint as a Hugging Face folder."""
     max_file_bytes = _bytes_of(max_file_size)
     from crosscut.cli.tables import counting
     from crosscut.pretrained import export_checkpoint, find_model
 
     with counting("export", shown=not as_json) as advance:
-        done = export_checkpoint(find_model(place), out, max_file_bytes=max_file_bytes, advance=advance)
+        source = find_model(place, last_weights=last_weights)
+        done = export_checkpoint(source, out, max_file_bytes=max_file_bytes, advance=advance)
     if as_json:
         echo(json.dumps(dataclasses.asdict(done), indent=2))
         return
+    averaged = ", averaged weights" if done.is_averaged else ""
     files = f"{len(done.files)} file" + "s" * (len(done.files) > 1)
-    echo(f"{done.folder}: {done.num_tensors} tensors, {done.num_bytes / 1e6:,.1f} MB in {files}")
+    echo(f"{done.folder}: {done.num_tensors} tensors, {done.num_bytes / 1e6:,.1f} MB in {files}{averaged}")
 
 
 def _bytes_of(size: str) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from crosscut.cli.arguments import device_option, gathered, naming_options, precision_option
+from crosscut.cli.arguments import device_option, gathered, last_weights_option, naming_options, precision_option
 from crosscut.config import ConfigError, EvaluationConfig, Layout
 from crosscut.config.checks import listed
 from crosscut.config.evaluation import Detokenizer
@@ -50,6 +50,7 @@ class EvaluateOptions:
     data: int
     device: str
     precision: str
+    last_weights: bool
     output: Path | None
     as_json: bool
 
@@ -102,6 +103,7 @@ class EvaluateOptions:
 @click.option("--data", default=1, show_default=True, help="Number of data ranks: model copies that share the windows.")
 @device_option
 @precision_option
+@last_weights_option
 @click.option("--output", type=click.Path(path_type=Path), help="Write scores and settings to this JSON file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @naming_options(_NAMES)
@@ -122,7 +124,7 @@ def evaluate(options: EvaluateOptions) -> None:
     from crosscut.evaluation.ranks import Machinery
     from crosscut.launch.processes import is_first_started
 
-    on = Machinery(layout=layout, device=options.device, precision=options.precision)
+    on = Machinery(layout=layout, device=options.device, precision=options.precision, last_weights=options.last_weights)
     report = _run_harness(options, on) if options.harness else _evaluate(options, config, on)
     if is_first_started():
         _show(report, as_json=options.as_json)

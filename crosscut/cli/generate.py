@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from crosscut.cli.arguments import device_option, naming_options, precision_option
+from crosscut.cli.arguments import device_option, last_weights_option, naming_options, precision_option
 
 _CHOICES = (
     "temperature", "top_k", "top_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop",
@@ -62,6 +62,7 @@ _CHOICES = (
 @click.option("--tensor", default=1, show_default=True, help="Number of tensor ranks that share the model.")
 @device_option
 @precision_option
+@last_weights_option
 @click.option(
     "--json",
     "as_json",

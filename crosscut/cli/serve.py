@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from crosscut.cli.arguments import device_option, naming_options, precision_option
+from crosscut.cli.arguments import device_option, last_weights_option, naming_options, precision_option
 from crosscut.config import ConfigError
 
 
@@ -22,6 +22,7 @@ from crosscut.config import ConfigError
 @click.option("--tensor", default=1, show_default=True, help="Number of tensor ranks that share the model.")
 @device_option
 @precision_option
+@last_weights_option
 @click.option(
     "--rows",
     type=click.IntRange(1),

@@ -73,6 +73,7 @@ def described(place: str, source: ModelSource, on: Machinery) -> dict[str, Any]:
         "model": {
             "name": source.name,
             "place": place,
+            "averaged_weights": source.is_averaged,
             "parameters": count_parameters(source.model),
             "vocab_size": source.model.vocab_size,
         },

@@ -25,14 +25,16 @@ module level, because it is sent to other processes.
 
 @dataclass(frozen=True, kw_only=True)
 class Machinery:
-    """Layout, device and precision with which a model is scored. The layout and the device change only the last digits
-    of a score.
+    """Layout, device, precision and choice of the weights with which a model is scored. The layout and the device
+    change only the last digits of a score.
     """
 
     layout: Layout = field(default_factory=Layout)
     device: str = "auto"
     precision: str = "float32"
     """Precision of the weights and the matrix products."""
+    last_weights: bool = False
+    """Whether to score the last weights of a checkpoint, also if it holds a moving average of the weights."""
 
     def ranks(self) -> Ranks:
         """Return the ranks of the layout. Raises `ConfigError` or `LayoutError` as `Ranks` does."""
@@ -69,7 +71,7 @@ def joined_model(place: str, on: Machinery) -> tuple[GPT, ModelSource]:
 
 
 def _found(place: str, on: Machinery) -> ModelSource:
-    source = find_model(place)
+    source = find_model(place, last_weights=on.last_weights)
     require_tensor_axis(source.model, on.layout.tensor)
     return source
 

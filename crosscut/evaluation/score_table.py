@@ -15,7 +15,9 @@ def print_report(report: Mapping[str, Any], console: Console) -> None:
     """Print the figures of every task. For a user's own text, also print the figures of the first documents."""
     model = report["model"]
     on = f"{report['layout']}, {report['device']}, {report['precision']}"
-    console.print(Text(f"{model['name']}, {model['parameters']:,} parameters, on {on}", style="bold"), soft_wrap=True)
+    averaged = ", averaged weights" if model["averaged_weights"] else ""
+    told = f"{model['name']}{averaged}, {model['parameters']:,} parameters, on {on}"
+    console.print(Text(told, style="bold"), soft_wrap=True)
     for name, task in report["tasks"].items():
         console.print()
         console.print(Text(f"{_NAMES[name]}: {', '.join(entry['file'] for entry in task['data'])}"), soft_wrap=True)

@@ -48,6 +48,8 @@ class Order:
     """Number of tensor ranks."""
     device: str
     precision: str
+    last_weights: bool = False
+    """Whether to use the last weights of a checkpoint, also if it holds a moving average of the weights."""
 
     def __post_init__(self) -> None:
         require_at_least("--samples", self.samples, 1)
@@ -71,7 +73,7 @@ def write_order(place: str, order: Order) -> None:
 
 
 def _checked(place: str, order: Order) -> ModelSource:
-    source = find_model(place)
+    source = find_model(place, last_weights=order.last_weights)
     require_tensor_axis(source.model, order.tensor)
     tokenizer = source.load_tokenizer()
     for prompt in order.prompts:

@@ -6,14 +6,14 @@ Only one whole tensor at a time is in memory. The folder gets its final name onl
 import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from crosscut.checkpoint import Folder, folder_at
+from crosscut.checkpoint import AVERAGE, MODEL, Folder, folder_at
 from crosscut.checkpoint.storage import storage_errors_told
 from crosscut.checkpoint.stored import StoredTensors
 from crosscut.config import CheckpointError, ConfigError, ModelConfig
@@ -49,6 +49,8 @@ class Exported:
     """Names of the files that hold tensors."""
     num_bytes: int
     """Total size of the tensors in bytes."""
+    is_averaged: bool = False
+    """Whether the tensors are the moving average in a checkpoint instead of the last weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,29 +128,32 @@ def export_checkpoint(
             "folder instead."
         )
     stored = StoredTensors(source.folder)
-    dtype = stored.entry("model.tokens.weight").dtype
+    group = AVERAGE if source.is_averaged else MODEL
+    dtype = stored.entry(f"{group}.tokens.weight").dtype
     ends = (source.end_of_text, *source.stops)
     beside = {"tokenizer": source.tokenizer, "ends": ends, "max_file_bytes": max_file_bytes}
     target = _Target.of(out, source.model, dtype, **beside)
     target.require_new()
-    _require_tensors(stored, source.model, dtype)
+    _require_tensors(stored, source.model, dtype, group)
 
     def read(name: str) -> Tensor:
-        tensor = stored.read(f"model.{name}")
+        tensor = stored.read(f"{group}.{name}")
         if count := count_not_finite(tensor):
             raise not_finite(source.folder, name, count, "Use an earlier checkpoint.")
         return tensor
 
-    return target.write(_published(source.model, read, advance))
+    return replace(target.write(_published(source.model, read, advance)), is_averaged=source.is_averaged)
 
 
-def _require_tensors(stored: StoredTensors, config: ModelConfig, dtype: torch.dtype) -> None:
-    """Raise `CheckpointError` unless the checkpoint holds all tensors of the model, in its shapes and in one type."""
+def _require_tensors(stored: StoredTensors, config: ModelConfig, dtype: torch.dtype, group: str) -> None:
+    """Raise `CheckpointError` unless the checkpoint holds all tensors of the model in this group, in the shapes of the
+    model and in one type.
+    """
     for weight in weights_of(config):
-        entry, (rows, *columns) = stored.entry(f"model.{weight.name}"), weight.shape
+        entry, (rows, *columns) = stored.entry(f"{group}.{weight.name}"), weight.shape
         if entry.shape[:1] < (rows,) or list(entry.shape[1:]) != columns or entry.dtype != dtype:
             raise CheckpointError(
-                f"`model.{weight.name}` in `{stored.folder}` must have the shape {list(weight.shape)} and the type "
+                f"`{group}.{weight.name}` in `{stored.folder}` must have the shape {list(weight.shape)} and the type "
                 f"{dtype} of the model, but has {list(entry.shape)} and {entry.dtype}."
             )
 

@@ -9,7 +9,16 @@ from typing import Any
 
 import torch
 
-from crosscut.checkpoint import Folder, latest_good_checkpoint, list_checkpoints, load_model, require_undamaged
+from crosscut.checkpoint import (
+    AVERAGE,
+    MODEL,
+    Folder,
+    holds_average,
+    latest_good_checkpoint,
+    list_checkpoints,
+    load_model,
+    require_undamaged,
+)
 from crosscut.checkpoint.folders import step_of
 from crosscut.checkpoint.format.manifest import MANIFEST_FILE, Manifest
 from crosscut.checkpoint.maintenance.inspection import root_of
@@ -48,6 +57,13 @@ class ModelSource:
     """Token id that the model expects at the start of every text. None if the model expects no such id."""
     is_published: bool = False
     """Whether `folder` holds a published model. If not, the folder is a checkpoint."""
+    is_averaged: bool = False
+    """Whether the weights are the moving average in the checkpoint instead of the last weights."""
+
+    @property
+    def title(self) -> str:
+        """Name of the model, with the words "averaged weights" if the weights are an average."""
+        return f"{self.name}, averaged weights" if self.is_averaged else self.name
 
     def to_json(self) -> dict[str, Any]:
         """Encode the source for other ranks, without pickle."""
@@ -74,7 +90,8 @@ class ModelSource:
         if self.is_published:
             load_weights(model, self.model, Path(str(self.folder)))
         else:
-            load_model(self.folder, model=model, padded=model.padded_rows)
+            group = AVERAGE if self.is_averaged else MODEL
+            load_model(self.folder, model=model, padded=model.padded_rows, group=group)
         require_finite(model, self.folder, is_published=self.is_published)
         return model.eval()
 
@@ -83,9 +100,10 @@ class ModelSource:
         return Tokenizer.load(self.tokenizer, end_of_text=self.end_of_text)
 
 
-def find_model(place: str | Path) -> ModelSource:
+def find_model(place: str | Path, *, last_weights: bool = False) -> ModelSource:
     """Find the model at `place`: a run's folder (its newest good checkpoint is used), a checkpoint, or a Hugging Face
-    folder.
+    folder. If a checkpoint holds a moving average of the weights, the model is the average; with `last_weights`, the
+    model has the weights of the last step.
 
     One process calls this function before the ranks start. It checks a checkpoint's files against their hashes, and a
     published model's tensors against its `config.json`. Raises `ConfigError` if there is no model or Crosscut does not
@@ -95,10 +113,10 @@ def find_model(place: str | Path) -> ModelSource:
     folder = folder_at(place)
     names = folder.files()
     if step_of(folder.name) is not None or MANIFEST_FILE in names:
-        return _in_checkpoint(folder, require_undamaged(folder, progress=True), place)
+        return _in_checkpoint(folder, require_undamaged(folder, progress=True), place, last_weights)
     if CONFIG_FILE in names or list_checkpoints(folder):
         good = latest_good_checkpoint(root_of(str(place)))
-        return _in_checkpoint(good.folder, good.manifest, place)
+        return _in_checkpoint(good.folder, good.manifest, place, last_weights)
     if MODEL_FILE in names and isinstance(folder, LocalFolder):
         return _published(folder.path)
     raise ConfigError(
@@ -120,7 +138,7 @@ def _published(folder: Path) -> ModelSource:
     )
 
 
-def _in_checkpoint(folder: Folder, manifest: Manifest, place: str | Path) -> ModelSource:
+def _in_checkpoint(folder: Folder, manifest: Manifest, place: str | Path, last_weights: bool) -> ModelSource:
     run, initial = _run_of(manifest.progress.config, folder)
     root = Path(place) if (Path(place) / CONFIG_FILE).is_file() else _root_of_checkpoint(folder)
     kept = [place / INITIAL_FOLDER for place in (root, Path(run.output.folder)) if place is not None]
@@ -129,6 +147,7 @@ def _in_checkpoint(folder: Folder, manifest: Manifest, place: str | Path) -> Mod
         name=f"{(root or Path(run.output.folder)).resolve().name}/{folder.name}",
         folder=folder,
         model=run.model,
+        is_averaged=holds_average(manifest) and not last_weights,
         **{**spoken._asdict(), "begin_of_text": spoken.begin_of_text if initial else None},
     )
 

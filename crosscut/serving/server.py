@@ -65,6 +65,8 @@ class ServerOptions:
     """Number of texts that are generated at once, at most `MOST_ROWS`."""
     slide: bool = False
     """Whether texts may become longer than the model's window, which then forgets their beginning."""
+    last_weights: bool = False
+    """Whether to serve the last weights of a checkpoint, also if it holds a moving average of the weights."""
 
     def __post_init__(self) -> None:
         if self.api_key == "":
@@ -102,7 +104,7 @@ def serve(place: str, options: ServerOptions) -> None:
 
 
 def _checked(place: str, options: ServerOptions) -> ModelSource:
-    source = find_model(place)
+    source = find_model(place, last_weights=options.last_weights)
     require_tensor_axis(source.model, options.tensor)
     ChatTemplate.find(source.tokenizer)  # raises before any process starts, if the template is invalid
     with _bound(options):  # raises if the port is taken
@@ -229,7 +231,7 @@ def _talking(application: Starlette, listener: socket.socket, desk: Desk) -> Ite
 
 def _greeting(source: ModelSource, options: ServerOptions, listener: socket.socket) -> str:
     return (
-        f"{source.name} at http://{_in_url(options.host)}:{listener.getsockname()[1]} (tensor {options.tensor}, "
+        f"{source.title} at http://{_in_url(options.host)}:{listener.getsockname()[1]} (tensor {options.tensor}, "
         f"{options.rows} texts at once). Open it in a browser, or point an OpenAI client at /v1. Ctrl-C stops the "
         "server."
     )

@@ -16,7 +16,7 @@ TASK = {
     "tokens_per_second": 4321.0,
 }
 REPORT = {
-    "model": {"name": "megatron-355m", "parameters": 354_823_168},
+    "model": {"name": "megatron-355m", "parameters": 354_823_168, "averaged_weights": False},
     "layout": "tensor 2 x data 1",
     "device": "cpu",
     "precision": "float32",

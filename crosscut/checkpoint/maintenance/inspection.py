@@ -9,7 +9,7 @@ from typing import Any
 from crosscut.checkpoint.damage import find_damage
 from crosscut.checkpoint.folders import is_left_over, list_checkpoints, step_of
 from crosscut.checkpoint.format.index import DTYPES_BY_NAME
-from crosscut.checkpoint.format.manifest import MANIFEST_FILE, Manifest, read_manifest
+from crosscut.checkpoint.format.manifest import MANIFEST_FILE, Manifest, holds_average, read_manifest
 from crosscut.checkpoint.maintenance.repair import ASIDE
 from crosscut.checkpoint.storage import Folder, folder_at
 from crosscut.config import CheckpointError, load_run
@@ -74,6 +74,7 @@ def describe(folder: Folder) -> dict[str, Any]:
         **asdict(manifest.progress),
         "versions": manifest.versions,
         "rebuilt": manifest.rebuilt,
+        "averaged_weights": holds_average(manifest),
         "bytes": manifest.num_bytes,
         "files": {name: asdict(entry) for name, entry in manifest.files.items()},
         "tensors": {
