@@ -155,10 +155,15 @@ class OutputConfig:
     sample_tokens: int = 120
     """Number of tokens of each sample at the end of the run. 0 samples no text."""
 
+    sample_temperature: float = 0.8
+    """Sampling temperature of these samples. A low temperature suits a small model, whose unlikely tokens are noise. 0
+    always takes the likeliest token."""
+
     def __post_init__(self) -> None:
         if not self.folder:
             raise ConfigError("`output.folder` must name a folder, but is empty.")
-        require_at_least("output.sample_tokens", self.sample_tokens, 0)
+        for name in ("sample_tokens", "sample_temperature"):
+            require_at_least(f"output.{name}", getattr(self, name), 0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,6 +75,7 @@ LOWER_BOUNDS = {
     "checkpoint.keep": 1,
     "checkpoint.keep_every": 0,
     "output.sample_tokens": 0,
+    "output.sample_temperature": 0,
 }
 
 

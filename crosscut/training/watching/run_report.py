@@ -87,12 +87,13 @@ def _samples(run: RunConfig, model: GPT, tokens: Tokens) -> dict[str, str]:
     """Generate a new document and, if the run has a prompt, a continuation of the prompt, by their titles. The samples
     are the first that are drawn.
     """
-    if not run.output.sample_tokens:
+    output = run.output
+    if not output.sample_tokens:
         return {}
     prompts = {"sample": ""}
-    if run.output.sample_prompt:
-        prompts[f'sample that continues "{run.output.sample_prompt}"'] = run.output.sample_prompt
-    sampling = Sampling(num_tokens=run.output.sample_tokens, seed=run.training.seed)
+    if output.sample_prompt:
+        prompts[f'sample that continues "{output.sample_prompt}"'] = output.sample_prompt
+    sampling = Sampling(num_tokens=output.sample_tokens, temperature=output.sample_temperature, seed=run.training.seed)
     begin = begin_of_run(run, tokens.path)
     samples = {}
     with uncompiled(model):  # each token lengthens the text, and each length would need its own compiled graph
@@ -205,10 +206,12 @@ def print_summary(
     if list_checkpoints(Path(folder) / CHECKPOINTS_FOLDER):
         files.append(CHECKPOINTS_FOLDER)
     command, more = typed_command(), 2 * summary["steps"]
-    prompt = f" --prompt {shlex.quote(run.output.sample_prompt)}" if run.output.sample_prompt else ""
+    options = f" --prompt {shlex.quote(run.output.sample_prompt)}" if run.output.sample_prompt else ""
+    if run.output.sample_temperature != Sampling.temperature:
+        options += f" --temperature {run.output.sample_temperature:g}"
     for line in (
         f"files  {folder}/: {', '.join(files)}",
-        f"next   {command} generate {shlex.quote(folder)}{prompt}",
+        f"next   {command} generate {shlex.quote(folder)}{options}",
         f"       {command} train {shlex.quote(f'{folder}/{CONFIG_FILE}')} --resume training.steps={more}",
         f"       tensorboard --logdir {shlex.quote(folder)}",
     ):

@@ -44,7 +44,7 @@ def printed(tmp_path, text: str, *overrides: str, **summary: object) -> str:
 
 
 def test_summary_says_what_came_out_and_what_comes_next(tmp_path):
-    out = printed(tmp_path, "And so it was.", "output.sample_prompt=It's")
+    out = printed(tmp_path, "And so it was.", "output.sample_prompt=It's", "output.sample_temperature=0.5")
     for expected in (
         "GPT-2, ", "2 processes", "4,321.0 before, 98.8 after 300 steps (614k tokens)",
         "a processor; torch 2.13.0", "bits per byte", "3.210 before, 1.765 after; over 61.2 kB of text",
@@ -53,7 +53,7 @@ def test_summary_says_what_came_out_and_what_comes_next(tmp_path):
         "tensorboard --logdir", "sample.txt", "lambada accuracy 45.18%, wikitext103 perplexity 19.31",
     ):  # fmt: skip
         assert expected in out, expected
-    assert f"generate '{tmp_path}/a run' --prompt 'It'\"'\"'s'" in out
+    assert f"generate '{tmp_path}/a run' --prompt 'It'\"'\"'s' --temperature 0.5" in out
 
 
 def test_resumed_run_says_at_which_step_it_began(tmp_path):
