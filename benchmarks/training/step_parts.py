@@ -1,0 +1,190 @@
+"""The parts of a training step of a small model, in Crosscut and in the plain program, at several widths.
+
+    python benchmarks/training/step_parts.py
+
+The recipe is that of `benchmarks/first_minutes.py` with other widths and few steps. Each program and width has a
+process of its own with one thread, and the processes run in turns. A part's time is processor time of the thread that
+runs the part, so other programs on the machine disturb it little. A figure is the median over the steps after the
+warm-up, then the smallest of the turns. Parts that run beside the step, such as reading the next batch, count, too.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.first_minutes import TINY, Data, Recipe, crosscut, make_data, plain
+from benchmarks.machine import describe_machine, print_machine
+
+WIDTHS = (64, 128, 256)
+COMMANDS = {"crosscut": crosscut, "plain": plain}
+PARTS = ("batch", "forward", "backward", "clip", "optimizer", "metrics")
+"""Parts in the order of the table. `rest` is the time of a step outside these parts."""
+WARM_UP = 0.3
+"""Share of the first steps, which are not counted."""
+
+
+class Clock:
+    """Processor time of parts of a step. Functions are replaced by timed ones."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+        self.starts: list[float] = []
+        """Processor time of the whole process when each step began."""
+
+    def time(self, part: str, owner: Any, name: str) -> None:
+        """Time all calls of the function `name` of a class or a module as `part`."""
+        function: Callable[..., Any] = getattr(owner, name)
+
+        def timed(*arguments: Any, **settings: Any) -> Any:
+            began = time.thread_time()
+            try:
+                return function(*arguments, **settings)
+            finally:
+                self.seconds[part].append(time.thread_time() - began)
+
+        setattr(owner, name, timed)
+
+    def mark(self, owner: Any, name: str) -> None:
+        """Count a call of this function as the beginning of a step."""
+        function: Callable[..., Any] = getattr(owner, name)
+
+        def marked(*arguments: Any, **settings: Any) -> Any:
+            self.starts.append(time.process_time())
+            return function(*arguments, **settings)
+
+        setattr(owner, name, marked)
+
+    def milliseconds(self) -> dict[str, float]:
+        """Median time of each part and of the whole step."""
+        steps = [after - before for before, after in zip(self.starts, self.starts[1:], strict=False)]
+        first = int(WARM_UP * len(steps))
+        calls = {part: round(len(seconds) / len(steps)) for part, seconds in self.seconds.items()}
+        found = {part: 1e3 * median(self.seconds[part][first * calls[part] :]) * calls[part] for part in self.seconds}
+        whole = 1e3 * median(steps[first:])
+        return {**found, "rest": whole - sum(found.values()), "step": whole}
+
+
+def run_crosscut(clock: Clock, words: list[str]) -> None:
+    """Train in this process with the settings of a command line."""
+    from crosscut.config import load_run
+    from crosscut.model import GPT
+    from crosscut.training import run_training, step
+    from crosscut.training.batches import Batches
+    from crosscut.training.optimizer import LocalAdamW
+    from crosscut.training.watching.metrics import Metrics
+
+    for part, owner, name in (
+        ("batch", Batches, "micro_batches"), ("forward", GPT, "loss"), ("clip", step, "global_gradient_norm"),
+        ("clip", step, "clip_gradients_"), ("optimizer", LocalAdamW, "step"), ("metrics", Metrics, "step"),
+    ):  # fmt: skip
+        clock.time(part, owner, name)
+    clock.mark(step.Trainer, "step")
+    run_training(load_run({}, words))
+
+
+def run_plain(clock: Clock, words: list[str]) -> None:
+    """Train in this process with the options of a command line."""
+    import torch
+
+    from benchmarks.contenders import plain_training
+    from benchmarks.contenders.plain_gpt import PlainGPT
+
+    for part, owner, name in (
+        ("batch", plain_training, "windows"), ("forward", PlainGPT, "forward"),
+        ("clip", torch.nn.utils, "clip_grad_norm_"), ("optimizer", torch.optim.AdamW, "step"),
+    ):  # fmt: skip
+        clock.time(part, owner, name)
+    clock.mark(torch.optim.AdamW, "step")
+    sys.argv[1:] = words
+    plain_training.main()
+
+
+def work(program: str, words: list[str]) -> None:
+    """Run a program in this process and print the times of its parts as one line of JSON."""
+    import torch
+
+    torch.set_num_threads(1)
+    clock = Clock()
+    clock.time("backward", torch.Tensor, "backward")
+    out, sys.stdout = sys.stdout, sys.stderr
+    {"crosscut": run_crosscut, "plain": run_plain}[program](clock, words)
+    print(json.dumps(clock.milliseconds()), file=out)
+
+
+def measure(recipe: Recipe, widths: tuple[int, ...], turns: int) -> dict[int, dict[str, dict[str, float]]]:
+    """Milliseconds of each part by width and program: of all turns the one with the shortest step."""
+    found: dict[int, dict[str, dict[str, float]]] = {width: {} for width in widths}
+    with tempfile.TemporaryDirectory() as temporary:
+        data = make_data(Path(temporary), recipe)
+        for turn in range(turns):
+            for width in widths:
+                for program in COMMANDS:
+                    output = Path(temporary) / f"{program}-{width}-{turn}"
+                    figures = run(program, replace(recipe, width=width), data, output)
+                    found[width][program] = min(found[width].get(program, figures), figures, key=lambda f: f["step"])
+    return found
+
+
+def run(program: str, recipe: Recipe, data: Data, output: Path) -> dict[str, float]:
+    """Milliseconds of each part of a program, which has a process and a thread of its own."""
+    words, folder = COMMANDS[program](recipe, data, output)
+    words = words[4:] if program == "crosscut" else words[2:]
+    command = [sys.executable, __file__, "--work", program, *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{program} ended with status {done.returncode}:\n{done.stderr}")
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def report(found: dict[int, dict[str, dict[str, float]]]) -> None:
+    """Print a table: a row for each part, and two columns for each width."""
+    columns = [(width, program) for width in found for program in COMMANDS]
+    print("| ms a step |" + "".join(f" {program} {width} |" for width, program in columns))
+    print("|---|" + "---|" * len(columns))
+    for part in (*PARTS, "rest", "step"):
+        cells = (found[width][program].get(part, 0.0) for width, program in columns)
+        print(f"| {part} |" + "".join(f" {cell:.2f} |" for cell in cells))
+    ratios = (found[width]["crosscut"]["step"] / found[width]["plain"]["step"] for width in found)
+    print("| of plain |" + "".join(f" {ratio:.2f} | |" for ratio in ratios))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure and print."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == ["--work"]:
+        work(words[1], words[2:])
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=3, help="runs of each program at each width")
+    parser.add_argument("--steps", type=int, default=150, help="steps of each run")
+    parser.add_argument(
+        "--tiny", action="store_true", help="use a tiny model, to check in seconds that everything runs"
+    )
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    options = parser.parse_args(words)
+    recipe = replace(TINY, steps=20) if options.tiny else Recipe(steps=options.steps, warmup=20)
+    recipe = replace(recipe, every=10 * recipe.steps)  # validate and save before and after the steps only
+    found = measure(recipe, (TINY.width,) if options.tiny else WIDTHS, options.turns)
+    if options.json:
+        print(json.dumps({"machine": describe_machine("torch"), "milliseconds": found}, indent=2))
+        return
+    print_machine("torch")
+    report(found)
+
+
+if __name__ == "__main__":
+    main()
