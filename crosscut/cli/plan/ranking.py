@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich import box
+from rich.cells import cell_len
 from rich.table import Table
 
 from crosscut.config import Layout
@@ -60,11 +61,17 @@ def columns(plans: "Plans", options: "ForecastOptions") -> list[Column]:
     return [column for column in found if not column.is_number or any(cell != "0" for cell in column.cells)]
 
 
-def ranking(shown: Iterable[Column]) -> Table:
-    """Table of the layouts, the fastest first."""
-    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    for column in shown:
-        table.add_column(column.heading, justify="right" if column.is_number else "left", no_wrap=True)
+def ranking(shown: Sequence[Column], *, width: int) -> Table:
+    """Table of the layouts, the fastest first. Two spaces are between columns, or one if the table would be wider than
+    `width` characters. The columns never shrink, so a table that is still too wide stays whole.
+    """
+    widths = [max(map(cell_len, [*column.heading.split("\n"), *column.cells])) for column in shown]
+    padding = 1 if sum(widths) + 2 * len(widths) - 1 <= width else 0  # besides the space that the box draws
+    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, padding, 0, 0), show_edge=False)
+    for column, needed in zip(shown, widths, strict=True):
+        table.add_column(
+            column.heading, justify="right" if column.is_number else "left", no_wrap=True, min_width=needed
+        )
     for row in zip(*(column.cells for column in shown), strict=True):
         table.add_row(*row)
     return table
@@ -123,15 +130,15 @@ def _meanings(table: Mapping[str, str], cells: Iterable[str], numbered: str = ""
 
 def _costs(shown: Sequence["Plan"], plans: "Plans", options: "ForecastOptions") -> list[Column]:
     if options.tokens is None:
-        return [Column("tokens\na day", [_short(plan.tokens_per_day) for plan in shown], "on all devices together")]
+        return [Column("tokens\na day", [short(plan.tokens_per_day) for plan in shown], "on all devices together")]
     costs = [budget(plan, plans.num_ranks, tokens=options.tokens, price=options.price) for plan in shown]
-    days = Column("days", [f"{cost['days']:.3g}" for cost in costs], f"time of {_short(options.tokens)} tokens")
+    days = Column("days", [three_digits(cost["days"]) for cost in costs], f"time of {short(options.tokens)} tokens")
     if options.price is None:
         return [days]
     unit = options.price.currency
     source = f"days x 24 hours x {plans.num_ranks:,} devices x {options.price} per device and hour (--price)"
     source += "" if unit else ", in the currency of --price"
-    return [days, Column(f"cost\n{unit}".rstrip(), [_short(cost["money"]) for cost in costs], source)]
+    return [days, Column(f"cost\n{unit}".rstrip(), [short(cost["money"]) for cost in costs], source)]
 
 
 def _teraflops(rate: float) -> str:
@@ -147,7 +154,14 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds:.3f}" if seconds >= 0.001 else f"{seconds:.4f}"
 
 
-def _short(number: float) -> str:
+def three_digits(number: float) -> str:
+    """Format a number with three digits, such as 0.0123 or 1,340."""
+    return f"{float(f'{number:.3g}'):,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def short(number: float) -> str:
+    """Format a number with three digits and a unit letter, such as 8.31B."""
+    number = float(f"{number:.3g}")  # so that 999,999 is 1M
     for scale, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
         if number >= scale:
             return f"{number / scale:.3g}{letter}"

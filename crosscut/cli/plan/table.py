@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from crosscut.cli.plan.ranking import columns, legend, ranking, seconds_text
+from crosscut.cli.plan.ranking import columns, legend, ranking, seconds_text, three_digits
 from crosscut.config import RunConfig
 from crosscut.config.system.terminal import new_console
 from crosscut.planner.facts import MEMORY_CATEGORIES, traffic_facts
@@ -45,8 +45,8 @@ def show_plans(plans: "Plans", options: "ForecastOptions", asked: RunConfig) -> 
         console.print(Text(f"The plan chooses the values of {', '.join(given)}; the given values have no effect."))
     if plans.fitting:
         shown = columns(plans, options)
-        for part in (ranking(shown), "", legend(shown), ""):
-            console.print(part)
+        for part in (ranking(shown, width=_WIDTH), "", legend(shown), ""):
+            console.print(part, crop=False)
         _show_best(console, plans.fitting[0], plans.asked, plans.hardware)
     _show_rejected(console, plans)
 
@@ -76,8 +76,9 @@ def _show_best(console: Console, best: "Plan", asked: RunConfig, hardware: "Hard
 
 def _sent(fact: Mapping[str, Any]) -> str:
     where = "inside a node" if fact["link"] == "node" else "across nodes"
+    size = three_digits(fact["bytes"] / 1e9)
     return (
-        f"{fact['operation'].replace('_', '-')}s along {fact['axis']} ({where}) {fact['bytes'] / 1e9:.3g} GB in "
+        f"{fact['operation'].replace('_', '-')}s along {fact['axis']} ({where}) {size} GB in "
         f"{seconds_text(fact['seconds'])} s (the rank waits for {seconds_text(fact['exposed'])} s of this time)"
     )
 

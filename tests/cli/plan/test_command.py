@@ -5,6 +5,7 @@ import pytest
 from click.testing import CliRunner
 
 from crosscut.cli.main import commands
+from crosscut.cli.plan.ranking import short
 from crosscut.config import ConfigError, load_run
 from crosscut.planner import count_parameters
 from tests.cli.conftest import TINY, run_python
@@ -39,6 +40,36 @@ def test_the_table_is_readable_at_a_hundred_columns() -> None:
     ]
     assert sum(" x " in line and "%" in line for line in lines) == 12
     assert "  tensor 1 x data 512, not sharded: weights and optimizer need 100 GB per rank; the GPU has 32 GB" in lines
+
+
+@pytest.mark.parametrize(("model", "gpu"), [("llama3-8b", "h100-sxm"), ("llama3-70b", "h200-sxm")])
+def test_days_and_costs_of_long_runs_are_readable(model: str, gpu: str) -> None:
+    asked = ("plan", "--model", model, "--gpus", "16", "--gpu", gpu, "--tokens", "15T", "--price", "2")
+    text = run(*asked)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "…" not in text
+    assert "e+" not in text
+    ranked = [line.split() for line in lines if " x " in line and "%" in line]
+    best = json.loads(run(*asked, "--json"))["plans"]
+    for cells, plan in zip(ranked, best, strict=True):
+        days, cost = cells[-2:]
+        assert float(days.replace(",", "")) == pytest.approx(plan["budget"]["days"], rel=0.006)
+        assert ("," in days) == (plan["budget"]["days"] >= 1000)
+        assert cost.endswith(("K", "M"))
+        assert float(cost[:-1]) * {"K": 1e3, "M": 1e6}[cost[-1]] == pytest.approx(plan["budget"]["money"], rel=0.006)
+
+
+def test_a_table_that_is_wider_than_a_hundred_columns_is_whole() -> None:
+    currency = "currency" * 5
+    text = run(*PAPER, "--tokens", "157B", "--price", f"2.5{currency}")
+    assert text.splitlines()[3].endswith(f" {currency}")
+    assert "…" not in text
+
+
+@pytest.mark.parametrize(("number", "text"), [(999.4, "999"), (999.7, "1K"), (999_999, "1M"), (8.31e9, "8.31B")])
+def test_a_number_is_rounded_before_its_letter_is_chosen(number: float, text: str) -> None:
+    assert short(number) == text
 
 
 def test_every_heading_and_every_value_is_explained() -> None:
