@@ -7,7 +7,7 @@ import tomli_w
 
 from crosscut.config import ConfigError
 from crosscut.planner import HARDWARE, find_hardware
-from crosscut.planner.hardware import KNOWN_HARDWARE, named_hardware, read_hardware
+from crosscut.planner.hardware import KNOWN_HARDWARE, named_hardware, other_matches, read_hardware
 
 KNOWN = {
     "Tesla V100-SXM3-32GB-H": ("V100 SXM3 32 GB (DGX-2H)", 130e12),
@@ -93,6 +93,8 @@ def test_the_papers_cluster_is_as_it_says() -> None:
         ("H100SXM", "h100-sxm"),
         ("nvidia h100_p", "h100-pcie"),
         ("h200", "h200-sxm"),
+        ("h100", "h100-sxm"),
+        ("NVIDIA H100", "h100-sxm"),
         ("B200", "b200-sxm"),
         ("v100-32gb", "v100-32gb"),
         ("NVIDIA H100 80GB HBM3", "h100-sxm"),
@@ -104,11 +106,19 @@ def test_a_device_is_found_by_the_beginning_of_its_name_or_by_torchs_name(name: 
 
 
 @pytest.mark.parametrize(
+    ("name", "others"),
+    [("H100", ["h100-pcie"]), ("h100-sxm", []), ("h200", []), ("a100", []), ("h100.toml", [])],
+)
+def test_a_name_that_means_the_most_common_device_fits_others_too(name: str, others: list[str]) -> None:
+    assert other_matches(name) == others
+
+
+@pytest.mark.parametrize(
     ("name", "message"),
     [
         (
-            "h100",
-            "`--gpu` must name one device, but `h100` matches 2. Choose `h100-pcie` or `h100-sxm`.",
+            "a100",
+            "`--gpu` must name one device, but `a100` matches 2. Choose `a100-40gb` or `a100-80gb`.",
         ),
         (
             "zzz",

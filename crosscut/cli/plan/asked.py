@@ -1,10 +1,15 @@
-"""The run that `crosscut plan` forecasts, from a file or from a preset."""
+"""The run that `crosscut plan` forecasts, from a file or from a preset, and the device."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from crosscut.cli.arguments import has_file
 from crosscut.config import PRESETS, ConfigError, Layout, RunConfig, load_run
 from crosscut.config.checks import listed
+from crosscut.config.system.terminal import echo
+
+if TYPE_CHECKING:
+    from crosscut.planner.hardware import Hardware
 
 
 def asked_run(arguments: tuple[str, ...], model: str | None, *, layout: Layout | None = None) -> RunConfig:
@@ -29,6 +34,22 @@ def with_vocabulary(run: RunConfig) -> RunConfig:
     finished tokenizer, which `data.tokenizer` names, must be in `model.vocab_size`.
     """
     return run if run.data.tokenizer else run.with_vocabulary()
+
+
+def asked_device(name: str, *, as_json: bool) -> "Hardware":
+    """Return the device that `--gpu` names. If the name fits several devices, say which of them is taken; beside JSON,
+    on the error stream.
+    """
+    from crosscut.planner.hardware import named_hardware, other_matches
+
+    hardware = named_hardware(name)
+    if others := other_matches(name):
+        choices = listed(f"`{key}`" for key in others)
+        echo(
+            f"`--gpu {name}` means `{hardware.key}` here, the most common one. For another one, type {choices}.",
+            err=as_json,
+        )
+    return hardware
 
 
 def _preset(name: str) -> str:

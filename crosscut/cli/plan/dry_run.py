@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 
-from crosscut.cli.plan.asked import asked_run, with_vocabulary
+from crosscut.cli.plan.asked import asked_device, asked_run, with_vocabulary
 from crosscut.config import load_layout
 from crosscut.config.system.terminal import echo
 
@@ -25,11 +25,10 @@ def show_dry_run(options: DryRunOptions) -> None:
     """Run a step of one rank on tensors without data. Print the memory, FLOPs and messages of the step beside the
     planner's forecast.
     """
-    from crosscut.planner.hardware import named_hardware
     from crosscut.planner.search import require_device
     from crosscut.rehearsal import print_rehearsal, rehearse, to_json
 
-    device = None if options.gpu is None else named_hardware(options.gpu)
+    device = None if options.gpu is None else asked_device(options.gpu, as_json=options.as_json)
     layout = None if options.layout is None else load_layout(options.layout)
     run = with_vocabulary(asked_run(options.arguments, options.model, layout=layout))
     if device is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from crosscut.cli.plan.asked import asked_run, with_vocabulary
+from crosscut.cli.plan.asked import asked_device, asked_run, with_vocabulary
 from crosscut.config import ConfigError, RunConfig, write_toml, write_whole
 from crosscut.config.checks import listed
 from crosscut.config.system.terminal import echo
@@ -115,14 +115,15 @@ def _show_written(options: ForecastOptions, asked: RunConfig) -> None:
 
 
 def _search(asked: RunConfig, options: ForecastOptions) -> "Plans":
-    from crosscut.planner.hardware import KNOWN_HARDWARE, named_hardware
+    from crosscut.planner.hardware import KNOWN_HARDWARE
     from crosscut.planner.search import search_layouts
 
     if options.gpu is None:
         known = listed(f"`{key}`" for key in KNOWN_HARDWARE)
         raise ConfigError(f"`--gpu` must name the device to plan for, but is missing. Choose {known}, or a .toml file.")
     num_ranks = asked.layout.world_size if options.gpus is None else options.gpus
-    return search_layouts(with_vocabulary(asked), named_hardware(options.gpu), num_ranks)
+    device = asked_device(options.gpu, as_json=options.as_json)
+    return search_layouts(with_vocabulary(asked), device, num_ranks)
 
 
 def _write_best(plans: "Plans", path: Path, asked: RunConfig, tokens: float | None) -> None:

@@ -6,6 +6,7 @@ from crosscut.planner.hardware.files import (
     KNOWN_HARDWARE,
     find_hardware,
     named_hardware,
+    other_matches,
     read_hardware,
 )
 
@@ -19,5 +20,6 @@ __all__ = [
     "Where",
     "find_hardware",
     "named_hardware",
+    "other_matches",
     "read_hardware",
 ]

@@ -53,6 +53,10 @@ _KEYS = {
 }
 _SECTIONS = tuple(name for name in _KEYS if name)
 
+_MOST_COMMON = {"h100": "h100-sxm"}
+"""Device that a name means although several devices begin with it. Servers of eight SXM modules are what clouds and
+clusters offer as H100s."""
+
 
 def read_hardware(path: Path) -> Hardware:
     """Read a device file. Raises `ConfigError` if the file is missing, not valid TOML, or not a device file."""
@@ -161,7 +165,7 @@ def find_hardware(device_name: str) -> Hardware | None:
 
 def named_hardware(name: str) -> Hardware:
     """Hardware for a value of `--gpu`: the name of a known device or the unambiguous beginning of one, the name that
-    torch reports, or the path of a device file.
+    torch reports, or the path of a device file. `h100` means the most common of the H100s.
 
     Raises `ConfigError` if the device is unknown, if several devices match, or if the device file is invalid. The
     message names the matching devices or the nearest one.
@@ -173,6 +177,8 @@ def named_hardware(name: str) -> Hardware:
         return KNOWN_HARDWARE[matching[0]]
     if found := find_hardware(name):
         return found
+    if common := _MOST_COMMON.get(_plain(name)):
+        return KNOWN_HARDWARE[common]
     if matching:
         choices = listed(f"`{key}`" for key in matching)
         raise ConfigError(f"`--gpu` must name one device, but `{name}` matches {len(matching)}. Choose {choices}.")
@@ -181,14 +187,22 @@ def named_hardware(name: str) -> Hardware:
     raise ConfigError(f"`--gpu` must name a known device or a .toml device file, but is `{name}`. {hint}")
 
 
+def other_matches(name: str) -> list[str]:
+    """Names of the devices that a value of `--gpu` fits besides the most common one, which `named_hardware` returns;
+    empty if the value names one device only.
+    """
+    common = _MOST_COMMON.get(_plain(name))
+    return [key for key in _matching(name) if key != common] if common else []
+
+
 def _matching(name: str) -> list[str]:
     """Names of the known devices that are `name` or else begin with it, regardless of NVIDIA's name, case, dashes and
     spaces.
     """
+    wanted = _plain(name)
+    exact = [key for key in KNOWN_HARDWARE if _plain(key) == wanted]
+    return exact or [key for key in KNOWN_HARDWARE if wanted and _plain(key).startswith(wanted)]
 
-    def plain(text: str) -> str:
-        return re.sub(r"^nvidia|[-_\s]", "", text.lower())
 
-    wanted = plain(name)
-    exact = [key for key in KNOWN_HARDWARE if plain(key) == wanted]
-    return exact or [key for key in KNOWN_HARDWARE if wanted and plain(key).startswith(wanted)]
+def _plain(name: str) -> str:
+    return re.sub(r"^nvidia|[-_\s]", "", name.lower())

@@ -104,6 +104,18 @@ def test_a_column_that_is_zero_everywhere_is_left_out() -> None:
     assert "compute" in one
 
 
+def test_a_gpu_of_several_kinds_is_the_most_common_one_and_the_plan_says_so() -> None:
+    small = ("plan", "--model", "gpt2-small", "training.batch_size=8", "--gpu", "h100")
+    told = "`--gpu h100` means `h100-sxm` here, the most common one. For another one, type `h100-pcie`."
+    lines = run(*small).splitlines()
+    assert lines[0] == told
+    assert "on 1 x H100 SXM, in " in lines[1]
+    result = CliRunner().invoke(commands, (*small, "--json"))
+    assert result.stderr.splitlines() == [told]
+    assert json.loads(result.stdout)["gpu"]["key"] == "h100-sxm"
+    assert "most common" not in run(*small[:-1], "h100-sxm")
+
+
 def test_a_preset_is_planned_with_its_own_sequences() -> None:
     llama = ("plan", "--model", "llama3-8b", "--gpus", "64", "--gpu", "h100-sxm")
     assert "512 sequences of 8,192 tokens per step" in run(*llama)
