@@ -127,7 +127,8 @@ command line. A setting of the run always replaces the recipe's. A run without a
 Some defaults fit the run. The warm-up takes at most a twentieth of the steps. The validation set is scored at least ten
 times. The sequences are no longer than the model's positions, and for a preset, they have the length on which the
 preset was trained. The batch is raised to the next multiple of `layout.data`. If the run gives a learning rate, its
-minimum is at most a tenth of this rate.
+minimum is at most a tenth of this rate, and the rates by role stay those of the recipe. The recipe's
+`matrix_learning_rate` is Muon's, so it is left out if the run sets `optimizer.matrices = "adamw"`.
 
 Published weights (`training.initialize_from`) may be trained with every recipe. The model and the initial weights are
 then the published ones: the recipe sets no key of `[model]`, and neither `training.initial_spread` nor

@@ -8,7 +8,7 @@ from crosscut.config.errors import ConfigError
 from crosscut.config.loading.building import parsed
 from crosscut.config.loading.keys import advice, nearest
 from crosscut.config.loading.mistakes import Mistakes
-from crosscut.config.optimizer import OptimizerConfig
+from crosscut.config.optimizer import MatrixOptimizer, OptimizerConfig
 from crosscut.config.published.presets import PRESETS, sequence_length_of
 from crosscut.config.recipes import RECIPES, default_recipe
 from crosscut.config.training import TrainingConfig
@@ -28,8 +28,8 @@ def expand_recipe(table: dict[str, Any], preset: str, mistakes: Mistakes) -> Non
     Some settings of a recipe are limits, which a run of few steps, of short sequences or of a low learning rate stays
     below: `optimizer.warmup_steps`, `training.validate_every`, `training.sequence_length`,
     `optimizer.min_learning_rate`. The batch is raised to the next multiple of the data ranks. An output projection that
-    is tied to the embedding has no learning rate of its own. A run with `training.initialize_from` has the model and
-    the initial weights of that folder, so the recipe sets neither.
+    is tied to the embedding has no learning rate of its own, and neither have matrices that Muon does not update. A run
+    with `training.initialize_from` has the model and the initial weights of that folder, so the recipe sets neither.
     """
     training = table.get("training")
     initial = parsed(training.get("initialize_from", "")) if isinstance(training, dict) else ""
@@ -74,6 +74,8 @@ def _limit(table: dict[str, Any], defaults: dict[str, dict[str, Any]], preset: s
     model = table.get("model")
     if isinstance(model, dict) and parsed(model.get("tied")) is True:
         optimizer.setdefault("head_learning_rate", 0.0)
+    if parsed(optimizer.get("matrices", defaults["optimizer"]["matrices"])) != MatrixOptimizer.MUON:
+        optimizer.setdefault("matrix_learning_rate", 0.0)
     length = sequence_length_of(preset) if preset in PRESETS else defaults["training"]["sequence_length"]
     longest = parsed(model.get("max_sequence_length")) if isinstance(model, dict) else None
     training.setdefault("sequence_length", min(length, longest) if type(longest) is int and longest > 0 else length)

@@ -81,6 +81,20 @@ def test_one_word_is_the_modern_recipe() -> None:
     assert (tied.model.tied, tied.optimizer.head_learning_rate) == (True, 0.0)
 
 
+def test_the_rate_of_muon_is_left_out_with_muon() -> None:
+    run = load("recipe=modern", "optimizer.matrices=adamw")
+    assert (run.optimizer.matrices, run.optimizer.matrix_learning_rate) == ("adamw", 0.0)
+    assert run.optimizer.embedding_learning_rate == 0.05
+    own = load("recipe=modern", "optimizer.matrices=adamw", "optimizer.matrix_learning_rate=0.003")
+    assert own.optimizer.matrix_learning_rate == 0.003
+
+
+def test_another_learning_rate_leaves_the_rates_by_role() -> None:
+    run = load("recipe=modern", "optimizer.learning_rate=1e-3").optimizer
+    assert (run.learning_rate, run.matrix_learning_rate) == (1e-3, 0.012)
+    assert (run.embedding_learning_rate, run.head_learning_rate) == (0.05, 5e-3)
+
+
 @pytest.mark.parametrize(("data", "batch"), [(1, 8), (3, 9), (16, 16)])
 def test_the_batch_fits_the_data_ranks(data: int, batch: int) -> None:
     assert load(f"layout.data={data}").training.batch_size == batch
