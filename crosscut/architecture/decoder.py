@@ -91,7 +91,7 @@ class Decoder:
     def recomputed(self, every: int) -> Counter[Layer]:
         """Number of recomputed layers of each kind.
 
-        Every `every`-th layer recomputes, starting with the first layer. If `every` is 0, no layer recomputes.
+        Every `every`-th layer is recomputed, starting with the first layer. If `every` is 0, no layer is recomputed.
         """
         return Counter(self.layers[::every]) if every else Counter()
 

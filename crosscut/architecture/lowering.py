@@ -13,16 +13,18 @@ Lowered = tuple[tuple[Step, ...], ...]
 
 @lru_cache(maxsize=16384)
 def lower(layer: Layer, target: Target) -> Lowered:
-    """Steps that one rank runs for a layer, by sublayer. `target` has the shapes, the data types and the device of the
-    rank.
+    """Return the steps that one rank runs for a layer, with one tuple for each sublayer.
+
+    `target` gives the shapes, the data types and the device of the rank.
     """
     return tuple(tuple(step.on(target) for step in steps) for steps in layer.sublayers)
 
 
 @lru_cache(maxsize=4096)
 def lower_root(model: Decoder, target: Target) -> Lowered:
-    """Steps that one rank runs for the embedding, and for the head. `target` has the shapes, the data types and the
-    device of the rank.
+    """Return the steps that one rank runs for the embedding and for the head, as two tuples.
+
+    `target` gives the shapes, the data types and the device of the rank.
     """
     return tuple(tuple(step.on(target) for step in steps) for steps in model.root_steps)
 

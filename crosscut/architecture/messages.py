@@ -31,7 +31,7 @@ class Sent:
     """Name of the step that sends the message."""
     message: Message
     again: bool = False
-    """Whether recomputation sends the message in the backward pass, to repeat a message of the forward pass."""
+    """Whether recomputation sends this message of the forward pass a second time, in the backward pass."""
 
     @property
     def label(self) -> str:
@@ -58,7 +58,7 @@ def repeated_messages(layer: Layer, target: Target, *, everything: bool) -> Iter
 
 @lru_cache(maxsize=16384)
 def products_at(layer: Layer, target: Target) -> dict[str, tuple[Product, ...]]:
-    """Forward products of a layer on one rank that overlap with messages, by the name of the step that sends the
+    """Forward products on one rank that overlap with a layer's messages. The key is the name of the step that sends the
     messages.
 
     Two kinds of steps send messages, the paper's f and g. f starts a parallel region, and the messages of f overlap

@@ -4,8 +4,8 @@ Each parameter states how the tensor ranks divide it (`Cut`) and its purpose (`R
 values, whether weight decay applies and which learning rate applies, so no code has to guess these from the parameter's
 name.
 
-Shapes: O outputs, I inputs. As in PyTorch, a weight is [O, I]: the paper's columns are dimension 0 and its rows
-dimension 1.
+Shapes: O outputs, I inputs. As in PyTorch, a weight is [O, I]. The columns of the paper's matrices are therefore
+dimension 0, and the rows are dimension 1.
 """
 
 from dataclasses import dataclass, replace
@@ -79,16 +79,17 @@ class Parameter:
     """Number of matrices that the parameter stores. If there are several, their rows alternate head by head: a head's
     rows of the first matrix, the head's rows of the second matrix, then the next head."""
     inside: bool = False
-    """Whether a parallel region uses the parameter although every rank holds the whole parameter."""
+    """Whether every rank holds the whole parameter but uses it inside a parallel region."""
     num_inputs: int = 0
-    """Number of inputs of an embedding, which reads one row of its weight; 0 for other parameters."""
+    """Fan-in of an embedding, for `InitialSpread.FAN_IN`; 0 for other parameters, whose fan-in is dimension 1."""
 
     def initial_spread(self, num_layers: int, spread: InitialSpread = InitialSpread.PAPER) -> float:
         """Standard deviation of the normal distribution from which a new parameter is drawn.
 
         For a matrix before a residual sum, the deviation is divided by the square root of the number of residual sums,
         2 `num_layers` (paper, section 4.1.1). For norms and biases, the result is 0: these parameters keep the initial
-        values that their modules set. The result does not depend on the layout: the inputs are those of all ranks.
+        values that their modules set. The result does not depend on the layout, because it uses the fan-in of
+        the whole weight.
         """
         if not self.role.decays:
             return 0.0
@@ -181,7 +182,7 @@ def columns(name: str, inputs: int, outputs: int, *, bias: bool) -> Matrix:
 def columns_by_heads(name: str, inputs: int, outputs: int, *, heads: int, bias: bool, num_matrices: int = 1) -> Matrix:
     """Describe a column-parallel matrix whose columns form `heads` heads. Every rank holds only whole heads.
 
-    With `num_matrices`, each head has columns of several matrices of the model.
+    If `num_matrices` is above 1, each head has columns of that many matrices, such as keys and values.
     """
     weight = Parameter(f"{name}.weight", (outputs, inputs), Role.MATRIX, Cut.HEADS, heads, num_matrices)
     return Matrix(weight, _bias(name, weight) if bias else None)

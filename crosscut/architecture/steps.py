@@ -191,7 +191,7 @@ class Enter(Step):
         if not target.split:
             return replace(self, backward=(Message(Operation.ALL_REDUCE, elements, beside),))
         scatter = Message(Operation.REDUCE_SCATTER, elements, beside)
-        if not self.overlaps:  # the loss computes its gradients while it has the gathered input
+        if not self.overlaps:  # no second gather: the loss computes gradients in the forward pass
             return replace(self, forward=(Message(Operation.ALL_GATHER, elements),), backward=(scatter,))
         gather = _in_halves(target, Message(Operation.ALL_GATHER, elements, Overlap.HALF_FORWARD))
         again = Message(Operation.ALL_GATHER, elements, Overlap.INPUT_GRADIENT)
@@ -222,10 +222,10 @@ class Leave(Step):
         return replace(self, forward=(scatter,), backward=(gather,))
 
     def passes(self, target: Target) -> Passes:
-        """Bytes that the bias reads and writes; 0 without a bias.
+        """Bytes that the addition of the bias reads and writes; 0 without a bias.
 
-        The forward pass reads and writes the residual stream. If compiled, the addition is fused and moves no bytes.
-        The backward pass reads the gradient of the stream.
+        The forward pass reads and writes the residual stream. In a compiled layer, the addition is fused, so it moves
+        no bytes. The backward pass reads the gradient of the stream.
         """
         stream = self.gives[0].bytes(target) if self.parameters else 0
         return Passes(forward=0 if target.compiled else 2 * stream, backward=stream)

@@ -179,12 +179,14 @@ class Attend(Step):
         return Product(length, size, length, batch), Product(length, length, size, batch)
 
     def passes(self, target: Target) -> Passes:
-        """Bytes of scores that unfused attention reads and writes. Fused attention reads only the mask of documents,
-        once in each pass, because the heads of a sequence share it; 0 without this mask.
+        """Bytes of the document mask that fused attention reads, or of the scores that unfused attention moves.
 
-        The forward pass moves all scores eight times: it writes the scores, applies the mask with a product and a sum,
-        applies softmax, and reads the result. The backward pass moves all scores nine times, four of these in matrix
-        products. Dropout moves the scores twice more in each pass, and its mask once.
+        Fused attention reads the mask once in each pass, because all heads of a sequence share the mask. Without
+        documents, there is no mask, and the result is 0.
+
+        Unfused attention moves all scores eight times in the forward pass: it writes the scores, applies the mask with
+        a product and a sum, applies softmax, and reads the result. The backward pass moves all scores nine times, four
+        of these in matrix products. Dropout moves the scores twice more in each pass, and the dropout mask once.
         """
         if self.is_fused(target):
             mask = target.tokens * target.length * target.compute_bytes if target.document_mask else 0

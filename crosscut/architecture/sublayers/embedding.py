@@ -1,7 +1,7 @@
 """Embedding of tokens, sharded along the vocabulary, and of learned positions (paper, sections 2.2 and 3). The sum of
 both may pass through a norm.
 
-E_i are the embeddings that rank i looks up, with zeros for tokens in the rows of other ranks. g sums E_i over all
+E_i are the embeddings that rank i looks up, with zeros for tokens whose rows other ranks hold. g sums E_i over all
 ranks:
 
 E_i = rows that rank i holds, zero for tokens of other ranks;   x = g(E_i) + positions, then norm and dropout
@@ -19,8 +19,8 @@ from crosscut.config import ModelConfig
 
 @dataclass(frozen=True)
 class Embedding:
-    """Embedding of token ids, and of positions if the model learns positions, followed by a norm, if the model has one
-    there, and by dropout.
+    """Embedding of token ids and, if the model learns positions, of positions. Some models then apply a norm. Dropout
+    comes last.
     """
 
     tokens: Parameter

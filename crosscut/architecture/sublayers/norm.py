@@ -39,7 +39,7 @@ class Norm:
         return (1, Kind.ROOT) if self.kind is NormKind.RMS else (2, Kind.DEVIATION)
 
     def step(self, name: str, x: Value) -> tuple[Value, "Normalise"]:
-        """Norm `x`, a value of the residual stream. Returns the normed value and the step that computes this value."""
+        """Normalise `x`, a value of the residual stream. Return the result, and the step that computes the result."""
         width, kind = self.statistics
         normed = replace(x, name=f"{name} out", is_cheap=True)
         statistics = Value(f"{name} statistics", width, Rows.STREAM, kind=kind)
