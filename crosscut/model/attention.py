@@ -65,12 +65,12 @@ class SelfAttention(nn.Module):
         how["enable_gqa"] = q.shape[1] != k.shape[1]
         if dropout == 0.0:
             return F.scaled_dot_product_attention(q, k, v, **how)
-        with self.streams.per_rank():  # each rank drops in its own heads (paper, section 3.1)
+        with self.streams.per_rank():  # each rank drops elements of its own heads (paper, section 3.1)
             return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, **how)
 
     def _repeats_keys(self, q: Tensor, k: Tensor, dropout: float, mask: AttentionMask | None) -> bool:
-        """Whether keys and values must be repeated for each query head, because no fused kernel accepts fewer of
-        them.
+        """Whether keys and values must be repeated for each query head. This is the case if no fused kernel of the GPU
+        accepts fewer key-value heads than query heads.
         """
         if q.shape[1] == k.shape[1] or self._capability is None:
             return False
@@ -91,7 +91,7 @@ def capability_of(device: torch.device) -> tuple[int, int] | None:
 
 
 def _placed(heads: Tensor, norm: nn.Module | None, rotation: Rotation | None) -> Tensor:
-    """Normalise and rotate queries or keys, if the model does so."""
+    """Apply the norm of heads and the rotation to queries or keys. None skips the norm or the rotation."""
     if norm is not None:
         heads = norm(heads)
     return heads if rotation is None else rotate(heads, rotation)

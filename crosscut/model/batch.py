@@ -108,5 +108,5 @@ class Batch:
 def _on_device(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda" or tensor.is_cuda:
         return tensor.to(device)
-    # Make it contiguous first: other tensors are copied through extra memory, and the host waits.
+    # A copy of a non-contiguous tensor would use extra memory, and the host would wait for the copy.
     return tensor.contiguous().pin_memory().to(device, non_blocking=True)

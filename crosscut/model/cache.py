@@ -51,15 +51,16 @@ class KeyValueCache:
     def clear(self, row: int) -> None:
         """Forget all tokens of a row and overwrite its keys and values with zeros.
 
-        Attention gives hidden keys the weight 0, but 0 times NaN is NaN. After NaN, a free row is therefore not enough.
+        Attention gives hidden keys the weight 0, but 0 times NaN is NaN. If a row may hold NaN, setting its length to 0
+        is therefore not enough.
         """
         self.set_length(row, 0)
         for layer in self._layers:
             layer[:, row] = 0.0
 
     def grow(self, capacity: int) -> None:
-        """Increase the capacity of every row to `capacity` tokens, if the current capacity is smaller. If the memory is
-        too small, PyTorch's error is raised, and the cache works as before.
+        """Increase the capacity of every row to `capacity` tokens, if the current capacity is smaller. If memory runs
+        out, PyTorch's error is raised, and the cache still works with the old capacity.
         """
         if capacity > self.capacity:
             for i, layer in enumerate(self._layers):  # one by one, so that only one layer exists twice

@@ -33,7 +33,7 @@ class Documents(NamedTuple):
 class AttentionMask(NamedTuple):
     """Mask of attention, shared by all layers.
 
-    The tuple keeps the mask from being offloaded with a layer's input once per layer (`training.offload`).
+    The mask is inside a tuple so that `training.offload` does not offload it again with the input of every layer.
     """
 
     added: Tensor

@@ -14,9 +14,9 @@ from crosscut.parallel.state.parameters import local_offsets, local_part
 def initialize(
     model: GPT, seed: int, *, spread: InitialSpread = InitialSpread.PAPER, zero_outputs: bool = False
 ) -> None:
-    """Draw the weights of matrices and embeddings from a normal distribution. Its standard deviation is 0.02, or as
-    `spread` says. Matrices directly before a residual sum get this deviation / sqrt(2 * number of layers), or stay zero
-    with `zero_outputs`.
+    """Draw the weights of matrices and embeddings from a normal distribution. Its standard deviation is 0.02, unless
+    `spread` selects another rule. For matrices directly before a residual sum, the deviation is divided by sqrt(2 *
+    number of layers). With `zero_outputs`, these matrices stay zero.
 
     Biases stay zero and norms stay the identity. Padding rows of the vocabulary are set to zero, so that they are the
     same on every layout. Call this after `parallel.shard_model`, when the parameters have their final placement.

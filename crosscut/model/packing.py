@@ -31,10 +31,10 @@ def pack_weights(model: nn.Module, mesh: ParallelMesh, *, num_texts: int) -> Non
         return
     for layer in layers:
         layer.products = PACKED
-        if cut_dim(layer.weight) is not None:  # of a replicated weight, a rank uses only some rows: leave it plain
+        if cut_dim(layer.weight) is not None:  # a rank uses only some rows of a replicated weight: leave it plain
             own = packed(local_part(layer.weight.detach()))
             layer.weight = nn.Parameter(with_local_part(layer.weight, own), requires_grad=False)
-            # A packed weight has a stricter alignment, so it would not fit into the block that a plain one has freed.
+            # A packed weight has a stricter alignment, so it would not fit into memory that a plain weight has freed.
             return_freed_memory()
 
 
