@@ -171,8 +171,8 @@ def background_group() -> dist.ProcessGroup:
 def share_from_first(value: object) -> Any:
     """Return the first rank's `value`, a small Python value, on every rank. The other ranks wait for the first rank,
     for up to a day. Every rank must call this function; only the first rank's argument matters. The value is pickled,
-    and unpickling a value of others can run code. A program that answers requests, such as the server, therefore uses
-    `share_json_from_first`.
+    and unpickling a value from an untrusted source can run code. A program that answers requests, such as the server,
+    therefore uses `share_json_from_first`.
     """
     patient = dist.new_group(backend="gloo", timeout=timedelta(days=1))
     shared = [value]

@@ -90,7 +90,7 @@ def vocab_parallel_cross_entropy(
     - `chunk_tokens` is C, the number of tokens whose logits are in memory at once. None chooses a default.
     - `passes` are compiled passes over the logits. None uses PyTorch's own operators.
     - `z_loss` is the coefficient c of the z-loss, which is added to each token's loss. 0 adds nothing.
-    - `soft_cap` is the largest size of a logit (`kernels.soft_cap`). 0 caps nothing.
+    - `soft_cap` is the largest absolute value of a logit (`kernels.soft_cap`). 0 caps nothing.
 
     The result is a float32 scalar (float64 if `hidden` is float64). Call `backward` at most once on the result.
 

@@ -19,7 +19,7 @@ from crosscut.parallel.state.parameters import local, local_on_sequence, replica
 
 @final
 class TiedWeight:
-    """Embedding weight [V/T, H] for its second use, the product that computes the logits. Use the weight only once.
+    """Token embedding weight [V/T, H] that the output projection also uses. Only one product may use this object.
 
     This class is a plain object, because `fully_shard` would treat a weight in a module's output as an activation, even
     a weight inside a tuple or a dataclass.

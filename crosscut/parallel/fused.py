@@ -209,8 +209,8 @@ class _MultiplyAndLeave(Function):
 def _pieces(x: Tensor, mesh: ParallelMesh, products: Products, elements: int) -> list[Tensor]:
     """Cut `x` into pieces along the batch, so that one piece is sent while another piece is multiplied.
 
-    There is more than one piece only under sequence parallelism; f and g stay one all-reduce each. Products in 8 bits
-    are not cut, because each piece would be cast separately.
+    Without sequence parallelism, `x` stays whole, and f and g send one all-reduce each. For products in 8 bits, `x`
+    stays whole, too, because each piece would be cast separately.
     """
     if not mesh.sequence_parallel or products is not ORDINARY:
         return [x]

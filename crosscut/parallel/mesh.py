@@ -150,8 +150,8 @@ def _arranged(layout: Layout, device: torch.device) -> ParallelMesh:
 
 
 def _sharding(layout: Layout, lines: "_Lines") -> Sharding | None:
-    """Make the sharding axes of a layout; None if it shards nothing. A shard group consists of adjacent data ranks,
-    such as the ranks of one node.
+    """Make the sharding axes of a layout; None if the layout does not shard. A shard group consists of adjacent data
+    ranks, such as the ranks of one node.
     """
     if not layout.slice_axes:
         return None
@@ -175,8 +175,8 @@ class _Lines:
         self._made: dict[tuple[str, ...], Axis] = {}
 
     def joined(self, names: tuple[str, ...], joined_name: str) -> Axis:
-        """Return the axis of these names, outermost first: the mesh's own axis for one name, a joined one called
-        `joined_name` for several.
+        """Return one axis that joins the axes with these names, outermost first. A single name gives the mesh's own
+        axis, and several names give a new axis called `joined_name`.
         """
         if names not in self._made:
             if len(names) == 1:

@@ -105,7 +105,7 @@ def multiply_and_scatter(x: Tensor, weight: Tensor, mesh: ParallelMesh) -> Tenso
 def _gathered_products(x: Tensor, matrices: list[Tensor], axis: Axis, *, keep: bool) -> Any:
     """Return the gathered sequence (None unless `keep`) and the list of its products with matrices [K, N].
 
-    PyTorch's operator wants the sequence to be the outermost dimension in memory; with this layout it needs no copies.
+    PyTorch's operator makes no copies if the sequence is the outermost dimension of `x` in memory.
     """
     x = _symmetric_memory.restride_A_shard_for_fused_all_gather_matmul(x, SEQUENCE_DIM)
     return _ops.fused_all_gather_matmul(x, matrices, SEQUENCE_DIM, axis.group_name, return_A=keep)
@@ -145,7 +145,7 @@ def _reason_against(layout: Layout, device: torch.device) -> str:
     on_this_machine = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world_size))
     if on_this_machine % num_ranks:
         return f"The {num_ranks} tensor ranks are not all on one machine (this machine runs {on_this_machine} ranks)"
-    for one in range(on_this_machine) if own is None else [int(own)]:  # the process that starts ranks checks all
+    for one in range(on_this_machine) if own is None else [int(own)]:  # the process that starts ranks checks all GPUs
         first = one // num_ranks * num_ranks
         for other in range(first, first + num_ranks):
             if one != other and not torch.cuda.can_device_access_peer(one, other):

@@ -166,7 +166,7 @@ def global_gradient_norm(parameters: Sequence[nn.Parameter], owners: Iterable[Ax
     assert not any(map(_is_partial, gradients)), "gradients must be summed before their norm is taken"
     sums = {cuts: _sum_of_squares([_local(g) for g in alike]) for cuts, alike in _by_cuts(gradients).items()}
     spread = sum(sums.values()) * 0.0  # a NaN or infinity on one replica thereby reaches all replicas
-    while cuts := max(sums, key=len, default=()):  # after the first axis, the sum joins that of the remaining axes
+    while cuts := max(sums, key=len, default=()):  # sum over one axis, then add to the sum for the other axes
         squares = all_reduce(sums.pop(cuts) + spread, _axis(gradients[0], cuts[0]))
         sums[cuts[1:]] = squares + sums.get(cuts[1:], 0.0)
     total = sums[()] if sums else torch.zeros((), dtype=torch.float64)
@@ -200,8 +200,8 @@ def _axes_that_cut(cuts: tuple[Cut, ...]) -> tuple[str, ...]:
 
 
 def _sum_of_squares(tensors: list[Tensor]) -> Tensor:
-    """Return the sum of all squares as a float64 scalar. On the CPU, whose kernel adds elements one after another,
-    norms are taken of short pieces.
+    """Return the sum of all squares as a float64 scalar. On the CPU, norms are computed of short pieces, because
+    PyTorch's kernel for the CPU adds all elements one after another.
     """
     if tensors[0].device.type == "cpu":
         flat = [tensor.reshape(-1) for tensor in tensors]
@@ -238,8 +238,8 @@ def _sum_partial(parameters: list[nn.Parameter], axis: Axis) -> None:
 
 
 def _set_gradients(parameters: list[nn.Parameter], flat: Tensor, placements: Sequence[_Placements]) -> None:
-    """Make each parameter's gradient a view of its piece of `flat`. A gradient without a given placement gets the
-    parameter's.
+    """Make each parameter's gradient a view of its piece of `flat`. If a given placement is None, the gradient gets the
+    placement of its parameter.
     """
     for (parameter, piece), placed in zip(_pieces(parameters, flat), placements, strict=True):
         assert isinstance(parameter, DTensor)

@@ -117,7 +117,7 @@ def reshard(model: nn.Module) -> None:
 
 
 class Reducer(Protocol):
-    """Interface that sums the gradients of a step over all ranks that contribute to the gradients.
+    """Interface for the sum of a step's gradients over all ranks that computed a part of them.
 
     Call `arm` before the last backward pass of a step, and `finish` after this backward pass.
     """
