@@ -48,5 +48,5 @@ def add_owned(total: Tensor, more: Tensor) -> Tensor:
     """Return `total` + `more`. The sum reuses the memory of `total`, except in compiled code. The caller must hold the
     only reference to `total`.
     """
-    # If a result was changed in place, PyTorch 2.11 compiles it without a gradient and gives no warning.
+    # If compiled code changes a result in place, PyTorch 2.11 loses the result's gradient and gives no warning.
     return total + more if torch.compiler.is_compiling() else total.add_(more)

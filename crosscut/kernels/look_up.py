@@ -40,6 +40,6 @@ class _LookUp(Function):
         index = ctx.saved_tensors[0].flatten()
         total = grad_weight.contiguous()
         rows = grad_rows.reshape(-1, total.shape[1])
-        if total.is_cuda:  # of the two operators, this one adds in the same order each time on CUDA
+        if total.is_cuda:  # adds in the same order each time on CUDA; `index_add_` does not
             return total.index_put_((index,), rows, accumulate=True), None
         return total.index_add_(0, index, rows), None

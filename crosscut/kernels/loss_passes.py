@@ -75,7 +75,7 @@ def log_softmax_(logits: Tensor, num_real: int) -> tuple[Tensor, Tensor]:
     logarithm is -inf.
     """
     if num_real == 0:
-        logits.zero_()  # any finite value: the sum of -inf below gives these columns no probability
+        logits.zero_()  # any finite value: the logarithm -inf, returned below, means no probability
     elif num_real < logits.shape[1]:
         logits[:, num_real:] = -torch.inf
     # PyTorch's log-softmax processes a row while it is in the cache. The logarithm of its sum is the amount by which

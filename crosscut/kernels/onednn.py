@@ -66,7 +66,7 @@ def may_take(x: Tensor) -> bool:
     must be off, and `torch.compile` must not be tracing the code.
     """
     return (
-        not torch.compiler.is_compiling()  # tested first, so that a compiler, which calls oneDNN itself, traces no more
+        not torch.compiler.is_compiling()  # tested first: a compiler calls oneDNN itself and traces no further
         and x.dtype == torch.float32
         and x.device.type == "cpu"
         and not torch.is_grad_enabled()

@@ -194,8 +194,8 @@ def _output_of_few(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _num_blocks(weight: Tensor) -> int:
-    """Number of blocks of a weight's rows: a power of two that divides the rows and gives each thread one block, at
-    least two where possible.
+    """Number of blocks into which a weight's rows are cut. This is a power of two that divides the number of rows. If
+    possible, there are at least two blocks, and at least one block for each thread.
     """
     enough = 1 << max(1, (torch.get_num_threads() - 1).bit_length())
     return math.gcd(enough, weight.shape[0])
@@ -215,7 +215,7 @@ def _in_blocks(x: Tensor, weight: Tensor, num_blocks: int) -> Tensor:
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cast a tensor to 8 bits. Also returns the float32 scalar that restores its values when multiplied.
+    """Cast a tensor to 8 bits. Also return the float32 factor that turns the 8-bit values into the original values.
 
     A tensor with NaN or infinity stays non-finite: its scale is then NaN or 0.
     """
@@ -234,7 +234,7 @@ def _multiply(
     bias: Tensor | None = None,
     fast: bool = False,
 ) -> Tensor:
-    """Return A B^T of [M, K] and [N, K]. The hardware needs both factors row by row."""
+    """Return A B^T [M, N] for `a` [M, K] and `b` [N, K]. The hardware reads both matrices row by row."""
     y: Tensor = torch._scaled_mm(
         a.contiguous(), b.contiguous().t(), of_a, of_b, bias=bias, out_dtype=dtype, use_fast_accum=fast
     )
