@@ -14,7 +14,7 @@ from crosscut.parallel.collectives import gather_to_first, share_from_first
 from crosscut.verification.assembly import Assembled, Grid, assemble_activation, assemble_parameter, distance
 from crosscut.verification.causes import Difference, is_arrangement, usual_cause
 from crosscut.verification.recording import INSIDE, LOSS, Kept, Recording, call_of
-from crosscut.verification.report import ROUNDING, Check, First, Row
+from crosscut.verification.report import AVERAGES, ROUNDING, Check, First, Row
 from crosscut.verification.tolerance import MOST, ROUNDINGS, Rounding
 
 _FLOOR = 1e-3
@@ -51,7 +51,11 @@ class Comparison:
         self.copies: list[str] = []
         """Descriptions of the tensors and numbers that should be equal on several ranks, but differ."""
         self._differences: dict[tuple[str, str], float] = {}
-        self._allowed = {("parameter", name): min(MOST, factor * tolerance) for name, factor in amplification.items()}
+        self._allowed = {
+            (kind, name): min(MOST, factor * tolerance)
+            for kind in ("parameter", "average")
+            for name, factor in amplification.items()
+        }
         """Allowed difference between the cut and the uncut tensor, if it is larger than the tolerance."""
         self._rounded: dict[tuple[str, str], float] = {}
         """Difference between the uncut tensor and the exact one."""
@@ -126,7 +130,7 @@ class Comparison:
 
     def checks(self) -> list[Check]:
         """Return the checks of the whole model: loss, gradient norm, clipped gradients, parameters after the optimizer
-        step, and copies on different ranks.
+        step, their moving averages if there are any, and copies on different ranks.
         """
         assert self.uncut is not None
         norms = [norm for _, norm in self._numbers]
@@ -138,6 +142,7 @@ class Comparison:
             self._check("gradient norm", norm, f"{norms[0]:.6g}, uncut {self.uncut.norm:.6g}"),
             self._worst("clipped gradients", "clipped"),
             self._worst("parameters after a step", "parameter"),
+            *([self._worst(AVERAGES, "average")] if self.uncut.averages else []),
             Check("copies on all ranks", None, not self.copies, _listed(self.copies) or "the same to the last bit"),
         ]
 
@@ -180,7 +185,7 @@ class Comparison:
             self._allowed[key] = ROUNDINGS * off
 
     def _recorded(self) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any] | None, Mapping[str, Any]]]:
-        fields = ("outputs", "returned", "gradients", "clipped", "parameters")
+        fields = ("outputs", "returned", "gradients", "clipped", "parameters", "averages")
         for name in fields:
             kind = name if name == "clipped" or name == "returned" else name[:-1]
             uncut = None if self.uncut is None else getattr(self.uncut, name)

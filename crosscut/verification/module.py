@@ -2,7 +2,8 @@
 uncut.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +50,7 @@ class _OwnStep:
     """One AdamW step with clipping on a given loss."""
 
     watches_again = True  # a loss may call the model twice
+    averages: Mapping[str, Tensor] = MappingProxyType({})
 
     def __init__(self, model: nn.Module, loss: Callable[[nn.Module, ParallelMesh], Tensor], mesh: ParallelMesh) -> None:
         self.model, self.loss, self.mesh = model, loss, mesh

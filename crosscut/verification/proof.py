@@ -15,7 +15,17 @@ from crosscut.training.speed.compilation import compiled_modules, uncompiled
 from crosscut.verification.comparison import Comparison
 from crosscut.verification.draws import Disagreement, Draw, compare_draws, draws_of
 from crosscut.verification.recording import Recording, Step, record
-from crosscut.verification.report import DOCUMENTS, DRAWS, MIXTURE, ROUNDING, Check, First, Report
+from crosscut.verification.report import (
+    AVERAGE,
+    AVERAGES,
+    DOCUMENTS,
+    DRAWS,
+    MIXTURE,
+    ROUNDING,
+    Check,
+    First,
+    Report,
+)
 from crosscut.verification.tolerance import Rounding, num_layers_of, num_summands_of, rounding_of, tolerance_of
 
 MakeStep = Callable[[ParallelMesh], Step]
@@ -200,6 +210,14 @@ _CHECK_CAUSES = {
         "The gradients and their norm agree, but the clipped gradients do not: check which norm the clipping uses."
     ),
     "parameters after a step": "The gradients agree, but the parameters after the step do not: check the optimizer.",
+    AVERAGES: (
+        "The parameters after the step agree, but their moving averages do not: check whether every rank averages all "
+        "of its own part of the parameters."
+    ),
+    AVERAGE: (
+        "The cut and the uncut model agree, but the moving average of the weights does not follow its formula: check "
+        "whether the average is updated after the optimizer's step, and the decay with its warm-up."
+    ),
     "copies on all ranks": (
         "All values agree up to rounding, but replicas differ in their last bits and will drift apart: check whether "
         "all ranks do the same operations in the same order."

@@ -4,7 +4,7 @@ The uncut model and every rank of the cut model are recorded in the same way and
 to host memory during the step.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -66,6 +66,10 @@ class Recording:
     """Gradients that the optimizer received."""
     parameters: dict[str, Kept] = field(default_factory=dict)
     """Parameters after the optimizer's step."""
+    averages: dict[str, Kept] = field(default_factory=dict)
+    """Moving averages of the parameters after the step, by the names of the parameters; empty if the step keeps
+    none.
+    """
 
     def with_wholes(self, modules: Sequence[str]) -> "Recording":
         """Return a copy that holds only the inputs and outputs of `modules`, and nothing from inside these modules."""
@@ -87,6 +91,10 @@ class Step(Protocol):
     @property
     def mesh(self) -> ParallelMesh:
         """Mesh over which the model is cut."""
+
+    @property
+    def averages(self) -> Mapping[str, Tensor]:
+        """Moving averages of the parameters, by the names of the parameters; empty if the step keeps none."""
 
     @property
     def watches_again(self) -> bool:
@@ -111,6 +119,7 @@ def record(step: Step) -> Recording:
     recording.norm = step.update(loss.detach())
     recording.clipped = gradients_of(step.model)
     recording.parameters = {name: Kept(_copy(p), cut_dim(p)) for name, p in step.model.named_parameters()}
+    recording.averages = {name: Kept(_copy(each), cut_dim(each)) for name, each in step.averages.items()}
     return recording
 
 

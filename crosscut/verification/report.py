@@ -20,6 +20,12 @@ MIXTURE = "mixture"
 """Name of the check of the folders' shares. A report has this check only if the run mixes token folders
 (`data.mixture`).
 """
+AVERAGE = "formula of the average"
+"""Name of the check of the moving average of the weights. A report has this check only if the run keeps an average
+(`optimizer.ema_decay`).
+"""
+AVERAGES = "averaged weights"
+"""Name of the check that compares the average of the cut model with the average of the uncut model."""
 ROUNDING = ("rounding of outputs", "rounding of gradients")
 """Names of the checks that concern the uncut model alone. If such a check fails, the cut and the uncut model may be
 wrong in the same way.

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,12 +35,13 @@ from crosscut.training.precision import compute_dtype, needs_loss_scale, product
 from crosscut.training.requirements import require_capabilities
 from crosscut.training.speed.compilation import compiled_modules
 from crosscut.training.step import Trainer
+from crosscut.verification.averaging import compare_average, parts_of
 from crosscut.verification.mixing import compare_mixture
 from crosscut.verification.module import CLIP_NORM, LEARNING_RATE
 from crosscut.verification.packing import compare_documents, pack
 from crosscut.verification.proof import Claim, prove
 from crosscut.verification.recording import Step
-from crosscut.verification.report import DRAWS, ROUNDING, Check, Report
+from crosscut.verification.report import AVERAGE, AVERAGES, DRAWS, ROUNDING, Check, Report
 from crosscut.verification.scope import COMPILED
 
 SEQUENCES_PER_DATA_RANK = 2
@@ -216,7 +217,7 @@ def _other_suspects(run: RunConfig, report: Report) -> str:
     plainly, or if the failed checks do not depend on what the layers compute.
     """
     failed = {check.name for check in report.checks if not check.same}
-    if failed and failed <= {DRAWS, *ROUNDING} and all(row.same for row in report.rows):
+    if failed and failed <= {DRAWS, AVERAGE, AVERAGES, *ROUNDING} and all(row.same for row in report.rows):
         return ""
     found = ['training.compile="off"'] if any(check.name == COMPILED for check in report.checks) else []
     if run.training.recompute != "none":
@@ -264,6 +265,14 @@ class _RunStep:
             if parameter.dim() == 1 or name in zero:
                 disturb_(parameter, std=0.1, seed=run.training.seed, name=name)
         self.sent: Counter[tuple[str, str, int]] = Counter()
+        self.before: dict[str, Tensor] = {}
+        """This rank's parts of the parameters before the step, if the run averages the weights."""
+        self.after: dict[str, Tensor] = {}
+        """The same parts after the step."""
+
+    @property
+    def averages(self) -> Mapping[str, Tensor]:
+        return {} if self.trainer.average is None else self.trainer.average.tensors
 
     def accumulate(self) -> Tensor:
         self.trainer.optimizer.zero_grad()
@@ -272,8 +281,11 @@ class _RunStep:
             return self.trainer.accumulate(0, self.micro_batches())
 
     def update(self, loss: Tensor) -> float:
+        self.before = parts_of(self.model) if self.averages else {}
         with self._recorded():
-            return self.trainer.update(0, loss).gradient_norm
+            norm = self.trainer.update(0, loss).gradient_norm
+        self.after = parts_of(self.model) if self.averages else {}
+        return norm
 
     def micro_batches(self) -> list[Batch]:
         """Return this data rank's part of each micro-batch. Every layout gets the same sequences, so that steps can be
@@ -329,6 +341,8 @@ def _further_checks(step: Step, tolerance: float) -> list[Check]:
     if step.run.training.document_mask:
         batches = step.micro_batches()
         checks += compare_documents(step.trainer, batches, end_of_text=END_OF_TEXT, tolerance=tolerance)
+    if decay := step.run.optimizer.ema_decay:
+        checks += compare_average(step.averages, before=step.before, after=step.after, decay=decay)
     if mixture := step.run.data.mixture:
         checks += compare_mixture([part.weight for part in mixture], step.mesh, seed=step.run.training.seed)
     return checks

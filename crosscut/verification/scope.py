@@ -43,6 +43,8 @@ def _included(verified: RunConfig, compiled: bool) -> Iterator[str]:
         yield "a loss scale"
     if verified.optimizer.matrices is MatrixOptimizer.MUON:
         yield "Muon"
+    if verified.optimizer.ema_decay:
+        yield "the moving average of the weights"
     if own := [group for group in ParameterGroup if verified.optimizer.rate_factor(group) != 1.0]:
         yield f"learning rates by role ({', '.join(own)})"
 

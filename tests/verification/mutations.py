@@ -47,7 +47,7 @@ from crosscut.parallel.collectives import all_gather, all_reduce, split, start_a
 from crosscut.parallel.state import gradients, parameters
 from crosscut.parallel.state.gradients import _local
 from crosscut.parallel.state.parameters import Cut, cut_dim, local
-from crosscut.training import muon
+from crosscut.training import averaging, muon
 from crosscut.training import step as training_step
 from crosscut.training.speed import compilation
 from crosscut.verification import Report, for_verification, verify_module, verify_on_mesh
@@ -64,6 +64,7 @@ BOTH = Layout(tensor=2, data=2)
 SHARED = Layout(data=2, sharding="zero3")
 ACCUMULATED = {"micro_batch_size": 1}
 MUON = {"matrices": "muon", "matrix_learning_rate": 0.02}
+AVERAGED = {"ema_decay": 0.9}
 AFTER = "parameters after a step"
 PACKED = {"document_mask": True}
 MIXED = {"mixture": [{"folder": "books", "weight": 3}, {"folder": "mail", "weight": 1}]}
@@ -629,6 +630,53 @@ def scale_of_own_part(patch: Patch) -> None:
         return plain(self, whole, weight) * wrong**0.5
 
     patch.setattr(muon.Muon, "_orthogonal", scaled)
+
+
+# --- the moving average of the weights -------------------------------------------------------------------------------
+# Faults of its formula are in the cut and the uncut model alike.
+
+
+@fault("the average takes the weights before the optimizer's step", "formula of the average", optimizer=AVERAGED)
+def average_before_the_step(patch: Patch) -> None:
+    begin, update = averaging.WeightAverage.begin, averaging.WeightAverage.update
+    patch.setattr(averaging.WeightAverage, "update", lambda _self, _step: None)
+
+    def with_update(self: averaging.WeightAverage) -> None:
+        begin(self)
+        update(self, 0)
+
+    patch.setattr(averaging.WeightAverage, "begin", with_update)
+
+
+@fault("the decay of the average has no warm-up", "formula of the average", DATA, optimizer=AVERAGED)
+def decay_without_warmup(patch: Patch) -> None:
+    patch.setattr(averaging, "decay_after", lambda _step, decay: decay)
+
+
+@fault("the average and the weights change their shares", "formula of the average", optimizer=AVERAGED)
+def shares_exchanged(patch: Patch) -> None:
+    decay = averaging.decay_after
+    patch.setattr(averaging, "decay_after", lambda step, highest: 1 - decay(step, highest))
+
+
+@fault("only the first shard of each parameter is averaged", "averaged weights", SHARED, optimizer=AVERAGED)
+def first_shard_averaged(patch: Patch) -> None:
+    _average_only_on_the_first_rank(patch)
+
+
+@fault("only the first rank averages its part of the weights", "averaged weights", optimizer=AVERAGED)
+def first_part_averaged(patch: Patch) -> None:
+    _average_only_on_the_first_rank(patch)
+
+
+def _average_only_on_the_first_rank(patch: Patch) -> None:
+    update = averaging.WeightAverage.update
+
+    def on_the_first(self: averaging.WeightAverage, step: int) -> None:
+        if torch.distributed.get_rank() == 0:
+            update(self, step)
+
+    patch.setattr(averaging.WeightAverage, "update", on_the_first)
 
 
 # --- what layers become ----------------------------------------------------------------------------------------------

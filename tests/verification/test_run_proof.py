@@ -78,7 +78,11 @@ RECIPES: dict[str, tuple[Layout, dict[str, Any]]] = {
     "rates": (Layout(tensor=2, data=2, sharding="zero3"), {"optimizer": RATES}),
     "rates, untied": (Layout(tensor=2), {"tied": False, "optimizer": {**RATES, "head_learning_rate": 1e-5}}),
     "Muon": (Layout(tensor=2), {"optimizer": MUON}),
-    "Muon, sharded": (Layout(tensor=2, data=2, sharding="zero3"), {**LLAMA, "num_kv_heads": 2, "optimizer": MUON}),
+    "average": (Layout(tensor=4), {"optimizer": {"ema_decay": 0.999}}),
+    "average, Muon, sharded": (
+        Layout(tensor=2, data=2, sharding="zero3"),
+        {**LLAMA, "num_kv_heads": 2, "optimizer": {**MUON, "ema_decay": 0.999}},
+    ),
     "linear": (Layout(data=2), {"optimizer": {"schedule": "linear", "warmup_steps": 3}}),
     "wsd": (Layout(tensor=2), {"optimizer": {"schedule": "wsd", "decay_steps": 8}}),
     "growing batch": (Layout(data=2), {"training": {"initial_batch_size": 4, "ramp_steps": 2}}),
@@ -99,7 +103,7 @@ def _verify_recipe(name: str) -> Report:
     return verify_on_mesh(for_verification(tiny_run(**options), layout, "float64"), make_mesh(layout, CPU))
 
 
-QUICK_RECIPES = ("rates, untied", "Muon, sharded", "growing batch", "fan-in, zero outputs", "soft cap, z-loss")
+QUICK_RECIPES = ("rates, untied", "average, Muon, sharded", "growing batch", "fan-in, zero outputs", "soft cap, z-loss")
 
 
 @pytest.mark.parametrize(

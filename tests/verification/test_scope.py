@@ -54,6 +54,8 @@ def test_what_the_step_had_of_the_runs_options_is_told() -> None:
     assert scope(replace(run_of(), optimizer=rates)) == (("learning rates by role (embedding, matrix)",), ())
     muon = OptimizerConfig(warmup_steps=0, matrices="muon", matrix_learning_rate=0.02)
     assert scope(replace(run_of(), optimizer=muon))[0] == ("Muon", "learning rates by role (matrix)")
+    averaged = OptimizerConfig(warmup_steps=0, ema_decay=0.999)
+    assert scope(replace(run_of(), optimizer=averaged))[0] == ("the moving average of the weights",)
 
 
 def test_a_precision_that_is_not_the_runs_is_told_with_the_option_that_has_it() -> None:

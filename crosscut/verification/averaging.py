@@ -1,0 +1,47 @@
+"""Check that the moving average of the weights follows its formula on every rank (`optimizer.ema_decay`).
+
+The formula is written here once more, and shares nothing with the code that updates the average during training. The
+cut and the uncut average are compared like parameters (`comparison`), which finds differences between layouts; this
+check finds what both of them would share.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from crosscut.parallel.collectives import gather_to_first
+from crosscut.parallel.state.parameters import local_part
+from crosscut.verification.comparison import relative_difference
+from crosscut.verification.report import AVERAGE, Check
+
+_ROUNDINGS = 16
+"""Allowed difference from the formula, in roundings of the average's type. Each element takes two products and a
+sum."""
+
+
+def parts_of(model: nn.Module) -> dict[str, Tensor]:
+    """Copy this rank's own part of each parameter."""
+    with torch.no_grad():
+        return {name: local_part(parameter).clone() for name, parameter in model.named_parameters()}
+
+
+def compare_average(
+    average: Mapping[str, Tensor], *, before: Mapping[str, Tensor], after: Mapping[str, Tensor], decay: float
+) -> list[Check]:
+    """Check the average after step 0. `before` and `after` are this rank's parts of the parameters before and after the
+    step (`parts_of`), and `decay` is `optimizer.ema_decay`. Every rank must call this function. The list has one check
+    on the first rank.
+    """
+    first = min(decay, 1 / 10)  # the decay of step 0, with its warm-up
+    found = {}
+    for name, tensor in average.items():
+        expected = first * before[name].double() + (1 - first) * after[name].double()
+        found[name] = relative_difference(local_part(tensor).double(), expected)
+    worst = max(found, key=lambda name: found[name])
+    allowed = _ROUNDINGS * torch.finfo(after[worst].dtype).eps
+    every = gather_to_first((found[worst], worst))
+    if every is None:
+        return []
+    difference, worst = max(every)
+    return [Check(AVERAGE, difference, difference <= allowed, f"decay {first:g} in the first step; largest at {worst}")]
