@@ -88,7 +88,7 @@ def published_layer_activations(run: Planned) -> float:
 def activations_held(run: Planned, *, device: Device = "cuda") -> int:
     """Bytes that all layers save on one rank between the forward and the backward pass, including cast weights.
 
-    Every `training.recompute_every`-th layer recomputes, and the other layers save all their activations. The result
+    Every `training.recompute_every`-th layer is recomputed, and the other layers save all their activations. The result
     does not include the activations that a recomputed layer computes again during its own backward pass.
     """
     run = Candidate.of(run, precision_on(device))
@@ -104,7 +104,7 @@ def activations_held(run: Planned, *, device: Device = "cuda") -> int:
 
 
 def recomputation_step(run: Planned) -> int:
-    """Return n if every n-th layer recomputes, starting with the first layer; 0 if no layer recomputes."""
+    """Return n if every n-th layer is recomputed, starting with the first layer; 0 if no layer is recomputed."""
     return 0 if run.training.recompute == Recompute.NONE else run.training.recompute_every
 
 

@@ -146,7 +146,7 @@ def _share(part: LocalParameter, shares: int) -> int:
 def _first(decoder: Decoder, number: int, every: int) -> tuple[Counter[Layer], Counter[Layer]]:
     """Number of recomputed and of other layers, by kind, among the first `number` layers.
 
-    Every `every`-th layer recomputes, starting with the first layer. If `every` is 0, no layer recomputes.
+    Every `every`-th layer is recomputed, starting with the first layer. If `every` is 0, no layer is recomputed.
     """
     layers = decoder.layers[:number]
     again = Counter(layers[::every]) if every else Counter[Layer]()
@@ -178,11 +178,11 @@ class _Step:
         self.layers = {layer: self._layer_state(layer) for layer in self.decoder.kinds}
         self.own = self._from(0, lambda each: each.share) + self.root.share
         embedding, _ = lower_root(self.decoder, self.target)
-        leaves = any(state.kept.total == 0 for state in self.layers.values())  # to host memory
+        leaves = any(state.kept.total == 0 for state in self.layers.values())  # a layer is offloaded
         self.kept_outside = self.between * (1 + 2 * leaves) + sum(
             value.bytes(self.target) for step in embedding for value in step.keeps
         )
-        """Bytes that the root keeps: the last norm's input, what the embedding keeps, and what waits for the host."""
+        """Bytes that the root keeps: the last norm's input, values of the embedding, and values not yet on the host."""
 
     def _layer_state(self, layer: Layer) -> _LayerState:
         run, mode = self.run, Recompute(self.run.training.recompute)
@@ -234,7 +234,7 @@ class _Step:
         chunk = min(self.tokens, default_loss_chunk(rows, self.tokens, device=self.device))
         weights, activations = self._held(self.run.model.num_layers - 1)
         cast = vocabulary * self.size * self.is_mixed
-        on_cpu = self.device == "cpu"  # its loss is never compiled
+        on_cpu = self.device == "cpu"  # the loss on a CPU is never compiled
         return self._at(
             "loss",
             weights=weights + cast,
@@ -245,7 +245,7 @@ class _Step:
         )
 
     def _backward(self, layer: int) -> MemoryForecast:
-        """Peak in the backward pass of a layer: at the second of its matrices to go backward, or at attention."""
+        """Peak in the backward pass of a layer: at its last matrix but one, or at attention."""
         run, state = self.run, self.layers[self.decoder.layers[layer]]
         weights, activations = self._held(layer)
         if self.every and layer % self.every == 0:
@@ -266,7 +266,8 @@ class _Step:
     def _embedding(self) -> MemoryForecast:
         """Peak in the backward pass of the embedding, when all gradients exist.
 
-        The gradient of the looked-up rows is added to the gradient of a tied output projection or has its own tensor.
+        With tied embeddings, the gradient of the looked-up rows is added to the gradient of the output projection.
+        Otherwise, it has a tensor of its own.
         """
         run, vocabulary = self.run, self.root.vocabulary
         layers = self._from(0, lambda each: each.share)
@@ -357,9 +358,10 @@ class _Step:
         return self.run.model.num_layers if self._accumulates else left
 
     def _gathered(self, number: int, left: int = 0) -> int:
-        """Bytes of gathered weights: those of the root and of `number` layers.
+        """Bytes of the gathered weights of the root and of `number` layers.
 
-        The layers are the last of the first `left` layers, or the first layers of the model if `left` is 0.
+        With `left`, these are the last `number` layers of the model's first `left` layers. If `left` is 0, these are
+        the first `number` layers of the model.
         """
         if not self.is_sharded:
             return 0

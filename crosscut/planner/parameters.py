@@ -28,7 +28,7 @@ def count_parameters(model: ModelConfig) -> int:
 
 @lru_cache(maxsize=4096)
 def _tensors(model: ModelConfig, tensor: int) -> tuple[tuple[LocalParameter, int], ...]:
-    """Parameters on one tensor rank, each with its number of copies in the model: the root first, then the layers."""
+    """Parameters on one tensor rank, each with the number of equal parameters: the root first, then the layers."""
     known_vocab_size(model)
     decoder = describe(model)
     root = [(parameter, 1) for parameter in root_parameters(decoder, tensor)]

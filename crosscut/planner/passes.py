@@ -96,10 +96,10 @@ def ends_passes(run: Planned, target: Target) -> tuple[float, float]:
 def optimizer_bytes(run: Planned, program: Program) -> float:
     """Bytes that the optimizer reads and writes on one rank in one step.
 
-    The gradient norm, clipping and the optimizer pass over the rank's shard of parameters, gradients and moments, and
-    the moving average of the weights, if the run keeps one, over the rank's shard of the average and of the parameters.
-    Muon's products, which `step_time` adds, are not counted here. If the data ranks replicate the gradients, the copies
-    into and out of the buckets of the all-reduce are added.
+    The gradient norm, clipping and the optimizer pass over the rank's shard of parameters, gradients and moments. If
+    the run keeps a moving average of the weights, its update passes over the rank's shard of the average and of the
+    parameters. If the data ranks replicate the gradients, the copies into and out of the buckets of the all-reduce are
+    added. Muon's products are not counted here; `step_time` adds them.
     """
     wide = run.training.numbers.accumulation_bytes / 4
     own = parameters_per_rank(run.model, run.layout) / run.layout.shard_size

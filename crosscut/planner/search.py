@@ -213,8 +213,8 @@ def _candidates(run: RunConfig, hardware: Hardware, layouts: list[Layout]) -> It
 def _recomputations(run: RunConfig, hardware: Hardware) -> list[tuple[str, int]]:
     """Pairs of `training.recompute` and `training.recompute_every` that the search tries.
 
-    Recomputing the attention core ("selective") saves memory only on CPUs, where a kernel may keep the scores. It is
-    left out if layers must be compiled and the model has dropout.
+    Recomputing the attention core ("selective") saves memory only on CPUs, where a kernel may keep the scores. The
+    search leaves "selective" out if layers must be compiled and the model has dropout.
     """
     keeps_scores = hardware.device == "cpu" and not (run.training.compile == "on" and run.model.dropout)
     core = [("selective", 1)] if keeps_scores else []
@@ -228,7 +228,7 @@ def _plain_layouts(num_ranks: int) -> Iterator[Layout]:
 
 
 def _layouts(run: RunConfig, hardware: Hardware, plain: Layout) -> Iterator[Layout]:
-    """Layouts with the arrangement of `plain` and every combination of options that is worth a look."""
+    """Layouts with the arrangement of `plain` and with each combination of options that the search compares."""
     tensor, data = plain.tensor, plain.data
     can_split = tensor > 1 and run.training.sequence_length % tensor == 0
     in_node = max(1, hardware.ranks_per_node // plain.stride_of("data"))
@@ -261,7 +261,7 @@ def reason_against_tensor(model: ModelConfig, tensor: int) -> str:
 
 
 def _nothing_cuts(model: ModelConfig, hardware: Hardware, num_ranks: int) -> str:
-    """Error message if no layout fits and the model allows no tensor size above 1: the setting that prevents it."""
+    """Error message if no layout fits. It names the setting that keeps the model from using several tensor ranks."""
     heads, gpus = f"`model.num_heads` ({model.num_heads})", f"`--gpus` ({num_ranks})"
     by_heads = [d for d in divisors(gcd(model.num_heads, num_ranks)) if d > 1]
     by_width = [d for d in by_heads if model.mlp_size % d == 0]

@@ -196,8 +196,8 @@ def other_matches(name: str) -> list[str]:
 
 
 def _matching(name: str) -> list[str]:
-    """Names of the known devices that are `name` or else begin with it, regardless of NVIDIA's name, case, dashes and
-    spaces.
+    """Names of the known devices that equal `name` or, if no device does, begin with `name`. The comparison ignores
+    "NVIDIA" at the start, case, dashes, underscores and spaces.
     """
     wanted = _plain(name)
     exact = [key for key in KNOWN_HARDWARE if _plain(key) == wanted]

@@ -129,7 +129,7 @@ def _of_layers(decoder: Decoder, target: Target, M: int, every: int, compiled: b
 
     Each layer has two all-reduces of b s h elements in the forward pass and two in the backward pass. Embedding and
     output projection add one to each pass. With a split sequence, a reduce-scatter ends each parallel region and an
-    all-gather starts the next one (Korthikanti et al. 2022, section 4.2.2); the backward pass mirrors both and gathers
+    all-gather starts the next one (Korthikanti et al. 2022, section 4.2.2); the backward pass swaps the two and gathers
     the input of each region once more. With full recomputation of every `every`-th layer, the recomputed layers also
     repeat messages; `compiled` layers repeat their last message, too.
     """
@@ -174,7 +174,7 @@ def _collective(
 
 
 def _loss(run: Planned, chunk_tokens: int) -> list[Collective]:
-    """Collectives of the loss: three scalars per token, never its logits (paper, section 3).
+    """Collectives of the loss: three scalars per token, never the logits (paper, section 3).
 
     For each chunk of tokens, the ranks reduce the largest logit, then the sum of exponentials together with the
     target's logit.

@@ -68,19 +68,20 @@ def _waits(run: RunConfig, _: float) -> float:
 
 
 def _optimizer(run: RunConfig, _: float) -> float:
-    # gradients cast and summed 2 + 4 + 4 bytes, copied 2 + 4, unscaled 4 + 4; weights copied back 4 + 2
+    # bytes per parameter: gradients cast and summed 2 + 4 + 4, copied 2 + 4, unscaled 4 + 4; weights copied back 4 + 2
     return 30 * parameters_per_rank(run.model, run.layout) / _MEMORY_RATE
 
 
 def _scaled_scores(run: RunConfig, _: float) -> float:
-    # read and written in the forward pass, its repetition and the backward pass, 2 bytes per element
+    # The forward pass, the recomputed forward pass and the backward pass each read and write 2 bytes per element.
     heads = run.model.num_heads // run.layout.tensor
     scores = run.micro_batch_size * heads * run.training.sequence_length**2
     return run.model.num_layers * 6 * 2 * scores / _MEMORY_RATE
 
 
 def _heads_apart(run: RunConfig, _: float) -> float:
-    # forward and repetition read and write all four: 8 + 8; backward reads and writes one, and joins three: 8
+    # Tensors moved: the forward pass reads and writes queries, keys, values and results (8), and so does recomputation
+    # (8). The backward pass reads and writes one gradient and joins the other three (8).
     tokens = run.micro_batch_size * run.training.sequence_length
     return run.model.num_layers * 24 * 2 * tokens * run.model.query_size / run.layout.tensor / _MEMORY_RATE
 

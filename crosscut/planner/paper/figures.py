@@ -95,14 +95,14 @@ def page_data(plans: Plans) -> dict[str, Any]:
 
 
 def _asked_entry(plans: Plans) -> _Entry:
-    """The run's own model, under the name of its preset if it is one."""
+    """The run's own model. If the model is a preset, the entry has the preset's name."""
     model = plans.asked.model
     name = next((name for name, fields in PRESETS.items() if ModelConfig(**fields) == model), "the run's model")
     return _Entry(name, model, plans.asked.training.sequence_length)
 
 
 def _entries(plans: Plans) -> list[_Entry]:
-    """The run's model and others, the smallest first."""
+    """The run's model and the models to compare it with, the smallest first."""
     asked = _asked_entry(plans)
     presets = [_Entry(name, ModelConfig(**PRESETS[name]), sequence_length_of(name)) for name in _OTHERS]
     vocab_size = presets[0].model.vocab_size
@@ -121,19 +121,19 @@ def _words(entry: _Entry) -> str:
 
 
 def _tensors(plans: Plans) -> list[int]:
-    """Numbers of tensor ranks, including that of the fastest layout."""
+    """Numbers of tensor ranks that the page offers, including the number in the fastest layout."""
     best = {plan.candidate.layout.tensor for plan in plans.fitting[:1]}
     return sorted(best | {size for size in divisors(plans.num_ranks) if size <= _MOST_TENSOR})
 
 
 def _micro_batches(plans: Plans) -> list[int]:
-    """Micro-batch sizes that some number of data ranks allows, including that of the fastest layout."""
+    """Micro-batch sizes that the page offers, including the size in the fastest layout. All sizes divide the batch."""
     best = {plan.candidate.micro_batch_size for plan in plans.fitting[:1]}
     return sorted(best | {micro for micro in _MICRO_BATCHES if plans.asked.training.batch_size % micro == 0})
 
 
 def _opening(plans: Plans, model: int, tensors: Sequence[int], micros: Sequence[int]) -> dict[str, Any]:
-    """Positions of the controls when the page opens: the fastest layout, as far as the page has its settings."""
+    """Positions of the controls when the page opens: the fastest layout, except for settings that the page lacks."""
     opening: dict[str, Any] = {"model": model, "tensor": 0, "micro": 0, "recompute": "none", "sharding": "none"}
     if plans.fitting:
         best = plans.fitting[0].candidate
