@@ -44,7 +44,7 @@ _GRADIENTS = f"{_OURS}parallel/state/gradients.py"
 _MUON = f"{_OURS}training/muon.py"
 _HOST = f"{_OURS}training/memory/host_activations.py"
 _FOR_OTHERS = (f"{_OURS}rehearsal/", f"{_OURS}kernels/")
-"""Files whose functions make tensors for their callers."""
+"""Files whose functions make tensors for their callers. The caller counts as the maker of such a tensor."""
 _SHARDING = "torch/distributed/fsdp/"
 _SHAPES = "torch/distributed/tensor/_sharding_prop.py"
 """File in which PyTorch computes shapes of distributed tensors, with fake tensors of its own."""
@@ -230,7 +230,10 @@ def _is_backward() -> bool:
 
 
 def _maker() -> tuple[str, str]:
-    """Return file and function of the innermost caller of an operator in this package or in PyTorch's sharding."""
+    """Return the file and the name of the function that runs the operator.
+
+    This is the innermost function on the stack that is in this package or in PyTorch's code for sharding.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -242,7 +245,7 @@ def _maker() -> tuple[str, str]:
 
 
 def _scores_and_values(query: Tensor, key: Tensor) -> int:
-    """FLOPs of two products of [S, D] and [D, S] per head. Kernels that skip or repeat parts count the same."""
+    """FLOPs of two products of [S, D] and [D, S] per head, even if a kernel skips or repeats parts of the products."""
     batch, heads, length, width = query.shape
     return 4 * batch * heads * length * key.shape[-2] * width
 

@@ -34,8 +34,8 @@ Device = Literal["cpu", "cuda"]
 class WithoutMemory(FakeTensorMode):
     """Context manager under which new tensors have no memory.
 
-    An operator really runs if all its tensors have memory, as the ranks of a mesh or the state of a random generator
-    do. The results of other operators are faked.
+    An operator really runs if all its tensors have memory. Examples are the tensor of a mesh's ranks, and the state of
+    a random generator. All other operators return fake tensors.
     """
 
     def __torch_dispatch__(
