@@ -2,11 +2,10 @@
 token to every row.
 
 A new text waits until a row is free. The text's prompt is then read in chunks of at most 512 tokens per step, so that a
-long prompt does not delay the other texts. After the prompt, the text gets one token per step until the text ends. The
-row then goes to the next text. A text does not depend on the other texts, because its tokens are chosen from its own
-scores and random numbers (`sampling`). If the probabilities of a prompt are requested, the probabilities are computed
-for a few tokens at a time while the prompt is read. The scores [S, V] of the whole prompt are therefore never in
-memory.
+long prompt does not delay the other texts. After the prompt, the text gets one token per step until it ends. Its row
+then goes to the next text. A text does not depend on the other texts, because its tokens are chosen from its own scores
+and random numbers (`sampling`). If the probabilities of a prompt are requested, the probabilities are computed for a
+few tokens at a time while the prompt is read. The scores [S, V] of the whole prompt are therefore never in memory.
 
 If a text of n tokens is longer than the window W, the model sees only the last tokens of the text. Shifting the window
 changes the positions of all tokens, so the whole cache of the row becomes invalid. To limit the cost, the window shifts
@@ -15,11 +14,11 @@ the text's length:
 
     token 0 while n <= W, and token ceil((n - W) / (W / 2)) W / 2 for longer texts.
 
-An error in the work for one text ends this text only. All ranks find the same error, because they see the same scores.
-Memory may be too small on one rank alone. The memory that grows with a text is that of the cache, so all ranks agree
-whether the cache could grow before they begin a pass. If one rank has no room, the texts that need the room end on all
-ranks. Inside a pass, a rank that fails cannot tell the others, which wait for its part of a sum. Such an error is
-raised and ends all ranks.
+An error in the work for one text ends only that text. All ranks see the same scores, so they all meet the same error.
+Running out of memory is different, because it can happen on one rank alone. Only the cache grows with a text, so before
+each pass the ranks agree whether every rank could enlarge its cache. If one rank could not, the texts that need the
+room end on all ranks. If a rank fails inside a pass, it cannot tell the other ranks, which wait for it in a collective.
+Such an error is raised and ends all ranks.
 
 All ranks make the same calls in the same order. Shapes: B rows, S tokens per pass, H hidden, V vocabulary.
 """
@@ -50,7 +49,7 @@ _FIRST_CAPACITY = 64
 """Initial number of tokens per row in the cache. When a row needs more, the cache grows by half, up to the window."""
 
 _FAILED = -1
-"""Takes the place of the next token if its choice raised an error."""
+"""Stands for the next token if choosing the token raised an error."""
 
 
 class Decoder:
@@ -85,7 +84,7 @@ class Decoder:
         self._waiting: dict[int, Text] = {}
         self._num_added = 0
         self._is_alone = all(axis.size == 1 for axis in model.mesh.axes)
-        """Whether no other rank waits for this one, so that work can be given up after any error."""
+        """Whether no other rank takes part in a pass, so that a pass can be abandoned after any error."""
 
     @property
     def is_idle(self) -> bool:
@@ -202,15 +201,15 @@ class Decoder:
         return counts
 
     def _advance(self, counts: dict[int, int]) -> list[Piece]:
-        """Read the given number of tokens in each row, in one pass from the first row to the last, and return the
-        pieces that follow.
+        """Read the given number of tokens in each row, in one pass over the first to the last of these rows, and return
+        the new pieces.
         """
         failed = self._make_room(counts)
         counts = {row: count for row, count in counts.items() if self._rows[row] is not None}
         return failed + (self._pass(counts) if counts else [])
 
     def _pass(self, counts: dict[int, int]) -> list[Piece]:
-        """Read the tokens of `_advance` into a cache that has room for them, and return the pieces that follow."""
+        """Do the work of `_advance` with a cache that has room for the tokens."""
         rows = range(min(counts), max(counts) + 1)
         before = [self._cache.lengths[row] for row in rows]
         try:
@@ -342,7 +341,7 @@ class Decoder:
         for row in ready:
             try:
                 choices.append(self._text(row).choose(of_row[row], is_finite=row not in broken))
-            except Exception as error:  # each text's own, which other texts do not notice
+            except Exception as error:  # it ends only this text
                 errors[row] = error
                 choices.append(_FAILED)
         pieces = []
@@ -401,8 +400,8 @@ def _no_room(num_tokens: int, failure: Exception | None) -> GenerationError:
 
 
 def _agreed(choices: list[int], mesh: ParallelMesh) -> list[int]:
-    """Choices on which all ranks that gather layers together agree. Without this agreement, different kinds of devices
-    might round nearly equal scores differently.
+    """Make all ranks that gather layers together use the same choices. Without this step, different kinds of devices
+    might round nearly equal scores differently and choose different tokens.
     """
     if mesh.sharding is None or not choices:
         return choices

@@ -49,7 +49,7 @@ class Order:
     device: str
     precision: str
     last_weights: bool = False
-    """Whether to use the last weights of a checkpoint, also if it holds a moving average of the weights."""
+    """Whether to use a checkpoint's last weights even if the checkpoint also holds a moving average of the weights."""
 
     def __post_init__(self) -> None:
         require_at_least("--samples", self.samples, 1)

@@ -33,7 +33,8 @@ class Piece:
     maximum length, "error" for an error. Empty if the text continues."""
     is_prompt: bool = False
     """Whether the token belongs to the prompt. The field `text` is then empty. If no tokens are generated, the piece of
-    the prompt's last token ends the answer."""
+    the prompt's last token is the text's last piece.
+    """
     error: Exception | None = None
     """Error that ended the text, if `finish` is "error", otherwise None. The piece then repeats the text's last token
     before the error."""
@@ -66,8 +67,8 @@ class Text:
         return len(self.tokens) == self.most_tokens
 
     def choose(self, scores: Tensor, *, is_finite: bool = True) -> int:
-        """Choose the next token from the scores [V]. Raises `GenerationError` if `is_finite` says that some scores are
-        not finite.
+        """Choose the next token from the scores [V]. `is_finite` says whether all scores are finite; if not,
+        `GenerationError` is raised.
         """
         if not is_finite:
             raise not_finite(scores, f"token {len(self.tokens) - self.num_prompt + 1} after the prompt")

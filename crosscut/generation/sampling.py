@@ -30,8 +30,9 @@ LARGEST_PENALTY = 2.0
 """Largest absolute value of the presence penalty and of the frequency penalty."""
 
 _LIKELIEST = 1024
-"""Number of tokens that are sorted to find the top p. If the total probability of these tokens is too small, all tokens
-are sorted."""
+"""Number of likeliest tokens that are searched first to apply top p. If their total probability is too small, all
+tokens are sorted.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +50,9 @@ class Sampling:
     top_p: float = 1.0
     """Nucleus sampling: sample from the smallest set of likeliest tokens whose probabilities reach this total."""
     repetition_penalty: float = 1.0
-    """Factor for tokens that are already in the text: positive scores are divided by it, negative scores are
-    multiplied."""
+    """Factor for tokens that are already in the text: positive scores are divided by the factor, negative scores are
+    multiplied by it.
+    """
     presence_penalty: float = 0.0
     """Number subtracted from the score of every token that occurs after the prompt."""
     frequency_penalty: float = 0.0
@@ -139,8 +141,8 @@ class History:
 def rows_not_finite(scores: Tensor) -> frozenset[int]:
     """Indices of the rows of `scores` [N, V] that hold NaN or an infinite number.
 
-    A sum tells all rows apart in one pass and one transfer to the host. Only a row with a sum that is not finite is
-    searched, because finite scores may also have an infinite sum.
+    The sums of all rows need one pass and one transfer to the host. A row whose sum is finite holds only finite scores.
+    A row whose sum is not finite is searched, because finite scores may add up to infinity.
     """
     sums = scores.sum(1, dtype=torch.float32).isfinite().tolist()
     return frozenset(row for row, is_finite in enumerate(sums) if not is_finite and not scores[row].isfinite().all())
@@ -160,10 +162,10 @@ def choose(scores: Tensor, sampling: Sampling, *, history: History, number: floa
     """Choose the next token of a text from its `scores` [V] in float32, and return the token's id. `number` is the
     random number, from 0 to 1 (exclusive).
 
-    The tokens that top k and top p leave are placed on a line in the order of their ids. Each token takes a length
-    equal to its probability, and `number` selects a point on the line. If two layouts compute scores that differ in the
-    last digits, they choose different tokens only if `number` is close to a border between two tokens. If the tokens
-    were ordered by probability, such a difference could swap two tokens.
+    The tokens that top k and top p keep are placed on a line in the order of their ids. Each token takes a length equal
+    to its probability, and `number` selects a point on the line. If two layouts compute scores that differ in the last
+    digits, they choose different tokens only if `number` is close to a border between two tokens. If the tokens were
+    ordered by probability, such a difference could swap two tokens.
     """
     scores = _adjusted(scores, sampling, history)
     if sampling.temperature == 0:

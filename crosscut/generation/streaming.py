@@ -37,7 +37,7 @@ class TextStream:
         return self._stops.found
 
     def push(self, token: int) -> str:
-        """Add the next token. Returns the new text that later tokens cannot change; may be empty."""
+        """Add the next token. Returns the new text that later tokens cannot change, which may be empty."""
         self._ids.append(token)
         self._num_unsettled += 1
         text = self._tokenizer.decode(self._ids)
@@ -106,8 +106,9 @@ class _Match:
         self.length = 0
         """Number of characters at the start of the string with which the text ends."""
         self._borders = [0]
-        """Entry k - 1 belongs to the first k characters of the string: the length of the longest shorter string that
-        they both begin and end with."""
+        """Entry k - 1 is the length of the longest proper prefix of the string's first k characters that is also a
+        suffix of them.
+        """
 
     def push(self, character: str) -> bool:
         """Add a character, and return whether the text ends with the whole string. No character may follow after
