@@ -46,9 +46,10 @@ class Rates(NamedTuple):
     """Rate of GeLU's arithmetic in 10^9 elements per second, without the time to read and write the elements. 0 if the
     arithmetic takes no additional time."""
     host: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """Seconds of host work, without the time to compute: for one layer's operators in the forward pass, for one layer's
-    operators in the backward pass, and for one parameter tensor in the optimizer. 0 on a GPU, because the host runs
-    ahead of the GPU."""
+    """Seconds of work on the host, not counting the computation itself: for one layer's operators in the forward pass,
+    for one layer's operators in the backward pass, and for one parameter tensor in the optimizer. 0 on a GPU, because
+    the host runs ahead of the GPU.
+    """
 
 
 class Sizes(NamedTuple):
@@ -160,8 +161,8 @@ def _numbers(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Tensor:
 def _product(shape: tuple[int, int, int], numbers: Tensor, *, is_of_weight: bool) -> Callable[[], object]:
     """Return a function that computes a product as training does: in a layer, or in the loss if a side is very long.
 
-    If there are enough numbers, each call uses other numbers than the previous call, because the factors in a training
-    step are not in the cache either.
+    If there are enough numbers, each call uses different numbers, so that the factors are not in the cache, as in a
+    training step.
     """
     m, k, n = shape
     is_of_loss = max(m if is_of_weight else k, n) >= _VOCABULARY

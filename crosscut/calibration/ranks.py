@@ -65,9 +65,8 @@ def measure_ranks(device: str, sizes: Sizes | None) -> tuple[Rates | None, Links
 
 
 def _seconds(sizes: Sizes | None, device: torch.device) -> tuple[list[float], list[float]]:
-    """Return the seconds of each piece of work on the slower rank, and of each message on the later rank.
-
-    The later rank is the rank that is ready to send last.
+    """Return the seconds of each piece of work on the slower rank, and of each message on the later rank, which is the
+    last to be ready to send.
     """
     mesh = make_mesh(Layout(tensor=RANKS), device)
     work = pieces(device, sizes) if sizes else []
