@@ -33,9 +33,9 @@ DEFAULT_RUNS: dict[str, dict[str, Any]] = {
         "training": {"batch_size": 8, "sequence_length": 1024, "compile": "off"},
     },
 }
-"""Model and batch of one rank if the user gives no run: 8 sequences as in the paper, and a model with the number of
-heads of the paper's smallest model and a tenth of its number of layers. On a GPU, the model has the paper's hidden
-size; on a CPU core, a sixth of the paper's hidden size.
+"""Model and batch of one rank if the user gives no run: 8 sequences as in the paper, and a model with as many heads as
+the paper's smallest model and a tenth of its layers. The hidden size is the paper's on a GPU, and a sixth of it on a
+CPU core.
 """
 
 
@@ -63,7 +63,7 @@ class Case(NamedTuple):
 
 def choose_devices(name: str, ranks: int | None, *, cores: int, gpus: int) -> Devices:
     """Choose GPUs if there are several, and CPU cores in all other cases. `name` is the value of `training.device`;
-    "cpu" and "cuda" decide the choice. `ranks` is the user's maximum number of ranks.
+    "cpu" or "cuda" forces the choice. `ranks` is the user's maximum number of ranks.
 
     If `ranks` is None, the maximum is the number of devices, but at most 8, as in the paper. On cores the maximum is at
     least 4, so that the study shows the effect of oversubscription. Raises `ConfigError` if there are fewer than 2
@@ -113,7 +113,7 @@ def study_cases(run: ResolvedRun, devices: Devices) -> dict[Study, list[Case]]:
 
 
 def whole_ranks(devices: Devices) -> int:
-    """Largest number of ranks, a power of two, for which each rank can have a core or GPU of its own."""
+    """Largest number of ranks that is a power of two and leaves each rank its own core or GPU."""
     return min(devices.most, _power_of_two(devices.count))
 
 

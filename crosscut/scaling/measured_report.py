@@ -163,8 +163,8 @@ def _seconds(row: Row) -> tuple[str, str]:
 
 
 def _forecasts(row: Row) -> list[float]:
-    """Forecast of a row as a list, which is empty if no device is given, so that the table then has no column for
-    it.
+    """Forecast of a row as a list. Without a device to forecast, the list is empty, and the table has no forecast
+    column.
     """
     return [] if row.forecast is None else [row.forecast]
 
