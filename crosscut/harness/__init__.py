@@ -1,8 +1,8 @@
 """EleutherAI's lm-eval on a model in any layout. lm-eval gives the tasks and protocols; Crosscut's model gives the
 probabilities and texts.
 
-This package needs the optional extra `harness`. Importing this package does not import lm-eval. lm-eval is imported
-only when a function of this package needs lm-eval.
+This package needs the optional extra `harness`. lm-eval is imported only when a function needs it, not when this
+package is imported.
 """
 
 from crosscut.harness.command import run_command

@@ -29,7 +29,7 @@ from crosscut.planner import count_parameters
 from crosscut.pretrained import ModelSource
 
 _Pair = tuple[tuple[str, str], list[int], list[int]]
-"""Texts of context and continuation, followed by the ids of each."""
+"""Texts of a context and its continuation, followed by the token ids of each."""
 
 _LOG = logging.getLogger("lm_eval.crosscut")
 """Child of lm-eval's own logger. lm-eval's logger is silent on all ranks except the first."""
@@ -40,9 +40,9 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     """Crosscut model for lm-eval. Texts are encoded in the same way as in lm-eval's own `hf` models.
 
     The name of a special token in a text is encoded as that token. If the model expects an id at the start of every
-    text, the adapter puts the id before every text that does not start with the id. For other models, only an empty
-    context gets an id: the begin-of-text id from the files beside the tokenizer or, if the files name no begin-of-text
-    id, the end-of-text id.
+    text, the adapter puts this id before every text that does not already start with it. For other models, only an
+    empty context gets an id: the begin-of-text id from the files beside the tokenizer or, if the files name no
+    begin-of-text id, the end-of-text id.
     """
 
     def __init__(self, model: GPT, source: ModelSource, *, batch_size: int) -> None:
@@ -110,8 +110,8 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return self._prefix
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_options: Any) -> list[int]:
-        """Token ids of a text. The ids begin with the id that the model expects at the start of every text, if the
-        model expects one and `add_special_tokens` is not false.
+        """Token ids of a text. If the model expects an id at the start of every text, this id comes first, unless
+        `add_special_tokens` is false.
         """
         begin = None if add_special_tokens is False else self.source.begin_of_text
         return self.tokenizer.encode_prompt(string, begin=begin)
