@@ -108,7 +108,7 @@ def _joined(words: list[str]) -> Iterator[str]:
 
 
 def _split(line: str) -> Iterator[str]:
-    """The words of a line that `_joined` produced."""
+    """Undo `_joined`: yield the words of a line of ordinary text."""
     for piece in re.split(r'[ ]|(")', line):
         if piece == '"':
             yield piece

@@ -26,9 +26,9 @@ def make_tasks(
     """Create the tasks of a config and read their files. The model has `vocab_size` tokens and reads at most `longest`
     tokens at once.
 
-    `begin_of_text` is the id that the model expects at the start of every text. This id is put in front of each text.
-    If `begin_of_text` is None, texts start with the end-of-text id, as in training, and LAMBADA's passages start
-    without an additional id. Raises `ConfigError` or `DataError`.
+    `begin_of_text` is the id that the model expects at the start of every text, and is put in front of each text. If it
+    is None, texts start with the end-of-text id, as in training, and LAMBADA's passages start without an additional id.
+    Raises `ConfigError` or `DataError`.
     """
     if tokenizer.vocab_size > vocab_size:
         raise ConfigError(
@@ -108,7 +108,7 @@ def score_with_progress(
 ) -> WindowScores:
     """Score windows as `score_windows` does. With `shown`, the first rank also shows a progress bar with `name`.
 
-    `size` is the argument of `progress`, and `around` is the argument of `evaluate`, with the same names.
+    `size` is passed to `progress`, and `around` has the same meaning as in `evaluate`.
     """
     num_tokens = sum(window.length for window in windows)
     with progress(name, num_tokens, shown=shown and model.mesh.is_first_rank, size=size) as advance:

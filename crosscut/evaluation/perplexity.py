@@ -1,7 +1,7 @@
 """Loss, perplexity and bits per byte of a model on batches of tokens.
 
-The loss is the mean cross entropy per token, and the perplexity is the exponential of the loss. Models with different
-vocabularies cannot be compared by either, because their tokens are of different lengths. They can be compared by
+The loss is the mean cross entropy per token, and the perplexity is the exponential of the loss. Neither can compare
+models with different vocabularies, because their tokens differ in length. Such models are compared by
 
     bits per byte = sum over all scored tokens of -log2 P(token) / UTF-8 bytes of the scored text
 

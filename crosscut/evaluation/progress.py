@@ -17,8 +17,9 @@ _MEASURED_SECONDS = 1.0
 """Seconds of work that are measured for the forecast."""
 
 _LONG_BATCH_SECONDS = 10.0
-"""Seconds of the first batch from which it is measured, too. A shorter first batch is left out, because the start-up of
-the device makes it slower than the other batches."""
+"""Minimum seconds of a first batch that counts for the forecast. A shorter first batch does not count, because the
+start-up of the device makes it slower than the other batches.
+"""
 
 
 @contextmanager
@@ -26,8 +27,8 @@ def progress(name: str, num_tokens: int, *, shown: bool, size: str = "") -> Iter
     """Show progress on the error stream. Yields a function, which must be called with the number of tokens read since
     the last call.
 
-    If `size` is given, this description of the task is printed first. The expected time of the whole task follows when
-    the first batches have been measured, and only then the bar. A task that is done sooner has no forecast.
+    If `size` is given, this description of the task is printed first. After about a second of measured work, the
+    expected time of the whole task is printed, and the bar starts. A task that ends sooner has no forecast.
     """
     if not shown:
         yield lambda _: None

@@ -34,7 +34,8 @@ class Machinery:
     precision: str = "float32"
     """Precision of the weights and the matrix products."""
     last_weights: bool = False
-    """Whether to score the last weights of a checkpoint, also if it holds a moving average of the weights."""
+    """Whether to score a checkpoint's last weights even if the checkpoint also holds a moving average of the weights.
+    """
 
     def ranks(self) -> Ranks:
         """Return the ranks of the layout. Raises `ConfigError` or `LayoutError` as `Ranks` does."""

@@ -74,8 +74,8 @@ def score_windows(
 def require_numbers(name: str, values: Iterable[float]) -> None:
     """Raise `GenerationError` if a figure or a loss in `values` is NaN. `name` is the name of the task.
 
-    An infinite loss is a result: the model gives the target the probability 0. NaN is none: the model's logits are NaN
-    or contain positive infinity.
+    An infinite loss is a valid result: the model gives the target the probability 0. NaN is not valid: the model's
+    logits are NaN or contain positive infinity.
     """
     if any(map(math.isnan, values)):
         raise GenerationError(

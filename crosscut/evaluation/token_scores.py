@@ -71,9 +71,9 @@ def vocab_parallel_scores(
 
     `hidden` must be the same on all ranks of the axis. `weight` [V/T, H] has this rank's rows of the vocabulary.
     Padding rows (index `vocab_size` and above) get no probability and are never the likeliest entry. Logits are
-    computed in chunks of `chunk_tokens` tokens; None means the device's default. `soft_cap` is the largest size of a
-    logit, or 0 (`kernels.soft_cap`). Ignored targets take as much time as other targets, so leave ignored targets out
-    if speed matters.
+    computed in chunks of `chunk_tokens` tokens; None means the device's default. `soft_cap` is the largest absolute
+    value of a logit, or 0 for no limit (`kernels.soft_cap`). Ignored targets take as much time as other targets, so
+    leave them out if speed matters.
 
     Forward: per chunk, an all-reduce (max) of C elements and an all-reduce (sum) of 3 C elements. There is no backward
     pass. Source: paper, section 3. Raises the same errors as `vocab_parallel_cross_entropy`.

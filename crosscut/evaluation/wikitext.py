@@ -1,7 +1,7 @@
 """WikiText-103 perplexity (paper, section 4.2.1).
 
-The file holds words that are separated by spaces, while the model reads ordinary text as its own tokens. The losses of
-all T tokens are summed and divided by T_o, the number of words in the original file:
+The file holds words that are separated by spaces, but the model reads ordinary text, split into the model's own tokens.
+The losses of all T tokens are summed and divided by T_o, the number of words in the original file:
 
     perplexity = exp(-1 / T_o  sum_t log P(t | previous tokens in the window))
 
