@@ -63,7 +63,7 @@ def unwritable(path: Path, error: OSError, *, setting: str, kept: str) -> DataEr
 
 def exchange(temporary: Path, target: Path) -> None:
     """Replace the folder at `target` by `temporary`, a folder that `beside` made, and remove the old folder."""
-    old = temporary.with_name(f"{temporary.name}.old")  # not the name of a process, so a later call removes it
+    old = temporary.with_name(f"{temporary.name}.old")  # ends in no process id, so that a later `beside` removes it
     if target.exists():
         target.rename(old)
     temporary.rename(target)

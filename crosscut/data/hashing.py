@@ -22,6 +22,8 @@ def sha256_of_all(paths: Sequence[Path]) -> list[str]:
 
 
 def sha256_of_each(paths: Sequence[Path]) -> Iterator[str]:
-    """Yield the SHA-256 of several files, in their order, as soon as they are known. Raises as `sha256_of_all`."""
+    """Yield the SHA-256 of several files, in their order, each as soon as it is known. Raises `OSError` for a file that
+    cannot be read.
+    """
     with ThreadPoolExecutor(available_cores()) as pool:
         yield from pool.map(sha256, paths)

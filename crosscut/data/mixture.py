@@ -137,7 +137,7 @@ class MixedSampler(Samples):
         self._before = np.zeros((1, len(samplers)), dtype=np.int64)  # each folder's samples before a block, [blocks, F]
 
     def batch_at(self, first_sample: int, count: int) -> Ids:
-        """Return consecutive samples, as `Samples.batch_at` says."""
+        """Return consecutive samples; see `Samples.batch_at`."""
         rows = np.empty((count, self.sequence_length + 1), dtype=np.int64)
         folders, places = self._located(first_sample, count)
         for number, sampler in enumerate(self._samplers):
@@ -147,7 +147,7 @@ class MixedSampler(Samples):
         return rows
 
     def documents(self, index: int) -> list[tuple[str, int]]:
-        """Return the documents of a sample, as `Samples.documents` says."""
+        """Return the documents of a sample; see `Samples.documents`."""
         folders, places = self._located(index, 1)
         return self._samplers[int(folders[0])].documents(int(places[0]))
 
@@ -186,7 +186,7 @@ class MixedSampler(Samples):
         return before
 
     def _slots_until(self, blocks: Ids) -> Ids:
-        """Number of samples in each block that belong to a folder or to one before it, [blocks, F].
+        """Number of samples in each block that belong to a folder or to a folder before it, [blocks, F].
 
         Slot i of a block belongs to the folder whose part of the interval from 0 to 1 holds (i + offset) / N.
         """
@@ -200,9 +200,9 @@ class MixedSampler(Samples):
 class MixedValidationSampler(ValidationSamples):
     """Samples from the validation shards of several token folders, one folder after the other.
 
-    The folders' numbers of samples are in the proportion of their weights, so that the loss is that of the mixture. A
-    validation without a limit has as many samples as the folder that runs out first allows. Every folder has at least
-    one sample.
+    Each folder's number of samples is proportional to its weight, so that the loss is the loss of the mixture. Without
+    a limit, there are as many samples as possible before the first folder runs out. Every folder has at least one
+    sample.
     """
 
     def __init__(self, samplers: Sequence[ValidationSampler], weights: Sequence[float]) -> None:
@@ -210,7 +210,7 @@ class MixedValidationSampler(ValidationSamples):
         self._samplers, self._shares = tuple(samplers), shares_of(weights)
 
     def count(self, limit: int) -> int:
-        """Return the number of samples of a validation, at most `limit` if every folder then has one."""
+        """Return the number of samples of a validation: about `limit`, but at least one from each folder."""
         return sum(self._counts(limit))
 
     def sample_at(self, position: int, limit: int) -> tuple[Ids, Ids]:
@@ -225,7 +225,7 @@ class MixedValidationSampler(ValidationSamples):
             sampler.check_unchanged()
 
     def num_bytes(self, tokenizer: Tokenizer, *, limit: int = 0) -> int:
-        """Return the bytes of the text of all targets, as `ValidationSamples.num_bytes` says."""
+        """Return the number of bytes of the text of all targets; see `ValidationSamples.num_bytes`."""
         counts = zip(self._samplers, self._counts(limit), strict=True)
         return sum(sampler.num_bytes(tokenizer, limit=count) for sampler, count in counts)
 
@@ -238,7 +238,7 @@ class MixedValidationSampler(ValidationSamples):
 
 
 def _require_same_tokenizer(first: TokenFolder, other: TokenFolder) -> None:
-    """Raise `DataError` unless the tokens of two folders mean the same."""
+    """Raise `DataError` unless two folders have the same tokenizer."""
     is_same = first.manifest.tokenizer_sha256 == other.manifest.tokenizer_sha256
     if first.end_of_text == other.end_of_text and (is_same or first.tokenizer().has_ids_of(other.tokenizer())):
         return

@@ -31,19 +31,20 @@ takes longer than encoding in one process.
 """
 
 LARGEST_WHOLE_FILE = 64 << 20
-"""Size in bytes on disk of the largest .txt file that is held out as one document. The split keeps the tokens of such a
-file in memory. A larger file usually holds many documents."""
+"""Maximum size on disk, in bytes, of a .txt file that the split treats as one document. The split keeps the tokens of
+such a file in memory. A larger file usually holds many documents.
+"""
 
 
 def prepare(
     config: DataConfig, folder: Path, *, seed: int, workers: int | None = None, progress: bool = True
 ) -> Tokens:
-    """Make the token folder of a run, or open the folder if it exists. Open the folders of a mixture.
+    """Make the token folder of a run, or open the folder if it exists. For a mixture, open its folders.
 
     The path of the folder is `config.tokens`, or `folder` if `config.tokens` is empty. `seed` decides which documents
-    are used for validation. `workers` is the number of encoding processes. By default, a small corpus has one process
-    and a large corpus one per core; the number does not affect the result. If `config.text` is empty, the folder must
-    already exist and is opened unchanged.
+    are used for validation. `workers` is the number of encoding processes. By default, a small corpus is encoded by one
+    process and a large corpus by one process per core. The number does not affect the result. If `config.text` is
+    empty, the folder must already exist and is opened unchanged.
 
     Raises `DataError` for text that cannot be read (see `read_documents`), for an existing folder with other content or
     from other settings, for a disk that is full, and in the cases in which `TokenFolder.open` raises `DataError`.
@@ -189,8 +190,8 @@ def _texts(documents: Iterable[Document], phase: Phase) -> Iterator[str]:
 
 
 def _held_whole(sources: Sequence[Source], train_to_validation: int) -> frozenset[int]:
-    """Return the indices of the .txt files that the split must not cut: those that are at most as large as the share of
-    validation in the corpus, and at most `LARGEST_WHOLE_FILE`. A larger file, such as the only book of a corpus, is
+    """Return the indices of the .txt files that the split must not cut: files that are no larger than the corpus's
+    share for validation and no larger than `LARGEST_WHOLE_FILE`. A larger file, such as the only book of a corpus, is
     split by its pieces.
     """
     size = sum(source.size for source in sources)

@@ -84,8 +84,8 @@ class Samples(ABC):
         return self.batch_from(step * batch_size, batch_size=batch_size, rank=rank, size=size)
 
     def batch_from(self, first_sample: int, *, batch_size: int, rank: int = 0, size: int = 1) -> tuple[Ids, Ids]:
-        """Return this rank's slice of the batch that starts at sample `first_sample`, as `batch` does. For runs whose
-        batches grow, so that the step and the batch size do not give the first sample.
+        """Return this rank's slice of the batch that starts at sample `first_sample`, as `batch` does. Use this if the
+        batch size grows during the run: the first sample then does not follow from the step and the batch size.
         """
         local, first = share_of_batch(batch_size, rank, size)
         rows = self.batch_at(first_sample + first, local)
@@ -114,7 +114,7 @@ class Sampler(Samples):
             )
 
     def batch_at(self, first_sample: int, count: int) -> Ids:
-        """Return consecutive samples, as `Samples.batch_at` says."""
+        """Return consecutive samples; see `Samples.batch_at`."""
         rows = np.empty((count, self.sequence_length + 1), dtype=np.int64)
         done = 0
         while done < count:
@@ -130,7 +130,7 @@ class Sampler(Samples):
         return (num_samples / self.samples_per_epoch,)
 
     def documents(self, index: int) -> list[tuple[str, int]]:
-        """Return the documents of a sample, as `Samples.documents` says."""
+        """Return the documents of a sample; see `Samples.documents`."""
         arrangement, slot = self._locate(index)
         start = int(arrangement.portions[slot]) * self.sequence_length
         first, last = _span(arrangement.starts, start, start + self.sequence_length)

@@ -17,7 +17,7 @@ from crosscut.data.tokenization.tokenizer import Tokenizer
 
 
 class ValidationSamples(ABC):
-    """Samples for validation, in a fixed order. Of all samples, a validation uses those at the first positions."""
+    """Samples for validation, in a fixed order. A validation with a limit reads the samples at the first positions."""
 
     sequence_length: int
     """Number of tokens of a sample."""
@@ -28,7 +28,9 @@ class ValidationSamples(ABC):
 
     @abstractmethod
     def sample_at(self, position: int, limit: int) -> tuple[Ids, Ids]:
-        """Return the tokens and targets of the sample at a position of such a validation, each [S]."""
+        """Return the tokens and targets, each [S], of the sample at `position` in a validation of at most `limit`
+        samples.
+        """
 
     @abstractmethod
     def check_unchanged(self) -> None:
@@ -46,7 +48,7 @@ class ValidationSamples(ABC):
         """Yield this rank's slice of every batch: (tokens, targets), each [B / size, S].
 
         Each batch is divided among `size` ranks, and `rank` is the index of this rank. All ranks get the same number of
-        batches, with the same shape. Together, the batches hold the samples of a validation of at most `limit` samples
+        batches, with the same shape. Together, the batches hold each sample of a validation of at most `limit` samples
         once. An incomplete last batch is padded with samples whose targets are all `IGNORED`. Raises `DataError` unless
         `size` divides `batch_size`.
         """
@@ -92,7 +94,9 @@ class ValidationSampler(ValidationSamples):
         return min(limit, self.num_samples) if limit else self.num_samples
 
     def sample_at(self, position: int, limit: int) -> tuple[Ids, Ids]:
-        """Return a sample of a validation. Any limit leaves the first samples."""
+        """Return a sample of a validation. `limit` has no effect, because every validation starts with the first
+        sample.
+        """
         del limit
         return self.sample(position)
 
@@ -101,7 +105,7 @@ class ValidationSampler(ValidationSamples):
         self._shard.check_unchanged()
 
     def num_bytes(self, tokenizer: Tokenizer, *, limit: int = 0) -> int:
-        """Return the bytes of the text of all targets, as `ValidationSamples.num_bytes` says."""
+        """Return the number of bytes of the text of all targets; see `ValidationSamples.num_bytes`."""
         stop = self.count(limit) * self.sequence_length + 1
         start, total = 0, -tokenizer.num_bytes(self._shard.tokens[:1])
         for end in self._shard.ends.tolist():

@@ -1,5 +1,5 @@
-"""Parsing of JSON records that may come from anywhere: every fault of a record is one kind of error, with a short
-reason for messages and reports.
+"""Parsing of JSON records from untrusted files. Every fault raises the same exception, with a short reason for
+messages.
 """
 
 import json

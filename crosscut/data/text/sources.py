@@ -164,7 +164,7 @@ class BrokenOffError(DamagedDataError):
     def __init__(self, message: str, place: int = 0) -> None:
         super().__init__(message)
         self.place = place
-        """Byte position in the compressed file near the damage, or at the end of a truncated file."""
+        """Position of the damage in the compressed file, in bytes (approximate), or the end of a truncated file."""
 
 
 class _Decompressor(Protocol):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def read_inner(path: Path, *, setting: str = "data.tokenizer") -> tokenizers.Tokenizer:
     """Read a `tokenizer.json` as the library's own object. Raises `DataError` if the file is invalid. `setting` is the
-    name of the option that holds its path, for messages.
+    name of the option that holds the path, for messages.
     """
     import tokenizers
 

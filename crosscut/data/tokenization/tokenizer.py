@@ -73,10 +73,10 @@ class Tokenizer:
     def load(cls, path: Path, *, setting: str = "data.tokenizer", end_of_text: int | None = None) -> Tokenizer:
         """Load a `tokenizer.json`. `setting` is the name of the option that holds its path, for messages.
 
-        The end-of-text id is the first that exists of: `end_of_text`, the id that a file beside the tokenizer names
-        (see the module `end_of_text`), and the id of the first known name in the vocabulary (`END_OF_TEXT_NAMES`).
-        Raises `DataError` if the file cannot be read, if there is no end-of-text id, or if the named token is not in
-        the vocabulary. Raises `ConfigError` if a file beside the tokenizer cannot be read.
+        The end-of-text id is the first of these that exists: `end_of_text`, the id that a file beside the tokenizer
+        names (see the module `end_of_text`), and the id of the first known name in the vocabulary
+        (`END_OF_TEXT_NAMES`). Raises `DataError` if the file cannot be read, if there is no end-of-text id, or if the
+        named token is not in the vocabulary. Raises `ConfigError` if a file beside the tokenizer cannot be read.
         """
         inner = read_inner(path, setting=setting)
         if end_of_text is None:
@@ -121,19 +121,18 @@ class Tokenizer:
     def encode_prompt(self, text: str, *, begin: int | None = None) -> list[int]:
         """Return the ids of a prompt. Names of special tokens in the prompt are encoded as these tokens.
 
-        `begin` is the id that the model expects at the start of every text, or None. `begin` is put in front of the ids
-        unless the ids already start with `begin`. No other id is added. Several threads may call this method at the
-        same time.
+        `begin` is the id that the model expects at the start of every text, or None. It is put in front of the ids
+        unless they already start with it. No other id is added. Several threads may call this method at the same time.
         """
         ids: list[int] = self._reading_special.encode(text, add_special_tokens=False).ids
         return ids if begin is None or ids[:1] == [begin] else [begin, *ids]
 
     @cached_property
     def _reading_special(self) -> tokenizers.Tokenizer:
-        """Second tokenizer, which encodes special tokens by name. It is separate because this option is a state of the
-        tokenizer, which threads share.
+        """Second tokenizer, which encodes the names of special tokens as these tokens. Whether a tokenizer does so is
+        part of its state, and threads share the first tokenizer, so the first cannot be switched.
 
-        Raises `DataError` if two tokens of the vocabulary have the same id, which only this copy finds.
+        Raises `DataError` if two tokens of the vocabulary have the same id. Only making the copy reveals this fault.
         """
         try:
             return type(self._inner).from_str(self._inner.to_str())
