@@ -57,7 +57,7 @@ class Collection:
         return first_number(index) + rows.astype(np.uint64)
 
     def is_earlier(self, numbers: Numbers) -> npt.NDArray[np.bool_]:
-        """Tell for each document number whether the document belongs to an earlier run."""
+        """For each document number, whether the document belongs to an earlier run."""
         return numbers < first_number(self.num_earlier)
 
     def earlier_digests(self) -> list[str]:

@@ -243,7 +243,7 @@ def check_damage(records: Sequence[Record], config: CorpusConfig) -> None:
         raise DamagedDataError(
             f"`ingest.max_damaged_files` allows {allowed:,} damaged files, but the corpus has {len(damaged):,}. First "
             f"damaged file: `{first['file']}`, {first['place']}, after {first['documents']:,} documents: "
-            f"{first['reason'].rstrip('.')}.{more} Nobody knows how many documents are lost. Get the files again, or "
+            f"{first['reason'].rstrip('.')}.{more} The number of lost documents is unknown. Get the files again, or "
             "raise `ingest.max_damaged_files` to use the documents before the damage. Finished tasks are kept."
         )
 

@@ -1,5 +1,5 @@
-"""Rows of the .jsonl files that stages write into a corpus's `work` folder. A disk or another program may have damaged
-these files since.
+"""Rows of the .jsonl files that stages write into a corpus's `work` folder. A faulty disk or another program may have
+damaged these files in the meantime.
 """
 
 from collections.abc import Iterator

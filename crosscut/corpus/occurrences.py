@@ -1,9 +1,9 @@
-"""Keep the first of all documents that have the same key, and drop the others. The key is the text or the URL.
+"""Keep the first document with each key, and drop all later documents with the same key.
 
-Three stages do this without holding all keys in memory. The first stage writes the keys of each part (an Arrow file of
-documents) as 128-bit hashes. In the second stage, each task sorts one share of the hashes of all parts, and writes
-which documents repeat an earlier key. The third stage drops these documents, with one task per part. Memory is bounded
-by the size of a share, which does not depend on the size of the corpus.
+The key is the text or the URL. Three stages do this work without holding all keys in memory. The first stage writes the
+keys of each part (an Arrow file of documents) as 128-bit hashes. In the second stage, each task sorts one share of the
+hashes of all parts, and writes which documents repeat an earlier key. The third stage drops these documents, with one
+task per part. Memory is bounded by the size of a share, which does not depend on the size of the corpus.
 """
 
 from __future__ import annotations

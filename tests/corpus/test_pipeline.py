@@ -178,8 +178,7 @@ def test_shards_that_are_damaged_are_made_anew(copied, raw, harm):
         prepare_corpus(config, progress=False)
     except DataError as error:
         assert str(error) == (
-            f"`{shard}` must be unchanged since it was written, but is damaged. Start again, and the shards will be "
-            "written anew."
+            f"`{shard}` must be unchanged since it was written, but is damaged. Start again to rewrite the shards."
         )
         prepare_corpus(config, progress=False)
     TokenFolder.open(copied / "tokens", verify=True)
@@ -390,8 +389,8 @@ def test_damage_to_a_finished_corpus_does_not_pass_for_done(prepared, copied, ra
     harm(copied / "tokens" / name)
     if is_told:
         assert message(lambda: prepare_corpus(describe(raw, copied), progress=False)) == (
-            f"`{copied}/work/packing/{name}` must be unchanged since it was written, but is damaged. Start again, and "
-            "the shards will be written anew."
+            f"`{copied}/work/packing/{name}` must be unchanged since it was written, but is damaged. Start again to "
+            "rewrite the shards."
         )
     prepare_corpus(describe(raw, copied), progress=False)
     assert outcome(copied) == outcome(Path(prepared.config.folder))

@@ -193,7 +193,7 @@ def _duplicates(counts: Counts, config: CorpusConfig, runs: Runs) -> dict[str, A
 
 
 def _sizes(sizes: Mapping[int, int]) -> list[dict[str, Any]]:
-    """Numbers of clusters by size (2, 3, 4, 5 to 8, 9 to 16, and so on), with the number of documents removed from
+    """Number of clusters of each size (2, 3, 4, 5 to 8, 9 to 16, and so on), and the number of documents removed from
     them.
     """
     rows: list[dict[str, Any]] = []

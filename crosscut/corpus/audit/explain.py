@@ -56,7 +56,7 @@ def explain(work: Path, filters: Sequence[str], document_id: str, *, cleaned: bo
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).partition("\n")[0]
         raise DamagedDataError(
             f"`{work}` must hold the files that `crosscut prepare` wrote, but one cannot be read: {reason}. Start "
-            "`crosscut prepare` again, to write damaged files anew."
+            "`crosscut prepare` again to rewrite the damaged files."
         ) from None
 
 

@@ -86,7 +86,7 @@ def _entry(name: str, counts: Counts) -> dict[str, Any]:
 
 
 def _pieces(before: Counts, counts: Counts) -> list[dict[str, Any]]:
-    """Entry of the stage `tokens`, which drops pieces between cuts that are too short."""
+    """Entry of the stage `tokens`, which drops the pieces of cut documents that are too short."""
     lost = before["bytes"] - counts["bytes_out"]
     if not lost and counts["documents_out"] == before["documents"]:
         return []
@@ -125,11 +125,10 @@ def _count_tokens(flow: Sequence[dict[str, Any]], counts: Counts) -> None:
 
 
 def _estimate(entry: dict[str, Any], ratio: float) -> None:
-    """Estimate the tokens of the input and the output. Each loss is the difference of the estimates before and after
-    it.
+    """Estimate the tokens of the input and the output.
 
-    With this method, the losses also add up in tokens. If each loss were estimated and rounded on its own, they would
-    not.
+    Each loss is the difference of the estimates before and after it, so that the losses add up to the total. Losses
+    that were estimated and rounded separately would not add up.
     """
     for side in (entry["in"], entry["out"]):
         if "bytes" in side:

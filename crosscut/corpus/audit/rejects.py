@@ -37,7 +37,7 @@ def rejected_samples(work: Path, seed: int) -> dict[str, list[dict[str, Any]]]:
 
 
 def read_rejects(work: Path) -> Iterator[dict[str, Any]]:
-    """Read the descriptions of all records that could not be read. Raises as `read_rows` does."""
+    """Read the descriptions of all records that could not be read. Raises the errors of `read_rows`."""
     for path in sorted((work / INGEST).glob("*.rejects.jsonl")):
         yield from read_rows(path, REJECT_KEYS)
 

@@ -190,8 +190,8 @@ def _by_rule(documents: _Documents, drops: pa.Table) -> dict[str, Amount]:
 
 
 def _histograms(part: Part, documents: _Documents) -> Counts:
-    """Amounts by language, score and length. They cover the documents that had not been dropped when the measurement
-    was made.
+    """Amounts by language, score and length. Each histogram covers the documents that were still in the corpus when its
+    measurement was made.
     """
     counts: Counts = {}
     for mark, name, label in (

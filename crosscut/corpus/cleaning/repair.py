@@ -37,7 +37,7 @@ MAX_LINE = 1_000_000
 
 
 def repair(text: str) -> str:
-    """Repair a text as `ftfy.fix_text(text)` does. If nothing changes, the result is the same object as `text`."""
+    """Repair a text as `ftfy.fix_text(text)` does. If nothing changes, `text` itself is returned."""
     engine = _engine()
     pieces: list[str] = []
     done = 0
@@ -161,9 +161,8 @@ are not both in `EASY`. ftfy's heuristic `is_bad` is never true for a line witho
 class _Search:
     """Regular expressions for text that ftfy may change.
 
-    `certain` finds text that ftfy always changes. `any` also finds signs of mojibake, on which ftfy's heuristic
-    decides; a match of such a sign has no group. Both expressions begin with one set of characters, which makes them
-    fast.
+    `certain` finds text that ftfy always changes. `any` also finds signs of mojibake, which ftfy's heuristic must
+    judge; such a match has no group. Both expressions begin with a single character set, which makes the search fast.
     """
 
     def __init__(self, certain: Iterable[int], unescape: bool) -> None:
@@ -184,7 +183,7 @@ def _engine() -> _Engine:
         import ftfy
     except ImportError:
         raise DataError(
-            "`cleaning.unicode` needs the package ftfy, but ftfy is not installed. Type `pip install "
+            "`cleaning.unicode` needs the package ftfy, but ftfy is not installed. Run `pip install "
             "'crosscut[corpus]'`."
         ) from None
     return _Engine(ftfy)

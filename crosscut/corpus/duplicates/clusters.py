@@ -1,8 +1,8 @@
-"""Form clusters: sets of documents that are connected by chains of near-duplicates. Keep the best document of each.
+"""Form clusters of near-duplicates, and keep the best document of each cluster.
 
-Any document of an earlier run is better than all documents of this run. Apart from that, a longer document is better,
-and among equally long documents the first in the corpus is the best. Memory is about 100 bytes for each pair of
-near-duplicates. Texts are not read.
+A cluster is a set of documents that are connected by chains of near-duplicates. Documents of earlier runs are preferred
+to documents of this run, then longer documents to shorter ones, and then documents that come earlier in the corpus.
+Memory is about 100 bytes for each pair of near-duplicates. Texts are not read.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def connect(left: Places, right: Places, count: int) -> Places:
 def best_matches(edges: Edges, clusters: Clusters) -> Edges:
     """Choose, for each dropped document, the document that is reported as its match.
 
-    The match is the kept document of the cluster if this document is a near-duplicate of the dropped document. If it is
-    not, the match is the most similar near-duplicate. The dropped documents are `left` in the result, ascending.
+    The match is the document that the cluster keeps, if the two are near-duplicates. If they are not, the match is the
+    most similar near-duplicate. In the result, `left` holds the dropped documents in ascending order.
     """
     stays = np.zeros(len(clusters.numbers), dtype=bool)
     stays[clusters.starts] = True

@@ -62,7 +62,7 @@ def check_pairs(
 ) -> Counts:
     """Run a task: find the near-duplicates among the candidate pairs in `folder`.
 
-    The task takes the pairs with a left document number from `bounds[0]` to below `bounds[1]`.
+    The task checks the pairs whose left document number is at least `bounds[0]` and below `bounds[1]`.
     """
     found = []
     for path in sorted(folder.glob(pairs_name("*"))):
@@ -236,8 +236,8 @@ def _write(path: Path, measured: Sequence[Edges], check: Check, *, candidates: i
 def count_pairs(files: Sequence[Path], *, candidates: int) -> Counts:
     """Count the compared pairs in the files of all tasks. Each pair counts once, even if several tasks compared it.
 
-    `candidates` is the number of candidate pairs, summed over the tasks. In this sum, a pair that several tasks
-    compared counts several times. The result has the corrected number.
+    `candidates` is the number of candidate pairs, summed over the tasks, in which a pair that several tasks compared
+    counts several times. The result holds the number without these repetitions.
     """
     tables = [read_table(path) for path in files]
     edges = concatenate([Edges(*(table[name].to_numpy() for name in Edges._fields)) for table in tables])

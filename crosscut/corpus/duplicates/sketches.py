@@ -1,4 +1,6 @@
-"""Compute sketches: MinHash values of documents, which estimate the share of n-grams that two documents have in common.
+"""Compute the sketches of documents.
+
+A sketch consists of MinHash values, from which the share of n-grams that two documents have in common can be estimated.
 
 Sketches and the exact comparison use the same n-grams (`crosscut.corpus.words.ngrams`). Value j of a document is the
 smallest hash of the document's n-grams after permutation j of the 32-bit numbers:

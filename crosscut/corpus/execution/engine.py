@@ -89,8 +89,8 @@ def start_engine(config: EngineConfig, work: Path) -> Iterator[Engine]:
 
 
 def _opened(lock: Path) -> IO[str]:
-    """Open the lock of the workers. Raises `DataError` if it is not a regular file, such as a pipe, on which opening
-    would wait.
+    """Open the lock file of the workers. Raises `DataError` if the path is not a regular file, because opening a pipe,
+    for example, would wait forever.
     """
     try:
         if lock.is_symlink() or lock.exists():
@@ -153,7 +153,7 @@ def _ray(config: EngineConfig) -> Iterator[Engine]:
         import ray
     except ImportError:
         raise DataError(
-            "`engine.kind` \"ray\" needs Ray, but Ray is not installed. Type `pip install 'crosscut[ray]'`."
+            "`engine.kind` \"ray\" needs Ray, but Ray is not installed. Run `pip install 'crosscut[ray]'`."
         ) from None
     try:
         ray.init(

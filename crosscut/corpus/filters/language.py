@@ -1,11 +1,12 @@
-"""Keep documents in chosen languages. The language is detected in three passages of each document.
+"""Keep documents in chosen languages.
 
-The passages are the beginning, the middle and the end. Detectors are unreliable on mixed languages, so each passage is
-detected separately. A notice in another language at the top then does not decide the result, and a book takes no longer
-than a page. The language of a document is the most frequent language of its passages. The score of a document is the
-sum of the scores of the passages in this language, divided by the number of all passages. A text in which the detector
-finds no language, such as a table of numbers, has the language `und` with score 0 and is dropped. Texts of a few words
-are often detected wrongly; the filter on length drops such documents anyway.
+The language is detected in three passages of each document: the beginning, the middle and the end. Detectors are
+unreliable on mixed languages, so each passage is examined separately. A notice in another language at the top therefore
+does not decide the result, and a book takes no longer than a page. The language of a document is the most frequent
+language of its passages. The score of a document is the sum of the scores of the passages in this language, divided by
+the number of all passages. A text in which the detector finds no language, such as a table of numbers, has the language
+`und` with score 0 and is dropped. Texts of a few words are often detected wrongly; the filter on length drops such
+documents anyway.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def _eldc() -> Detector:
         import eldc
     except ImportError:
         raise DataError(
-            '`language.detector` "eldc" needs the package eldc, but eldc is not installed. Type `pip install '
+            '`language.detector` "eldc" needs the package eldc, but eldc is not installed. Run `pip install '
             "'crosscut[corpus]'`."
         ) from None
     eldc.init()
@@ -130,7 +131,7 @@ def _langdetect() -> Detector:
         import langdetect
     except ImportError:
         raise DataError(
-            '`language.detector` "langdetect" needs the package langdetect, but langdetect is not installed. Type '
+            '`language.detector` "langdetect" needs the package langdetect, but langdetect is not installed. Run '
             "`pip install 'crosscut[langdetect]'`."
         ) from None
     # langdetect loads profiles in the order of the folder, which would change rounding in sums of scores.

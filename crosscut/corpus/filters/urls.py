@@ -1,6 +1,6 @@
 """Drop documents by URL: unwanted hosts, files that are not text, links with few votes, and repeated URLs.
 
-The rules about URLs keep documents without a URL. The rule about votes (karma) keeps documents without karma.
+Documents without a URL pass all rules about URLs, and documents without karma pass the rule about votes (karma).
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _tails(name: str) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    """Escape a text in one way: escape each character that needs it, and undo all other escapes."""
+    """Normalise the escapes of a text: escape every character that must be escaped, and undo all other escapes."""
 
     def restore(match: re.Match[str]) -> str:
         character = chr(int(match[1], 16))

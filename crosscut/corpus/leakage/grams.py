@@ -1,4 +1,6 @@
-"""N-grams of all test sets, which are gathered once. Every process that searches for the n-grams maps them from a file.
+"""N-grams of all test sets.
+
+They are gathered once, and every process that searches for them maps them into memory from a file.
 
 An n-gram of a document must pass three checks: the Bloom filter, which admits the n-grams of test sets and few others;
 a look-up in the sorted hashes; and a comparison of the words. False positives of the Bloom filter and equal hashes of

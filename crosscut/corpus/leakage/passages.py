@@ -133,7 +133,9 @@ def _slices(document: int, text: str, n: int) -> Iterator[_Slice]:
 
 
 def _blank_before(text: str, place: int, reach: int) -> int:
-    """Position of the last space or line end up to `place`, or `place` itself if there is none within reach."""
+    """Position of the last space or line end up to `place`, or `place` itself if there is none within `reach`
+    characters.
+    """
     low = max(place - reach, 0)
     found = max(text.rfind(" ", low, place + 1), text.rfind("\n", low, place + 1))
     return found if found >= 0 else (place if low else 0)

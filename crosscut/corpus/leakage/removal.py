@@ -145,7 +145,9 @@ def _match(document: Document, passage: Passage, grams: Grams) -> tuple[Any, ...
 def _leak(
     row: int, num_grams: int, num_cuts: int, found: Sequence[Passage], grams: Grams, config: LeakageConfig
 ) -> Drop:
-    """Make the drop of a document that shares too much. It names the test set with most of the shared n-grams."""
+    """Make the `Drop` of a document that shares too much with test sets. The drop names the set with most shared
+    n-grams.
+    """
     by_set = np.zeros(len(grams.set_names), dtype=np.int64)
     for passage in found:
         by_set[passage.test_set] += passage.num_grams
@@ -156,7 +158,9 @@ def _leak(
 
 
 def _article(row: int, titled: int | None, distinct: Numbers, grams: Grams) -> Drop | None:
-    """Make the drop of a document that is an article of a test set, by its title or by its n-grams."""
+    """Make the `Drop` of a document whose title or n-grams are those of an article of a test set. None for other
+    documents.
+    """
     item, detail = titled, "by its title"
     if item is None:
         items, counts = np.unique(grams.items_of(distinct)[1], return_counts=True)

@@ -1,9 +1,9 @@
 """Read the files of test sets into items, which are the texts whose n-grams the corpus must not contain.
 
 Each line of a .jsonl file is an item. Each article of a WikiText file is an item. In any other text, each passage
-between blank lines is an item, or each line if there are no blank lines. N-grams ignore punctuation, so the tokens
-`@-@` and `'s` of WikiText need no repair. Two things are repaired: a text is split at `<unk>`, because the words before
-and after `<unk>` are not consecutive, and `do n't` becomes `don't`.
+between blank lines is an item, or each line if there are no blank lines. N-grams ignore punctuation, so most tokens of
+WikiText, such as `@-@` and `'s`, need no repair. Only two do: a text is split at `<unk>`, because the words before and
+after `<unk>` are not consecutive, and `do n't` becomes `don't`.
 """
 
 import re

@@ -24,7 +24,7 @@ def find_reader(kind: str) -> Reader:
     except ModuleNotFoundError as error:
         raise DataError(
             f"Files of the format `{kind}` need the package `{error.name}`, but `{error.name}` is not installed. "
-            f"Type `pip install 'crosscut[corpus]'`."
+            f"Run `pip install 'crosscut[corpus]'`."
         ) from None
     reader: Reader = getattr(module, f"read_{kind}")
     return reader

@@ -127,7 +127,7 @@ def _match(source: SourceConfig, pattern: str) -> list[_Found]:
     except OSError as error:
         raise unreadable(error.filename or pattern, error) from None
     except Exception as error:  # each store has its own exceptions, and fsspec raises several kinds for invalid URLs
-        hint = " If s3fs is missing, type `pip install 'crosscut[s3]'`." if pattern.startswith("s3://") else ""
+        hint = " If s3fs is missing, run `pip install 'crosscut[s3]'`." if pattern.startswith("s3://") else ""
         raise DataError(
             f"`sources.files` of `{source.name}` must name readable files, but `{pattern}` cannot be read: "
             f"{str(error).rstrip('.') or type(error).__name__}. Check the path and the access rights.{hint}"

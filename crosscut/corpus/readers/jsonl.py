@@ -29,7 +29,7 @@ def read_jsonl(file: File, reading: Reading) -> Iterator[Item]:
 
 def _broken_off(reject: Reject) -> Reject:
     """Make the reject for an incomplete record at the end of a file: the file was truncated, and more may be lost."""
-    reason = f"the file ends in the middle of a record, and everything after it is lost: {reject.reason}"
+    reason = f"the file ends in the middle of a record, and later records may be missing: {reject.reason}"
     return reject._replace(rule="damaged file", reason=reason, lost=1)
 
 
@@ -75,7 +75,7 @@ def as_document(row: dict[str, Any], reading: Reading, *, place: str, record: in
     if not text or text.isspace():
         return Skip("blank")
     if not encodable(text):
-        return Reject(place, "half a surrogate pair", "UTF-8 cannot write half of a surrogate pair", excerpt(text))
+        return Reject(place, "half a surrogate pair", "UTF-8 cannot encode half of a surrogate pair", excerpt(text))
     return Text(
         text,
         record,

@@ -28,7 +28,7 @@ _START = re.compile(
     rb"From \S+ +(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [^\n]*\n"
 )
 _START_BYTES = 1000
-"""Maximum length of the line that begins a message, together with the blank line before it."""
+"""Maximum number of bytes in the line that begins a message, including the blank line before it."""
 
 _QUOTED_FROM = re.compile(rb"^>(>*From )", re.MULTILINE)
 

@@ -34,7 +34,7 @@ _NO_PROSE_TAGS = frozenset({"ref", "table", "gallery", "math", "timeline", "scor
 _NO_ARTICLES = frozenset({"file", "image", "media", "category"})
 _LANGUAGE = re.compile(r"[a-z]{2,3}")
 _BLANK_LINES = re.compile(r"\n\s*\n+")
-_QUOTES = re.compile(r"'{2,5}")  # bold and slanted
+_QUOTES = re.compile(r"'{2,5}")  # bold and italic
 _EMPTY_BRACKETS = re.compile(r" ?\(\s*[,;]?\s*\)")
 
 

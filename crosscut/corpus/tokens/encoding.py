@@ -61,8 +61,9 @@ class TokensStage:
     """The `tokenizer.json` that an earlier stage wrote."""
 
     min_tokens: int
-    """Minimum number of tokens, without the end-of-text token, in each piece of a document that was cut. Shorter pieces
-    are left out."""
+    """Minimum number of tokens, without the end-of-text token, of a piece of a cut document. Shorter pieces are left
+    out.
+    """
 
     filters: tuple[str, ...]
     """Names of all filters that the documents have passed. If `leakage` is one of these filters, the passages that

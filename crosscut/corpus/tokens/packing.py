@@ -229,10 +229,10 @@ def _bytes(path: Path) -> ArrayFile:
 def publish(work: Path, target: Path, bar: ProgressBar) -> None:
     """Replace the token folder at `target` by the token folder that the stage `packing` wrote, all at once.
 
-    All files are checked by their hashes first. A folder at `target` that is whole and the same is left alone. The
-    files are hard links to the stage's files, or copies if the disk does not support links. Raises `DataError` if
-    `target` holds anything other than token shards of a corpus, if a file of the stage is damaged, or if the files
-    cannot be written.
+    All files are checked by their hashes first. If the folder at `target` is already complete and equal, it is not
+    replaced. The files are hard links to the stage's files, or copies if the disk does not support links. Raises
+    `DataError` if `target` holds anything other than token shards of a corpus, if a file of the stage is damaged, or if
+    the files cannot be written.
     """
     folder = work / PACKING
     (record,) = read_records(work, PACKING)
@@ -251,7 +251,7 @@ def publish(work: Path, target: Path, bar: ProgressBar) -> None:
 
 
 def _published(record: Record) -> dict[str, str]:
-    """Names of the files in the published folder, with the name of the stage's file for each."""
+    """Map the name of each file in the published folder to the name of the stage's file with the same content."""
     names = {name: name for name in record.files}
     for name in record.files:
         if name.endswith(_INDEX):
@@ -263,7 +263,7 @@ def _published(record: Record) -> dict[str, str]:
 def _check_whole(folder: Path, record: Record, phase: Phase) -> None:
     """Raise `DamagedDataError` if a file of the stage has changed since it was written.
 
-    Published files may be links to the stage's files, so a change of one is a change of the other.
+    Published files may be links to the stage's files, so a change to one also changes the other.
     """
     names = sorted(record.files)
     damaged, position = [], 0
@@ -279,8 +279,8 @@ def _check_whole(folder: Path, record: Record, phase: Phase) -> None:
         for name in damaged:
             (folder / name).unlink()  # so the task counts as not done
         raise DamagedDataError(
-            f"`{folder / damaged[0]}` must be unchanged since it was written, but is damaged. Start again, and the "
-            "shards will be written anew."
+            f"`{folder / damaged[0]}` must be unchanged since it was written, but is damaged. Start again to "
+            "rewrite the shards."
         )
 
 
@@ -301,8 +301,8 @@ def _is_same(folder: Path, target: Path, names: Mapping[str, str]) -> bool:
 def check_replaceable(target: Path, work: Path) -> None:
     """Raise `DataError` if `target` exists and holds anything other than token shards of a corpus.
 
-    The manifest tells the names of the shards. If the manifest is damaged or missing, the record of the run that wrote
-    the shards into `work` tells them.
+    The names of the shards come from the manifest or, if the manifest is damaged or missing, from the record in `work`
+    of the run that wrote the shards.
     """
     if not is_taken(target) or (target.is_dir() and _is_known(target, work)):
         return

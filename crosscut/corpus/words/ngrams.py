@@ -1,8 +1,8 @@
 """Hashed words and n-grams of words. The searches for duplicates and for leakage compare documents by these n-grams.
 
 A word is a sequence of letters and digits, in lower case. Punctuation, spaces and line breaks only separate words, so
-two layouts of the same text have the same n-grams. Hashes have 64 bits: among a hundred million distinct n-grams, the
-probability that any two have the same hash is below one in three thousand.
+two layouts of the same text have the same n-grams. Hashes have 64 bits, so the probability that any two of a hundred
+million distinct n-grams have the same hash is below 1 in 3,000.
 """
 
 import re

@@ -54,7 +54,7 @@ def test_bad_karma_url_and_title_are_left_out(tmp_path: Path, value: object) -> 
         (b"{}", "no text", "there is no key `text`; the keys are: none"),
         (b'{"text": null}', "no text", "`text` is null"),
         (b'{"text": 7}', "text is no string", "`text` has the type int instead of string"),
-        (b'{"text": "\\ud800 half"}', "half a surrogate pair", "UTF-8 cannot write half of a surrogate pair"),
+        (b'{"text": "\\ud800 half"}', "half a surrogate pair", "UTF-8 cannot encode half of a surrogate pair"),
         (b'{"n": ' + b"9" * 10_000 + b"}", "no JSON", "an integer has more than 4,300 digits"),
         (b'{"text": "a", "n": [-' + b"1" * 5000 + b"]}", "no JSON", "an integer has more than 4,300 digits"),
         (b"[" * 200_000, "no JSON", "nested too deeply"),

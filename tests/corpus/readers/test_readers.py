@@ -23,5 +23,5 @@ def test_library_that_is_not_installed_is_an_error_that_names_it(monkeypatch: py
         find_reader("wikipedia")
     assert str(error.value) == (
         "Files of the format `wikipedia` need the package `mwxml`, but `mwxml` is not installed. "
-        "Type `pip install 'crosscut[corpus]'`."
+        "Run `pip install 'crosscut[corpus]'`."
     )
