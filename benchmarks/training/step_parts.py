@@ -61,6 +61,8 @@ class Clock:
         function: Callable[..., Any] = getattr(owner, name)
 
         def marked(*arguments: Any, **settings: Any) -> Any:
+            if not self.starts:
+                self.seconds.clear()  # of a validation before the first step
             self.starts.append(time.process_time())
             return function(*arguments, **settings)
 
@@ -177,7 +179,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args(words)
     recipe = replace(TINY, steps=20) if options.tiny else Recipe(steps=options.steps, warmup=20)
-    recipe = replace(recipe, every=10 * recipe.steps)  # validate and save before and after the steps only
+    # Validate one batch, and only before and after the steps.
+    recipe = replace(recipe, every=10 * recipe.steps, validation=recipe.batch)
     found = measure(recipe, (TINY.width,) if options.tiny else WIDTHS, options.turns)
     if options.json:
         print(json.dumps({"machine": describe_machine("torch"), "milliseconds": found}, indent=2))
