@@ -46,7 +46,7 @@ from crosscut.training.evaluations import Evaluations
 from crosscut.training.loop import Loop
 from crosscut.training.precision import resolve_on
 from crosscut.training.requirements import require_capabilities, require_own_names
-from crosscut.training.resuming import describe_new_average, describe_new_rate, identity_of, require_resumable
+from crosscut.training.resuming import describe_new_average, describe_new_settings, identity_of, require_resumable
 from crosscut.training.step import Trainer
 from crosscut.training.watching.banner import print_banner
 from crosscut.training.watching.profiling import Profiler, require_steps
@@ -187,7 +187,7 @@ def _prepare(resolved: ResolvedRun, resume: Resume, profile: bool = False) -> _P
     if profile:
         require_steps(run.training.steps - done)
     if good is not None and progress:
-        for text in filter(None, (describe_new_rate(run, progress), describe_new_average(run, good.manifest))):
+        for text in filter(None, (*describe_new_settings(run, progress), describe_new_average(run, good.manifest))):
             _note(text)
     if run.training.initialize_from and good is None:
         _check_initial_weights(run, tokens)

@@ -1,5 +1,5 @@
 """Conditions under which a run may resume from a checkpoint, and the changes that a resumed run is told: a jump of the
-learning rate, and a moving average of the weights that begins or ends.
+learning rate, another z-loss, and a moving average of the weights that begins or ends.
 """
 
 import dataclasses
@@ -20,17 +20,17 @@ from crosscut.config import (
 from crosscut.data import Tokens, folders_of
 from crosscut.training.schedule import describe_jump
 
-_ORDER = ("batch_size", "initial_batch_size", "ramp_steps", "sequence_length", "seed")
-"""Settings of `[training]` that decide the order of the data."""
+_BATCHES = ("batch_size", "initial_batch_size", "ramp_steps", "sequence_length", "seed", "document_mask")
+"""Settings of `[training]` that decide the batches: the order of the data, and what a token of a sequence sees."""
 
 
 def identity_of(run: RunConfig, tokens: Tokens) -> dict[str, Any]:
     """Return the values that must be equal for a run to resume from a checkpoint: the model's settings except dropout,
-    the settings that decide the order of the data, the optimizer of matrices, a hash of the tokens, and the share of
-    each token folder.
+    the settings that decide the batches, the optimizer of matrices, a hash of the tokens, and the share of each token
+    folder.
     """
     model = {f"model.{name}": value for name, value in dataclasses.asdict(run.model).items() if name != "dropout"}
-    order = {f"training.{name}": getattr(run.training, name) for name in _ORDER}
+    batches = {f"training.{name}": getattr(run.training, name) for name in _BATCHES}
     optimizer = {"optimizer.matrices": run.optimizer.matrices}
     folders = folders_of(tokens)
     manifests = [folder.manifest for folder in folders]
@@ -38,7 +38,7 @@ def identity_of(run: RunConfig, tokens: Tokens) -> dict[str, Any]:
     data: dict[str, Any] = {"data.tokens": hashlib.sha256("".join(files).encode()).hexdigest()[:16]}
     if run.data.mixture:
         data["data.mixture"] = list(folders.values())
-    return {**model, **order, **optimizer, **data}
+    return {**model, **batches, **optimizer, **data}
 
 
 def defaults_of_identity() -> dict[str, Any]:
@@ -70,18 +70,24 @@ def require_resumable(run: RunConfig, checkpoint: Folder, identity: Mapping[str,
     return progress
 
 
-def describe_new_rate(run: RunConfig, progress: Progress) -> str:
-    """Describe the change of the learning rate if the run resumes with other settings than those in the checkpoint;
-    empty if the learning rate of the next step stays the same, or if the checkpoint has no readable config.
+def describe_new_settings(run: RunConfig, progress: Progress) -> list[str]:
+    """Describe the changes of the learning rate and of the loss if the run resumes with other settings than those in
+    the checkpoint. Empty if both stay the same at the next step, or if the checkpoint has no readable config.
     """
     training = progress.config.get("training")
     if not isinstance(training, dict) or progress.step == run.training.steps:
-        return ""
+        return []
     try:  # a folder of initial weights may be gone, and a resumed run does not read the folder
         saved = load_run({**progress.config, "training": {**training, "initialize_from": ""}})
     except CrosscutError:
-        return ""
-    return describe_jump(progress.step, saved=saved, run=run)
+        return []
+    told = [describe_jump(progress.step, saved=saved, run=run)]
+    if (now := run.training.z_loss) != (before := saved.training.z_loss):
+        told.append(
+            f"The loss of step {progress.step + 1} has another z-loss: `training.z_loss` is {now:g} instead of "
+            f"{before:g}."
+        )
+    return [text for text in told if text]
 
 
 def describe_new_average(run: RunConfig, manifest: Manifest) -> str:

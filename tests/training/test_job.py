@@ -174,6 +174,7 @@ def test_steps_must_be_above_the_checkpoints(trained, run_with):
         ("training.batch_size=8", "training.batch_size"),
         ("training.sequence_length=16", "training.sequence_length"),
         ("training.seed=2", "training.seed"),
+        ("training.document_mask=true", "training.document_mask"),
     ],
 )
 def test_another_model_or_order_of_data_is_refused(trained, run_with, override, name):
@@ -195,6 +196,14 @@ def test_a_jump_of_the_learning_rate_is_told(trained, run_with, capsys):
         "The learning rate of step 7 is 6.4e-05 instead of 0.0001, because `training.steps` is 12 instead of 6 and "
         "`optimizer.schedule` is 'linear' instead of 'cosine' and `optimizer.learning_rate` is 0.0001 instead of 0.001 "
         "and `optimizer.min_learning_rate` is 1e-05 instead of 0.0001.\n"
+    )
+
+
+def test_another_z_loss_is_told(trained, run_with, capsys):
+    same_rate = ("training.steps=12", "optimizer.learning_rate=1e-4", "optimizer.schedule=constant")
+    prepare_run(run_with(*same_rate, "training.z_loss=1e-4"), resume=True)
+    assert capsys.readouterr().err == (
+        "The loss of step 7 has another z-loss: `training.z_loss` is 0.0001 instead of 0.\n"
     )
 
 
