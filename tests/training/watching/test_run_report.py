@@ -1,11 +1,21 @@
 import io
 import json
+import math
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
+import pytest
 from rich.console import Console
 
+from crosscut.config import RunConfig
+from crosscut.data import Tokens
+from crosscut.generation import Sampling, continue_text
+from crosscut.model import GPT
+from crosscut.training.watching import run_report
 from crosscut.training.watching.run_report import plot_losses, print_summary
 from tests.training.conftest import tiny_run
+from tests.training.jobs import whole_run
 
 SUMMARY = {
     "parameters": 2_641_920,
@@ -31,13 +41,15 @@ SUMMARY = {
 }
 
 
-def printed(tmp_path, text: str, *overrides: str, **summary: object) -> str:
+def printed(tmp_path, text: str, *overrides: str, folders: Collection[str] = (), **summary: object) -> str:
     run = tiny_run(tmp_path / "tokens", tmp_path / "a run", "layout.tensor=2", *overrides)
     console = Console(file=io.StringIO(), width=200)
     folder = Path(run.output.folder)
     folder.mkdir()
     for name in ("loss.png", "metrics.jsonl", "summary.json", *(["sample.txt"] if text else [])):
         (folder / name).touch()
+    for name in folders:
+        (folder / name).mkdir()
     samples = {"sample": text, 'sample that continues "It"': "It was."} if text else {}
     print_summary(run, {**SUMMARY, **summary}, samples, console, unwritten=["loss.png"])
     return console.file.getvalue()
@@ -83,6 +95,35 @@ def test_files_that_are_not_written_are_not_listed(tmp_path):
     assert listed == f"files  {tmp_path}/a run/: sample.txt, metrics.jsonl, summary.json"
 
 
+def test_folders_that_a_run_may_have_are_listed(tmp_path):
+    out = printed(tmp_path, "", folders=("tokens", "initial", "tensorboard", "profile"))
+    listed = next(line for line in out.splitlines() if line.startswith("files"))
+    assert listed.endswith("a run/: metrics.jsonl, summary.json, tensorboard, profile, initial, tokens")
+
+
+def drawn(run: RunConfig) -> list[tuple[str, int, str]]:
+    """On a rank: prompt, seed and text of every sample that a whole run draws."""
+    samples = []
+
+    def noted(model: GPT, tokens: Tokens, prompt: str, sampling: Sampling, **more: Any) -> str:
+        text = continue_text(model, tokens, prompt, sampling, **more)
+        samples.append((prompt, sampling.seed, text))
+        return text
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_report, "continue_text", noted)
+        whole_run(run)
+    return samples
+
+
+def test_each_sample_is_the_only_one_that_is_drawn(ranks, run_with):
+    run = run_with("training.steps=3", "training.seed=7", "output.sample_prompt=The people")
+    first, second = ranks.run(1, drawn, run)[0]
+    assert first[:2] == ("", 7)
+    assert second[:2] == ("The people", 7)
+    assert (Path(run.output.folder) / "sample.txt").read_bytes() == f"{first[2]}\n\n{second[2]}\n".encode()
+
+
 def test_a_validation_of_no_text_has_no_bits_per_byte(tmp_path):
     unknown = dict.fromkeys(("validation_bits_per_byte_before", "validation_bits_per_byte_after"))
     assert "bits per byte" not in printed(tmp_path, "", **unknown, validation_bytes=0)
@@ -99,3 +140,29 @@ def test_losses_are_drawn_also_after_a_single_step(tmp_path):
     plot_losses(tmp_path)
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert not list(tmp_path.glob(".loss*"))
+
+
+def test_the_legend_of_the_losses_lies_beside_the_curves(tmp_path, monkeypatch):
+    from matplotlib import pyplot  # imported by no other test of this file
+
+    steps = range(1, 301)
+    rows = [{"step": step, "loss": 3 + 6 * math.exp(-step / 30) + 0.2 * (step % 2)} for step in steps]
+    rows += [{"step": step, "validation_loss": 3 + 6 * math.exp(-step / 30)} for step in range(0, 301, 50)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    figures = []
+    close = pyplot.close
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    plot_losses(tmp_path)
+    (figure,) = figures
+    (axes,) = figure.axes
+    figure.canvas.draw()
+    legend = axes.get_legend()
+    assert legend.get_texts()[-1].get_text().startswith("validation, at the end perplexity 20.")
+    assert not axes.texts, "no other text lies in the plot"
+    box = legend.get_window_extent()
+    for line in axes.lines:
+        points = axes.transData.transform(line.get_xydata())
+        assert len(points) >= 7
+        assert not any(box.contains(*point) for point in points), line.get_label()
+    assert axes.bbox.contains(box.x0, box.y0)
+    close(figure)
