@@ -132,13 +132,18 @@ def average_rows(run: RunConfig) -> list[tuple[str, str]]:
 def model_rows(run: RunConfig) -> list[tuple[str, str]]:
     """Rows for the model and the layout of a run."""
     model, layout = run.model, run.layout
-    size = f"{model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads} heads"
+    layers, heads = (_counted(*count) for count in ((model.num_layers, "layer"), (model.num_heads, "head")))
+    size = f"{layers}, hidden {model.hidden_size}, {heads}"
     parameters = short(count_parameters(model), COUNTS)
     processes = f"{layout.world_size} process{'es' if layout.world_size > 1 else ''}"
     return [
         ("model", f"{model.family}, {parameters} parameters ({size}, vocabulary {model.vocab_size:,})"),
         ("layout", f"{layout}: {processes}"),
     ]
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def device_name(device: torch.device) -> str:

@@ -44,6 +44,12 @@ def test_banner_says_what_will_be_trained_on_what_and_for_how_long(run_with):
     assert "steps 7 to 9,000 of 4 x 32 tokens" in printed(run, done=6)
 
 
+def test_a_model_of_one_layer_has_no_layers(run_with):
+    text = printed(run_with("model.num_layers=1", "model.num_heads=1"))
+    assert "(1 layer, hidden 64, 1 head, vocabulary 500)" in text
+    assert "(2 layers, hidden 64, 4 heads, vocabulary 500)" in printed(run_with())
+
+
 def test_a_batch_that_grows_is_told_and_takes_less_time(run_with):
     growing = ("training.batch_size=8", "training.initial_batch_size=4", "training.ramp_steps=60")
     run, whole = run_with("training.steps=100", *growing), run_with("training.steps=100", "training.batch_size=8")

@@ -80,6 +80,13 @@ def test_summary_says_where_one_rank_would_be_faster(tmp_path):
     assert "one rank would be about 1.42 times as fast here" in printed(tmp_path / "again", "", gain_of_one_rank=1.4234)
 
 
+def test_a_utilisation_above_one_has_its_reason(tmp_path):
+    assert "busy" not in printed(tmp_path, "", utilisation=1.0)
+    (tmp_path / "again").mkdir()
+    out = " ".join(printed(tmp_path / "again", "", utilisation=2.62).split())
+    assert "262% of 3.6 TFLOP/s (bfloat16 matrix rate measured on 2 ranks at once); above 100%, because the" in out
+
+
 def test_text_is_printed_as_it_is(tmp_path):
     assert "[/Applause] [bold] :smile:" in printed(tmp_path, "[/Applause] [bold] :smile:")
 
