@@ -10,7 +10,6 @@ import time
 import traceback
 from collections.abc import Sequence
 from io import StringIO
-from types import TracebackType
 from typing import NoReturn
 
 import click
@@ -72,55 +71,58 @@ def main() -> None:
 
     - 2 after a user's mistake, which is reported as one message. A path that cannot be used is such a mistake.
     - 65 after files that are damaged, unless the damage is allowed. On a terminal, the message is red.
-    - 1 after a failed rank. The rank's traceback is printed.
+    - 1 after a failed rank, whose traceback is printed, and after any other error. Control characters in a traceback
+      are escaped, because its message may contain text of others.
     - 75 after a training run that stopped at a scheduler's request and can be resumed.
     - 130 after Ctrl-C, also after a training run that has written a checkpoint because of Ctrl-C.
     - 128 + the signal's number after SIGTERM or SIGUSR1, unless the command handles the signal, as training does.
 
     With `--json`, the message is a JSON object with the key `error`, on the standard output.
     """
-    sys.excepthook = _show_traceback
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, _terminated)
     try:
         _require_text(sys.argv[1:])
         commands.main(prog_name="crosscut", standalone_mode=False)
-    except CrosscutError as error:
-        _fail(error, EXIT_DAMAGED if isinstance(error, DamagedError) else 2, "" if error.is_told else str(error))
-    except OSError as error:
-        if error.errno not in _OF_PLACES or not isinstance(error.filename, str):
-            raise
-        _fail(error, 2, f"`{error.filename}` must be a path that this command can use, but is not: {error.strerror}. "
-              "Choose another path.")  # fmt: skip
-    except ValueError as error:
-        if "null byte" not in str(error):
-            raise
-        _fail(error, 2, "A path must not contain a NUL character, but one does. Choose another path.")
-    except RankFailure as failure:
-        _fail(failure, 1, str(failure), begin="")
-    except RunStopped as stopped:
-        if os.environ.get("RANK", "0") == "0":
-            echo(f"crosscut: {stopped}", err=True)
-        sys.exit(_EXIT_INTERRUPTED if stopped.interrupted else EXIT_REQUEUE)
-    except click.ClickException as error:
-        if _wants_json():
-            _fail(error, error.exit_code, error.format_message())
-        error.show(text := StringIO())
-        echo(_shortened(text.getvalue()), err=True, nl=False)
-        sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt) as error:
-        show_cursor()  # a rank that was killed has left it hidden behind its progress bar
-        _fail(
-            error,
-            _EXIT_INTERRUPTED,
-            "Interrupted. To continue a training run from its last checkpoint, use --resume auto. To continue "
-            "preparing a corpus, start the same command again.",
-        )
+    except SystemExit:
+        raise
+    except BaseException as error:  # also the panics of libraries in Rust, which are no subclass of `Exception`
+        _end(error)
 
 
-def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print the traceback of an error that is not expected. Its message may contain text of others."""
-    echo("".join(traceback.format_exception(kind, error, trace)), err=True, nl=False)
+def _end(error: BaseException) -> NoReturn:
+    """Report an error and exit with its status."""
+    match error:
+        case CrosscutError():
+            _fail(error, EXIT_DAMAGED if isinstance(error, DamagedError) else 2, "" if error.is_told else str(error))
+        case OSError(filename=str(name)) if error.errno in _OF_PLACES:
+            _fail(error, 2, f"`{name}` must be a path that this command can use, but is not: {error.strerror}. "
+                  "Choose another path.")  # fmt: skip
+        case ValueError() if "null byte" in str(error):
+            _fail(error, 2, "A path must not contain a NUL character, but one does. Choose another path.")
+        case RankFailure():
+            _fail(error, 1, str(error), begin="")
+        case RunStopped():
+            if os.environ.get("RANK", "0") == "0":
+                echo(f"crosscut: {error}", err=True)
+            sys.exit(_EXIT_INTERRUPTED if error.interrupted else EXIT_REQUEUE)
+        case click.ClickException():
+            if _wants_json():
+                _fail(error, error.exit_code, error.format_message())
+            error.show(text := StringIO())
+            echo(_shortened(text.getvalue()), err=True, nl=False)
+            sys.exit(error.exit_code)
+        case click.Abort() | KeyboardInterrupt():
+            show_cursor()  # a rank that was killed has left it hidden behind its progress bar
+            _fail(
+                error,
+                _EXIT_INTERRUPTED,
+                "Interrupted. To continue a training run from its last checkpoint, use --resume auto. To continue "
+                "preparing a corpus, start the same command again.",
+            )
+    echo("".join(traceback.format_exception(error)), err=True, nl=False)  # its message may contain text of others
+    sys.last_value = error  # as after any uncaught error: `launch.processes` then leaves the process group alone
+    sys.exit(1)
 
 
 def _require_text(arguments: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NoReturn
 
 import pytest
 
@@ -161,19 +162,15 @@ def test_bytes_that_are_not_utf8_are_told_by_the_real_command():
     )
 
 
-def test_text_in_an_unexpected_error_moves_no_cursor(capsys, monkeypatch):
-    from crosscut.cli import main
+def test_text_in_an_unexpected_error_moves_no_cursor(crosscut_here, monkeypatch):
+    from crosscut.cli.main import commands
 
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr(sys, "argv", ["crosscut", "nonsense"])
-    with pytest.raises(SystemExit), handlers_restored():
-        main()
-    capsys.readouterr()
-    try:
+    def fail(*_arguments: object, **_options: object) -> NoReturn:
         raise RuntimeError(EVIL)
-    except RuntimeError as error:
-        sys.excepthook(RuntimeError, error, error.__traceback__)
-    shown = capsys.readouterr().err
-    assert f"RuntimeError: {SHOWN}" in shown
-    assert "Traceback" in shown
-    assert "\x1b" not in shown
+
+    monkeypatch.setattr(commands, "main", fail)
+    result = crosscut_here("plan")
+    assert result.returncode == 1
+    assert f"RuntimeError: {SHOWN}" in result.stderr
+    assert result.stderr.startswith("Traceback")
+    assert "\x1b" not in result.stderr
