@@ -1,4 +1,4 @@
-"""Files that prompts for a published model need: tokenizer, end-of-text ids and chat template.
+"""Files that are needed to prompt a published model: tokenizer, end-of-text ids and chat template.
 
 A run that starts from a published model keeps a copy of these files. The run can therefore generate text, be evaluated
 and be exported even if the model's folder is moved.
@@ -87,7 +87,7 @@ def _begin(tokenizer: Path, ends: Container[int]) -> int | None:
 
 
 def _is_same_file(one: Path, other: Path) -> bool:
-    """Whether the files have the same content. A file of another size, or the same path, is not read."""
+    """Whether the files have the same content. Files of different sizes, and one file under two names, are not read."""
     if not one.is_file() or one.stat().st_size != other.stat().st_size:
         return False
     return one.samefile(other) or sha256(one) == sha256(other)

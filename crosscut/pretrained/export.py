@@ -71,8 +71,8 @@ class _Target:
     def of(cls, out: str | Path, config: ModelConfig, dtype: torch.dtype, **beside: Any) -> "_Target":
         """Create the target. Raises `ConfigError` for a model that no published family can express.
 
-        The id that begins a text is that of the published model from which the run started, or else the id that ends a
-        text, because it stands before every text in training.
+        If the run started from a published model, the model's config gives the begin-of-text id. Otherwise, this id is
+        the end-of-text id, which precedes every text in training.
         """
         begin, end = begin_id(beside["tokenizer"].parent), beside["ends"][0]
         table = published_table(

@@ -221,7 +221,7 @@ def with_prefix(config: ModelConfig, names: list[str]) -> dict[str, str]:
 
 
 def count_layers(config: ModelConfig, names: Iterable[str]) -> int:
-    """Number of layers that the full names of a published model's tensors name."""
+    """Number of layers to which tensors of a published model belong. `names` are the full names of the tensors."""
     names_of = _names_of(config)
     prefix, suffix = (re.escape(part) for part in (names_of.prefix + names_of.layer).split("{}"))
     found = (re.match(rf"{prefix}(\d{{1,9}}){suffix}", name) for name in names)

@@ -53,8 +53,8 @@ def _published_name(config: ModelConfig, name: str) -> str:
 def count_not_finite(tensor: Tensor) -> int:
     """Number of elements that are NaN or infinite.
 
-    The sum of all elements, which reads them once and allocates nothing, already decides if it is finite. If it is not,
-    the elements are counted: a sum of large finite elements can overflow.
+    If the sum of all elements is finite, the result is 0. The sum reads each element once and allocates no memory. If
+    the sum is not finite, the elements are counted, because the sum of large finite elements may overflow.
     """
     if tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32)).isfinite():
         return 0
@@ -62,7 +62,7 @@ def count_not_finite(tensor: Tensor) -> int:
 
 
 def not_finite(place: object, name: str, count: int, remedy: str, *, num_more: int = 0) -> CheckpointError:
-    """Error for weights of which `count` in the tensor `name`, and some in `num_more` other tensors, are not finite."""
+    """Error for weights that are not finite: `count` in the tensor `name`, and some in `num_more` other tensors."""
     values = "1 value" if count == 1 else f"{count:,} values"
     more = f" and further ones in {num_more} other tensor{'s' * (num_more > 1)}" if num_more else ""
     return CheckpointError(

@@ -100,8 +100,8 @@ def _fill(parameter: Tensor, weight: Weight, tensors: Mapping[str, StoredTensor]
 
 
 def _put(local: Tensor, rows: Tensor, values: Tensor) -> None:
-    """Set some rows, converted to the type of `local`. Rows outside of `local` are left out. Consecutive rows are set
-    without an intermediate copy.
+    """Write `values` into the rows of `local` with the indices `rows`. Indices outside of `local` are skipped. Values
+    are converted to the type of `local`; for consecutive rows, this needs no intermediate copy.
     """
     if not (held := (rows >= 0) & (rows < len(local))).all():
         rows, values = rows[held], values[held]

@@ -155,7 +155,7 @@ def _in_checkpoint(folder: Folder, manifest: Manifest, place: str | Path, last_w
 def _run_of(config: Mapping[str, Any], folder: Folder) -> tuple[RunConfig, Path | None]:
     """The run that wrote a checkpoint, and the published folder from which the run started.
 
-    The model's shape comes from the checkpoint, because the folder may have changed since.
+    The model's shape comes from the checkpoint, because the published folder may have changed since.
     """
     if not config:
         raise CheckpointError(
