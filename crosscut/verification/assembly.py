@@ -140,8 +140,8 @@ def assemble_activation(grid: Grid, like: Tensor, *, is_gradient: bool, is_insid
 def _summed_or_not(
     grid: Grid, like: Tensor, how: _Arrangement, is_gradient: bool, is_inside: bool
 ) -> Iterator[tuple[Grid, _Arrangement]]:
-    """Yield the parts unchanged and, if they may be parts of a sum, summed, each with the arrangement that then
-    holds.
+    """Yield the parts unchanged. If the parts may be summands, also yield their sums. Each grid comes with its
+    arrangement.
     """
     whole = [name for name, share in how.items() if role_of(name) is Role.TOKENS and share.dim is None]
     sums = is_gradient and bool(whole)

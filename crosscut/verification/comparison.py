@@ -151,7 +151,7 @@ class Comparison:
         parameters' own type. The list of checks is empty if there is no exact step.
 
         Each check names the tensor that differs most. Parameters after the step are not checked, because AdamW divides
-        by gradients, even by gradients that consist of rounding alone.
+        by the size of the gradients, so it enlarges gradients that consist of rounding alone.
         """
         if self.exact is None or self.uncut is None:
             return []
@@ -238,7 +238,7 @@ class Comparison:
         return [*self.uncut.returned, *(call for call in reversed(self._calls()) if call not in self.uncut.returned)]
 
     def _calls(self) -> list[str]:
-        """Rows of the table: calls in the order in which they ended, then modules that only lend their parameters."""
+        """Rows of the table: calls in the order in which they ended, then modules with parameters that have no call."""
         assert self.uncut is not None
         calls = list(dict.fromkeys(call_of(name) for name in self.uncut.outputs if INSIDE not in name))
         owners = {self._owner(name) for name in self.uncut.gradients} - set(calls)
@@ -258,8 +258,8 @@ class Comparison:
         return user if f"{user}[0]" in self.uncut.outputs else holder or self.uncut.root
 
     def _excuse_arrangements(self) -> None:
-        """Ignore differences that are only arrangements. Between f and g, a rank rightly holds parts of sums, or heads
-        in its own order. This is no difference if the loss and every parameter's gradient agree.
+        """Ignore tensors whose numbers are right but arranged differently. Between f and g, a rank may hold summands,
+        or heads in another order, without a bug. There is no bug if the loss and every parameter's gradient agree.
         """
         assert self.uncut is not None
         wrong = {kind for kind, _ in self._found}

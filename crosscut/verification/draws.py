@@ -40,8 +40,8 @@ class Draw(NamedTuple):
 
 
 class Disagreement(NamedTuple):
-    """First pair of draws that breaks the rule at the top of this file. `told` says how the draws of the two ranks
-    break it.
+    """First pair of draws that breaks the rule in the docstring of this module. `told` says how the draws of the two
+    ranks break the rule.
     """
 
     module: str
@@ -84,7 +84,7 @@ def first_disagreement(draws: Sequence[Sequence[Draw]], layout: Layout) -> Disag
 
 
 def _judge(one: Draw, other: Draw, *, same_data: bool) -> str:
-    """Describe the fault in a draw of two ranks; empty if they follow the rule."""
+    """Say how the draws of two ranks break the rule; empty if the draws follow the rule."""
     if not same_data:
         return "see different data but draw the same numbers" if one.state == other.state else ""
     if not one.dropped or not other.dropped:
@@ -161,10 +161,10 @@ class _Draws(TorchDispatchMode):
                 self._noise[id(tensor)] = (tensor, draws)
 
     def _meet(self, args: tuple[Any, ...]) -> frozenset[int]:
-        """Before an operator combines random numbers with another tensor, note this tensor as the dropped one of their
-        draws.
+        """Before an operator combines random numbers with another tensor, record that their draws drop elements of this
+        tensor.
 
-        Returns the draws that the operator's result comes from, if no other tensor is involved.
+        If there is no other tensor, return the draws from which the operator computes its result.
         """
         tensors = [a for a in args if isinstance(a, Tensor)]
         draws = frozenset[int]().union(*(self._noise[id(t)][1] for t in tensors if id(t) in self._noise))

@@ -25,8 +25,8 @@ def compare_mixture(weights: Sequence[float], mesh: ParallelMesh, *, seed: int) 
     """Check the shares of folders with these weights. Every rank must call this function. The list has one check on the
     first rank.
 
-    Each block of samples has every folder's share, rounded up or down. The slices of the data ranks must be the batch
-    of one rank.
+    In each block of samples, every folder must have its share, rounded up or down. The batches of all data ranks
+    together must equal the batch of a single rank.
     """
     samplers = [Sampler(_made_up_shards(number), sequence_length=_LENGTH, seed=seed) for number in range(len(weights))]
     samples = MixedSampler(samplers, weights, seed=seed)
@@ -43,8 +43,8 @@ def compare_mixture(weights: Sequence[float], mesh: ParallelMesh, *, seed: int) 
     found = np.bincount(batches.ravel(), minlength=len(weights)) / batches.size
     difference = max(abs(found - shares))
     is_sliced = np.array_equal(batches, whole)
-    told = f"shares {_listed(found.tolist())}, by `data.mixture` {_listed(shares)}"
-    told += "" if is_sliced else "; the slices of the data ranks are not the batch of one rank"
+    told = f"shares {_listed(found.tolist())}; `data.mixture` asks for {_listed(shares)}"
+    told += "" if is_sliced else "; the batches of all data ranks together are not the batch of a single rank"
     return [Check(MIXTURE, float(difference), is_sliced and difference <= 2 / BLOCK_SAMPLES, told)]
 
 

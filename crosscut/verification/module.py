@@ -1,5 +1,5 @@
-"""Proof that a model of your own, built from the layers of `crosscut.parallel`, computes the same on several ranks as
-uncut.
+"""Proof that your own model, built from the layers of `crosscut.parallel`, computes the same on several ranks as on one
+rank.
 """
 
 from collections.abc import Callable, Mapping

@@ -64,7 +64,7 @@ def compare_documents(
     trainer: Trainer, micro_batches: Sequence[Batch], *, end_of_text: int, tolerance: float
 ) -> list[Check]:
     """Check that the packed `micro_batches` of this data rank have the same loss and the same gradients as their
-    documents apart. Every rank must call this function. The list has one check on the first rank.
+    documents in separate sequences. Every rank must call this function. The list has one check on the first rank.
     """
     apart = [part for batch in micro_batches for part in separated(batch, end_of_text=end_of_text)]
     with uncompiled(trainer.model):  # the shapes are as in training, but there is no mask
@@ -78,7 +78,7 @@ def compare_documents(
     if every is None:
         return []
     difference, worst = max(every)
-    told = f"{len(apart) // len(micro_batches)} in each sequence, as apart; largest at {worst}"
+    told = f"{len(apart) // len(micro_batches)} per sequence, against separate sequences; largest at {worst}"
     return [Check(DOCUMENTS, difference, difference <= tolerance, told)]
 
 

@@ -223,7 +223,7 @@ _CHECK_CAUSES = {
         "all ranks do the same operations in the same order."
     ),
     DOCUMENTS: (
-        "The cut and the uncut model agree, but packed sequences do not compute what their documents compute apart: "
+        "The cut and the uncut model agree, but packed documents do not give the same results as separate documents: "
         "check where documents begin, the mask of attention, and the positions."
     ),
     MIXTURE: (

@@ -139,8 +139,8 @@ def _copy(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def _watched(model: nn.Module, recording: Recording, *, again: bool) -> Iterator[None]:
-    """Inside, record outputs and returned gradients of the model's first call, or with `again` of every call. A
-    compiled module is recorded as a whole.
+    """Context that records outputs and returned gradients of the model's first call. With `again`, every call is
+    recorded. A compiled module is recorded as a whole.
     """
     watch = _Watch(recording, again=again)
     handles = []
@@ -234,8 +234,8 @@ class _Watch:
         return found
 
     def let_go(self) -> None:
-        """Release all tensors. A tensor that its own hook holds would never be freed, and the autograd graph of the
-        tensor would not be freed either.
+        """Release all tensors. A tensor's hook refers to the tensor, so without this call neither the tensor nor its
+        autograd graph would ever be freed.
         """
         self._held.clear()
         self._followed.clear()

@@ -92,7 +92,7 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
     if layout.sequence_parallel:
         length = max(length // layout.tensor, 1) * layout.tensor
     accumulates = 0 < run.training.micro_batch_size * layout.data < run.training.batch_size
-    accumulates |= run.training.initial_batch_size > 0  # whose sequences are the largest micro-batch
+    accumulates |= run.training.initial_batch_size > 0  # the first batch limits the micro-batch
     training = dataclasses.replace(
         run.training,
         batch_size=SEQUENCES_PER_DATA_RANK * layout.data * (MICRO_BATCHES if accumulates else 1),
@@ -213,8 +213,8 @@ def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> Report:
 
 
 def _other_suspects(run: RunConfig, report: Report) -> str:
-    """Return settings that would run the layers as plainly as in the uncut step. Empty if the layers already ran
-    plainly, or if the failed checks do not depend on what the layers compute.
+    """Return the settings that turn off the compilation and the recomputation of this run. Empty if the run uses
+    neither, or if the failed checks do not depend on what the layers compute.
     """
     failed = {check.name for check in report.checks if not check.same}
     if failed and failed <= {DRAWS, AVERAGE, AVERAGES, *ROUNDING} and all(row.same for row in report.rows):
@@ -244,16 +244,16 @@ def _make_exact(run: RunConfig) -> Callable[[ParallelMesh], Step] | None:
     exact = dataclasses.replace(plain, training=dataclasses.replace(plain.training, precision=Precision(precision)))
 
     def make(mesh: ParallelMesh) -> Step:
-        # The returned gradients are scaled in the same way.
+        # Scale the loss as in the run, so that the returned gradients are comparable.
         return _RunStep(exact, mesh, scales_loss=needs_loss_scale(run.training.precision))
 
     return make
 
 
 class _RunStep:
-    """Trainer's own step 0, on one generated batch."""
+    """Step 0 of a `Trainer`, on one generated batch."""
 
-    watches_again = False  # further micro-batches are checked through what they add to the gradients
+    watches_again = False  # the gradients include, and so check, all further micro-batches
 
     def __init__(self, run: RunConfig, mesh: ParallelMesh, *, scales_loss: bool | None = None) -> None:
         self.run, self.mesh = run, mesh
@@ -261,7 +261,7 @@ class _RunStep:
         self.model = self.trainer.model
         zero = _zero_matrices(run)
         for name, parameter in self.model.named_parameters():
-            # Bugs in the use of zeros, or of norms of one, would not show.
+            # A parameter of zeros, or a norm's weight of ones, would hide bugs in its use.
             if parameter.dim() == 1 or name in zero:
                 disturb_(parameter, std=0.1, seed=run.training.seed, name=name)
         self.sent: Counter[tuple[str, str, int]] = Counter()

@@ -43,7 +43,7 @@ def test_documents_of_a_packed_sequence_are_as_apart(
     assert report.same, report.first
     check = next(check for check in report.checks if check.name == "documents")
     assert check.difference < 1e-12
-    assert check.told.startswith("4 in each sequence, as apart; largest at ")
+    assert check.told.startswith("4 per sequence, against separate sequences; largest at ")
 
 
 def test_sequences_are_packed_with_documents_of_several_lengths() -> None:
