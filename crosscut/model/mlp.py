@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 from crosscut.architecture.sublayers import mlp as architecture
 from crosscut.config.model import FeedForward
 from crosscut.kernels.functions import run
+from crosscut.kernels.gelu import gelu
 from crosscut.model.building import Builder
 
 
@@ -33,10 +34,6 @@ class MLP(nn.Module):
         """Multiply by the first matrix, apply the activation and multiply by the second matrix."""
         y: Tensor = self.contract(self.runner.cheap(self._activate, self.expand(x)))
         return y
-
-
-def _gelu(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
 
 
 def _relu2(x: Tensor) -> Tensor:
@@ -59,5 +56,5 @@ class _SquaredReLU(Function):
         return F.relu(x).mul_(grad).mul_(2)
 
 
-ACTIVATIONS = {FeedForward.GELU: _gelu, FeedForward.RELU2: _relu2}
+ACTIVATIONS = {FeedForward.GELU: gelu, FeedForward.RELU2: _relu2}
 """Activation functions between the two matrices, by the kind of MLP."""
