@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from crosscut.config import RunConfig, load_run
+from crosscut.config.conventions import TOKENS_FOLDER
 from crosscut.data import prepare, read_documents
 
 
@@ -56,5 +57,30 @@ def run_with(tokens_folder: Path, tmp_path: Path):
 
     def make(*overrides: str) -> RunConfig:
         return tiny_run(tokens_folder, tmp_path / "run", *overrides)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def second_folder(text_file: Path, tokens_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A part of the small corpus, with the tokenizer of the whole."""
+    folder = tmp_path_factory.mktemp("second") / TOKENS_FOLDER
+    part = folder.parent / "part.txt"
+    part.write_text(text_file.read_text(encoding="utf-8")[:60_000], encoding="utf-8")
+    tokenizer = f"data.tokenizer={tokens_folder / 'tokenizer.json'}"
+    config = tiny_run(folder, Path("unused"), f"data.text={part}", tokenizer, "data.num_shards=1").data
+    prepare(config, folder, seed=1, progress=False)
+    return folder
+
+
+@pytest.fixture
+def mixed_run(tokens_folder: Path, second_folder: Path, tmp_path: Path):
+    """Makes a tiny run on both folders, whose documents do not see each other, with overrides."""
+
+    def make(*overrides: str, weights: tuple[float, float] = (1, 3)) -> RunConfig:
+        folders = zip((tokens_folder, second_folder), weights, strict=True)
+        items = ", ".join(f'{{folder="{folder}", weight={weight}}}' for folder, weight in folders)
+        mixture = ("data.tokens=", f"data.mixture=[{items}]")
+        return tiny_run(tokens_folder, tmp_path / "run", *mixture, "training.document_mask=true", *overrides)
 
     return make

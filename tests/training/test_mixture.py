@@ -8,38 +8,10 @@ import torch
 
 from crosscut.checkpoint import read_manifest
 from crosscut.checkpoint.storage import LocalFolder
-from crosscut.config import CheckpointError, DataError, RunConfig
-from crosscut.config.conventions import TOKENS_FOLDER
-from crosscut.data import prepare
+from crosscut.config import CheckpointError, DataError
 from crosscut.training.job import run_training
-from tests.training.conftest import tiny_run
 from tests.training.jobs import whole_run
 from tests.training.test_resume import batches_of, checkpoint_of, train
-
-
-@pytest.fixture(scope="module")
-def second_folder(text_file: Path, tokens_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A part of the small corpus, with the tokenizer of the whole."""
-    folder = tmp_path_factory.mktemp("second") / TOKENS_FOLDER
-    part = folder.parent / "part.txt"
-    part.write_text(text_file.read_text(encoding="utf-8")[:60_000], encoding="utf-8")
-    tokenizer = f"data.tokenizer={tokens_folder / 'tokenizer.json'}"
-    config = tiny_run(folder, Path("unused"), f"data.text={part}", tokenizer, "data.num_shards=1").data
-    prepare(config, folder, seed=1, progress=False)
-    return folder
-
-
-@pytest.fixture
-def mixed_run(tokens_folder: Path, second_folder: Path, tmp_path: Path):
-    """Makes a tiny run on both folders, with overrides."""
-
-    def make(*overrides: str, weights: tuple[float, float] = (1, 3)) -> RunConfig:
-        folders = zip((tokens_folder, second_folder), weights, strict=True)
-        items = ", ".join(f'{{folder="{folder}", weight={weight}}}' for folder, weight in folders)
-        mixture = ("data.tokens=", f"data.mixture=[{items}]")
-        return tiny_run(tokens_folder, tmp_path / "run", *mixture, "training.document_mask=true", *overrides)
-
-    return make
 
 
 def test_a_mixture_goes_on_to_the_last_bit_and_on_another_layout_with_the_same_batches(ranks, mixed_run):
