@@ -632,6 +632,32 @@ def scale_of_own_part(patch: Patch) -> None:
     patch.setattr(muon.Muon, "_orthogonal", scaled)
 
 
+@fault("Muon's momentum from a data rank's own gradient", AFTER, DATA, optimizer=MUON)
+def momentum_not_summed(patch: Patch) -> None:
+    send, receive, update = GradientReducer._send, GradientReducer._receive, muon.Muon.update
+    own: dict[Tensor, Tensor] = {}
+
+    def noted(self: GradientReducer, bucket: Any) -> None:
+        own.update((parameter, _local(parameter.grad).clone()) for parameter in bucket.parameters)
+        send(self, bucket)
+
+    def compared(self: GradientReducer, bucket: Any) -> None:
+        receive(self, bucket)
+        for parameter in bucket.parameters:
+            own[parameter] /= _local(parameter.grad).norm()  # so that clipping scales it too
+
+    def of_own(self: muon.Muon, weight: Tensor, momentum: Tensor, **how: Any) -> None:
+        if weight in own:
+            gradient = _local(weight.grad)
+            instead = own[weight] * gradient.norm() - gradient
+            momentum.add_(instead, alpha=(1 - muon.MOMENTUM) / muon.MOMENTUM)  # the update adds the summed gradient
+        update(self, weight, momentum, **how)
+
+    patch.setattr(GradientReducer, "_send", noted)
+    patch.setattr(GradientReducer, "_receive", compared)
+    patch.setattr(muon.Muon, "update", of_own)
+
+
 # --- the moving average of the weights -------------------------------------------------------------------------------
 # Faults of its formula are in the cut and the uncut model alike.
 
