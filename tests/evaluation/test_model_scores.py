@@ -1,5 +1,6 @@
 """`score_tokens`: loss and hit of single targets, at every layout."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from crosscut.config import IGNORED, Layout
+from crosscut.config import IGNORED, Layout, ModelConfig
+from crosscut.config.published.folders import reason_against_export
 from crosscut.evaluation import score_tokens
 from tests.model.twins import CONFIG, randomised
 from tests.ranks import RankPool
@@ -21,6 +23,13 @@ LAYOUTS = [
 ]
 
 
+OF_NO_FAMILY = replace(
+    CONFIG, num_kv_heads=2, norm="rms", mlp="geglu", mlp_size=88, biases="qkv", tied=False, embedding_norm=True,
+    logit_softcap=0.5,
+)  # fmt: skip
+"""A model that only Crosscut can load."""
+
+
 def example(length: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, CONFIG.vocab_size, (3, length), generator=generator)
@@ -28,9 +37,9 @@ def example(length: int) -> tuple[Tensor, Tensor]:
     return tokens, targets.masked_fill(torch.rand(3, length, generator=generator) < 0.4, IGNORED)
 
 
-def scores(layout: Layout, length: int, hit: bool) -> dict[str, Any]:
+def scores(layout: Layout, length: int, hit: bool, config: ModelConfig = CONFIG) -> dict[str, Any]:
     """With `hit`, every second target is what the model finds likeliest."""
-    model = randomised(layout).eval()
+    model = randomised(layout, config=config).eval()
     tokens, targets = example(length)
     with torch.no_grad():
         logits = torch.stack([model.logits(tokens[:, : i + 1]) for i in range(length)], 1)
@@ -44,12 +53,24 @@ def scores(layout: Layout, length: int, hit: bool) -> dict[str, Any]:
 @pytest.mark.parametrize("length", [16, 7])  # the tensor axis does not divide 7
 def test_each_target_is_scored_from_its_own_logits(ranks: RankPool, layout: Layout, length: int) -> None:
     for result in ranks.run(layout.world_size, scores, layout, length, True):
-        logits, targets = result["logits"], result["targets"]
-        losses = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
-        torch.testing.assert_close(result["losses"], losses, rtol=1e-11, atol=1e-11)
-        assert torch.equal(result["hits"], logits.argmax(2) == targets)
-        assert result["hits"].any()
-        assert not result["hits"].all()
+        assert_from_own_logits(result)
+
+
+def assert_from_own_logits(result: dict[str, Any]) -> None:
+    logits, targets = result["logits"], result["targets"]
+    losses = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+    torch.testing.assert_close(result["losses"], losses, rtol=1e-11, atol=1e-11)
+    assert torch.equal(result["hits"], logits.argmax(2) == targets)
+    assert result["hits"].any()
+    assert not result["hits"].all()
+
+
+def test_a_model_of_no_published_family_is_scored_like_any_other(ranks: RankPool) -> None:
+    assert reason_against_export(OF_NO_FAMILY)
+    layout = Layout(tensor=2, sequence_parallel=True)
+    for result in ranks.run(2, scores, layout, 16, True, OF_NO_FAMILY):
+        assert_from_own_logits(result)
+        assert result["logits"].abs().max() <= 0.5
 
 
 def nothing(layout: Layout) -> tuple[Tensor, Tensor]:

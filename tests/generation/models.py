@@ -1,4 +1,4 @@
-"""Small models of both families, far from uniform, so that choices differ."""
+"""Small models, of published families and of none, far from uniform, so that choices differ."""
 
 import torch
 
@@ -16,7 +16,12 @@ FAMILIES = {
         "positions": "rotary", "norm": "rms", "mlp": "relu2", "biases": "none", "tied": False, "qk_norm": True,
         "norm_affine": False, "embedding_norm": True, "logit_softcap": 2.0,
     },
+    "of no family": {
+        "num_kv_heads": 2, "norm": "rms", "mlp": "geglu", "biases": "qkv", "tied": False, "embedding_norm": True,
+        "logit_softcap": 2.0,
+    },
 }  # fmt: skip
+"""Settings by family. No program but Crosscut has a model like the last: gated, with learned positions."""
 
 ALONE = Layout()
 

@@ -8,12 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from crosscut.config import ConfigError, GenerationError, Layout
+from crosscut.config import ConfigError, GenerationError, Layout, ModelConfig
+from crosscut.config.published.folders import reason_against_export
 from crosscut.generation import Decoder, Piece, Sampling, decoder
 from crosscut.generation.sampling import History, Numbers, choose, not_finite, rows_not_finite
 from crosscut.model.cache import reading_kernels
 from crosscut.model.packing import pack_weights
-from tests.generation.models import make
+from tests.generation.models import FAMILIES, SIZES, make
 
 Job = tuple[list[int], Sampling]
 
@@ -73,7 +74,7 @@ def recompute(family: str, jobs: Sequence[Job], window: int = 12) -> list[list[i
     return found
 
 
-@pytest.fixture(scope="module", params=["gpt2", "llama", "modern"])
+@pytest.fixture(scope="module", params=FAMILIES)
 def family(request) -> str:
     return request.param
 
@@ -81,6 +82,11 @@ def family(request) -> str:
 @pytest.fixture(scope="module")
 def expected(ranks, family) -> list[list[int]]:
     return ranks.run(1, recompute, family, JOBS)[0]
+
+
+def test_one_model_is_of_no_published_family():
+    outside = [name for name, own in FAMILIES.items() if reason_against_export(ModelConfig(**(SIZES | own)))]
+    assert outside == ["of no family"]
 
 
 def test_cached_texts_are_those_of_recomputing_everything(ranks, family, expected):
