@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from crosscut.config.corpora import CorpusConfig, SourceConfig
 from crosscut.config.errors import DamagedDataError, DataError
@@ -19,7 +19,7 @@ from crosscut.corpus.documents import DOCUMENTS, INGEST, count_bytes, write_tabl
 from crosscut.corpus.execution.stages import Counts, Output, Record, Task
 from crosscut.corpus.finished import WORK_FOLDER
 from crosscut.corpus.json_rows import REJECT_KEYS, read_rows
-from crosscut.corpus.readers import Reading, Reject, Text, find_reader
+from crosscut.corpus.readers import Reading, Reject, Skip, Text, find_reader
 from crosscut.corpus.readers.files import File, find_files
 from crosscut.data.hashing import sha256
 from crosscut.data.text.sources import unreadable
@@ -103,51 +103,36 @@ def ingest_files(
 ) -> Counts:
     """Run a task: read files of one source, and write their documents as parts of about `part_bytes` bytes of text."""
     parts = _Parts(task, part_bytes, output)
-    rules: dict[str, Counter[str]] = {}
-    notes: Counter[str] = Counter()
-    num_rejects = lost = 0
-    damaged: dict[str, dict[str, Any]] = {}
     with output.path(f"{task}.rejects.jsonl").open("w", encoding="utf-8") as rejects:
+        dropped = _Dropped(source, rejects)
         for file in files:
             before = parts.num_documents
             for item in find_reader(file.format)(file, reading):
                 if isinstance(item, Text):
                     parts.add(f"{source}/{file.name}#{item.record}", item)
-                    notes.update([item.note] if item.note else [])
-                    continue
-                rule = rules.setdefault(item.rule, Counter(documents=0, bytes=0))
-                rule["documents"] += 1
-                if isinstance(item, Reject):
-                    num_rejects += 1
-                    lost += item.lost
-                    rule["bytes"] += item.lost
-                    described = _described(source, file, item)
-                    rejects.write(json.dumps(described) + "\n")
-                    if item.lost:
-                        damaged.setdefault(file.name, described | {"documents": parts.num_documents - before})
+                else:
+                    dropped.add(item, file, parts.num_documents - before)
     parts.write()
-    num_records = parts.num_documents + num_rejects
-    size = sum(file.size for file in files)
+    size, written = sum(file.size for file in files), sum(parts.sizes.values())
+    of_source = {
+        "files": len(files),
+        "bytes_in": size,
+        "records": parts.num_documents + dropped.rejects,
+        "rejects": dropped.rejects,
+        "lost": dropped.lost,
+        "documents": parts.num_documents,
+        "bytes": written,
+    }
     return {
-        "documents_in": parts.num_documents + sum(rule["documents"] for rule in rules.values()),
+        "documents_in": parts.num_documents + sum(rule["documents"] for rule in dropped.rules.values()),
         "documents_out": parts.num_documents,
         "bytes_in": size,
-        "bytes_out": sum(parts.sizes.values()),
-        "rules": {name: dict(rule) for name, rule in sorted(rules.items())},
-        "notes": dict(sorted(notes.items())),
+        "bytes_out": written,
+        "rules": {name: dict(rule) for name, rule in sorted(dropped.rules.items())},
+        "notes": dict(sorted(parts.notes.items())),
         "parts": parts.sizes,
-        "damaged": list(damaged.values()),
-        "sources": {
-            source: {
-                "files": len(files),
-                "bytes_in": size,
-                "records": num_records,
-                "rejects": num_rejects,
-                "lost": lost,
-                "documents": parts.num_documents,
-                "bytes": sum(parts.sizes.values()),
-            }
-        },
+        "damaged": list(dropped.damaged.values()),
+        "sources": {source: of_source},
     }
 
 
@@ -163,6 +148,34 @@ def _described(source: str, file: File, reject: Reject) -> dict[str, Any]:
     }
 
 
+@dataclass
+class _Dropped:
+    """Records of a task that become no document. Unreadable records are listed in `file`."""
+
+    source: str
+    file: TextIO
+    rules: dict[str, Counter[str]] = field(default_factory=dict)
+    """Documents and lost bytes of each rule that drops records."""
+    rejects: int = 0
+    lost: int = 0
+    """Bytes that are lost in damaged files."""
+    damaged: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """First loss in each damaged file, by the file's name."""
+
+    def add(self, item: Reject | Skip, file: File, num_documents: int) -> None:
+        """Count a record of `file`, of which `num_documents` documents have been read so far."""
+        rule = self.rules.setdefault(item.rule, Counter(documents=0, bytes=0))
+        rule["documents"] += 1
+        if isinstance(item, Reject):
+            self.rejects += 1
+            self.lost += item.lost
+            rule["bytes"] += item.lost
+            described = _described(self.source, file, item)
+            self.file.write(json.dumps(described) + "\n")
+            if item.lost:
+                self.damaged.setdefault(file.name, described | {"documents": num_documents})
+
+
 class _Parts:
     """Collects the documents of a task and writes a part as soon as it has enough text."""
 
@@ -173,6 +186,8 @@ class _Parts:
         self._columns: dict[str, list[Any]] = {name: [] for name in DOCUMENTS.names}
         self._num_bytes = 0
         self.num_documents = 0
+        self.notes: Counter[str] = Counter()
+        """Number of documents with each note."""
         self.sizes: dict[str, int] = {}
         """Bytes of text of each written part, by the part's name."""
 
@@ -181,6 +196,7 @@ class _Parts:
             self._columns[column].append(value)
         self._num_bytes += count_bytes(item.text)
         self.num_documents += 1
+        self.notes.update([item.note] if item.note else [])
         if self._num_bytes >= self._part_bytes:
             self.write()
 

@@ -22,7 +22,7 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, start_processes
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, RunProcsResult, SignalException, start_processes
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure, get_error_handler
 
 from crosscut.config import ConfigError, CrosscutError, LayoutError, RankFailure, errors
@@ -188,6 +188,20 @@ def launch(
     """
     if num_ranks == 1:
         return function(*arguments)
+    result, requests = _run_ranks(function, arguments, num_ranks, signals)
+    if result.is_failed():
+        (failure,) = result.failures.values()  # the first failure; the other ranks were stopped because of it
+        if requests.first and -failure.exitcode in signals:  # the rank was not yet handling requests
+            raise SystemExit(128 + requests.first)
+        _raise(failure, num_ranks)
+    value: _T = result.return_values[0]
+    return value
+
+
+def _run_ranks(
+    function: Callable[..., object], arguments: tuple[Any, ...], num_ranks: int, signals: tuple[int, ...]
+) -> tuple[RunProcsResult, "_PassedOn"]:
+    """Start the ranks and wait until all have ended. No rank is left at the end, whatever ends the wait."""
     store = dist.TCPStore(_LOOPBACK, 0, is_master=True, wait_for_workers=False)
     with _signals_and_logs_restored(), tempfile.TemporaryDirectory(prefix="crosscut-ranks-") as folder:
         others = set(multiprocessing.active_children())
@@ -211,13 +225,7 @@ def launch(
                 rank.kill()
                 rank.join(5)
     assert result is not None
-    if result.is_failed():
-        (failure,) = result.failures.values()  # the first failure; the other ranks were stopped because of it
-        if requests.first and -failure.exitcode in signals:  # the rank was not yet handling requests
-            raise SystemExit(128 + requests.first)
-        _raise(failure, num_ranks)
-    value: _T = result.return_values[0]
-    return value
+    return result, requests
 
 
 class _PassedOn:

@@ -111,22 +111,21 @@ def pack(work: Path, parts: Sequence[str], tokenizer: Path, config: CorpusConfig
         raise DataError(
             "`sources.weight` must keep some training documents, but keeps none. Set a higher weight for a source."
         )
-    digest = sha256(tokenizer)
-    Manifest(
+    manifest = Manifest(
         dtype=dtype.name,
         vocab_size=loaded.vocab_size,
         end_of_text=loaded.end_of_text,
-        tokenizer_sha256=digest,
+        tokenizer_sha256=(digest := sha256(tokenizer)),
         settings=_settings(settings, seed, digest),
         sources=tuple(SourceEntry(name=name) for name in packed.files),
         train=tuple(train),
         validation=validation,
         corpus=weights,
-    ).write(folder)
+    )
+    manifest.write(folder)
     shards = (*train, validation)
-    if settings.megatron:
-        for entry in shards:
-            _index_for_megatron(folder, entry.name, dtype)
+    for entry in shards if settings.megatron else ():
+        _index_for_megatron(folder, entry.name, dtype)
     return {
         "shards": {entry.name: {"documents": entry.documents, "tokens": entry.tokens} for entry in shards},
         "sources": packed.counts,

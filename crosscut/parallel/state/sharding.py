@@ -13,6 +13,7 @@ because the embedding of a frequent token sums many gradients.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from crosscut.config import LayoutError
-from crosscut.parallel.mesh import ParallelMesh
+from crosscut.parallel.mesh import ParallelMesh, Sharding
 from crosscut.parallel.state.gradients import GradientReducer, require_distributed
 from crosscut.parallel.state.parameters import initial_value_of, local_part
 
@@ -62,23 +63,25 @@ def shard_model(
     _require_sums(always_used)
     values = {name: initial_value_of(parameter) for name, parameter in parameters.items() if parameter.is_meta}
     reduce_dtype = next(iter(parameters.values())).dtype
-    for unit in (*units, model):
-        dtype = None if unit is model else compute_dtype
-        fully_shard(
-            unit,
-            mesh=mesh.sharding.device_mesh,
-            reshard_after_forward=unit is not model and not mesh.sharding.keeps_weights,
-            mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False),
-        )
-        assert isinstance(unit, FSDPModule)
-        unit.set_gradient_divide_factor(1.0)  # gradients are sums, not averages
-        unit.set_force_sum_reduction_for_comms(True)  # a plain sum, which every backend supports
-        if _SUMS_UNUSED:
-            unit.set_reduce_scatter_unused_params(True, recurse=False)
+    policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype, cast_forward_inputs=False)
+    for unit in units:
+        _shard_unit(unit, mesh.sharding, replace(policy, param_dtype=compute_dtype))
+    _shard_unit(model, mesh.sharding, policy, is_root=True)
     model._apply(lambda tensor: torch.empty_like(tensor, device=mesh.device) if tensor.is_meta else tensor)
     for name, parameter in model.named_parameters():
         if name in values:
             local_part(parameter.detach()).fill_(values[name])
+
+
+def _shard_unit(unit: nn.Module, sharding: Sharding, policy: MixedPrecisionPolicy, *, is_root: bool = False) -> None:
+    """Shard one unit."""
+    frees_weights = not is_root and not sharding.keeps_weights
+    fully_shard(unit, mesh=sharding.device_mesh, reshard_after_forward=frees_weights, mp_policy=policy)
+    assert isinstance(unit, FSDPModule)
+    unit.set_gradient_divide_factor(1.0)  # gradients are sums, not averages
+    unit.set_force_sum_reduction_for_comms(True)  # a plain sum, which every backend supports
+    if _SUMS_UNUSED:
+        unit.set_reduce_scatter_unused_params(True, recurse=False)
 
 
 def _require_sums(always_used: bool) -> None:

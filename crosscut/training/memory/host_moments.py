@@ -89,46 +89,60 @@ class InHostMemory:
             held.copy_(there, non_blocking=True)
 
     def _copied(self, flat: Piece, cuts: list[list[_Slice]]) -> Iterator[Piece]:
-        """Yield the pieces with their moments on the device. Each piece is copied to one of two buffers ahead of its
-        use.
-        """
+        """Yield the pieces with their moments on the device."""
         if self._streams is None:
             self._streams = torch.cuda.Stream(), torch.cuda.Stream()
-        inward, outward = self._streams
-        main = torch.cuda.current_stream()
-        size = min(self.piece_elements, max(sum(s.last - s.first for s in cut) for cut in cuts))
+        return _Copies(flat, cuts, self._streams).pieces()
+
+
+class _Copies:
+    """Copies of one step's moments between host memory and two buffers on the device, each on a stream of its own."""
+
+    def __init__(
+        self, flat: Piece, cuts: list[list[_Slice]], streams: tuple[torch.cuda.Stream, torch.cuda.Stream]
+    ) -> None:
+        self._flat, self._cuts = flat, cuts
+        self._main, (self._inward, self._outward) = torch.cuda.current_stream(), streams
+        size = max(sum(s.last - s.first for s in cut) for cut in cuts)
         # The buffers are allocated and freed on the main stream, which waits for both other streams before reusing the
         # memory.
-        places = torch.empty(2, 2, size, dtype=flat.parameters[0].dtype, device=main.device)
-        inward.wait_stream(main)  # the previous step's copies to host memory are complete
-        outward.wait_stream(main)
-        loaded = [torch.cuda.Event() for _ in cuts]
-        stored = [torch.cuda.Event() for _ in cuts]
+        self._places = torch.empty(2, 2, size, dtype=flat.parameters[0].dtype, device=self._main.device)
+        for stream in streams:
+            stream.wait_stream(self._main)  # the previous step's copies to host memory are complete
+        self._loaded = [torch.cuda.Event() for _ in cuts]
+        self._stored = [torch.cuda.Event() for _ in cuts]
 
-        def load(number: int) -> Piece:
-            with torch.cuda.stream(inward):
-                if number >= 2:
-                    inward.wait_event(stored[number - 2])
-                piece = _of(flat, cuts[number])
-                there = piece._replace(averages=_placed(piece.averages, places[number % 2, 0]),
-                                       squares=_placed(piece.squares, places[number % 2, 1]))  # fmt: skip
-                _copy((there.averages, there.squares), (piece.averages, piece.squares))
-                loaded[number].record(inward)
-            return there
-
-        ahead = load(0)
-        for number, cut in enumerate(cuts):
+    def pieces(self) -> Iterator[Piece]:
+        """Yield the pieces with their moments on the device. Each piece is copied ahead of its use."""
+        ahead = self._load(0)
+        for number in range(len(self._cuts)):
             piece = ahead
-            if number + 1 < len(cuts):
-                ahead = load(number + 1)
-            main.wait_event(loaded[number])
+            if number + 1 < len(self._cuts):
+                ahead = self._load(number + 1)
+            self._main.wait_event(self._loaded[number])
             yield piece
-            outward.wait_stream(main)
-            with torch.cuda.stream(outward):
-                host = _of(flat, cut)
-                _copy((host.averages, host.squares), (piece.averages, piece.squares))
-                stored[number].record(outward)
-        main.wait_stream(outward)
+            self._store(number, piece)
+        self._main.wait_stream(self._outward)
+
+    def _load(self, number: int) -> Piece:
+        """Begin to copy a piece to the buffer that the piece before the previous one has left."""
+        with torch.cuda.stream(self._inward):
+            if number >= 2:
+                self._inward.wait_event(self._stored[number - 2])
+            piece = _of(self._flat, self._cuts[number])
+            averages, squares = self._places[number % 2]
+            there = piece._replace(averages=_placed(piece.averages, averages), squares=_placed(piece.squares, squares))
+            _copy((there.averages, there.squares), (piece.averages, piece.squares))
+            self._loaded[number].record(self._inward)
+        return there
+
+    def _store(self, number: int, piece: Piece) -> None:
+        """Begin to copy an updated piece back to host memory."""
+        self._outward.wait_stream(self._main)
+        with torch.cuda.stream(self._outward):
+            host = _of(self._flat, self._cuts[number])
+            _copy((host.averages, host.squares), (piece.averages, piece.squares))
+            self._stored[number].record(self._outward)
 
 
 def cut_in_pieces(sizes: list[int], piece_elements: int) -> list[list[_Slice]]:
