@@ -23,8 +23,8 @@ from crosscut.training.requirements import require_capabilities
 from crosscut.verification import Report, for_verification, scale_down, verify_on_mesh, verify_runs
 from crosscut.verification.run_proof import made_up_batch
 from tests.ranks import RankPool
-from tests.verification.mutations import g_missing
-from tests.verification.runs import CPU, LLAMA, tiny_run
+from tests.verification.mutations import MIXED, g_missing
+from tests.verification.runs import CPU, LLAMA, MODERN, tiny_run
 
 QUICK = [
     Layout(),
@@ -78,6 +78,9 @@ RECIPES: dict[str, tuple[Layout, dict[str, Any]]] = {
     "rates": (Layout(tensor=2, data=2, sharding="zero3"), {"optimizer": RATES}),
     "rates, untied": (Layout(tensor=2), {"tied": False, "optimizer": {**RATES, "head_learning_rate": 1e-5}}),
     "Muon": (Layout(tensor=2), {"optimizer": MUON}),
+    "Muon, tensor 4": (Layout(tensor=4), {"optimizer": MUON}),
+    "Muon, data 2": (Layout(data=2), {"optimizer": MUON}),
+    "Muon, zero3": (Layout(data=2, sharding="zero3"), {"optimizer": MUON}),
     "average": (Layout(tensor=4), {"optimizer": {"ema_decay": 0.999}}),
     "average, Muon, sharded": (
         Layout(tensor=2, data=2, sharding="zero3"),
@@ -103,7 +106,7 @@ def _verify_recipe(name: str) -> Report:
     return verify_on_mesh(for_verification(tiny_run(**options), layout, "float64"), make_mesh(layout, CPU))
 
 
-QUICK_RECIPES = ("rates, untied", "average, Muon, sharded", "growing batch", "fan-in, zero outputs", "soft cap, z-loss")
+QUICK_RECIPES = ("rates, untied", "average, Muon, sharded", "growing batch", "fan-in, zero outputs")
 
 
 @pytest.mark.parametrize(
@@ -112,6 +115,40 @@ QUICK_RECIPES = ("rates, untied", "average, Muon, sharded", "growing batch", "fa
 def test_a_modern_recipe_is_the_uncut_model(ranks: RankPool, name: str) -> None:
     report = ranks.run(RECIPES[name][0].world_size, _verify_recipe, name)[0]
     assert report.same, report.first
+
+
+EVERYTHING: dict[str, Any] = {
+    **MODERN,
+    "training": {
+        "document_mask": True, "z_loss": 0.01, "initial_spread": "fan_in", "zero_initial_outputs": True,
+        "initial_batch_size": 4, "ramp_steps": 2,
+    },
+    "optimizer": {
+        **MUON, "embedding_learning_rate": 3e-3, "head_learning_rate": 1e-3, "schedule": "wsd", "decay_steps": 8,
+        "ema_decay": 0.999,
+    },
+    "data": MIXED,
+}  # fmt: skip
+"""All options of docs/recipe.md and docs/data.md at once."""
+
+
+def _verify_everything(layout: Layout) -> Report:
+    return verify_on_mesh(for_verification(tiny_run(**EVERYTHING), layout, "float64"), make_mesh(layout, CPU))
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(tensor=2, data=2, sharding="zero3", sequence_parallel=True),
+        pytest.param(Layout(tensor=4), marks=pytest.mark.slow),  # repeats the first on other layouts
+        pytest.param(Layout(data=2), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_all_options_together_are_the_uncut_model(ranks: RankPool, layout: Layout) -> None:
+    report = ranks.run(layout.world_size, _verify_everything, layout)[0]
+    assert report.same, report.first
+    assert {"documents", "mixture", "averaged weights"} <= {check.name for check in report.checks}
 
 
 def test_verification_keeps_the_ratios_of_learning_rates() -> None:
