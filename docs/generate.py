@@ -112,6 +112,8 @@ The column "sequence" has the default of `training.sequence_length`: the length 
 for most of its tokens. The last column has the parameters of the whole model with tied embeddings, as counted by
 `crosscut.planner.count_parameters`. A preset with the tokenizer's vocabulary is counted with {vocab_size:,} entries,
 the default of `data.vocab_size`.
+
+`demo` is the demo's model, with the settings of the recipe `modern`, which is the preset's recipe.
 """
 
 
@@ -121,7 +123,7 @@ command line. A setting of the run always replaces the recipe's. A run without a
 
 - `continued`, if it trains published weights further (`training.initialize_from`);
 - `paper`, if its `model.preset` is a model of the paper or another published model;
-- `modern`, if the command line has no file: the run then has the demo's model;
+- `modern`, if its `model.preset` is `demo`, or if the command line has no file: the run then has the demo's model;
 - `small` otherwise.
 
 Some defaults fit the run. The warm-up takes at most a twentieth of the steps. The validation set is scored at least ten

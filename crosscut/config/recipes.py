@@ -6,7 +6,7 @@ values, so the recipe "paper" is empty. A setting of the run always replaces the
 
 from typing import Any
 
-from crosscut.config.published.presets import LAPTOP_PRESETS, PRESETS
+from crosscut.config.published.presets import DEMO_PRESET, LAPTOP_PRESETS, MODERN, PRESETS
 
 RECIPES: dict[str, dict[str, dict[str, Any]]] = {
     # Sections 4.1.1 and 4.1.3 of the paper, for models of hundreds of millions of parameters on a cluster.
@@ -18,17 +18,7 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
     },
     # A small model that learns as much as possible in few steps (docs/recipe.md).
     "modern": {
-        "model": {
-            "positions": "rotary",
-            "norm": "rms",
-            "norm_affine": False,
-            "embedding_norm": True,
-            "qk_norm": True,
-            "mlp": "relu2",
-            "biases": "none",
-            "tied": False,
-            "dropout": 0.0,
-        },
+        "model": MODERN,
         "training": {
             "steps": 500,
             "batch_size": 8,
@@ -61,9 +51,11 @@ def default_recipe(*, preset: str, initialize_from: object) -> str:
     """Name of the recipe of a run that names none. `preset` and `initialize_from` are the run's `model.preset` and
     `training.initialize_from`, or empty.
 
-    Published weights are trained further, the models of the paper and other published models have the paper's recipe,
-    and every other model is a small one.
+    Published weights are trained further, the demo's model has the demo's recipe, the models of the paper and other
+    published models have the paper's recipe, and every other model is a small one.
     """
     if initialize_from:
         return "continued"
+    if preset == DEMO_PRESET:
+        return "modern"
     return "paper" if preset in PRESETS and preset not in LAPTOP_PRESETS else "small"

@@ -23,6 +23,19 @@ def _llama(num_layers: int, hidden_size: int, num_heads: int, **rest: Any) -> di
     return {**_shape(num_layers, hidden_size, num_heads), **family, **rest}
 
 
+MODERN: dict[str, Any] = {
+    "positions": "rotary",
+    "norm": "rms",
+    "norm_affine": False,
+    "embedding_norm": True,
+    "qk_norm": True,
+    "mlp": "relu2",
+    "biases": "none",
+    "tied": False,
+    "dropout": 0.0,
+}
+"""Settings of the models of the recipe "modern" (docs/recipe.md)."""
+
 PRESETS: dict[str, dict[str, Any]] = {
     # Paper, Table 1: the scaling study.
     "megatron-1.2b": _shape(40, 1536, 16, vocab_size=GPT2_VOCAB_SIZE),
@@ -101,10 +114,15 @@ PRESETS: dict[str, dict[str, Any]] = {
     "laptop-small": _shape(4, 256, 4, max_sequence_length=256),
     "laptop-base": _shape(6, 384, 6, max_sequence_length=256),
     "laptop-llama": _llama(4, 256, 4, num_kv_heads=2, mlp_size=704, max_sequence_length=256),
+    # The demo's model (config/demo.toml).
+    "demo": _shape(4, 128, 4, max_sequence_length=128, **MODERN),
 }
 
 LAPTOP_PRESETS = tuple(name for name in PRESETS if name.startswith("laptop-"))
 """Presets of small models, which are not published."""
+
+DEMO_PRESET = "demo"
+"""Preset of the demo's model, whose recipe is "modern"."""
 
 _TRAINED_ON = {"smollm2-135m": 2048, "qwen2.5-0.5b": 4096, "qwen3-0.6b": 4096}
 """Tokens per sequence in most of the training, for models that saw longer sequences only at its end: SmolLM2 (arXiv

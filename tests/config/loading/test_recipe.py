@@ -5,7 +5,7 @@ import pytest
 
 from crosscut.cli.arguments import run_from
 from crosscut.config import PRESETS, ConfigError, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig, load_run
-from crosscut.config.published.presets import LAPTOP_PRESETS
+from crosscut.config.published.presets import DEMO_PRESET, LAPTOP_PRESETS
 from crosscut.config.recipes import RECIPES
 from tests.config.published.test_folders import GPT2, LLAMA, write
 
@@ -35,7 +35,7 @@ def test_a_recipe_is_named_in_the_file_or_on_the_command_line(name: str, tmp_pat
 @pytest.mark.parametrize("preset", PRESETS)
 def test_published_models_have_the_papers_recipe_and_others_are_small(preset: str) -> None:
     run = load_run({"model": {"preset": preset}})
-    name = "small" if preset in LAPTOP_PRESETS else "paper"
+    name = "modern" if preset == DEMO_PRESET else "small" if preset in LAPTOP_PRESETS else "paper"
     assert run == load_run({"model": {"preset": preset}, "recipe": name})
     assert (run.training.batch_size == 512) == (name == "paper")
 
@@ -139,6 +139,14 @@ def test_the_same_run_with_and_without_a_file(tmp_path: Path) -> None:
     demo = run_from(())
     assert demo.model == run_from(("data.text=book.txt",)).model
     assert (demo.training.steps, demo.layout.tensor, demo.output.folder) == (820, 2, "runs/demo")
+
+
+def test_the_demos_model_and_recipe_have_a_name() -> None:
+    demo, named = run_from(()), load_run({"model": {"preset": "demo"}})
+    assert named.model == demo.model
+    assert named == load_run({"model": {"preset": "demo"}, "recipe": "modern"})
+    assert run_from(("model.preset=demo",)) == demo
+    assert run_from(("data.text=book.txt", "model.preset=demo")) == run_from(("data.text=book.txt",))
 
 
 @pytest.mark.parametrize(
