@@ -43,7 +43,7 @@ class RunCommand(click.Command):
 
 def run_arguments(file: str = "[RUN.toml]") -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Give a `RunCommand` the arguments `[RUN.toml] [section.key=value ...]`, as one tuple named `arguments`. An error
-    about a setting in the file names its line. The help shows `file` as the name of the file.
+    about a setting in the file names the setting's line. `file` stands for the file's name in the help text.
     """
     metavar = f"{file} [section.key=value ...]"
     argument = click.argument("arguments", nargs=-1, metavar=metavar, callback=_read_arguments)
@@ -51,8 +51,8 @@ def run_arguments(file: str = "[RUN.toml]") -> Callable[[Callable[_P, _R]], Call
 
 
 def _naming_lines(command: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Make a command's errors about a setting in a config file name the file and the line. The parameter `arguments`
-    of the command holds the file and its overrides.
+    """Add the file and the line to a command's errors about a setting in a config file. The parameter `arguments` of
+    the command holds the file and its overrides.
     """
 
     @wraps(command)
@@ -69,8 +69,8 @@ def _naming_lines(command: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def _read_arguments(context: click.Context, _argument: click.Parameter, words: tuple[str, ...]) -> tuple[str, ...]:
-    """Join each unknown option with its value, as in `--steps=5`, and put it behind the file, where the loading of the
-    run reports it.
+    """Join each unknown option with its value, as in `--steps=5`, and append it to the arguments. An error then reports
+    the option when the run is loaded.
 
     Raises `click.NoSuchOption` for an option that resembles no setting.
     """
@@ -91,9 +91,9 @@ def _read_arguments(context: click.Context, _argument: click.Parameter, words: t
 
 
 def run_from(arguments: tuple[str, ...], *, layout: Layout | None = None) -> RunConfig:
-    """Load the run that the arguments describe. Without a file, the run is the demo that comes with Crosscut, or has
-    the demo's recipe and model on the user's own data. A given `layout` replaces the run's own layout. Raises
-    `ConfigError` or `LayoutError` for an invalid run.
+    """Load the run that the arguments describe. Without a file, the run is the demo that comes with Crosscut. If the
+    arguments then name data, only the recipe and the model come from the demo. A given `layout` replaces the run's own
+    layout. Raises `ConfigError` or `LayoutError` for an invalid run.
     """
     if has_file(arguments):
         return load_run(Path(arguments[0]), arguments[1:], layout=layout)
@@ -103,7 +103,7 @@ def run_from(arguments: tuple[str, ...], *, layout: Layout | None = None) -> Run
     elif _has_any(arguments, "data.text=", "data.tokens="):
         demo = {"recipe": demo["recipe"], "model": demo["model"]}
     if _has_any(arguments, "model.preset="):
-        demo.pop("recipe", None)  # the preset has its own
+        demo.pop("recipe", None)  # the preset has a recipe of its own
     return load_run(demo, arguments, layout=layout)
 
 

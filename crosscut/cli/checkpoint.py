@@ -23,8 +23,8 @@ def checkpoint() -> None:
 
 
 @checkpoint.command(
-    help=f"Show the step, layout, tensors and settings of a checkpoint.\n\n{_WHERE} Of several checkpoints, the newest "
-    "is shown."
+    help=f"Show the step, layout, tensors and settings of a checkpoint.\n\n{_WHERE} If there are several "
+    "checkpoints, the newest is shown."
 )
 @click.argument("place")
 @_as_json

@@ -43,7 +43,7 @@ _OF_PLACES = frozenset(
         errno.EDQUOT,
     }
 )
-"""Errors of the operating system that another path avoids. They are a user's mistake, whichever command meets them."""
+"""Errors of the operating system that the user can avoid with another path. They count as the user's mistake."""
 
 _LONG_WORD = re.compile(r"(\S{150})\S{200,}(\S{50})")
 
@@ -69,10 +69,10 @@ for command in (plan, prepare, train, verify, evaluate, lm_eval, generate, serve
 def main() -> None:
     """Run the command line and set the exit status.
 
-    - 2 after a user's mistake, which is reported as one message. A path that cannot be used is such a mistake.
-    - 65 after files that are damaged, unless the damage is allowed. On a terminal, the message is red.
+    - 2 after a user's mistake, such as a path that cannot be used. The error is one message.
+    - 65 after a damaged file, unless the damage is allowed. On a terminal, the message is red.
     - 1 after a failed rank, whose traceback is printed, and after any other error. Control characters in a traceback
-      are escaped, because its message may contain text of others.
+      are escaped, because the error's message may contain untrusted text.
     - 75 after a training run that stopped at a scheduler's request and can be resumed.
     - 130 after Ctrl-C, also after a training run that has written a checkpoint because of Ctrl-C.
     - 128 + the signal's number after SIGTERM or SIGUSR1, unless the command handles the signal, as training does.
@@ -113,15 +113,15 @@ def _end(error: BaseException) -> NoReturn:
             echo(_shortened(text.getvalue()), err=True, nl=False)
             sys.exit(error.exit_code)
         case click.Abort() | KeyboardInterrupt():
-            show_cursor()  # a rank that was killed has left it hidden behind its progress bar
+            show_cursor()  # the progress bar of a killed rank has left the cursor hidden
             _fail(
                 error,
                 _EXIT_INTERRUPTED,
                 "Interrupted. To continue a training run from its last checkpoint, use --resume auto. To continue "
                 "preparing a corpus, start the same command again.",
             )
-    echo("".join(traceback.format_exception(error)), err=True, nl=False)  # its message may contain text of others
-    sys.last_value = error  # as after any uncaught error: `launch.processes` then leaves the process group alone
+    echo("".join(traceback.format_exception(error)), err=True, nl=False)  # escaped, as the message may be untrusted
+    sys.last_value = error  # as after an uncaught error: `launch.processes` then does not destroy the process group
     sys.exit(1)
 
 
@@ -150,8 +150,8 @@ def _terminated(number: int, _frame: object) -> None:
 def _fail(error: BaseException, status: int, message: str, *, begin: str = "crosscut: ") -> NoReturn:
     """Print the message once and exit. With `--json`, the message is a JSON object on the standard output.
 
-    Under torchrun every rank fails in the same way, so the other ranks wait silently; torchrun normally stops them
-    during that time.
+    Under torchrun every rank fails in the same way, and only rank 0 prints the message at once. The other ranks wait
+    for some seconds first. Normally torchrun stops them during this time.
     """
     if os.environ.get("RANK", "0") != "0":
         time.sleep(_SECONDS_UNTIL_STOPPED)

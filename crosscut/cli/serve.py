@@ -49,7 +49,7 @@ def serve(place: str, **options: Any) -> None:
             f"`crosscut serve` needs the packages of the extra `serve`, but {' and '.join(missing)} cannot be found. "
             "Install them: pip install 'crosscut[serve]'."
         )
-    # OpenMP reads this when PyTorch is imported. By default, a thread that waits for another one spins for a
+    # OpenMP reads this variable when PyTorch is imported. By default, a thread that waits for another one spins for a
     # millisecond. If a chat template keeps one of two cores busy, each token waits for such spins: a tiny model's token
     # took 40 ms by default, 6 ms with 20,000 spins and 3 ms with 5,000. Fewer than 20,000 slow an idle machine down.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")

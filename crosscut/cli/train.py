@@ -15,9 +15,7 @@ class _TrainCommand(RunCommand):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert an explicit value for `--resume` before click parses the arguments, because click would take any next
-        word as the value.
-        """
+        """Insert an explicit value for `--resume` before click parses the arguments."""
         end = args.index("--") if "--" in args else len(args)
         for place, following in enumerate([*args[1:end], ""][:end]):
             if args[place] == "--resume" and following != "auto":
@@ -45,8 +43,8 @@ def train(arguments: tuple[str, ...], resume: Literal["newest", "auto"] | None, 
 
     Without RUN.toml, the command trains the demo: a small model on the State of the Union addresses, on two
     tensor-parallel ranks. The ranks share the CPU if there are fewer than two GPUs. Any key can be overridden, for
-    example with data.text=book.txt layout.tensor=2 training.steps=500. With data.text or data.tokens, the run has the
-    demo's recipe and model, and all other defaults are those of a run with a file.
+    example with data.text=book.txt layout.tensor=2 training.steps=500. With data.text or data.tokens, only
+    the recipe and the model come from the demo. All other settings have their usual defaults.
 
     The command starts the processes that the layout needs. Under torchrun (torchrun ... -m crosscut train RUN.toml),
     the command joins the processes that torchrun started.

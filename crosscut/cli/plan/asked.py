@@ -30,8 +30,8 @@ def asked_run(arguments: tuple[str, ...], model: str | None, *, layout: Layout |
 
 
 def with_vocabulary(run: RunConfig) -> RunConfig:
-    """Return the run with the vocabulary of the tokenizer that it trains, unless the model gives a size. The size of a
-    finished tokenizer, which `data.tokenizer` names, must be in `model.vocab_size`.
+    """Return the run with the vocabulary size of the tokenizer that it trains, unless `model.vocab_size` is given. If
+    `data.tokenizer` names a finished tokenizer, the run is returned unchanged, and must give `model.vocab_size`.
     """
     return run if run.data.tokenizer else run.with_vocabulary()
 

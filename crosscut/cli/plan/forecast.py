@@ -103,7 +103,7 @@ def show_forecast(options: ForecastOptions) -> None:
 
 
 def _show_written(options: ForecastOptions, asked: RunConfig) -> None:
-    """Say which files were written and what to do with them; beside JSON, on the error stream."""
+    """Say which files were written and what to do with them. With `--json`, use the error stream."""
     data = "" if asked.data.text or asked.data.tokens or asked.data.mixture else " data.text=FILE"
     if options.write is not None:
         echo(

@@ -111,7 +111,7 @@ def _sequence(layout: Layout) -> str:
 
 
 def _several(number: int) -> int:
-    """0 for a number of 1, which needs no mention."""
+    """Number to show behind a value. 0, which shows no number, replaces 1."""
     return number if number > 1 else 0
 
 

@@ -61,7 +61,7 @@ def _show_best(console: Console, best: "Plan", asked: RunConfig, hardware: "Hard
         for name in MEMORY_CATEGORIES
         if getattr(best.memory, name)
     )
-    console.print(Text(f"The first layout's memory on one rank peaks in: {best.memory.instant}. In GB: {held}."))
+    console.print(Text(f"With the first layout, the memory of a rank peaks at: {best.memory.instant}. In GB: {held}."))
     sent = [_sent(fact) for fact in traffic_facts(best) if fact["bytes"] >= 1e6]
     if sent:
         console.print(Text(f"In a step with the first layout, a rank sends {'; '.join(sent)}."))
@@ -78,8 +78,8 @@ def _sent(fact: Mapping[str, Any]) -> str:
     where = "inside a node" if fact["link"] == "node" else "across nodes"
     size = three_digits(fact["bytes"] / 1e9)
     return (
-        f"{fact['operation'].replace('_', '-')}s along {fact['axis']} ({where}) {size} GB in "
-        f"{seconds_text(fact['seconds'])} s (the rank waits for {seconds_text(fact['exposed'])} s of this time)"
+        f"{size} GB by {fact['operation'].replace('_', '-')} along {fact['axis']} ({where}) in "
+        f"{seconds_text(fact['seconds'])} s, of which the rank waits {seconds_text(fact['exposed'])} s"
     )
 
 
