@@ -4,8 +4,9 @@ The role determines what ranks along the axis compute and store:
 
 - Along some axes, ranks see different tokens (`splits_tokens`). A loss is normalised, and gradients are summed, over
   these axes.
-- Along an axis with different tokens, ranks hold identical bits of every parameter, unless each rank stores a slice
-  (`holds_copies`). Along an axis that cuts parameters, ranks hold identical bits of the parameters that are not cut.
+- Along an axis with different tokens, ranks hold identical bits of every parameter (`holds_copies`), unless each rank
+  stores a slice (`stores_slices`). Along an axis that cuts parameters, ranks hold identical bits of the parameters
+  that are not cut.
 - The gradient norm counts every element once. For each parameter, the squares are summed over the axes that cut the
   parameter or store slices of it. The parameter's placement names these axes. The squares are also summed over the axes
   along which each rank has parameters of its own.

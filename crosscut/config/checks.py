@@ -62,7 +62,7 @@ def shown(value: object) -> str:
     """Describe a value of any type for a message, in at most 300 characters."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # Python converts no number of more than 4,300 digits, and no deep list
+    except (ValueError, RecursionError):  # Python prints no number of over 4,300 digits and no deeply nested list
         return "too large to be shown"
     return text if len(text) <= 300 else f"{text[:270]}...{text[-20:]}"
 

@@ -15,8 +15,8 @@ _MOST = MappingProxyType(
         "head_size": 1 << 16,
     }
 )
-"""Maximum of the sizes whose maximum is not `checks.MOST`, far above the largest known model. A description of a model
-lists all layers, and the number of elements of every parameter must fit into 63 bits.
+"""Maximum of each size that has a lower limit than `checks.MOST`. All are far above the sizes of the largest known
+model. They bound the list of layers in a model's description, and keep the elements of a parameter below 2^63.
 """
 
 
@@ -146,8 +146,8 @@ class ModelConfig:
     """Whether the output projection shares its weight with the token embedding."""
 
     logit_softcap: float = 0.0
-    """Largest size of a logit. Larger logits are bent towards this size by cap x tanh(logit / cap), as in Gemma 2. 0
-    caps nothing."""
+    """Soft cap on the absolute value of the logits: each logit becomes cap x tanh(logit / cap), as in Gemma 2. 0 means
+    no cap."""
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden_size", "num_heads", "max_sequence_length", "rotary_original_length"):

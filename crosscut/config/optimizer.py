@@ -48,8 +48,8 @@ class OptimizerConfig:
     `matrix_learning_rate`."""
 
     embedding_learning_rate: float = 0.0
-    """Maximum learning rate of the embeddings of tokens and positions. A vocabulary that is tied to the output
-    projection is an embedding. The schedule multiplies all learning rates by the same factor. 0 means
+    """Maximum learning rate of the embeddings of tokens and positions. A token embedding that is also the output
+    projection belongs to this group. The schedule multiplies all learning rates by the same factor. 0 means
     `learning_rate`."""
 
     head_learning_rate: float = 0.0

@@ -51,8 +51,8 @@ def default_recipe(*, preset: str, initialize_from: object) -> str:
     """Name of the recipe of a run that names none. `preset` and `initialize_from` are the run's `model.preset` and
     `training.initialize_from`, or empty.
 
-    Published weights are trained further, the demo's model has the demo's recipe, the models of the paper and other
-    published models have the paper's recipe, and every other model is a small one.
+    A run from published weights has the recipe "continued", the preset of the demo has "modern", a preset of the paper
+    or of another published model has "paper", and every other model has "small".
     """
     if initialize_from:
         return "continued"

@@ -197,7 +197,7 @@ class RunConfig:
 
     @property
     def num_micro_batches(self) -> int:
-        """Number of forward passes per step. With a ramp of the batch, steps before its end have fewer."""
+        """Number of forward passes per step. If the batch grows, the first steps have fewer passes."""
         return self.training.batch_size // (self.layout.data * self.micro_batch_size)
 
     @property
@@ -213,8 +213,8 @@ class RunConfig:
         return self.checkpoint.folder or f"{self.output.folder}/{CHECKPOINTS_FOLDER}"
 
     def with_vocabulary(self) -> "RunConfig":
-        """Return the run with `data.vocab_size` in place of a `model.vocab_size` of 0. The first is the maximum size of
-        the tokenizer that the run trains, and the second takes the tokenizer's size.
+        """Return the run with `data.vocab_size` in place of a `model.vocab_size` of 0, which stands for the size
+        of the tokenizer that the run trains. `data.vocab_size` is the maximum of this size.
         """
         return replace(self, model=replace(self.model, vocab_size=self.model.vocab_size or self.data.vocab_size))
 

@@ -63,7 +63,7 @@ class TrainingConfig:
 
     ramp_steps: int = 0
     """Number of steps after which the batch has grown from `initial_batch_size` to `batch_size`. The batch grows at
-    equal distances. Must be 0 without `initial_batch_size`."""
+    equal intervals. Must be 0 without `initial_batch_size`."""
 
     micro_batch_size: int = 0
     """Number of sequences per forward pass of one data rank. Gradients are accumulated over the micro-batches of a
@@ -75,8 +75,8 @@ class TrainingConfig:
 
     document_mask: bool = False
     """Whether the documents of a sequence are hidden from each other: no token attends to an earlier document, and
-    positions restart at each document. The end-of-text token between two documents is the first token that is read of
-    the second one (docs/data.md)."""
+    positions restart at each document. The end-of-text token between two documents counts as the first token of the
+    second document (docs/data.md)."""
 
     initialize_from: str = ""
     """Hugging Face folder with the weights from which the run starts (docs/pretrained.md). With this folder, the model
@@ -94,8 +94,8 @@ class TrainingConfig:
     projection. In both cases, matrices before a residual sum are divided by sqrt(2 `model.num_layers`)."""
 
     zero_initial_outputs: bool = False
-    """Whether the output projections of attention and of the MLP start at zero, so that each layer first passes its
-    input on unchanged."""
+    """Whether the output projections of attention and of the MLP start at zero, so that at first each layer returns its
+    input unchanged."""
 
     seed: int = 1234
     """Seed of the initial weights, the order of the data, and dropout. The initial weights and the order of the data do

@@ -87,10 +87,10 @@ class IngestConfig:
     """Maximum share of rejected records, at least 0 and below 1. If more records are rejected, the run stops."""
 
     max_damaged_files: int = 0
-    """Maximum number of damaged files in the corpus. A damaged file is one whose rest, or all of it, cannot be read:
+    """Maximum number of damaged files in the corpus. A damaged file cannot be read at all, or not to its end:
     compressed data that is truncated or corrupt, a line of JSON that breaks off at the end of the file, a damaged row
-    group, a table without the text column. Nobody knows how many documents are lost, so each file must be allowed. The
-    documents before the damage are used."""
+    group, a table without the text column. The number of lost documents is unknown, so every damaged file counts toward
+    this limit. The documents before the damage are used."""
 
     max_document_mb: int = 64
     """Maximum size of a document in megabytes of text. Longer documents are rejected, so that memory stays bounded."""

@@ -86,7 +86,7 @@ def load_layout(text: str) -> Layout:
 
 
 def meant_settings(name: str) -> list[str]:
-    """Keys of a run that a user may have meant by a name, also by the full name of a key. Empty if nothing is
+    """Keys of a run that a user may have meant by `name`, which may be a full or a short name. Empty if none is
     similar.
     """
     keys = keys_of(RunConfig)
@@ -108,7 +108,7 @@ def with_line(message: str, path: Path, overrides: Iterable[str] = ()) -> str:
 
 def dump_toml(config: RunConfig | CorpusConfig) -> str:
     """Dump the whole resolved run or corpus as TOML. Loading the TOML gives an equal config."""
-    import tomli_w  # imported here only, so that a run can train from a checkout on a Python without it
+    import tomli_w  # imported only here: the rest of the module works without tomli_w
 
     return tomli_w.dumps(dataclasses.asdict(config))
 
@@ -119,7 +119,7 @@ def write_toml(config: RunConfig | CorpusConfig, path: Path) -> None:
 
 
 def _read(source: Path | Mapping[str, Any], keys: Iterable[str]) -> tuple[Table, Mistakes]:
-    """The table of a config that has the given `keys`, and the mistakes in it, of which none is found yet."""
+    """The table of a config, with an empty list of its mistakes. `keys` are all keys that the config may have."""
     if not isinstance(source, Path):
         return {key: _copy(value) for key, value in source.items()}, Mistakes(keys)
     table, text = _read_toml(source)

@@ -10,7 +10,7 @@ from crosscut.config.loading.toml_lines import key_lines
 
 _NAME = re.compile(r"`(\w+)`|\b(\w+(?:\.\w+)+)")
 _COMMAND_LINE = 1 << 62
-"""Position of a mistake that is not in the file, behind all lines."""
+"""Line number of a mistake that is not in the file, so that it comes after all mistakes in the file."""
 
 
 class Mistakes:

@@ -15,18 +15,18 @@ from crosscut.config.training import TrainingConfig
 
 _WARM_UP_SHARE, _VALIDATIONS, _DECAY = 20, 10, 10
 """Unless the run says otherwise, the warm-up takes at most a twentieth of the steps, a run has at least ten
-validations, and the learning rate falls at least to a tenth."""
+validations, and the learning rate falls at least to a tenth of its maximum."""
 
 _INITIAL_WEIGHTS = ("initial_spread", "zero_initial_outputs")
-"""Keys of `[training]` that decide on the initial weights, and that published weights replace."""
+"""Keys of `[training]` that choose random initial weights. A run from published weights does not have them."""
 
 
 def expand_recipe(table: dict[str, Any], preset: str, mistakes: Mistakes) -> None:
-    """Replace the key `recipe` by the settings of the recipe that the run does not give. Without the key, the model
-    decides on the recipe (`default_recipe`). `preset` is the name of the model's preset, or empty.
+    """Replace the key `recipe` by the recipe's settings, except those that the run gives. If the key is missing,
+    `default_recipe` chooses a recipe for the model. `preset` is the name of the model's preset, or empty.
 
-    Some settings of a recipe are limits, which a run of few steps, of short sequences or of a low learning rate stays
-    below: `optimizer.warmup_steps`, `training.validate_every`, `training.sequence_length`,
+    For some settings, the recipe gives only a maximum. Their values are lower in a run with few steps, short sequences
+    or a low learning rate: `optimizer.warmup_steps`, `training.validate_every`, `training.sequence_length` and
     `optimizer.min_learning_rate`. The batch is raised to the next multiple of the data ranks. An output projection that
     is tied to the embedding has no learning rate of its own, and neither have matrices that Muon does not update. A run
     with `training.initialize_from` has the model and the initial weights of that folder, so the recipe sets neither.
@@ -59,7 +59,7 @@ def _for_published_weights(recipe: dict[str, dict[str, Any]]) -> dict[str, dict[
 
 
 def _limit(table: dict[str, Any], defaults: dict[str, dict[str, Any]], preset: str) -> None:
-    """Set the settings that are limited by others, unless the run gives them."""
+    """Set the settings whose values depend on other settings, unless the run gives them."""
     training, optimizer = table["training"], table["optimizer"]
     steps, rate = (_number(table, defaults, *key) for key in (("training", "steps"), ("optimizer", "learning_rate")))
     if steps is not None:
@@ -82,7 +82,7 @@ def _limit(table: dict[str, Any], defaults: dict[str, dict[str, Any]], preset: s
 
 
 def _number(table: dict[str, Any], defaults: dict[str, dict[str, Any]], section: str, key: str) -> float | None:
-    """Value of a setting; None if it is not a number that the setting can have."""
+    """Value of a setting. None if the value is not a positive number below 2^63."""
     value = parsed(table[section].get(key, defaults[section][key]))
     return value if type(value) in (int, float) and 0 < value < 2**63 else None
 

@@ -8,7 +8,7 @@ from typing import Any
 from crosscut.config.system.files import parse_toml
 
 _PART = re.compile(
-    r'''"""(?:\\.|[^\\])*?"{3,5}'''  # strings first: brackets and marks of comments have no meaning inside
+    r'''"""(?:\\.|[^\\])*?"{3,5}'''  # strings first: brackets and # have no meaning inside a string
     r"""|'''.*?'{3,5}"""
     r"""|"(?:\\.|[^"\\\n])*"|'[^'\n]*'|\#[^\n]*"""
     r"""|[\[\]{}=\n]|[^\[\]{}="'\#\n]+""",

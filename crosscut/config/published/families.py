@@ -47,7 +47,7 @@ _LLAMA_KEYS = {
     "tied": "tie_word_embeddings",
 }
 SOFT_CAP_FIELD = "logit_softcap"
-"""Our field of the soft cap. A family with a soft cap writes null instead of 0."""
+"""Field of `ModelConfig` for the soft cap. A family with a soft cap writes null instead of 0."""
 _PLAIN = {"norm_affine": True, "embedding_norm": False, SOFT_CAP_FIELD: 0.0}
 """Values of settings that only few families have."""
 _LLAMA_FIXED = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "qk_norm": False, **_PLAIN}

@@ -75,7 +75,7 @@ def _model(fields: Mapping[str, Any], family: Family, path: Path) -> ModelConfig
 
 
 def end_ids(folder: Path) -> dict[Path, tuple[int, ...]]:
-    """For each file in `folder` that names any: the token ids that end a text of the model. `config.json` comes first.
+    """Token ids that end a text of the model, by the file in `folder` that names them. `config.json` comes first.
 
     The model may belong to any family, including families that Crosscut does not support. Raises `ConfigError` for a
     file that cannot be read and for a value that is not an id.

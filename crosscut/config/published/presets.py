@@ -2,9 +2,9 @@
 laptop.
 
 `PRESETS[name]` gives the fields of a `ModelConfig`, and `sequence_length_of` the length of the sequences on which the
-model was trained. The models of the paper's scaling study (Table 1) have a head size
-of 96, and 1.2, 2.5, 4.2 and 8.3 billion parameters. Table 4 lists the models that the paper trained. The 8.3B model has
-the same size in both tables, but 32 heads in Table 1 and 24 in Table 4.
+model was trained. The models of the paper's scaling study (Table 1) have a head size of 96, and 1.2, 2.5, 4.2 and 8.3
+billion parameters. Table 4 lists the models that the paper trained. The 8.3B model has the same size in both tables,
+but 32 heads in Table 1 and 24 in Table 4.
 """
 
 from typing import Any
@@ -125,8 +125,8 @@ DEMO_PRESET = "demo"
 """Preset of the demo's model, whose recipe is "modern"."""
 
 _TRAINED_ON = {"smollm2-135m": 2048, "qwen2.5-0.5b": 4096, "qwen3-0.6b": 4096}
-"""Tokens per sequence in most of the training, for models that saw longer sequences only at its end: SmolLM2 (arXiv
-2502.02737), Qwen2.5 (arXiv 2412.15115) and Qwen3 (arXiv 2505.09388)."""
+"""Tokens per sequence in most of the training, for models that were trained on longer sequences only at the end:
+SmolLM2 (arXiv 2502.02737), Qwen2.5 (arXiv 2412.15115) and Qwen3 (arXiv 2505.09388)."""
 
 
 def sequence_length_of(preset: str) -> int:

@@ -90,7 +90,7 @@ def process_start(pid: int) -> str | None:
         return None
     except FileNotFoundError:  # the process has ended just now, or the system has no /proc
         return None if Path("/proc/self").exists() else ""
-    state, *rest = stat.rpartition(")")[2].split()  # the name before it may contain anything
+    state, *rest = stat.rpartition(")")[2].split()  # the name before the last parenthesis may contain anything
     return None if state == "Z" else rest[18]
 
 
