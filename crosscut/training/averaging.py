@@ -22,7 +22,7 @@ from crosscut.parallel import reshard
 from crosscut.parallel.state.parameters import local_part
 
 SCORED = "of the averaged weights"
-"""Words after a score or a sample that the averaged weights gave."""
+"""Words that follow a score or a sample of the averaged weights."""
 
 WARMUP = 10
 """Constant of the warm-up: after n steps, the decay is at most (1 + n) / (WARMUP + n)."""
@@ -36,8 +36,8 @@ def decay_after(step: int, decay: float) -> float:
 class WeightAverage:
     """Moving average of a model's parameters. Each rank holds its own part, in the element type of the parameters.
 
-    The average begins as the weights at the time of the first use, so a model may get its weights after this object
-    was made.
+    At its first use, the average is set to the model's weights. The model may therefore get its initial weights after
+    this object was created.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:

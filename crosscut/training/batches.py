@@ -122,7 +122,7 @@ class BatchesAhead:
             stream = torch.cuda.current_stream(self.batches.mesh.device)
             stream.wait_event(fetched.ready)
             for batch in fetched.micro_batches:
-                batch.record_stream(stream)  # made on the thread's stream: do not reuse its memory before this one
+                batch.record_stream(stream)  # do not reuse its memory before this stream is done
         return fetched.micro_batches
 
     def _fetch(self, step: int) -> _Fetched:

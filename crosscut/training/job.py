@@ -154,7 +154,7 @@ def _prepare_unless_complete(
 
 
 def _written_folders(run: RunConfig) -> list[Path]:
-    """Return the local folders that a run writes into, of which none lies in another one."""
+    """Return the local folders that a run writes into, without folders that lie in another one of them."""
     folders = [Path(run.output.folder)]
     checkpoints = folder_at(run.checkpoints_folder)
     if isinstance(checkpoints, LocalFolder) and not checkpoints.path.is_relative_to(folders[0]):
@@ -209,8 +209,8 @@ def _require_no_checkpoints(run: RunConfig) -> None:
 
 
 def _fill_folder(run: RunConfig, folder: Path, good: GoodCheckpoint | None) -> None:
-    """Create the run's folder. A new run's config is written; a resumed run marks the checkpoints that it passes
-    over.
+    """Create the run's folder. A new run's config is written; a resumed run marks the damaged checkpoints
+    that it skips.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if good is not None:  # the old config stays until this run has written its first checkpoint
@@ -314,8 +314,8 @@ def _train(prepared: _Prepared, device: torch.device) -> _Stop | None:
 
 def _require_written(run: RunConfig, saver: Saver, unwritten: str) -> None:
     """Raise an error unless the last checkpoint and the report are written. `unwritten` is the reason why a file of the
-    report is missing, or empty. The error is a `CheckpointError` that names both if the checkpoint is missing, and a
-    `TrainingError` if only the report is.
+    report is missing, or empty. If the checkpoint is missing, the error is a `CheckpointError`, which also gives this
+    reason. If only the report is missing, the error is a `TrainingError`.
     """
     try:
         saver.require_saved()

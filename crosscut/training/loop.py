@@ -288,10 +288,10 @@ class Loop:
 
     @contextmanager
     def _failures_explained(self) -> Iterator[None]:
-        """Turn the failure of a step into an error that names its origin.
+        """Turn the failure of a step into an error that names the origin of the failure.
 
-        The failed step is run again to find its origin. Its weights are still in place, because the trainer changes
-        nothing after a failure.
+        The failed step is run again to find the origin. The weights are still those of the failed step, because the
+        trainer changes no weights after a failure.
         """
         try:
             yield

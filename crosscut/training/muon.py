@@ -33,7 +33,7 @@ fastest; the result's singular values lie between about 0.7 and 1.2 (Jordan et a
 """
 
 AMPLIFICATION = COEFFICIENTS[0] ** NEWTON_SCHULZ_STEPS
-"""Factor by which the iteration enlarges a small singular value, and a difference of this size: about 485."""
+"""Factor, about 485, by which the iteration enlarges small singular values and small differences."""
 
 
 class Muon:

@@ -45,7 +45,7 @@ class Piece(NamedTuple):
 
 
 class Home(Protocol):
-    """Place where moments are stored between steps: those of AdamW, and the momentum of Muon."""
+    """Place where the moments of AdamW and the momentum of Muon are stored between steps."""
 
     def new(self, parameter: Tensor) -> Tensor:
         """Return zeros with the shape and placement of `parameter`."""

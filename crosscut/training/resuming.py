@@ -1,5 +1,5 @@
-"""Conditions under which a run may resume from a checkpoint, and the changes that a resumed run is told: a jump of the
-learning rate, another z-loss, and a moving average of the weights that begins or ends.
+"""Conditions under which a run may resume from a checkpoint, and messages about changes in the resumed run: a jump of
+the learning rate, another z-loss, and a moving average of the weights that begins or ends.
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ def defaults_of_identity() -> dict[str, Any]:
 
 
 def require_resumable(run: RunConfig, checkpoint: Folder, identity: Mapping[str, Any], *, may_be_all: bool) -> Progress:
-    """Return the progress of a checkpoint from which the run resumes. With `may_be_all`, no steps need to be left.
+    """Return the progress of a checkpoint from which the run resumes. With `may_be_all`, no step need be left.
 
     Raises `CheckpointError` if the checkpoint belongs to another run, and `ConfigError` if no steps are left.
     """

@@ -109,8 +109,8 @@ class Trainer:
     @property
     def more_state(self) -> dict[str, dict[str, Tensor]]:
         """State that checkpoints store besides the model and the optimizer: the tensors of the loss scale under
-        `loss_scale`, and the average of the weights under `AVERAGE`. What the run does not have is missing. The tensors
-        are live, not copied.
+        `loss_scale`, and the average of the weights under `AVERAGE`. A run without one of them lacks its key. The
+        tensors are live, not copied.
         """
         state = {} if self.loss_scale is None else {"loss_scale": self.loss_scale.state()}
         return state if self.average is None else {**state, AVERAGE: self.average.tensors}

@@ -1,5 +1,5 @@
-"""Offload of the optimizer's moments. They are held in host memory, and are on the device only while a step updates
-them.
+"""Offload of the optimizer's moments: host memory holds the moments, and the device holds each moment only while a
+step updates it.
 
 A step updates the moments of AdamW piece by piece. While the device updates piece k, piece k + 1 is copied to the
 device and piece k - 1 is copied back. Each direction has its own stream, so both directions of the bus are busy at

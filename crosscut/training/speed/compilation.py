@@ -253,8 +253,8 @@ def compiled_modules(model: nn.Module) -> tuple[str, ...]:
 
 @contextmanager
 def uncompiled(model: nn.Module) -> Iterator[None]:
-    """Run layers and loss uncompiled inside the context. Use this to look into layers or for input shapes that occur
-    once, not for training.
+    """Run layers and loss uncompiled inside the context. Use this context to inspect layers, or for input shapes that
+    occur only once. Do not train inside it.
     """
     runners = [module.runner for module in model.modules() if isinstance(module, Block)]
     compilers = {runner.compiler for runner in runners if runner.compiler is not None}

@@ -62,7 +62,7 @@ def expected_seconds(
     """Forecast the seconds of the remaining steps and of their validations. None if the planner does not know the
     device. Checkpoints, evaluations and the compilation of layers are not counted.
 
-    The forecast for a CPU takes the figures of the planner's laptop with the matrix rate that was measured.
+    The forecast for a CPU uses the planner's figures for a laptop, but with the measured matrix rate.
     """
     hardware = _hardware(run.config, throughput.peak, device)
     if hardware is None or (run.layout.world_size > hardware.ranks_per_node and hardware.network is None):
@@ -124,7 +124,7 @@ def mixture_rows(facts: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 
 def average_rows(run: RunConfig) -> list[tuple[str, str]]:
-    """Row that says that scores and samples are of the averaged weights. Empty without `optimizer.ema_decay`."""
+    """Row that says that scores and samples use the averaged weights. Empty without `optimizer.ema_decay`."""
     decay = run.optimizer.ema_decay
     return [("weights", f"scores and samples are {SCORED} (decay {decay:g})")] if decay else []
 

@@ -25,12 +25,12 @@ class Board:
     def __init__(self, folder: Path, *, first_step: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
-        self._file = (folder / name).open("wb", buffering=0)  # no record waits for a disk that has room again
+        self._file = (folder / name).open("wb", buffering=0)  # unbuffered: a record that failed is never written later
         self._write(step=first_step, file_version="brain.Event:2")
         self._write(step=first_step, session_log=SessionLog(status=SessionLog.START))
 
     def scalar(self, name: str, value: float, step: int) -> None:
-        """Write one scalar. The file holds it when the call returns."""
+        """Write one scalar. The scalar is in the file when the call returns."""
         self._write(step=step, summary=Summary(value=[Summary.Value(tag=name, simple_value=value)]))
 
     def close(self) -> None:

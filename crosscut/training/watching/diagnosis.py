@@ -89,8 +89,8 @@ def _origin_in_forward(step: int, trainer: Trainer, batches: Batches) -> _Origin
 
 @contextmanager
 def _watched(model: nn.Module, seen: list[str]) -> Iterator[list[int]]:
-    """Inside, append the first place with a non-finite value to `seen`. Yields a list with one number: how many places
-    were checked up to then.
+    """Inside the context, append the first place with a non-finite value to `seen`. Yields a list with one number: the
+    number of places that were checked until this place was found.
 
     The pass is never cut short, because the other ranks wait for this rank's collectives.
     """

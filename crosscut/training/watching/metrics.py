@@ -37,7 +37,7 @@ class Metrics:
     """Metrics of one run. Use the object as a context manager: leaving the context closes the files.
 
     `start` is the step from which the run continues. Rows of later steps, written by an earlier start of the run, are
-    removed. `scored` says which weights get the scores, if these are not the weights of the last step. Raises
+    removed. `scored` names the weights that are scored, unless they are the weights of the last step. Raises
     `TrainingError` if the files cannot be written.
     """
 
@@ -139,8 +139,8 @@ def _as_json(value: Value) -> Value:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Read the rows of a run's `metrics.jsonl`. Lines that a crash or a full disk has left incomplete are left out, and
-    so are lines that a run does not write. Returns no rows if the file is missing. Raises `OSError` if it cannot be
+    """Read the rows of a run's `metrics.jsonl`. Incomplete lines, which a crash or a full disk can leave, are skipped,
+    and so are lines that no run writes. Returns no rows if the file is missing. Raises `OSError` if the file cannot be
     read or is not a regular file.
     """
     rows = []

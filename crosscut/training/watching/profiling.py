@@ -126,8 +126,8 @@ class Profiler:
 
     @contextmanager
     def _before_the_update(self, account: Account) -> Iterator[None]:
-        """Inside, name the holder of gradients "gradients" as soon as the optimizer runs. No gradients exist at the
-        start or end of a step.
+        """Inside the context, attribute the memory of gradients to a holder named "gradients" as soon as the optimizer
+        runs. At the start and at the end of a step, no gradients exist.
         """
 
         def call_gradients(*_: Any) -> None:

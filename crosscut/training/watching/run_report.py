@@ -84,8 +84,8 @@ def write_report(run: RunConfig, model: GPT, tokens: Tokens, outcome: Outcome) -
 
 
 def _samples(run: RunConfig, model: GPT, tokens: Tokens) -> dict[str, str]:
-    """Generate a new document and, if the run has a prompt, a continuation of the prompt, by their titles. The samples
-    are the first that are drawn.
+    """Generate the samples, by title: a new document and, if the run has a prompt, a continuation of the prompt. The
+    samples are not selected: each is the first that is drawn.
     """
     output = run.output
     if not output.sample_tokens:
@@ -170,7 +170,7 @@ def plot_losses(folder: Path, *, scored: str = "") -> None:
 
 
 def _told(row: dict[str, Any]) -> str:
-    """Text for a validation in the legend of the plot. Rows of versions before the bits per byte lack them."""
+    """Text for a validation in the legend of the plot. Rows that older versions wrote have no bits per byte."""
     bits = row.get("validation_bits_per_byte")
     perplexity = f"perplexity {math.exp(min(row['validation_loss'], 700)):,.1f}"
     return perplexity if bits is None else f"{perplexity}, {bits:.3f} bits per byte"
@@ -196,7 +196,7 @@ def print_summary(
     unwritten: Collection[str] = (),
 ) -> None:
     """Print the samples by their titles, the results of the run, the paths of its files and commands to type next.
-    Files that do not exist are left out, and so are the files in `unwritten`, which may be of an earlier report.
+    Files that do not exist are left out, and so are the files in `unwritten`, which may belong to an earlier report.
     """
     for title, text in samples.items():
         console.print(Panel(Text(text), title=Text(title), title_align="left", padding=(1, 2), style="dim"))

@@ -19,7 +19,7 @@ from crosscut.training.precision import compute_dtype
 _WARM_UP = 2
 """Number of matrix products that are run before the measurement starts."""
 _SECONDS_TO_MEASURE = 0.1
-"""Time of the measurement. A CPU without float16 instructions takes a tenth of a second for one product of 512 rows."""
+"""Minimum duration of the measurement. A CPU without float16 instructions needs as long for a product of 512 rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
