@@ -1,7 +1,7 @@
-"""Fields of JSON that a checkpoint's files hold, with their types checked.
+"""Reading of fields in the JSON of a checkpoint's files, with a check of their types.
 
-The hashes of a checkpoint say nothing about who wrote it, so its JSON may hold anything. Every function raises
-`ValueError`, with the name of the field.
+The hashes of a checkpoint do not say who wrote it, so its JSON may hold anything. For an invalid field, every function
+raises `ValueError` with the field's name.
 """
 
 import reprlib

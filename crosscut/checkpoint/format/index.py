@@ -1,8 +1,8 @@
 """Index of a checkpoint: the file and position of every part of every tensor, and the values beside the tensors.
 
-The index is JSON and ends with its own hash, because a repair must know that no value in it has changed. Reading it can
-only give numbers and texts, whoever wrote it. Checkpoints of format 1 have PyTorch's
-own index, which is a pickle; `old_format` reads it.
+The index is JSON and ends with its own hash, because a repair must know that no value in it has changed. Reading the
+index yields only numbers and texts and runs no code, so an index from an unknown author is safe to read. Checkpoints of
+format 1 have PyTorch's own index, which is a pickle; `old_format` reads it.
 """
 
 import hashlib
@@ -107,7 +107,7 @@ def dump_index(index: Index) -> bytes:
 
 
 def _sealed(body: bytes) -> bytes:
-    """JSON without its last brace, completed with its hash."""
+    """Complete `body`, which is JSON without its last brace, with its hash."""
     return body + _seal(body)
 
 

@@ -2,8 +2,8 @@
 
 Their index, `.metadata`, is a pickle. A pickle can call any function that its reader finds by name, so a foreign
 checkpoint could run any program. The reader here accepts only the names that an old index needs, and each name stands
-for an empty class, a plain type of Python or a text. No module is imported for a name. What the pickle builds is then
-checked like the JSON of a newer checkpoint.
+for an empty class, a plain type of Python or a text. No module is imported for a name. The objects that the
+pickle builds are then checked like the JSON of a newer checkpoint.
 
 Each part of a tensor is a zip archive that `torch.save` has written. The tensor's bytes lie in it uncompressed, so they
 are read without PyTorch's help.
@@ -43,7 +43,7 @@ _PLAIN_TYPES: Mapping[tuple[str, str], type] = {
     ("torch.serialization", "_get_layout"): str,
 }
 _DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
-"""Names in the module `torch` that stand for themselves, as texts."""
+"""Names in the module `torch` that the reader replaces by the same name as a text."""
 
 _LOCAL_HEADER = 30
 """Number of bytes in a zip entry's header before the name. The last four bytes are the lengths of the name and of the
@@ -157,8 +157,8 @@ def without_archive(file: IO[bytes], part: Part) -> Part:
 
 
 class _FileSlice(io.RawIOBase):
-    """A section of a file, with the interface of a file. It gives values and directories of archives, which are small:
-    `read` raises `ValueError` for more than `_MOST_READ` bytes.
+    """A section of a file, with the interface of a file. Only values and directories of archives are read through it.
+    They are small, so `read` raises `ValueError` for more than `_MOST_READ` bytes.
     """
 
     def __init__(self, file: IO[bytes], offset: int, length: int) -> None:

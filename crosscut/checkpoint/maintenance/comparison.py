@@ -75,7 +75,7 @@ def compare(first: Folder, second: Folder, *, advance: Callable[[str], None] = l
 
 
 def _vocab_size(manifest: Manifest) -> int:
-    """Number of real rows in the padded tensors. 0 if the checkpoint does not say it."""
+    """Number of rows of the padded tensors without their padding. 0 if the checkpoint does not give the number."""
     model = manifest.progress.config.get("model")
     size = model.get("vocab_size") if isinstance(model, dict) else None
     return size if type(size) is int and size > 0 else 0

@@ -48,8 +48,8 @@ def checkpoints_at(location: str) -> list[Folder]:
 def folder_to_repair(location: str) -> Folder:
     """Folder of checkpoints for a location, as `root_of` finds it.
 
-    Raises `CheckpointError` if it holds no checkpoint, not even a half-written or damaged one, and if the location is
-    one checkpoint: a repair needs the checkpoints beside it.
+    Raises `CheckpointError` if the folder holds no checkpoint, not even a half-written or damaged one. Also raises
+    `CheckpointError` if the location is a single checkpoint, because a repair needs the run's other checkpoints.
     """
     folder, root = folder_at(location), root_of(location)
     if step_of(folder.name) is not None or MANIFEST_FILE in folder.files():

@@ -97,8 +97,8 @@ def _free_name(root: Folder, name: str) -> str:
 
 
 def _rebuilt(folder: Folder, good: list[Folder]) -> Manifest:
-    """Build a new manifest for a checkpoint with a damaged manifest. Raises `CheckpointError` if the content cannot be
-    proven.
+    """Build a new manifest for a checkpoint with a damaged manifest. Raises `CheckpointError` if other files are
+    damaged, too, or if no good checkpoint can supply the facts about the run.
     """
     try:
         read_manifest(folder)
