@@ -103,7 +103,8 @@ def in_ranks(
     `prepared` is the value that `prepare` returns. If this value is a `Done`, `work` is not called. Under torchrun,
     each rank returns the result of its own `work`. `work` must be a function at module level. The prepared value and
     the result must be picklable. With `is_plain`, the prepared value must be JSON, and ranks that torchrun started
-    receive it as JSON. Commands that listen to others set `is_plain`, because a pickled message can run code.
+    receive it as JSON. A command that accepts network connections sets `is_plain`, because a pickled message can
+    run code.
 
     If `prepare` raises a `CrosscutError`, no rank starts, and the error is raised. Under torchrun, the error is raised
     on every rank. The docstrings of `processes.launch` and (under torchrun) `processes.joined_rank` say which
@@ -124,8 +125,8 @@ def in_ranks(
 
 
 def stay_in_ranks(ranks: Ranks, *, prepare: Callable[[], _P]) -> tuple[_P, torch.device]:
-    """Make this process one of the ranks until the process ends. Returns the first rank's JSON value of `prepare`, and
-    this rank's device.
+    """Make this process one of the ranks until the process ends. Returns the JSON value that `prepare` gave on the
+    first rank, and this rank's device.
 
     `prepare` runs on the first rank only. If `prepare` raises a `CrosscutError`, the error is raised on every rank.
     This function starts no ranks. If a process group exists, the function uses that group.
