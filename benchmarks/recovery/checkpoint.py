@@ -42,7 +42,7 @@ from crosscut.launch import launch, process_group
 from crosscut.model import GPT, Batch
 from crosscut.parallel import RandomStreams, make_mesh
 from crosscut.parallel.state.parameters import local_part
-from crosscut.training.optimizer import make_optimizer, undecayed_parameters
+from crosscut.training.optimizer import make_optimizer, rules_of
 from crosscut.training.precision import resolve_on
 from crosscut.training.step import Trainer
 
@@ -185,7 +185,7 @@ def read_checkpoint(run: RunConfig, small: tuple[RunConfig, str], checkpoint: st
 
 def _load(run: RunConfig, mesh: Any, checkpoint: str) -> tuple[float, int]:
     model = GPT(run.model, mesh=mesh, streams=RandomStreams(mesh, 0), dtype=torch.float32)
-    optimizer = make_optimizer(model, run.optimizer, undecayed=undecayed_parameters(run.model))
+    optimizer = make_optimizer(model, run.optimizer, rules=rules_of(run.model, run.optimizer))
     start = time.perf_counter()
     load_checkpoint(checkpoint, model=model, optimizer=optimizer, padded=model.padded_rows)
     seconds = time.perf_counter() - start

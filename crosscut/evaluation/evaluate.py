@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from crosscut.config import ConfigError, EvaluationConfig
 from crosscut.data import Tokenizer
 from crosscut.evaluation.lambada import Lambada
-from crosscut.evaluation.progress import progress
+from crosscut.evaluation.progress import Bar, progress
 from crosscut.evaluation.scoring import Follow, Ids, Rounds, WindowScores, score_windows
 from crosscut.evaluation.task import Result, Task
 from crosscut.evaluation.text import Text
@@ -74,10 +74,8 @@ def evaluate(
 
 def _done(model: GPT, task: Task, batch_size: int, *, shown: bool, forecast: bool, around: Follow) -> Result:
     began = time.perf_counter()
-    size = _size_of(task) if forecast else ""
-    scores = score_with_progress(
-        model, task.name, task.texts, task.windows, batch_size=batch_size, shown=shown, size=size, around=around
-    )
+    bar = Bar(task.name, shown, _size_of(task) if forecast else "")
+    scores = score_with_progress(model, task.texts, task.windows, batch_size=batch_size, bar=bar, around=around)
     return Result(
         task=task.name,
         found=task.figures(scores),
@@ -97,21 +95,18 @@ def _size_of(task: Task) -> str:
 
 def score_with_progress(
     model: GPT,
-    name: str,
     texts: Sequence[Ids],
     windows: Sequence[Window],
     *,
     batch_size: int,
-    shown: bool,
-    size: str = "",
+    bar: Bar,
     around: Follow = iter,
 ) -> WindowScores:
-    """Score windows as `score_windows` does. With `shown`, the first rank also shows a progress bar with `name`.
-
-    `size` is passed to `progress`, and `around` has the same meaning as in `evaluate`.
+    """Score windows as `score_windows` does. The first rank also shows `bar`. `around` has the same meaning as in
+    `evaluate`.
     """
     num_tokens = sum(window.length for window in windows)
-    with progress(name, num_tokens, shown=shown and model.mesh.is_first_rank, size=size) as advance:
+    with progress(bar._replace(shown=bar.shown and model.mesh.is_first_rank), num_tokens) as advance:
 
         def follow(rounds: Rounds) -> Rounds:
             for group in around(rounds):

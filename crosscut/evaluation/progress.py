@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import NamedTuple
 
 from rich.progress import BarColumn, Progress, TextColumn
 
@@ -22,18 +23,26 @@ start-up of the device makes it slower than the other batches.
 """
 
 
+class Bar(NamedTuple):
+    """Progress bar of a task."""
+
+    name: str
+    shown: bool
+    size: str = ""
+    """Description of the task, which is printed first. After about a second of measured work, the expected time of the
+    whole task is printed, and the bar starts. A task that ends sooner has no forecast. If empty, there is only the bar.
+    """
+
+
 @contextmanager
-def progress(name: str, num_tokens: int, *, shown: bool, size: str = "") -> Iterator[Callable[[int], None]]:
+def progress(bar: Bar, num_tokens: int) -> Iterator[Callable[[int], None]]:
     """Show progress on the error stream. Yields a function, which must be called with the number of tokens read since
     the last call.
-
-    If `size` is given, this description of the task is printed first. After about a second of measured work, the
-    expected time of the whole task is printed, and the bar starts. A task that ends sooner has no forecast.
     """
-    if not shown:
+    if not bar.shown:
         yield lambda _: None
         return
-    display = _Display(name, num_tokens, size)
+    display = _Display(bar.name, num_tokens, bar.size)
     try:
         yield display.advance
     finally:

@@ -12,14 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from crosscut.config import IGNORED, default_loss_chunk
-from crosscut.config.checks import require_at_least
+from crosscut.config import IGNORED, ModelConfig
 from crosscut.kernels.products import product_in
 from crosscut.kernels.soft_cap import soft_cap_
 from crosscut.model import GPT
 from crosscut.parallel import Axis, local
 from crosscut.parallel.collectives import all_reduce
-from crosscut.parallel.cross_entropy import VocabularyPart, local_index, require_fit, vocabulary_part
+from crosscut.parallel.cross_entropy import VocabularyPart, local_index, loss_chunk, require_fit, vocabulary_part
 
 
 class TokenScores(NamedTuple):
@@ -47,9 +46,8 @@ def score_tokens(model: GPT, tokens: Tensor, targets: Tensor) -> TokenScores:
         hidden[kept],
         local(model.output_weight, hidden.dtype),
         targets[kept],
-        vocab_size=model.config.vocab_size,
+        config=model.config,
         axis=model.mesh.tensor,
-        soft_cap=model.config.logit_softcap,
     )
     losses = found.losses.new_zeros(targets.shape).masked_scatter_(kept, found.losses)
     return TokenScores(losses, torch.zeros_like(kept).masked_scatter_(kept, found.hits))
@@ -61,29 +59,24 @@ def vocab_parallel_scores(
     weight: Tensor,
     targets: Tensor,
     *,
-    vocab_size: int,
+    config: ModelConfig,
     axis: Axis,
     chunk_tokens: int | None = None,
-    soft_cap: float = 0.0,
 ) -> TokenScores:
     """Score `targets` [N] given the hidden states [N, H] that predict the targets. The losses and hits have shape [N],
     and are the same on all ranks.
 
     `hidden` must be the same on all ranks of the axis. `weight` [V/T, H] has this rank's rows of the vocabulary.
-    Padding rows (index `vocab_size` and above) get no probability and are never the likeliest entry. Logits are
-    computed in chunks of `chunk_tokens` tokens; None means the device's default. `soft_cap` is the largest absolute
-    value of a logit, or 0 for no limit (`kernels.soft_cap`). Ignored targets take as much time as other targets, so
-    leave them out if speed matters.
+    `config` gives the size of the vocabulary and the soft cap of the logits. Padding rows get no probability and are
+    never the likeliest entry. Logits are computed in chunks of `chunk_tokens` tokens; None means the device's default.
+    Ignored targets take as much time as other targets, so leave them out if speed matters.
 
     Forward: per chunk, an all-reduce (max) of C elements and an all-reduce (sum) of 3 C elements. There is no backward
     pass. Source: paper, section 3. Raises the same errors as `vocab_parallel_cross_entropy`.
     """
-    chunk = chunk_tokens
-    if chunk is None:
-        chunk = default_loss_chunk(weight.shape[0], hidden.shape[0], device=hidden.device.type)
-    require_at_least("chunk_tokens", chunk, 1)
-    require_fit(hidden, weight, targets, vocab_size, axis)
-    part = vocabulary_part(weight, vocab_size, axis)
+    chunk = loss_chunk(chunk_tokens, hidden, weight)
+    require_fit(hidden, weight, targets, config.vocab_size, axis)
+    part = vocabulary_part(weight, config.vocab_size, axis)
     rows = weight.to(hidden.dtype)
     wide = torch.promote_types(hidden.dtype, torch.float32)
     losses = torch.zeros(targets.shape, dtype=wide, device=hidden.device)
@@ -94,8 +87,8 @@ def vocab_parallel_scores(
         logits = product_in(buffer, hidden[piece], rows)
         if logits.dtype != wide:
             logits = buffer[: logits.shape[0]].copy_(logits)  # the narrow logits are freed
-        if soft_cap:
-            soft_cap_(logits, soft_cap)
+        if config.logit_softcap:
+            soft_cap_(logits, config.logit_softcap)
         losses[piece], hits[piece] = _scores_of_chunk(logits, targets[piece], part)
     return TokenScores(losses, hits)
 

@@ -17,6 +17,7 @@ from lm_eval.utils import simple_parse_args_string
 from crosscut.config import ConfigError
 from crosscut.evaluation import Window, sliding_windows
 from crosscut.evaluation.evaluate import score_with_progress
+from crosscut.evaluation.progress import Bar
 from crosscut.evaluation.ranks import joined_model
 from crosscut.evaluation.scoring import require_numbers
 from crosscut.evaluation.task import as_ids
@@ -130,9 +131,8 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
             stop = len(context) + len(continuation)
             start = max(0, stop - 1 - self.max_length)
             windows.append(Window(number, start, stop, max(start + 1, len(context))))
-        scores = score_with_progress(
-            self.model, "loglikelihood", texts, windows, batch_size=self.batch_size, shown=self.shown
-        )
+        bar = Bar("loglikelihood", self.shown)
+        scores = score_with_progress(self.model, texts, windows, batch_size=self.batch_size, bar=bar)
         require_numbers("loglikelihood", scores.losses)
         return [
             (-float(loss), int(hits) == window.num_targets)
@@ -151,9 +151,8 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         windows = [
             w for i, text in enumerate(texts) for w in sliding_windows(i, len(text), window=length, overlap=length)
         ]
-        scores = score_with_progress(
-            self.model, "rolling loglikelihood", texts, windows, batch_size=self.batch_size, shown=self.shown
-        )
+        bar = Bar("rolling loglikelihood", self.shown)
+        scores = score_with_progress(self.model, texts, windows, batch_size=self.batch_size, bar=bar)
         require_numbers("rolling loglikelihood", scores.losses)
         totals = np.zeros(len(texts))
         np.add.at(totals, [window.text for window in windows], -scores.losses)

@@ -15,6 +15,7 @@ Shapes: C tokens of a chunk, V vocabulary, T tensor ranks.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +23,17 @@ from torch import Tensor
 from crosscut.kernels.soft_cap import soft_cap
 
 Pass = Callable[..., Tensor]
+
+
+class Logits(NamedTuple):
+    """Logits of a chunk on one rank."""
+
+    values: Tensor
+    """Logits [C, V/T] before the soft cap, in the element type of the products."""
+    num_real: int
+    """Number of columns that are not padding."""
+    cap: float
+    """Largest size of a logit (`soft_cap`); 0 caps nothing."""
 
 
 class LossPasses:
@@ -35,36 +47,37 @@ class LossPasses:
         self.highest, self.sums, self.error = compiled(_highest), compiled(_sums), compiled(_error)
 
 
-def _highest(logits: Tensor, num_real: int, wide: torch.dtype, cap: float) -> Tensor:
-    """Largest real logit of each token [C], from logits [C, V/T]."""
-    return torch.where(_columns(logits) < num_real, soft_cap(logits.to(wide), cap), -torch.inf).amax(1)
+def _highest(logits: Logits, wide: torch.dtype) -> Tensor:
+    """Largest real logit of each token [C]."""
+    values, num_real, cap = logits
+    return torch.where(_columns(values) < num_real, soft_cap(values.to(wide), cap), -torch.inf).amax(1)
 
 
-def _sums(logits: Tensor, highest: Tensor, index: Tensor, num_real: int, cap: float) -> Tensor:
+def _sums(logits: Logits, highest: Tensor, index: Tensor) -> Tensor:
     """Sums of exponentials and logits of the targets, both relative to `highest` [C], as [2, C]. `index` [C] is each
     target's column; the target's logit is 0 if another rank holds the target.
     """
-    columns = _columns(logits)
-    relative = soft_cap(logits.to(highest.dtype), cap) - highest.unsqueeze(1)
+    values, num_real, cap = logits
+    columns = _columns(values)
+    relative = soft_cap(values.to(highest.dtype), cap) - highest.unsqueeze(1)
     exponentials = torch.where(columns < num_real, relative.exp(), 0.0).sum(1)
     target = torch.where((columns == index.unsqueeze(1)) & (columns < num_real), relative, 0.0).sum(1)
     return torch.stack([exponentials, target])
 
 
-def _error(
-    logits: Tensor, highest: Tensor, sums: Tensor, index: Tensor, num_real: int, cap: float, growth: Tensor | None
-) -> Tensor:
+def _error(logits: Logits, highest: Tensor, sums: Tensor, index: Tensor, growth: Tensor | None) -> Tensor:
     """Gradients of the logits [C, V/T], in the type of the logits; 0 for padding. They are the probabilities minus one
     at the target. `growth` [C] multiplies the probabilities; None means 1.
     """
-    columns = _columns(logits)
-    p = (soft_cap(logits.to(highest.dtype), cap) - highest.unsqueeze(1)).exp() / sums.unsqueeze(1)
+    values, num_real, cap = logits
+    columns = _columns(values)
+    p = (soft_cap(values.to(highest.dtype), cap) - highest.unsqueeze(1)).exp() / sums.unsqueeze(1)
     if growth is not None:
         p = p * growth.unsqueeze(1)
     error = p - (columns == index.unsqueeze(1)).to(p.dtype)
     if cap:  # the compiler computes the capped logits once
-        error = error * (1.0 - (soft_cap(logits.to(highest.dtype), cap) / cap).square())
-    return torch.where(columns < num_real, error, 0.0).to(logits.dtype)
+        error = error * (1.0 - (soft_cap(values.to(highest.dtype), cap) / cap).square())
+    return torch.where(columns < num_real, error, 0.0).to(values.dtype)
 
 
 def log_softmax_(logits: Tensor, num_real: int) -> tuple[Tensor, Tensor]:

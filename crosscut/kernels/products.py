@@ -99,21 +99,14 @@ class _Float8(Products):
     """
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        x8, of_x = _cast(_rows(x), torch.float8_e4m3fn)
-        weight8, of_weight = _cast(weight, torch.float8_e4m3fn)
-        y = _multiply(x8, weight8, of_x, of_weight, dtype=x.dtype, bias=bias, fast=True)
-        return _like(y, x)
+        return _like(_multiply(_rows(x), weight, torch.float8_e4m3fn, bias=bias, fast=True), x)
 
     def input_gradient(self, grad: Tensor, weight: Tensor, onto: Tensor | None = None) -> Tensor:
-        grad8, of_grad = _cast(_rows(grad), torch.float8_e5m2)
-        weight8, of_weight = _cast(weight, torch.float8_e4m3fn)
-        product = _like(_multiply(grad8, weight8.t(), of_grad, of_weight, dtype=grad.dtype), grad)
+        product = _like(_multiply(_rows(grad), weight.t(), torch.float8_e5m2), grad)
         return product if onto is None else onto.add_(product)
 
     def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
-        grad8, of_grad = _cast(_rows(grad), torch.float8_e5m2)
-        x8, of_x = _cast(_rows(x), torch.float8_e4m3fn)
-        return _multiply(grad8.t(), x8.t(), of_grad, of_x, dtype=grad.dtype)
+        return _multiply(_rows(grad).t(), _rows(x).t(), torch.float8_e5m2)
 
 
 ORDINARY: Products = _Ordinary()
@@ -224,19 +217,14 @@ def _cast(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return (x * scale).to(dtype), scale.reciprocal()  # multiplying by a power of two is exact in any type
 
 
-def _multiply(
-    a: Tensor,
-    b: Tensor,
-    of_a: Tensor,
-    of_b: Tensor,
-    *,
-    dtype: torch.dtype,
-    bias: Tensor | None = None,
-    fast: bool = False,
-) -> Tensor:
-    """Return A B^T [M, N] for `a` [M, K] and `b` [N, K]. The hardware reads both matrices row by row."""
+def _multiply(a: Tensor, b: Tensor, kind: torch.dtype, *, bias: Tensor | None = None, fast: bool = False) -> Tensor:
+    """Return A B^T [M, N] in the type of `a`, for `a` [M, K] and `b` [N, K]. `a` is cast to the 8-bit type `kind`, and
+    `b` to float8_e4m3fn. The hardware reads both matrices row by row.
+    """
+    a8, of_a = _cast(a, kind)
+    b8, of_b = _cast(b, torch.float8_e4m3fn)
     y: Tensor = torch._scaled_mm(
-        a.contiguous(), b.contiguous().t(), of_a, of_b, bias=bias, out_dtype=dtype, use_fast_accum=fast
+        a8.contiguous(), b8.contiguous().t(), of_a, of_b, bias=bias, out_dtype=a.dtype, use_fast_accum=fast
     )
     return y
 

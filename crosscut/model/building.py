@@ -9,7 +9,6 @@ import torch
 from crosscut.architecture import Cut, Matrix
 from crosscut.architecture.sublayers.norm import Norm
 from crosscut.config.model import NormKind
-from crosscut.kernels.functions import Call, call
 from crosscut.model.running import PLAIN, Runner
 from crosscut.parallel import (
     Blocks,
@@ -17,6 +16,7 @@ from crosscut.parallel import (
     Dropout,
     LayerNorm,
     Multiplication,
+    NormPlace,
     ParallelMesh,
     RandomStreams,
     RMSNorm,
@@ -64,13 +64,13 @@ class Builder:
 
     def stream_norm(self, norm: Norm) -> LayerNorm | RMSNorm:
         """Build a norm of the residual stream. The runner may recompute this norm in the backward pass."""
-        return self._norm(norm, self.runner.cheap)
+        return self._norm(norm, NormPlace(call=self.runner.cheap))
 
     def head_norm(self, norm: Norm | None) -> LayerNorm | RMSNorm | None:
         """Build the norm that is applied to each head. Returns None if `norm` is None."""
-        return None if norm is None else self._norm(norm, call)
+        return None if norm is None else self._norm(norm, NormPlace(inside=norm.inside))
 
-    def _norm(self, norm: Norm, call: Call) -> LayerNorm | RMSNorm:
+    def _norm(self, norm: Norm, place: NormPlace) -> LayerNorm | RMSNorm:
         kind = RMSNorm if norm.kind is NormKind.RMS else LayerNorm
         return kind(
             norm.size,
@@ -78,8 +78,7 @@ class Builder:
             epsilon=self.epsilon,
             affine=bool(norm.parameters),
             dtype=self.dtype,
-            inside=norm.inside,
-            call=call,
+            place=place,
         )
 
     def dropout(self, probability: float) -> Dropout:

@@ -7,7 +7,7 @@ device, the layers of `parallel` are ordinary layers.
 Shapes: B batch, S sequence, H hidden, V vocabulary, T tensor ranks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,8 +24,9 @@ from crosscut.model.building import Builder
 from crosscut.model.cache import KeyValueCache, Reading, reading_kernels
 from crosscut.model.documents import Documents, causal_mask
 from crosscut.model.rotary import Rotation, rotations
-from crosscut.model.running import PLAIN_LOSS, LossRunner, Runner, plain_runner
+from crosscut.model.running import PLAIN_RUNNERS, Runners
 from crosscut.parallel import (
+    LossSettings,
     ParallelMesh,
     PositionEmbedding,
     RandomStreams,
@@ -42,8 +43,8 @@ from crosscut.parallel.state.parameters import local
 class GPT(nn.Module):
     """Decoder model. Its weights are zero until `initialize` or a checkpoint fills them.
 
-    Parameters are stored in `dtype`; activations and products use `compute_dtype` (default: the same type). The layer
-    at index i uses the runner `runner_of(i)`, and the loss uses `loss_runner`.
+    Parameters are stored in `dtype`; activations and products use `compute_dtype` (default: the same type). `runners`
+    call the layers and the loss.
     """
 
     def __init__(
@@ -54,11 +55,10 @@ class GPT(nn.Module):
         streams: RandomStreams,
         dtype: torch.dtype = torch.float32,
         compute_dtype: torch.dtype | None = None,
-        runner_of: Callable[[int], Runner] = plain_runner,
-        loss_runner: LossRunner = PLAIN_LOSS,
+        runners: Runners = PLAIN_RUNNERS,
     ) -> None:
         super().__init__()
-        self.config, self.mesh, self.loss_runner = config, mesh, loss_runner
+        self.config, self.mesh, self.loss_runner = config, mesh, runners.loss
         parts = describe(config)
         build = Builder(mesh=mesh, streams=streams, dtype=dtype, epsilon=config.norm_epsilon)
         types: Any = {"dtype": dtype, "output_dtype": compute_dtype or dtype}
@@ -69,7 +69,7 @@ class GPT(nn.Module):
         self.embedding_norm = None if norm is None else build.stream_norm(norm)
         self.dropout = build.dropout(parts.embedding.dropout)
         self.blocks = nn.ModuleList(
-            Block(layer, replace(build, runner=runner_of(i))) for i, layer in enumerate(parts.layers)
+            Block(layer, replace(build, runner=runners.layer(i))) for i, layer in enumerate(parts.layers)
         )
         self.final_norm = build.stream_norm(parts.head.norm)
         output = parts.head.output
@@ -158,11 +158,13 @@ class GPT(nn.Module):
             targets.flatten(),
             vocab_size=self.config.vocab_size,
             axis=self.mesh.tensor,
-            scale=scale,
-            passes=self.loss_runner.passes,
-            chunk_tokens=self.loss_runner.chunk_tokens,
-            z_loss=z_loss,
-            soft_cap=self.config.logit_softcap,
+            settings=LossSettings(
+                scale=scale,
+                z_loss=z_loss,
+                soft_cap=self.config.logit_softcap,
+                chunk_tokens=self.loss_runner.chunk_tokens,
+                passes=self.loss_runner.passes,
+            ),
         )
 
     def hidden_states(self, tokens: Tensor) -> Tensor:

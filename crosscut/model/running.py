@@ -5,6 +5,7 @@ pass instead of keeping them, or calls compiled code (`training.runners`). The l
 runner.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -84,3 +85,16 @@ PLAIN_LOSS = LossRunner()
 def plain_runner(_index: int) -> Runner:
     """Return the plain runner for the layer at any index."""
     return PLAIN
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Runners:
+    """Runners of a model's parts."""
+
+    layer: Callable[[int], Runner] = plain_runner
+    """Returns the runner of the layer at an index."""
+    loss: LossRunner = PLAIN_LOSS
+
+
+PLAIN_RUNNERS = Runners()
+"""Runners that change nothing."""

@@ -5,7 +5,7 @@ layout. Importing this package imports torch.
 """
 
 from crosscut.config import IGNORED, RankFailure
-from crosscut.parallel.cross_entropy import vocab_parallel_cross_entropy
+from crosscut.parallel.cross_entropy import LossSettings, vocab_parallel_cross_entropy
 from crosscut.parallel.embedding import PositionEmbedding, TiedWeight, VocabParallelEmbedding, VocabParallelOutput
 from crosscut.parallel.linear import (
     Blocks,
@@ -15,7 +15,7 @@ from crosscut.parallel.linear import (
     RowParallelLinear,
 )
 from crosscut.parallel.mesh import Axis, ParallelMesh, make_lone_mesh, make_mesh, make_repeated_mesh
-from crosscut.parallel.norm import LayerNorm, RMSNorm
+from crosscut.parallel.norm import LayerNorm, NormPlace, RMSNorm
 from crosscut.parallel.operators import (
     copy_to_tensor_parallel,
     enter_tensor_parallel,
@@ -51,7 +51,9 @@ __all__ = [
     "Dropout",
     "GradientReducer",
     "LayerNorm",
+    "LossSettings",
     "Multiplication",
+    "NormPlace",
     "ParallelMesh",
     "PositionEmbedding",
     "RMSNorm",

@@ -17,6 +17,7 @@ no message of its own, because log Z follows from the numbers that the ranks alr
 Shapes: N tokens, C tokens of a chunk, H hidden, V padded vocabulary, T tensor ranks.
 """
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +27,7 @@ from torch.autograd.function import once_differentiable
 
 from crosscut.config import IGNORED, LayoutError, default_loss_chunk
 from crosscut.config.checks import require_at_least
-from crosscut.kernels.loss_passes import LossPasses, error_into, log_softmax_
+from crosscut.kernels.loss_passes import Logits, LossPasses, error_into, log_softmax_
 from crosscut.kernels.products import ORDINARY, add_product, multiply_into, product_in
 from crosscut.kernels.soft_cap import soft_cap_
 from crosscut.parallel.collectives import all_reduce
@@ -43,17 +44,33 @@ class VocabularyPart(NamedTuple):
     """Number of the part's rows that are not padding."""
 
 
-class _Plan(NamedTuple):
-    """Settings of one loss computation: scale, chunk size, gradients, kernels, z-loss and soft cap."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LossSettings:
+    """Terms of the loss, and the memory and kernels of its computation."""
 
-    scale: float | Tensor
+    scale: float | Tensor = 1.0
+    """Factor of the sum over all tokens: a number, or a scalar tensor on the device of the hidden states."""
+    z_loss: float = 0.0
+    """Coefficient c of the z-loss, which is added to each token's loss. 0 adds nothing."""
+    soft_cap: float = 0.0
+    """Largest absolute value of a logit (`kernels.soft_cap`). 0 caps nothing."""
+    chunk_tokens: int | None = None
+    """Number C of tokens whose logits are in memory at once. None chooses a default."""
+    passes: LossPasses | None = None
+    """Compiled passes over the logits. None uses PyTorch's own operators, which work in place."""
+
+
+PLAIN_LOSS_SETTINGS = LossSettings()
+"""The sum of the tokens' cross entropies, in chunks of the default size, without compiled passes."""
+
+
+class _Plan(NamedTuple):
+    """Computation of one loss."""
+
+    settings: LossSettings
     chunk: int
     """Number of tokens whose logits are in memory at once."""
     needs_grad: bool
-    passes: LossPasses | None
-    """Compiled passes over the logits; None to work in place."""
-    z_loss: float
-    soft_cap: float
 
 
 class _Buffers(NamedTuple):
@@ -73,45 +90,42 @@ def vocab_parallel_cross_entropy(
     *,
     vocab_size: int,
     axis: Axis,
-    scale: float | Tensor = 1.0,
-    chunk_tokens: int | None = None,
-    passes: LossPasses | None = None,
-    z_loss: float = 0.0,
-    soft_cap: float = 0.0,
+    settings: LossSettings = PLAIN_LOSS_SETTINGS,
 ) -> Tensor:
-    """Return `scale` times the sum over all tokens of -log softmax(hidden weight^T)[target].
+    """Return the sum over all tokens of -log softmax(hidden weight^T)[target], times `settings.scale`.
 
     - `hidden` [N, H] is the same on all ranks of the axis. This function computes only this rank's part of the gradient
       of `hidden`. `hidden` must therefore be a result of `enter_tensor_parallel`, whose backward pass sums the parts.
     - `weight` [V/T, H] holds this rank's rows and may have a wider element type than `hidden`. Rows from `vocab_size`
       on are padding and get no probability.
     - `targets` [N] are token ids, or `IGNORED` for tokens that add nothing to the loss.
-    - `scale` is a number, or a scalar tensor on the device of `hidden`.
-    - `chunk_tokens` is C, the number of tokens whose logits are in memory at once. None chooses a default.
-    - `passes` are compiled passes over the logits. None uses PyTorch's own operators.
-    - `z_loss` is the coefficient c of the z-loss, which is added to each token's loss. 0 adds nothing.
-    - `soft_cap` is the largest absolute value of a logit (`kernels.soft_cap`). 0 caps nothing.
 
     The result is a float32 scalar (float64 if `hidden` is float64). Call `backward` at most once on the result.
 
     Forward: for each chunk of C tokens, an all-reduce (max) of C elements and an all-reduce (sum) of 2 C elements.
     Backward: nothing is sent. Source: paper, section 3.
 
-    Raises `LayoutError` if the shapes do not fit each other, `ConfigError` if `chunk_tokens` is below 1, and
+    Raises `LayoutError` if the shapes do not fit each other, `ConfigError` if `settings.chunk_tokens` is below 1, and
     `RuntimeError` if a target is not a valid token id (on CUDA, when the device reaches the check).
     """
-    local_size = weight.shape[0]
-    chunk = chunk_tokens
-    if chunk is None:
-        chunk = default_loss_chunk(local_size, hidden.shape[0], device=hidden.device.type)
-    require_at_least("chunk_tokens", chunk, 1)
+    chunk = loss_chunk(settings.chunk_tokens, hidden, weight)
     require_fit(hidden, weight, targets, vocab_size, axis)
     part = vocabulary_part(weight, vocab_size, axis)
     # `Function.forward` runs without gradients, so `torch.is_grad_enabled()` must be read here.
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    plan = _Plan(scale, chunk, needs_grad, passes, z_loss, soft_cap)
+    plan = _Plan(settings, chunk, needs_grad)
     loss: Tensor = _ProjectAndCompare.apply(hidden, weight, targets, part, plan)
     return loss
+
+
+def loss_chunk(chunk_tokens: int | None, hidden: Tensor, weight: Tensor) -> int:
+    """Number of tokens of a chunk; the default for `hidden` [N, H] and `weight` [V/T, H] if `chunk_tokens` is None.
+    Raises `ConfigError` if `chunk_tokens` is below 1.
+    """
+    if chunk_tokens is None:
+        return default_loss_chunk(weight.shape[0], hidden.shape[0], device=hidden.device.type)
+    require_at_least("chunk_tokens", chunk_tokens, 1)
+    return chunk_tokens
 
 
 def vocabulary_part(weight: Tensor, vocab_size: int, axis: Axis) -> VocabularyPart:
@@ -154,7 +168,7 @@ class _ProjectAndCompare(Function):
         grad_weight = torch.empty_like(weight) if plan.needs_grad else None
         wide = torch.promote_types(hidden.dtype, torch.float32)
         total = torch.zeros((), dtype=wide, device=hidden.device)
-        buffers = _buffers(hidden, rows, plan, wide) if plan.passes is None else None
+        buffers = _buffers(hidden, rows, plan, wide) if plan.settings.passes is None else None
         for start in range(0, hidden.shape[0], plan.chunk):
             piece = slice(start, start + plan.chunk)
             losses, error = _losses_of_chunk(hidden[piece], rows, targets[piece], part, plan, buffers)
@@ -166,7 +180,8 @@ class _ProjectAndCompare(Function):
                 grad_hidden[piece].mul_(keep)
                 add_product(grad_weight, error.t(), hidden[piece] * keep, is_first=start == 0)
             del error  # free it before the next chunk's logits are computed
-        scale = plan.scale.to(wide) if isinstance(plan.scale, Tensor) else plan.scale
+        scale = plan.settings.scale
+        scale = scale.to(wide) if isinstance(scale, Tensor) else scale
         if grad_hidden is not None and grad_weight is not None:
             if not hidden.shape[0]:
                 grad_weight.zero_()  # there was no chunk to fill it
@@ -189,7 +204,7 @@ class _ProjectAndCompare(Function):
 
 def _buffers(hidden: Tensor, rows: Tensor, plan: _Plan, wide: torch.dtype) -> _Buffers:
     logits = torch.empty((min(plan.chunk, hidden.shape[0]), rows.shape[0]), dtype=wide, device=hidden.device)
-    return _Buffers(logits, torch.empty_like(logits) if plan.soft_cap and plan.needs_grad else None)
+    return _Buffers(logits, torch.empty_like(logits) if plan.settings.soft_cap and plan.needs_grad else None)
 
 
 def _losses_of_chunk(
@@ -203,10 +218,10 @@ def _losses_of_chunk(
     product = product_in(buffers.logits, hidden, rows)
     in_place = product if product.dtype == buffers.logits.dtype else buffers.logits[: product.shape[0]].copy_(product)
     slopes = None if buffers.slopes is None else buffers.slopes[: product.shape[0]]
-    if plan.soft_cap:
-        soft_cap_(in_place, plan.soft_cap, slopes)
+    if plan.settings.soft_cap:
+        soft_cap_(in_place, plan.settings.soft_cap, slopes)
     log_p, losses, log_z = _compare(in_place, targets, part)
-    losses, growth = _with_z_loss(losses, log_z, plan.z_loss)
+    losses, growth = _with_z_loss(losses, log_z, plan.settings.z_loss)
     if not plan.needs_grad:
         return losses, None
     index, here = local_index(targets, part)
@@ -229,21 +244,22 @@ def _compare(logits: Tensor, targets: Tensor, part: VocabularyPart) -> tuple[Ten
 
 
 def _compare_compiled(
-    logits: Tensor, targets: Tensor, part: VocabularyPart, plan: _Plan
+    product: Tensor, targets: Tensor, part: VocabularyPart, plan: _Plan
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the losses [C] and, if gradients are needed, the gradients of the logits [C, V/T], with compiled
-    passes.
+    """Return the losses [C] and, if gradients are needed, the gradients of the logits [C, V/T], with compiled passes.
+    `product` [C, V/T] are the logits before the soft cap.
     """
-    passes, cap = plan.passes, plan.soft_cap
+    passes = plan.settings.passes
     assert passes is not None
-    wide = torch.promote_types(logits.dtype, torch.float32)
+    wide = torch.promote_types(product.dtype, torch.float32)
+    logits = Logits(product, part.num_real, plan.settings.soft_cap)
     index = targets - part.first
-    highest = all_reduce(passes.highest(logits, part.num_real, wide, cap), part.axis, "max")
-    sums, target = all_reduce(passes.sums(logits, highest, index, part.num_real, cap), part.axis).unbind()
-    losses, growth = _with_z_loss(sums.log() - target, highest + sums.log(), plan.z_loss)
+    highest = all_reduce(passes.highest(logits, wide), part.axis, "max")
+    sums, target = all_reduce(passes.sums(logits, highest, index), part.axis).unbind()
+    losses, growth = _with_z_loss(sums.log() - target, highest + sums.log(), plan.settings.z_loss)
     if not plan.needs_grad:
         return losses, None
-    return losses, passes.error(logits, highest, sums, index, part.num_real, cap, growth)
+    return losses, passes.error(logits, highest, sums, index, growth)
 
 
 def _with_z_loss(losses: Tensor, log_z: Tensor, z_loss: float) -> tuple[Tensor, Tensor | None]:

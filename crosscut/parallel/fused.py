@@ -154,7 +154,7 @@ def multiply_and_leave(
     if mesh.symmetric_memory and is_needed:
         product = multiply_and_scatter(x, weight, mesh)
         return product if bias is None else product + bias
-    left: Tensor = run(_MultiplyAndLeave, x, weight, bias, mesh, products, is_needed)
+    left: Tensor = run(_MultiplyAndLeave if is_needed else _SkipProduct, x, weight, bias, mesh, products)
     return left
 
 
@@ -163,18 +163,10 @@ class _MultiplyAndLeave(Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        mesh: ParallelMesh,
-        products: Products,
-        is_needed: bool,
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, mesh: ParallelMesh, products: Products
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.mesh, ctx.products, ctx.has_bias = mesh, products, bias is not None
-        if not is_needed:
-            return x.new_zeros(*summed_shape(x, mesh), weight.shape[0])
         pieces = _pieces(x, mesh, products, x.shape[:-1].numel() * weight.shape[0])
         leaving = [start_sum(products.output(piece, weight), mesh) for piece in pieces]
         done = [wait(piece, mesh.tensor) for piece in leaving]
@@ -183,7 +175,7 @@ class _MultiplyAndLeave(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         x, weight = ctx.saved_tensors
         products = ctx.products
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
@@ -194,7 +186,7 @@ class _MultiplyAndLeave(Function):
             whole = finish_gather(leaving[0], ctx.mesh)
             grad_x = products.input_gradient(whole, weight) if needs_x else None
             grad_weight = products.weight_gradient(whole, x) if needs_weight else None
-            return grad_x, grad_weight, grad_bias, None, None, None
+            return grad_x, grad_weight, grad_bias, None, None
         grad_x = x.new_empty(x.shape) if needs_x else None  # contiguous, even if x is not
         grad_weight = torch.empty_like(weight) if needs_weight else None
         for i, piece in enumerate(leaving):
@@ -203,7 +195,19 @@ class _MultiplyAndLeave(Function):
                 multiply_into(grad_x.chunk(len(leaving))[i], whole, weight.t())
             if grad_weight is not None:
                 add_product(grad_weight, as_rows(whole).t(), as_rows(x.chunk(len(leaving))[i]), is_first=i == 0)
-        return grad_x, grad_weight, grad_bias, None, None, None
+        return grad_x, grad_weight, grad_bias, None, None
+
+
+class _SkipProduct(_MultiplyAndLeave):
+    """`multiply_and_leave` for an output that no code reads: zeros, with the same backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, mesh: ParallelMesh, products: Products
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.mesh, ctx.products, ctx.has_bias = mesh, products, bias is not None
+        return x.new_zeros(*summed_shape(x, mesh), weight.shape[0])
 
 
 def _pieces(x: Tensor, mesh: ParallelMesh, products: Products, elements: int) -> list[Tensor]:

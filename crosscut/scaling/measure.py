@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from crosscut.config import ConfigError, Layout
-from crosscut.evaluation.progress import progress
+from crosscut.evaluation.progress import Bar, progress
 from crosscut.launch import Ranks, in_ranks
 from crosscut.launch.processes import started_world_size, was_started
 from crosscut.model import Batch
@@ -56,7 +56,7 @@ def train_in_turns(cases: Sequence[Case], turns: int, everyone: ParallelMesh) ->
     stepping = [Stepping(case, everyone.device, rank) for case in cases]
     seconds: list[list[float]] = [[] for _ in cases]
     num_tokens = (_WARM_UP + turns) * _STEPS * sum(one.num_tokens for one in stepping)
-    with progress("scaling", num_tokens, shown=rank == 0) as advance:
+    with progress(Bar("scaling", rank == 0), num_tokens) as advance:
         for turn in range(_WARM_UP + turns):
             for index in order(turn, len(cases)):
                 for _ in range(_STEPS):

@@ -110,8 +110,8 @@ class Loop:
             more=trainer.more_state,
             config=self.run.checkpoint,
             is_first_rank=self.mesh.is_first_rank,
-            spared=self._last_stable,
         )
+        self.saver.spared = self._last_stable
 
     def train(self, resume_from: Path | Folder | None = None) -> Outcome:
         """Run all remaining steps, or stop early if a scheduler or Ctrl-C asks for it (`launch.stopping`). With

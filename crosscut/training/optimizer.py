@@ -7,6 +7,7 @@ PyTorch calls `found_inf`, decides whether a step changes the weights, so the ho
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -214,49 +215,58 @@ def _gradient(parameter: Tensor) -> Tensor:
     return parameter.grad
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """Rules by which the optimizer updates single parameters, by the name of the parameter."""
+
+    undecayed: Collection[str] = ()
+    """Parameters without weight decay."""
+    factors: Mapping[str, float] = field(default_factory=dict)
+    """Factors between parameters' learning rates and `optimizer.learning_rate`."""
+    matrices: Mapping[str, Parameter] = field(default_factory=dict)
+    """Descriptions of the parameters that Muon updates. AdamW updates the others."""
+
+
+NO_RULES = Rules()
+"""The same AdamW for all parameters."""
+
+
+def rules_of(model: ModelConfig, config: OptimizerConfig) -> Rules:
+    """Rules for the parameters of a model. Weight decay does not apply to parameters of norms and to biases."""
+    described = list(describe(model).parameters())
+    has_muon = config.matrices is MatrixOptimizer.MUON
+    return Rules(
+        undecayed={parameter.name for parameter in described if not parameter.role.decays},
+        factors={parameter.name: config.rate_factor(parameter.role.group) for parameter in described},
+        matrices={parameter.name: parameter for parameter in described if has_muon and takes_muon(parameter)},
+    )
+
+
 def make_optimizer(
     model: nn.Module,
     config: OptimizerConfig,
     *,
-    undecayed: Collection[str] = (),
-    factors: Mapping[str, float] = MappingProxyType({}),
-    matrices: Mapping[str, Parameter] = MappingProxyType({}),
+    rules: Rules = NO_RULES,
     muon_dtype: torch.dtype | None = None,
     home: Home | None = None,
 ) -> LocalAdamW:
     """Create the optimizer of a model's parameters. The caller sets the learning rate before every step with
     `set_learning_rate`.
 
-    Weight decay does not apply to the parameters named in `undecayed` (`undecayed_parameters` returns these names for a
-    whole model). `factors` are factors of learning rates, by the name of the parameter (`rate_factors`).
-    `matrices` describes the parameters that Muon updates, by name (`muon_matrices`); AdamW updates the others.
     `muon_dtype` is the element type in which Muon orthogonalizes; None means the parameters' own type. `home` stores
     the moments. By default, the moments are on the device.
     """
     named = list(model.named_parameters())
-    decayed = [parameter for name, parameter in named if name not in undecayed]
-    others = [parameter for name, parameter in named if name in undecayed]
+    decayed = [parameter for name, parameter in named if name not in rules.undecayed]
+    others = [parameter for name, parameter in named if name in rules.undecayed]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    own: dict[Tensor, float] = {parameter: factors[name] for name, parameter in named if name in factors}
-    muon = Muon({parameter: matrices[name] for name, parameter in named if name in matrices}, dtype=muon_dtype)
-    return LocalAdamW(groups, config, home=home, factors=own, muon=muon)
-
-
-def undecayed_parameters(model: ModelConfig) -> set[str]:
-    """Names of the parameters without weight decay: parameters of norms, and biases."""
-    return {parameter.name for parameter in describe(model).parameters() if not parameter.role.decays}
-
-
-def rate_factors(model: ModelConfig, config: OptimizerConfig) -> dict[str, float]:
-    """Factor between each parameter's learning rate and `optimizer.learning_rate`, by the name of the parameter."""
-    return {parameter.name: config.rate_factor(parameter.role.group) for parameter in describe(model).parameters()}
-
-
-def muon_matrices(model: ModelConfig, config: OptimizerConfig) -> dict[str, Parameter]:
-    """Descriptions of the parameters that Muon updates, by name; empty if AdamW updates all parameters."""
-    if config.matrices is not MatrixOptimizer.MUON:
-        return {}
-    return {parameter.name: parameter for parameter in describe(model).parameters() if takes_muon(parameter)}
+    factors: dict[Tensor, float] = {
+        parameter: rules.factors[name] for name, parameter in named if name in rules.factors
+    }
+    matrices: dict[Tensor, Parameter] = {
+        parameter: rules.matrices[name] for name, parameter in named if name in rules.matrices
+    }
+    return LocalAdamW(groups, config, home=home, factors=factors, muon=Muon(matrices, dtype=muon_dtype))
 
 
 def set_learning_rate(optimizer: AdamW, rate: float) -> None:

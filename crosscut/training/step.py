@@ -9,7 +9,7 @@ from torch import Tensor
 from crosscut.checkpoint import AVERAGE
 from crosscut.config import ResolvedRun
 from crosscut.model import GPT, Batch, initialize
-from crosscut.model.running import PLAIN_LOSS
+from crosscut.model.running import PLAIN_LOSS, Runners
 from crosscut.parallel import (
     ParallelMesh,
     RandomStreams,
@@ -23,13 +23,7 @@ from crosscut.parallel.collectives import all_reduce
 from crosscut.training.averaging import WeightAverage
 from crosscut.training.loss_scale import LossScale
 from crosscut.training.memory.host_moments import InHostMemory
-from crosscut.training.optimizer import (
-    make_optimizer,
-    muon_matrices,
-    rate_factors,
-    set_learning_rate,
-    undecayed_parameters,
-)
+from crosscut.training.optimizer import make_optimizer, rules_of, set_learning_rate
 from crosscut.training.precision import compute_dtype, muon_dtype, needs_loss_scale, parameter_dtype
 from crosscut.training.result import StepResult
 from crosscut.training.runners import make_runners
@@ -60,30 +54,7 @@ class Trainer:
         self.run, self.mesh = run, mesh
         self.streams = RandomStreams(mesh, run.training.seed)
         self.compiler = make_compiler(run, mesh)
-        runner_of = make_runners(run.training, streams=self.streams, device=mesh.device, compiler=self.compiler)
-        loss_runner = PLAIN_LOSS if self.compiler is None else compiled_loss()
-        self.model = GPT(
-            run.model,
-            mesh=mesh,
-            streams=self.streams,
-            dtype=parameter_dtype(run.precision),
-            compute_dtype=compute_dtype(run.precision),
-            runner_of=runner_of,
-            loss_runner=replace(loss_runner, chunk_tokens=loss_chunk_tokens),
-        )
-        shard_model(
-            self.model,
-            mesh,
-            units=self.model.blocks,
-            compute_dtype=compute_dtype(run.precision),
-            always_used=True,
-        )
-        initialize(
-            self.model,
-            run.training.seed,
-            spread=run.training.initial_spread,
-            zero_outputs=run.training.zero_initial_outputs,
-        )
+        self.model = self._make_model(loss_chunk_tokens)
         enable_symmetric_memory(mesh)
         self.parameters = list(self.model.parameters())
         self.reducer = make_reducer(self.model, mesh)
@@ -91,9 +62,7 @@ class Trainer:
         self.optimizer = make_optimizer(
             self.model,
             run.optimizer,
-            undecayed=undecayed_parameters(run.model),
-            factors=rate_factors(run.model, run.optimizer),
-            matrices=muon_matrices(run.model, run.optimizer),
+            rules=rules_of(run.model, run.optimizer),
             muon_dtype=muon_dtype(run.precision),
             home=home,
         )
@@ -105,6 +74,25 @@ class Trainer:
         """1 once a step has failed and no later step may change the weights; 0 until then. A float32 scalar on the
         device.
         """
+
+    def _make_model(self, loss_chunk_tokens: int | None) -> GPT:
+        """Create the model, sharded over the data ranks, with its initial weights."""
+        run, mesh = self.run, self.mesh
+        loss_runner = PLAIN_LOSS if self.compiler is None else compiled_loss()
+        runners = Runners(
+            layer=make_runners(run.training, streams=self.streams, device=mesh.device, compiler=self.compiler),
+            loss=replace(loss_runner, chunk_tokens=loss_chunk_tokens),
+        )
+        dtypes = {"dtype": parameter_dtype(run.precision), "compute_dtype": compute_dtype(run.precision)}
+        model = GPT(run.model, mesh=mesh, streams=self.streams, runners=runners, **dtypes)
+        shard_model(model, mesh, units=model.blocks, compute_dtype=dtypes["compute_dtype"], always_used=True)
+        initialize(
+            model,
+            run.training.seed,
+            spread=run.training.initial_spread,
+            zero_outputs=run.training.zero_initial_outputs,
+        )
+        return model
 
     @property
     def more_state(self) -> dict[str, dict[str, Tensor]]:

@@ -15,7 +15,7 @@ from crosscut.verification.assembly import Assembled, Grid, assemble_activation,
 from crosscut.verification.causes import Difference, is_arrangement, usual_cause
 from crosscut.verification.recording import INSIDE, LOSS, Kept, Recording, call_of
 from crosscut.verification.report import AVERAGES, ROUNDING, Check, First, Row
-from crosscut.verification.tolerance import MOST, ROUNDINGS, Rounding
+from crosscut.verification.tolerance import MOST, ROUNDINGS, Bounds
 
 _FLOOR = 1e-3
 """Smallest reference for the relative difference of a gradient, as a share of the largest gradient of the same kind.
@@ -34,25 +34,21 @@ class Comparison:
         uncut: Recording | None,
         mesh: ParallelMesh,
         *,
-        tolerance: float,
-        rounding: Rounding,
+        bounds: Bounds,
         exact: Recording | None = None,
         amplification: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """`cut` is the recording of this rank. `uncut` and `exact` are given on the first rank and are None on the
-        others; `exact` is the recording of the uncut step in a wider type. `tolerance` is the allowed relative
-        difference between the cut and the uncut step, and `rounding` the allowed relative difference between the uncut
-        and the exact step. `amplification` is the factor by which an update may enlarge the relative difference of a
-        gradient, by the name of the parameter.
+        others; `exact` is the recording of the uncut step in a wider type. `amplification` is the factor by which an
+        update may enlarge the relative difference of a gradient, by the name of the parameter.
         """
-        self.cut, self.uncut, self.tolerance, self.exact = cut, uncut, tolerance, exact
-        self.allowed_rounding = rounding
-        self.mesh = mesh
+        self.cut, self.uncut, self.exact, self.mesh = cut, uncut, exact, mesh
+        self.tolerance, self.allowed_rounding = bounds.tolerance, bounds.rounding
         self.copies: list[str] = []
         """Descriptions of the tensors and numbers that should be equal on several ranks, but differ."""
         self._differences: dict[tuple[str, str], float] = {}
         self._allowed = {
-            (kind, name): min(MOST, factor * tolerance)
+            (kind, name): min(MOST, factor * bounds.tolerance)
             for kind in ("parameter", "average")
             for name, factor in amplification.items()
         }

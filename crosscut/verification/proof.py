@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import TypeVar
 
 import torch
 
@@ -26,7 +27,9 @@ from crosscut.verification.report import (
     First,
     Report,
 )
-from crosscut.verification.tolerance import Rounding, num_layers_of, num_summands_of, rounding_of, tolerance_of
+from crosscut.verification.tolerance import Bounds, num_layers_of, num_summands_of, rounding_of, tolerance_of
+
+_T = TypeVar("_T")
 
 MakeStep = Callable[[ParallelMesh], Step]
 """Function that builds the model on a mesh, with weights that do not depend on the layout. Returns the training step on
@@ -85,38 +88,35 @@ def prove(claim: Claim, mesh: ParallelMesh) -> Report:
     if uncut is not None:
         uncut = uncut[0], uncut[1].with_wholes(compiled_modules(step.model))
     dtype = claim.compute_dtype or next(step.model.parameters()).dtype
-    bounds = None if uncut is None else _bounds(step, uncut[1], dtype, claim.product_dtype or dtype)
-    tolerance, rounding = share_from_first(bounds)
-    exact = None if claim.make_exact is None else _exact(claim.make_exact, mesh)
     reference = None if uncut is None else uncut[1]
-    comparison = Comparison(
-        cut,
-        reference,
-        mesh,
-        tolerance=tolerance,
-        exact=exact,
-        rounding=rounding,
-        amplification=claim.amplification,
-    )
-    outcome: Report | Exception | None = None
-    try:
-        comparison.run()
-    except Exception as error:
-        outcome = error
+    products = claim.product_dtype or dtype
+    bounds = share_from_first(None if reference is None else _bounds(step, reference, dtype, products))
+    assert bounds is not None
+    exact = None if claim.make_exact is None else _exact(claim.make_exact, mesh)
+    comparison = Comparison(cut, reference, mesh, bounds=bounds, exact=exact, amplification=claim.amplification)
+    outcome = _attempt(comparison.run)
     disagreement = compare_draws(draws, mesh)
-    further = claim.extra_checks(step, tolerance)
-    if uncut is not None and outcome is None:
-        try:
-            judged, told = _judge_draws(draws, uncut[0], disagreement)
-            checks = (*comparison.checks(), judged, *further, *comparison.rounding())
-            outcome = _report(claim, comparison, dtype, checks=checks, told=told, seconds=time.perf_counter() - start)
-        except Exception as error:
-            outcome = error
-    outcome = share_from_first(outcome)
-    if isinstance(outcome, Exception):
-        raise outcome
-    assert isinstance(outcome, Report)
-    return outcome
+    further = claim.extra_checks(step, bounds.tolerance)
+
+    def report() -> Report:
+        assert uncut is not None
+        judged, told = _judge_draws(draws, uncut[0], disagreement)
+        checks = (*comparison.checks(), judged, *further, *comparison.rounding())
+        return _report(claim, comparison, dtype, checks=checks, told=told, seconds=time.perf_counter() - start)
+
+    shared = share_from_first(outcome if uncut is None or outcome is not None else _attempt(report))
+    if isinstance(shared, Exception):
+        raise shared
+    assert isinstance(shared, Report)
+    return shared
+
+
+def _attempt(function: Callable[[], _T]) -> _T | Exception:
+    """Result of the function, or the error that it raises."""
+    try:
+        return function()
+    except Exception as error:
+        return error
 
 
 def _report(
@@ -169,14 +169,11 @@ def _take(step: Step) -> tuple[list[Draw], Recording]:
     return draws, record(step)
 
 
-def _bounds(step: Step, uncut: Recording, dtype: torch.dtype, product_dtype: torch.dtype) -> tuple[float, Rounding]:
-    """Return the allowed difference of two computations of the same step, and the allowed difference from the unrounded
-    step.
-    """
+def _bounds(step: Step, uncut: Recording, dtype: torch.dtype, product_dtype: torch.dtype) -> Bounds:
     outputs = [output for output in uncut.outputs.values() if output.dim()]
     num_tokens = max((output.numel() // max(output.shape[-1], 1) for output in outputs), default=1)
     size = {"num_layers": num_layers_of(step.model), "num_summands": num_summands_of(step.model, num_tokens)}
-    return tolerance_of(dtype, **size), rounding_of(product_dtype, **size)
+    return Bounds(tolerance_of(dtype, **size), rounding_of(product_dtype, **size))
 
 
 def _judge_draws(cut: list[Draw], uncut: list[Draw], disagreement: Disagreement | None) -> tuple[Check, First | None]:

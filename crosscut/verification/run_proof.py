@@ -30,7 +30,7 @@ from crosscut.parallel import CollectiveRecorder, ParallelMesh, disturb_, make_m
 from crosscut.parallel.collectives import gather_to_first
 from crosscut.planner import count_parameters, step_traffic
 from crosscut.training.muon import AMPLIFICATION
-from crosscut.training.optimizer import muon_matrices
+from crosscut.training.optimizer import rules_of
 from crosscut.training.precision import compute_dtype, needs_loss_scale, product_dtype, resolve_on
 from crosscut.training.requirements import require_capabilities
 from crosscut.training.speed.compilation import compiled_modules
@@ -203,7 +203,7 @@ def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> Report:
         product_dtype=product_dtype(run.training.precision),
         make_exact=_make_exact(run),
         extra_checks=_further_checks,
-        amplification=dict.fromkeys(muon_matrices(model, run.optimizer), AMPLIFICATION),
+        amplification=dict.fromkeys(rules_of(model, run.optimizer).matrices, AMPLIFICATION),
     )
     report = prove(claim, mesh)
     if report.first is None or not (suspects := _other_suspects(run, report)):

@@ -56,6 +56,16 @@ class Rounding:
     """Bound for gradients and their norm."""
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """Differences that rounding explains, relative to the largest element of each tensor."""
+
+    tolerance: float
+    """Allowed difference between the cut and the uncut step."""
+    rounding: Rounding
+    """Allowed differences between the uncut step and the unrounded step."""
+
+
 def rounding_of(dtype: torch.dtype, *, num_layers: int, num_summands: int) -> Rounding:
     """Largest relative differences that rounding explains, for matrix products with factors of type `dtype`.
     `num_layers` is N and `num_summands` is K in the formula of this module.

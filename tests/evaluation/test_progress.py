@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from crosscut.evaluation import progress as module
-from crosscut.evaluation.progress import progress
+from crosscut.evaluation.progress import Bar, progress
 from tests.terminal import Terminal
 
 
@@ -29,7 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def told(clock: Clock, capsys: pytest.CaptureFixture[str], *batches: tuple[float, int], total: int) -> list[str]:
     """Lines about a task of `total` tokens, whose batches take so many seconds for so many tokens."""
-    with progress("text", total, shown=True, size="7 windows") as advance:
+    with progress(Bar("text", True, "7 windows"), total) as advance:
         assert capsys.readouterr().err == "text  7 windows\n", "the size comes first"
         for seconds, num_tokens in batches:
             clock.now += seconds
@@ -58,7 +58,7 @@ def test_the_bar_comes_after_the_forecast(clock, monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal)
     for name, value in {"TERM": "xterm", "COLUMNS": "120"}.items():
         monkeypatch.setenv(name, value)
-    with progress("text", 10_000, shown=True, size="7 windows") as advance:
+    with progress(Bar("text", True, "7 windows"), 10_000) as advance:
         for seconds in (0.5, 0.5):
             clock.now += seconds
             advance(1000)
@@ -74,6 +74,6 @@ def test_the_bar_comes_after_the_forecast(clock, monkeypatch):
 def test_nothing_is_printed_where_nothing_is_shown(monkeypatch):
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
-    with progress("text", 10, shown=False, size="7 windows") as advance:
+    with progress(Bar("text", False, "7 windows"), 10) as advance:
         advance(10)
     assert stream.getvalue() == ""

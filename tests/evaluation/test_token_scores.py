@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from crosscut.config import IGNORED, ConfigError, Layout, LayoutError, padded_vocab_size
+from crosscut.config import IGNORED, ConfigError, Layout, LayoutError, ModelConfig, padded_vocab_size
 from crosscut.evaluation import vocab_parallel_scores
 from crosscut.parallel import CollectiveRecorder, make_mesh
 from tests.parallel.twins import CLOSE, CPU
@@ -44,7 +44,12 @@ def _scores(
     own = padded.chunk(tensor)[mesh.tensor.rank]
     with CollectiveRecorder(mesh) as recorder:
         scores = vocab_parallel_scores(
-            hidden, own, targets, vocab_size=V, axis=mesh.tensor, chunk_tokens=chunk_tokens, soft_cap=soft_cap
+            hidden,
+            own,
+            targets,
+            config=ModelConfig(num_layers=1, hidden_size=H, num_heads=1, vocab_size=V, logit_softcap=soft_cap),
+            axis=mesh.tensor,
+            chunk_tokens=chunk_tokens,
         )
     return {"losses": scores.losses, "hits": scores.hits, "sent": list(recorder.sent)}
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from crosscut.config import Layout
 from crosscut.kernels import FLOAT8, ORDINARY
 from crosscut.model import GPT
-from crosscut.model.running import PLAIN, Runner
+from crosscut.model.running import PLAIN, Runner, Runners
 from crosscut.parallel import ColumnParallelLinear, RandomStreams, RowParallelLinear, make_mesh
 from tests.model.twins import CONFIG, CPU, FAMILIES, batch
 from tests.ranks import RankPool
@@ -20,7 +20,7 @@ def _model(runner_of: Callable[[int], Runner], family: str = "GPT-2") -> GPT:
     mesh = make_mesh(Layout(), CPU)
     streams = RandomStreams(mesh, seed=1)
     streams.restart(step=0)
-    return GPT(FAMILIES[family], mesh=mesh, streams=streams, runner_of=runner_of)
+    return GPT(FAMILIES[family], mesh=mesh, streams=streams, runners=Runners(layer=runner_of))
 
 
 def _calls(family: str) -> list[tuple[int, str]]:

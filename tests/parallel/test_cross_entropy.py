@@ -16,6 +16,7 @@ from crosscut.kernels import LossPasses
 from crosscut.parallel import (
     IGNORED,
     CollectiveRecorder,
+    LossSettings,
     copy_to_tensor_parallel,
     make_mesh,
     vocab_parallel_cross_entropy,
@@ -54,7 +55,12 @@ def _loss(
     hidden = hidden.clone().requires_grad_()
     with CollectiveRecorder(mesh) as forward:
         loss = vocab_parallel_cross_entropy(
-            copy_to_tensor_parallel(hidden, axis), own, targets, vocab_size=V, axis=axis, **options
+            copy_to_tensor_parallel(hidden, axis),
+            own,
+            targets,
+            vocab_size=V,
+            axis=axis,
+            settings=LossSettings(**options),
         )
     with CollectiveRecorder(mesh) as backward:
         loss.backward()
@@ -264,7 +270,9 @@ def _watch(chunk_tokens: int, grad: bool) -> tuple[int, int]:
     weight = torch.randn(256, H, requires_grad=True)
     targets = torch.zeros(64, dtype=torch.long)
     with torch.set_grad_enabled(grad), _Allocations() as watched:
-        loss = vocab_parallel_cross_entropy(hidden, weight, targets, vocab_size=V, axis=axis, chunk_tokens=chunk_tokens)
+        loss = vocab_parallel_cross_entropy(
+            hidden, weight, targets, vocab_size=V, axis=axis, settings=LossSettings(chunk_tokens=chunk_tokens)
+        )
         assert loss.requires_grad == grad
     return watched.largest, watched.products
 
@@ -311,8 +319,10 @@ def _most_at_once(dtype: torch.dtype, passes: bool) -> list[float]:
         weight, targets = torch.randn(8192, 4, requires_grad=True), torch.zeros(256 * num_chunks, dtype=torch.long)
         with _Live() as watched:
             vocab_parallel_cross_entropy(
-                hidden, weight, targets, vocab_size=8192, axis=axis, chunk_tokens=256,
-                passes=LossPasses(lambda function: function) if passes else None,
+                hidden, weight, targets, vocab_size=8192, axis=axis,
+                settings=LossSettings(
+                    chunk_tokens=256, passes=LossPasses(lambda function: function) if passes else None
+                ),
             )  # fmt: skip
         peaks.append(watched.peak / (2 * 256 * 8192))
     return peaks
@@ -348,7 +358,9 @@ def _softmax_in_place(dtype: torch.dtype) -> list[bool]:
     hidden = torch.randn(64, H).to(dtype).requires_grad_()
     weight, targets = torch.randn(256, H, requires_grad=True), torch.zeros(64, dtype=torch.long)
     with _InPlace() as watched:
-        vocab_parallel_cross_entropy(hidden, weight, targets, vocab_size=V, axis=axis, chunk_tokens=16)
+        vocab_parallel_cross_entropy(
+            hidden, weight, targets, vocab_size=V, axis=axis, settings=LossSettings(chunk_tokens=16)
+        )
     return watched.told
 
 
@@ -382,7 +394,9 @@ def test_going_backward_twice_is_refused(ranks: RankPool) -> None:
 def _call(num_targets: int, num_rows: int, target: int, options: dict[str, Any]) -> None:
     axis = make_mesh(Layout(tensor=2), CPU).tensor
     targets = torch.full((num_targets,), target)
-    vocab_parallel_cross_entropy(torch.ones(4, H), torch.ones(num_rows, H), targets, vocab_size=V, axis=axis, **options)
+    vocab_parallel_cross_entropy(
+        torch.ones(4, H), torch.ones(num_rows, H), targets, vocab_size=V, axis=axis, settings=LossSettings(**options)
+    )
 
 
 NO_CHUNK = "^`chunk_tokens` must be at least 1, but is {}.$"

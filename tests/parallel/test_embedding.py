@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from crosscut.config import ConfigError, Layout, padded_vocab_size
 from crosscut.parallel import (
     CollectiveRecorder,
+    LossSettings,
     ParallelMesh,
     PositionEmbedding,
     VocabParallelEmbedding,
@@ -92,7 +93,9 @@ def _tied_gradients(layout: Layout) -> list[tuple[Tensor, int]]:
             embedded, weight = embedding(tokens), embedding.weight.to_local()
         hidden = enter_tensor_parallel(embedded, mesh).flatten(0, 1)
         with account_of({"weight": [embedding.weight]}, CPU) as account:
-            loss = vocab_parallel_cross_entropy(hidden, weight, targets, vocab_size=V, axis=mesh.tensor, chunk_tokens=4)
+            loss = vocab_parallel_cross_entropy(
+                hidden, weight, targets, vocab_size=V, axis=mesh.tensor, settings=LossSettings(chunk_tokens=4)
+            )
             loss.backward()
         of_weight = embedding.weight.to_local().nbytes
         found.append((embedding.weight.grad.to_local(), account.peak()[0] // of_weight))

@@ -11,7 +11,7 @@ from crosscut.config import ModelConfig, OptimizerConfig, RunConfig
 from crosscut.parallel.state.parameters import whole
 from crosscut.training.memory.host_moments import InHostMemory
 from crosscut.training.muon import orthogonalized
-from crosscut.training.optimizer import make_optimizer
+from crosscut.training.optimizer import Rules, make_optimizer
 from tests.training.jobs import parts
 from tests.training.test_resume import LAYOUTS, checkpoint_of, train
 
@@ -120,7 +120,7 @@ def one_layer() -> tuple[torch.nn.Linear, Any]:
     layer = torch.nn.Linear(6, 4)
     config = OptimizerConfig(learning_rate=0.1, matrices="muon", matrix_learning_rate=0.1)
     (described,) = (p for p in describe_tiny() if p.name == "blocks.0.mlp.expand.weight")
-    return layer, make_optimizer(layer, config, undecayed=("bias",), matrices={"weight": described})
+    return layer, make_optimizer(layer, config, rules=Rules(undecayed=("bias",), matrices={"weight": described}))
 
 
 def describe_tiny() -> list[Any]:

@@ -3,7 +3,7 @@ import torch
 
 from crosscut.config import OptimizerConfig
 from crosscut.parallel.state.parameters import leaf_of
-from crosscut.training.optimizer import make_optimizer
+from crosscut.training.optimizer import Rules, make_optimizer
 from crosscut.training.result import NonFiniteError
 from crosscut.training.watching.diagnosis import explain_non_finite
 from tests.training.jobs import losses_of, masked_loss_and_gradient, parts, poisoned_step
@@ -125,7 +125,9 @@ def overflowing_gradient(run) -> str:
 def test_weight_decay_is_decoupled():
     layer = torch.nn.Linear(3, 2)
     start = layer.weight.detach().clone()
-    optimizer = make_optimizer(layer, OptimizerConfig(learning_rate=0.5, weight_decay=0.1), undecayed={"bias"})
+    optimizer = make_optimizer(
+        layer, OptimizerConfig(learning_rate=0.5, weight_decay=0.1), rules=Rules(undecayed={"bias"})
+    )
     for parameter in layer.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()

@@ -63,13 +63,11 @@ class Saver:
         config: CheckpointConfig,
         is_first_rank: bool,
         more: More | None = None,
-        spared: int | None = None,
     ) -> None:
-        """Create the saver. The tensors in `more` are also saved; they must not change between two optimizer steps. The
-        checkpoint of step `spared` is kept permanently.
-        """
+        """Create the saver. The tensors in `more` are also saved; they must not change between two optimizer steps."""
         self.root, self.config, self.is_first_rank = folder_at(root), config, is_first_rank
-        self.spared = spared
+        self.spared: int | None = None
+        """Step whose checkpoint is kept permanently."""
         self.model, self.optimizer, self.more = model, optimizer, more
         self.failure: CheckpointError | None = None
         """Error of the most recent save. None if that save succeeded, and before the first save."""

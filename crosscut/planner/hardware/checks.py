@@ -39,19 +39,19 @@ def require_values(table: Mapping[str, Any]) -> None:
         if not isinstance(value, str):
             raise ConfigError(f"`{name}` must be a string, but is {value!r}.")
     for name, value in _there(table, _ABOVE_ZERO):
-        _require_number(name, value, above=0)
+        _require_number(f"`{name}`", value, above=0)
     for name, value in _there(table, _AT_LEAST_ZERO):
-        _require_number(name, value, least=0)
+        _require_number(f"`{name}`", value, least=0)
     for name, value in _there(table, dict.fromkeys(_WITH_ATTAINED, ("attained",))):
-        _require_number(name, value, above=0, most=1)
+        _require_number(f"`{name}`", value, above=0, most=1)
     for name, value in _there(table, {"products": ("multiprocessors",)}):
-        _require_number(name, value, least=0, whole=True)
+        _require_number(f"`{name}`", value, least=0, whole=True)
     for name, value in _there(table, {"node": ("ranks",)}):
-        _require_number(name, value, least=1, whole=True)
+        _require_number(f"`{name}`", value, least=1, whole=True)
     products, node = table.get("products", {}), table.get("node", {})
     for precision, rate in products.get("teraflops", {}).items():
         require_key("products.teraflops", precision, _PRECISIONS)
-        _require_number(f"products.teraflops.{precision}", rate, above=0)
+        _require_number(f"`products.teraflops.{precision}`", rate, above=0)
     for precision, points in products.get("measured", {}).items():
         require_key("products.measured", precision, _PRECISIONS)
         _require_rows(f"products.measured.{precision}", points, ("m", "k", "n", "TFLOP/s"))
@@ -73,22 +73,22 @@ def _there(table: Mapping[str, Any], keys: Mapping[str, Iterable[str]]) -> list[
 
 
 def _require_number(
-    name: str,
+    label: str,
     value: object,
     *,
     above: float = -inf,
     least: float = -inf,
     most: float = inf,
     whole: bool = False,
-    what: str = "",
 ) -> None:
+    """Raise `ConfigError` unless `value` is a finite number in the range. `label` names the value."""
     is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
     if is_number and isfinite(value) and above < value and least <= value <= most:  # type: ignore[arg-type, operator]
         return
     limits = [f"above {above}"] * (above > -inf) + [f"of at least {least}"] * (least > -inf)
     limits += [f"at most {most}"] * (most < inf)
     kind = "whole number" if whole else "number"
-    raise ConfigError(f"{what}`{name}` must be a {kind} {' and '.join(limits)}, but is {value!r}.")
+    raise ConfigError(f"{label} must be a {kind} {' and '.join(limits)}, but is {value!r}.")
 
 
 def _require_pattern(name: str, value: str) -> None:
@@ -106,7 +106,7 @@ def _require_rows(name: str, rows: object, columns: tuple[str, ...]) -> None:
         if not isinstance(row, list) or len(row) != len(columns):
             raise ConfigError(f"`{name}[{index}]` must be a row [{', '.join(columns)}], but is {row!r}.")
         for column, value in zip(columns, row, strict=True):
-            _require_number(f"{name}[{index}]", value, above=0, what=f"{column} of ")
+            _require_number(f"{column} of `{name}[{index}]`", value, above=0)
 
 
 def _require_message(name: str, message: object) -> None:
@@ -117,7 +117,7 @@ def _require_message(name: str, message: object) -> None:
         )
     for key in message:
         require_key(name, key, ("latency_microseconds", "rates"))
-    _require_number(f"{name}.latency_microseconds", message["latency_microseconds"], least=0)
+    _require_number(f"`{name}.latency_microseconds`", message["latency_microseconds"], least=0)
     _require_rows(f"{name}.rates", message["rates"], ("MB", "GB/s"))
     sizes = [row[0] for row in message["rates"]]
     if any(larger <= smaller for smaller, larger in pairwise(sizes)):

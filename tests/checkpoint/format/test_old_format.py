@@ -22,7 +22,7 @@ from crosscut.checkpoint.stored import StoredTensors
 from crosscut.config import CheckpointError, Layout, ModelConfig, OptimizerConfig
 from crosscut.model import GPT
 from crosscut.parallel import RandomStreams, make_mesh, shard_model
-from crosscut.training.optimizer import make_optimizer, set_learning_rate, undecayed_parameters
+from crosscut.training.optimizer import make_optimizer, rules_of, set_learning_rate
 from tests.checkpoint.forged import Program, fit_hashes, with_old_index
 from tests.checkpoint.test_state import LAYOUTS
 from tests.endless import ENDLESS
@@ -60,7 +60,7 @@ def make(layout: Layout, dtype: torch.dtype = torch.float64) -> tuple[GPT, torch
     mesh = make_mesh(layout, torch.device("cpu"))
     model = GPT(MODEL, mesh=mesh, streams=RandomStreams(mesh, 0), dtype=dtype)
     shard_model(model, mesh, units=model.blocks, always_used=True)
-    return model, make_optimizer(model, OptimizerConfig(), undecayed=undecayed_parameters(MODEL))
+    return model, make_optimizer(model, OptimizerConfig(), rules=rules_of(MODEL, OptimizerConfig()))
 
 
 def load(folder: Path, layout: Layout) -> Progress:

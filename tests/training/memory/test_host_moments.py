@@ -8,7 +8,7 @@ import torch
 
 from crosscut.config import OptimizerConfig
 from crosscut.training.memory.host_moments import InHostMemory, cut_in_pieces
-from crosscut.training.optimizer import LocalAdamW, OnDevice, Piece, make_optimizer
+from crosscut.training.optimizer import LocalAdamW, OnDevice, Piece, Rules, make_optimizer
 from tests.training.jobs import loop, parts
 
 OFFLOAD = 'training.offload=["optimizer"]'
@@ -49,7 +49,7 @@ def updated(home: Any, device: str = "cpu") -> list[torch.Tensor]:
     torch.manual_seed(1)
     layer = torch.nn.Sequential(torch.nn.Linear(77, 131), torch.nn.Linear(131, 3)).to(device)
     config = OptimizerConfig(learning_rate=0.1, weight_decay=0.1)
-    optimizer = make_optimizer(layer, config, undecayed=("0.bias", "1.bias"), home=home)
+    optimizer = make_optimizer(layer, config, rules=Rules(undecayed=("0.bias", "1.bias")), home=home)
     optimizer.found_inf = torch.zeros((), device=device)
     for held in (0.0, 1.0, 0.0):
         optimizer.found_inf.fill_(held)
