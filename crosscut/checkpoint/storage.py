@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from crosscut.config import CheckpointError
-from crosscut.config.system.files import MOST_BYTES, require_regular, too_large
+from crosscut.config.system.files import MOST_BYTES, flush_to_disk, require_regular, too_large
 
 DRAFT_SUFFIX = ".partial"
 """Suffix of the hidden folder in which a checkpoint is written until it is complete."""
@@ -149,7 +149,7 @@ class LocalFolder(Folder):
     def rename(self, old: str, new: str) -> None:
         """Rename a file or subfolder and flush the change to the disk."""
         (self.path / old).rename(self.path / new)
-        _flush_folder(self.path)
+        flush_to_disk(self.path)
 
     def draft(self) -> "LocalFolder":
         """Hidden folder beside this folder. The checkpoint is written there until `publish` renames it."""
@@ -165,12 +165,12 @@ class LocalFolder(Folder):
         """Rename `draft`, to which the checkpoint was written, to the name of this folder. An existing folder with this
         name is removed first.
         """
-        _flush_folder(draft.path)
+        flush_to_disk(draft.path)
         if self.path.exists():
             self.remove(last)
         draft.path.rename(self.path)
-        _flush_folder(self.path.parent)
-        _flush_folder(self.path.parent.parent)  # the folder of all checkpoints may be new
+        flush_to_disk(self.path.parent)
+        flush_to_disk(self.path.parent.parent)  # the folder of all checkpoints may be new
 
     def remove(self, last: str) -> None:  # noqa: ARG002 - see `begin`
         """Rename the folder to a hidden name, then remove its files. No incomplete folder is therefore ever visible
@@ -184,15 +184,6 @@ class LocalFolder(Folder):
             shutil.rmtree(dropped)
         self.path.rename(dropped)
         shutil.rmtree(dropped)
-
-
-def _flush_folder(path: Path) -> None:
-    """Make the names in a folder survive a power failure."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @dataclass(frozen=True)

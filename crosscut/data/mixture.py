@@ -12,7 +12,8 @@ Legend: F folders, N samples of a block, S tokens of a sequence.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from math import fsum
@@ -113,7 +114,10 @@ def training_samples(tokens: Tokens, *, sequence_length: int, seed: int) -> Samp
     """Return the order of the training samples. Raises `DataError` if no shard of a folder fills one sequence."""
     if isinstance(tokens, TokenFolder):
         return Sampler(tokens.train, sequence_length=sequence_length, seed=seed)
-    samplers = [_sampler(folder, sequence_length, seed) for folder in tokens.folders]
+    samplers = []
+    for folder in tokens.folders:
+        with _named(folder):
+            samplers.append(Sampler(folder.train, sequence_length=sequence_length, seed=seed))
     return MixedSampler(samplers, tokens.weights, seed=seed)
 
 
@@ -121,7 +125,10 @@ def validation_samples(tokens: Tokens, *, sequence_length: int) -> ValidationSam
     """Return the order of the validation samples. Raises `DataError` if a validation set has no token to predict."""
     if isinstance(tokens, TokenFolder):
         return ValidationSampler(tokens.validation, sequence_length=sequence_length)
-    samplers = [_validation_sampler(folder, sequence_length) for folder in tokens.folders]
+    samplers = []
+    for folder in tokens.folders:
+        with _named(folder):
+            samplers.append(ValidationSampler(folder.validation, sequence_length=sequence_length))
     return MixedValidationSampler(samplers, tokens.weights)
 
 
@@ -248,15 +255,10 @@ def _require_same_tokenizer(first: TokenFolder, other: TokenFolder) -> None:
     )
 
 
-def _sampler(folder: TokenFolder, sequence_length: int, seed: int) -> Sampler:
+@contextmanager
+def _named(folder: TokenFolder) -> Iterator[None]:
+    """Add the path of the folder to an error."""
     try:
-        return Sampler(folder.train, sequence_length=sequence_length, seed=seed)
-    except DataError as error:
-        raise DataError(f"{error} The token folder is `{folder.path}`.") from None
-
-
-def _validation_sampler(folder: TokenFolder, sequence_length: int) -> ValidationSampler:
-    try:
-        return ValidationSampler(folder.validation, sequence_length=sequence_length)
+        yield
     except DataError as error:
         raise DataError(f"{error} The token folder is `{folder.path}`.") from None

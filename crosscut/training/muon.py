@@ -53,7 +53,7 @@ class Muon:
 
         Communication: an all-gather along each axis that cuts the parameter.
         """
-        gradient, own = local_part(_gradient(weight)), local_part(weight)
+        gradient, own = local_part(gradient_of(weight)), local_part(weight)
         applies = 1.0 if found_inf is None else (1 - found_inf).to(own.dtype)
         if found_inf is not None:
             gradient = torch.where(found_inf > 0, torch.zeros_like(found_inf, dtype=own.dtype), gradient)
@@ -94,6 +94,7 @@ def scaled(matrix: Tensor) -> Tensor:
     return matrix.mul_(max(1.0, matrix.shape[0] / matrix.shape[1]) ** 0.5)
 
 
-def _gradient(parameter: Tensor) -> Tensor:
+def gradient_of(parameter: Tensor) -> Tensor:
+    """Gradient of a parameter that has one."""
     assert parameter.grad is not None
     return parameter.grad

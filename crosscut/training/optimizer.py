@@ -20,7 +20,7 @@ from crosscut.architecture.muon import takes_muon
 from crosscut.config import ModelConfig, OptimizerConfig
 from crosscut.config.optimizer import MatrixOptimizer
 from crosscut.parallel.state.parameters import local_part
-from crosscut.training.muon import Muon
+from crosscut.training.muon import Muon, gradient_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """PyTorch's names for the two moments: the moving averages of the gradient and of its square."""
@@ -172,7 +172,7 @@ class LocalAdamW(AdamW):
         steps = [state["step"] for state in states]
         whole = Piece(
             [local_part(parameter) for parameter in parameters],
-            [local_part(_gradient(parameter)) for parameter in parameters],
+            [local_part(gradient_of(parameter)) for parameter in parameters],
             [local_part(state["exp_avg"]) for state in states],
             [local_part(state["exp_avg_sq"]) for state in states],
             steps,
@@ -208,11 +208,6 @@ class LocalAdamW(AdamW):
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
             state.update((name, self.home.new(parameter)) for name in MOMENTS)
         return state
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
 
 
 @dataclass(frozen=True, kw_only=True)

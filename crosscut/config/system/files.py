@@ -133,6 +133,15 @@ def write_whole(path: Path, content: str | bytes) -> None:
         raise
 
 
+def flush_to_disk(path: Path) -> None:
+    """Make a file, or the names in a folder, survive a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def require_writable_file(setting: str, path: Path) -> None:
     """Raise `ConfigError`, which names `setting`, unless a file can be written at `path`. Call this before the work
     starts; the check leaves no file behind.

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from crosscut.config.system.files import parse_json, read_small, write_whole
+from crosscut.config.system.files import flush_to_disk, parse_json, read_small, write_whole
 from crosscut.data.folders import unwritable
 from crosscut.data.hashing import sha256
 
@@ -200,7 +200,7 @@ def execute(folder: Path, task: Task, key: str) -> Record:
         assert record_path.name not in files, f"{record_path.name} is the task's record"
         record_path.unlink(missing_ok=True)  # the task counts as not done until its new record is written
         for path in written:
-            _flush(path)
+            flush_to_disk(path)
             path.replace(folder / path.name)
         seconds = time.monotonic() - started
         record = Record(
@@ -231,14 +231,6 @@ def _records_in(folder: Path) -> Iterator[Record]:
         record = Record.read(path)
         if record is not None:
             yield record
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def add_counts(counts: Sequence[Counts]) -> Counts:

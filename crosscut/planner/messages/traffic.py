@@ -199,6 +199,12 @@ def _loss(run: Planned, chunk_tokens: int) -> list[Collective]:
     return collectives
 
 
+def _once_per_step(run: Planned) -> partial[Collective]:
+    """An all-reduce once per step, in the type of the gradients."""
+    size = run.training.numbers.accumulation_bytes
+    return partial(Collective, operation=Operation.ALL_REDUCE, phase=Phase.STEP, count=1, element_bytes=size)
+
+
 def _gradients(run: Planned) -> list[Collective]:
     """Collectives that sum gradients, once per step.
 
@@ -208,13 +214,7 @@ def _gradients(run: Planned) -> list[Collective]:
     """
     if run.layout.shard_size > 1:
         return sharded_parameters(run)
-    all_reduce = partial(
-        Collective,
-        operation=Operation.ALL_REDUCE,
-        phase=Phase.STEP,
-        count=1,
-        element_bytes=run.training.numbers.accumulation_bytes,
-    )
+    all_reduce = _once_per_step(run)
     partial_ones = partial_gradients(run.model, run.layout)
     replicated = all_reduce(
         axis="tensor", purpose="replicated gradients", elements=partial_ones, ranks=run.layout.tensor
@@ -236,13 +236,7 @@ def _totals(run: Planned) -> list[Collective]:
     copy sum the squares of their shards. Both sums are float64. The data ranks sum the number of target tokens and, at
     the end of the step, the loss.
     """
-    all_reduce = partial(
-        Collective,
-        operation=Operation.ALL_REDUCE,
-        phase=Phase.STEP,
-        count=1,
-        element_bytes=run.training.numbers.accumulation_bytes,
-    )
+    all_reduce = _once_per_step(run)
     return [
         all_reduce(axis="tensor", purpose="gradient norm", elements=1, ranks=run.layout.tensor, element_bytes=8),
         all_reduce(
