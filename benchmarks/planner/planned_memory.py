@@ -25,7 +25,7 @@ from crosscut.launch import launch, process_group
 from crosscut.model import Batch
 from crosscut.parallel import make_mesh
 from crosscut.planner import count_parameters, forecast_memory
-from crosscut.training.optimizer import MOMENTS
+from crosscut.training.optimization.optimizer import MOMENTS
 from crosscut.training.precision import resolve_on
 from crosscut.training.step import Trainer
 from crosscut.training.watching.memory_account import account_of

@@ -42,7 +42,7 @@ from crosscut.launch import launch, process_group
 from crosscut.model import GPT, Batch
 from crosscut.parallel import RandomStreams, make_mesh
 from crosscut.parallel.state.parameters import local_part
-from crosscut.training.optimizer import make_optimizer, rules_of
+from crosscut.training.optimization.optimizer import make_optimizer, rules_of
 from crosscut.training.precision import resolve_on
 from crosscut.training.step import Trainer
 

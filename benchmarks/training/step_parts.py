@@ -84,7 +84,7 @@ def run_crosscut(clock: Clock, words: list[str]) -> None:
     from crosscut.model import GPT
     from crosscut.training import run_training, step
     from crosscut.training.batches import Batches
-    from crosscut.training.optimizer import LocalAdamW
+    from crosscut.training.optimization.optimizer import LocalAdamW
     from crosscut.training.watching.metrics import Metrics
 
     for part, owner, name in (

@@ -1,6 +1,6 @@
 """Muon's work on one matrix: the matrix products of the Newton-Schulz iteration.
 
-`crosscut.training.muon` runs these products, and the planner counts them.
+`crosscut.training.optimization.muon` runs these products, and the planner counts them.
 """
 
 from crosscut.architecture.parameters import Parameter

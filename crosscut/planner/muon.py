@@ -1,4 +1,4 @@
-"""Cost of Muon on one rank: stored momentum, memory, products and messages of a step (`crosscut.training.muon`).
+"""Cost of Muon on one rank: stored momentum, memory, products and messages of a step (`training.optimization.muon`).
 
 Every rank gathers the update of each whole matrix and orthogonalizes the whole matrix, so the products of Muon do not
 shrink with the number of ranks. For a square matrix of width h, five Newton-Schulz steps take 30 h^3 FLOPs.

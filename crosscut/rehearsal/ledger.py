@@ -41,7 +41,7 @@ from crosscut.parallel.state.parameters import local_part
 _OURS = f"{Path(__file__).resolve().parents[1]}/"
 _LOSS = f"{_OURS}parallel/cross_entropy.py"
 _GRADIENTS = f"{_OURS}parallel/state/gradients.py"
-_MUON = f"{_OURS}training/muon.py"
+_MUON = f"{_OURS}training/optimization/muon.py"
 _HOST = f"{_OURS}training/memory/host_activations.py"
 _FOR_OTHERS = (f"{_OURS}rehearsal/", f"{_OURS}kernels/")
 """Files whose functions make tensors for their callers. The caller counts as the maker of such a tensor."""

@@ -16,7 +16,7 @@ from crosscut.parallel.pretended import pretended_ranks
 from crosscut.planner.parameters import known_vocab_size
 from crosscut.rehearsal.ledger import Ledger, Peak
 from crosscut.rehearsal.pretence import Device, WithoutMemory, as_on
-from crosscut.training.optimizer import STATE
+from crosscut.training.optimization.optimizer import STATE
 from crosscut.training.step import Trainer
 from crosscut.training.watching.memory_account import resizing_told_to
 

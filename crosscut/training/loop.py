@@ -21,11 +21,11 @@ from crosscut.evaluation import Score, evaluate_loss
 from crosscut.launch import Stopped, StopRequest
 from crosscut.launch.stopping import INTERRUPTIBLE
 from crosscut.parallel import find_drift
-from crosscut.training.averaging import SCORED
 from crosscut.training.batches import Batches, BatchesAhead
 from crosscut.training.evaluations import Evaluations
+from crosscut.training.optimization.averaging import SCORED
+from crosscut.training.optimization.schedule import last_stable_step
 from crosscut.training.result import NonFiniteError, StepResult
-from crosscut.training.schedule import last_stable_step
 from crosscut.training.step import Trainer
 from crosscut.training.watching.diagnosis import explain_non_finite
 from crosscut.training.watching.following import Follower

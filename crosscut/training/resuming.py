@@ -18,7 +18,7 @@ from crosscut.config import (
     load_run,
 )
 from crosscut.data import Tokens, folders_of
-from crosscut.training.schedule import describe_jump
+from crosscut.training.optimization.schedule import describe_jump
 
 _BATCHES = ("batch_size", "initial_batch_size", "ramp_steps", "sequence_length", "seed", "document_mask")
 """Settings of `[training]` that decide the batches: the order of the data, and what a token of a sequence sees."""

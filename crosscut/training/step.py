@@ -20,14 +20,14 @@ from crosscut.parallel import (
     shard_model,
 )
 from crosscut.parallel.collectives import all_reduce
-from crosscut.training.averaging import WeightAverage
 from crosscut.training.loss_scale import LossScale
 from crosscut.training.memory.host_moments import InHostMemory
-from crosscut.training.optimizer import make_optimizer, rules_of, set_learning_rate
+from crosscut.training.optimization.averaging import WeightAverage
+from crosscut.training.optimization.optimizer import make_optimizer, rules_of, set_learning_rate
+from crosscut.training.optimization.schedule import learning_rate
 from crosscut.training.precision import compute_dtype, muon_dtype, needs_loss_scale, parameter_dtype
 from crosscut.training.result import StepResult
 from crosscut.training.runners import make_runners
-from crosscut.training.schedule import learning_rate
 from crosscut.training.speed.compilation import compiled_loss, make_compiler
 
 

@@ -29,8 +29,8 @@ from crosscut.model import Batch
 from crosscut.parallel import CollectiveRecorder, ParallelMesh, disturb_, make_mesh, seed_of
 from crosscut.parallel.collectives import gather_to_first
 from crosscut.planner import count_parameters, step_traffic
-from crosscut.training.muon import AMPLIFICATION
-from crosscut.training.optimizer import rules_of
+from crosscut.training.optimization.muon import AMPLIFICATION
+from crosscut.training.optimization.optimizer import rules_of
 from crosscut.training.precision import compute_dtype, needs_loss_scale, product_dtype, resolve_on
 from crosscut.training.requirements import require_capabilities
 from crosscut.training.speed.compilation import compiled_modules

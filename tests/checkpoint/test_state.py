@@ -20,7 +20,7 @@ from crosscut.config import CheckpointError, Layout, ModelConfig, OptimizerConfi
 from crosscut.model import GPT, initialize
 from crosscut.parallel import RandomStreams, make_mesh, make_reducer, shard_model
 from crosscut.pretrained import require_finite
-from crosscut.training.optimizer import make_optimizer
+from crosscut.training.optimization.optimizer import make_optimizer
 from tests.checkpoint.forged import edit_index
 
 MODEL = ModelConfig(num_layers=1, hidden_size=16, num_heads=4, vocab_size=300, max_sequence_length=8, dropout=0.0)

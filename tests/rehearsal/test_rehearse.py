@@ -15,7 +15,7 @@ from crosscut.model import Batch
 from crosscut.parallel import make_mesh
 from crosscut.planner import forecast_memory
 from crosscut.rehearsal import Rehearsal, compare, rehearse, to_json
-from crosscut.training.optimizer import MOMENTS
+from crosscut.training.optimization.optimizer import MOMENTS
 from crosscut.training.precision import resolve_on
 from crosscut.training.step import Trainer
 from crosscut.training.watching.memory_account import account_of

@@ -11,7 +11,7 @@ from torch import nn
 from crosscut.config import RunConfig, load_run
 from crosscut.parallel import make_mesh
 from crosscut.parallel.state.parameters import local_part
-from crosscut.training.optimizer import MOMENTS
+from crosscut.training.optimization.optimizer import MOMENTS
 from crosscut.training.precision import resolve_on
 from crosscut.training.step import Trainer
 from tests.ranks import RankPool

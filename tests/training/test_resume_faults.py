@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from crosscut.config import RunConfig
-from crosscut.training import averaging
 from crosscut.training import step as training_step
 from crosscut.training.batches import Batches
 from crosscut.training.loop import Loop
-from crosscut.training.optimizer import MOMENTUM, LocalAdamW
+from crosscut.training.optimization import averaging
+from crosscut.training.optimization.optimizer import MOMENTUM, LocalAdamW
 from tests.training.test_resume import HERE, checkpoint_of, record, train
 
 PAGE = Path(__file__).parents[2] / "docs" / "verification.md"

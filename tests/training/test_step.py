@@ -3,7 +3,7 @@ import torch
 
 from crosscut.config import OptimizerConfig
 from crosscut.parallel.state.parameters import leaf_of
-from crosscut.training.optimizer import Rules, make_optimizer
+from crosscut.training.optimization.optimizer import Rules, make_optimizer
 from crosscut.training.result import NonFiniteError
 from crosscut.training.watching.diagnosis import explain_non_finite
 from tests.training.jobs import losses_of, masked_loss_and_gradient, parts, poisoned_step

@@ -47,8 +47,8 @@ from crosscut.parallel.collectives import all_gather, all_reduce, split, start_a
 from crosscut.parallel.state import gradients, parameters
 from crosscut.parallel.state.gradients import _local
 from crosscut.parallel.state.parameters import Cut, cut_dim, local
-from crosscut.training import averaging, muon
 from crosscut.training import step as training_step
+from crosscut.training.optimization import averaging, muon
 from crosscut.training.speed import compilation
 from crosscut.verification import Report, for_verification, verify_module, verify_on_mesh
 from crosscut.verification.run_proof import MICRO_BATCHES

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from crosscut.config.conventions import PIECE_ELEMENTS
 from crosscut.parallel.state.parameters import local_part, with_local_part
-from crosscut.training.optimizer import Piece
+from crosscut.training.optimization.optimizer import Piece
 
 _ALIGNMENT = 1 << 10
 """Pieces of a tensor start at multiples of this number of elements, so that vector instructions group the elements as

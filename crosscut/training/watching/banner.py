@@ -17,7 +17,7 @@ from crosscut.data import Tokens, folders_of, training_samples, validation_sampl
 from crosscut.planner import count_parameters, find_hardware
 from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware
 from crosscut.planner.time import step_time
-from crosscut.training.averaging import SCORED
+from crosscut.training.optimization.averaging import SCORED
 from crosscut.training.watching.throughput import Peak, Throughput
 
 COUNTS = ((1e9, "B"), (1e6, "M"), (1e3, "k"))

@@ -25,9 +25,9 @@ from crosscut.generation import Sampling, continue_text
 from crosscut.model import GPT
 from crosscut.planner import count_parameters
 from crosscut.pretrained import begin_of_run
-from crosscut.training.averaging import SCORED
 from crosscut.training.evaluations import last_figures
 from crosscut.training.loop import Outcome
+from crosscut.training.optimization.averaging import SCORED
 from crosscut.training.speed.compilation import uncompiled
 from crosscut.training.watching.banner import (
     COUNTS,

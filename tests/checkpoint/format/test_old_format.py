@@ -22,7 +22,7 @@ from crosscut.checkpoint.stored import StoredTensors
 from crosscut.config import CheckpointError, Layout, ModelConfig, OptimizerConfig
 from crosscut.model import GPT
 from crosscut.parallel import RandomStreams, make_mesh, shard_model
-from crosscut.training.optimizer import make_optimizer, rules_of, set_learning_rate
+from crosscut.training.optimization.optimizer import make_optimizer, rules_of, set_learning_rate
 from tests.checkpoint.forged import Program, fit_hashes, with_old_index
 from tests.checkpoint.test_state import LAYOUTS
 from tests.endless import ENDLESS

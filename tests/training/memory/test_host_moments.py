@@ -8,7 +8,7 @@ import torch
 
 from crosscut.config import OptimizerConfig
 from crosscut.training.memory.host_moments import InHostMemory, cut_in_pieces
-from crosscut.training.optimizer import LocalAdamW, OnDevice, Piece, Rules, make_optimizer
+from crosscut.training.optimization.optimizer import LocalAdamW, OnDevice, Piece, Rules, make_optimizer
 from tests.training.jobs import loop, parts
 
 OFFLOAD = 'training.offload=["optimizer"]'

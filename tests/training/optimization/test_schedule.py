@@ -1,7 +1,7 @@
 import pytest
 
 from crosscut.config import OptimizerConfig
-from crosscut.training.schedule import learning_rate
+from crosscut.training.optimization.schedule import learning_rate
 
 PAPER = OptimizerConfig()
 

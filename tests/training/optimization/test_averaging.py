@@ -11,11 +11,11 @@ from crosscut.checkpoint import AVERAGE, MODEL, latest_good_checkpoint, load_mod
 from crosscut.config import RunConfig, TrainingError
 from crosscut.evaluation import evaluate_loss
 from crosscut.parallel.state.parameters import local_part
-from crosscut.training.averaging import decay_after
 from crosscut.training.loop import Loop
+from crosscut.training.optimization.averaging import decay_after
 from crosscut.training.resuming import describe_new_average
 from tests.training.jobs import loop, parts, whole_run
-from tests.training.test_muon import MUON
+from tests.training.optimization.test_muon import MUON
 from tests.training.test_resume import HERE, LAYOUTS, checkpoint_of, train, whole_weights
 
 EMA = ("optimizer.ema_decay=0.3",)

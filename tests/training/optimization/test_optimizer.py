@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from crosscut.config import ConfigError, RunConfig
-from crosscut.training.schedule import learning_rate
+from crosscut.training.optimization.schedule import learning_rate
 from tests.training.jobs import parts
 from tests.training.test_resume import LAYOUTS, checkpoint_of, record, train
 

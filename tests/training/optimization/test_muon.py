@@ -10,8 +10,8 @@ from crosscut.architecture import describe
 from crosscut.config import ModelConfig, OptimizerConfig, RunConfig
 from crosscut.parallel.state.parameters import whole
 from crosscut.training.memory.host_moments import InHostMemory
-from crosscut.training.muon import orthogonalized
-from crosscut.training.optimizer import Rules, make_optimizer
+from crosscut.training.optimization.muon import orthogonalized
+from crosscut.training.optimization.optimizer import Rules, make_optimizer
 from tests.training.jobs import parts
 from tests.training.test_resume import LAYOUTS, checkpoint_of, train
 

@@ -20,7 +20,7 @@ from crosscut.architecture.muon import takes_muon
 from crosscut.config import ModelConfig, OptimizerConfig
 from crosscut.config.optimizer import MatrixOptimizer
 from crosscut.parallel.state.parameters import local_part
-from crosscut.training.muon import Muon, gradient_of
+from crosscut.training.optimization.muon import Muon, gradient_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """PyTorch's names for the two moments: the moving averages of the gradient and of its square."""

@@ -1,0 +1,1 @@
+"""Update of the weights: learning rates, AdamW and Muon, and the moving average."""
