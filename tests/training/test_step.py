@@ -2,7 +2,6 @@ import pytest
 import torch
 
 from crosscut.config import OptimizerConfig
-from crosscut.parallel.state.parameters import leaf_of
 from crosscut.training.optimization.optimizer import Rules, make_optimizer
 from crosscut.training.result import NonFiniteError
 from crosscut.training.watching.diagnosis import explain_non_finite
@@ -116,7 +115,7 @@ def test_non_finite_gradient_of_a_finite_loss_names_the_parameter(ranks, run_wit
 def overflowing_gradient(run) -> str:
     trainer, batches = parts(run)
     bias = dict(trainer.model.named_parameters())["blocks.1.mlp.contract.bias"]
-    leaf_of(bias).register_hook(lambda gradient: gradient * float("inf"))
+    bias.register_hook(lambda gradient: gradient * float("inf"))
     with pytest.raises(NonFiniteError):
         trainer.step(0, batches.micro_batches(0)).wait()
     return str(explain_non_finite(0, trainer, batches))

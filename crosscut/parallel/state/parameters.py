@@ -3,8 +3,7 @@
 Every parameter is a `DTensor` on the tensor axis: `Shard(0)` for columns of the paper's A (PyTorch stores a linear
 weight transposed, [out, in]), `Shard(1)` for rows of A, and `Replicate()` if every rank holds the whole parameter.
 PyTorch's optimizer, checkpoints and resharding therefore work unchanged. The forward pass calls `local` and computes
-with ordinary tensors. Each parameter has a *leaf*: an ordinary tensor in the same memory, for which autograd computes
-the gradient. The parameter receives the gradient as a `DTensor`.
+with ordinary tensors.
 
 If a replicated parameter is used on a split sequence or inside a parallel region, each rank computes only a part of the
 gradient. `local_on_sequence` and `local_inside` give such a gradient the placement `Partial`.
@@ -16,10 +15,9 @@ layer runs, the layer's parameters are gathered, and their mesh has only the ten
 axis by its name and its role in the table of axes (`config/axes.py`), never by its position in a mesh.
 """
 
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
-from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
@@ -31,9 +29,6 @@ from crosscut.config import LayoutError
 from crosscut.config.axes import Role, role_of
 from crosscut.parallel.collectives import all_gather
 from crosscut.parallel.mesh import Axis, ParallelMesh
-
-_SUMMED, _REPLICATED = (Partial(),), (Replicate(),)
-"""Placements of the gradients of replicated parameters: each rank has a part of the sum, or the whole gradient."""
 
 
 def sharded_parameter(
@@ -51,7 +46,7 @@ def sharded_parameter(
     local_shape = list(shape)
     local_shape[dim] //= axis.size
     local_tensor = torch.zeros(local_shape, dtype=dtype, device=device)
-    return _with_leaf(nn.Parameter(DTensor.from_local(local_tensor, axis.device_mesh, [Shard(dim)], run_check=False)))
+    return nn.Parameter(DTensor.from_local(local_tensor, axis.device_mesh, [Shard(dim)], run_check=False))
 
 
 def replicated_parameter(
@@ -61,43 +56,7 @@ def replicated_parameter(
     local_tensor = torch.full(shape, value, dtype=dtype, device=device)
     parameter = nn.Parameter(DTensor.from_local(local_tensor, axis.device_mesh, [Replicate()], run_check=False))
     parameter.initial_value = value  # type: ignore[attr-defined]  # `meta` tensors have no values
-    return _with_leaf(parameter)
-
-
-def _with_leaf(parameter: nn.Parameter) -> nn.Parameter:
-    """Give a parameter its leaf. Autograd's nodes of an ordinary tensor take a few microseconds; those of a distributed
-    tensor take 50, which small models would notice.
-
-    A parameter on `meta` gets no leaf, because `fully_shard` replaces the parameter.
-    """
-    if not parameter.is_meta:
-        assert isinstance(parameter, DTensor)
-        leaf: Any = parameter._local_tensor.detach().requires_grad_()
-        leaf.register_post_accumulate_grad_hook(partial(_hand_over, ref(parameter)))
-        leaf.gradient_placements, leaf.gradient_spec = None, parameter._spec
-        parameter.leaf = leaf  # type: ignore[attr-defined]
     return parameter
-
-
-def leaf_of(parameter: Tensor) -> Any:
-    """Return the leaf of a parameter, or None if the parameter has no leaf. A hook on the gradient belongs here."""
-    return getattr(parameter, "leaf", None)
-
-
-def _hand_over(owner: ReferenceType[nn.Parameter], leaf: Any) -> None:
-    """Move the gradient of a leaf to its parameter, and call the parameter's own hooks for complete gradients."""
-    parameter, gradient, leaf.grad = owner(), leaf.grad, None
-    if parameter is None or gradient is None:
-        return
-    # `DTensor(...)` would also call `__init__`, which is empty, through a wrapper that takes longer than all the rest.
-    more = DTensor.__new__(DTensor, gradient, leaf.gradient_spec, requires_grad=False)
-    if parameter.grad is None:
-        parameter.grad = more
-    else:
-        with torch.no_grad():
-            parameter.grad += more
-    for hook in (parameter._post_accumulate_grad_hooks or {}).values():
-        hook(parameter)
 
 
 def initial_value_of(parameter: Tensor) -> float:
@@ -119,36 +78,26 @@ def _own_part(parameter: Tensor, gradient: tuple[Placement, ...] | None, dtype: 
     assert isinstance(parameter, DTensor)
     if torch.compiler.is_compiling():  # the compiler supports `to_local` and runs its checks only once
         return parameter.to_local(grad_placements=gradient).to(dtype)
-    part = parameter._local_tensor
     if torch.is_grad_enabled() and parameter.requires_grad:
-        leaf = leaf_of(parameter)
-        if leaf is None:
-            part = _OwnPart.apply(parameter, _gradient_spec(parameter, gradient))
-        else:
-            part = leaf
-            if leaf.gradient_placements is not gradient:
-                leaf.gradient_placements, leaf.gradient_spec = gradient, _gradient_spec(parameter, gradient)
+        part: Tensor = _OwnPart.apply(parameter, gradient)
+    else:
+        part = parameter._local_tensor
     return part if part.dtype == dtype else part.to(dtype)
 
 
-def _gradient_spec(parameter: DTensor, placements: tuple[Placement, ...] | None) -> DTensorSpec:
-    """Describe a parameter's gradient. `placements` are those of the gradient; None means the parameter's own."""
-    spec = parameter._spec
-    if placements is None or placements == spec.placements:
-        return spec
-    return DTensorSpec(spec.mesh, placements, tensor_meta=spec.tensor_meta)
-
-
 class _OwnPart(torch.autograd.Function):
-    """Autograd function that returns the local part of a parameter without a leaf and describes the gradient. It does
-    the work of `DTensor.to_local` in a third of the time.
+    """Autograd function that returns a parameter's local part and gives the gradient a placement. It does the work of
+    `DTensor.to_local` in a third of the time.
 
     PyTorch's `to_local` calls `from_local` for every gradient. `from_local` computes and checks shapes and strides that
     the parameter already knows.
     """
 
     @staticmethod
-    def forward(ctx: Any, parameter: DTensor, spec: DTensorSpec) -> Tensor:
+    def forward(ctx: Any, parameter: DTensor, gradient: tuple[Placement, ...] | None) -> Tensor:
+        spec = parameter._spec
+        if gradient is not None and gradient != spec.placements:
+            spec = DTensorSpec(spec.mesh, gradient, tensor_meta=spec.tensor_meta)
         ctx.spec = spec
         ctx.set_materialize_grads(False)
         return parameter._local_tensor.view_as(parameter._local_tensor)  # a new tensor object, as autograd requires
@@ -209,7 +158,7 @@ def local_on_sequence(parameter: Tensor, mesh: ParallelMesh, dtype: torch.dtype)
 
     Under sequence parallelism, the parameter's gradient is `Partial`, because each rank sees only a part of the tokens.
     """
-    return _own_part(parameter, _SUMMED if mesh.sequence_parallel else _REPLICATED, dtype)
+    return _own_part(parameter, (Partial(),) if mesh.sequence_parallel else (Replicate(),), dtype)
 
 
 def local_inside(parameter: Tensor, dtype: torch.dtype) -> Tensor:
@@ -217,7 +166,7 @@ def local_inside(parameter: Tensor, dtype: torch.dtype) -> Tensor:
 
     The parameter's gradient is `Partial`, because each rank does only a part of the region's work.
     """
-    return _own_part(parameter, _SUMMED, dtype)
+    return _own_part(parameter, (Partial(),), dtype)
 
 
 class Cut(NamedTuple):

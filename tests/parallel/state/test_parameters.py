@@ -136,17 +136,3 @@ def _drop() -> tuple[bool, bool]:
 
 def test_no_gradient_stays_none(ranks: RankPool) -> None:
     assert ranks.run(1, _drop) == [(False, True)]
-
-
-def _hooks_called() -> list[list[float]]:
-    mesh = make_mesh(Layout(), CPU)
-    parameter = replicated_parameter((3,), mesh.tensor, dtype=torch.float64, device=CPU)
-    told: list[list[float]] = []
-    parameter.register_post_accumulate_grad_hook(lambda p: told.append(p.grad.to_local().tolist()))
-    for factor in (1.0, 2.0):
-        (local(parameter, torch.float32) * factor).sum().backward()
-    return told
-
-
-def test_hooks_of_a_parameter_are_called_when_its_gradient_is_complete(ranks: RankPool) -> None:
-    assert ranks.run(1, _hooks_called) == [[[1.0] * 3, [3.0] * 3]]
