@@ -22,8 +22,8 @@ MOST_WAITING = 8192
 """Maximum number of texts that wait for a row."""
 
 _SHARE = 16
-"""A request may take at most one part in `_SHARE` of the places that are free, or one place. Large requests therefore
-leave places to small ones, however many there are: a request for one text is refused only if no place is free."""
+"""A request may take at most 1 / `_SHARE` of the free places, or one place if this share is smaller. However many large
+requests there are, they leave places for small requests: a request for one text is refused only if no place is free."""
 
 MOST_BEGUN = 8192
 """Maximum number of prompt tokens of the texts that begin before one step, unless a single text has more. All running
@@ -125,7 +125,7 @@ class Desk:
         num_free = self.num_rows + self._most_waiting - len(self._jobs)
         if len(orders) > min(num_free, max(1, num_free // _SHARE)):
             raise Refusal(
-                f"A request may take 1 place or a {_SHARE}th of the {num_free} places that are free, but asks for "
+                f"A request may take at most 1/{_SHARE} of the {num_free} free places, or one place, but asks for "
                 f"{len(orders)}. Try again later, or ask for fewer texts at once.",
                 status=503,
                 code="overloaded",

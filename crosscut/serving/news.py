@@ -1,7 +1,7 @@
 """Messages from the first rank to the other ranks of a server: the texts to begin and to cancel before a step.
 
-They are sent as JSON, which can hold nothing but values, so that a process that gets between the ranks cannot run code
-in them. JSON represents every number of an order exactly.
+They are sent as JSON, which holds only data. A process that intercepts the messages therefore cannot make a rank run
+code. JSON represents every number of an order exactly.
 """
 
 import json

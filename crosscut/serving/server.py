@@ -64,7 +64,7 @@ class ServerOptions:
     rows: int = 16
     """Number of texts that are generated at once, at most `MOST_ROWS`."""
     slide: bool = False
-    """Whether texts may become longer than the model's window, which then forgets their beginning."""
+    """Whether texts may become longer than the model's window. The model then no longer sees their beginning."""
     last_weights: bool = False
     """Whether to serve the last weights of a checkpoint, also if it holds a moving average of the weights."""
 
@@ -184,7 +184,7 @@ class _Server(uvicorn.Server):
             connection.transport.abort()
         if unread:
             number = "1 client" if len(unread) == 1 else f"{len(unread):,} clients"
-            echo(f"crosscut: {number} did not read until the end of an answer, and got no more of it.", err=True)
+            echo(f"crosscut: {number} did not read an answer to its end in time and got no more of it.", err=True)
 
 
 @contextmanager
@@ -238,7 +238,7 @@ def _greeting(source: ModelSource, options: ServerOptions, listener: socket.sock
 
 
 def _in_url(host: str) -> str:
-    """Host name as URLs and the header `Host` have it: an IPv6 address is in brackets."""
+    """Host name as it is written in URLs and in the header `Host`: an IPv6 address is in brackets."""
     return f"[{host}]" if ":" in host else host
 
 

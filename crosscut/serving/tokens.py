@@ -1,4 +1,4 @@
-"""Parts of a text that its tokens add to it. A token may be a part of a character, which text cannot represent."""
+"""Splitting of a text at its tokens. A token may hold only a part of a character, which text cannot represent."""
 
 import codecs
 from collections.abc import Iterable

@@ -81,7 +81,7 @@ def test_more_than_may_wait_is_refused_whole():
         first = desk.submit(orders(4))
         assert (desk.num_running, desk.num_waiting) == (2, 2)
         told = (
-            "A request may take 1 place or a 16th of the 60 places that are free, but asks for 4. Try again later, or"
+            "A request may take at most 1/16 of the 60 free places, or one place, but asks for 4. Try again later, or"
         )
         with pytest.raises(Refusal, match=told) as refused:
             desk.submit(orders(4))
@@ -109,7 +109,7 @@ def test_large_requests_leave_places_to_small_ones(large):
         assert left >= 15 * large
         for _ in range(left):
             desk.submit(orders(1))
-        with pytest.raises(Refusal, match="of the 0 places that are free"):
+        with pytest.raises(Refusal, match="of the 0 free places"):
             desk.submit(orders(1))
 
     run(talk)

@@ -171,7 +171,7 @@ def test_a_client_that_never_reads_is_told_in_one_line_at_the_end(monkeypatch, c
                 client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 assert client.recv(1)
         assert capfd.readouterr().err == (
-            "crosscut: 2 clients did not read until the end of an answer, and got no more of it.\n"
+            "crosscut: 2 clients did not read an answer to its end in time and got no more of it.\n"
         )
 
 

@@ -38,7 +38,7 @@ class Limits:
     seconds: float = 5.0
     """Maximum time of a rendering."""
     memory: int = 512 << 20
-    """Maximum memory of the process in bytes. Only Linux keeps this limit."""
+    """Maximum memory of the process in bytes. Only Linux enforces this limit."""
     characters: int = 2 << 20
     """Maximum length of the rendered text. Encoding that many characters takes about a second."""
 

@@ -17,10 +17,10 @@ from crosscut.serving.templates import program
 from crosscut.serving.templates.program import Limits, read_message, write_message
 
 _PASSED_ON = ("PATH", "PYTHONHOME", "PYTHONPATH", "LD_LIBRARY_PATH", "TZ")
-"""Environment variables of the process. Others may hold secrets, such as the server's key."""
+"""Environment variables that the process gets. Other variables may hold secrets, such as the server's key."""
 
 _USUAL_SECONDS = 0.1
-"""Time that an ordinary rendering stays far below. After it, the process gets only the time that others leave."""
+"""Time in seconds, far longer than usual, after which a rendering gets only the time that other processes leave."""
 
 
 class RenderingError(Exception):
@@ -38,8 +38,8 @@ class Renderer:
     """A template with the process that renders it. If the process was ended, the next rendering starts another one.
 
     A rendering that takes unusually long yields the processor to the model and to other programs (Linux only), so that
-    one slow template does not slow other texts. Its process ends with its answer, since the system does not raise a
-    priority again.
+    one slow template does not slow other texts. The process of this rendering ends after its answer, because the system
+    does not restore its priority.
 
     Raises `ConfigError` with the name of the file, `place`, if the template is invalid, or if it exceeds the limits
     even for the messages in `trial`. Several threads may call `render`; one rendering runs at a time.
@@ -90,8 +90,8 @@ class Renderer:
     def _answer(
         self, process: "subprocess.Popen[bytes]", message: Mapping[str, Any], *, patience: float | None = None
     ) -> str:
-        """Text that the process answers to a message. After `patience` seconds, it yields the processor to others. A
-        process that does not answer has ended.
+        """Send a message to the process and return the text that it answers. After `patience` seconds, the process
+        yields the processor to others. Raises `RenderingError` if the answer is an error, or if the process has ended.
         """
         assert process.stdin is not None
         assert process.stdout is not None
@@ -116,7 +116,7 @@ class Renderer:
 
 
 def _is_ready(stream: IO[bytes], seconds: float) -> bool:
-    """Whether something can be read, or the stream has ended, within a time."""
+    """Whether the stream has data to read, or ends, within `seconds`."""
     poll = select.poll()
     poll.register(stream, select.POLLIN)
     return bool(poll.poll(seconds * 1000))

@@ -43,8 +43,8 @@ _SMALL = 1 << 16
 """Maximum number of bytes of a body that is read before its request's turn."""
 
 _INTERVAL, _BYTES_PER_SECOND = 0.004, 50e6
-"""Pace of the requests that are read while texts are generated: seconds per request, and bytes per second. Both are
-about twice what reading takes, so that reading leaves half of the interpreter's time to the texts.
+"""Pace of the requests that are read while texts are generated: seconds per request, and bytes per second. Both allow
+about twice the time that reading takes, so that half of the interpreter's time is left for the texts.
 """
 
 _CHAT_READERS = 2
@@ -155,8 +155,9 @@ async def _read(
 
 
 async def _body(request: HttpRequest, pace: Pace) -> bytes:
-    """Body of a request, once it is the request's turn. A small body is read before, so that a client that leaves loses
-    its turn; a large one waits in the client, and delays the next request by the time that it takes itself.
+    """Body of a request, returned when it is the request's turn. A small body is read before the turn, so that the
+    request is dropped if its client disconnects. A large body is read at its turn, and delays the next request by the
+    time that reading takes.
     """
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) <= _SMALL:

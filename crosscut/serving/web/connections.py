@@ -1,9 +1,9 @@
-"""Connections of a server, with limits on their number and on the time that a client takes to ask.
+"""Connections of a server, with limits on their number and on the time that a client takes to send a request.
 
 uvicorn reads a request when its head is complete, and until then it waits for as long as the client is connected. The
-classes here end a connection whose client does not ask in time. If there are too many connections, the one that has
-waited longest for a request makes room for a new one. So clients that only hold connections open keep nobody else from
-the server. `Guard` limits the time for the rest of a request, its body.
+classes here close a connection whose client does not send a request in time. If there are too many connections, the
+connection that has waited longest for a request is closed. Clients that only hold connections open can therefore not
+keep other clients from the server. `Guard` limits the time for the rest of a request, its body.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _OTHER_FILES = 256
 
 HEAD_SECONDS = 30.0
 """Time in seconds that a client has to send the head of a request, from the start of the connection or from the end of
-the answer before."""
+the previous answer."""
 
 
 class Connections:
@@ -33,8 +33,8 @@ class Connections:
     def __init__(self, most: int = MOST_CONNECTIONS, *, head_seconds: float = HEAD_SECONDS) -> None:
         self._most, self._head_seconds = most, head_seconds
         self._silent: dict[_Connection, asyncio.TimerHandle] = {}
-        """Connections whose clients have not sent the head of a request, and the ends of their time. The connection
-        that has waited longest comes first."""
+        """Connections whose clients have not sent the head of a request, with the timer of each connection. The
+        connection that has waited longest comes first."""
 
     def __call__(self, **given: Any) -> "_Connection":
         """Make the protocol of a new connection, with uvicorn's arguments."""
@@ -50,13 +50,13 @@ class Connections:
         self.wait_for_request(new)
 
     def wait_for_request(self, connection: "_Connection") -> None:
-        """Give the client of a connection its time for the next request."""
+        """Start the timer within which the client of a connection must send the head of the next request."""
         if connection not in self._silent:
             loop = asyncio.get_running_loop()
             self._silent[connection] = loop.call_later(self._head_seconds, connection.refuse, _late(self._head_seconds))
 
     def stop_waiting(self, connection: "_Connection") -> None:
-        """Note that a connection has a request, or that it has ended."""
+        """Stop the timer of a connection, because the client has sent a request or the connection has ended."""
         if timer := self._silent.pop(connection, None):
             timer.cancel()
 
@@ -85,7 +85,7 @@ class _Connection(H11Protocol):
         self._look()
 
     def refuse(self, refusal: Refusal) -> None:
-        """Tell the client why, and end the connection. It has no request."""
+        """Send the refusal to the client and close the connection, which has no request in progress."""
         self._all.stop_waiting(self)
         self.connections.discard(self)
         if not self.transport.is_closing():

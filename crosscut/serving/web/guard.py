@@ -26,16 +26,16 @@ MOST_HELD = 256 << 20
 """Maximum total size in bytes of the requests that the server holds. Beyond it, only small requests are accepted."""
 
 BODY_SECONDS = 120.0
-"""Time in seconds that a client has to send a request after its head."""
+"""Time in seconds that a client has to send the body of a request, after the head."""
 
 UNREAD = 30.0
-"""Time in seconds after which a client loses its request if it reads nothing of the answer."""
+"""Time in seconds after which a request is cancelled if its client reads nothing of the answer."""
 
 _UNTIL_SENT = 5.0
 """Time in seconds that a client of a request that is too large has to send the rest."""
 
 _MOST_DIGITS = 20
-"""Maximum number of digits of a length that is read. Python refuses to read thousands of digits."""
+"""Maximum number of digits of a `Content-Length` that is converted. Python does not convert thousands of digits."""
 
 _PROTECTED = "/v1/"
 
@@ -161,8 +161,8 @@ async def _patient(send: Send) -> AsyncIterator[Send]:
 
 
 async def _answer(refusal: Refusal, receive: Receive, send: Send) -> None:
-    """Send a refusal. If the server has no room for the request, the rest of the request is read between the answer and
-    its end, because a client that is cut off while sending does not receive the answer.
+    """Send a refusal. If the request is too large or the server has no room for it, the rest of the request is read
+    before the connection is closed: a client that is cut off while it is sending would not receive the refusal.
     """
     more = {401: {"WWW-Authenticate": "Bearer"}, 408: {"Connection": "close"}}
     headers = refusal.headers | more.get(refusal.status, {})
@@ -193,14 +193,14 @@ def _name(host: str) -> str:
 
 
 def _too_slow() -> Refusal:
-    message = f"A request must arrive within {BODY_SECONDS:g} seconds, but has not. Send less at once."
+    message = f"A request must arrive within {BODY_SECONDS:g} seconds, but has not. Send a smaller request."
     return Refusal(message, status=408)
 
 
 def _too_many() -> Refusal:
     return Refusal(
-        f"The server holds at most {MOST_HELD >> 20} MiB of requests, and they are full. Try again later, or send at "
-        f"most {SMALL_BODY >> 10} KiB.",
+        f"The server holds at most {MOST_HELD >> 20} MiB of requests, and this space is full. Try again later, or send "
+        f"at most {SMALL_BODY >> 10} KiB.",
         status=503,
         code="overloaded",
         retry=True,
@@ -209,4 +209,4 @@ def _too_many() -> Refusal:
 
 def _too_large() -> Refusal:
     most = f"{LARGEST_BODY >> 20} MiB"
-    return Refusal(f"A request must have at most {most}, but has more. Send less at once.", status=413)
+    return Refusal(f"A request must have at most {most}, but has more. Send a smaller request.", status=413)

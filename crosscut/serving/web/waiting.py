@@ -22,8 +22,8 @@ class Readers:
     """Threads that read requests, at most `count` at a time, so that other streams continue while a long prompt is
     encoded.
 
-    The process does not wait for these threads when it ends, unlike for the threads of `asyncio.to_thread`. The threads
-    are kept, because a new one delays the caller until it has begun: some milliseconds while the model computes.
+    Unlike the threads of `asyncio.to_thread`, these threads do not delay the end of the process. Idle threads are kept,
+    because the start of a new thread would delay the caller by some milliseconds while the model computes.
     """
 
     def __init__(self, count: int) -> None:
@@ -60,7 +60,7 @@ def _work(works: "SimpleQueue[_Job | None]") -> None:
             outcome.set_result(work())
         except BaseException as error:
             outcome.set_exception(error)
-        del job, work, outcome  # nothing of a request is kept until the next one comes
+        del job, work, outcome  # while the thread waits for the next request, it keeps nothing of this one
 
 
 def _end(works: "SimpleQueue[_Job | None]", count: int) -> None:
@@ -69,10 +69,11 @@ def _end(works: "SimpleQueue[_Job | None]", count: int) -> None:
 
 
 class Pace:
-    """Intervals between requests that are read while texts are generated, in the order of their arrival.
+    """Minimum interval between two requests that are read while texts are generated. Requests are read in the order of
+    their arrival.
 
-    Reading a request and computing a token share one interpreter. Without a pace, clients that ask again and again
-    would take most of its time, and a client that asks once would wait behind them.
+    Reading a request and computing a token share one interpreter. Without a pace, clients that send many requests would
+    take most of the interpreter's time, and a client that sends one request would wait behind them.
     """
 
     def __init__(self, is_busy: Callable[[], bool], *, seconds: float, bytes_per_second: float) -> None:
@@ -88,7 +89,7 @@ class Pace:
             self._next = time.monotonic() + self._seconds
 
     def charge(self, num_bytes: int) -> None:
-        """Delay the next request by the time that `num_bytes` of this one take."""
+        """Delay the next request by the time that reading `num_bytes` of this request takes."""
         self._next += num_bytes / self._bytes_per_second
 
 

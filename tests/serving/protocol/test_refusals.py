@@ -279,7 +279,7 @@ def test_a_body_that_would_be_endless_is_refused_before_it_is_sent(whole, length
         while not answer.endswith(b"}}"):
             answer += connection.recv(4096)
     assert answer.startswith(b"HTTP/1.1 413 ")
-    assert b"A request must have at most 8 MiB, but has more. Send less at once." in answer
+    assert b"A request must have at most 8 MiB, but has more. Send a smaller request." in answer
 
 
 @pytest.mark.parametrize("host", ["LOCALHOST", "LocalHost:8000", "[::1]:80", "127.0.0.1:1"])

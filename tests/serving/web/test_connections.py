@@ -157,8 +157,8 @@ def test_client_that_does_not_send_its_request_in_time_is_told(start, monkeypatc
             time.sleep(0.01)
         status, told = error(connection)
         assert status == 408
-        seconds = guard.BODY_SECONDS
-        assert told["message"] == f"A request must arrive within {seconds:g} seconds, but has not. Send less at once."
+        limit = f"{guard.BODY_SECONDS:g} seconds"
+        assert told["message"] == f"A request must arrive within {limit}, but has not. Send a smaller request."
         assert connection.recv(1) == b"", "it is closed"
 
 
