@@ -189,7 +189,8 @@ class _Display:
         self.console = new_console()
         self.num_steps = num_steps
         self._last_line = time.monotonic()
-        self._start, self._began = start, time.monotonic()
+        self._first = start + 1
+        self._first_ended = 0.0
         self._bar = Progress(
             # One column, so that a narrow terminal cuts off its end and keeps the step and the time left.
             TextColumn("{task.fields[told]}", markup=False, table_column=Column(no_wrap=True)),
@@ -201,12 +202,20 @@ class _Display:
         self._task = self._bar.add_task("train", total=num_steps, completed=start, told="Training")
         self._bar.start()
 
+    def _left(self, step: int) -> str:
+        """Text for the time that the rest of the run takes. The first step is not counted and has no such text, because
+        it takes longer than the others.
+        """
+        if step == self._first:
+            self._first_ended = time.monotonic()
+            return ""
+        seconds_a_step = (time.monotonic() - self._first_ended) / (step - self._first)
+        return f"{timedelta(seconds=round((self.num_steps - step) * seconds_a_step))} left  "
+
     def step(self, step: int, values: Mapping[str, Value]) -> None:
         value = {name: float(v) for name, v in values.items() if isinstance(v, int | float)}
-        seconds_a_step = (time.monotonic() - self._began) / (step - self._start)
-        left = timedelta(seconds=round((self.num_steps - step) * seconds_a_step))
         told = (
-            f"Training  step {step}/{self.num_steps}  {left} left  loss {value['loss']:.4f}  "
+            f"Training  step {step}/{self.num_steps}  {self._left(step)}loss {value['loss']:.4f}  "
             f"norm {value['gradient_norm']:.2f}  rate {value['learning_rate']:.1e}  {_scale(value)}"
             f"{value['tokens_per_second']:,.0f} tokens/s  {value['model_flops_per_second'] / 1e12:.2f} TFLOP/s "
             f"({value['utilisation']:.0%})"

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from crosscut.evaluation import Score
-from crosscut.evaluation.progress import progress
+from crosscut.evaluation.progress import Bar, progress
 from crosscut.training.watching.metrics import METRICS_FILE, Metrics, read_metrics
 from tests.disks import small_disk
 from tests.terminal import Terminal
@@ -43,6 +43,18 @@ def test_a_new_run_starts_an_empty_file(tmp_path):
     note(tmp_path, range(1, 3))
     note(tmp_path, [1])
     assert [row["step"] for row in read_metrics(tmp_path)] == [1]
+
+
+def test_the_time_left_does_not_count_the_first_step(tmp_path, monkeypatch, capsys):
+    clock = 0.0
+    monkeypatch.setattr("crosscut.training.watching.metrics.time.monotonic", lambda: clock)
+    with Metrics(tmp_path, num_steps=10, start=2, active=True) as metrics:
+        for step, clock in ((3, 600.0), (4, 620.0), (5, 640.0)):  # noqa: B007
+            metrics.step(step, VALUES)
+    first, second, third = (line for line in capsys.readouterr().out.splitlines() if "Training" in line)
+    assert "left" not in first
+    assert "step 4/10  0:02:00 left  " in second
+    assert "step 5/10  0:01:40 left  " in third
 
 
 def test_a_full_disk_loses_rows_but_neither_the_run_nor_a_traceback(tmp_path, capsys):
@@ -83,9 +95,9 @@ def test_only_the_first_rank_writes(tmp_path):
 
 def test_lines_tell_loss_norm_rate_and_speed(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("crosscut.training.watching.metrics._SECONDS_BETWEEN_LINES", 0.0)
-    note(tmp_path, [1])
+    note(tmp_path, [1, 2])
     out = capsys.readouterr().out
-    for expected in ("1/10", "loss 2.5000", "norm 1.50", "rate 1.0e-03", "100 tokens/s", "(50%)", "left"):
+    for expected in ("2/10", "loss 2.5000", "norm 1.50", "rate 1.0e-03", "100 tokens/s", "(50%)", "left"):
         assert expected in out, expected
 
 
@@ -151,7 +163,7 @@ def test_the_bar_gives_way_to_another_and_comes_back(tmp_path, monkeypatch):
         metrics.step(4, VALUES)
         with metrics.aside():
             assert terminal.lines() == []
-            with progress("lambada", 100, shown=True) as advance:
+            with progress(Bar("lambada", shown=True), 100) as advance:
                 advance(40)
                 assert [line.split()[0] for line in terminal.lines()] == ["lambada"]
             assert terminal.lines() == []

@@ -73,7 +73,9 @@ def test_profile_of_two_ranks_tells_of_the_run_and_does_not_change_it(ranks, run
     # It is in the loss: only the vocabulary's is there, of 512 / 2 ranks entries.
     assert holders["gradients"] == 4 * 256 * 64
     # GeLU's output in both layers, [4 sequences, 32 tokens, 4 x 64 / 2 ranks] in float32.
-    assert [size for name, size in holders.items() if name.startswith("GeLU (kernels/gelu.py")] == [2 * 4 * 32 * 128 * 4]
+    assert [size for name, size in holders.items() if name.startswith("GeLU (kernels/gelu.py")] == [
+        2 * 4 * 32 * 128 * 4
+    ]
 
 
 def test_compiled_graphs_are_not_told_apart_by_the_hashes_of_their_code():
