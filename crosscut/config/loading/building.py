@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from math import isnan
 from typing import Any
 
-from crosscut.config.checks import MOST_SEED, Choice, listed, require_text, shown
+from crosscut.config.checks import MOST_SEED, Choice, require_text, shown
 from crosscut.config.corpora import CorpusConfig
 from crosscut.config.errors import ConfigError
-from crosscut.config.loading.keys import advice, meant_keys, nearest, section_of
+from crosscut.config.loading.keys import advice, meant_keys, nearest, quoted, section_of
 from crosscut.config.loading.mistakes import Mistakes
-from crosscut.config.published.presets import PRESETS
+from crosscut.config.model import ModelConfig
 from crosscut.config.run import RunConfig
 from crosscut.config.system.files import parse_toml
 
@@ -58,15 +58,18 @@ class Builder:
         if not isinstance(table, Mapping):
             self._note(f"`{path}` must be a section, but is {shown(table)}.{advice(meant_keys(path, self._keys))}")
             return None
-        self._refuse_unknown(kind, table, path, place)
-        values = self._values(kind, table, path, place)
+        meant = self._refuse_unknown(kind, table, path, place)
+        values = self._values(kind, {**table, **meant}, path, place)
         return None if values is None else self._construct(kind, values, path, place)
 
     def _note(self, message: str, place: str = "") -> None:
         self._mistakes.note(ConfigError(message), place)
 
-    def _refuse_unknown(self, kind: type, table: Mapping[str, Any], path: str, place: str) -> None:
-        known = _names(kind)
+    def _refuse_unknown(self, kind: type, table: Mapping[str, Any], path: str, place: str) -> dict[str, Any]:
+        """Note all keys that `kind` does not have. Returns the values of required fields whose key is misspelt, by the
+        correct key, so that the other checks can use the values.
+        """
+        known, meant = _names(kind), {}
         for key in table:
             if key not in known and not path:
                 self._refuse_at_top(kind, key, table[key])
@@ -76,6 +79,8 @@ class Builder:
                 choices = advice(found, [*known, "preset"] if path == "model" else known)
                 self._note(f"`{name}` must be a key of `{path}`, but there is no such key.{choices}", f"{place}.{key}")
                 self._mistakes.doubt(found)
+                meant |= {field: table[key] for field in _required(kind) if [_joined(path, field)] == found}
+        return {field: value for field, value in meant.items() if field not in table}
 
     def _refuse_at_top(self, kind: type, key: str, value: Any) -> None:
         """Note a key without a section, or all keys of an unknown section."""
@@ -93,7 +98,8 @@ class Builder:
 
     def _values(self, kind: type, table: Mapping[str, Any], path: str, place: str) -> dict[str, Any] | None:
         """Values of the fields that the table gives. None if a section is missing or cannot be built, or a value
-        without a default is missing.
+        without a default is missing. Only a model gets stand-ins for its missing values, so that its other fields and
+        the other sections are checked.
         """
         fields, hints = _fields(kind), typing.get_type_hints(kind)
         values: dict[str, Any] = {}
@@ -108,11 +114,35 @@ class Builder:
                 self._mistakes.doubt([name])
             if values.get(key) is None and (section_of(hints[key]) or _is_required(fields[key])):
                 failed.add(key)
-        missing = [key for key, field in fields.items() if key not in table and _is_required(field)]
-        untold = [key for key in missing if not self._mistakes.is_doubtful(_joined(path, key))]
-        if untold and fields.keys() >= table.keys():
-            self._note(f"`{_joined(path, untold[0])}` must be given, but is missing.{_hint(path or untold[0])}", place)
-        return None if failed or missing else values
+        failed.update(self._missing(kind, table, path, place))
+        if path == "model":
+            for key in failed:
+                self._stand_in(key, values)
+            return values
+        return None if failed else values
+
+    def _missing(self, kind: type, table: Mapping[str, Any], path: str, place: str) -> list[str]:
+        """Required fields that the table does not give. They are noted, unless a key that resembles no other may be a
+        misspelt one of them.
+        """
+        missing = [key for key in _required(kind) if key not in table]
+        names = [name for key in missing if not self._mistakes.is_doubtful(name := _joined(path, key))]
+        known = _fields(kind).keys()
+        if names and all(key in known or meant_keys(_joined(path, key), self._keys) for key in table):
+            verb = "is" if len(names) == 1 else "are"
+            hint = _MODEL_HINT if "model" in (path, *names) else ""
+            self._note(f"{quoted(names)} must be given, but {verb} missing.{hint}", place)
+        return missing
+
+    def _stand_in(self, key: str, values: dict[str, Any]) -> None:
+        """Set a size of the model that is missing or wrong to a value with which the other fields can be checked.
+
+        The size, and the sizes that are computed from it, are not the user's. Mistakes that name them are not noted.
+        """
+        heads = values.get("num_heads", 1)
+        values[key] = _HEAD_SIZE * min(max(heads, 1), _MOST_HEADS) if key == "hidden_size" else 1
+        derived = [name for name in _DERIVED.get(key, ()) if not values.get(name)]
+        self._mistakes.doubt(f"model.{name}" for name in (key, *derived))
 
     def _construct(self, kind: type, values: dict[str, Any], path: str, place: str) -> Any:
         """Create the dataclass. A value that it refuses is noted and replaced by the default."""
@@ -127,7 +157,8 @@ class Builder:
                     return None
 
     def _leave_out(self, kind: type, values: dict[str, Any], names: Iterable[str], path: str) -> bool:
-        """Replace the first of the keys `names` that the user gave by its default. Returns whether this was possible.
+        """Replace the first of the keys `names` that the user gave by its default, or by a stand-in if it is a size of
+        the model without a default. Returns whether this was possible.
 
         `values` holds values or, at the top, whole sections.
         """
@@ -135,6 +166,10 @@ class Builder:
         section, _, key = name.removeprefix(f"{path}.").rpartition(".")
         owner = type(values.get(section)) if section else kind
         field = _fields(owner).get(key) if dataclasses.is_dataclass(owner) else None
+        if field is not None and kind is ModelConfig and _is_required(field):
+            self._given.discard(name)
+            self._stand_in(key, values)
+            return True
         if field is None or _is_required(field):
             return False
         self._given.discard(name)
@@ -210,8 +245,24 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
-def _hint(section: str) -> str:
-    return f" Name a `model.preset`: {listed(PRESETS)}." if section == "model" else ""
+def _required(kind: type) -> list[str]:
+    return [name for name, field in _fields(kind).items() if _is_required(field)]
+
+
+_MODEL_HINT = (
+    f" Give {quoted([f'model.{name}' for name in _required(ModelConfig)])}, or a `model.preset` such as `gpt2-small`, "
+    "`llama3-8b` or `demo` (docs/configuration.md lists all presets)."
+)
+"""What to do about a model without its sizes, with a space in front."""
+
+_HEAD_SIZE, _MOST_HEADS = 128, 1 << 13
+"""Width of a head in a model whose hidden size is unknown, and the number of heads up to which the hidden size is
+allowed."""
+
+_DERIVED: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
+    {"hidden_size": ("head_size", "mlp_size"), "num_heads": ("head_size", "num_kv_heads")}
+)
+"""Fields of a model whose defaults are computed from a size, by the size."""
 
 
 _TYPE_NAMES: Mapping[type, str] = types.MappingProxyType(

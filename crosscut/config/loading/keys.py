@@ -133,7 +133,13 @@ def advice(found: Sequence[str], choices: Iterable[str] = ()) -> str:
     Empty if there are neither.
     """
     if not found:
-        quoted = [f"`{name}`" for name in choices]
-        return f" Choose {listed(quoted)}." if quoted else ""
+        words = [f"`{name}`" for name in choices]
+        return f" Choose {listed(words)}." if words else ""
     verb = "is" if len(found) == 1 else "are"
-    return f" The nearest {verb} {' and '.join(f'`{name}`' for name in found)}."
+    return f" The nearest {verb} {quoted(found)}."
+
+
+def quoted(names: Sequence[str]) -> str:
+    """Join names in backticks, as in a sentence: `a`, `b` and `c`."""
+    words = [f"`{name}`" for name in names]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

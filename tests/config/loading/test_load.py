@@ -280,10 +280,22 @@ def test_a_preset_that_nothing_resembles_gives_the_list(name: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "name"), [({}, "model"), ({"model": {}}, "model.num_layers"), ({"training": {}}, "model")]
+    ("source", "missing"),
+    [
+        ({}, "`model` must be given, but is missing."),
+        ({"training": {}}, "`model` must be given, but is missing."),
+        (
+            {"model": {}},
+            "`model.num_layers`, `model.hidden_size` and `model.num_heads` must be given, but are missing.",
+        ),
+        ({"model": {"num_layers": 2, "num_heads": 4}}, "`model.hidden_size` must be given, but is missing."),
+    ],
 )
-def test_a_run_without_a_model_gives_the_presets(source: dict[str, Any], name: str) -> None:
-    assert message_of(source) == f"`{name}` must be given, but is missing. Name a `model.preset`: {KNOWN_PRESETS}."
+def test_a_run_without_a_model_says_what_to_give(source: dict[str, Any], missing: str) -> None:
+    assert message_of(source) == (
+        f"{missing} Give `model.num_layers`, `model.hidden_size` and `model.num_heads`, or a `model.preset` such as "
+        "`gpt2-small`, `llama3-8b` or `demo` (docs/configuration.md lists all presets)."
+    )
 
 
 def test_a_layout_is_told_in_one_line():

@@ -103,8 +103,39 @@ def test_a_broken_model_does_not_hide_other_mistakes(message) -> None:
     told = message("[model]\nnum_layers = 2\nhidden_size = 0\n[training]\nsteps = 0\n")
     assert [line.split(" must")[0] for line in told.splitlines()[1:]] == [
         "  run.toml:1: `model.num_heads`",
+        "  run.toml:3: `model.hidden_size`",
         "  run.toml:5: `training.steps`",
     ]
+
+
+@pytest.mark.parametrize(
+    ("size", "first"),
+    [
+        ("hiden_size = 64", "  run.toml:2: `model.hiden_size`"),
+        ("# no hidden size", "  run.toml:1: `model.hidden_size`"),
+        ('hidden_size = "64"', "  run.toml:2: `model.hidden_size`"),
+        ("hidden_size = 0", "  run.toml:2: `model.hidden_size`"),
+    ],
+)
+def test_a_size_that_is_misspelt_missing_or_wrong_hides_no_other_mistake(message, size: str, first: str) -> None:
+    told = message(
+        f"[model]\n{size}\nnum_layers = 2\nnum_heads = 4\ndropout = 1.5\nlearning_rate = 1e-3\n"
+        '[training]\nsteps = "sixty"\n[layout]\ntensor = 3\n'
+    )
+    assert [line.split(" must")[0] for line in told.splitlines()] == [
+        "5 settings are wrong:",
+        first,
+        "  run.toml:5: `model.dropout`",
+        "  run.toml:6: `model.learning_rate`",
+        "  run.toml:8: `training.steps`",
+        "  run.toml:10: `layout.tensor`",
+    ]
+    assert told.endswith("`layout.tensor` must divide `model.num_heads` (4), but is 3. Try 1, 2 or 4.")
+
+
+def test_several_missing_sizes_are_told_in_one_message(message) -> None:
+    told = message("[model]\nhidden_size = 64\nmlp_size = 100\n[layout]\ntensor = 3\n")
+    assert told.startswith("run.toml:1: `model.num_layers` and `model.num_heads` must be given, but are missing.")
 
 
 def test_a_folder_without_a_model_is_one_mistake(message, tmp_path: Path) -> None:
