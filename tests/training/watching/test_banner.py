@@ -10,7 +10,7 @@ from crosscut.planner import find_hardware
 from crosscut.planner.time import step_time
 from crosscut.training.precision import resolve_on
 from crosscut.training.watching import banner
-from crosscut.training.watching.banner import expected_seconds, gain_of_one_rank, print_banner
+from crosscut.training.watching.banner import COUNTS, expected_seconds, gain_of_one_rank, print_banner, short
 from crosscut.training.watching.throughput import Peak, Throughput
 from tests.training.jobs import CPU
 
@@ -110,3 +110,10 @@ def test_ranks_that_share_a_processor_cost_more_than_they_gain_in_a_small_model(
         gain = gain_of_one_rank(run, FAST.peak, device)
     assert (gain > 1.05) == is_faster
     assert is_faster or gain == 1.0
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(999.4, "999"), (999.7, "1k"), (999_999, "1M"), (999_499, "999k"), (999_900_000, "1B")]
+)
+def test_a_number_is_rounded_before_its_letter_is_chosen(number, text):
+    assert short(number, COUNTS) == text
