@@ -176,6 +176,7 @@ def _prepare(resolved: ResolvedRun, resume: Resume, profile: bool = False) -> _P
     tokens = _tokens(run, resume)
     if not resume:
         _note_smaller_vocabulary(run, tokens)
+        _note_unused_vocabulary(run, tokens)
     run = with_vocabulary(run, tokens)
     length = run.training.sequence_length
     training_samples(tokens, sequence_length=length, seed=run.training.seed)  # raises if too short
@@ -245,6 +246,22 @@ def _note_smaller_vocabulary(run: RunConfig, tokens: Tokens) -> None:
             f"The tokenizer has {tokens.vocab_size:,} entries and not the {asked:,} of `data.vocab_size`, because no "
             "other pair of tokens occurs twice in the text. The model gets the smaller vocabulary. To keep the planned "
             f"size, set model.vocab_size={asked}."
+        )
+
+
+def _note_unused_vocabulary(run: RunConfig, tokens: Tokens) -> None:
+    """Print a note if `model.vocab_size` is more than twice the size of the tokenizer's vocabulary, and more than twice
+    the size that was asked of a trained tokenizer.
+    """
+    size = run.model.vocab_size
+    if size > 2 * max(tokens.vocab_size, tokens.manifest.settings.trained_vocab_size):
+        is_ready = run.data.tokens or run.data.mixture
+        remedy = "Prepare the tokens with" if is_ready else "Set `data.tokenizer` to"
+        _note(
+            f"`model.vocab_size` is {size:,}, but the tokenizer has only {tokens.vocab_size:,} entries. The other "
+            f"{size - tokens.vocab_size:,} rows of the embedding and of the output projection cost memory and time, "
+            f"but no text uses them. {remedy} the tokenizer of the model, or set model.vocab_size=0 for the size of "
+            "the tokenizer."
         )
 
 

@@ -249,6 +249,17 @@ def test_vocabulary_that_the_text_does_not_fill_is_told(run_with, tmp_path, caps
     assert "entries" not in capsys.readouterr().err
 
 
+def test_vocabulary_of_the_model_that_the_tokenizer_does_not_use_is_told(run_with, tmp_path, capsys):
+    prepare_run(run_with("model.vocab_size=1001", f"output.folder={tmp_path}/large"), resume=False)
+    assert capsys.readouterr().err.startswith(
+        "`model.vocab_size` is 1,001, but the tokenizer has only 500 entries. The other 501 rows of the embedding and "
+        "of the output projection cost memory and time, but no text uses them. Prepare the tokens with the tokenizer "
+        "of the model, or set model.vocab_size=0 for the size of the tokenizer.\n"
+    )
+    prepare_run(run_with("model.vocab_size=1000", f"output.folder={tmp_path}/small"), resume=False)
+    assert "model.vocab_size" not in capsys.readouterr().err
+
+
 def test_processes_that_do_not_fit_the_layout_are_refused(run_with, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")

@@ -104,14 +104,26 @@ def show_forecast(options: ForecastOptions) -> None:
 
 def _show_written(options: ForecastOptions, asked: RunConfig) -> None:
     """Say which files were written and what to do with them. With `--json`, use the error stream."""
-    data = "" if asked.data.text or asked.data.tokens or asked.data.mixture else " data.text=FILE"
     if options.write is not None:
         echo(
-            f"{options.write}: the run with the first layout. To train it: crosscut train {options.write}{data}",
+            f"{options.write}: the run with the first layout. To train it: crosscut train {options.write}"
+            f"{_missing_data(asked)}",
             err=options.as_json,
         )
     if options.html is not None:
         echo(f"{options.html}: a page with figures of this run. Open it in a browser.", err=options.as_json)
+
+
+def _missing_data(asked: RunConfig) -> str:
+    """Overrides for the data that `crosscut train` still needs. A model with a larger vocabulary than `data.vocab_size`
+    also needs its own tokenizer, because the run would otherwise train a small one.
+    """
+    data = asked.data
+    if data.tokens or data.mixture:
+        return ""
+    text = "" if data.text else " data.text=FILE"
+    needs_tokenizer = not data.tokenizer and asked.model.vocab_size > data.vocab_size
+    return f"{text} data.tokenizer=FILE" if needs_tokenizer else text
 
 
 def _search(asked: RunConfig, options: ForecastOptions) -> "Plans":

@@ -154,14 +154,20 @@ def test_files_that_are_written_are_named_with_the_next_step(tmp_path: Path) -> 
     files = ("--write", str(best), "--html", str(page))
     small = ("plan", "--model", "gpt2-small", "--gpu", "h100-sxm", "training.batch_size=8")
     told = [
-        f"{best}: the run with the first layout. To train it: crosscut train {best} data.text=FILE",
+        f"{best}: the run with the first layout. To train it: crosscut train {best} data.text=FILE data.tokenizer=FILE",
         f"{page}: a page with figures of this run. Open it in a browser.",
     ]
     assert run(*small, *files).splitlines()[-2:] == told
     result = CliRunner().invoke(commands, (*small, *files, "--json"))
     assert result.stderr.splitlines() == told
     assert json.loads(result.stdout)["gpus"] == 1
-    assert run(*small, *files[:2], "data.text=a.txt").splitlines()[-1].endswith(f"crosscut train {best}")
+    for data, missing in (
+        (("data.text=a.txt",), " data.tokenizer=FILE"),
+        (("data.text=a.txt", "data.tokenizer=a.json"), ""),
+        (("data.tokens=a",), ""),
+        (("model.vocab_size=8192",), " data.text=FILE"),
+    ):
+        assert run(*small, *files[:2], *data).splitlines()[-1].endswith(f"crosscut train {best}{missing}")
     assert load_run(best).model.num_layers == 12
 
 
