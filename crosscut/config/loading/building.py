@@ -69,7 +69,8 @@ class Builder:
         """Note all keys that `kind` does not have. Returns the values of required fields whose key is misspelt, by the
         correct key, so that the other checks can use the values.
         """
-        known, meant = _names(kind), {}
+        known = _names(kind)
+        meant: dict[str, Any] = {}
         for key in table:
             if key not in known and not path:
                 self._refuse_at_top(kind, key, table[key])
