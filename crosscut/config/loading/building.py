@@ -254,7 +254,7 @@ _MODEL_HINT = (
     f" Give {quoted([f'model.{name}' for name in _required(ModelConfig)])}, or a `model.preset` such as `gpt2-small`, "
     "`llama3-8b` or `demo` (docs/configuration.md lists all presets)."
 )
-"""What to do about a model without its sizes, with a space in front."""
+"""Advice for a model without its sizes, with a space in front."""
 
 _HEAD_SIZE, _MOST_HEADS = 128, 1 << 13
 """Width of a head in a model whose hidden size is unknown, and the number of heads up to which the hidden size is
