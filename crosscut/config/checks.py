@@ -59,9 +59,9 @@ def require_text(name: str, text: str) -> None:
 
 
 def shown(value: object) -> str:
-    """Describe a value of any type for a message, in at most 300 characters."""
+    """Describe a value of any type for a message, in at most 300 characters. A boolean is written as in TOML."""
     try:
-        text = repr(value)
+        text = repr(value).lower() if isinstance(value, bool) else repr(value)
     except (ValueError, RecursionError):  # Python prints no number of over 4,300 digits and no deeply nested list
         return "too large to be shown"
     return text if len(text) <= 300 else f"{text[:270]}...{text[-20:]}"
@@ -73,10 +73,10 @@ def require_fraction(name: str, value: float) -> None:
         raise ConfigError(f"`{name}` must be at least 0 and below 1, but is {value}.")
 
 
-def require_one_of(name: str, value: str, allowed: Iterable[str]) -> None:
+def require_one_of(name: str, value: object, allowed: Iterable[str]) -> None:
     """Raise `ConfigError` unless `value` is one of `allowed`. The message names the field `name`."""
     if value not in (choices := list(allowed)):
-        raise ConfigError(f"`{name}` must be {listed(repr(c) for c in choices)}, but is {value!r}.")
+        raise ConfigError(f"`{name}` must be {listed(repr(c) for c in choices)}, but is {shown(value)}.")
 
 
 class Choice(StrEnum):

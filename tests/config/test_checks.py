@@ -75,7 +75,7 @@ def test_a_run_writes_its_choices_as_plain_values() -> None:
 
 def test_a_choice_is_no_number() -> None:
     model = {"num_layers": 1, "hidden_size": 8, "num_heads": 1}
-    with pytest.raises(ConfigError, match=r"^`training\.device` must be a string, but is 3\.$"):
+    with pytest.raises(ConfigError, match=r"^`training\.device` must be 'auto', 'cpu' or 'cuda', but is 3\.$"):
         load_run({"model": model, "training": {"device": 3}})
 
 

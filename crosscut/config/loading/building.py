@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from math import isnan
 from typing import Any
 
-from crosscut.config.checks import MOST_SEED, Choice, require_text, shown
+from crosscut.config.checks import MOST_SEED, Choice, require_one_of, require_text, shown
 from crosscut.config.corpora import CorpusConfig
 from crosscut.config.errors import ConfigError
 from crosscut.config.loading.keys import advice, meant_keys, nearest, quoted, section_of
@@ -183,6 +183,8 @@ class Builder:
 
     def _convert(self, kind: Any, value: Any, name: str, place: str) -> Any:
         if isinstance(kind, type) and issubclass(kind, Choice):
+            if not isinstance(value, str):
+                require_one_of(name, value, kind)
             return self._convert(str, value, name, place)  # the dataclass replaces the string by a member
         if isinstance(value, Override):
             plain = value.parsed()

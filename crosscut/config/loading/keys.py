@@ -100,8 +100,8 @@ def section_of(annotation: object) -> type | None:
 def meant_keys(name: str, keys: Sequence[str]) -> list[str]:
     """Keys that a user may have meant by a name that is not among `keys`. Empty if nothing is similar.
 
-    The name is tried as another program's name for a key, as a key without its section or in another section, and as
-    a key with a typo, in this order.
+    The name is tried as another program's name for a key, as a key without its section or in another section, as a key
+    without its dot, and as a key with a typo, in this order.
     """
     name = name.lower().replace("-", "_")
     last = name.rpartition(".")[2]
@@ -111,9 +111,16 @@ def meant_keys(name: str, keys: Sequence[str]) -> list[str]:
         return [key]
     if same := [key for key in keys if key.rpartition(".")[2] == last]:
         return same
+    if together := [key for key in keys if _joined(key) == _joined(name)]:
+        return together
     scores = {key: _similarity(name, key) for key in keys}
     best = max(scores, key=scores.__getitem__, default="")
     return [best] if best and scores[best] >= _CLOSE else []
+
+
+def _joined(name: str) -> str:
+    """A key without dots and underscores."""
+    return name.replace(".", "").replace("_", "")
 
 
 def _similarity(name: str, key: str) -> float:

@@ -236,7 +236,7 @@ def _agreeing(model: Table, published: Table, folder: str) -> Table:
         given = tuple(given) if isinstance(given, list) else given
         if given != published[key] and not (type(given) is int and given == 0):  # 0 means the default
             raise ConfigError(
-                f"`model.{key}` must be {published[key]!r}, but is {shown(given)}. The run starts from the model in "
-                f"`{folder}` (`training.initialize_from`). Remove `model.{key}`."
+                f"`model.{key}` must be {shown(published[key])}, but is {shown(given)}. The run starts from the model "
+                f"in `{folder}` (`training.initialize_from`). Remove `model.{key}`."
             )
     return {key: value for key, value in model.items() if key == "dropout" or key not in published}

@@ -30,6 +30,9 @@ def expand_recipe(table: dict[str, Any], preset: str, mistakes: Mistakes) -> Non
     `optimizer.min_learning_rate`. The batch is raised to the next multiple of the data ranks. An output projection that
     is tied to the embedding has no learning rate of its own, and neither have matrices that Muon does not update. A run
     with `training.initialize_from` has the model and the initial weights of that folder, so the recipe sets neither.
+
+    An unknown recipe is noted. The nearest recipe, or the default one, then takes its place, so that no other setting
+    is wrong only because the recipe is.
     """
     training = table.get("training")
     initial = parsed(training.get("initialize_from", "")) if isinstance(training, dict) else ""
@@ -37,7 +40,7 @@ def expand_recipe(table: dict[str, Any], preset: str, mistakes: Mistakes) -> Non
     if not isinstance(name, str) or name not in RECIPES:
         close = [found for found in (nearest(shown(name), RECIPES),) if found]
         mistakes.note(ConfigError(f"`recipe` must name a recipe, but is {shown(name)}.{advice(close, RECIPES)}"))
-        return
+        name = close[0] if close else default_recipe(preset=preset, initialize_from=initial)
     recipe = _for_published_weights(RECIPES[name]) if initial else RECIPES[name]
     defaults = {
         "training": {**_plain(TrainingConfig), **recipe.get("training", {})},

@@ -191,7 +191,7 @@ class _Table:
     def require(self, key: str, allowed: tuple[Any, ...]) -> None:
         """Raise `ConfigError` unless the value is one that Crosscut supports."""
         if (value := self.get(key, allowed[0])) not in allowed:
-            raise self.refusal(key, listed(map(repr, allowed)), value)
+            raise self.refusal(key, listed(map(shown, allowed)), value)
 
     def refusal(self, key: str, must: str, value: Any) -> ConfigError:
         """Error for a value that Crosscut does not support."""
@@ -221,7 +221,7 @@ def _biases(table: _Table, family: Family) -> dict[str, Any]:
     *others, last = ((key, bool(table.get(key, family.fixed["biases"] == "all"))) for key in family.biases)
     for key, value in others:
         if value != last[1]:
-            raise table.refusal(key, f"{last[1]!r} as `{last[0]}` is", value)
+            raise table.refusal(key, f"{shown(last[1])} as `{last[0]}` is", value)
     return {"biases": "all" if last[1] else "none"}
 
 

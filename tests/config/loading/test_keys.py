@@ -27,6 +27,8 @@ RUN = keys_of(RunConfig)
         ("training.step", "training.steps"),
         ("training.warmup_step", "optimizer.warmup_steps"),
         ("checkpoint.keep_evry", "checkpoint.keep_every"),
+        ("outputfolder", "output.folder"),
+        ("training_batchsize", "training.batch_size"),
     ],
 )
 def test_one_key_is_meant(name: str, key: str) -> None:

@@ -258,7 +258,11 @@ def test_an_override_does_not_reach_into_a_value() -> None:
         ({"model": 5}, "`model` must be a section, but is 5. The nearest is `model.preset`."),
         (with_model(training=[1]), "`training` must be a section, but is [1]."),
         (with_model(training={"steps": 1.5}), "`training.steps` must be a whole number, but is 1.5."),
-        (with_model(training={"steps": True}), "`training.steps` must be a whole number, but is True."),
+        (with_model(training={"steps": True}), "`training.steps` must be a whole number, but is true."),
+        (
+            with_model(training={"recompute": True}),
+            "`training.recompute` must be 'none', 'selective', 'operators' or 'full', but is true.",
+        ),
         (with_model(optimizer={"beta1": "0.9"}), "`optimizer.beta1` must be a number, but is '0.9'."),
         (with_model(data={"verify": 1}), "`data.verify` must be true or false, but is 1."),
         (with_model(output={"folder": 3}), "`output.folder` must be a string, but is 3."),

@@ -113,8 +113,8 @@ REFUSED = [
         {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
         "`partial_rotary_factor` in `{path}` must be 1.0, but is 0.5.",
     ),
-    ({"attention_bias": True}, "`attention_bias` in `{path}` must be False as `mlp_bias` is, but is True."),
-    ({"model_type": "qwen3", "attention_bias": True}, "`attention_bias` in `{path}` must be False, but is True."),
+    ({"attention_bias": True}, "`attention_bias` in `{path}` must be false as `mlp_bias` is, but is true."),
+    ({"model_type": "qwen3", "attention_bias": True}, "`attention_bias` in `{path}` must be false, but is true."),
     (
         {"quantization_config": {"bits": 4}},
         "`quantization_config` in `{path}` must be None, but is {{'bits': 4}}.",
@@ -180,7 +180,7 @@ def test_value_of_another_type_or_size_is_named(read, tmp_path, more, message):
 
 @pytest.mark.parametrize("key", ["scale_attn_by_inverse_layer_idx", "add_cross_attention"])
 def test_variants_of_gpt2_are_named(read, key):
-    with pytest.raises(ConfigError, match=f"`{key}` in `.*` must be False, but is True"):
+    with pytest.raises(ConfigError, match=f"`{key}` in `.*` must be false, but is true"):
         read(GPT2, **{key: True})
 
 
@@ -272,7 +272,7 @@ def test_what_keeps_a_modern_model_from_nanochat_is_told() -> None:
 
 
 def test_gpt_bigcode_is_read_with_multiple_queries_only(read):
-    with pytest.raises(ConfigError, match=r"`multi_query` in `.*` must be True, but is False"):
+    with pytest.raises(ConfigError, match=r"`multi_query` in `.*` must be true, but is false"):
         read(GPT2, model_type="gpt_bigcode", multi_query=False)
 
 
@@ -337,7 +337,7 @@ def test_a_model_that_agrees_may_be_given(tmp_path):
          "(`training.initialize_from`). Remove `model.num_layers`.")),
         ("model.positions=learned", ("`model.positions` must be 'rotary', but is 'learned'. The run starts from the "
          "model in `{0}` (`training.initialize_from`). Remove `model.positions`.")),
-        ("model.tied=true", ("`model.tied` must be False, but is True. The run starts from the model in `{0}` "
+        ("model.tied=true", ("`model.tied` must be false, but is true. The run starts from the model in `{0}` "
          "(`training.initialize_from`). Remove `model.tied`.")),
     ],
 )  # fmt: skip
@@ -350,7 +350,7 @@ def test_a_model_that_differs_is_named(tmp_path, override, message):
 
 def test_false_is_not_left_out(tmp_path):
     write(tmp_path, LLAMA, tie_word_embeddings=True)
-    with pytest.raises(ConfigError, match=r"`model\.tied` must be True"):
+    with pytest.raises(ConfigError, match=r"`model\.tied` must be true"):
         load_run(start_from(tmp_path), ["model.tied=false"])
 
 

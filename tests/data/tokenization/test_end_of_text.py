@@ -154,5 +154,5 @@ def test_token_that_is_not_a_string_is_told(folder, file, token):
         end_of(folder)
     assert str(told.value) == (
         f"`eos_token` in `{folder}/{file}.json` must be a string, or an object with a string `content`, but is "
-        f"{token!r}. Correct the file."
+        f"{'true' if token is True else repr(token)}. Correct the file."
     )
