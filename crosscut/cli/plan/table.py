@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
+from crosscut.cli.plan.asked import recipe_of_batch
 from crosscut.cli.plan.ranking import columns, legend, ranking, seconds_text, three_digits
 from crosscut.config import RunConfig
 from crosscut.config.system.terminal import new_console
@@ -39,6 +40,8 @@ def show_plans(plans: "Plans", options: "ForecastOptions", asked: RunConfig) -> 
     batch = f"{training.batch_size:,} sequences of {training.sequence_length:,} tokens per step"
     if training.initial_batch_size:
         batch += f" ({training.initial_batch_size:,} at the start, growing over {training.ramp_steps:,} steps)"
+    if recipe := recipe_of_batch(options.arguments, options.model):
+        vocabulary += f"; training.batch_size={training.batch_size} is the default of recipe={recipe}"
     console.print(Text(f"{batch}{vocabulary}"))
     given = [name for name in (argument.partition("=")[0] for argument in options.arguments) if name in CHOSEN]
     if given:
@@ -85,8 +88,10 @@ def _sent(fact: Mapping[str, Any]) -> str:
 
 def _show_rejected(console: Console, plans: "Plans") -> None:
     leanest = plans.leanest
-    number = f"{len(plans.fitting):,} layouts fit, {len(plans.rejected):,} do not"
-    console.print(Text(f"\n{number}{'; the closest are:' if leanest else '.'}"))
+    fit, rest = len(plans.fitting), len(plans.rejected)
+    number = f"{fit:,} layout{' fits' if fit == 1 else 's fit'}, {rest:,} {'does' if rest == 1 else 'do'} not"
+    closest = f"; the closest {'is' if len(leanest) == 1 else 'are'}:" if leanest else "."
+    console.print(Text(f"\n{number}{closest}"))
     for rejected in leanest[:_MOST_REJECTED]:
         console.print(Text(f"  {rejected.label}: {rejected.reason}"))
     if len(leanest) > _MOST_REJECTED:

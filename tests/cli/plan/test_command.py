@@ -36,7 +36,7 @@ def test_the_table_is_readable_at_a_hundred_columns() -> None:
     assert "…" not in text
     assert lines[:2] == [
         "8.31 billion parameters on 512 x V100 SXM3 32 GB (DGX-2H), in float16",
-        "512 sequences of 1,024 tokens per step",
+        "512 sequences of 1,024 tokens per step; training.batch_size=512 is the default of recipe=paper",
     ]
     assert sum(" x " in line and "%" in line for line in lines) == 12
     assert "  tensor 1 x data 512, not sharded: weights and optimizer need 100 GB per rank; the GPU has 32 GB" in lines
@@ -114,6 +114,28 @@ def test_a_gpu_of_several_kinds_is_the_most_common_one_and_the_plan_says_so() ->
     assert result.stderr.splitlines() == [told]
     assert json.loads(result.stdout)["gpu"]["key"] == "h100-sxm"
     assert "most common" not in run(*small[:-1], "h100-sxm")
+
+
+def test_the_recipe_that_gives_the_batch_is_told(tmp_path: Path) -> None:
+    small = ("plan", "--gpu", "laptop", "--top", "1")
+
+    def told(*arguments: str) -> str:
+        return " ".join(run(*small, *arguments).split())
+
+    assert "training.batch_size=8 is the default of recipe=small" in told("--model", "laptop-small")
+    assert "=8 is the default of recipe=modern" in told("--model", "laptop-small", "recipe=modern")
+    assert "recipe" not in told("--model", "laptop-small", "training.batch_size=8")
+    path = tmp_path / "run.toml"
+    path.write_text('[model]\npreset = "laptop-small"\n')
+    assert "recipe" not in told(str(path))
+
+
+def test_the_numbers_of_layouts_are_sentences() -> None:
+    small = ("plan", "--gpu", "h100-sxm", "--model", "llama3-8b")
+    assert " do not; the closest is:\n  tensor 1 x data 16, not" in run(*small, "--gpus", "16")
+    assert " do not; the closest are:\n" in run(*PAPER)
+    one = run("plan", "--model", "laptop-small", "--gpu", "laptop", "training.batch_size=1", "training.compile=off")
+    assert "\n5 layouts fit, 0 do not.\n" in one
 
 
 def test_a_preset_is_planned_with_its_own_sequences() -> None:
