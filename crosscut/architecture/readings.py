@@ -165,7 +165,9 @@ def passes(steps: Iterable[Step], target: Target) -> Passes:
 
 
 def inner_products(layer: Layer, target: Target) -> tuple[Product, ...]:
-    """Forward products of a layer on one rank that use no weight: scores and weighted values of attention."""
+    """Matrix products of a layer's forward pass on one rank in which both factors are activations: attention's queries
+    times keys (the scores), and its probabilities times values.
+    """
     return tuple(product for step in flat(lower(layer, target)) for product in step.inner_products(target))
 
 

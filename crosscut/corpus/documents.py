@@ -148,7 +148,7 @@ class Part:
         return dict(zip(rows[left].tolist(), lengths[left].tolist(), strict=True))
 
     def dropped(self) -> Rows:
-        """Rows of the documents that the filters dropped, ascending."""
+        """Row numbers of the documents that the `filters` dropped, in ascending order."""
         rows = [read_drops(self.work, stage, self.name)["row"].to_numpy() for stage in self.filters]
         return np.unique(np.concatenate(rows)) if rows else np.empty(0, dtype=np.uint32)
 

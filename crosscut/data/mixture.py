@@ -208,8 +208,8 @@ class MixedValidationSampler(ValidationSamples):
     """Samples from the validation shards of several token folders, one folder after the other.
 
     Each folder's number of samples is proportional to its weight, so that the loss is the loss of the mixture. Without
-    a limit, there are as many samples as possible before the first folder runs out. Every folder has at least one
-    sample.
+    a limit, the total is the largest for which every folder has enough samples for its share. Every folder gives at
+    least one sample.
     """
 
     def __init__(self, samplers: Sequence[ValidationSampler], weights: Sequence[float]) -> None:

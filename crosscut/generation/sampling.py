@@ -1,9 +1,13 @@
 """Choice of the next token, as a function of the scores, the text so far and one random number.
 
 All ranks see the same scores and compute the same random number, so they agree without communication. The random number
-is a function of (seed, sample, the tokens so far). Three properties follow. A text depends neither on the layout
-nor on other texts. A text that is interrupted and resumed continues in the same way, unless the text uses penalties
-that count only the tokens after the prompt. Different prompts with the same seed have independent random numbers.
+is a function of (seed, sample, the tokens so far). Three properties follow:
+
+- A text depends neither on the layout nor on other texts.
+- A text that was interrupted continues in the same way if the prompt of a new request is the whole text so far. The
+  presence and the frequency penalty are exceptions: they count only the tokens after the prompt, and the tokens that
+  were generated before the interruption are now part of the prompt.
+- Different prompts with the same seed have independent random numbers.
 
 Scores s become probabilities in the usual order: biases b, repetition penalty, presence and frequency penalty (token i
 occurs c_i times after the prompt), temperature t, top k, top p.

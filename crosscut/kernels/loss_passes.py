@@ -33,7 +33,7 @@ class Logits(NamedTuple):
     num_real: int
     """Number of columns that are not padding."""
     cap: float
-    """Largest size of a logit (`soft_cap`); 0 caps nothing."""
+    """Soft cap on the absolute value of the logits (`soft_cap`). 0 means no cap."""
 
 
 class LossPasses:

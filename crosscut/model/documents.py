@@ -43,8 +43,8 @@ class AttentionMask(NamedTuple):
 
 
 def find_documents(tokens: Tensor, *, end_of_text: int) -> Documents:
-    """Find the documents in `tokens` [B, S], whose end-of-text token has the id `end_of_text`. Each end-of-text token
-    is the first token of a document, and so is the first token of each sequence.
+    """Find the documents in `tokens` [B, S]. `end_of_text` is the id of the end-of-text token. A document begins at the
+    first token of each sequence and at each end-of-text token.
     """
     starts = tokens == end_of_text
     places = torch.arange(tokens.shape[1], device=tokens.device)

@@ -71,7 +71,9 @@ class LossRunner:
 
     @property
     def passes(self) -> LossPasses | None:
-        """The field `compiled`, or None while the compiler is paused."""
+        """Compiled functions that the loss calls now. None if the loss runs uncompiled, either because it was never
+        compiled or because the compiler is paused.
+        """
         return None if self.compiler is None or self.compiler.is_paused else self.compiled
 
 

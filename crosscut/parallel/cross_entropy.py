@@ -53,7 +53,7 @@ class LossSettings:
     z_loss: float = 0.0
     """Coefficient c of the z-loss, which is added to each token's loss. 0 adds nothing."""
     soft_cap: float = 0.0
-    """Largest absolute value of a logit (`kernels.soft_cap`). 0 caps nothing."""
+    """Soft cap on the absolute value of the logits: each logit becomes cap x tanh(logit / cap). 0 means no cap."""
     chunk_tokens: int | None = None
     """Number C of tokens whose logits are in memory at once. None chooses a default."""
     passes: LossPasses | None = None

@@ -109,5 +109,7 @@ def recomputation_step(run: Planned) -> int:
 
 
 def num_recomputed_layers(run: Planned) -> int:
-    """Number of recomputed layers: every `training.recompute_every`-th layer, counted from the first."""
+    """Number of recomputed layers: the first layer and every `training.recompute_every`-th layer after it. 0 if nothing
+    is recomputed.
+    """
     return 0 if run.training.recompute == Recompute.NONE else -(-run.model.num_layers // run.training.recompute_every)

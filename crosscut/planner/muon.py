@@ -56,7 +56,7 @@ def _share(run: Planned, parameter: Parameter) -> int:
 
 
 def muon_products(run: Planned) -> Counter[Product]:
-    """Products of one step on every rank, with their number."""
+    """Muon's matrix products on one rank in one step, and the number of times that each product is computed."""
     found: Counter[Product] = Counter()
     for parameter, count in muon_parameters(run).items():
         for product in newton_schulz_products(parameter):
@@ -65,7 +65,7 @@ def muon_products(run: Planned) -> Counter[Product]:
 
 
 def muon_flops(run: Planned) -> int:
-    """FLOPs of Muon's products in one step on every rank."""
+    """FLOPs of Muon's matrix products on one rank in one step. Every rank computes all of these products."""
     return sum(count * product.flops for product, count in muon_products(run).items())
 
 

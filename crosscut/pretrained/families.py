@@ -6,8 +6,9 @@ A published model has the same matrices under other names and in other layouts. 
   queries, and a second parameter holds keys and values, which alternate head by head.
 - GPT-2 stores its matrices transposed, [in, out].
 - The published vocabulary is not padded.
-- NanoChat rotates queries and keys in the other direction. The direction changes if the two halves of each head change
-  places, so the rows of its queries and keys are stored with their halves swapped.
+- NanoChat rotates queries and keys in the opposite direction. Swapping the two halves of a head reverses the direction
+  of its rotation. Crosscut therefore swaps the halves of each head in the rows of NanoChat's queries and keys when it
+  reads them, and swaps the halves back when it writes them.
 """
 
 import re
@@ -35,7 +36,7 @@ class Source:
     num_rows: int = 0
     """Number of rows in the whole tensor. 0 if all rows belong to this source."""
     swaps_halves: bool = False
-    """Whether the two halves of each group of rows have changed places."""
+    """Whether the Crosscut parameter holds the two halves of each group of rows in the opposite order."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,9 @@ def with_prefix(config: ModelConfig, names: list[str]) -> dict[str, str]:
 
 
 def count_layers(config: ModelConfig, names: Iterable[str]) -> int:
-    """Number of layers to which tensors of a published model belong. `names` are the full names of the tensors."""
+    """Number of layers of a published model: 1 + the largest layer index in `names`, the full names of its tensors. 0
+    if no name has a layer index.
+    """
     names_of = _names_of(config)
     prefix, suffix = (re.escape(part) for part in (names_of.prefix + names_of.layer).split("{}"))
     found = (re.match(rf"{prefix}(\d{{1,9}}){suffix}", name) for name in names)

@@ -2,8 +2,11 @@
 
 For weak scaling (Figure 6), the model grows with the number of tensor ranks, so the parameters per rank stay about the
 same, and the batch grows with the number of data ranks. For strong scaling (Table 3), one model and one batch are run
-on more tensor ranks. The numbers of ranks are powers of two, because the ranks that a case does not use are arranged in
-groups as large as the case.
+on more tensor ranks.
+
+The ranks are started once for all cases. For each case, the ranks are divided into groups of the case's number of
+ranks, and the first group runs the case. The number of ranks of a case must therefore divide the number of started
+ranks. All numbers of ranks are powers of two, so they meet this condition.
 """
 
 from dataclasses import dataclass, replace

@@ -167,8 +167,9 @@ class Desk:
         return {key: self._arrived.pop(key) for key in list(islice(self._arrived, num_next))}
 
     def began(self, begun: Sequence[int | Exception]) -> None:
-        """Register the decoder's numbers for the orders of the last `take`, or the errors of orders that could not
-        begin. Only the computing thread calls this.
+        """Register the results of beginning the orders that the last `take` returned. `begun` holds one result per
+        order, in the sequence of the orders: the number that the decoder gave to the text, or the error because of
+        which the text could not begin. Only the computing thread calls this.
         """
         for key, outcome in zip(self._beginning, begun, strict=True):
             if isinstance(outcome, Exception):

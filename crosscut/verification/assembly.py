@@ -53,8 +53,8 @@ class Grid:
         return prod(self.axes[name] for name in names[names.index(axis) + 1 :])
 
     def reduced(self, axis: str, parts: list[Tensor], size: int = 1) -> "Grid":
-        """Return the grid that results if ranks along `axis` are combined. In the new grid, `axis` has `size` ranks,
-        and `parts` holds the ranks' tensors.
+        """Return a grid with `size` ranks along `axis`, in which ranks of this grid have been combined. `parts` are the
+        tensors of the new grid's ranks, in the order of these ranks.
         """
         return Grid({**self.axes, axis: size}, parts)
 

@@ -86,8 +86,9 @@ class AddPositions(Pointwise):
     """Add the learned position embeddings."""
 
     def on(self, target: Target) -> Step:
-        """Return the step with the positions that it saves, if positions restart at each document. Without documents,
-        all sequences have the same positions, and the step saves nothing.
+        """Return the step for a target. If positions restart at each document, each sequence has its own positions, and
+        the step saves them for the backward pass. Otherwise all sequences have the same positions, and the step saves
+        nothing.
         """
         if not target.document_mask:
             return self

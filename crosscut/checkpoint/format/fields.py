@@ -47,9 +47,9 @@ def counts_of(table: Mapping[str, Any], name: str) -> tuple[int, ...]:
 
 
 def checked_file(name: str) -> str:
-    """Return the name of a file, which must not lead out of its folder."""
+    """Return the name of a file, which must be directly in the checkpoint's folder."""
     if name in {"", ".", ".."} or any(character in name for character in "/\\\0"):
-        raise ValueError(f"a file of a checkpoint must be in its folder, but is {reprlib.repr(name)}")
+        raise ValueError(f"every file must be directly in the checkpoint's folder, but one is {reprlib.repr(name)}")
     return name
 
 

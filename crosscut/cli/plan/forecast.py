@@ -41,8 +41,8 @@ class ForecastOptions:
     def __post_init__(self) -> None:
         if self.price is not None and self.tokens is None:
             raise ConfigError(
-                f"`--price` must be omitted without `--tokens`, but is {self.price}. The cost depends on the number "
-                "of tokens. Add, for example, `--tokens 300B`."
+                f"`--price` ({self.price}) must be given together with `--tokens`, but `--tokens` is missing. The cost "
+                "depends on the number of tokens. Add, for example, `--tokens 300B`."
             )
 
 

@@ -49,8 +49,8 @@ class Builder:
     def build(self, kind: type, table: Any, path: str = "", place: str = "") -> Any:
         """Build the dataclass `kind` from a table, recursively. Returns None if a mistake prevents this.
 
-        `path` is the dotted name of the table. `place` is the same name with the index of each item in an array of
-        tables.
+        `path` is the dotted name of the table, such as `data.mixture`. In an array of tables, `place` is this name with
+        the index of the table: `data.mixture.1` is the second table `[[data.mixture]]`. By default, `place` is `path`.
         """
         table, place = parsed(table), place or path
         if self._mistakes.is_doubtful(path):

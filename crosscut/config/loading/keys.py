@@ -92,7 +92,10 @@ def keys_of(kind: type, prefix: str = "") -> tuple[str, ...]:
 
 
 def section_of(annotation: object) -> type | None:
-    """Dataclass in the annotation of a field, alone or as the item type of a tuple. None if the field is a value."""
+    """Return the dataclass of a config field that is a section or an array of sections. `annotation` is the field's
+    type: a dataclass such as `Layout` for a section, or `tuple[MixedFolder, ...]` for an array of sections. None for
+    other types, such as `int`.
+    """
     kind = (*typing.get_args(annotation), annotation)[0]
     return kind if isinstance(kind, type) and dataclasses.is_dataclass(kind) else None
 

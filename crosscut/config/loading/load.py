@@ -33,10 +33,11 @@ def load_run(
     `source` is a TOML file or a table that is already parsed. `overrides` are strings `section.key=value`, with the
     value in TOML syntax; a bare word is a string. The run's `recipe` gives the settings that the run leaves out. An
     override of `model.preset` replaces the file's preset, or the whole model section if the file has no preset. A given
-    `layout` replaces the layout section of the file and all overrides of this section. Raises `ConfigError` for a file
-    that does not exist or does not parse. For unknown keys (the message names the key that the user may have meant) and
-    for values of the wrong type or out of range, one `ConfigError` reports all mistakes, each with its line in the
-    file.
+    `layout` replaces the layout section of the file and all overrides of this section.
+
+    Raises `ConfigError` if the file does not exist or does not parse. Unknown keys, values of the wrong type and values
+    out of range are collected, and one `ConfigError` reports all of them. The message gives the line of each mistake in
+    the file and, for an unknown key, the key that the user may have meant.
     """
     overrides = tuple(overrides)
     table, mistakes = _read(source, keys_of(RunConfig))

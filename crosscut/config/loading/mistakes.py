@@ -38,13 +38,14 @@ class Mistakes:
         self._overridden.add(name)
 
     def doubt(self, names: Iterable[str]) -> None:
-        """Record keys and sections whose value is not the one that the user meant. Other errors that name these keys
-        only follow from the first mistake, and are not noted.
+        """Record keys and sections that do not have the value that the user meant, because of a mistake such as a
+        misspelt key. From then on, `note` ignores errors that name these keys, because such errors only follow from the
+        mistake.
         """
         self._doubtful.update(names)
 
     def is_doubtful(self, name: str) -> bool:
-        """Whether the value of the key or section `name` is not the one that the user meant."""
+        """Whether `doubt` has recorded the key or section `name`."""
         return name in self._doubtful
 
     def note(self, error: ConfigError, place: str = "") -> None:

@@ -93,7 +93,8 @@ def split_at_random(items: Iterable[_Item], *, train_to_validation: int, seed: i
     if count < 2:
         raise DataError(
             f"The corpus must have at least 2 documents, one for training and one for validation, but has {count}. "
-            f"Provide more text; a .txt file is cut into documents of at most 16,384 characters."
+            "Provide more documents. One .txt file is enough if it has more than 16,384 characters, because it is then "
+            "cut into several documents."
         )
     if held:
         yield count == place or draws.random_raw() % block < place, held.pop()

@@ -35,12 +35,12 @@ from crosscut.planner.program import Program
 
 
 class Exchange(NamedTuple):
-    """Time that equal collectives take in one training step."""
+    """Time that the operations of one `Collective` take in one training step."""
 
     collective: Collective
     where: Where
     seconds: float
-    """Seconds of all these collectives together."""
+    """Seconds of all `collective.count` operations together."""
     exposed: float
     """Part of `seconds` that overlaps with no computation. The step waits for this part."""
 

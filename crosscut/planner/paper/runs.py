@@ -82,7 +82,7 @@ def paper_scaling(run: RunConfig, seconds: Callable[[RunConfig], float] = paper_
 
 
 def paper_speed_up(tensor: int, seconds: Callable[[RunConfig], float] = paper_seconds) -> float:
-    """Forecast of the speed-up of the 1.2B model on `tensor` tensor ranks over one GPU.
+    """Forecast how many times faster the 1.2B model trains on `tensor` tensor ranks than on one GPU, as in Table 3.
 
     `seconds` is the function that forecasts the seconds of one step of a run.
     """

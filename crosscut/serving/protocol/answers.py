@@ -37,7 +37,7 @@ class Answer(ABC):
 
     @abstractmethod
     def delta(self, which: int, piece: Piece) -> Json:
-        """Entry of a choice in a chunk: the part that one token adds."""
+        """JSON object of the choice `which` in a chunk of a stream. The object describes only the token in `piece`."""
 
     @abstractmethod
     def choice(self, which: int, pieces: Sequence[Piece]) -> Json:

@@ -60,7 +60,9 @@ def read_message(stream: IO[bytes]) -> Any:
 
 
 def main() -> None:
-    """Answer messages until the server ends."""
+    """Compile the template from the server's first message, render it once for each further message, and send the
+    server one answer per message. Return when the server closes the standard input.
+    """
     source, limits = (first := read_message(sys.stdin.buffer))["source"], Limits(**first["limits"])
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     for kind, most in ((resource.RLIMIT_AS, limits.memory), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0)):

@@ -37,9 +37,9 @@ class RenderingError(Exception):
 class Renderer:
     """A template with the process that renders it. If the process was ended, the next rendering starts another one.
 
-    A rendering that takes unusually long yields the processor to the model and to other programs (Linux only), so that
-    one slow template does not slow other texts. The process of this rendering ends after its answer, because the system
-    does not restore its priority.
+    If a rendering takes unusually long, its process gets the lowest scheduling priority (Linux only): the process then
+    runs only while no other process wants the processor, so that one slow template does not slow down the model and
+    other programs. The process keeps this priority, so it is ended after its answer.
 
     Raises `ConfigError` with the name of the file, `place`, if the template is invalid, or if it exceeds the limits
     even for the messages in `trial`. Several threads may call `render`; one rendering runs at a time.

@@ -40,7 +40,8 @@ class _Slice(NamedTuple):
 class InHostMemory:
     """Moments stored in host memory, in pinned memory if the parameters are on a CUDA device.
 
-    If the parameters are on the CPU, the moments are updated in place, also piece by piece.
+    If the parameters are on the CPU, the moments are not copied: each piece holds views of the stored moments, so an
+    update of the piece changes the stored moments in place.
     """
 
     def __init__(self, piece_elements: int = PIECE_ELEMENTS) -> None:

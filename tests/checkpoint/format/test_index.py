@@ -49,8 +49,8 @@ def test_index_is_read_as_it_was_written(checkpoint):
 @pytest.mark.parametrize(
     ("edit", "told"),
     [
-        (lambda tensor, part: part.update(file="../secret"), "a file of a checkpoint must be in its folder"),
-        (lambda tensor, part: part.update(file="/etc/passwd"), "a file of a checkpoint must be in its folder"),
+        (lambda tensor, part: part.update(file="../secret"), "must be directly in the checkpoint's folder"),
+        (lambda tensor, part: part.update(file="/etc/passwd"), "must be directly in the checkpoint's folder"),
         (lambda tensor, part: part.update(file="absent"), "is not inside `absent`"),
         (lambda tensor, part: part.update(start=LARGEST), "is not inside `rank-0.safetensors`"),
         (lambda tensor, part: part.update(start=-1), "`start` must be from 0 to 2^63 - 1, but is -1"),

@@ -70,7 +70,7 @@ def test_step_that_is_no_count_is_told(checkpoint, step, told):
         (lambda table: table.update(progress=[]), "`progress` must be a table, but is []"),
         (lambda table: table["progress"].update(config="x"), "`config` must be a table, but is 'x'"),
         (lambda table: table.update(files={"a": 1}), "`a` must be a table, but is 1"),
-        (lambda table: table.update(files={"../a": {"size": 1, "sha256": ""}}), "must be in its folder, but is '../a'"),
+        (lambda table: table.update(files={"../a": {"size": 1, "sha256": ""}}), "folder, but one is '../a'"),
         (lambda table: table.update(files={"a": {"size": "x", "sha256": ""}}), "`size` must be an integer"),
         (lambda table: table.update(tensors={"a": {"shape": [1, "x"]}}), "`shape` must be an integer, but is 'x'"),
         (lambda table: table.update(values=[3]), "`values` must be a text, but is 3"),

@@ -202,7 +202,7 @@ def test_old_index_reads_no_file_outside_its_folder(old, path):
         place.relative_path = path
     (old / OLD_INDEX_FILE).write_bytes(pickle.dumps(metadata))
     fit_hashes(old)
-    with pytest.raises(CheckpointError, match="a file of a checkpoint must be in its folder"):
+    with pytest.raises(CheckpointError, match="every file must be directly in the checkpoint's folder"):
         StoredTensors(LocalFolder(old))
 
 

@@ -346,8 +346,8 @@ MISTAKES = [
     (
         ("--price", "2"),
         (
-            "`--price` must be omitted without `--tokens`, but is 2. The cost depends on the number of tokens. Add, "
-            "for example, `--tokens 300B`."
+            "`--price` (2) must be given together with `--tokens`, but `--tokens` is missing. The cost depends on the "
+            "number of tokens. Add, for example, `--tokens 300B`."
         ),
     ),
     (

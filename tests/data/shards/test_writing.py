@@ -72,7 +72,8 @@ def test_fewer_than_two_documents_is_an_error(count: int) -> None:
         split(count)
     assert str(error.value) == (
         f"The corpus must have at least 2 documents, one for training and one for validation, but has {count}. "
-        f"Provide more text; a .txt file is cut into documents of at most 16,384 characters."
+        "Provide more documents. One .txt file is enough if it has more than 16,384 characters, because it is then "
+        "cut into several documents."
     )
 
 
