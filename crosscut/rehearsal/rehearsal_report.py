@@ -1,16 +1,19 @@
 """Report of a dry run, as tables or as JSON."""
 
+import math
 from typing import Any
 
 from rich import box
 from rich.table import Table
 
 from crosscut.config.system.terminal import new_console
-from crosscut.rehearsal.comparison import compare, rehearsed_forecast
+from crosscut.rehearsal.comparison import Row, compare, rehearsed_forecast
 from crosscut.rehearsal.rehearse import Rehearsal
 
 CATEGORIES = ("weights", "master_weights", "gradients", "optimizer", "activations", "logits", "buffers")
 """Categories of memory, with the planner's names (`planner.memory.MemoryForecast`)."""
+
+_PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 
 def to_json(rehearsal: Rehearsal) -> dict[str, Any]:
@@ -34,28 +37,45 @@ def print_rehearsal(rehearsal: Rehearsal) -> None:
     run, peak = rehearsal.run, rehearsal.peak
     console.print(
         f"dry run of rank {rehearsal.rank} of {run.layout} as on {rehearsal.device} took {rehearsal.seconds:.1f} s; "
-        f"peak during: {peak.instant}",
+        f"peak during: {peak.instant}; 1 GB is 10^9 bytes",
         highlight=False,
     )
     forecast = rehearsed_forecast(run, rehearsal.device)
-    held = _table("held at the peak", "counted MiB", "planned MiB")
+    held = _table("held at the peak", "counted GB", "planned GB")
     for name in CATEGORIES:
         counted, planned = peak.categories.get(name, 0), getattr(forecast, name)
         if counted or planned:
-            held.add_row(name.replace("_", " "), _mib(counted), _mib(planned))
+            held.add_row(name.replace("_", " "), _gigabytes(counted, peak.total), _gigabytes(planned, peak.total))
     console.print(held)
-    modules = _table("held for module", "MiB", "share")
+    modules = _table("held for module", "GB", "share")
     for name, size in peak.modules.items():
-        modules.add_row(name or "root", _mib(size), f"{size / peak.total:.1%}")
+        modules.add_row(name or "root", _gigabytes(size, peak.total), f"{size / peak.total:.1%}")
     console.print(modules)
     rows = _table("per step", "counted", "planned", "difference")
     for row in compare(rehearsal):
-        rows.add_row(row.name, f"{row.counted:,}", f"{row.planned:,}", f"{row.error:+.2%}")
+        rows.add_row(row.name.replace("bytes", "GB"), *_in_units(row), f"{row.error:+.2%}")
     console.print(rows)
 
 
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.1f}"
+def _gigabytes(size: int, largest: int) -> str:
+    """Format bytes in GB, with as many decimals as give the size `largest` four digits."""
+    return f"{size / 1e9:,.{_decimals(largest / 1e9)}f}"
+
+
+def _in_units(row: Row) -> tuple[str, str]:
+    """Format the counted and the planned value of a row, with four digits: bytes in GB, and FLOPs with their prefix."""
+    largest = max(row.counted, row.planned)
+    if row.name != "FLOPs":
+        return _gigabytes(row.counted, largest), _gigabytes(row.planned, largest)
+    scale, letter = next(((scale, letter) for scale, letter in _PREFIXES if largest >= scale), (1.0, ""))
+    decimals = _decimals(largest / scale)
+    counted, planned = (f"{value / scale:,.{decimals}f} {letter}FLOP" for value in (row.counted, row.planned))
+    return counted, planned
+
+
+def _decimals(number: float) -> int:
+    """Number of decimals that show four digits of `number`."""
+    return max(0, 3 - math.floor(math.log10(number))) if number > 0 else 0
 
 
 def _table(first: str, *others: str) -> Table:

@@ -1,11 +1,17 @@
 """The command `crosscut plan --dry-run`."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from crosscut.cli.plan.asked import asked_device, asked_run, with_vocabulary
-from crosscut.config import load_layout
+from crosscut.config import RunConfig, load_layout
+from crosscut.config.checks import divisors
 from crosscut.config.system.terminal import echo
+
+if TYPE_CHECKING:
+    from crosscut.planner.hardware import Hardware
+    from crosscut.rehearsal import Rehearsal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,3 +46,39 @@ def show_dry_run(options: DryRunOptions) -> None:
         echo(json.dumps(to_json(rehearsal), indent=2))
     else:
         print_rehearsal(rehearsal)
+        if device is not None and (text := _text_against_memory(rehearsal, device)):
+            echo(text)
+
+
+def _text_against_memory(rehearsal: "Rehearsal", hardware: "Hardware") -> str:
+    """Say that the step does not fit into the memory of a rank, and what to change; empty if the step fits."""
+    from crosscut.planner.search import memory_of_rank
+    from crosscut.rehearsal.comparison import rehearsed_forecast
+
+    run = rehearsal.run
+    limit = memory_of_rank(hardware, run.layout.world_size)
+    allowance = rehearsed_forecast(run, rehearsal.device).allowance
+    if rehearsal.peak.total + allowance <= limit:
+        return ""
+    fitting = _fitting_micro_batch(run, hardware, limit)
+    advice = (
+        f"Set training.micro_batch_size={fitting}."
+        if fitting
+        else "No micro-batch size fits. Use a layout that fits: `crosscut plan` without `--dry-run` lists them."
+    )
+    needed = f"{(rehearsal.peak.total + allowance) / 1e9:,.1f} GB"
+    fragments = f", with {allowance / 1e9:,.1f} GB for fragmentation" if allowance else ""
+    return (
+        f"The step does not fit: it needs {needed} per rank{fragments}, but a rank has {limit / 1e9:,.1f} GB. {advice}"
+    )
+
+
+def _fitting_micro_batch(run: RunConfig, hardware: "Hardware", limit: int) -> int:
+    """Largest micro-batch size, smaller than the run's, whose forecast fits into `limit` bytes; 0 if none fits."""
+    from crosscut.planner.memory import forecast_memory
+
+    for size in reversed(divisors(run.micro_batch_size)[:-1]):
+        smaller = replace(run, training=replace(run.training, micro_batch_size=size))
+        if forecast_memory(smaller, device=hardware.device, capability=hardware.capability).total <= limit:
+            return size
+    return 0

@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -28,7 +29,24 @@ def test_a_dry_run_stands_beside_the_formulas() -> None:
     text = run(*SMALL, "--layout", "tensor=4,data=16", "--rank", "63")
     assert text.startswith("dry run of rank 63 of tensor 4 x data 16 as on cuda")
     assert "blocks.*.mlp.expand" in text
-    assert "bytes of messages, data" in text
+    assert "GB of messages, data" in text
+    assert "1 GB is 10^9 bytes" in text
+    assert re.search(r"FLOPs +[\d.]+ [MG]FLOP +[\d.]+ [MG]FLOP ", text)
+    assert "does not fit" not in text
+
+
+def test_a_step_that_does_not_fit_into_the_gpu_is_told_with_what_fits() -> None:
+    large = ("training.batch_size=4096", "training.sequence_length=256", "--gpu", "h100-sxm", "model.num_layers=8")
+    told = run(*SMALL, *large).splitlines()[-1]
+    needed = re.match(
+        r"The step does not fit: it needs ([\d.,]+) GB per rank, with [\d.]+ GB for fragmentation, ", told
+    )
+    assert needed is not None
+    assert float(needed[1].replace(",", "")) > 80
+    assert "but a rank has 80.0 GB. " in told
+    fitting = int(told.rpartition("=")[2].rstrip("."))
+    assert "does not fit" not in run(*SMALL, *large, f"training.micro_batch_size={fitting}")
+    assert "does not fit" in run(*SMALL, *large, f"training.micro_batch_size={2 * fitting}")
 
 
 def test_json_has_the_figures() -> None:
