@@ -3,6 +3,8 @@ TOML.
 """
 
 import dataclasses
+import re
+import tomllib
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -145,8 +147,29 @@ def _read_toml(path: Path) -> tuple[Table, str]:
         ) from None
     except OSError as error:
         raise ConfigError(f"`{path}` must be a readable TOML file, but is not: {error.strerror}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(_not_toml(path, text, str(error))) from None
     except ValueError as error:
         raise ConfigError(f"`{path}` must be valid TOML, but is not: {error}.") from None
+
+
+def _not_toml(path: Path, text: str, reason: str) -> str:
+    """The message of a text that is not TOML, with the file and the line in front. `reason` is Python's own message,
+    which ends with the line and the column, or with "at end of document".
+    """
+    lines = text.splitlines() or [""]
+    place = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", reason)
+    if place is None:
+        return f"`{path}` must be valid TOML, but is not: {reason}."
+    number = min(int(place[1]), len(lines)) if place[1] else len(lines)
+    line, what = lines[number - 1].strip(), reason[: place.start()]
+    if re.fullmatch(r"[\w-]+\s*=.*|\[.*", line) and re.match("Cannot overwrite a value|Cannot declare .* twice", what):
+        headers = [other.strip("[ ]") for other in map(str.strip, lines[:number]) if other.startswith("[")]
+        name = ".".join([*headers[-1:], *([] if line.startswith("[") else [line.partition("=")[0].strip()])])
+        return f"{path}:{number}: `{name}` must be given once, but is given twice. Remove one of the two."
+    column = f"column {place[2]}" if place[2] else "end of the file"
+    remedy = " Strings need quotes; true and false are written in lower case." if what == "Invalid value" else ""
+    return f"{path}:{number}: `{line[:80]}` must be valid TOML, but is not: {what} ({column}).{remedy}"
 
 
 def _leave_model_out(table: Table) -> None:

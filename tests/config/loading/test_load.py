@@ -204,11 +204,27 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
     assert message_of(tmp_path) == f"`{tmp_path}` must be a readable TOML file, but is not: Is a directory."
 
 
-def test_a_file_that_does_not_parse_is_named_with_the_place(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "number", "message"),
+    [
+        ("[training]\nsteps = 1\nsteps = 2\nseed = 1\n", 3, "`training.steps` must be given once, but is given twice."),
+        ("[training]\nsteps = 1\nsteps = 2", 3, "`training.steps` must be given once, but is given twice."),
+        ("[training]\nsteps = 1\n[training]\nseed = 2\n", 3, "`training` must be given once, but is given twice."),
+        (
+            "[output]\nfolder = runs\n",
+            2,
+            "`folder = runs` must be valid TOML, but is not: Invalid value (column 10). Strings need quotes;",
+        ),
+        ("[model\n", 1, "`[model` must be valid TOML, but is not: Expected ']' at the end of a table declaration"),
+        ("[data]\ntext = [\n", 2, "`text = [` must be valid TOML, but is not: "),
+    ],
+)
+def test_a_file_that_does_not_parse_is_named_with_the_line(
+    tmp_path: Path, text: str, number: int, message: str
+) -> None:
     path = tmp_path / "run.toml"
-    path.write_text("[model\n")
-    assert message_of(path).startswith(f"`{path}` must be valid TOML, but is not: ")
-    assert "line 1" in message_of(path)
+    path.write_text(text)
+    assert message_of(path).startswith(f"{path}:{number}: {message}")
 
 
 def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:

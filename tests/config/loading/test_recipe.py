@@ -141,6 +141,12 @@ def test_the_same_run_with_and_without_a_file(tmp_path: Path) -> None:
     assert (demo.training.steps, demo.layout.tensor, demo.output.folder) == (820, 2, "runs/demo")
 
 
+@pytest.mark.parametrize(("steps", "warm_up"), [("2", 0), ("100", 5), ("1_000", 10)])
+def test_a_short_demo_has_a_short_warm_up(steps: str, warm_up: int) -> None:
+    assert run_from((f"training.steps={steps}",)).optimizer.warmup_steps == warm_up
+    assert run_from((f"training.steps={steps}", "optimizer.warmup_steps=1")).optimizer.warmup_steps == 1
+
+
 def test_the_demos_model_and_recipe_have_a_name() -> None:
     demo, named = run_from(()), load_run({"model": {"preset": "demo"}})
     assert named.model == demo.model
