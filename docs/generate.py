@@ -94,8 +94,8 @@ tokenizer = "tokenizer.json"
 MODEL_NOTE = """\
 `model.preset` names one of the [presets](#presets) and sets the required fields; other fields of the section change
 it. The preset also sets `training.sequence_length`, unless the run gives this key. On the command line `model.preset`
-replaces the preset of the file. If the section of the file has no preset but describes a model field by field, as the
-demo's does, `model.preset` replaces the whole section.
+replaces the preset of the file. If the file's section has no preset, `model.preset` replaces the whole section. The
+demo's section has none.
 """
 
 AXES_NOTE = """\
@@ -126,11 +126,11 @@ command line. A setting of the run always replaces the recipe's. A run without a
 - `modern`, if its `model.preset` is `demo`, or if the command line has no file: the run then has the demo's model;
 - `small` otherwise.
 
-Some defaults fit the run. The warm-up takes at most a twentieth of the steps. The validation set is scored at least ten
-times. The sequences are no longer than the model's positions, and for a preset, they have the length on which the
-preset was trained. The batch is raised to the next multiple of `layout.data`. If the run gives a learning rate, its
-minimum is at most a tenth of this rate, and the rates by role stay those of the recipe. The recipe's
-`matrix_learning_rate` is Muon's, so it is left out if the run sets `optimizer.matrices = "adamw"`.
+Some defaults depend on other settings. The warm-up takes at most a twentieth of the steps.
+The validation set is scored at least ten times. The sequences are no longer than the model's positions, and for a
+preset, they have the length on which the preset was trained. The batch is raised to the next multiple of `layout.data`.
+If the run gives a learning rate, its minimum is at most a tenth of this rate, and the rates by role stay those of the
+recipe. The recipe's `matrix_learning_rate` is Muon's, so it is left out if the run sets `optimizer.matrices = "adamw"`.
 
 Published weights (`training.initialize_from`) may be trained with every recipe. The model and the initial weights are
 then the published ones: the recipe sets no key of `[model]`, and neither `training.initial_spread` nor
