@@ -24,6 +24,9 @@ from crosscut.planner.memory import MemoryForecast, forecast_memory
 from crosscut.planner.products import Speed
 from crosscut.planner.time import StepTime, model_flops_per_second, step_time
 
+NEAR_LIMIT = 0.9
+"""Share of a rank's memory above which a layout has little margin for an error of the forecast."""
+
 _DAY = 86_400
 _MOST_RANKS = 100_000_000
 """Upper limit of `--gpus`, a hundred times the size of the largest machines."""
@@ -98,6 +101,10 @@ class Plans:
     fitting: tuple[Plan, ...]
     """Layouts that fit into memory, the fastest first."""
     rejected: tuple[Rejected, ...]
+
+    def is_near_limit(self, plan: Plan) -> bool:
+        """Whether the plan needs more than `NEAR_LIMIT` of a rank's memory."""
+        return plan.memory.total > NEAR_LIMIT * memory_of_rank(self.hardware, self.num_ranks)
 
     @property
     def leanest(self) -> list[Rejected]:

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from crosscut.config import Layout
 from crosscut.planner.facts import budget
+from crosscut.planner.search import NEAR_LIMIT
 
 if TYPE_CHECKING:
     from crosscut.cli.plan.forecast import ForecastOptions
@@ -47,7 +48,7 @@ def columns(plans: "Plans", options: "ForecastOptions") -> list[Column]:
     peak = f"{_teraflops(shown[0].peak)} TF/s"
     found = [
         *_settings(shown),
-        Column("GB", [f"{plan.memory.total / 1e9:.1f}" for plan in shown], "peak memory of one rank"),
+        _memory(shown, plans),
         Column("step\ns", [seconds_text(plan.time.total) for plan in shown], "seconds of one optimizer step"),
         Column("compute\ns", [seconds_text(plan.time.compute) for plan in shown], "part of the step with computing"),
         Column("waits\ns", [seconds_text(plan.time.exposed) for plan in shown],
@@ -86,6 +87,15 @@ def legend(shown: Iterable[Column]) -> Table:
         name, _, rest = column.heading.replace("-\n", "-").partition("\n")
         table.add_row(f"{name} {rest}" if len(rest) > 1 else name, column.meaning)
     return table
+
+
+def _memory(shown: Sequence["Plan"], plans: "Plans") -> Column:
+    """Column of the peak memory. If a shown layout is near the limit, its cell has a star, and the legend says why."""
+    stars = ["*" if plans.is_near_limit(plan) else "" for plan in shown]
+    width = 1 if any(stars) else 0
+    cells = [f"{plan.memory.total / 1e9:.1f}{star:<{width}}" for plan, star in zip(shown, stars, strict=True)]
+    meaning = "peak memory of one rank (1 GB is 10^9 bytes)"
+    return Column("GB", cells, f"{meaning}; *: above {NEAR_LIMIT:.0%} of the memory" if width else meaning)
 
 
 def _settings(shown: Sequence["Plan"]) -> list[Column]:

@@ -50,8 +50,24 @@ def show_plans(plans: "Plans", options: "ForecastOptions", asked: RunConfig) -> 
         shown = columns(plans, options)
         for part in (ranking(shown, width=_WIDTH), "", legend(shown), ""):
             console.print(part, crop=False)
+        _show_margin(console, plans)
         _show_best(console, plans.fitting[0], plans.asked, plans.hardware)
     _show_rejected(console, plans)
+
+
+def _show_margin(console: Console, plans: "Plans") -> None:
+    """Name the first layout with a margin of memory, if the fastest layout has none."""
+    best = plans.fitting[0]
+    roomy = next((plan for plan in plans.fitting if not plans.is_near_limit(plan)), None)
+    if roomy is None or roomy is best:
+        return
+    row, slower = plans.fitting.index(roomy) + 1, roomy.time.total / best.time.total - 1
+    console.print(
+        Text(
+            f"The first layout without a star is number {row}: {roomy.candidate.layout}, micro-batch "
+            f"{roomy.candidate.micro_batch_size}, {roomy.memory.total / 1e9:.1f} GB, {slower:.1%} slower.\n"
+        )
+    )
 
 
 def _in_words(number: int) -> str:

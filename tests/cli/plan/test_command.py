@@ -138,6 +138,15 @@ def test_the_numbers_of_layouts_are_sentences() -> None:
     assert "\n5 layouts fit, 0 do not.\n" in one
 
 
+def test_a_layout_near_the_limit_is_marked_and_one_with_a_margin_is_named() -> None:
+    text = run("plan", "--gpu", "h100-sxm", "--model", "llama3-8b", "--gpus", "16")
+    assert " 76.7* " in text
+    assert " 69.6 " in text
+    assert "*: above 90% of the memory" in text
+    assert "The first layout without a star is number 4: tensor 2 x data 8" in text
+    assert "above 90%" not in run(*PAPER, "--top", "1")
+
+
 def test_a_preset_is_planned_with_its_own_sequences() -> None:
     llama = ("plan", "--model", "llama3-8b", "--gpus", "64", "--gpu", "h100-sxm")
     assert "512 sequences of 8,192 tokens per step" in run(*llama)
