@@ -79,9 +79,9 @@ def shown_while_training(run) -> list:
     told = []
 
     @contextmanager
-    def noted(name, _num_tokens, *, shown, size):
-        assert not size, "the command prints a forecast, not the run"
-        told.append((name, shown))
+    def noted(bar, _num_tokens):
+        assert not bar.size, "the command prints a forecast, not the run"
+        told.append((bar.name, bar.shown))
         yield lambda _: None
 
     @contextmanager

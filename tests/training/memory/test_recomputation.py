@@ -160,15 +160,15 @@ def test_each_setting_repeats_what_it_says_and_no_more(ranks, run_with):
         {
             name: count - plain.get(name, 0)
             for name, count in counts.items()
-            if name in ("mm", "addmm", "native_layer_norm", "gelu", ATTENTION)
+            if name in ("mm", "addmm", "native_layer_norm", "sigmoid_", ATTENTION)
         }
         for counts in others
     )
     # Of a layer's five products the last, whose result nobody needs, is left out.
-    assert full == {"addmm": 3 * 3, "mm": 3, "native_layer_norm": 2 * 3, "gelu": 3, ATTENTION: 3}
-    assert alternate == {"addmm": 3 * 2, "mm": 2, "native_layer_norm": 2 * 2, "gelu": 2, ATTENTION: 2}
-    assert selective == {"addmm": 0, "mm": 0, "native_layer_norm": 0, "gelu": 0, ATTENTION: 3}
-    assert operators == {"addmm": 0, "mm": 0, "native_layer_norm": 2 * 3, "gelu": 3, ATTENTION: 0}
+    assert full == {"addmm": 3 * 3, "mm": 3, "native_layer_norm": 2 * 3, "sigmoid_": 3, ATTENTION: 3}
+    assert alternate == {"addmm": 3 * 2, "mm": 2, "native_layer_norm": 2 * 2, "sigmoid_": 2, ATTENTION: 2}
+    assert selective == {"addmm": 0, "mm": 0, "native_layer_norm": 0, "sigmoid_": 0, ATTENTION: 3}
+    assert operators == {"addmm": 0, "mm": 0, "native_layer_norm": 2 * 3, "sigmoid_": 3, ATTENTION: 0}
 
 
 def gradients_with_hook(runs) -> list[list[Tensor]]:
