@@ -40,7 +40,7 @@ def checkpoints_at(location: str) -> list[Folder]:
     if not (found := list_checkpoints(root_of(location))):
         raise CheckpointError(
             f"`{location}` must be a checkpoint or a run's folder with checkpoints, but holds no checkpoint. Name a "
-            "folder such as `runs/demo` or `runs/demo/checkpoints/step-00000820`."
+            "folder such as `runs/demo` or `runs/demo/checkpoints/step-00000580`."
         )
     return found
 
