@@ -17,7 +17,6 @@ import click
 
 from crosscut.config import ConfigError, CrosscutError, Layout, RunConfig, load_run
 from crosscut.config.loading import meant_settings, with_line
-from crosscut.config.loading.recipe import WARM_UP_SHARE
 from crosscut.config.precision import OF_MODELS
 from crosscut.config.system.files import require_writable_file
 from crosscut.config.system.terminal import echo
@@ -93,8 +92,7 @@ def _read_arguments(context: click.Context, _argument: click.Parameter, words: t
 
 def run_from(arguments: tuple[str, ...], *, layout: Layout | None = None) -> RunConfig:
     """Load the run that the arguments describe. Without a file, the run is the demo that comes with Crosscut. If the
-    arguments then name data, only the recipe and the model come from the demo. The demo's warm-up is shortened if the
-    arguments ask for few steps. A given `layout` replaces the run's own
+    arguments then name data, only the recipe and the model come from the demo. A given `layout` replaces the run's own
     layout. Raises `ConfigError` or `LayoutError` for an invalid run.
     """
     if has_file(arguments):
@@ -106,15 +104,7 @@ def run_from(arguments: tuple[str, ...], *, layout: Layout | None = None) -> Run
         demo = {"recipe": demo["recipe"], "model": demo["model"]}
     if _has_any(arguments, "model.preset="):
         demo.pop("recipe", None)  # the preset has a recipe of its own
-    _shorten_warm_up(demo.get("optimizer", {}), arguments)
     return load_run(demo, arguments, layout=layout)
-
-
-def _shorten_warm_up(optimizer: dict[str, Any], arguments: tuple[str, ...]) -> None:
-    """Limit the demo's warm-up to a twentieth of the steps that the arguments ask for, as in a run without a file."""
-    given = [argument.partition("=")[2] for argument in arguments if argument.startswith("training.steps=")]
-    if given and "warmup_steps" in optimizer and re.fullmatch("[0-9]{1,18}", steps := given[-1].replace("_", "")):
-        optimizer["warmup_steps"] = min(optimizer["warmup_steps"], int(steps) // WARM_UP_SHARE)
 
 
 def _has_any(arguments: tuple[str, ...], *settings: str) -> bool:

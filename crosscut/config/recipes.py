@@ -34,6 +34,7 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
             "embedding_learning_rate": 0.05,
             "head_learning_rate": 5e-3,
             "schedule": "linear",
+            "warmup_steps": 10,
             "min_learning_rate": 0.0,
             "weight_decay": 0.0,
             "beta2": 0.95,

@@ -13,7 +13,7 @@ from crosscut.config.published.presets import PRESETS, sequence_length_of
 from crosscut.config.recipes import RECIPES, default_recipe
 from crosscut.config.training import TrainingConfig
 
-WARM_UP_SHARE, _VALIDATIONS, _DECAY = 20, 10, 10
+_WARM_UP_SHARE, _VALIDATIONS, _DECAY = 20, 10, 10
 """Unless the run says otherwise, the warm-up takes at most a twentieth of the steps, a run has at least ten
 validations, and the learning rate falls at least to a tenth of its maximum."""
 
@@ -67,7 +67,7 @@ def _limit(table: dict[str, Any], defaults: dict[str, dict[str, Any]], preset: s
     steps, rate = (_number(table, defaults, *key) for key in (("training", "steps"), ("optimizer", "learning_rate")))
     if steps is not None:
         warm_up, every = defaults["optimizer"]["warmup_steps"], defaults["training"]["validate_every"]
-        optimizer.setdefault("warmup_steps", min(warm_up, int(steps) // WARM_UP_SHARE))
+        optimizer.setdefault("warmup_steps", min(warm_up, int(steps) // _WARM_UP_SHARE))
         training.setdefault("validate_every", min(every, max(1, int(steps) // _VALIDATIONS)))
     if rate is not None and "learning_rate" in optimizer:
         optimizer.setdefault("min_learning_rate", min(defaults["optimizer"]["min_learning_rate"], rate / _DECAY))

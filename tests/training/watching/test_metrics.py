@@ -46,10 +46,11 @@ def test_a_new_run_starts_an_empty_file(tmp_path):
 
 
 def test_the_time_left_does_not_count_the_first_step(tmp_path, monkeypatch, capsys):
-    clock = 0.0
-    monkeypatch.setattr("crosscut.training.watching.metrics.time.monotonic", lambda: clock)
+    ends = {3: 600.0, 4: 620.0, 5: 640.0}
+    now = [0.0]
+    monkeypatch.setattr("crosscut.training.watching.metrics.time.monotonic", lambda: now[0])
     with Metrics(tmp_path, num_steps=10, start=2, active=True) as metrics:
-        for step, clock in ((3, 600.0), (4, 620.0), (5, 640.0)):  # noqa: B007
+        for step, now[0] in ends.items():
             metrics.step(step, VALUES)
     first, second, third = (line for line in capsys.readouterr().out.splitlines() if "Training" in line)
     assert "left" not in first
