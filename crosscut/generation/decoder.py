@@ -1,11 +1,13 @@
 """Decoding of many texts at once. Every running text has a row in a shared key-value cache, and each step adds one
 token to every row.
 
-A new text waits until a row is free. The text's prompt is then read in chunks of at most 512 tokens per step, so that a
-long prompt does not delay the other texts. After the prompt, the text gets one token per step until it ends. Its row
-then goes to the next text. A text does not depend on the other texts, because its tokens are chosen from its own scores
-and random numbers (`sampling`). If the probabilities of a prompt are requested, the probabilities are computed for a
-few tokens at a time while the prompt is read. The scores [S, V] of the whole prompt are therefore never in memory.
+A new text waits until a row is free. Later texts of a request let texts that arrived after them go first (`_YIELDED`),
+so that a request for many texts does not delay requests for one text. The text's prompt is then read in chunks of at
+most 512 tokens per step, so that a long prompt does not delay the other texts. After the prompt, the text gets one
+token per step until it ends. Its row then goes to the next text. A text does not depend on the other texts, because its
+tokens are chosen from its own scores and random numbers (`sampling`). If the probabilities of a prompt are requested,
+the probabilities are computed for a few tokens at a time while the prompt is read. The scores [S, V] of the whole
+prompt are therefore never in memory.
 
 If a text of n tokens is longer than the window W, the model sees only the last tokens of the text. Shifting the window
 changes the positions of all tokens, so the whole cache of the row becomes invalid. To limit the cost, the window shifts
@@ -25,6 +27,7 @@ All ranks make the same calls in the same order. Shapes: B rows, S tokens per pa
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from heapq import heappop, heappush
 
 import torch
 from torch import Tensor
@@ -47,6 +50,10 @@ GPT-2's vocabulary."""
 
 _FIRST_CAPACITY = 64
 """Initial number of tokens per row in the cache. When a row needs more, the cache grows by half, up to the window."""
+
+_YIELDED = 512
+"""The text with index i of a request (`sample`) lets `_YIELDED` x i texts that arrived later go first, but no more, so
+that it does not wait forever."""
 
 _FAILED = -1
 """Stands for the next token if choosing the token raised an error."""
@@ -82,6 +89,10 @@ class Decoder:
         )
         self._rows: list[Text | None] = [None] * num_rows
         self._waiting: dict[int, Text] = {}
+        """Texts that wait for a row, by number."""
+        self._queue: list[tuple[int, int]] = []
+        """Heap of (turn, number) of the texts that wait or were cancelled while they waited. The lowest turn is next.
+        """
         self._num_added = 0
         self._is_alone = all(axis.size == 1 for axis in model.mesh.axes)
         """Whether no other rank takes part in a pass, so that a pass can be abandoned after any error."""
@@ -104,6 +115,7 @@ class Decoder:
         text = Text(self._num_added, prompt, sampling, sample, stream)
         text.first = self._first_seen(len(prompt))
         self._waiting[text.number] = text
+        heappush(self._queue, (text.number + _YIELDED * sample, text.number))
         self._num_added += 1
         return text.number
 
@@ -129,7 +141,7 @@ class Decoder:
         """
         for row, text in enumerate(self._rows):
             if text is None and self._waiting:
-                self._rows[row] = self._waiting.pop(next(iter(self._waiting)))
+                self._rows[row] = self._next_waiting()
         # Both sets are determined before either runs, so that no text gets two tokens in one step.
         steps = [rows for rows in (self._writing(), self._reading()) if rows]
         pieces = [piece for rows in steps for piece in self._advance(rows)]
@@ -178,6 +190,11 @@ class Decoder:
         """First position that is visible when the next token of a text of `length` tokens is chosen."""
         drop = self.window - self.window // 2
         return max(0, -(-(length - self.window) // drop) * drop)
+
+    def _next_waiting(self) -> Text:
+        while (number := heappop(self._queue)[1]) not in self._waiting:
+            pass  # cancelled
+        return self._waiting.pop(number)
 
     def _writing(self) -> dict[int, int]:
         """Rows in which only the last token is unread, with the number of tokens to read in each row."""

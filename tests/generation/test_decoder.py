@@ -195,6 +195,37 @@ def test_cancelled_texts_are_gone_and_disturb_no_others(ranks):
     assert is_idle
 
 
+def in_order_of_their_turn() -> list[int]:
+    """Numbers of the texts in the order in which they end, with one row. Number 1 is cancelled while it waits."""
+    writer = Decoder(make(), None, num_rows=1)
+    many, single = Sampling(num_tokens=2, seed=1), Sampling(num_tokens=2, seed=2)
+    numbers = [writer.add([5], many, sample=i) for i in range(4)]
+    numbers += [writer.add([6], single) for _ in range(decoder._YIELDED + 3)]
+    writer.cancel(1)
+    return [piece.number for piece in writer.run() if piece.finish]
+
+
+def test_texts_of_one_request_let_a_limited_number_of_others_go_first(ranks):
+    (ended,) = ranks.run(1, in_order_of_their_turn)
+    others = list(range(4, 4 + decoder._YIELDED + 3))
+    # Number 2 has the turn 2 + 2 x 512, which is after all of them; number 3 comes last.
+    assert ended == [0, *others, 2, 3]
+
+
+def in_order_of_their_arrival() -> list[int]:
+    writer = Decoder(make(), None, num_rows=1)
+    for sample in (0, 1):
+        writer.add([5], Sampling(num_tokens=1, seed=1), sample=sample)
+    for _ in range(decoder._YIELDED + 3):
+        writer.add([6], Sampling(num_tokens=1, seed=2))
+    return [piece.number for piece in writer.run() if piece.finish]
+
+
+def test_the_second_text_of_a_request_waits_for_no_more_than_its_share(ranks):
+    (ended,) = ranks.run(1, in_order_of_their_arrival)
+    assert ended.index(1) == decoder._YIELDED
+
+
 def ended() -> dict[str, list[Piece]]:
     model = make()
     job: Job = ([5, 6, 7], Sampling(num_tokens=20, temperature=1.0))
