@@ -64,8 +64,8 @@ def show_comparison(result: "Comparison") -> None:
         console.print(settings)
     same = sum(tensor.same for tensor in result.tensors)
     console.print(
-        f"{same} of {len(result.tensors)} tensors are the same; {len(result.values)} stored values and "
-        f"{len(result.settings)} settings differ.",
+        f"Equal tensors: {same} of {len(result.tensors)}. Different stored values: {len(result.values)}. Different "
+        f"settings: {len(result.settings)}.",
         soft_wrap=True,
     )
 

@@ -64,8 +64,8 @@ class OptimizerConfig:
     schedule: Schedule = Schedule.COSINE
     """Learning rate after the warm-up: `cosine` follows one cosine down to `min_learning_rate` at the last step (as in
     the paper); `linear` falls in a straight line; `wsd` (warm-up, stable, decay) stays at the maximum and falls in a
-    straight line over the last `decay_steps` steps; `constant` stays at the maximum. A straight line would reach
-    `min_learning_rate` one step after the last step, so no step is wasted on a rate of 0. A run can be extended without
+    straight line over the last `decay_steps` steps; `constant` stays at the maximum. A straight line ends one step
+    after the last step, so the last step still has a rate above `min_learning_rate`. A run can be extended without
     a jump of the rate while the rate is at its maximum (docs/recipe.md)."""
 
     min_learning_rate: float = 1e-5

@@ -122,8 +122,8 @@ def _request(prompt: str, tokenizer: Tokenizer, source: ModelSource, order: Orde
         )
     if order.num_tokens is not None and most > room and not order.slide:
         raise ConfigError(
-            f"`--tokens` must be at most {room} after the prompt {start!r}, but is {most}. The prompt has {len(ids)} "
-            f"tokens, and the model's window has {window} tokens. Ask for fewer tokens, or pass --slide."
+            f"`--tokens` must be at most {room} after the prompt {start!r}, but is {most}. The model's window "
+            f"has {window} tokens, and the prompt takes {len(ids)} of them. Ask for fewer tokens, or pass --slide."
         )
     return ids, replace(order.sampling, num_tokens=most if order.slide else min(most, room))
 

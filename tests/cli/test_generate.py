@@ -157,8 +157,8 @@ def test_what_cannot_be_is_told_before_a_rank_starts(fail, tmp_path):
         f"pass --slide."
     )
     assert fail("--prompt", "é", "--tokens", "64") == (
-        "`--tokens` must be at most 63 after the prompt 'é', but is 64. The prompt has 2 tokens, and the model's "
-        "window has 64 tokens. Ask for fewer tokens, or pass --slide."
+        "`--tokens` must be at most 63 after the prompt 'é', but is 64. The model's window has 64 "
+        "tokens, and the prompt takes 2 of them. Ask for fewer tokens, or pass --slide."
     )
     assert fail("--tokens", "0") == "`--tokens` must be at least 1, but is 0."
     assert fail("--samples", "0") == "`--samples` must be at least 1, but is 0."
