@@ -99,9 +99,9 @@ def demo(seeds: int, folder: Path, progress: Progress) -> list[dict[str, Any]]:
     return done
 
 
-def study(tflop: float, seeds: int, folder: Path, progress: Progress) -> dict[str, list[dict[str, Any]]]:
-    """Train both recipes for these FLOPs with these many seeds. The key "rates" has the paper's recipe with the first
-    seed and each learning rate.
+def study(tflop: float, seeds: int, points: int, folder: Path, progress: Progress) -> dict[str, list[dict[str, Any]]]:
+    """Train both recipes for these FLOPs with these many seeds, and validate each run `points` times. The key "rates"
+    has the paper's recipe with the first seed and each learning rate.
     """
     task = progress.add_task("study", total=len(RATES) - 1 + 2 * seeds)
 
@@ -110,7 +110,7 @@ def study(tflop: float, seeds: int, folder: Path, progress: Progress) -> dict[st
         steps = int(tflop * 1e12 / flops(one))
         every = (
             f"training.steps={steps}",
-            f"training.validate_every={max(1, steps // 8)}",
+            f"training.validate_every={max(1, steps // points)}",
             f"checkpoint.every={steps}",
         )
         done = []
@@ -176,6 +176,7 @@ def main() -> None:
     parser.add_argument("what", choices=("demo", "study"))
     parser.add_argument("--seeds", type=int, help="number of seeds; by default 5 of the demo and 3 of the study")
     parser.add_argument("--tflop", type=float, default=3.0, help="10^12 FLOPs of each run of the study")
+    parser.add_argument("--points", type=int, default=8, help="number of validations of each run of the study")
     parser.add_argument("--figure", type=Path, help="PNG file for the study's figure")
     parser.add_argument("--json", type=Path, help="file for all figures")
     chosen = parser.parse_args()
@@ -193,7 +194,7 @@ def main() -> None:
         if chosen.what == "demo":
             runs = {"demo": demo(chosen.seeds or 5, Path(folder), progress)}
         else:
-            runs = study(chosen.tflop, chosen.seeds or 3, Path(folder), progress)
+            runs = study(chosen.tflop, chosen.seeds or 3, chosen.points, Path(folder), progress)
     named = dict(runs)
     for one in named.pop("rates", ()):
         named[f"paper, learning rate {one['learning_rate']:g}"] = [one]

@@ -13,7 +13,7 @@ BENCHMARK = Path(__file__).resolve().parents[3] / "benchmarks" / "training" / "r
 @pytest.mark.slow
 def test_both_recipes_have_the_same_flops_and_a_figure(tmp_path):
     figures, picture = tmp_path / "figures.json", tmp_path / "recipes.png"
-    command = [sys.executable, str(BENCHMARK), "study", "--tflop", "0.1", "--seeds", "1"]
+    command = [sys.executable, str(BENCHMARK), "study", "--tflop", "0.1", "--seeds", "1", "--points", "1"]
     done = subprocess.run(
         [*command, "--json", str(figures), "--figure", str(picture)],
         capture_output=True, text=True, timeout=600, check=False,
