@@ -18,9 +18,9 @@ from pathlib import Path
 from crosscut.config import PRESETS, CorpusConfig, DataConfig, Layout, ModelConfig, RunConfig, load_run
 from crosscut.config.axes import AXES
 from crosscut.config.corpora import SourceConfig
+from crosscut.config.data import MixedFolder
 from crosscut.config.published.presets import sequence_length_of
 from crosscut.config.recipes import RECIPES
-from crosscut.config.run import MixedFolder
 from crosscut.planner import count_parameters
 from crosscut.planner.paper.sections import to_markdown
 from crosscut.planner.paper.study import scaling_report

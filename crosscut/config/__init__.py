@@ -6,6 +6,7 @@ mistake in a run's file is found before a process starts.
 
 from crosscut.config.conventions import IGNORED, default_loss_chunk, padded_vocab_size
 from crosscut.config.corpora import CorpusConfig
+from crosscut.config.data import DataConfig
 from crosscut.config.errors import (
     CheckpointError,
     ConfigError,
@@ -27,12 +28,7 @@ from crosscut.config.model import ModelConfig
 from crosscut.config.optimizer import OptimizerConfig
 from crosscut.config.published.presets import PRESETS
 from crosscut.config.resolved import ResolvedRun, resolve
-from crosscut.config.run import (
-    CheckpointConfig,
-    DataConfig,
-    OutputConfig,
-    RunConfig,
-)
+from crosscut.config.run import CheckpointConfig, OutputConfig, RunConfig
 from crosscut.config.system.files import write_whole
 from crosscut.config.training import TrainingConfig
 

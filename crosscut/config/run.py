@@ -5,10 +5,10 @@ tensor ranks divide the heads.
 """
 
 from dataclasses import dataclass, field, replace
-from math import inf
 
-from crosscut.config.checks import Choice, divisors, listed, require_at_least, resolve_choices, shown
+from crosscut.config.checks import Choice, divisors, listed, require_at_least, resolve_choices
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, TOKENS_FOLDER
+from crosscut.config.data import DataConfig
 from crosscut.config.errors import ConfigError, LayoutError
 from crosscut.config.evaluation import EvaluationConfig
 from crosscut.config.layout import Layout
@@ -16,87 +16,6 @@ from crosscut.config.model import ModelConfig, require_tensor_axis
 from crosscut.config.optimizer import OptimizerConfig
 from crosscut.config.precision import FLOAT8_MULTIPLE, Precision
 from crosscut.config.training import Compile, TrainingConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class MixedFolder:
-    """One `[[data.mixture]]` section: a token folder and its weight."""
-
-    folder: str
-    """Folder of token shards."""
-
-    weight: float
-    """Weight of the folder: its share of the training tokens, relative to the weights of the other folders. The number
-    of tokens, documents or files in the folder has no effect on the share."""
-
-    def __post_init__(self) -> None:
-        if not self.folder:
-            raise ConfigError("`data.mixture.folder` must name a folder of token shards, but is empty.")
-        if not 0 < self.weight < inf:
-            raise ConfigError(
-                f"`data.mixture.weight` of `{self.folder}` must be above 0 and finite, but is {self.weight}. Remove a "
-                "folder that has no share."
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """Text or tokens on which the run trains (paper, section 4.1.3)."""
-
-    text: tuple[str, ...] = ()
-    """Raw text to train on: files, folders or globs of .txt, .jsonl or .parquet, also as .gz and .zst.
-    `builtin:state-of-the-union` is the corpus that comes with Crosscut. Leave `text` empty if `tokens` already holds
-    shards."""
-
-    tokens: str = ""
-    """Folder of token shards. If the folder does not exist, it is created from `text`. Empty means `tokens` in the
-    run's folder."""
-
-    mixture: tuple[MixedFolder, ...] = ()
-    """List of token folders to train on together, as sections `[[data.mixture]]` with the keys `folder` and `weight`
-    (docs/data.md). All folders must have the same tokenizer. `text` and `tokens` must then be empty."""
-
-    tokenizer: str = ""
-    """Path of a `tokenizer.json`. If empty, a byte-level BPE tokenizer is trained on `text`."""
-
-    vocab_size: int = 8192
-    """Vocabulary size of the tokenizer that is trained if `tokenizer` is empty."""
-
-    text_key: str = "text"
-    """Key (jsonl) or column (parquet) of the text."""
-
-    num_shards: int = 5
-    """Number of training shards. The order of the shards is shuffled in every epoch. The paper uses 5."""
-
-    train_to_validation: int = 29
-    """Number of training documents per validation document. The paper splits 29:1. A .txt file is held out as a whole,
-    unless it is larger than the validation's share of the text."""
-
-    verify: bool = True
-    """Whether to check every shard against the manifest's hashes before the run starts."""
-
-    def __post_init__(self) -> None:
-        require_at_least("data.vocab_size", self.vocab_size, 257)
-        self._check_mixture()
-        require_at_least("data.num_shards", self.num_shards, 1)
-        require_at_least("data.train_to_validation", self.train_to_validation, 1)
-
-    def _check_mixture(self) -> None:
-        if not self.mixture:
-            return
-        for name in ("text", "tokens"):
-            if value := getattr(self, name):
-                empty = "[]" if name == "text" else '""'
-                raise ConfigError(
-                    f"`data.{name}` must be empty with `data.mixture`, but is {shown(value)}. Set data.{name}={empty}, "
-                    "or remove `data.mixture`."
-                )
-        folders = [part.folder for part in self.mixture]
-        if twice := next((folder for folder in folders if folders.count(folder) > 1), ""):
-            raise ConfigError(
-                f"`data.mixture` must name each folder once, but names `{twice}` {folders.count(twice)} times. Add up "
-                "its weights."
-            )
 
 
 class OnFailure(Choice):

@@ -41,12 +41,12 @@ from crosscut.corpus.leakage.stages import leakage_stages
 from crosscut.corpus.occurrences import first_stages
 from crosscut.corpus.parts import PartStage, files_of, find_parts
 from crosscut.corpus.tokens.encoding import TokensStage
-from crosscut.corpus.tokens.packing import PackingStage, TooFewDocuments, check_replaceable, publish
+from crosscut.corpus.tokens.packing import PackingStage, TooFewDocuments, check_replaceable, objective_setting, publish
 from crosscut.corpus.tokens.tokenizer import check_tokenizer, make_tokenizer
 from crosscut.data.folders import unwritable
-from crosscut.data.hashing import sha256
 from crosscut.data.manifest import TOKENIZER_NAME
 from crosscut.data.progress import ProgressBar
+from crosscut.data.tokenization.wordpiece import digest_of_given
 
 Paths = tuple[Path, ...]
 
@@ -258,7 +258,7 @@ def _add_tokenizer(stages: _StageList) -> Path:
     given = ""
     if tokens.tokenizer:
         end = check_tokenizer(tokens).end_of_text
-        given = f"{sha256(Path(tokens.tokenizer))}, end of text {end}"
+        given = f"{digest_of_given(Path(tokens.tokenizer))}, end of text {end}"
     plan = partial(_plan_tokenizer, stages.config, given, stages.filters, stages.cleaned)
     stages.add(PlannedStage(name=TOKENIZER, version=1, plan=plan))
     return stages.work / TOKENIZER / TOKENIZER_NAME
@@ -268,7 +268,11 @@ def _plan_tokenizer(
     config: CorpusConfig, given: str, filters: tuple[str, ...], cleaned: bool, work: Path
 ) -> Sequence[Task]:
     parts = [] if given else [part for part, _ in find_parts(work, filters=filters, cleaned=cleaned)]
-    trained = {"vocab_size": config.tokens.vocab_size, "tokenizers": version("tokenizers")}
+    trained = {
+        "vocab_size": config.tokens.vocab_size,
+        "tokenizers": version("tokenizers"),
+        **objective_setting(config.tokens),
+    }
     return [
         Task(
             name="copied" if given else "trained",

@@ -15,11 +15,11 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from crosscut.config.data import DataConfig, Objective
 from crosscut.config.errors import DamagedDataError, DataError
-from crosscut.config.run import DataConfig
 from crosscut.config.system.files import read_json, require_regular
-from crosscut.data.hashing import sha256
 from crosscut.data.text.sources import unreadable
+from crosscut.data.tokenization.wordpiece import digest_of_given
 
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
@@ -53,14 +53,16 @@ class Settings:
     given_tokenizer: str
     """SHA-256 of the given tokenizer's file. Empty if the tokenizer was trained."""
 
+    objective: str = Objective.CAUSAL.value
+    """`data.objective` for which the tokens were made: `causal` or `masked`."""
+
     @classmethod
     def of(cls, config: DataConfig, seed: int) -> Self:
         """Return the settings of a run. Raises `DataError` if the run's tokenizer file cannot be read."""
         given = ""
         if config.tokenizer:
             try:
-                require_regular(Path(config.tokenizer))
-                given = sha256(Path(config.tokenizer))
+                given = digest_of_given(Path(config.tokenizer))
             except OSError as error:
                 raise unreadable(config.tokenizer, error) from None
         return cls(
@@ -70,6 +72,7 @@ class Settings:
             train_to_validation=config.train_to_validation,
             trained_vocab_size=0 if given else config.vocab_size,
             given_tokenizer=given,
+            objective=config.objective.value,
         )
 
 

@@ -22,8 +22,8 @@ from typing import final
 
 import numpy as np
 
+from crosscut.config.data import DataConfig
 from crosscut.config.errors import DataError
-from crosscut.config.run import DataConfig
 from crosscut.data.manifest import TOKENIZER_NAME, Manifest
 from crosscut.data.sampler import Ids, Sampler, Samples, shuffled
 from crosscut.data.shards.reading import TokenFolder

@@ -4,14 +4,13 @@ The folder is created atomically, so a run that dies in the meantime leaves no i
 folder is reused if it was made from the same text with the same settings. A folder with other content is an error.
 """
 
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 
+from crosscut.config.data import DataConfig
 from crosscut.config.errors import DataError
-from crosscut.config.run import DataConfig
 from crosscut.config.system.machine import available_cores
 from crosscut.data.folders import beside, is_taken, unwritable
 from crosscut.data.hashing import sha256, sha256_of_all
@@ -93,6 +92,7 @@ def _differences(*, made: Settings, asked: Settings) -> Iterator[str]:
     """Settings that differ between the existing tokens (`made`) and the run (`asked`), by the keys that a user sets."""
     for key, theirs, ours in (
         ("training.seed", made.seed, asked.seed),
+        ("data.objective", made.objective, asked.objective),
         ("data.text_key", made.text_key, asked.text_key),
         ("data.num_shards", made.num_shards, asked.num_shards),
         ("data.train_to_validation", made.train_to_validation, asked.train_to_validation),
@@ -173,11 +173,12 @@ def _make(
 def _make_tokenizer(config: DataConfig, sources: Sequence[Source], path: Path, bar: ProgressBar) -> Tokenizer:
     if config.tokenizer:
         tokenizer = Tokenizer.load(Path(config.tokenizer))
-        shutil.copyfile(config.tokenizer, path)
+        tokenizer.check_supports(config.objective)
+        tokenizer.copy_given(Path(config.tokenizer), path)
     else:
         documents = read_sources(sources, text_key=config.text_key)
         phase = bar.phase("Tokenizer", sum(source.size for source in sources))
-        tokenizer = Tokenizer.train(_texts(documents, phase), vocab_size=config.vocab_size)
+        tokenizer = Tokenizer.train_for(config.objective, _texts(documents, phase), vocab_size=config.vocab_size)
         tokenizer.save(path)
         phase.finish()
     return tokenizer

@@ -4,7 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from crosscut.config import Layout, ModelConfig, ResolvedRun, RunConfig, TrainingConfig, resolve
+from crosscut.config import (
+    ConfigError,
+    DataConfig,
+    Layout,
+    ModelConfig,
+    ResolvedRun,
+    RunConfig,
+    TrainingConfig,
+    resolve,
+)
 from crosscut.config.precision import PRECISIONS
 
 MODEL = ModelConfig(num_layers=2, hidden_size=32, num_heads=4, vocab_size=100, max_sequence_length=16)
@@ -45,3 +54,13 @@ def test_another_run_is_resolved_alike() -> None:
     other = run.with_config(replace(run_of(batch_size=4), layout=Layout(data=2)))
     assert (other.device, other.precision) == ("cuda", "float16")
     assert (other.layout, other.training.batch_size) == (Layout(data=2), 4)
+
+
+def test_masked_objective_cannot_be_trained() -> None:
+    run = replace(run_of(), data=DataConfig(objective="masked"))
+    with pytest.raises(ConfigError) as error:
+        resolve(run, device="cpu", precision="float32")
+    assert str(error.value) == (
+        '`data.objective` must be "causal" to train, verify or plan a model, but is "masked". Only `crosscut prepare` '
+        "supports masked language modelling. Remove `data.objective`."
+    )

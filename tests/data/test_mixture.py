@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosscut.config import IGNORED, DataConfig, DataError
-from crosscut.config.run import MixedFolder
+from crosscut.config.data import MixedFolder
 from crosscut.data import Sampler, Shard, TokenMixture, ValidationSampler, prepare, training_samples, validation_samples
 from crosscut.data.mixture import BLOCK_SAMPLES, MixedSampler, MixedValidationSampler, folders_of, shares_of
 from tests.data.conftest import make_texts, write_jsonl

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from crosscut.config import DataConfig, Layout, OptimizerConfig, RunConfig, load_run
-from crosscut.config.run import MixedFolder
+from crosscut.config.data import MixedFolder
 from crosscut.verification import Check, Report, for_verification, scale_down, with_scope
 
 REPORT = Report(

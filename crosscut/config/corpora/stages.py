@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from crosscut.config.checks import Choice, require_at_least, require_fraction, resolve_choices
+from crosscut.config.data import Objective
 from crosscut.config.errors import ConfigError
 
 
@@ -161,10 +162,15 @@ class TokensConfig:
     """Output as token shards, which a run reads with `data.tokens` (docs/data.md)."""
 
     tokenizer: str = ""
-    """Path of a `tokenizer.json`. If empty, a byte-level BPE tokenizer is trained on the cleaned text."""
+    """Path of a `tokenizer.json`, or of BERT's `vocab.txt`. If empty, a tokenizer is trained on the cleaned text: a
+    byte-level BPE, or a WordPiece with `objective = "masked"`."""
 
     vocab_size: int = 32768
     """Vocabulary size of the tokenizer that is trained if `tokenizer` is empty."""
+
+    objective: Objective = Objective.CAUSAL
+    """Prediction for which the tokens are made: `causal` (GPT) or `masked` (BERT), as for `data.objective` of a
+    run."""
 
     num_shards: int = 5
     """Number of training shards. The paper uses 5."""
@@ -176,6 +182,7 @@ class TokensConfig:
     """Whether to write each shard also as a `.bin` and `.idx` pair for Megatron-LM."""
 
     def __post_init__(self) -> None:
+        resolve_choices(self, "tokens")
         require_at_least("tokens.vocab_size", self.vocab_size, 257)
         require_at_least("tokens.num_shards", self.num_shards, 1)
         require_at_least("tokens.train_to_validation", self.train_to_validation, 1)

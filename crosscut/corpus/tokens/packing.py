@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from crosscut.config.corpora import CorpusConfig, TokensConfig
+from crosscut.config.data import Objective
 from crosscut.config.errors import DamagedDataError, DataError
 from crosscut.corpus.documents import read_table
 from crosscut.corpus.execution.stages import Counts, Output, Record, Task, read_records
@@ -80,10 +81,18 @@ class PackingStage:
                     "megatron": settings.megatron,
                     "given": bool(settings.tokenizer),
                     "vocab_size": settings.vocab_size,
+                    **objective_setting(settings),
                 },
                 size=sum(path.stat().st_size for path in tokens),
             )
         ]
+
+
+def objective_setting(settings: TokensConfig) -> dict[str, str]:
+    """Setting of a task that depends on the objective. Empty for the default, so that finished tasks of versions
+    without this setting still count.
+    """
+    return {"objective": settings.objective.value} if settings.objective is Objective.MASKED else {}
 
 
 def _weights(config: CorpusConfig) -> dict[str, float]:
@@ -140,6 +149,7 @@ def _settings(settings: TokensConfig, seed: int, digest: str) -> Settings:
         train_to_validation=settings.train_to_validation,
         trained_vocab_size=0 if settings.tokenizer else settings.vocab_size,
         given_tokenizer=digest if settings.tokenizer else "",
+        objective=settings.objective.value,
     )
 
 

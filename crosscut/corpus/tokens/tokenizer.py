@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -30,11 +29,11 @@ def make_tokenizer(parts: Sequence[Part], config: TokensConfig, output: Output) 
     path = output.path(FILE)
     if config.tokenizer:
         tokenizer = check_tokenizer(config)
-        shutil.copyfile(config.tokenizer, path)
+        tokenizer.copy_given(Path(config.tokenizer), path)
         output.path(TOKENIZER_CONFIG_FILE).write_text(json.dumps(tokenizer.settings()), encoding="utf-8")
         return {"vocab_size": tokenizer.vocab_size, "trained_on": {"documents": 0, "characters": 0}}
     read = {"documents": 0, "characters": 0}
-    tokenizer = Tokenizer.train(_texts(parts, read), vocab_size=config.vocab_size)
+    tokenizer = Tokenizer.train_for(config.objective, _texts(parts, read), vocab_size=config.vocab_size)
     tokenizer.save(path)
     return {"vocab_size": tokenizer.vocab_size, "trained_on": read}
 
@@ -49,7 +48,9 @@ def _texts(parts: Sequence[Part], read: dict[str, int]) -> Iterator[str]:
 
 def check_tokenizer(config: TokensConfig) -> Tokenizer:
     """Load the tokenizer that `tokens.tokenizer` names. Raises `DataError` if the tokenizer cannot be used."""
-    return Tokenizer.load(Path(config.tokenizer), setting="tokens.tokenizer")
+    tokenizer = Tokenizer.load(Path(config.tokenizer), setting="tokens.tokenizer")
+    tokenizer.check_supports(config.objective)
+    return tokenizer
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

@@ -1,4 +1,4 @@
-"""Reading of a `tokenizer.json` by the tokenizers library."""
+"""Reading of a `tokenizer.json`, or of BERT's `vocab.txt`, by the tokenizers library."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from typing import TYPE_CHECKING
 
 from crosscut.config.errors import DataError
 from crosscut.config.system.files import read_small
+from crosscut.data.tokenization.wordpiece import VOCABULARY_SUFFIX, read_vocabulary
 
 if TYPE_CHECKING:
     import tokenizers
 
 
 def read_inner(path: Path, *, setting: str = "data.tokenizer") -> tokenizers.Tokenizer:
-    """Read a `tokenizer.json` as the library's own object. Raises `DataError` if the file is invalid. `setting` is the
-    name of the option that holds the path, for messages.
+    """Read a `tokenizer.json` as the library's own object, or a `vocab.txt` (a file that ends in `.txt`). Raises
+    `DataError` if the file is invalid. `setting` is the name of the option that holds the path, for messages.
     """
     import tokenizers
+
+    if path.suffix == VOCABULARY_SUFFIX:
+        return read_vocabulary(path, setting=setting)
 
     kind = "`tokenizer.json` of the tokenizers library"
     try:

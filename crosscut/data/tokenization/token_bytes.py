@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +19,16 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 
 class TokenBytes:
-    """Bytes of every token of a tokenizer. The conversion reproduces the decoders of byte-level BPE and
-    sentencepiece.
+    """Bytes of every token of a tokenizer. The conversion reproduces the decoders of byte-level BPE, sentencepiece and
+    WordPiece. A WordPiece keeps no blanks, so a blank precedes every token that begins a word.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
         self._inner = inner
         self._added = {number: token.content for number, token in inner.get_added_tokens_decoder().items()}
-        self._by_character = _byte_of_character() if _is_byte_level(inner) else None
+        decoders = _decoders(inner)
+        self._by_character = _byte_of_character() if any(one["type"] == "ByteLevel" for one in decoders) else None
+        self._continuation = next((one["prefix"] for one in decoders if one["type"] == "WordPiece"), "")
 
     @classmethod
     def load(cls, path: Path) -> TokenBytes:
@@ -52,17 +53,17 @@ class TokenBytes:
             return b"".join(self._by_character.get(character, character.encode()) for character in spelled)
         if match := _BYTE.fullmatch(spelled):
             return bytes.fromhex(match.group(1))
+        if self._continuation and spelled:
+            rest = spelled.removeprefix(self._continuation)
+            return rest.encode() if rest != spelled else f" {spelled}".encode()
         return spelled.replace(_SPACE, " ").encode()
 
 
-def _is_byte_level(inner: tokenizers.Tokenizer) -> bool:
+def _decoders(inner: tokenizers.Tokenizer) -> list[dict[str, Any]]:
+    """Settings of the decoder and, for a sequence of decoders, of its parts."""
     if inner.decoder is None:
-        return False
+        return []
     decoder = json.loads(inner.decoder.__getstate__())  # `to_str` would also write the vocabulary, which takes longer
-    return any(one.get("type") == "ByteLevel" for one in _decoders(decoder))
-
-
-def _decoders(decoder: dict[str, Any]) -> Iterable[dict[str, Any]]:
     return [decoder, *decoder.get("decoders", ())]
 
 

@@ -1,4 +1,4 @@
-"""Conversion of text to token ids and back, with any `tokenizer.json` or with a byte-level BPE trained on the corpus.
+"""Conversion of text to token ids and back, with any `tokenizer.json` or with a tokenizer trained on the corpus.
 
 The `tokenizers` library does the work, or gigatoken if gigatoken gives the same ids. This module adds three guarantees.
 Every tokenizer has a token that ends a document. A document cannot inject this token by containing the token's name,
@@ -8,6 +8,7 @@ shorten or lengthen documents.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import itemgetter
@@ -18,17 +19,20 @@ import numpy as np
 import numpy.typing as npt
 
 from crosscut.config.checks import listed
+from crosscut.config.data import Objective
 from crosscut.config.errors import DataError
 from crosscut.data.tokenization.end_of_text import end_said_beside
 from crosscut.data.tokenization.fast_encoder import FastEncoder, fast_encoder
 from crosscut.data.tokenization.inner import read_inner
+from crosscut.data.tokenization.special_tokens import SpecialTokens, special_tokens
 from crosscut.data.tokenization.token_bytes import TokenBytes
+from crosscut.data.tokenization.wordpiece import SEPARATOR, VOCABULARY_SUFFIX, train_wordpiece
 
 if TYPE_CHECKING:
     import tokenizers
 
 END_OF_TEXT = "<|endoftext|>"
-END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "<end_of_text>")
+END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "<end_of_text>", SEPARATOR)
 """Usual names of the end-of-text token, in order of preference. The names are tried if no file beside the tokenizer
 names this token.
 """
@@ -71,7 +75,8 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path, *, setting: str = "data.tokenizer", end_of_text: int | None = None) -> Tokenizer:
-        """Load a `tokenizer.json`. `setting` is the name of the option that holds its path, for messages.
+        """Load a `tokenizer.json`, or BERT's `vocab.txt`. `setting` is the name of the option that holds its path, for
+        messages.
 
         The end-of-text id is the first of these that exists: `end_of_text`, the id that a file beside the tokenizer
         names (see the module `end_of_text`), and the id of the first known name in the vocabulary
@@ -82,6 +87,12 @@ class Tokenizer:
         if end_of_text is None:
             end_of_text = end_said_beside(path, inner)
         return cls(inner, name=f"`{path}`", end_of_text=end_of_text)
+
+    @classmethod
+    def train_for(cls, objective: Objective, texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
+        """Train a WordPiece for masked language modelling, and otherwise a byte-level BPE."""
+        train = cls.train_wordpiece if objective is Objective.MASKED else cls.train
+        return train(texts, vocab_size=vocab_size)
 
     @classmethod
     def train(cls, texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
@@ -111,6 +122,17 @@ class Tokenizer:
         )
         inner.train_from_iterator(_first_characters(texts, MAX_TRAINING_CHARACTERS), trainer)
         return cls(inner)
+
+    @classmethod
+    def train_wordpiece(cls, texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
+        """Train an uncased WordPiece, the tokenizer of BERT, on the first 100 million characters of `texts`.
+
+        The vocabulary has at most `vocab_size` entries and begins with `[PAD]`, `[UNK]`, `[CLS]`, `[SEP]` and `[MASK]`.
+        `[SEP]` ends a document. Raises `DataError` for a `vocab_size` below 257.
+        """
+        if vocab_size < 257:
+            raise DataError(f"`data.vocab_size` must be at least 257, but is {vocab_size}.")
+        return cls(train_wordpiece(_first_characters(texts, MAX_TRAINING_CHARACTERS), vocab_size=vocab_size))
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of one text, without an end-of-text id. Names of special tokens in the text are encoded as
@@ -213,6 +235,15 @@ class Tokenizer:
     def _bytes(self) -> TokenBytes:
         return TokenBytes(self._inner)
 
+    def special_tokens(self) -> SpecialTokens:
+        """Return the special tokens of masked language modelling. Raises `DataError` if the tokenizer lacks one."""
+        return special_tokens(self._inner, name=self._name)
+
+    def check_supports(self, objective: Objective) -> None:
+        """Raise `DataError` if the tokenizer lacks a special token that the objective needs."""
+        if objective is Objective.MASKED:
+            self.special_tokens()
+
     def has_ids_of(self, other: Tokenizer) -> bool:
         """Whether this tokenizer and the tokenizer `other` have the same tokens with the same ids."""
         ours, theirs = (one._inner.get_vocab(with_added_tokens=True) for one in (self, other))
@@ -221,6 +252,15 @@ class Tokenizer:
     def save(self, path: Path) -> None:
         """Write a `tokenizer.json`. Raises `OSError` if the disk cannot take the file."""
         path.write_bytes(self._inner.to_str(pretty=True).encode("utf-8"))
+
+    def copy_given(self, given: Path, path: Path) -> None:
+        """Write the tokenizer that was loaded from the file `given` to the `tokenizer.json` at `path`. A given
+        `tokenizer.json` is copied unchanged. Raises `OSError` if the disk cannot take the file.
+        """
+        if given.suffix == VOCABULARY_SUFFIX:
+            self.save(path)
+        else:
+            shutil.copyfile(given, path)
 
     def settings(self) -> dict[str, Any]:
         """Return a minimal `tokenizer_config.json`, from which `load` and `transformers` can read the end-of-text

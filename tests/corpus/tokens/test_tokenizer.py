@@ -56,3 +56,23 @@ def test_a_tokenizer_that_is_none_is_told_by_its_setting(tmp_path: Path) -> None
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(DataError, match=r"must be a `tokenizer\.json` of the tokenizers library"):
         make_tokenizer([], TokensConfig(tokenizer=str(tmp_path / "bad.json")), Output(tmp_path))
+
+
+def test_masked_objective_trains_a_wordpiece_and_needs_special_tokens(
+    tmp_path: Path, make_part: Callable[..., Part]
+) -> None:
+    config = TokensConfig(vocab_size=270, objective="masked")
+    make_tokenizer([make_part([WORDS * 50])], config, Output(tmp_path))
+    assert Tokenizer.load(tmp_path / FILE).special_tokens() == (2, 3, 4, 0)
+    given = tmp_path / "given.json"
+    Tokenizer.train([WORDS] * 9, vocab_size=270).save(given)
+    with pytest.raises(DataError, match=r"must have a token that begins a sequence"):
+        check_tokenizer(TokensConfig(tokenizer=str(given), objective="masked"))
+
+
+def test_vocabulary_of_a_bert_is_given_as_a_wordpiece(tmp_path: Path) -> None:
+    given, out = tmp_path / "vocab.txt", tmp_path / "out"
+    given.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\n##cut\nun\n")
+    out.mkdir()
+    make_tokenizer([], TokensConfig(tokenizer=str(given), objective="masked"), Output(out))
+    assert Tokenizer.load(out / FILE).encode("the uncut") == [5, 7, 6]

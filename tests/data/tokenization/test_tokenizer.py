@@ -215,9 +215,9 @@ def test_tokenizer_without_end_of_text_is_an_error(tmp_path: Path) -> None:
     path = write_tokenizer(tmp_path / "t.json", {"a": 0})
     check_message(
         path,
-        f"`{path}` must have a token that ends a text (`<|endoftext|>`, `</s>`, `<|end_of_text|>`, `<eos>`, `[EOS]` or "
-        f"`<end_of_text>`), but has none of these tokens, and no file beside the tokenizer names another token. "
-        f"Name the token as `eos_token` in a `tokenizer_config.json` in the same folder.",
+        f"`{path}` must have a token that ends a text (`<|endoftext|>`, `</s>`, `<|end_of_text|>`, `<eos>`, `[EOS]`, "
+        f"`<end_of_text>` or `[SEP]`), but has none of these tokens, and no file beside the tokenizer names another "
+        f"token. Name the token as `eos_token` in a `tokenizer_config.json` in the same folder.",
     )
 
 
