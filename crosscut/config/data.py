@@ -62,7 +62,7 @@ class DataConfig:
     objective: Objective = Objective.CAUSAL
     """Prediction for which the tokens are made: `causal` (each token from the tokens before it, as in GPT) or `masked`
     (masked tokens from the tokens on both sides, as in BERT). A tokenizer for `masked` needs the special tokens of BERT
-    or RoBERTa."""
+    or RoBERTa, and the tokens get an index of sentences (docs/data.md)."""
 
     text_key: str = "text"
     """Key (jsonl) or column (parquet) of the text."""
@@ -83,6 +83,11 @@ class DataConfig:
         self._check_mixture()
         require_at_least("data.num_shards", self.num_shards, 1)
         require_at_least("data.train_to_validation", self.train_to_validation, 1)
+
+    @property
+    def has_sentences(self) -> bool:
+        """Whether the tokens have an index of sentences."""
+        return self.objective is Objective.MASKED
 
     def _check_mixture(self) -> None:
         if not self.mixture:

@@ -161,7 +161,13 @@ def _list_stages(config: CorpusConfig) -> _StageList:
         filters=("leakage",),
     )
     min_tokens = config.length.min_tokens
-    tokens = TokensStage(tokenizer=tokenizer, min_tokens=min_tokens, filters=stages.filters, cleaned=stages.cleaned)
+    tokens = TokensStage(
+        tokenizer=tokenizer,
+        min_tokens=min_tokens,
+        filters=stages.filters,
+        cleaned=stages.cleaned,
+        sentences=config.tokens.has_sentences,
+    )
     stages.add(tokens, filters=True)
     stages.add(AuditStage(filters=stages.filters, cleaned=stages.cleaned, seed=config.seed))
     stages.add(PackingStage(config=config, tokenizer=tokenizer))

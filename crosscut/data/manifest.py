@@ -99,7 +99,9 @@ class SourceEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardEntry:
-    """Description of one shard, which consists of the files `name.tokens` and `name.index`."""
+    """Description of one shard: of the files `name.tokens` and `name.index` and, for masked language modelling,
+    `name.sentences`.
+    """
 
     name: str
     """`train-0`, `train-1`, ... or `validation`."""
@@ -115,6 +117,12 @@ class ShardEntry:
 
     index_sha256: str
     """SHA-256 of `name.index`."""
+
+    sentences: int = 0
+    """Number of sentences, which is also the number of elements of `name.sentences`."""
+
+    sentences_sha256: str = ""
+    """SHA-256 of `name.sentences`. Empty if the shard has no index of sentences."""
 
 
 @dataclass(frozen=True, kw_only=True)

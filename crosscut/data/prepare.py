@@ -138,21 +138,24 @@ def _make(
     workers: int | None,
     progress: bool,
 ) -> None:
-    size = sum(source.size for source in sources)
+    size, sentences = sum(source.size for source in sources), config.has_sentences
     if workers is None:
         workers = 1 if size < SMALL_CORPUS_BYTES else available_cores()
     with beside(target, setting="data.tokens") as temporary, ProgressBar(shown=progress) as bar:
         hashes = _hash(sources)
         tokenizer = _make_tokenizer(config, sources, temporary / TOKENIZER_NAME, bar)
-        documents = read_sources(sources, text_key=config.text_key)
         batches = encode_documents(
-            documents, temporary / TOKENIZER_NAME, workers=workers, end_of_text=tokenizer.end_of_text
+            read_sources(sources, text_key=config.text_key),
+            temporary / TOKENIZER_NAME,
+            workers=workers,
+            end_of_text=tokenizer.end_of_text,
+            sentences=sentences,
         )
         ratio = settings.train_to_validation
         whole = _held_whole(sources, ratio)
         items = _whole_items(_counted(batches, bar.phase("Tokens", size)), whole)
         split = split_at_random(items, train_to_validation=ratio, seed=settings.seed)
-        train, validation = write_shards(_pieces(split), temporary, num_shards=settings.num_shards)
+        train, validation = write_shards(_pieces(split), temporary, num_shards=settings.num_shards, sentences=sentences)
         _check_unchanged(sources)
         Manifest(
             dtype=token_dtype(tokenizer.vocab_size).name,
@@ -160,14 +163,18 @@ def _make(
             end_of_text=tokenizer.end_of_text,
             tokenizer_sha256=sha256(temporary / TOKENIZER_NAME),
             settings=settings,
-            sources=tuple(
-                SourceEntry(name=source.name, bytes=source.size, modified=source.modified, sha256=digest)
-                for source, digest in zip(sources, hashes, strict=True)
-            ),
+            sources=_entries(sources, hashes),
             train=tuple(train),
             validation=validation,
         ).write(temporary)
         _move(temporary, config, target, sources, settings)
+
+
+def _entries(sources: Sequence[Source], hashes: Sequence[str]) -> tuple[SourceEntry, ...]:
+    return tuple(
+        SourceEntry(name=source.name, bytes=source.size, modified=source.modified, sha256=digest)
+        for source, digest in zip(sources, hashes, strict=True)
+    )
 
 
 def _make_tokenizer(config: DataConfig, sources: Sequence[Source], path: Path, bar: ProgressBar) -> Tokenizer:

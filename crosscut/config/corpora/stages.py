@@ -187,6 +187,11 @@ class TokensConfig:
         require_at_least("tokens.num_shards", self.num_shards, 1)
         require_at_least("tokens.train_to_validation", self.train_to_validation, 1)
 
+    @property
+    def has_sentences(self) -> bool:
+        """Whether the tokens have an index of sentences."""
+        return self.objective is Objective.MASKED
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:

@@ -3,6 +3,8 @@
     work/tokens/000002-0001.tokens         token ids of all texts, with an end-of-text token after each text
     work/tokens/000002-0001.index.arrow    row, piece, tokens, file, record: length and origin of each text
 
+    work/tokens/000002-0001.sentences.arrow    ends: for masked language modelling, the ends of each text's sentences
+
 If passages are cut from a document, each remaining piece becomes a separate text.
 """
 
@@ -14,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from crosscut.config.published.folders import TOKENIZER_CONFIG_FILE
@@ -25,7 +29,7 @@ from crosscut.corpus.leakage.removal import cuts_name, read_cuts
 from crosscut.corpus.leakage.stages import LEAKAGE
 from crosscut.corpus.parts import files_of, find_parts
 from crosscut.corpus.tokens.tokenizer import load_tokenizer
-from crosscut.data.tokenization.encoding import BATCH_CHARACTERS
+from crosscut.data.tokenization.encoding import BATCH_CHARACTERS, encode
 
 TOKENS = "tokens"
 """Name of the stage that this module implements."""
@@ -43,6 +47,10 @@ INDEX = pa.schema(
 `file` is `source/file` as in document ids, and `tokens` includes the end-of-text token."""
 
 
+SENTENCES = pa.schema([("ends", pa.list_(pa.uint32()))])
+"""Column of the index of sentences, with one row per text. The ends are in tokens from the start of the text."""
+
+
 def tokens_name(part: str) -> str:
     """Name of the file with a part's token ids."""
     return f"{part}.tokens"
@@ -51,6 +59,11 @@ def tokens_name(part: str) -> str:
 def index_name(part: str) -> str:
     """Name of the file with the index of a part's token ids."""
     return f"{part}.index.arrow"
+
+
+def sentences_name(part: str) -> str:
+    """Name of the file with the index of a part's sentences."""
+    return f"{part}.sentences.arrow"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +83,9 @@ class TokensStage:
     `leakage` marked are cut out."""
 
     cleaned: bool = True
+    sentences: bool = False
+    """Whether to write an index of sentences."""
+
     name: str = TOKENS
     version: int = 1
 
@@ -80,14 +96,15 @@ class TokensStage:
         return [
             Task(
                 name=part.name,
-                function=partial(encode_part, part, self.tokenizer, self.min_tokens),
+                function=partial(encode_part, part, self.tokenizer, self.min_tokens, sentences=self.sentences),
                 inputs=(
                     *files_of(part),
                     *([work / LEAKAGE / cuts_name(part.name)] if with_cuts else []),
                     self.tokenizer,
                     *([settings] if settings.is_file() else []),
                 ),
-                settings={"min_tokens": self.min_tokens},
+                # A setting at its default is left out, so that finished tasks of older versions still count.
+                settings={"min_tokens": self.min_tokens, **({"sentences": True} if self.sentences else {})},
                 size=size,
             )
             for part, size in find_parts(work, filters=self.filters, cleaned=self.cleaned)
@@ -112,9 +129,10 @@ class _Written:
     num_bytes: int = 0
     kept: set[int] = field(default_factory=set)
     tokens: dict[str, int] = field(default_factory=dict)
+    sentences: list[npt.NDArray[np.uint32]] = field(default_factory=list)
 
 
-def encode_part(part: Part, tokenizer: Path, min_tokens: int, output: Output) -> Counts:
+def encode_part(part: Part, tokenizer: Path, min_tokens: int, output: Output, *, sentences: bool = False) -> Counts:
     """Run a task: encode the documents of a part as token ids, in batches of texts.
 
     If all pieces of a document are too short, the rule `cut to pieces` drops the document.
@@ -125,17 +143,20 @@ def encode_part(part: Part, tokenizer: Path, min_tokens: int, output: Output) ->
     written = _Written()
     with output.path(tokens_name(part.name)).open("wb") as file:
         for batch in _batches(documents, cuts):
-            ids, lengths = encoder.encode_documents([one.text for one in batch])
+            ids, lengths, ends = encode(encoder, [one.text for one in batch], sentences=sentences)
             end = 0
-            for one, length in zip(batch, lengths.tolist(), strict=True):
+            for number, (one, length) in enumerate(zip(batch, lengths.tolist(), strict=True)):
                 start, end = end, end + length
                 if one.is_cut and length - 1 < min_tokens:
                     written.short_pieces += 1
                 else:
                     file.write(ids[start:end].data)
                     _note(one, length, written)
+                    written.sentences += ends[number : number + 1] if ends is not None else []
     columns = zip(*written.rows, strict=True) if written.rows else ((),) * len(INDEX.names)
     write_table(output.path(index_name(part.name)), dict(zip(INDEX.names, columns, strict=True)), INDEX)
+    if sentences:
+        write_table(output.path(sentences_name(part.name)), {"ends": written.sentences}, SENTENCES)
     drops = [
         Drop(document.row, "cut to pieces", _counted(len(cuts[document.row])))
         for document in documents

@@ -17,12 +17,13 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
+from itertools import groupby, repeat
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from crosscut.config.corpora import CorpusConfig, TokensConfig
 from crosscut.config.data import Objective
@@ -30,10 +31,10 @@ from crosscut.config.errors import DamagedDataError, DataError
 from crosscut.corpus.documents import read_table
 from crosscut.corpus.execution.stages import Counts, Output, Record, Task, read_records
 from crosscut.corpus.parts import find_parts
-from crosscut.corpus.tokens.encoding import TOKENS, index_name, tokens_name
+from crosscut.corpus.tokens.encoding import TOKENS, index_name, sentences_name, tokens_name
 from crosscut.data.folders import beside, exchange, is_taken, unwritable
 from crosscut.data.hashing import sha256, sha256_of_all, sha256_of_each
-from crosscut.data.manifest import MANIFEST_NAME, TOKENIZER_NAME, Manifest, Settings, SourceEntry
+from crosscut.data.manifest import MANIFEST_NAME, TOKENIZER_NAME, Manifest, Settings, ShardEntry, SourceEntry
 from crosscut.data.progress import Phase, ProgressBar
 from crosscut.data.shards.array_file import ArrayFile
 from crosscut.data.shards.megatron import write_index
@@ -72,7 +73,12 @@ class PackingStage:
             Task(
                 name=self.name,
                 function=partial(pack, work, parts, self.tokenizer, self.config),
-                inputs=(*tokens, *(work / TOKENS / index_name(part) for part in parts), self.tokenizer),
+                inputs=(
+                    *tokens,
+                    *(work / TOKENS / index_name(part) for part in parts),
+                    *(work / TOKENS / sentences_name(part) for part in parts if settings.has_sentences),
+                    self.tokenizer,
+                ),
                 settings={
                     "weights": weights,
                     "seed": self.config.seed,
@@ -111,11 +117,13 @@ def pack(work: Path, parts: Sequence[str], tokenizer: Path, config: CorpusConfig
     shutil.copyfile(tokenizer, folder / TOKENIZER_NAME)
     loaded = Tokenizer.load(tokenizer)
     dtype = token_dtype(loaded.vocab_size)
-    packed = _Packed(weights, seed)
+    packed = _Packed(weights, seed, settings.has_sentences)
     split = split_at_random(
         packed.read(work, parts, dtype.itemsize), train_to_validation=settings.train_to_validation, seed=seed
     )
-    train, validation = write_shards(packed.blend(split), folder, num_shards=settings.num_shards)
+    train, validation = write_shards(
+        packed.blend(split), folder, num_shards=settings.num_shards, sentences=settings.has_sentences
+    )
     if not any(entry.documents for entry in train):
         raise DataError(
             "`sources.weight` must keep some training documents, but keeps none. Set a higher weight for a source."
@@ -132,9 +140,16 @@ def pack(work: Path, parts: Sequence[str], tokenizer: Path, config: CorpusConfig
         corpus=weights,
     )
     manifest.write(folder)
-    shards = (*train, validation)
-    for entry in shards if settings.megatron else ():
-        _index_for_megatron(folder, entry.name, dtype)
+    return _finished((*train, validation), packed, folder, dtype if settings.megatron else None)
+
+
+def _finished(
+    shards: Sequence[ShardEntry], packed: _Packed, folder: Path, megatron_dtype: np.dtype[Any] | None
+) -> Counts:
+    """Write the indexes for Megatron-LM if asked for, and return the counts of the task."""
+    if megatron_dtype is not None:
+        for entry in shards:
+            _index_for_megatron(folder, entry.name, megatron_dtype)
     return {
         "shards": {entry.name: {"documents": entry.documents, "tokens": entry.tokens} for entry in shards},
         "sources": packed.counts,
@@ -186,6 +201,9 @@ class _Packed:
 
     weights: Mapping[str, float]
     seed: int
+    sentences: bool = False
+    """Whether the parts have an index of sentences."""
+
     files: dict[str, int] = field(default_factory=dict)
     """Index of each file in the manifest, by the name `source/file`."""
 
@@ -197,15 +215,23 @@ class _Packed:
         for part in parts:
             table = read_table(work / TOKENS / index_name(part))
             data = _bytes(work / TOKENS / tokens_name(part))
-            rows = zip(*(table[name].to_pylist() for name in ("row", "tokens", "file", "record")), strict=True)
+            columns = (table[name].to_pylist() for name in ("row", "tokens", "file", "record"))
+            rows = zip(*columns, self._sentences(work, part, len(table)), strict=True)
             end = 0
             for _, pieces in groupby(rows, key=itemgetter(0)):
                 texts = []
-                for _, num_tokens, file, record in pieces:
+                for _, num_tokens, file, record, sentences in pieces:
                     start, end = end, end + num_tokens * width
                     source = self.files.setdefault(file, len(self.files))
-                    texts.append(TokenDocument(data[start:end].data, num_tokens, source, record))
+                    texts.append(TokenDocument(data[start:end].data, num_tokens, source, record, sentences))
                 yield _Document(file.partition("/")[0], f"{file}#{record}", texts)
+
+    def _sentences(self, work: Path, part: str, num_texts: int) -> Iterator[npt.NDArray[np.uint32] | None]:
+        """Ends of the sentences of each text of a part. None for each text if there is no index of sentences."""
+        if not self.sentences:
+            return repeat(None, num_texts)
+        ends = read_table(work / TOKENS / sentences_name(part))["ends"]
+        return (row.values.to_numpy() for row in ends)
 
     def blend(self, split: Iterable[tuple[bool, _Document]]) -> Iterator[tuple[bool, TokenDocument]]:
         """Repeat the texts of each training document by the weight of its source.
@@ -317,7 +343,7 @@ def check_replaceable(target: Path, work: Path) -> None:
         return
     try:
         manifest = Manifest.read(target)
-        suffixes = (".tokens", ".index", ".bin", _INDEX)
+        suffixes = (".tokens", ".index", ".sentences", ".bin", _INDEX)
         shards = {f"{entry.name}{suffix}" for entry in (*manifest.train, manifest.validation) for suffix in suffixes}
         others = {path.name for path in target.iterdir()} - shards - {MANIFEST_NAME, TOKENIZER_NAME}
         replaceable = bool(manifest.corpus) and not others

@@ -13,7 +13,7 @@ from crosscut.config.errors import DamagedDataError
 from crosscut.data.hashing import sha256_of_all
 from crosscut.data.manifest import MANIFEST_NAME, TOKENIZER_NAME, Manifest, ShardEntry
 from crosscut.data.shards.array_file import ArrayFile
-from crosscut.data.shards.writing import INDEX_DTYPE
+from crosscut.data.shards.writing import INDEX_DTYPE, SENTENCE_DTYPE
 from crosscut.data.tokenization.encoding import Tokens
 from crosscut.data.tokenization.tokenizer import Tokenizer
 
@@ -39,6 +39,11 @@ class Shard:
     source_names: tuple[str, ...]
     """Names of the corpus's files, by source index."""
 
+    sentences: npt.NDArray[np.uint64] | ArrayFile | None = None
+    """End of each sentence (exclusive) in `tokens`, [sentences]. The end-of-text ids are in no sentence. None if the
+    tokens were not made for masked language modelling.
+    """
+
     @property
     def num_tokens(self) -> int:
         """Number of tokens, including end-of-text ids."""
@@ -63,7 +68,7 @@ class Shard:
 
     def check_unchanged(self) -> None:
         """Raise `DataError` if a file of the shard has been written to or truncated since it was opened."""
-        for part in (self.tokens, self.index):
+        for part in (self.tokens, self.index, self.sentences):
             if isinstance(part, ArrayFile):
                 part.check_unchanged()
 
@@ -129,6 +134,8 @@ def _files(manifest: Manifest, entries: tuple[ShardEntry, ...]) -> Iterator[tupl
     for entry in entries:
         yield f"{entry.name}.tokens", entry.tokens * manifest.token_dtype.itemsize, entry.tokens_sha256
         yield f"{entry.name}.index", entry.documents * INDEX_DTYPE.itemsize, entry.index_sha256
+        if entry.sentences_sha256:
+            yield f"{entry.name}.sentences", entry.sentences * SENTENCE_DTYPE.itemsize, entry.sentences_sha256
 
 
 def _check_lengths(path: Path, manifest: Manifest, entries: tuple[ShardEntry, ...]) -> None:
@@ -156,7 +163,10 @@ def _check_hashes(path: Path, manifest: Manifest, entries: tuple[ShardEntry, ...
 def _open_shard(path: Path, manifest: Manifest, entry: ShardEntry, names: tuple[str, ...]) -> Shard:
     tokens = ArrayFile(path / f"{entry.name}.tokens", manifest.token_dtype, entry.tokens)
     index = ArrayFile(path / f"{entry.name}.index", INDEX_DTYPE, entry.documents)
-    return Shard(entry.name, tokens, index, names)
+    sentences = None
+    if entry.sentences_sha256:
+        sentences = ArrayFile(path / f"{entry.name}.sentences", SENTENCE_DTYPE, entry.sentences)
+    return Shard(entry.name, tokens, index, names, sentences)
 
 
 def _check_shard(path: Path, manifest: Manifest, shard: Shard, *, thoroughly: bool) -> None:
@@ -168,11 +178,26 @@ def _check_shard(path: Path, manifest: Manifest, shard: Shard, *, thoroughly: bo
             f"`{path / shard.name}.index` must ascend to {shard.num_tokens:,}, the number of tokens in the shard, but "
             f"does not. The last entry is {end:,}. {_PREPARE_AGAIN}"
         )
+    if thoroughly and shard.sentences is not None and not _sentences_fit(shard):
+        raise DamagedDataError(
+            f"`{path / shard.name}.sentences` must ascend and end a sentence at the end of every document, but does "
+            f"not. {_PREPARE_AGAIN}"
+        )
     if thoroughly and shard.num_tokens and (highest := _highest(shard)) >= manifest.vocab_size:
         raise DamagedDataError(
             f"`{path / shard.name}.tokens` must hold ids below the vocabulary size {manifest.vocab_size:,}, but "
             f"holds {highest:,}. {_PREPARE_AGAIN}"
         )
+
+
+def _sentences_fit(shard: Shard) -> bool:
+    """Whether the sentences of a shard ascend, and the last one of each document ends before its end of text."""
+    assert shard.sentences is not None
+    ends: npt.NDArray[np.uint64] = shard.sentences[:]
+    documents = shard.ends
+    last = documents[np.diff(documents, prepend=np.uint64(0)) > 1] - np.uint64(1)
+    ascending = bool(np.all(ends[1:] > ends[:-1]))
+    return ascending and bool(np.isin(last, ends).all()) and bool(np.all(ends <= last.max(initial=0)))
 
 
 def _highest(shard: Shard) -> int:

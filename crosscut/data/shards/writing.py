@@ -12,10 +12,12 @@ import heapq
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
+from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from crosscut.config.errors import DataError
 from crosscut.data.manifest import ShardEntry
@@ -27,6 +29,9 @@ index of its source.
 """
 
 _INDEX_ROW = struct.Struct("<QQQ")  # same layout, but much faster than numpy for a single row
+
+SENTENCE_DTYPE = np.dtype("<u8")
+"""End of a sentence: number of tokens from the start of the shard."""
 
 BUFFERED_BYTES = 1 << 20
 
@@ -52,15 +57,21 @@ class TokenDocument(NamedTuple):
     record: int
     """Number of the record in the source file."""
 
+    sentences: npt.NDArray[np.uint32] | None = None
+    """Ends of the sentences, in tokens from the start of the document, [sentences]. None if the shard has no index of
+    sentences.
+    """
+
 
 def split_batch(batch: EncodedBatch) -> Iterator[TokenDocument]:
     """Yield the documents of a batch one by one."""
     width = batch.tokens.itemsize
     data = batch.tokens.view(np.uint8).data
     start = 0
-    for length, (source, record) in zip(batch.lengths.tolist(), batch.origins, strict=True):
+    sentences = batch.sentences or repeat(None, len(batch.lengths))
+    for length, (source, record), ends in zip(batch.lengths.tolist(), batch.origins, sentences, strict=True):
         end = start + length * width
-        yield TokenDocument(data[start:end], length, source, record)
+        yield TokenDocument(data[start:end], length, source, record, ends)
         start = end
 
 
@@ -101,10 +112,14 @@ def split_at_random(items: Iterable[_Item], *, train_to_validation: int, seed: i
 
 
 class ShardWriter:
-    """Writer of one shard: `name.tokens` holds raw little-endian ids, and `name.index` holds rows of `INDEX_DTYPE`."""
+    """Writer of one shard: `name.tokens` holds raw little-endian ids, and `name.index` holds rows of `INDEX_DTYPE`.
+    With `sentences`, `name.sentences` holds elements of `SENTENCE_DTYPE`.
+    """
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, *, sentences: bool = False) -> None:
         self._name = name
+        self._sentences = _HashedFile(folder / f"{name}.sentences") if sentences else None
+        self._num_sentences = 0
         self._tokens = _HashedFile(folder / f"{name}.tokens")
         self._index = _HashedFile(folder / f"{name}.index")
         self.num_tokens = 0
@@ -112,7 +127,11 @@ class ShardWriter:
 
     def add(self, document: TokenDocument) -> None:
         """Append a document."""
-        data, length, source, record = document
+        data, length, source, record, sentences = document
+        if self._sentences is not None:
+            assert sentences is not None, "every document of the shard has sentences"
+            self._num_sentences += len(sentences)
+            self._sentences.write((sentences + np.uint64(self.num_tokens)).astype(SENTENCE_DTYPE).tobytes())
         self.num_tokens += length
         self._num_documents += 1
         self._tokens.write(data)
@@ -126,12 +145,16 @@ class ShardWriter:
             documents=self._num_documents,
             tokens_sha256=self._tokens.finish(),
             index_sha256=self._index.finish(),
+            sentences=self._num_sentences,
+            sentences_sha256=self._sentences.finish() if self._sentences is not None else "",
         )
 
     def close(self) -> None:
-        """Close both files without writing the buffered data. For a finished shard, this has no effect."""
+        """Close the files without writing the buffered data. For a finished shard, this has no effect."""
         self._tokens.close()
         self._index.close()
+        if self._sentences is not None:
+            self._sentences.close()
 
 
 class _HashedFile:
@@ -166,15 +189,18 @@ def write_shards(
     folder: Path,
     *,
     num_shards: int,
+    sentences: bool = False,
 ) -> tuple[list[ShardEntry], ShardEntry]:
     """Write the documents from `split_at_random` to `num_shards` training shards and the validation shard.
 
     Each training document goes to the shard that has the fewest tokens so far. The sizes of the shards therefore differ
-    by at most one document. Returns (descriptions of the training shards, description of the validation shard).
+    by at most one document. With `sentences`, all documents have sentences, and the shards get an index of them.
+    Returns (descriptions of the training shards, description of the validation shard).
     """
     names = [*(f"train-{number}" for number in range(num_shards)), "validation"]
     with ExitStack() as stack:
-        *train, validation = [stack.enter_context(closing(ShardWriter(folder, name))) for name in names]
+        writers = (ShardWriter(folder, name, sentences=sentences) for name in names)
+        *train, validation = [stack.enter_context(closing(writer)) for writer in writers]
         fewest = [(0, number) for number in range(num_shards)]  # a heap of (tokens, shard)
         for for_validation, document in documents:
             if for_validation:

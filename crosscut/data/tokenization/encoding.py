@@ -48,6 +48,13 @@ class EncodedBatch(NamedTuple):
     position: int
     """Number of bytes on disk, over the whole corpus, that had been read when the batch was complete."""
 
+    sentences: list[npt.NDArray[np.uint32]] | None = None
+    """Ends of the sentences of each document, in tokens from the start of the document. None if not asked for."""
+
+
+Encoded = tuple[Tokens, npt.NDArray[np.int64], list[npt.NDArray[np.uint32]] | None]
+"""Ids, lengths and sentences, as in `EncodedBatch`."""
+
 
 class _Batch(NamedTuple):
     texts: list[str]
@@ -57,10 +64,15 @@ class _Batch(NamedTuple):
 
 
 def encode_documents(
-    documents: Iterable[Document], tokenizer: Path, *, workers: int, end_of_text: int | None = None
+    documents: Iterable[Document],
+    tokenizer: Path,
+    *,
+    workers: int,
+    end_of_text: int | None = None,
+    sentences: bool = False,
 ) -> Iterator[EncodedBatch]:
     """Encode documents with the `tokenizer.json` at the path `tokenizer`. Each document ends with `end_of_text`, or
-    with the tokenizer's own end-of-text id if `end_of_text` is None.
+    with the tokenizer's own end-of-text id if `end_of_text` is None. With `sentences`, also find the sentences.
 
     If `workers` is 1, the current process encodes; if `workers` is larger, that number of processes encode. Raises the
     errors that reading the documents raises, and `DataError` if a worker process dies.
@@ -69,22 +81,20 @@ def encode_documents(
     if workers == 1:
         inner = Tokenizer.load(tokenizer, end_of_text=end_of_text)
         for batch in batches:
-            yield _encoded(batch, *inner.encode_documents(batch.texts))
+            yield _encoded(batch, encode(inner, batch.texts, sentences=sentences))
         return
     # The workers are spawned, because a fork would copy locks that the tokenizer library's threads may hold.
     context = multiprocessing.get_context("spawn")
     start = partial(_start_worker, tokenizer, end_of_text)
     executor = ProcessPoolExecutor(workers, mp_context=context, initializer=start)
-    under_way: deque[tuple[_Batch, Future[tuple[Tokens, npt.NDArray[np.int64]]]]] = deque()
+    under_way: deque[tuple[_Batch, Future[Encoded]]] = deque()
     try:
         for batch in batches:
-            under_way.append((batch._replace(texts=[]), executor.submit(_encode_in_worker, batch.texts)))
+            under_way.append((batch._replace(texts=[]), executor.submit(_encode_in_worker, batch.texts, sentences)))
             if len(under_way) > 2 * workers:
-                first, future = under_way.popleft()
-                yield _encoded(first, *future.result())
+                yield _next(under_way)
         while under_way:
-            first, future = under_way.popleft()
-            yield _encoded(first, *future.result())
+            yield _next(under_way)
     except BrokenProcessPool:
         raise DataError(
             f"All {workers} tokenizing processes must finish, but one died, perhaps because memory ran out. "
@@ -114,8 +124,21 @@ def _num_bytes(texts: list[str]) -> int:
     return sum(len(text.encode("utf-8")) for text in texts)
 
 
-def _encoded(batch: _Batch, tokens: Tokens, lengths: npt.NDArray[np.int64]) -> EncodedBatch:
-    return EncodedBatch(tokens, lengths, batch.origins, batch.num_bytes, batch.position)
+def _next(under_way: deque[tuple[_Batch, Future[Encoded]]]) -> EncodedBatch:
+    batch, future = under_way.popleft()
+    return _encoded(batch, future.result())
+
+
+def _encoded(batch: _Batch, encoded: Encoded) -> EncodedBatch:
+    tokens, lengths, sentences = encoded
+    return EncodedBatch(tokens, lengths, batch.origins, batch.num_bytes, batch.position, sentences)
+
+
+def encode(tokenizer: Tokenizer, texts: list[str], *, sentences: bool) -> Encoded:
+    """Encode documents with or without their sentences."""
+    if sentences:
+        return tokenizer.encode_sentences(texts)
+    return *tokenizer.encode_documents(texts), None
 
 
 _worker_tokenizer: list[Tokenizer] = []  # filled once per worker process, because a worker has no other place for it
@@ -129,5 +152,5 @@ def _start_worker(tokenizer: Path, end_of_text: int | None) -> None:
     _worker_tokenizer.append(Tokenizer.load(tokenizer, end_of_text=end_of_text))
 
 
-def _encode_in_worker(texts: list[str]) -> tuple[Tokens, npt.NDArray[np.int64]]:
-    return _worker_tokenizer[0].encode_documents(texts)
+def _encode_in_worker(texts: list[str], sentences: bool) -> Encoded:
+    return encode(_worker_tokenizer[0], texts, sentences=sentences)

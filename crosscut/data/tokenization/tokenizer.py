@@ -21,6 +21,7 @@ import numpy.typing as npt
 from crosscut.config.checks import listed
 from crosscut.config.data import Objective
 from crosscut.config.errors import DataError
+from crosscut.data.text.sentences import sentence_starts
 from crosscut.data.tokenization.end_of_text import end_said_beside
 from crosscut.data.tokenization.fast_encoder import FastEncoder, fast_encoder
 from crosscut.data.tokenization.inner import read_inner
@@ -182,14 +183,32 @@ class Tokenizer:
         the type that a token folder uses for this vocabulary (`token_dtype`). Every `engine` gives the same ids.
         gigatoken runs on the calling thread, and the tokenizers library on its own threads.
         """
+        return self._ended(self._encode_each(texts))
+
+    def encode_sentences(
+        self, texts: Sequence[str]
+    ) -> tuple[npt.NDArray[np.uint16 | np.uint32], npt.NDArray[np.int64], list[npt.NDArray[np.uint32]]]:
+        """Encode documents as `encode_documents` does, and find their sentences (`sentence_starts`).
+
+        Returns the ids, the lengths, and for each document the ends of its sentences in tokens, [sentences]. A token
+        on a boundary belongs to the later sentence. The last sentence ends before the end of text. A sentence without
+        tokens is left out.
+        """
+        encodings = self._inner.encode_batch(list(texts), add_special_tokens=False)
+        sentences = [_sentence_ends(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
+        return *self._ended(np.array(encoding.ids, dtype=np.uint32) for encoding in encodings), sentences
+
+    def _ended(
+        self, documents: Iterable[npt.NDArray[np.uint32]]
+    ) -> tuple[npt.NDArray[np.uint16 | np.uint32], npt.NDArray[np.int64]]:
+        """Concatenate documents, each with its end of text, and return the lengths."""
         dtype = token_dtype(self.vocab_size)
         end = np.array([self.end_of_text], dtype=dtype)
-        pieces = [end[:0]]
-        lengths = np.empty(len(texts), dtype=np.int64)
-        for number, ids in enumerate(self._encode_each(texts)):
-            lengths[number] = len(ids) + 1
+        pieces, lengths = [end[:0]], []
+        for ids in documents:
+            lengths.append(len(ids) + 1)
             pieces += (ids.astype(dtype), end)
-        return np.concatenate(pieces), lengths
+        return np.concatenate(pieces), np.array(lengths, dtype=np.int64)
 
     def _encode_each(self, texts: Sequence[str]) -> Iterator[npt.NDArray[np.uint32]]:
         if self._fast:
@@ -275,6 +294,14 @@ def token_dtype(vocab_size: int) -> np.dtype[np.uint16 | np.uint32]:
     larger vocabularies.
     """
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+def _sentence_ends(text: str, encoding: tokenizers.Encoding) -> npt.NDArray[np.uint32]:
+    """Ends of a document's sentences, in tokens."""
+    last_characters = np.fromiter((end for _, end in encoding.offsets), dtype=np.int64, count=len(encoding.ids))
+    ends = np.searchsorted(last_characters, sentence_starts(text), side="right")
+    ends = np.unique(np.append(ends, len(encoding.ids)))
+    return ends[ends > 0].astype(np.uint32)
 
 
 def _by_name(vocabulary: Mapping[str, int], name: str) -> int:

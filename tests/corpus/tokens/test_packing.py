@@ -66,7 +66,7 @@ class Corpus:
         ]
         settings = TokensConfig(tokenizer="given", num_shards=3, **tokens)
         config = CorpusConfig(sources=tuple(sources), folder="x", seed=seed, tokens=settings)
-        encoding = TokensStage(tokenizer=self.tokenizer, min_tokens=0, filters=())
+        encoding = TokensStage(tokenizer=self.tokenizer, min_tokens=0, filters=(), sentences=settings.has_sentences)
         self.results = run(self.work, [encoding, PackingStage(config=config, tokenizer=self.tokenizer)])
         publish(self.work, self.target, ProgressBar(shown=False))
         return TokenFolder.open(self.target, verify=True)
@@ -281,3 +281,18 @@ def test_training_runs_on_it(corpus: Corpus, tmp_path: Path) -> None:
     result = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert result.returncode == 0, result.stderr
     assert list((tmp_path / "run").glob("checkpoints/*"))
+
+
+def test_masked_objective_packs_the_sentences_of_every_copy(corpus: Corpus) -> None:
+    plain = corpus.pack(weights=(2, 1))
+    assert plain.train[0].sentences is None
+    masked = corpus.pack(weights=(2, 1), objective="masked")
+    assert masked.manifest.settings.objective == "masked"
+    tokenizer = masked.tokenizer()
+    for before, after in zip((*plain.train, plain.validation), (*masked.train, masked.validation), strict=True):
+        assert np.array_equal(before.tokens[:], after.tokens[:])
+        assert np.array_equal(before.index[:], after.index[:])
+        # Each text is one sentence, which ends before its end of text.
+        assert np.array_equal(after.sentences[:], after.ends - np.uint64(1))
+        assert "and so on" in tokenizer.decode(after.tokens[:].tolist())
+    assert corpus.pack(weights=(2, 1)).train[0].sentences is None
