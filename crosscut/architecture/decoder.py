@@ -1,9 +1,10 @@
-"""A decoder: a list of layers between an embedding and a head.
+"""A model: a list of layers between an embedding and a head.
 
-A layer is a mixer (attention) and a feed-forward part (an MLP). Each of these two parts has a norm before it and a
-residual sum around it:
+A layer is a mixer (attention) and a feed-forward part (an MLP). Each of these two parts has a residual sum around it,
+and a norm before it (`model.norm_place = "before"`) or after the residual sum ("after", as in the original BERT):
 
-    x = x + dropout(mixer(norm(x)));   x = x + dropout(feed_forward(norm(x)))
+    before    x = x + dropout(mixer(norm(x)));     x = x + dropout(feed_forward(norm(x)))
+    after     x = norm(x + dropout(mixer(x)));     x = norm(x + dropout(feed_forward(x)))
 
 Layers may differ from each other (`model.mlp_pattern`). Equal layers are the same object. To sum a quantity over all
 layers, the planner computes the quantity once per kind of layer and multiplies it by the number of layers of the kind.
@@ -26,7 +27,7 @@ from crosscut.architecture.sublayers.mlp import MLP
 from crosscut.architecture.sublayers.norm import Norm, stream_norm
 from crosscut.architecture.sublayers.residual import add_residual
 from crosscut.config import ModelConfig
-from crosscut.config.model import FeedForward
+from crosscut.config.model import FeedForward, NormPosition
 
 _FEED_FORWARDS: dict[FeedForward, type[MLP] | type[GatedMLP]] = {
     **dict.fromkeys(mlp.KINDS, MLP),
@@ -39,7 +40,7 @@ class Sublayer(Protocol):
     """A mixer (attention) or a feed-forward part (an MLP)."""
 
     def steps(self, x: Value) -> tuple[Value, list[Step]]:
-        """Return the sublayer's output, and the steps that compute the output from the normed input `x`."""
+        """Return the sublayer's output, and the steps that compute the output from the input `x`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,12 +53,14 @@ class Layer:
     feed_forward: Sublayer
     hidden_size: int
     dropout: float
+    norm_place: NormPosition
 
     @cached_property
     def sublayers(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
         """Steps of the mixer, and steps of the feed-forward part.
 
-        Both start with a norm and end with a residual sum.
+        Both start with a norm and end with a residual sum, or, if the norms come after the sums, start with the
+        sublayer and end with a norm.
         """
         x = Value("input", self.hidden_size, Rows.STREAM)
         half, mixing = self._around("attention", x, self.mixer_norm, self.mixer)
@@ -65,6 +68,11 @@ class Layer:
         return mixing, feeding
 
     def _around(self, name: str, x: Value, norm: Norm, inner: Sublayer) -> tuple[Value, tuple[Step, ...]]:
+        if self.norm_place is NormPosition.AFTER:
+            y, steps = inner.steps(x)
+            out, adding = add_residual(name, y, around=x, dropout=self.dropout)
+            normed, normalise = norm.step(f"{name}_norm", out)
+            return normed, (*steps, *adding, normalise)
         normed, normalise = norm.step(f"{name}_norm", x)
         y, steps = inner.steps(normed)
         out, adding = add_residual(name, y, around=x, dropout=self.dropout)
@@ -77,7 +85,7 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Decoder:
-    """Description of a whole model: an embedding, layers and a head."""
+    """Description of a whole model, a decoder or an encoder: an embedding, layers and a head."""
 
     embedding: Embedding
     layers: tuple[Layer, ...]
@@ -140,6 +148,7 @@ def _layer(model: ModelConfig, kind: FeedForward) -> Layer:
         feed_forward=_feed_forward(model, kind),
         hidden_size=model.hidden_size,
         dropout=model.dropout,
+        norm_place=model.norm_place,
     )
 
 

@@ -153,6 +153,11 @@ class Step:
         del target
         return False
 
+    def skips_half(self, target: Target) -> bool:
+        """Whether the kernel of a fused step computes only half of its `inner_products`, as causal attention does."""
+        del target
+        return False
+
     def inner_products(self, target: Target) -> tuple[Product, ...]:
         """Matrix products of the step that use no weight, such as the scores of attention."""
         del target

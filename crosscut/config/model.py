@@ -1,4 +1,4 @@
-"""Shape of a decoder model: GPT-2 by default; Llama and similar models through options."""
+"""Shape of a transformer: GPT-2 by default; Llama, BERT and similar models through options."""
 
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -13,11 +13,26 @@ _MOST = MappingProxyType(
         "num_heads": 1 << 16,
         "num_kv_heads": 1 << 16,
         "head_size": 1 << 16,
+        "token_types": 1 << 16,
     }
 )
 """Maximum of each size that has a lower limit than `checks.MOST`. All are far above the sizes of the largest known
 model. They bound the list of layers in a model's description, and keep the elements of a parameter below 2^63.
 """
+
+
+class AttentionKind(Choice):
+    """Tokens to which a token attends."""
+
+    CAUSAL = "causal"
+    BIDIRECTIONAL = "bidirectional"
+
+
+class NormPosition(Choice):
+    """Place of the norms of the residual stream."""
+
+    BEFORE = "before"
+    AFTER = "after"
 
 
 class Positions(Choice):
@@ -38,6 +53,7 @@ class FeedForward(Choice):
     """Kind of MLP of a layer."""
 
     GELU = "gelu"
+    GELU_EXACT = "gelu_exact"
     RELU2 = "relu2"
     SWIGLU = "swiglu"
     GEGLU = "geglu"
@@ -53,7 +69,7 @@ class Biases(Choice):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Decoder with a norm before attention and before the MLP.
+    """Transformer: a list of layers of attention and an MLP, with norms and residual sums.
 
     The defaults are the GPT-2 of the paper's section 2.2: layer norm, GeLU, learned positions, biases, tied embeddings.
     Other families differ in these options:
@@ -61,6 +77,7 @@ class ModelConfig:
     - Llama: `positions = "rotary"`, `norm = "rms"`, `mlp = "swiglu"`, `biases = "none"`
     - Qwen2: as Llama, with `biases = "qkv"`
     - Qwen3: as Llama, with `qk_norm = true`
+    - BERT: `attention = "bidirectional"`, `norm_place = "after"`, `token_types = 2`, `mlp = "gelu_exact"`
 
     If a size may be 0, its description names the default that 0 stands for.
     """
@@ -95,8 +112,18 @@ class ModelConfig:
     dropout: float = 0.1
     """Dropout probability at the paper's three places: embeddings, attention, residuals."""
 
+    attention: AttentionKind = AttentionKind.CAUSAL
+    """Tokens to which a token attends: `causal` means itself and the tokens before it, as in GPT; `bidirectional` means
+    all tokens of the sequence except padding, as in BERT.
+    """
+
     positions: Positions = Positions.LEARNED
     """Encoding of a token's position: `learned` adds a vector to the embedding; `rotary` rotates queries and keys."""
+
+    token_types: int = 0
+    """Number of token types, such as 2 in BERT for the tokens of a first and of a second sentence. Each type has a
+    learned vector that is added to the embedding. 0 means that tokens have no types.
+    """
 
     rotary_base: float = 10_000.0
     """Base of the rotary frequencies (theta)."""
@@ -113,6 +140,11 @@ class ModelConfig:
     norm: NormKind = NormKind.LAYER
     """Norm: `layer` subtracts the mean and scales to unit variance; `rms` only scales."""
 
+    norm_place: NormPosition = NormPosition.BEFORE
+    """Place of the norms: `before` attention and the MLP, as in GPT-2, with one more norm after the last layer; or
+    `after` their residual sums, as in the original BERT, with one more norm of the embedding.
+    """
+
     norm_epsilon: float = 1e-5
     """Constant that a norm adds to the variance or the mean square, to avoid a division by zero."""
 
@@ -120,12 +152,15 @@ class ModelConfig:
     """Whether norms have learned parameters: a weight, and in layer norms also a bias. This includes `qk_norm`."""
 
     embedding_norm: bool = False
-    """Whether the embeddings of tokens and positions pass through a norm before the first layer."""
+    """Whether the embeddings of tokens and positions pass through a norm before the first layer. With `norm_place =
+    "after"`, embeddings always pass through a norm.
+    """
 
     mlp: FeedForward = FeedForward.GELU
-    """Kind of MLP: `gelu` and `relu2` have two matrices, with GeLU or squared ReLU between the matrices. `swiglu` and
-    `geglu` have a third matrix as a gate: its output passes through SiLU (`swiglu`) or GeLU (`geglu`) and is multiplied
-    by the output of the first matrix.
+    """Kind of MLP: `gelu`, `gelu_exact` and `relu2` have two matrices, with GeLU or squared ReLU between the matrices.
+    `gelu` is GPT-2's tanh approximation of GeLU, and `gelu_exact` is GeLU itself, as in BERT. `swiglu` and `geglu` have
+    a third matrix as a gate: its output passes through SiLU (`swiglu`) or GeLU (`geglu`) and is multiplied by the
+    output of the first matrix.
     """
 
     mlp_pattern: tuple[FeedForward, ...] = ()
@@ -152,7 +187,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden_size", "num_heads", "max_sequence_length", "rotary_original_length"):
             require_at_least(f"model.{name}", getattr(self, name), 1, maximum=_MOST.get(name, MOST))
-        for name in ("vocab_size", "num_kv_heads", "head_size", "mlp_size"):
+        for name in ("vocab_size", "num_kv_heads", "head_size", "mlp_size", "token_types"):
             require_at_least(f"model.{name}", getattr(self, name), 0, maximum=_MOST.get(name, MOST))
         require_fraction("model.dropout", self.dropout)
         resolve_choices(self, "model")
@@ -200,10 +235,22 @@ class ModelConfig:
         return self.mlp_pattern[layer % len(self.mlp_pattern)] if self.mlp_pattern else self.mlp
 
     @property
+    def is_causal(self) -> bool:
+        """Whether a token attends only to itself and to earlier tokens."""
+        return self.attention is AttentionKind.CAUSAL
+
+    @property
+    def norms_embedding(self) -> bool:
+        """Whether the embedding passes through a norm."""
+        return self.embedding_norm or self.norm_place is NormPosition.AFTER
+
+    @property
     def family(self) -> str:
-        """Name of the model's family for display: "GPT-2" with learned positions; with rotary positions, "NanoChat" if
-        the norms have no weights, and "Llama" otherwise.
+        """Name of the model's family for display: "BERT" with bidirectional attention; "GPT-2" with learned positions;
+        with rotary positions, "NanoChat" if the norms have no weights, and "Llama" otherwise.
         """
+        if not self.is_causal:
+            return "BERT"
         if self.positions is Positions.LEARNED:
             return "GPT-2"
         return "Llama" if self.norm_affine else "NanoChat"

@@ -59,7 +59,7 @@ def evaluate_loss(model: GPT, batches: Iterable[Batch], *, num_bytes: int = 0) -
     sums = torch.zeros(2, dtype=torch.float64, device=model.mesh.device)
     try:
         for batch in batches:
-            sums[0] += model.loss(*batch.packed())
+            sums[0] += model.loss(*batch.with_context())
             sums[1] += batch.num_targets
     finally:
         reshard(model)

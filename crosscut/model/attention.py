@@ -1,4 +1,4 @@
-"""Self-attention with its heads split over the tensor ranks (paper, section 3, Figure 3b).
+"""Self-attention, causal or bidirectional, with its heads split over the tensor ranks (paper, section 3, Figure 3b).
 
 The products for queries, keys and values are column-parallel, cut between heads: each rank holds whole, consecutive
 heads. The weight rows of keys and values are ordered (head, key or value, element). The output product is row-parallel.
@@ -28,12 +28,12 @@ _NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "
 
 
 class SelfAttention(nn.Module):
-    """Causal self-attention: [B, S, H] to [B, S, H], or [B, S/T, H] to [B, S/T, H] under sequence parallelism."""
+    """Self-attention: [B, S, H] to [B, S, H], or [B, S/T, H] to [B, S/T, H] under sequence parallelism."""
 
     def __init__(self, part: architecture.Attention, build: Builder) -> None:
         super().__init__()
         self.runner, self.streams = build.runner, build.streams
-        self.head_size, self.dropout = part.head_size, part.dropout
+        self.head_size, self.dropout, self.is_causal = part.head_size, part.dropout, part.is_causal
         self._capability = capability_of(build.mesh.device)
         self.qkv = ColumnParallelLinears(query=build.columns(part.query), key_value=build.columns(part.key_value))
         self.query_norm, self.key_norm = build.head_norm(part.query_norm), build.head_norm(part.key_norm)
@@ -46,8 +46,8 @@ class SelfAttention(nn.Module):
         cache: LayerCache | None = None,
         mask: AttentionMask | None = None,
     ) -> Tensor:
-        """Attend from every position to itself and all earlier positions, including the positions in `cache`. With
-        `mask`, attend to the positions that the mask shows.
+        """Attend from every position to all positions, or, in causal attention, to itself and all earlier positions,
+        including the positions in `cache`. With `mask`, attend to the positions that the mask shows.
         """
         query, key_value = self.qkv(x)
         q = query.unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # [B, A/T, S, D]
@@ -61,7 +61,7 @@ class SelfAttention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         if self._repeats_keys(q, k, dropout, mask):
             k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))  # each [B, A/T, S, D]
-        how: Any = {"is_causal": True} if mask is None else {"attn_mask": mask.added}
+        how: Any = {"is_causal": self.is_causal} if mask is None else {"attn_mask": mask.added}
         how["enable_gqa"] = q.shape[1] != k.shape[1]
         if dropout == 0.0:
             return F.scaled_dot_product_attention(q, k, v, **how)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from crosscut.config import IGNORED, ConfigError
 from crosscut.config.checks import divisors, listed
-from crosscut.model.documents import Documents, find_documents
+from crosscut.model.documents import Context, Documents, find_documents
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,9 +29,11 @@ class Batch:
     documents: Tensor | None = None
     """Number of the document to which each token belongs. None means that each sequence is one document."""
     segments: Tensor | None = None
-    """Number of the segment to which each token belongs, such as one of two sentences. None means no segments."""
+    """Number of the segment to which each token belongs, such as one of two sentences. This number is the token's type
+    (`model.token_types`). None means that every token has type 0.
+    """
     mask: Tensor | None = None
-    """Whether each token may be attended to. None means that every token may be attended to."""
+    """Whether each token may be attended to; false for padding. None means that every token may be attended to."""
 
     @classmethod
     def from_ids(cls, ids: Tensor) -> Self:
@@ -61,15 +63,17 @@ class Batch:
         documents = find_documents(self.tokens, end_of_text=end_of_text)
         return replace(self, documents=documents.numbers, positions=documents.positions)
 
-    def packed(self) -> tuple[Tensor, Tensor, Documents | None]:
-        """Return tokens, targets and documents, for a model that uses no other tensors. The documents are None if each
-        sequence is one document. Raises `ConfigError` if the batch has segments or a mask, or if only one of documents
-        and positions is given.
+    def with_context(self) -> tuple[Tensor, Tensor, Context]:
+        """Return the arguments of `GPT.loss`: tokens, targets and their context. Raises `ConfigError` if only one of
+        documents and positions is given.
         """
-        if self.documents is None or self.positions is None:
-            return *self.plain(), None
-        plain = replace(self, documents=None, positions=None).plain()
-        return *plain, Documents(self.documents, self.positions)
+        documents = None
+        if self.documents is not None and self.positions is not None:
+            documents = Documents(self.documents, self.positions)
+        elif self.documents is not None or self.positions is not None:
+            given, missing = ("documents", "positions") if self.positions is None else ("positions", "documents")
+            raise ConfigError(f"A batch with {given} must have {missing}, too, but has none. Give both or none.")
+        return self.tokens, self.targets, Context(documents, self.segments, self.mask)
 
     def chunk(self, num_parts: int) -> list[Self]:
         """Split the sequences into `num_parts` equal parts, in order. Raises `ConfigError` if the number of sequences

@@ -1,13 +1,15 @@
-"""One transformer layer, with norms before attention and before the feed-forward part (paper, section 2.2, Figure
-2).
+"""One transformer layer, with norms before attention and before the feed-forward part (paper, section 2.2, Figure 2),
+or after the residual sums, as in the original BERT (Devlin et al. 2018, arXiv 1810.04805).
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from crosscut import architecture
+from crosscut.config.model import NormPosition
 from crosscut.model.attention import SelfAttention
 from crosscut.model.building import Builder
 from crosscut.model.cache import LayerCache
@@ -18,7 +20,8 @@ from crosscut.model.rotary import Rotation
 
 
 class Block(nn.Module):
-    """One layer: x + attention(norm(x)), then x + mlp(norm(x)). Maps [B, S, H] to [B, S, H].
+    """One layer: x + attention(norm(x)), then x + mlp(norm(x)); or, with the norms after the residual sums,
+    norm(x + attention(x)), then norm(x + mlp(x)). Maps [B, S, H] to [B, S, H].
 
     `build` is the builder of the layer's modules. Its runner calls the layer and the functions inside the layer. The
     plain runner adds nothing to these calls.
@@ -26,7 +29,9 @@ class Block(nn.Module):
 
     def __init__(self, part: architecture.Layer, build: Builder) -> None:
         super().__init__()
-        self.runner = build.runner
+        self.runner, self.norm_place = build.runner, part.norm_place
+        if part.norm_place is NormPosition.AFTER:  # the last norm keeps its input, which the last product has to repeat
+            build = replace(build, runner=replace(build.runner, skips_last_product=False))
         self.attention_norm = build.stream_norm(part.mixer_norm)
         self.attention = SelfAttention(part.mixer, build)
         self.mlp_norm = build.stream_norm(part.feed_forward_norm)
@@ -48,8 +53,12 @@ class Block(nn.Module):
     def _forward(
         self, x: Tensor, rotation: Rotation | None, cache: LayerCache | None, mask: AttentionMask | None
     ) -> Tensor:
-        x = x + self.dropout(self.attention(self.attention_norm(x), rotation, cache, mask))
-        y: Tensor = x + self.dropout(self.mlp(self.mlp_norm(x)))
+        if self.norm_place is NormPosition.AFTER:
+            x = self.attention_norm(x + self.dropout(self.attention(x, rotation, cache, mask)))
+            y: Tensor = self.mlp_norm(x + self.dropout(self.mlp(x)))
+        else:
+            x = x + self.dropout(self.attention(self.attention_norm(x), rotation, cache, mask))
+            y = x + self.dropout(self.mlp(self.mlp_norm(x)))
         return y
 
 

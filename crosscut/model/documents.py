@@ -1,5 +1,7 @@
-"""Documents that do not see each other in a packed sequence: no token attends to another document, and positions
-restart at each document.
+"""Context of a sequence's tokens: documents, segments and padding, and the mask of attention that follows from these.
+
+Documents in a packed sequence do not see each other: no token attends to another document, and positions restart at
+each document.
 
 A packed sequence is a stretch of documents that are laid end to end, each followed by the end-of-text token. An
 end-of-text token is the last *target* of its document and the first token that is *read* of the next document:
@@ -18,6 +20,7 @@ Shapes: B batch, S sequence.
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -30,6 +33,37 @@ class Documents(NamedTuple):
     """Position of each token in its document, from 0."""
 
 
+class Context(NamedTuple):
+    """Information about the tokens of sequences besides their ids. All tensors are [B, S]; None means that the
+    information is not given.
+    """
+
+    documents: Documents | None = None
+    """Documents that do not see each other. None means that each sequence is one document."""
+    segments: Tensor | None = None
+    """Type of each token, such as the number of its sentence. None means that all tokens have type 0."""
+    mask: Tensor | None = None
+    """Whether each token may be attended to; false for padding. None means that there is no padding."""
+
+    def padded(self, num_filled: int, like: Tensor) -> "Context":
+        """Return the context of sequences to whose ends `num_filled` tokens of padding are added. `like` [B, S] are the
+        tokens of the sequences before the padding.
+        """
+        if not num_filled:
+            return self
+        mask = torch.ones_like(like, dtype=torch.bool) if self.mask is None else self.mask
+        end = (0, num_filled)
+        return Context(
+            None if self.documents is None else Documents(*(F.pad(each, end) for each in self.documents)),
+            None if self.segments is None else F.pad(self.segments, end),
+            F.pad(mask, end),
+        )
+
+
+NO_CONTEXT = Context()
+"""Context of sequences without padding, of one document and one type each."""
+
+
 class AttentionMask(NamedTuple):
     """Mask of attention, shared by all layers.
 
@@ -37,8 +71,8 @@ class AttentionMask(NamedTuple):
     """
 
     added: Tensor
-    """Term that is added to the scores, [B, 1, S, S]: 0 where a query (dimension 2) may see a key (dimension 3), and
-    minus infinity elsewhere.
+    """Term that is added to the scores: 0 where a query (dimension 2) may see a key (dimension 3), and minus infinity
+    elsewhere. The shape is [B, 1, S, S], or [B, 1, 1, S] if all queries of a sequence see the same keys.
     """
 
 
@@ -52,12 +86,23 @@ def find_documents(tokens: Tensor, *, end_of_text: int) -> Documents:
     return Documents(numbers=starts.cumsum(1), positions=places - first)
 
 
-def causal_mask(documents: Tensor, dtype: torch.dtype) -> AttentionMask:
-    """Make the mask under which a token sees itself and the earlier tokens of its document.
+def attention_mask(context: Context, dtype: torch.dtype, *, is_causal: bool) -> AttentionMask | None:
+    """Make the mask under which a token sees the tokens of its document that are not padding: with `is_causal` only
+    itself and earlier tokens. None if no document and no padding has to be hidden.
 
-    `documents` [B, S] are the numbers of the tokens' documents. The mask has the type `dtype`, which must be the type
-    of the queries. Its memory grows with S squared, but does not depend on the number of layers or heads.
+    The mask has the type `dtype`, which must be the type of the queries. With documents, its memory grows with S
+    squared, but does not depend on the number of layers or heads. In a sequence without any real token, and for a query
+    whose keys are all padding, every key is visible: the result is not used, but must be finite.
     """
-    hidden = (documents.unsqueeze(2) == documents.unsqueeze(1)).tril_().logical_not_()
+    if context.documents is None and context.mask is None:
+        return None
+    parts = [] if context.mask is None else [context.mask.unsqueeze(1)]
+    if context.documents is not None:
+        numbers = context.documents.numbers
+        parts.append(numbers.unsqueeze(2) == numbers.unsqueeze(1))
+    shown = parts[0] if len(parts) == 1 else parts[0] & parts[1]
+    if is_causal:
+        shown = shown.expand(-1, shown.shape[-1], -1).tril()
+    hidden = ~shown & shown.any(-1, keepdim=True)
     added = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
     return AttentionMask(added.unsqueeze(1))

@@ -1,8 +1,8 @@
-"""Decoder model: token ids to hidden states through pre-norm blocks, and from hidden states to a loss or to scores.
+"""Transformer: token ids to hidden states through blocks, and from hidden states to a loss or to scores.
 
-The default is GPT-2 as in the paper's section 2.2: learned positions, layer norms, GeLU and tied embeddings. Llama and
-similar models (`ModelConfig`) differ only in the kinds of layers. This code does not depend on the layout: on one
-device, the layers of `parallel` are ordinary layers.
+The default is GPT-2 as in the paper's section 2.2: learned positions, layer norms, GeLU and tied embeddings. Llama,
+BERT and similar models (`ModelConfig`) differ only in the kinds of layers. This code does not depend on the layout: on
+one device, the layers of `parallel` are ordinary layers.
 
 Shapes: B batch, S sequence, H hidden, V vocabulary, T tensor ranks.
 """
@@ -16,13 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crosscut.architecture import Cut, describe
-from crosscut.config import ModelConfig
+from crosscut.architecture.sublayers.norm import Norm
+from crosscut.config import ConfigError, ModelConfig
 from crosscut.kernels.products import ORDINARY
 from crosscut.kernels.soft_cap import soft_cap
 from crosscut.model.block import Block
 from crosscut.model.building import Builder
 from crosscut.model.cache import KeyValueCache, Reading, reading_kernels
-from crosscut.model.documents import Documents, causal_mask
+from crosscut.model.documents import NO_CONTEXT, Context, attention_mask
 from crosscut.model.rotary import Rotation, rotations
 from crosscut.model.running import PLAIN_RUNNERS, Runners
 from crosscut.parallel import (
@@ -31,6 +32,7 @@ from crosscut.parallel import (
     PositionEmbedding,
     RandomStreams,
     TiedWeight,
+    TokenTypeEmbedding,
     VocabParallelEmbedding,
     VocabParallelOutput,
     enter_tensor_parallel,
@@ -41,7 +43,7 @@ from crosscut.parallel.state.parameters import local
 
 
 class GPT(nn.Module):
-    """Decoder model. Its weights are zero until `initialize` or a checkpoint fills them.
+    """Transformer, a decoder or an encoder. Its weights are zero until `initialize` or a checkpoint fills them.
 
     Parameters are stored in `dtype`; activations and products use `compute_dtype` (default: the same type). `runners`
     call the layers and the loss.
@@ -65,13 +67,14 @@ class GPT(nn.Module):
         self.tokens = VocabParallelEmbedding(*parts.embedding.tokens.shape, mesh=mesh, **types)
         positions = parts.embedding.positions
         self.positions = None if positions is None else PositionEmbedding(*positions.shape, mesh=mesh, **types)
-        norm = parts.embedding.norm
-        self.embedding_norm = None if norm is None else build.stream_norm(norm)
+        kinds = parts.embedding.token_types
+        self.token_types = None if kinds is None else TokenTypeEmbedding(*kinds.shape, mesh=mesh, **types)
+        self.embedding_norm = _norm(build, parts.embedding.norm)
         self.dropout = build.dropout(parts.embedding.dropout)
         self.blocks = nn.ModuleList(
             Block(layer, replace(build, runner=runners.layer(i))) for i, layer in enumerate(parts.layers)
         )
-        self.final_norm = build.stream_norm(parts.head.norm)
+        self.final_norm = _norm(build, parts.head.norm)
         output = parts.head.output
         self.output = None if output is None else VocabParallelOutput(*output.shape, mesh=mesh, dtype=dtype)
 
@@ -93,7 +96,7 @@ class GPT(nn.Module):
     def forward(
         self,
         tokens: Tensor,
-        documents: Documents | None = None,
+        context: Context = NO_CONTEXT,
         *,
         num_filled: int = 0,
         reading: Reading | None = None,
@@ -103,26 +106,40 @@ class GPT(nn.Module):
         S/T, H].
 
         The last `num_filled` tokens of each sequence are padding that makes the length of the sequence divisible by the
-        number of tensor ranks. `reading` gives the positions of tokens that continue earlier text. With `documents`,
-        tokens see only their own document. With `with_weight`, return (hidden states, weight of the token embedding),
-        so that the loss can use the same weight.
+        number of tensor ranks. `reading` gives the positions of tokens that continue earlier text. `context` gives the
+        documents, the segments and the padding of the tokens. With `with_weight`, return (hidden states, weight of the
+        token embedding), so that the loss can use the same weight. Raises `ConfigError` for segments that the model
+        has no types for.
         """
         x, tied = self.tokens(tokens, with_weight=True) if with_weight else (self.tokens(tokens), None)
-        places = None if documents is None else documents.positions
+        places = None if context.documents is None else context.documents.positions
         places = places if reading is None else reading.places
         if self.positions is not None:
             length = tokens.shape[1]
             rows = self.positions(length, num_filled=num_filled) if places is None else self.positions.at(places)
             x = x + rows
+        x = self._typed(x, tokens, context.segments)
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         x = self.dropout(x)
         rotation = None if self.positions is not None else self._rotation(tokens, places, x.dtype)
-        mask = None if documents is None else causal_mask(documents.numbers, x.dtype)
+        mask = attention_mask(context, x.dtype, is_causal=self.config.is_causal)
         for i, block in enumerate(self.blocks):
             x = block(x, rotation, None if reading is None else reading.layer(i), mask)
-        y: Tensor = self.final_norm(x)
+        y: Tensor = x if self.final_norm is None else self.final_norm(x)
         return y if tied is None else (y, tied)
+
+    def _typed(self, x: Tensor, tokens: Tensor, segments: Tensor | None) -> Tensor:
+        """Add the embeddings of the tokens' types, if the model has types."""
+        if self.token_types is not None:
+            y: Tensor = x + self.token_types(torch.zeros_like(tokens) if segments is None else segments)
+            return y
+        if segments is not None:
+            raise ConfigError(
+                "A batch for a model with `model.token_types` of 0 must not have segments, but has some. Make the "
+                "batch without segments."
+            )
+        return x
 
     def _rotation(self, tokens: Tensor, places: Tensor | None, dtype: torch.dtype) -> Rotation:
         """Compute the rotation of queries and keys, which all layers share."""
@@ -133,7 +150,7 @@ class GPT(nn.Module):
         self,
         tokens: Tensor,
         targets: Tensor,
-        documents: Documents | None = None,
+        context: Context = NO_CONTEXT,
         *,
         scale: float | Tensor = 1.0,
         z_loss: float = 0.0,
@@ -141,16 +158,16 @@ class GPT(nn.Module):
         """Return `scale` times the sum of the cross entropies of `targets` [B, S] given `tokens` [B, S]: a scalar.
         `z_loss` is the coefficient of the z-loss that is added to each cross entropy (`parallel.cross_entropy`).
 
-        With `documents`, a token does not attend to other documents. Without it, each sequence is one document.
+        `context` gives the documents, the segments and the padding of the tokens.
 
         To train on the mean, set `scale` to 1 / (number of targets over all data ranks), as a number or a scalar tensor
         on the device.
         """
         if self.output is None and torch.is_grad_enabled():
-            hidden, tied = self(tokens, documents, with_weight=True)
+            hidden, tied = self(tokens, context, with_weight=True)
             weight = tied.tensor
         else:
-            hidden, weight = self(tokens, documents), local(self.output_weight, self.output_weight.dtype)
+            hidden, weight = self(tokens, context), local(self.output_weight, self.output_weight.dtype)
         hidden = enter_tensor_parallel(hidden, self.mesh).flatten(0, 1)
         return vocab_parallel_cross_entropy(
             hidden,
@@ -167,15 +184,18 @@ class GPT(nn.Module):
             ),
         )
 
-    def hidden_states(self, tokens: Tensor) -> Tensor:
+    def hidden_states(self, tokens: Tensor, context: Context = NO_CONTEXT) -> Tensor:
         """Return the last hidden states [B, S, H] of `tokens` [B, S]. Every tensor rank gets all S positions.
 
         S may be any length. Under sequence parallelism, the sequence is padded at its end. The padding does not change
-        the hidden states, because a position never attends to later positions.
+        the hidden states: in causal attention, a position never attends to later positions, and in bidirectional
+        attention, the padding is masked.
         """
         length = tokens.shape[1]
         num_filled = self._num_filled(length)
-        hidden = self(F.pad(tokens, (0, num_filled)), num_filled=num_filled)
+        if not self.config.is_causal:
+            context = context.padded(num_filled, tokens)
+        hidden = self(F.pad(tokens, (0, num_filled)), context, num_filled=num_filled)
         return enter_tensor_parallel(hidden, self.mesh)[:, :length]
 
     def logits(self, tokens: Tensor) -> Tensor:
@@ -212,3 +232,8 @@ class GPT(nn.Module):
         columns = products.output(hidden, local(self.output_weight, hidden.dtype))
         scores = gather_from_tensor_parallel(columns, self.mesh.tensor)[:, : self.config.vocab_size]
         return soft_cap(scores, self.config.logit_softcap)
+
+
+def _norm(build: Builder, norm: Norm | None) -> nn.Module | None:
+    """Build a norm outside of the layers. Returns None if `norm` is None."""
+    return None if norm is None else build.stream_norm(norm)

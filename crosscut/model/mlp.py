@@ -4,6 +4,7 @@ no communication (paper, Figure 3a).
 Shapes: B batch, S sequence, H hidden, F width between the matrices, T tensor ranks.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
@@ -20,7 +21,7 @@ from crosscut.model.building import Builder
 
 class MLP(nn.Module):
     """MLP of two matrices, `expand` and `contract`: act(x expand) contract. Maps [B, S, H] to [B, S, H] through [B, S,
-    F/T]. GeLU uses GPT-2's tanh approximation.
+    F/T].
     """
 
     def __init__(self, part: architecture.MLP, build: Builder) -> None:
@@ -56,5 +57,9 @@ class _SquaredReLU(Function):
         return F.relu(x).mul_(grad).mul_(2)
 
 
-ACTIVATIONS = {FeedForward.GELU: gelu, FeedForward.RELU2: _relu2}
+ACTIVATIONS: dict[FeedForward, Callable[..., Tensor]] = {
+    FeedForward.GELU: gelu,
+    FeedForward.GELU_EXACT: F.gelu,
+    FeedForward.RELU2: _relu2,
+}
 """Activation functions between the two matrices, by the kind of MLP."""

@@ -6,7 +6,13 @@ layout. Importing this package imports torch.
 
 from crosscut.config import IGNORED, RankFailure
 from crosscut.parallel.cross_entropy import LossSettings, vocab_parallel_cross_entropy
-from crosscut.parallel.embedding import PositionEmbedding, TiedWeight, VocabParallelEmbedding, VocabParallelOutput
+from crosscut.parallel.embedding import (
+    PositionEmbedding,
+    TiedWeight,
+    TokenTypeEmbedding,
+    VocabParallelEmbedding,
+    VocabParallelOutput,
+)
 from crosscut.parallel.linear import (
     Blocks,
     ColumnParallelLinear,
@@ -64,6 +70,7 @@ __all__ = [
     "Sent",
     "ShardedReducer",
     "TiedWeight",
+    "TokenTypeEmbedding",
     "VocabParallelEmbedding",
     "VocabParallelOutput",
     "clip_gradients_",

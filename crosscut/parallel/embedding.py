@@ -1,4 +1,5 @@
-"""Embedding layers: token embeddings are cut along the vocabulary, and position embeddings are replicated.
+"""Embedding layers: token embeddings are cut along the vocabulary, and embeddings of positions and of token types are
+replicated.
 
 Shapes: B batch, S sequence, H hidden, V vocabulary padded to a multiple of 128 x T, T tensor ranks.
 """
@@ -153,3 +154,37 @@ class PositionEmbedding(nn.Module):
         weight = local_on_sequence(self.weight, self.mesh, self.weight.dtype)
         own = part_of_sequence(places, self.mesh, 1)
         return F.embedding(own.clamp(max=self.weight.shape[0] - 1), weight).to(self.output_dtype)
+
+
+class TokenTypeEmbedding(nn.Module):
+    """Learned embeddings of token types, used outside the parallel regions.
+
+    Input: types [B, S] below `num_types`, the same on all tensor ranks. Output: [B, S, H], or [B, S/T, H] under
+    sequence parallelism. Parameter: `weight` [number of types, H] as Replicate; zeros until initialised. Sends nothing.
+    Under sequence parallelism, each rank's gradient is partial. Source: Devlin et al. 2018, arXiv 1810.04805, Figure 2.
+    Raises `RuntimeError` if a type is not below `num_types` (on CUDA, when the device reaches the check).
+    """
+
+    def __init__(
+        self,
+        num_types: int,
+        hidden_size: int,
+        *,
+        mesh: ParallelMesh,
+        dtype: torch.dtype = torch.float32,
+        output_dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.mesh, self.output_dtype, self.num_types = mesh, output_dtype or dtype, num_types
+        place: Any = {"dtype": dtype, "device": mesh.parameter_device}
+        self.weight = replicated_parameter((num_types, hidden_size), mesh.tensor, **place)
+
+    def forward(self, types: Tensor) -> Tensor:
+        """Look up the embeddings of `types` [B, S]: [B, S, H], or [B, S/T, H] under sequence parallelism."""
+        torch._assert_async(
+            ((types >= 0) & (types < self.num_types)).all(),
+            f"Token types must be from 0 to {self.num_types - 1}, the last type of the model, but a type is outside "
+            "this range. Number the segments of a sequence from 0.",
+        )
+        weight = local_on_sequence(self.weight, self.mesh, self.weight.dtype)
+        return F.embedding(part_of_sequence(types, self.mesh, 1), weight).to(self.output_dtype)

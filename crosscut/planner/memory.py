@@ -177,12 +177,12 @@ class _Step:
         """Bytes of the residual stream on a rank."""
         self.layers = {layer: self._layer_state(layer) for layer in self.decoder.kinds}
         self.own = self._from(0, lambda each: each.share) + self.root.share
-        embedding, _ = lower_root(self.decoder, self.target)
+        ends = (step for steps in lower_root(self.decoder, self.target) for step in steps)
         leaves = any(state.kept.total == 0 for state in self.layers.values())  # a layer is offloaded
-        self.kept_outside = self.between * (1 + 2 * leaves) + sum(
-            value.bytes(self.target) for step in embedding for value in step.keeps
+        self.kept_outside = self.between * 2 * leaves + sum(
+            value.bytes(self.target) for step in ends for value in step.keeps
         )
-        """Bytes that the root keeps: the last norm's input, values of the embedding, and values not yet on the host."""
+        """Bytes that the root keeps: values of the embedding and of the final norm, and values not yet on the host."""
 
     def _layer_state(self, layer: Layer) -> _LayerState:
         run, mode = self.run, Recompute(self.run.training.recompute)

@@ -248,7 +248,7 @@ def _attention(layer: Layer, target: Target, speed: Speed) -> tuple[float, float
         found = step.inner_products(target)
         if found and step.is_fused(target):
             flops = sum(product.flops for product in found)
-            skips_half = not target.document_mask  # a kernel cannot skip parts of a mask that it is given
+            skips_half = step.skips_half(target)
             forward += speed.fused_attention(flops, skips_half=skips_half)
             backward += speed.fused_attention(2.5 * flops, skips_half=skips_half)
         else:

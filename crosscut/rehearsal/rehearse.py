@@ -113,5 +113,9 @@ def _batches(run: ResolvedRun) -> list[Batch]:
     for _ in range(run.num_micro_batches):
         tokens: Tensor = torch.zeros(shape, dtype=torch.long)
         batch = Batch.from_ids(tokens)
+        if not run.model.is_causal:
+            batch = replace(batch, mask=torch.ones_like(batch.tokens, dtype=torch.bool))
+        if run.model.token_types:
+            batch = replace(batch, segments=torch.zeros_like(batch.tokens))
         batches.append(batch.with_documents(0) if run.training.document_mask else batch)
     return batches

@@ -45,7 +45,7 @@ from crosscut.training.batches import Batches
 from crosscut.training.evaluations import Evaluations
 from crosscut.training.loop import Loop
 from crosscut.training.precision import resolve_on
-from crosscut.training.requirements import require_capabilities, require_own_names
+from crosscut.training.requirements import require_capabilities, require_own_names, require_unseen_targets
 from crosscut.training.resuming import describe_new_average, describe_new_settings, identity_of, require_resumable
 from crosscut.training.step import Trainer
 from crosscut.training.watching.banner import print_banner
@@ -103,6 +103,7 @@ def run_training(run: RunConfig, *, resume: Resume = False, profile: bool = Fals
     """
     ranks = Ranks(layout=run.layout, device=run.training.device, signals=INTERRUPTIBLE)
     resolved = resolve_on(run, choose_device(run.training.device))
+    require_unseen_targets(run.model)
     require_capabilities(resolved)
     with contextlib.ExitStack() as until_the_end:
         stop = in_ranks(

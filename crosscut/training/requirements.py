@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from crosscut.config import ConfigError, ResolvedRun
+from crosscut.config import ConfigError, ModelConfig, ResolvedRun
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE, INITIAL_FOLDER
 from crosscut.launch.processes import choose_device
 from crosscut.parallel import require_symmetric_memory
@@ -26,6 +26,15 @@ def require_capabilities(run: ResolvedRun, *, only_to_verify: bool = False) -> N
     (require_imitable_precision if only_to_verify else require_precision)(run.precision, device)
     require_compilation(run, device)
     require_symmetric_memory(run.layout, device)
+
+
+def require_unseen_targets(model: ModelConfig) -> None:
+    """Raise `ConfigError` if a token would attend to the token that it has to predict."""
+    if not model.is_causal:
+        raise ConfigError(
+            '`model.attention` must be "causal" for training on the next token, but is "bidirectional". Every token '
+            'would see the token that it has to predict. Set model.attention="causal".'
+        )
 
 
 def require_own_names(folder: Path) -> None:

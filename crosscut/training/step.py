@@ -153,7 +153,7 @@ class Trainer:
             self.streams.restart(step=step, micro_batch=index)
             if index == len(micro_batches) - 1:
                 self.reducer.arm()
-            loss = self.model.loss(*batch.packed(), scale=scale, z_loss=self.run.training.z_loss)
+            loss = self.model.loss(*batch.with_context(), scale=scale, z_loss=self.run.training.z_loss)
             loss.backward()
             total = total + loss.detach()
         self.reducer.finish()

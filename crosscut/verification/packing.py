@@ -47,17 +47,19 @@ def pack(tokens: Tensor, *, end_of_text: int, num_free: int, generator: torch.Ge
 
 def separated(batch: Batch, *, end_of_text: int) -> list[Batch]:
     """Return the documents of a packed batch as D batches of B sequences each. Each sequence holds one document and is
-    filled up with tokens without a target.
+    filled up with padding: tokens without a target, of type 0, to which no token attends.
     """
     length = batch.tokens.shape[1]
-    rows = []
-    for tokens, targets in zip(batch.tokens.tolist(), batch.targets.tolist(), strict=True):
+    fillings = {"tokens": 0, "targets": IGNORED, "segments": 0, "mask": False}
+    given = {name: getattr(batch, name).tolist() for name in fillings if getattr(batch, name) is not None}
+    rows: dict[str, list[list[int]]] = {name: [] for name in given}
+    for i, tokens in enumerate(given["tokens"]):
         starts = [0, *(place for place in range(1, length) if tokens[place] == end_of_text), length]
         for start, stop in pairwise(starts):
-            filled = length - (stop - start)
-            rows.append(([*tokens[start:stop], *[0] * filled], [*targets[start:stop], *[IGNORED] * filled]))
-    tokens, targets = (torch.tensor(column, device=batch.tokens.device) for column in zip(*rows, strict=True))
-    return Batch(tokens=tokens, targets=targets).chunk(len(rows) // len(batch.tokens))
+            for name, values in given.items():
+                rows[name].append([*values[i][start:stop], *[fillings[name]] * (length - stop + start)])
+    parts = {name: torch.tensor(column, device=batch.tokens.device) for name, column in rows.items()}
+    return Batch(**parts).chunk(len(rows["tokens"]) // len(batch.tokens))
 
 
 def compare_documents(

@@ -317,7 +317,8 @@ def made_up_batch(run: RunConfig) -> Batch:
 
     The first and last id of every tensor rank's shard of the vocabulary occur as tokens and as targets. The sequences
     have different numbers of targets, so the data ranks have different numbers of targets, too. With
-    `training.document_mask`, every sequence holds several documents.
+    `training.document_mask`, every sequence holds several documents. With bidirectional attention, tokens without a
+    target are padding. If the model has token types, every token has a random type.
     """
     batch, length, vocabulary = run.training.batch_size, run.training.sequence_length, run.model.vocab_size
     generator = torch.Generator().manual_seed(seed_of("verify", run.training.seed))
@@ -332,7 +333,13 @@ def made_up_batch(run: RunConfig) -> Batch:
     targets = tokens[:, 1:].clone()
     for i in range(batch):
         targets[i, : i * length // (2 * batch)] = IGNORED
-    return Batch(tokens=tokens[:, :-1], targets=targets)
+    types = torch.randint(0, max(run.model.token_types, 1), targets.shape, generator=generator)
+    return Batch(
+        tokens=tokens[:, :-1],
+        targets=targets,
+        segments=types if run.model.token_types else None,
+        mask=None if run.model.is_causal else targets != IGNORED,
+    )
 
 
 def _further_checks(step: Step, tolerance: float) -> list[Check]:

@@ -116,6 +116,29 @@ def test_recomputation_repeats_all_but_what_nothing_kept_depends_on() -> None:
     assert run_again(layer, target, everything=True) == tuple(steps)
 
 
+def test_recomputation_repeats_the_sums_if_norms_come_after_them() -> None:
+    model = ModelConfig(**PRESETS["gpt2-small"], norm_place="after")
+    layer, target = describe(model).layers[0], Target(tensor=2, sequences=2, length=16)
+    steps = tuple(flat(lower(layer, target)))
+    assert run_again(layer, target, everything=False) == steps
+    assert [step.gives[0].name for step in steps[-2:]] == ["after mlp", "mlp_norm out"]
+
+
+def test_norms_after_the_sums_keep_the_sums() -> None:
+    shape = {"num_layers": 1, "hidden_size": 64, "num_heads": 4, "vocab_size": 300, "dropout": 0.0}
+    target = Target(sequences=1, length=8)
+    stream, of_norm = 8 * 64 * 4, 8 * 2 * 4
+    for place, inputs in (("before", 1), ("after", 2)):  # after: the layer's input, and the input of the norm
+        layer = describe(ModelConfig(**shape, norm_place=place)).layers[0]
+        attention, mlp = kept(layer, target, "none")
+        assert (attention.inputs, mlp.inputs) == (inputs * stream, stream)
+        assert attention.norms + mlp.norms == (2 if place == "before" else 1) * stream + 2 * of_norm
+    names = [p.name for p in describe(ModelConfig(**shape, norm_place="after", token_types=2)).root_parameters()]
+    assert names == [f"{name}.weight" for name in ("tokens", "positions", "token_types", "embedding_norm")] + [
+        "embedding_norm.bias"
+    ]
+
+
 def test_a_value_that_several_products_keep_counts_once() -> None:
     gated = ModelConfig(num_layers=1, hidden_size=64, num_heads=4, vocab_size=300, mlp="swiglu", dropout=0.0)
     target = Target(sequences=1, length=8, compute_bytes=2)

@@ -26,6 +26,18 @@ def test_another_hidden_size_keeps_the_structure() -> None:
     assert (wide.head_size, wide.mlp_size) == (32, 192)
 
 
+def test_norms_after_the_sums_have_one_of_the_embedding() -> None:
+    model = ModelConfig(num_layers=1, hidden_size=48, num_heads=6, norm_place="after", attention="bidirectional")
+    assert (model.norms_embedding, model.is_causal, model.family) == (True, False, "BERT")
+    gpt2 = ModelConfig(num_layers=1, hidden_size=48, num_heads=6)
+    assert (gpt2.norms_embedding, gpt2.is_causal) == (False, True)
+    for name, wrong in {"norm_place": "'before' or 'after'", "attention": "'causal' or 'bidirectional'"}.items():
+        with pytest.raises(ConfigError, match=rf"^`model.{name}` must be {wrong}, but is 'between'\.$"):
+            ModelConfig(num_layers=1, hidden_size=48, num_heads=6, **{name: "between"})
+    with pytest.raises(ConfigError, match=r"^`model.token_types` must be at least 0, but is -1\."):
+        ModelConfig(num_layers=1, hidden_size=48, num_heads=6, token_types=-1)
+
+
 def test_rotations_turn_pairs() -> None:
     with pytest.raises(ConfigError) as error:
         ModelConfig(num_layers=1, hidden_size=9, num_heads=3, positions="rotary")

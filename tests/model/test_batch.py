@@ -52,6 +52,22 @@ def test_a_model_that_reads_tokens_alone_is_given_nothing_else() -> None:
         Batch(tokens=IDS, targets=IDS, positions=IDS).plain()
 
 
+def test_documents_and_positions_come_together() -> None:
+    message = r"^A batch with documents must have positions, too, but has none\. Give both or none\.$"
+    with pytest.raises(ConfigError, match=message):
+        Batch(tokens=IDS, targets=IDS, documents=IDS).with_context()
+    with pytest.raises(ConfigError, match=r"^A batch with positions must have documents"):
+        Batch(tokens=IDS, targets=IDS, positions=IDS).with_context()
+
+
+def test_a_model_is_given_segments_and_padding() -> None:
+    context = Batch(tokens=IDS, targets=IDS, segments=IDS % 2, mask=IDS > 3).with_context()[2]
+    assert context.documents is None
+    assert context.segments is not None
+    assert context.mask is not None
+    assert (context.segments.tolist(), context.mask.tolist()) == ((IDS % 2).tolist(), (IDS > 3).tolist())
+
+
 def test_parts_divide_the_sequences() -> None:
     message = r"^`num_parts` must divide the batch's number of sequences \(4\), but is 3\. Try 1, 2 or 4\."
     with pytest.raises(ConfigError, match=message):

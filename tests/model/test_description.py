@@ -13,6 +13,7 @@ from tests.ranks import RankPool
 SMALL = {"num_layers": 3, "hidden_size": 32, "num_heads": 8, "vocab_size": 300, "max_sequence_length": 16}
 MODELS = (
     ModelConfig(**SMALL, num_kv_heads=2, qk_norm=True, tied=False, mlp_pattern=("swiglu", "gelu")),
+    ModelConfig(**SMALL, attention="bidirectional", norm_place="after", token_types=2, mlp="gelu_exact"),
     ModelConfig(**SMALL, positions="rotary", norm="rms", mlp="swiglu", biases="qkv"),
 )
 

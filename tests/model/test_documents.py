@@ -1,17 +1,18 @@
 """Documents of packed sequences: where they begin, which tokens they show, and what a model makes of them."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 
-from crosscut.config import IGNORED, Layout, ModelConfig
+from crosscut.config import IGNORED, ConfigError, Layout, ModelConfig
 from crosscut.model import Batch
-from crosscut.model.documents import causal_mask, find_documents
+from crosscut.model.documents import Context, Documents, attention_mask, find_documents
 from crosscut.parallel import GradientReducer
-from tests.model.twins import CONFIG, FAMILIES, PlainGPT, S, batch, randomised, real, reordered
+from tests.model.twins import CONFIG, FAMILIES, PlainGPT, S, batch, context_for, randomised, real, reordered
 from tests.ranks import RankPool
 
 END = 9
@@ -26,21 +27,81 @@ def test_an_end_of_text_is_the_first_token_that_is_read_of_the_next_document() -
 
 
 def test_a_token_sees_itself_and_the_earlier_tokens_of_its_document() -> None:
-    mask = causal_mask(torch.tensor([[0, 0, 1, 1], [3, 3, 3, 4]]), torch.bfloat16).added
+    numbers = torch.tensor([[0, 0, 1, 1], [3, 3, 3, 4]])
+    found = attention_mask(Context(Documents(numbers, numbers)), torch.bfloat16, is_causal=True)
+    assert found is not None
+    mask = found.added
     assert mask.shape == (2, 1, 4, 4)
     assert mask.dtype == torch.bfloat16
     assert set(mask.unique().tolist()) == {0.0, -math.inf}
-    seen = [[[j for j in range(4) if row[j] == 0] for row in each[0]] for each in mask]
-    assert seen == [[[0], [0, 1], [2], [2, 3]], [[0], [0, 1], [0, 1, 2], [3]]]
+    assert seen(Context(Documents(numbers, numbers)), is_causal=True) == [
+        [[0], [0, 1], [2], [2, 3]],
+        [[0], [0, 1], [0, 1, 2], [3]],
+    ]
+
+
+def seen(context: Context, *, is_causal: bool) -> list[list[list[int]]]:
+    """Keys that each query of each sequence sees; one query stands for all where all see the same."""
+    found = attention_mask(context, torch.float32, is_causal=is_causal)
+    assert found is not None
+    return [[[j for j in range(4) if row[j] == 0] for row in each[0]] for each in found.added]
+
+
+def test_nothing_hidden_needs_no_mask() -> None:
+    assert attention_mask(Context(segments=torch.zeros(1, 4)), torch.float32, is_causal=False) is None
+
+
+def test_padding_is_seen_by_no_token() -> None:
+    mask = torch.tensor([[True, True, True, False], [False, True, False, True]])
+    assert seen(Context(mask=mask), is_causal=False) == [[[0, 1, 2]], [[1, 3]]]
+    assert seen(Context(mask=mask), is_causal=True)[0] == [[0], [0, 1], [0, 1, 2], [0, 1, 2]]
+    numbers = torch.tensor([[0, 0, 1, 1], [0, 0, 0, 1]])
+    packed = Context(Documents(numbers, numbers), mask=mask)
+    assert seen(packed, is_causal=False) == [[[0, 1], [0, 1], [2], [2]], [[1], [1], [1], [3]]]
+
+
+def test_a_query_without_any_key_sees_all_of_them_so_that_its_result_is_a_number() -> None:
+    assert seen(Context(mask=torch.zeros(1, 4, dtype=torch.bool)), is_causal=False) == [[[0, 1, 2, 3]]]
+
+
+def _with_segments(model: dict[str, Any]) -> None:
+    tokens, targets = batch(0)
+    randomised(Layout(), config=replace(CONFIG, **model)).loss(tokens, targets, Context(segments=tokens % 2))
+
+
+def test_segments_need_types(ranks: RankPool) -> None:
+    message = (
+        r"^A batch for a model with `model\.token_types` of 0 must not have segments, but has some\. Make the batch"
+    )
+    with pytest.raises(ConfigError, match=message):
+        ranks.run(1, _with_segments, {})
+    ranks.run(1, _with_segments, {"token_types": 2})
+
+
+def _changed_padding(layout: Layout) -> float:
+    """Largest change of a real token's hidden state when the ids of the padding change."""
+    config = FAMILIES["BERT"]
+    model, context = randomised(layout, config=config), context_for(config)
+    tokens = batch(0)[0]
+    other = torch.where(context.mask, tokens, (tokens + 1) % CONFIG.vocab_size)
+    before, after = (model.hidden_states(ids, context).detach() for ids in (tokens, other))
+    assert not torch.equal(before, after)
+    return float((before - after)[context.mask].abs().max())
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(tensor=2, sequence_parallel=True)], ids=str)
+def test_the_ids_of_padding_change_no_real_token(ranks: RankPool, layout: Layout) -> None:
+    assert ranks.run(layout.world_size, _changed_padding, layout) == [0.0] * layout.world_size
 
 
 def test_a_batch_gives_a_model_its_documents() -> None:
     ids = torch.tensor([[5, END, 7, 8]])
-    tokens, targets, documents = Batch.from_ids(ids).with_documents(END).packed()
+    tokens, targets, (documents, *others) = Batch.from_ids(ids).with_documents(END).with_context()
     assert (tokens.tolist(), targets.tolist()) == ([[5, END, 7]], [[END, 7, 8]])
     assert documents is not None
     assert (documents.numbers.tolist(), documents.positions.tolist()) == ([[0, 1, 1]], [[0, 0, 1]])
-    assert Batch.from_ids(ids).packed()[2] is None
+    assert others == [None, None]
+    assert Batch.from_ids(ids).with_context()[2] == Context()
 
 
 def packed() -> Batch:
@@ -55,7 +116,7 @@ def _run(layout: Layout, config: ModelConfig) -> dict[str, Any]:
     model = randomised(layout, config=config)
     reducer = GradientReducer(model.parameters(), model.mesh)
     reducer.arm()
-    loss = model.loss(*packed().packed())
+    loss = model.loss(*packed().with_context())
     loss.backward()
     reducer.finish()
     return {

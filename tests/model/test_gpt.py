@@ -7,8 +7,22 @@ import torch
 from torch import Tensor
 
 from crosscut.config import PRESETS, ConfigError, Layout, LayoutError, ModelConfig
+from crosscut.model.documents import Context
 from crosscut.parallel import GradientReducer, gather_from_sequence_parallel
-from tests.model.twins import CONFIG, FAMILIES, LAYOUTS, B, PlainGPT, S, batch, build, randomised, real, reordered
+from tests.model.twins import (
+    CONFIG,
+    FAMILIES,
+    LAYOUTS,
+    B,
+    PlainGPT,
+    S,
+    batch,
+    build,
+    context_for,
+    randomised,
+    real,
+    reordered,
+)
 from tests.ranks import RankPool
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-11}
@@ -17,22 +31,27 @@ CLOSE = {"rtol": 1e-11, "atol": 1e-11}
 def _run(layout: Layout, config: ModelConfig) -> dict[str, Any]:
     """Hidden states, loss, gradients and next-token scores on one rank; the first data rank has the whole batch."""
     model = randomised(layout, config=config)
-    tokens, targets = batch(0)
-    hidden = model(tokens)
+    (tokens, targets), context = batch(0), context_for(config)
+    hidden = model(tokens, context)
     if model.mesh.sequence_parallel:
         hidden = gather_from_sequence_parallel(hidden, model.mesh.tensor)
     reducer = GradientReducer(model.parameters(), model.mesh)
     reducer.arm()
-    loss = model.loss(tokens, targets, scale=0.5)
+    loss = model.loss(tokens, targets, context, scale=0.5)
     loss.backward()
     reducer.finish()
     return {
         "hidden": hidden.detach(),
         "loss": loss.detach(),
-        "logits": model.logits(tokens).detach(),
+        "logits": model.logits_of(model.hidden_states(tokens[:, :-1], short(context))[:, -1]).detach(),
         "parameters": {name: real(name, p.full_tensor().detach()) for name, p in model.named_parameters()},
         "gradients": {name: real(name, p.grad.full_tensor()) for name, p in model.named_parameters()},
     }
+
+
+def short(context: Context) -> Context:
+    """The context of the same sequences without their last tokens: a length that no split divides."""
+    return Context(*(None if x is None else x[:, :-1] for x in context))
 
 
 @pytest.mark.one_in(4)
@@ -44,13 +63,14 @@ def test_it_is_the_plain_model(ranks: RankPool, family: str, layout: Layout) -> 
     plain = PlainGPT(config).double()
     ours = results[0]["parameters"]
     plain.load_state_dict({name: reordered(name, p, config) for name, p in ours.items()}, strict=not config.tied)
-    tokens, targets = batch(0)
-    loss = plain.loss(tokens, targets) * (targets >= 0).sum() * 0.5
+    (tokens, targets), context = batch(0), context_for(config)
+    loss = plain.loss(tokens, targets, context) * (targets >= 0).sum() * 0.5
     loss.backward()
     for result in results:
-        torch.testing.assert_close(result["hidden"], plain(tokens).detach(), **CLOSE)
+        torch.testing.assert_close(result["hidden"], plain(tokens, context).detach(), **CLOSE)
         torch.testing.assert_close(result["loss"], loss.detach(), **CLOSE)
-        torch.testing.assert_close(result["logits"], plain.logits(tokens)[:, -1].detach(), **CLOSE)
+        logits = plain.logits(tokens[:, :-1], short(context))[:, -1].detach()
+        torch.testing.assert_close(result["logits"], logits, **CLOSE)
         for name, parameter in plain.named_parameters():
             gradient = reordered(name, result["gradients"][name], config)
             torch.testing.assert_close(gradient, parameter.grad, **CLOSE)

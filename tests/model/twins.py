@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from crosscut.config import Layout, ModelConfig
 from crosscut.model import GPT, initialize
+from crosscut.model.documents import NO_CONTEXT, Context
 from crosscut.parallel import (
     IGNORED,
     GradientReducer,
@@ -28,6 +29,7 @@ CPU = torch.device("cpu")
 CONFIG = ModelConfig(num_layers=2, hidden_size=32, num_heads=4, vocab_size=300, max_sequence_length=16, dropout=0.0)
 """300 entries are padded to 384, 512 and 512 on one, two and four ranks; of four the last has none that is real."""
 LLAMA: dict[str, Any] = {"positions": "rotary", "norm": "rms", "norm_epsilon": 1e-6, "mlp": "swiglu", "biases": "none"}
+BERT: dict[str, Any] = {"attention": "bidirectional", "token_types": 3, "mlp": "gelu_exact"}
 FAMILIES = {
     "GPT-2": CONFIG,
     "GPT-2 multi-query": dataclasses.replace(CONFIG, num_kv_heads=1),
@@ -54,6 +56,10 @@ FAMILIES = {
     ),
     "soft cap": dataclasses.replace(CONFIG, logit_softcap=0.5),
     "unequal layers": dataclasses.replace(CONFIG, mlp_pattern=("swiglu", "gelu")),
+    "GPT": dataclasses.replace(CONFIG, norm_place="after"),
+    "BERT": dataclasses.replace(CONFIG, norm_place="after", **BERT),
+    "BERT with norms before": dataclasses.replace(CONFIG, **BERT),
+    "rotary BERT": dataclasses.replace(CONFIG, **{**LLAMA, **BERT}, num_kv_heads=2, norm_place="after"),
 }
 B, S = 4, 16
 LAYOUTS = [
@@ -94,7 +100,7 @@ class PlainAttention(nn.Module):
             )
         self.output = nn.Linear(config.query_size, config.hidden_size, bias=config.biases == "all")
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         batch, length, _ = x.shape
         c = self.config
         query = self.qkv["query"](x)
@@ -107,7 +113,8 @@ class PlainAttention(nn.Module):
         k, v = (y.repeat_interleave(c.num_heads // c.num_kv_heads, dim=1) for y in (k, v))
         scores = q @ k.transpose(2, 3) / math.sqrt(c.head_size)
         later = torch.ones(length, length, dtype=torch.bool).triu(1)
-        weights = torch.softmax(scores.masked_fill(later, -math.inf), dim=3)
+        hidden = ~mask[:, None, None, :] | (later & (c.attention == "causal"))
+        weights = torch.softmax(scores.masked_fill(hidden, -math.inf), dim=3)
         return self.output((weights @ v).permute(0, 2, 1, 3).reshape(batch, length, c.query_size))
 
 
@@ -155,6 +162,8 @@ class PlainMLP(nn.Module):
         y = self.expand(x)
         if self.kind == "relu2":
             return self.contract(torch.where(y > 0, y * y, 0))
+        if self.kind == "gelu_exact":
+            return self.contract(y * (1 + torch.erf(y / math.sqrt(2))) / 2)
         return self.contract(gelu(y))
 
 
@@ -165,11 +174,15 @@ def gelu(y: Tensor) -> Tensor:
 class PlainBlock(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
+        self.is_after = config.norm_place == "after"
         self.attention_norm, self.attention = PlainNorm(config), PlainAttention(config)
         self.mlp_norm, self.mlp = PlainNorm(config), PlainMLP(config, layer)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x))
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        if self.is_after:
+            x = self.attention_norm(x + self.attention(x, mask))
+            return self.mlp_norm(x + self.mlp(x))
+        x = x + self.attention(self.attention_norm(x), mask)
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -182,29 +195,35 @@ class PlainGPT(nn.Module):
         self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         if config.positions == "learned":
             self.positions = nn.Embedding(config.max_sequence_length, config.hidden_size)
-        self.embedding_norm = PlainNorm(config) if config.embedding_norm else nn.Identity()
+        if config.token_types:
+            self.token_types = nn.Embedding(config.token_types, config.hidden_size)
+        is_after = config.norm_place == "after"
+        self.embedding_norm = PlainNorm(config) if config.embedding_norm or is_after else nn.Identity()
         self.blocks = nn.ModuleList(PlainBlock(config, layer) for layer in range(config.num_layers))
-        self.final_norm = PlainNorm(config)
+        self.final_norm = nn.Identity() if is_after else PlainNorm(config)
         self.output = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tied:
             self.output.weight = self.tokens.weight
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, context: Context = NO_CONTEXT) -> Tensor:
         x = self.tokens(tokens)
         if hasattr(self, "positions"):
             x = x + self.positions(torch.arange(tokens.shape[1]))
+        if hasattr(self, "token_types"):
+            x = x + self.token_types(torch.zeros_like(tokens) if context.segments is None else context.segments)
         x = self.embedding_norm(x)
+        mask = torch.ones_like(tokens, dtype=torch.bool) if context.mask is None else context.mask
         for block in self.blocks:
-            x = block(x)
+            x = block(x, mask)
         return self.final_norm(x)
 
-    def logits(self, tokens: Tensor) -> Tensor:
+    def logits(self, tokens: Tensor, context: Context = NO_CONTEXT) -> Tensor:
         cap = self.config.logit_softcap
-        logits = self.output(self(tokens))
+        logits = self.output(self(tokens, context))
         return cap * torch.tanh(logits / cap) if cap else logits
 
-    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(self.logits(tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+    def loss(self, tokens: Tensor, targets: Tensor, context: Context = NO_CONTEXT) -> Tensor:
+        return F.cross_entropy(self.logits(tokens, context).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
 
 def reordered(name: str, parameter: Tensor, config: ModelConfig) -> Tensor:
@@ -222,6 +241,18 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
     targets = tokens[:, 1:].clone()
     targets[0, :5] = targets[1, 2] = IGNORED
     return tokens[:, :-1], targets
+
+
+def context_for(config: ModelConfig) -> Context:
+    """Segments if the model has types of tokens, and padding if it attends to both sides: at the ends of two sequences,
+    and in the midst of a third.
+    """
+    if config.attention == "causal":
+        return NO_CONTEXT
+    mask = torch.ones(B, S, dtype=torch.bool)
+    mask[0, 11:] = mask[1, -1:] = mask[2, 3:8] = False
+    segments = torch.arange(B * S).view(B, S) // 5 % config.token_types if config.token_types else None
+    return Context(segments=segments, mask=mask)
 
 
 def real(name: str, parameter: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from crosscut.parallel import (
     LossSettings,
     ParallelMesh,
     PositionEmbedding,
+    TokenTypeEmbedding,
     VocabParallelEmbedding,
     enter_tensor_parallel,
     make_mesh,
@@ -24,6 +25,10 @@ V, H, P = 300, 12, 10  # V: the third of four ranks has rows of both kinds, the 
 
 def make_tokens(mesh: ParallelMesh) -> nn.Module:
     return VocabParallelEmbedding(V, H, mesh=mesh, dtype=torch.float64)
+
+
+def make_types(mesh: ParallelMesh) -> nn.Module:
+    return TokenTypeEmbedding(3, H, mesh=mesh, dtype=torch.float64)
 
 
 class Positions(nn.Module):
@@ -53,6 +58,25 @@ def test_vocabulary_parallel_embedding_is_embedding(ranks: RankPool, layout: Lay
     tokens[0, :4] = torch.tensor([0, 127, 128, V - 1])  # the parts' edges
     tokens[1] = tokens[0]  # looked up twice: gradients add up
     assert_twins(ranks, layout, make_tokens, nn.Embedding(V, H).double(), tokens, (None, split_sequence(layout)))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_token_type_embedding_is_embedding(ranks: RankPool, layout: Layout) -> None:
+    types = torch.tensor([[0, 0, 1, 1, 1, 2, 2, 2], [0, 2, 1, 0, 1, 2, 0, 0]])
+    assert_twins(ranks, layout, make_types, nn.Embedding(3, H).double(), types, (None, split_sequence(layout)))
+
+
+def _look_up_type(number: int) -> None:
+    make_types(make_mesh(Layout(), CPU))(torch.tensor([[0, number]]))
+
+
+@pytest.mark.parametrize("number", [-1, 3])
+def test_a_type_that_the_model_has_not_is_an_error(ranks: RankPool, number: int) -> None:
+    message = (
+        "^Token types must be from 0 to 2, the last type of the model, but a type is outside this range. Number the"
+    )
+    with pytest.raises(RuntimeError, match=message):
+        ranks.run(1, _look_up_type, number)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

@@ -54,6 +54,12 @@ def test_attention_with_a_mask_of_documents_computes_the_whole_square_and_reads_
     assert flops_per_step(masked) == flops_per_step(run_of())
 
 
+def test_bidirectional_attention_computes_the_whole_square() -> None:
+    run = run_of()
+    ideal, both = without_limits(), replace(run, model=replace(run.model, attention="bidirectional"))
+    assert step_time(both, ideal).attention == pytest.approx(2 * step_time(run, ideal).attention)
+
+
 @pytest.mark.parametrize("compiled", [True, False])
 def test_recomputation_takes_the_time_of_what_it_repeats(compiled: bool) -> None:
     ideal = without_limits()

@@ -16,6 +16,8 @@ LLAMA = {
     "dropout": 0.0,
     "tied": False,
 }
+BERT = {"attention": "bidirectional", "norm_place": "after", "token_types": 2, "mlp": "gelu_exact"}
+NORMS_AFTER = {"norm_place": "after", "num_layers": 6}
 AVERAGED = OptimizerConfig(ema_decay=0.999)
 MUON = OptimizerConfig(matrices="muon", matrix_learning_rate=0.02)
 WIDE = {"num_layers": 1, "hidden_size": 512}
@@ -122,6 +124,26 @@ SMALL = (
     small(
         "embedding norm", "cuda", {"data": 2, "sharding": "zero3"}, {"precision": "bfloat16"}, {"embedding_norm": True}
     ),
+    small("BERT", "cpu", {"tensor": 2}, {}, BERT),
+    small("BERT undropped", "cpu", {}, {"recompute": "operators"}, {**BERT, "dropout": 0.0, "num_layers": 6}),
+    small("BERT again", "cpu", {}, {"recompute": "full"}, {**BERT, "num_layers": 6}),
+    small("BERT's attention again", "cpu", {}, {"recompute": "selective"}, BERT),
+    small(
+        "BERT, split",
+        "cuda",
+        {"tensor": 4, "data": 2, "sequence_parallel": True},
+        {"precision": "bfloat16", "recompute": "full", "recompute_every": 2},
+        BERT,
+    ),
+    small(
+        "BERT, shared",
+        "cuda",
+        {"tensor": 2, "data": 4, "sharding": "zero3", "shard_group": 2},
+        {"precision": "bfloat16", "document_mask": True},
+        BERT,
+    ),
+    small("norms after, offloaded", "cuda", {}, {"recompute": "full", "offload": ("activations",)}, NORMS_AFTER),
+    small("norms after", "cuda", {"tensor": 2}, {"precision": "bfloat16"}, {**LLAMA, **NORMS_AFTER}),
     small("Muon", "cpu", {"tensor": 2}, {}, {}, MUON),
     small("Muon, one token", "cpu", {}, {"sequence_length": 1, "batch_size": 1}, {"vocab_size": 256, **WIDE}, MUON),
     small(

@@ -89,6 +89,15 @@ def test_messages_that_run_beside_nothing_are_told_before_training_on_gpus(run_w
     ) in capsys.readouterr().err
 
 
+def test_a_token_that_sees_its_target_is_refused(run_with):
+    message = (
+        '^`model.attention` must be "causal" for training on the next token, but is "bidirectional". Every token would '
+        'see the token that it has to predict. Set model.attention="causal".$'
+    )
+    with pytest.raises(ConfigError, match=message):
+        run_training(run_with("model.attention=bidirectional"))
+
+
 def test_run_folder_that_is_a_file_is_refused(run_with, tmp_path):
     (tmp_path / "run").write_text("")
     with pytest.raises(

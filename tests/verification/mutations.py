@@ -15,12 +15,13 @@ from torch import Tensor, fx, nn
 from torch.autograd import Function
 from torch.distributed.fsdp import FSDPModule
 
-from crosscut.architecture import GatedMLP
+from crosscut.architecture import GatedMLP, Layer
 from crosscut.config import IGNORED, Layout
-from crosscut.config.model import FeedForward
+from crosscut.config.model import FeedForward, NormPosition
 from crosscut.data import mixture
 from crosscut.model import attention, batch, block, gated_mlp, gpt, initialization, mlp
 from crosscut.model.building import Builder
+from crosscut.model.documents import Context
 from crosscut.parallel import (
     GradientReducer,
     LayerNorm,
@@ -52,7 +53,7 @@ from crosscut.training.optimization import averaging, muon
 from crosscut.training.speed import compilation
 from crosscut.verification import Report, for_verification, verify_module, verify_on_mesh
 from crosscut.verification.run_proof import MICRO_BATCHES
-from tests.verification.runs import CPU, tiny_run
+from tests.verification.runs import BERT, CPU, tiny_run
 
 Patch = pytest.MonkeyPatch
 
@@ -463,6 +464,62 @@ def positions_scattered_wrongly(patch: Patch) -> None:
         return x.chunk(size, dim)[size - 1 - mesh.tensor.rank] if mesh.sequence_parallel else x
 
     patch.setattr(embedding, "part_of_sequence", reverse)
+
+
+# --- bidirectional models: segments, padding, norms after the sums ---------------------------------------------------
+
+
+@fault("gradients of the token types not summed under sequence parallelism", "token_types", SPLIT, **BERT)
+def token_types_not_summed(patch: Patch) -> None:
+    plain = embedding.local_on_sequence
+
+    def whole(parameter: Tensor, mesh: ParallelMesh, dtype: torch.dtype) -> Tensor:
+        is_of_types = parameter.shape[0] == BERT["token_types"]
+        return local(parameter, dtype) if is_of_types else plain(parameter, mesh, dtype)
+
+    patch.setattr(embedding, "local_on_sequence", whole)
+
+
+@fault("every part of a split sequence has the segments of the first", "token_types", SPLIT, **BERT)
+def segments_of_the_first_part(patch: Patch) -> None:
+    part = embedding.part_of_sequence
+
+    def first(x: Tensor, mesh: ParallelMesh, dim: int) -> Tensor:
+        return part(x, mesh, dim) if x.is_floating_point() else x.chunk(mesh.tensor.size, dim)[0]
+
+    patch.setattr(embedding, "part_of_sequence", first)
+
+
+@fault("padding that leaks: every token sees it", "blocks.0.attention", **BERT)
+def padding_leaks(patch: Patch) -> None:
+    forward = gpt.GPT.forward
+
+    def unmasked(self: gpt.GPT, tokens: Tensor, context: Context, **how: Any) -> Any:
+        return forward(self, tokens, context._replace(mask=None) if self.mesh.tensor.size > 1 else context, **how)
+
+    patch.setattr(gpt.GPT, "forward", unmasked)
+
+
+@fault("the mask of padding is that of the parts in reverse", "blocks.0.attention", SPLIT, **BERT)
+def padding_of_other_parts(patch: Patch) -> None:
+    forward = gpt.GPT.forward
+
+    def reversed_mask(self: gpt.GPT, tokens: Tensor, context: Context, **how: Any) -> Any:
+        parts = context.mask.chunk(self.mesh.tensor.size, dim=1)
+        return forward(self, tokens, context._replace(mask=torch.cat(parts[::-1], 1)), **how)
+
+    patch.setattr(gpt.GPT, "forward", reversed_mask)
+
+
+@fault("norms in the other place", "blocks.0.attention.qkv", **BERT)
+def norms_in_the_other_place(patch: Patch) -> None:
+    make = block.Block.__init__
+
+    def other(self: block.Block, part: Layer, build: Builder) -> None:
+        is_cut = build.mesh.tensor.size > 1
+        make(self, replace(part, norm_place=NormPosition.BEFORE) if is_cut else part, build)
+
+    patch.setattr(block.Block, "__init__", other)
 
 
 # --- norm, clipping, normalisation -----------------------------------------------------------------------------------

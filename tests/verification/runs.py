@@ -15,6 +15,7 @@ MODERN: dict[str, Any] = {
     "logit_softcap": 0.5,
 }  # fmt: skip
 """A model with all the options of the modern recipe (docs/recipe.md)."""
+BERT: dict[str, Any] = {"attention": "bidirectional", "norm_place": "after", "token_types": 3, "mlp": "gelu_exact"}
 
 
 def tiny_run(

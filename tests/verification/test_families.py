@@ -8,7 +8,7 @@ from crosscut.config import Layout
 from crosscut.parallel import make_mesh
 from crosscut.verification import Report, for_verification, verify_on_mesh, verify_runs
 from tests.ranks import RankPool
-from tests.verification.runs import CPU, LLAMA, MODERN, tiny_run
+from tests.verification.runs import BERT, CPU, LLAMA, MODERN, tiny_run
 
 QWEN3 = {**LLAMA, "qk_norm": True, "head_size": 12}
 CASES = [
@@ -35,6 +35,11 @@ CASES = [
     ({"embedding_norm": True}, Layout(tensor=2, data=2, sequence_parallel=True)),
     ({"norm_affine": False, "embedding_norm": True, "qk_norm": True, "qk_norm_kind": "layer"}, Layout(tensor=2)),
     ({**QWEN3, "num_kv_heads": 1}, Layout(tensor=2, data=2, sharding="zero2", sequence_parallel=True)),
+    (BERT, Layout(tensor=4)),
+    (BERT, Layout(tensor=2, data=2, sequence_parallel=True)),
+    ({**BERT, "norm_place": "before"}, Layout(tensor=2, data=2, sharding="zero3", sequence_parallel=True)),
+    ({**LLAMA, **BERT, "num_kv_heads": 1}, Layout(tensor=4, sequence_parallel=True)),
+    ({"norm_place": "after"}, Layout(tensor=2, sequence_parallel=True)),
 ]
 
 

@@ -13,7 +13,7 @@ from crosscut.training.speed import compilation
 from crosscut.verification import Report, for_verification, verify_on_mesh
 from crosscut.verification.packing import pack, separated
 from tests.ranks import RankPool
-from tests.verification.runs import CPU, LLAMA, tiny_run
+from tests.verification.runs import BERT, CPU, LLAMA, tiny_run
 
 CASES = [
     (Layout(), {}, {}),
@@ -23,6 +23,9 @@ CASES = [
     (Layout(data=2, sharding="zero2"), {**LLAMA, "qk_norm": True}, {"micro_batch_size": 1}),
     (Layout(tensor=4, sequence_parallel=True), {**LLAMA, "num_kv_heads": 2}, {"recompute": "full"}),
     (Layout(tensor=2, sequence_parallel=True), {**LLAMA, "dropout": 0.0}, {"compile": "on"}),
+    (Layout(tensor=2, sequence_parallel=True), {**BERT, "dropout": 0.0}, {"compile": "on"}),
+    (Layout(tensor=2, data=2, sharding="zero3"), BERT, {"recompute": "full"}),
+    (Layout(tensor=4), {**BERT, "norm_place": "before"}, {"recompute": "operators", "micro_batch_size": 1}),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Causal self-attention with its heads divided over the tensor ranks (paper, section 3, Figure 3b).
+"""Self-attention, causal or bidirectional, with its heads divided over the tensor ranks (paper, section 3, Figure 3b).
 
     X --f--> queries, keys and values of a rank's heads --> norm and rotation --> attend --> Z_i O_i --g--> sum + bias
 
@@ -33,12 +33,14 @@ from crosscut.config.conventions import takes_shared_heads
 
 @dataclass(frozen=True)
 class Attention:
-    """Causal self-attention."""
+    """Self-attention."""
 
     num_heads: int
     num_kv_heads: int
     head_size: int
     dropout: float
+    is_causal: bool
+    """Whether a token attends only to itself and to earlier tokens."""
     is_rotary: bool
     """Whether queries and keys are rotated by their positions."""
     query: Matrix
@@ -57,6 +59,7 @@ class Attention:
             num_kv_heads=model.num_kv_heads,
             head_size=model.head_size,
             dropout=model.dropout,
+            is_causal=model.is_causal,
             is_rotary=model.positions == "rotary",
             query=columns("attention.qkv.query", hidden, model.query_size, bias=bias),
             key_value=columns_by_heads(
@@ -73,7 +76,7 @@ class Attention:
         )
 
     def steps(self, x: Value) -> tuple[Value, list[Step]]:
-        """Return the sublayer's output, and the steps that compute the output from the normed input `x`."""
+        """Return the sublayer's output, and the steps that compute the output from the input `x`."""
         entered, entering = enter(x, "attention input")
         query, multiply_query = multiply_columns(entered, self.query, name="query", keeps=x)
         key_value, multiply_key_value = multiply_columns(
@@ -85,6 +88,12 @@ class Attention:
         projected, project = multiply_rows(attended, self.output, name="projected")
         left, leaving = leave(projected, "attention output", bias=self.output.bias)
         return left, [entering, multiply_query, multiply_key_value, *placing, attend, project, leaving]
+
+    def has_mask(self, target: Target) -> bool:
+        """Whether the kernel reads a mask from memory: the mask of documents, or, in bidirectional attention, the mask
+        of padding.
+        """
+        return target.document_mask or not self.is_causal
 
     def _placed(self, query: Value, key_value: Value) -> tuple[tuple[Value, ...], list[Step]]:
         """Return the operands of attention after the norm of heads and the rotation, and the steps to compute them.
@@ -169,6 +178,12 @@ class Attend(Step):
         """Whether one kernel computes attention without storing the scores."""
         return target.fuses_attention and (target.device == "cuda" or not self.attention.dropout)
 
+    def skips_half(self, target: Target) -> bool:
+        """Whether a fused kernel computes only half of the scores. A kernel cannot skip parts of a mask that it reads
+        from memory.
+        """
+        return self.attention.is_causal and not self.attention.has_mask(target)
+
     def inner_products(self, target: Target) -> tuple[Product, ...]:
         """Products of one rank in one micro-batch: scores, [S, D] x [D, S], and weighted values, [S, S] x [S, D].
 
@@ -179,17 +194,19 @@ class Attend(Step):
         return Product(length, size, length, batch), Product(length, length, size, batch)
 
     def passes(self, target: Target) -> Passes:
-        """Bytes of the document mask that fused attention reads, or of the scores that unfused attention moves.
+        """Bytes of the mask that fused attention reads, or of the scores that unfused attention moves.
 
-        Fused attention reads the mask once in each pass, because all heads of a sequence share the mask. Without
-        documents, there is no mask, and the result is 0.
+        Fused attention reads the mask once in each pass, because all heads of a sequence share the mask. The mask of
+        documents has a row for each query, and the mask of padding has one row for all queries. Without a mask, the
+        result is 0.
 
         Unfused attention moves all scores eight times in the forward pass: it writes the scores, applies the mask with
         a product and a sum, applies softmax, and reads the result. The backward pass moves all scores nine times, four
         of these in matrix products. Dropout moves the scores twice more in each pass, and the dropout mask once.
         """
         if self.is_fused(target):
-            mask = target.tokens * target.length * target.compute_bytes if target.document_mask else 0
+            rows = target.length if target.document_mask else 1
+            mask = target.tokens * rows * target.compute_bytes * self.attention.has_mask(target)
             return Passes(forward=mask, backward=mask)
         elements = target.sequences * self.attention.num_heads // target.tensor * target.length**2
         scores = elements * target.compute_bytes
@@ -218,7 +235,7 @@ class Attend(Step):
             head_size=attention.head_size,
             dropout=attention.dropout,
             capability=target.capability,
-            masked=target.document_mask,
+            masked=attention.has_mask(target),
         )
 
     def _unfused(self, target: Target) -> tuple[Value, ...]:

@@ -1,10 +1,11 @@
-"""Embedding of tokens, sharded along the vocabulary, and of learned positions (paper, sections 2.2 and 3). The sum of
-both may pass through a norm.
+"""Embedding of tokens, sharded along the vocabulary, of learned positions (paper, sections 2.2 and 3) and of token
+types (Devlin et al. 2018, arXiv 1810.04805, Figure 2). The sum of these embeddings may pass through a norm.
 
 E_i are the embeddings that rank i looks up, with zeros for tokens whose rows other ranks hold. g sums E_i over all
 ranks:
 
-E_i = rows that rank i holds, zero for tokens of other ranks;   x = g(E_i) + positions, then norm and dropout
+    E_i = rows that rank i holds, zero for tokens of other ranks
+    x = g(E_i) + positions + types, then norm and dropout
 """
 
 from dataclasses import dataclass, replace
@@ -19,16 +20,19 @@ from crosscut.config import ModelConfig
 
 @dataclass(frozen=True)
 class Embedding:
-    """Embedding of token ids and, if the model learns positions, of positions. Some models then apply a norm. Dropout
-    comes last.
+    """Embedding of token ids and, if the model has them, of learned positions and of token types. Some models then
+    apply a norm. Dropout comes last.
     """
 
     tokens: Parameter
     positions: Parameter | None
+    token_types: Parameter | None
     norm: Norm | None
     dropout: float
     rotated: int
     """Elements of a head that rotary positions rotate; 0 if the model learns positions."""
+    is_causal: bool
+    """Whether attention is causal. Bidirectional attention has a mask of padding."""
 
     @classmethod
     def of(cls, model: ModelConfig) -> "Embedding":
@@ -41,15 +45,15 @@ class Embedding:
             Cut.VOCABULARY,
             num_inputs=hidden if model.tied else 1,
         )
-        positions = Parameter(
-            "positions.weight", (model.max_sequence_length, hidden), Role.EMBEDDING, num_inputs=tokens.num_inputs
-        )
+        learns, num_inputs = model.positions == "learned", tokens.num_inputs
         return cls(
             tokens=tokens,
-            positions=positions if model.positions == "learned" else None,
-            norm=stream_norm(model, "embedding_norm") if model.embedding_norm else None,
+            positions=_whole("positions", (model.max_sequence_length, hidden), num_inputs) if learns else None,
+            token_types=_whole("token_types", (model.token_types, hidden), num_inputs) if model.token_types else None,
+            norm=stream_norm(model, "embedding_norm") if model.norms_embedding else None,
             dropout=model.dropout,
-            rotated=0 if model.positions == "learned" else model.head_size,
+            rotated=0 if learns else model.head_size,
+            is_causal=model.is_causal,
         )
 
     def steps(self) -> tuple[Value, list[Step]]:
@@ -64,6 +68,10 @@ class Embedding:
             placed = replace(x, name="embedding with positions")
             steps.append(AddPositions(reads=(x,), gives=(placed,), parameters=(self.positions,)))
             x = placed
+        if self.token_types is not None:
+            typed = replace(x, name="embedding with token types")
+            steps.append(AddTokenTypes(reads=(x,), gives=(typed,), keeps=(_INDEX,), parameters=(self.token_types,)))
+            x = typed
         if self.norm is not None:
             normed, normalise = self.norm.step("embedding_norm", replace(x, rows=Rows.STREAM))
             steps.append(normalise)
@@ -73,7 +81,16 @@ class Embedding:
             out = replace(x, name="input", rows=Rows.STREAM)
             steps += [Draw(gives=(mask,)), Drop(reads=(x, mask), gives=(out,), keeps=(mask,))]
             x = out
-        return x, [*steps, PlaceDocuments(gives=(), rotated=self.rotated)]
+        return x, [*steps, Share(gives=(), rotated=self.rotated, is_causal=self.is_causal)]
+
+
+_INDEX = Value("token types", 1, Rows.STREAM, kind=Kind.POSITION)
+"""Type of each token, an integer."""
+
+
+def _whole(name: str, shape: tuple[int, int], num_inputs: int) -> Parameter:
+    """Embedding that every rank holds whole."""
+    return Parameter(f"{name}.weight", shape, Role.EMBEDDING, num_inputs=num_inputs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,19 +113,26 @@ class AddPositions(Pointwise):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlaceDocuments(Step):
-    """Compute the tensors that all layers share if documents do not see each other: the mask of attention, and the
-    cosines and sines of rotary positions.
-    """
+class AddTokenTypes(Pointwise):
+    """Add the embeddings of the tokens' types. The step saves the types for its backward pass."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share(Step):
+    """Compute the tensors that all layers share: the mask of attention, and cosines and sines of rotary positions."""
 
     rotated: int
+    is_causal: bool
 
     def on(self, target: Target) -> Step:
-        """Return the step with the shared tensors, which exist until the backward pass of the first layer ends. Without
-        documents, there is no mask, and the cosines and sines of one sequence serve all sequences.
+        """Return the step with the shared tensors, which exist until the backward pass of the first layer ends.
+
+        Causal attention needs a mask only if documents do not see each other. Bidirectional attention always has a
+        mask, which hides padding: one row for all queries of a sequence, or, with documents, a row for each query.
+        Without documents, the cosines and sines of one sequence serve all sequences.
         """
         if not target.document_mask:
-            return self
+            return self if self.is_causal else replace(self, keeps=(Value("padding mask", 1),))
         mask = Value("document mask", target.length)
         rotation = Value("cosines and sines", 2 * self.rotated)
         return replace(self, keeps=(mask, rotation))

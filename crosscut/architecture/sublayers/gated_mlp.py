@@ -54,7 +54,7 @@ class GatedMLP:
         )
 
     def steps(self, x: Value) -> tuple[Value, list[Step]]:
-        """Return the sublayer's output, and the steps that compute the output from the normed input `x`."""
+        """Return the sublayer's output, and the steps that compute the output from the input `x`."""
         entered, entering = enter(x, "mlp input")
         gate, multiply_gate = multiply_columns(entered, self.gate, name="gate", keeps=x)
         up, multiply_up = multiply_columns(entered, self.up, name="up", keeps=x)

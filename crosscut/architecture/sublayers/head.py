@@ -1,4 +1,5 @@
-"""Head of a decoder: the final norm, the product with the vocabulary, and the loss (paper, section 3).
+"""Head of a decoder: the final norm, the product with the vocabulary, and the loss (paper, section 3). A model whose
+norms come after the residual sums has no final norm.
 
 The loss works on one chunk of tokens after the other, so the logits of all tokens never exist at the same time. For
 each chunk, the forward pass already computes the gradients of the hidden states and of the output projection's weight.
@@ -12,13 +13,15 @@ from crosscut.architecture.steps import Passes, Product, Step, Value, enter
 from crosscut.architecture.sublayers.norm import Norm, stream_norm
 from crosscut.architecture.target import Target
 from crosscut.config import ModelConfig
+from crosscut.config.model import NormPosition
 
 
 @dataclass(frozen=True)
 class Head:
     """Head of a decoder: final norm, output projection and loss."""
 
-    norm: Norm
+    norm: Norm | None
+    """Norm after the last layer; None if the last layer ends with a norm."""
     output: Parameter | None
     """Weight of the output projection; None if the projection is tied to the token embedding."""
     vocabulary: Parameter
@@ -32,7 +35,7 @@ class Head:
         shape = (model.vocab_size, model.hidden_size)
         output = None if model.tied else Parameter("output.weight", shape, Role.HEAD, Cut.VOCABULARY)
         return cls(
-            norm=stream_norm(model, "final_norm"),
+            norm=stream_norm(model, "final_norm") if model.norm_place is NormPosition.BEFORE else None,
             output=output,
             vocabulary=tokens if output is None else output,
             caps_logits=model.logit_softcap > 0,
@@ -40,9 +43,12 @@ class Head:
 
     def steps(self, x: Value) -> list[Step]:
         """Steps that compute the loss from the last layer's result `x`."""
-        normed, normalise = self.norm.step("final_norm", x)
-        entered, entering = enter(normed, "output projection input", overlaps=False)
-        return [normalise, entering, self._loss(entered)]
+        steps: list[Step] = []
+        if self.norm is not None:
+            x, normalise = self.norm.step("final_norm", x)
+            steps.append(normalise)
+        entered, entering = enter(x, "output projection input", overlaps=False)
+        return [*steps, entering, self._loss(entered)]
 
     def flops_per_token(self) -> int:
         """FLOPs to compute one token's logits in the forward pass, without the padding of the vocabulary."""

@@ -20,11 +20,11 @@ from crosscut.architecture.target import Target
 from crosscut.config import ModelConfig
 from crosscut.config.model import FeedForward
 
-KINDS = (FeedForward.GELU, FeedForward.RELU2)
+KINDS = (FeedForward.GELU, FeedForward.GELU_EXACT, FeedForward.RELU2)
 """Values of `model.mlp` that the class `MLP` describes."""
 
 
-_EAGER_PASSES = {FeedForward.GELU: (2, 3), FeedForward.RELU2: (4, 7)}
+_EAGER_PASSES = {FeedForward.GELU: (2, 3), FeedForward.GELU_EXACT: (2, 3), FeedForward.RELU2: (4, 7)}
 """Number of tensors that the activation's uncompiled kernels read or write, forward and backward."""
 
 
@@ -50,7 +50,7 @@ class MLP:
         )
 
     def steps(self, x: Value) -> tuple[Value, list[Step]]:
-        """Return the sublayer's output, and the steps that compute the output from the normed input `x`."""
+        """Return the sublayer's output, and the steps that compute the output from the input `x`."""
         entered, entering = enter(x, "mlp input")
         expanded, expand = multiply_columns(entered, self.expand, name="expand", keeps=x)
         activated = Value("activated", self.expand.out_features, cut=True, is_cheap=True)
@@ -80,7 +80,7 @@ class Activate(Pointwise):
         value = self.gives[0]
         inner = value.bytes(target)
         forward, backward = (2, 3) if target.compiled else _EAGER_PASSES[self.kind]
-        gelu = value.elements(target) if self.kind is FeedForward.GELU else 0
+        gelu = 0 if self.kind is FeedForward.RELU2 else value.elements(target)
         return Passes(forward=forward * inner, backward=(backward + (self.matrix.bias is not None)) * inner, gelu=gelu)
 
     def temporary(self, target: Target, inside: int) -> int:

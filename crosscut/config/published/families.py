@@ -48,7 +48,14 @@ _LLAMA_KEYS = {
 }
 SOFT_CAP_FIELD = "logit_softcap"
 """Field of `ModelConfig` for the soft cap. A family with a soft cap writes null instead of 0."""
-_PLAIN = {"norm_affine": True, "embedding_norm": False, SOFT_CAP_FIELD: 0.0}
+_PLAIN = {
+    "attention": "causal",
+    "norm_place": "before",
+    "token_types": 0,
+    "norm_affine": True,
+    "embedding_norm": False,
+    SOFT_CAP_FIELD: 0.0,
+}
 """Values of settings that only few families have."""
 _LLAMA_FIXED = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "qk_norm": False, **_PLAIN}
 _LLAMA_DEFAULTS = {"norm_epsilon": 1e-6, "tied": False, "dropout": 0.0}

@@ -79,7 +79,7 @@ def _origin_in_forward(step: int, trainer: Trainer, batches: Batches) -> _Origin
         seen: list[str] = []
         trainer.streams.restart(step=step, micro_batch=index)
         with torch.no_grad(), uncompiled(trainer.model), _watched(trainer.model, seen) as order:
-            loss = trainer.model.loss(*batch.packed())
+            loss = trainer.model.loss(*batch.with_context())
         if not seen and not loss.isfinite():
             seen.append("the loss itself")
         if seen and first is None:
