@@ -13,9 +13,10 @@ layers, the planner computes the quantity once per kind of layer and multiplies 
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Protocol
+from functools import cached_property, lru_cache, partial
+from typing import Any, Protocol
 
+from crosscut.architecture.adapters import adapted
 from crosscut.architecture.parameters import Parameter
 from crosscut.architecture.steps import Rows, Step, Value
 from crosscut.architecture.sublayers import gated_mlp, mlp
@@ -134,10 +135,15 @@ def describe(model: ModelConfig) -> Decoder:
 
     `model.vocab_size` may be 0 (left to the tokenizer). Counts that depend on the vocabulary are then wrong.
     """
-    kinds = {kind: _layer(model, kind) for kind in dict.fromkeys(map(model.mlp_of, range(model.num_layers)))}
+    adapt = partial(adapted, rank=model.lora_rank, alpha=model.lora_alpha) if model.lora_rank else _unchanged
+    kinds = {kind: adapt(_layer(model, kind)) for kind in dict.fromkeys(map(model.mlp_of, range(model.num_layers)))}
     embedding = Embedding.of(model)
     layers = tuple(kinds[model.mlp_of(i)] for i in range(model.num_layers))
-    return Decoder(embedding, layers, Head.of(model, embedding.tokens))
+    return Decoder(adapt(embedding), layers, adapt(Head.of(model, embedding.tokens)))
+
+
+def _unchanged(part: Any) -> Any:
+    return part
 
 
 def _layer(model: ModelConfig, kind: FeedForward) -> Layer:

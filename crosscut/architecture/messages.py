@@ -70,7 +70,10 @@ def products_at(layer: Layer, target: Target) -> dict[str, tuple[Product, ...]]:
     found = {}
     for step in steps:
         if isinstance(step, Enter):
-            found[step.name] = tuple(m.product(target) for m in multiplications if step.gives[0] in m.reads)
+            matching = (m for m in multiplications if step.gives[0] in m.reads)
         elif isinstance(step, Leave):
-            found[step.name] = tuple(m.product(target) for m in multiplications if step.reads[0] in m.gives)
+            matching = (m for m in multiplications if step.reads[0] in m.gives)
+        else:
+            continue
+        found[step.name] = tuple(product for m in matching for product in m.products(target))
     return found

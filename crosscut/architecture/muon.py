@@ -13,7 +13,7 @@ NEWTON_SCHULZ_STEPS = 5
 
 def takes_muon(parameter: Parameter) -> bool:
     """Whether `optimizer.matrices` chooses the optimizer of this parameter: true for the matrices inside the layers."""
-    return parameter.role.group is ParameterGroup.MATRIX
+    return parameter.role.group is ParameterGroup.MATRIX and not parameter.is_frozen
 
 
 def newton_schulz_products(parameter: Parameter) -> tuple[Product, ...]:

@@ -32,6 +32,9 @@ class Role(Enum):
     NORM = "norm"
     """Scale or shift of a norm."""
     BIAS = "bias"
+    DOWN = "first matrix of an adapter"
+    UP = "second matrix of an adapter"
+    """This matrix starts at zero, so that a new adapter changes nothing."""
 
     @property
     def decays(self) -> bool:
@@ -51,6 +54,8 @@ _GROUPS = {
     Role.HEAD: ParameterGroup.HEAD,
     Role.NORM: ParameterGroup.SCALAR,
     Role.BIAS: ParameterGroup.SCALAR,
+    Role.DOWN: ParameterGroup.MATRIX,
+    Role.UP: ParameterGroup.MATRIX,
 }
 
 
@@ -82,6 +87,8 @@ class Parameter:
     """Whether every rank holds the whole parameter but uses it inside a parallel region."""
     num_inputs: int = 0
     """Fan-in of an embedding, for `InitialSpread.FAN_IN`; 0 for other parameters, whose fan-in is dimension 1."""
+    is_frozen: bool = False
+    """Whether training leaves the parameter as it is. A frozen parameter has no gradient and no optimizer state."""
 
     def initial_spread(self, num_layers: int, spread: InitialSpread = InitialSpread.PAPER) -> float:
         """Standard deviation of the normal distribution from which a new parameter is drawn.
@@ -90,9 +97,14 @@ class Parameter:
         2 `num_layers` (paper, section 4.1.1). For norms and biases, the result is 0: these parameters keep the initial
         values that their modules set. The result does not depend on the layout, because it uses the fan-in of
         the whole weight.
+
+        The first matrix of an adapter has the deviation of PEFT's initial values, 1 / sqrt(3 x number of inputs). The
+        second matrix stays zero.
         """
-        if not self.role.decays:
+        if not self.role.decays or self.role is Role.UP:
             return 0.0
+        if self.role is Role.DOWN:
+            return float((3 * self.shape[1]) ** -0.5)
         by_inputs = spread is InitialSpread.FAN_IN
         deviation = (self.num_inputs or self.shape[1]) ** -0.5 if by_inputs else INITIAL_SPREAD
         return deviation / (2 * num_layers) ** 0.5 if self.role is Role.BEFORE_RESIDUAL else deviation
@@ -120,8 +132,14 @@ class Parameter:
         shape, dim = list(self.padded_shape(tensor)), self.dim_cut(tensor)
         if dim is not None:
             shape[dim] //= tensor
-        is_inside = self.inside or self.cut is Cut.HEADS
-        return LocalParameter(self.name, tuple(shape), self.role, is_whole=dim is None, is_inside=is_inside)
+        return LocalParameter(
+            self.name,
+            tuple(shape),
+            self.role,
+            is_whole=dim is None,
+            is_inside=self.inside or self.cut is Cut.HEADS,
+            is_frozen=self.is_frozen,
+        )
 
 
 @dataclass(frozen=True)
@@ -135,6 +153,8 @@ class LocalParameter:
     """Whether every tensor rank holds the same, whole parameter."""
     is_inside: bool
     """Whether the parameter is used inside a parallel region."""
+    is_frozen: bool = False
+    """Whether training leaves the parameter as it is."""
 
     @property
     def size(self) -> int:
@@ -145,9 +165,35 @@ class LocalParameter:
         """Whether each tensor rank computes only a part of the gradient, so that the ranks must sum the parts.
 
         True for a parameter that every tensor rank holds whole, if a parallel region uses the parameter. With `split`,
-        the tensor ranks split the sequence, and the result is true for every whole parameter.
+        the tensor ranks split the sequence, and the result is true for every whole parameter. A frozen parameter has no
+        gradient.
         """
-        return self.is_whole and tensor > 1 and (self.is_inside or split)
+        return self.is_whole and tensor > 1 and (self.is_inside or split) and not self.is_frozen
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Low-rank adapter of a matrix (LoRA): Y = X A + scale (X D) U, with D [inputs, r] and U [r, outputs].
+
+    D and U are the published A and B. Source: Hu et al. 2021 (arXiv 2106.09685), section 4.1.
+    """
+
+    down: Parameter
+    """Matrix D, as [r, inputs]. A weight that stores several matrices has an adapter for each of them: the rows are
+    those of the first adapter, then those of the second adapter."""
+    up: Parameter
+    """Matrix U, as [outputs, r]. The rows are in the order of the weight's rows."""
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        """Number r of columns of U."""
+        return self.up.shape[1]
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Both matrices."""
+        return self.down, self.up
 
 
 @dataclass(frozen=True)
@@ -156,11 +202,19 @@ class Matrix:
 
     weight: Parameter
     bias: Parameter | None = None
+    adapter: Adapter | None = None
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """The weight, and the bias if the layer has one."""
-        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+        """The weight, and the bias and the matrices of the adapter if the layer has them."""
+        bias = () if self.bias is None else (self.bias,)
+        return (self.weight, *bias, *(() if self.adapter is None else self.adapter.parameters))
+
+    @property
+    def adapter_name(self) -> str:
+        """Name of the adapter's module, which is inside the module of the weight."""
+        module, _, _ = self.weight.name.rpartition(".")
+        return f"{module}.adapter"
 
     @property
     def out_features(self) -> int:

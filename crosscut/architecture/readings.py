@@ -3,14 +3,14 @@
 Each function computes one quantity for any kind of layer. The planner adds up the results of all layers.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 from crosscut.architecture.decoder import Decoder, Layer
 from crosscut.architecture.lowering import flat, lower, run_again
 from crosscut.architecture.parameters import LocalParameter, Role
-from crosscut.architecture.steps import Multiply, Passes, Product, Rows, Step, Value
+from crosscut.architecture.steps import Multiply, Passes, Product, Rows, Step, Value, weight_gradients
 from crosscut.architecture.target import Kind, Target
 from crosscut.config.training import Recompute
 
@@ -146,12 +146,12 @@ def weights_read(layer: Layer, tensor: int) -> int:
 
 
 def last_matrix(layer: Layer, tensor: int) -> int:
-    """Number of elements of a layer's last matrix on one rank.
+    """Number of elements of the gradient of a layer's last matrix on one rank; 0 if the matrix is frozen.
 
-    The backward pass computes the gradient of this matrix first.
+    The backward pass computes this gradient first.
     """
     *_, last = (step for steps in layer.sublayers for step in steps if isinstance(step, Multiply))
-    return last.matrix.weight.on(tensor).size
+    return 0 if last.matrix.weight.is_frozen else last.matrix.weight.on(tensor).size
 
 
 def passes(steps: Iterable[Step], target: Target) -> Passes:
@@ -176,6 +176,11 @@ def weight_flops(layer: Layer, target: Target) -> int:
     return _flops(flat(lower(layer, target)), target)
 
 
+def gradient_flops(layer: Layer, target: Target) -> int:
+    """FLOPs of the gradients of a layer's weights, on one rank in one micro-batch. Frozen weights have no gradient."""
+    return sum(product.flops for product in weight_gradients(_products(flat(lower(layer, target)), target)))
+
+
 def repeated_flops(layer: Layer, target: Target, *, everything: bool) -> int:
     """FLOPs of the products with weights that full recomputation repeats in one layer, on one rank in one micro-batch.
 
@@ -185,4 +190,8 @@ def repeated_flops(layer: Layer, target: Target, *, everything: bool) -> int:
 
 
 def _flops(steps: Iterable[Step], target: Target) -> int:
-    return sum(step.product(target).flops for step in steps if isinstance(step, Multiply))
+    return sum(product.flops for product in _products(steps, target))
+
+
+def _products(steps: Iterable[Step], target: Target) -> Iterator[Product]:
+    return (product for step in steps if isinstance(step, Multiply) for product in step.products(target))

@@ -9,6 +9,7 @@ parameters, memory and FLOPs from the list.
 Legend: `T` tensor ranks.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from typing import NamedTuple
@@ -106,6 +107,8 @@ class Product(NamedTuple):
     k: int
     n: int
     batch: int = 1
+    is_frozen: bool = False
+    """Whether the second factor is a frozen weight, which has no gradient."""
 
     @property
     def flops(self) -> int:
@@ -121,6 +124,11 @@ class Product(NamedTuple):
     def of_weight(self) -> "Product":
         """Product that gives the gradient of the second factor."""
         return Product(self.k, self.m, self.n, self.batch)
+
+
+def weight_gradients(products: Iterable[Product]) -> Iterator[Product]:
+    """Products that give the gradients of the second factors, without those of frozen weights."""
+    return (product.of_weight for product in products if not product.is_frozen)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +221,8 @@ class Leave(Step):
 
     overlaps: bool = True
     """Whether the messages overlap with products. False for messages of the embedding and of the output projection."""
+    is_frozen: bool = False
+    """Whether no parameter before the step trains, so that the backward pass ends here. True for a frozen embedding."""
 
     def on(self, target: Target) -> Step:
         """Return the step with its messages."""
@@ -221,7 +231,7 @@ class Leave(Step):
             return replace(self, forward=(Message(Operation.ALL_REDUCE, elements),))
         if not self.overlaps:
             scatter, gather = Message(Operation.REDUCE_SCATTER, elements), Message(Operation.ALL_GATHER, elements)
-            return replace(self, forward=(scatter,), backward=(gather,))
+            return replace(self, forward=(scatter,), backward=() if self.is_frozen else (gather,))
         scatter = _in_halves(target, Message(Operation.REDUCE_SCATTER, elements, Overlap.HALF_FORWARD))
         gather = _in_halves(target, Message(Operation.ALL_GATHER, elements, Overlap.HALF_INPUT_GRADIENT))
         return replace(self, forward=(scatter,), backward=(gather,))
@@ -233,7 +243,8 @@ class Leave(Step):
         no bytes. The backward pass reads the gradient of the stream.
         """
         stream = self.gives[0].bytes(target) if self.parameters else 0
-        return Passes(forward=0 if target.compiled else 2 * stream, backward=stream)
+        has_gradient = not any(parameter.is_frozen for parameter in self.parameters)
+        return Passes(forward=0 if target.compiled else 2 * stream, backward=stream if has_gradient else 0)
 
 
 def _in_halves(target: Target, message: Message) -> Message:
@@ -244,14 +255,29 @@ def _in_halves(target: Target, message: Message) -> Message:
 
 @dataclass(frozen=True, kw_only=True)
 class Multiply(Step):
-    """Matrix product with the weight of `matrix`: [tokens, inputs] x [inputs, outputs]."""
+    """Matrix product with the weight of `matrix`: [tokens, inputs] x [inputs, outputs].
+
+    If the matrix has an adapter, the step also computes X D and (X D) U, and adds the result.
+    """
 
     matrix: Matrix
 
-    def product(self, target: Target) -> Product:
-        """The forward product on one rank."""
-        inputs = self.matrix.weight.on(target.tensor).shape[1]
-        return Product(target.tokens, inputs, self.gives[0].local_width(target.tensor))
+    def products(self, target: Target) -> tuple[Product, ...]:
+        """The forward products on one rank: with the weight, and with the matrices of the adapter."""
+        weight, tokens, outputs = self.matrix.weight, target.tokens, self.gives[0].local_width(target.tensor)
+        inputs = weight.on(target.tensor).shape[1]
+        product = Product(tokens, inputs, outputs, is_frozen=weight.is_frozen)
+        if (adapter := self.matrix.adapter) is None:
+            return (product,)
+        return product, Product(tokens, inputs, adapter.down.shape[0]), Product(tokens, adapter.rank, outputs)
+
+    def passes(self, target: Target) -> Passes:
+        """Bytes that the sum of the two products reads and writes; 0 without an adapter.
+
+        Before g (row-parallel), the second product is added to the first one without a pass of its own.
+        """
+        is_added = self.matrix.adapter is not None and self.gives[0].cut
+        return Passes(forward=3 * self.gives[0].bytes(target) if is_added else 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,13 +291,17 @@ def enter(x: Value, name: str, *, overlaps: bool = True) -> tuple[Value, Step]:
     return entered, Enter(reads=(x,), gives=(entered,), name=name, overlaps=overlaps)
 
 
-def leave(x: Value, name: str, *, bias: Parameter | None = None, overlaps: bool = True) -> tuple[Value, Step]:
+def leave(
+    x: Value, name: str, *, bias: Parameter | None = None, overlaps: bool = True, is_frozen: bool = False
+) -> tuple[Value, Step]:
     """Leave a parallel region with the paper's g (`Leave`) and add the bias. Return the value on the residual stream,
-    and the step.
+    and the step. With `is_frozen`, no parameter before the step trains.
     """
     left = replace(x, name=f"{x.name}, left", rows=Rows.STREAM)
     parameters = () if bias is None else (bias,)
-    return left, Leave(reads=(x,), gives=(left,), parameters=parameters, name=name, overlaps=overlaps)
+    return left, Leave(
+        reads=(x,), gives=(left,), parameters=parameters, name=name, overlaps=overlaps, is_frozen=is_frozen
+    )
 
 
 def multiply_columns(entered: Value, matrix: Matrix, *, name: str, keeps: Value, heads: int = 0) -> tuple[Value, Step]:
@@ -281,7 +311,8 @@ def multiply_columns(entered: Value, matrix: Matrix, *, name: str, keeps: Value,
     pass.
     """
     y = Value(name, matrix.out_features, cut=True, heads=heads)
-    return y, Multiply(reads=(entered,), gives=(y,), keeps=(keeps,), parameters=matrix.parameters, matrix=matrix)
+    kept = (keeps, *_low(matrix, name))
+    return y, Multiply(reads=(entered,), gives=(y,), keeps=kept, parameters=matrix.parameters, matrix=matrix)
 
 
 def multiply_rows(x: Value, matrix: Matrix, *, name: str) -> tuple[Value, Step]:
@@ -290,4 +321,10 @@ def multiply_rows(x: Value, matrix: Matrix, *, name: str) -> tuple[Value, Step]:
     The step `Leave` (g) afterwards sums the products of all ranks.
     """
     y = Value(name, matrix.out_features)
-    return y, Multiply(reads=(x,), gives=(y,), keeps=(x,), parameters=(matrix.weight,), matrix=matrix)
+    parameters = tuple(parameter for parameter in matrix.parameters if parameter is not matrix.bias)
+    return y, Multiply(reads=(x,), gives=(y,), keeps=(x, *_low(matrix, name)), parameters=parameters, matrix=matrix)
+
+
+def _low(matrix: Matrix, name: str) -> tuple[Value, ...]:
+    """Product X D of an adapter, which the step saves for the backward pass; empty without an adapter."""
+    return () if matrix.adapter is None else (Value(f"{name}, low rank", matrix.adapter.down.shape[0]),)

@@ -187,6 +187,12 @@ def last_weights_option(command: _Command) -> _Command:
     return click.option("--last-weights", is_flag=True, help=told)(command)
 
 
+def adapter_option(command: _Command) -> _Command:
+    """Add the option `--adapter` to a command that reads a finished model."""
+    told = "Folder of an adapter (LoRA) in PEFT's format. The adapter is merged into the model's weights."
+    return click.option("--adapter", metavar="FOLDER", default="", help=told)(command)
+
+
 def naming_options(options: Mapping[str, str]) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
     """Make a command's errors name the option that the user typed, such as `--tensor` instead of `layout.tensor`.
     `options` maps each name in the errors to its option.

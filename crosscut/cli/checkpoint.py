@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from crosscut.cli.arguments import last_weights_option
+from crosscut.cli.arguments import adapter_option, last_weights_option
 from crosscut.config import ConfigError
 from crosscut.config.system.terminal import echo
 
@@ -88,7 +88,8 @@ def diff(first: str, second: str, as_json: bool) -> None:
 
 @checkpoint.command(
     help="Export a checkpoint as a Hugging Face folder.\n\nPLACE is a run's folder (its newest undamaged checkpoint is "
-    "exported) or a single checkpoint. OUT is the folder to write: a new folder, or an empty one."
+    "exported) or a single checkpoint. With --adapter, PLACE may also be a Hugging Face folder. OUT is the folder to "
+    "write: a new folder, or an empty one. The run's own adapters are merged into the weights."
 )
 @click.argument("place")
 @click.argument("out")
@@ -96,15 +97,16 @@ def diff(first: str, second: str, as_json: bool) -> None:
     "--max-file-size", default="5GB", show_default=True, help="Maximum size of a tensor file, such as 500MB or 5GB."
 )
 @last_weights_option
+@adapter_option
 @_as_json
-def export(place: str, out: str, max_file_size: str, last_weights: bool, as_json: bool) -> None:
+def export(place: str, out: str, max_file_size: str, last_weights: bool, adapter: str, as_json: bool) -> None:
     """Export a checkpoint as a Hugging Face folder."""
     max_file_bytes = _bytes_of(max_file_size)
     from crosscut.cli.tables import counting
     from crosscut.pretrained import export_checkpoint, find_model
 
     with counting("export", shown=not as_json) as advance:
-        source = find_model(place, last_weights=last_weights)
+        source = find_model(place, last_weights=last_weights, adapter=adapter)
         done = export_checkpoint(source, out, max_file_bytes=max_file_bytes, advance=advance)
     if as_json:
         echo(json.dumps(dataclasses.asdict(done), indent=2))
@@ -112,6 +114,23 @@ def export(place: str, out: str, max_file_size: str, last_weights: bool, as_json
     averaged = ", averaged weights" if done.is_averaged else ""
     files = f"{len(done.files)} file" + "s" * (len(done.files) > 1)
     echo(f"{done.folder}: {done.num_tensors} tensors, {done.num_bytes / 1e6:,.1f} MB in {files}{averaged}")
+
+
+@checkpoint.command(
+    help="Export the adapters of a run in PEFT's format.\n\nPLACE is the folder of a run with adapters "
+    "(`model.lora_rank`; its newest undamaged checkpoint is exported) or a single checkpoint. OUT is the folder to "
+    "write: a new folder, or an empty one."
+)
+@click.argument("place")
+@click.argument("out")
+@click.option("--base", default="", help="Name or folder of the model to which the adapters belong, for PEFT.")
+@last_weights_option
+def adapter(place: str, out: str, base: str, last_weights: bool) -> None:
+    """Export the adapters of a run."""
+    from crosscut.pretrained import export_adapter, find_model
+
+    names = export_adapter(find_model(place, last_weights=last_weights), out, base=base)
+    echo(f"{out}: adapters of {len(names)} matrices")
 
 
 def _bytes_of(size: str) -> int:

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from crosscut.cli.arguments import device_option, gathered, last_weights_option, naming_options, precision_option
+from crosscut.cli.arguments import (
+    adapter_option,
+    device_option,
+    gathered,
+    last_weights_option,
+    naming_options,
+    precision_option,
+)
 from crosscut.config import ConfigError, EvaluationConfig, Layout
 from crosscut.config.checks import listed
 from crosscut.config.evaluation import Detokenizer
@@ -51,6 +58,7 @@ class EvaluateOptions:
     device: str
     precision: str
     last_weights: bool
+    adapter: str
     output: Path | None
     as_json: bool
 
@@ -104,6 +112,7 @@ class EvaluateOptions:
 @device_option
 @precision_option
 @last_weights_option
+@adapter_option
 @click.option("--output", type=click.Path(path_type=Path), help="Write scores and settings to this JSON file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @naming_options(_NAMES)
@@ -124,7 +133,13 @@ def evaluate(options: EvaluateOptions) -> None:
     from crosscut.evaluation.ranks import Machinery
     from crosscut.launch.processes import is_first_started
 
-    on = Machinery(layout=layout, device=options.device, precision=options.precision, last_weights=options.last_weights)
+    on = Machinery(
+        layout=layout,
+        device=options.device,
+        precision=options.precision,
+        last_weights=options.last_weights,
+        adapter=options.adapter,
+    )
     report = _run_harness(options, on) if options.harness else _evaluate(options, config, on)
     if is_first_started():
         _show(report, as_json=options.as_json)

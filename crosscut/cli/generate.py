@@ -5,7 +5,13 @@ from typing import Any
 
 import click
 
-from crosscut.cli.arguments import device_option, last_weights_option, naming_options, precision_option
+from crosscut.cli.arguments import (
+    adapter_option,
+    device_option,
+    last_weights_option,
+    naming_options,
+    precision_option,
+)
 
 _CHOICES = (
     "temperature", "top_k", "top_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop",
@@ -63,6 +69,7 @@ _CHOICES = (
 @device_option
 @precision_option
 @last_weights_option
+@adapter_option
 @click.option(
     "--json",
     "as_json",

@@ -6,7 +6,13 @@ from typing import Any
 
 import click
 
-from crosscut.cli.arguments import device_option, last_weights_option, naming_options, precision_option
+from crosscut.cli.arguments import (
+    adapter_option,
+    device_option,
+    last_weights_option,
+    naming_options,
+    precision_option,
+)
 from crosscut.config import ConfigError
 
 
@@ -23,6 +29,7 @@ from crosscut.config import ConfigError
 @device_option
 @precision_option
 @last_weights_option
+@adapter_option
 @click.option(
     "--rows",
     type=click.IntRange(1),

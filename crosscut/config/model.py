@@ -184,6 +184,14 @@ class ModelConfig:
     """Soft cap on the absolute value of the logits: each logit becomes cap x tanh(logit / cap), as in Gemma 2. 0 means
     no cap."""
 
+    lora_rank: int = 0
+    """Rank of the low-rank adapters (LoRA) of every matrix in the layers. With adapters, only the adapters train, and
+    all other weights stay as they are. 0 means no adapters (docs/lora.md)."""
+
+    lora_alpha: float = 0.0
+    """Scale of the adapters: the product of an adapter is multiplied by `lora_alpha` / `lora_rank`. 0 means twice
+    `lora_rank`."""
+
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden_size", "num_heads", "max_sequence_length", "rotary_original_length"):
             require_at_least(f"model.{name}", getattr(self, name), 1, maximum=_MOST.get(name, MOST))
@@ -193,12 +201,24 @@ class ModelConfig:
         resolve_choices(self, "model")
         require_at_least("model.rotary_factor", self.rotary_factor, 1)
         require_at_least("model.logit_softcap", self.logit_softcap, 0)
+        self._resolve_adapters()
         for name in ("rotary_base", "norm_epsilon"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"`model.{name}` must be above 0 and finite, but is {getattr(self, name)}.")
         self._resolve_heads()
         if not self.mlp_size:
             object.__setattr__(self, "mlp_size", 4 * self.hidden_size)
+
+    def _resolve_adapters(self) -> None:
+        require_at_least("model.lora_rank", self.lora_rank, 0, maximum=_MOST["hidden_size"])
+        require_at_least("model.lora_alpha", self.lora_alpha, 0)
+        if self.lora_alpha and not self.lora_rank:
+            raise ConfigError(
+                "`model.lora_rank` must be at least 1 with `model.lora_alpha`, but is 0. Set it to 16, or remove "
+                "`model.lora_alpha`."
+            )
+        if not self.lora_alpha:
+            object.__setattr__(self, "lora_alpha", 2.0 * self.lora_rank)
 
     def _resolve_heads(self) -> None:
         if not self.head_size:
@@ -254,6 +274,11 @@ class ModelConfig:
         if self.positions is Positions.LEARNED:
             return "GPT-2"
         return "Llama" if self.norm_affine else "NanoChat"
+
+    @property
+    def without_adapters(self) -> "ModelConfig":
+        """The model without its low-rank adapters: the model that the adapters change."""
+        return replace(self, lora_rank=0, lora_alpha=0.0)
 
     def resized(self, hidden_size: int) -> "ModelConfig":
         """Return a copy of the model with another hidden size. The width of the MLP changes in proportion. The head

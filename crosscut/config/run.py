@@ -208,6 +208,7 @@ class RunConfig:
             "`model.num_heads` x `model.head_size` / `layout.tensor`": model.query_size // tensor,
             "The width of keys and values on one rank": key_value,
             "`model.mlp_size` / `layout.tensor`": model.mlp_size // tensor,
+            "`model.lora_rank`": model.lora_rank,
         }
         for name, width in widths.items():
             if width % multiple:

@@ -74,6 +74,7 @@ def described(place: str, source: ModelSource, on: Machinery) -> dict[str, Any]:
             "name": source.name,
             "place": place,
             "averaged_weights": source.is_averaged,
+            "adapter": source.adapter,
             "parameters": count_parameters(source.model),
             "vocab_size": source.model.vocab_size,
         },

@@ -36,6 +36,8 @@ class Machinery:
     last_weights: bool = False
     """Whether to score a checkpoint's last weights even if the checkpoint also holds a moving average of the weights.
     """
+    adapter: str = ""
+    """Folder of an adapter that is merged into the model; empty for none."""
 
     def ranks(self) -> Ranks:
         """Return the ranks of the layout. Raises `ConfigError` or `LayoutError` as `Ranks` does."""
@@ -72,7 +74,7 @@ def joined_model(place: str, on: Machinery) -> tuple[GPT, ModelSource]:
 
 
 def _found(place: str, on: Machinery) -> ModelSource:
-    source = find_model(place, last_weights=on.last_weights)
+    source = find_model(place, last_weights=on.last_weights, adapter=on.adapter)
     require_tensor_axis(source.model, on.layout.tensor)
     return source
 

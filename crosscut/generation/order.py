@@ -50,6 +50,8 @@ class Order:
     precision: str
     last_weights: bool = False
     """Whether to use a checkpoint's last weights even if the checkpoint also holds a moving average of the weights."""
+    adapter: str = ""
+    """Folder of an adapter that is merged into the model; empty for none."""
 
     def __post_init__(self) -> None:
         require_at_least("--samples", self.samples, 1)
@@ -73,7 +75,7 @@ def write_order(place: str, order: Order) -> None:
 
 
 def _checked(place: str, order: Order) -> ModelSource:
-    source = find_model(place, last_weights=order.last_weights)
+    source = find_model(place, last_weights=order.last_weights, adapter=order.adapter)
     require_tensor_axis(source.model, order.tensor)
     tokenizer = source.load_tokenizer()
     for prompt in order.prompts:

@@ -39,7 +39,7 @@ class Builder:
     def columns(self, matrix: Matrix) -> ColumnParallelLinear:
         """Build a column-parallel layer."""
         weight, heads = matrix.weight, matrix.weight.heads
-        return ColumnParallelLinear(
+        layer = ColumnParallelLinear(
             matrix.in_features,
             Blocks(heads, matrix.out_features // heads) if weight.cut is Cut.HEADS else matrix.out_features,
             mesh=self.mesh,
@@ -47,13 +47,16 @@ class Builder:
             dtype=self.dtype,
             how=self.runner.linear,
         )
+        if (adapter := matrix.adapter) is not None:
+            layer.add_adapter(adapter.rank, scale=adapter.scale, num_matrices=weight.num_matrices)
+        return layer
 
     def rows(self, matrix: Matrix, *, is_last: bool = False) -> RowParallelLinear:
         """Build a row-parallel layer. `is_last` marks the last product of the layer, whose result only the residual sum
         reads.
         """
         how: Multiplication = self.runner.last_linear if is_last else self.runner.linear
-        return RowParallelLinear(
+        layer = RowParallelLinear(
             matrix.in_features,
             matrix.out_features,
             mesh=self.mesh,
@@ -61,6 +64,9 @@ class Builder:
             dtype=self.dtype,
             how=how,
         )
+        if (adapter := matrix.adapter) is not None:
+            layer.add_adapter(adapter.rank, scale=adapter.scale)
+        return layer
 
     def stream_norm(self, norm: Norm) -> LayerNorm | RMSNorm:
         """Build a norm of the residual stream. The runner may recompute this norm in the backward pass."""

@@ -77,6 +77,9 @@ class GPT(nn.Module):
         self.final_norm = _norm(build, parts.head.norm)
         output = parts.head.output
         self.output = None if output is None else VocabParallelOutput(*output.shape, mesh=mesh, dtype=dtype)
+        frozen = {parameter.name for parameter in parts.parameters() if parameter.is_frozen}
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name not in frozen)
 
     @property
     def output_weight(self) -> nn.Parameter:
@@ -122,6 +125,8 @@ class GPT(nn.Module):
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         x = self.dropout(x)
+        if torch.is_grad_enabled() and not x.requires_grad:  # frozen embeddings; the layers' work does not depend on it
+            x = x.detach().requires_grad_()
         rotation = None if self.positions is not None else self._rotation(tokens, places, x.dtype)
         mask = attention_mask(context, x.dtype, is_causal=self.config.is_causal)
         for i, block in enumerate(self.blocks):

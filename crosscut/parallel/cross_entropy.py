@@ -71,6 +71,8 @@ class _Plan(NamedTuple):
     chunk: int
     """Number of tokens whose logits are in memory at once."""
     needs_grad: bool
+    needs_weight: bool
+    """Whether the weight's gradient is needed, too. False for a frozen weight."""
 
 
 class _Buffers(NamedTuple):
@@ -113,7 +115,7 @@ def vocab_parallel_cross_entropy(
     part = vocabulary_part(weight, vocab_size, axis)
     # `Function.forward` runs without gradients, so `torch.is_grad_enabled()` must be read here.
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    plan = _Plan(settings, chunk, needs_grad)
+    plan = _Plan(settings, chunk, needs_grad, needs_grad and weight.requires_grad)
     loss: Tensor = _ProjectAndCompare.apply(hidden, weight, targets, part, plan)
     return loss
 
@@ -165,7 +167,7 @@ class _ProjectAndCompare(Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, part: VocabularyPart, plan: _Plan) -> Tensor:
         rows = weight.to(hidden.dtype)
         grad_hidden = torch.empty_like(hidden) if plan.needs_grad else None
-        grad_weight = torch.empty_like(weight) if plan.needs_grad else None
+        grad_weight = torch.empty_like(weight) if plan.needs_weight else None
         wide = torch.promote_types(hidden.dtype, torch.float32)
         total = torch.zeros((), dtype=wide, device=hidden.device)
         buffers = _buffers(hidden, rows, plan, wide) if plan.settings.passes is None else None
@@ -174,23 +176,24 @@ class _ProjectAndCompare(Function):
             losses, error = _losses_of_chunk(hidden[piece], rows, targets[piece], part, plan, buffers)
             keep = targets[piece] != IGNORED
             total += losses.masked_fill(~keep, 0.0).sum()
-            if error is not None and grad_hidden is not None and grad_weight is not None:
+            if error is not None and grad_hidden is not None:
                 keep = keep.unsqueeze(1)  # ignored tokens are masked in tensors of width H, which are narrower than V
                 multiply_into(grad_hidden[piece], error, rows.t())
                 grad_hidden[piece].mul_(keep)
-                add_product(grad_weight, error.t(), hidden[piece] * keep, is_first=start == 0)
+                if grad_weight is not None:
+                    add_product(grad_weight, error.t(), hidden[piece] * keep, is_first=start == 0)
             del error  # free it before the next chunk's logits are computed
         scale = plan.settings.scale
         scale = scale.to(wide) if isinstance(scale, Tensor) else scale
-        if grad_hidden is not None and grad_weight is not None:
-            if not hidden.shape[0]:
+        if grad_hidden is not None:
+            if grad_weight is not None and not hidden.shape[0]:
                 grad_weight.zero_()  # there was no chunk to fill it
             ctx.gradients = (grad_hidden, grad_weight, scale)
         return total * scale
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         if ctx.gradients is None:
             raise RuntimeError(
                 "The loss of `vocab_parallel_cross_entropy` allows one backward pass, but a second backward pass has "
@@ -199,7 +202,8 @@ class _ProjectAndCompare(Function):
         grad_hidden, grad_weight, scale = ctx.gradients
         ctx.gradients = None  # they are scaled in place, so a second backward pass would get wrong values
         factor = grad * scale
-        return grad_hidden.mul_(factor), grad_weight.mul_(factor), None, None, None
+        grad_weight = None if grad_weight is None else grad_weight.mul_(factor)
+        return grad_hidden.mul_(factor), grad_weight, None, None, None
 
 
 def _buffers(hidden: Tensor, rows: Tensor, plan: _Plan, wide: torch.dtype) -> _Buffers:

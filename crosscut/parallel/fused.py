@@ -19,7 +19,7 @@ have S/T in place of S.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -118,11 +118,23 @@ class _EnterAndMultiply(Function):
         return grad_x, None, None, *grad_weights, *grad_biases
 
 
-def multiply_then_leave(x: Tensor, weight: Tensor, bias: Tensor | None, *, mesh: ParallelMesh) -> Tensor:
+class LowRank(NamedTuple):
+    """Second product that is added to X_i A_i before g: the product of an adapter."""
+
+    low: Tensor
+    """First factor, [B, S, r]: the input in the low rank."""
+    up: Tensor
+    """Second factor, [O, r]."""
+
+
+def multiply_then_leave(
+    x: Tensor, weight: Tensor, bias: Tensor | None, *, mesh: ParallelMesh, adapter: LowRank | None = None
+) -> Tensor:
     """Compute X_i A_i, apply g (`leave_tensor_parallel`), then add the bias once. This is the plain twin of
     `multiply_and_leave`.
     """
-    left = leave_tensor_parallel(F.linear(x, weight), mesh)
+    product = F.linear(x, weight) if adapter is None else F.linear(x, weight) + F.linear(*adapter)
+    left = leave_tensor_parallel(product, mesh)
     return left if bias is None else left + bias
 
 
@@ -133,13 +145,12 @@ def multiply_and_leave(
     *,
     mesh: ParallelMesh,
     products: Products = ORDINARY,
-    is_needed: bool = True,
+    adapter: LowRank | None = None,
 ) -> Tensor:
     """Multiply `x` [B, S, I] by `weight` [O, I] (X_i A_i), apply g (`leave_tensor_parallel`), then add `bias` [O] once:
     [B, S, O].
 
-    Set `is_needed` to false if no code reads the result. The forward pass then returns zeros, and multiplies and sends
-    nothing.
+    The product of `adapter` is added to X_i A_i before g, so an adapter adds no message.
 
     | sequence parallelism | forward                                  | backward                                       |
     |----------------------|------------------------------------------|------------------------------------------------|
@@ -151,10 +162,29 @@ def multiply_and_leave(
     parallelism, `x` has fewer than three dimensions.
     """
     require_sequence(x, mesh)
-    if mesh.symmetric_memory and is_needed:
+    if mesh.symmetric_memory:
+        if adapter is not None:  # the sum of two products is one product of the joined factors
+            x, weight = torch.cat([x, adapter.low], -1), torch.cat([weight, adapter.up], -1)
         product = multiply_and_scatter(x, weight, mesh)
         return product if bias is None else product + bias
-    left: Tensor = run(_MultiplyAndLeave if is_needed else _SkipProduct, x, weight, bias, mesh, products)
+    left: Tensor = run(_MultiplyAndLeave, x, mesh, products, weight, bias, *(adapter or (None, None)))
+    return left
+
+
+def skip_and_leave(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    mesh: ParallelMesh,
+    products: Products = ORDINARY,
+    adapter: LowRank | None = None,
+) -> Tensor:
+    """`multiply_and_leave` for an output that no code reads. The forward pass returns zeros, and multiplies and sends
+    nothing. The backward pass is the same.
+    """
+    require_sequence(x, mesh)
+    left: Tensor = run(_SkipProduct, x, mesh, products, weight, bias, *(adapter or (None, None)))
     return left
 
 
@@ -162,52 +192,90 @@ class _MultiplyAndLeave(Function):
     """`multiply_and_leave` as one autograd function, without copies for g and for the bias."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, mesh: ParallelMesh, products: Products
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight)
+    def forward(ctx: Any, x: Tensor, mesh: ParallelMesh, products: Products, *others: Tensor | None) -> Tensor:
+        weight, bias, low, up = others
+        assert weight is not None
+        ctx.save_for_backward(x, weight, low, up)
         ctx.mesh, ctx.products, ctx.has_bias = mesh, products, bias is not None
         pieces = _pieces(x, mesh, products, x.shape[:-1].numel() * weight.shape[0])
-        leaving = [start_sum(products.output(piece, weight), mesh) for piece in pieces]
+        lows = [None] * len(pieces) if low is None else low.chunk(len(pieces))
+        both = zip(pieces, lows, strict=True)
+        leaving = [start_sum(_sum_of_products(products, piece, weight, low, up), mesh) for piece, low in both]
         done = [wait(piece, mesh.tensor) for piece in leaving]
         y = done[0] if len(done) == 1 else torch.cat(done)
         return y if bias is None else add_owned(y, bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
-        x, weight = ctx.saved_tensors
-        products = ctx.products
-        needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, low, up = ctx.saved_tensors
+        mesh, products = ctx.mesh, ctx.products
+        needs_x, _, _, needs_weight, needs_bias, needs_low, needs_up = ctx.needs_input_grad
         grad_bias = bias_gradient(grad) if ctx.has_bias and needs_bias else None
-        pieces = _pieces(grad, ctx.mesh, products, grad.numel() * ctx.mesh.tensor.size)
-        leaving = [start_gather(piece, ctx.mesh) for piece in pieces]
+        pieces = _pieces(grad, mesh, products, grad.numel() * mesh.tensor.size)
+        leaving = [start_gather(piece, mesh) for piece in pieces]
+        factors = [(x, weight, needs_x, needs_weight)]
+        if low is not None:
+            factors.append((low, up, needs_low, needs_up))
         if len(leaving) == 1:
-            whole = finish_gather(leaving[0], ctx.mesh)
-            grad_x = products.input_gradient(whole, weight) if needs_x else None
-            grad_weight = products.weight_gradient(whole, x) if needs_weight else None
-            return grad_x, grad_weight, grad_bias, None, None
-        grad_x = x.new_empty(x.shape) if needs_x else None  # contiguous, even if x is not
-        grad_weight = torch.empty_like(weight) if needs_weight else None
-        for i, piece in enumerate(leaving):
-            whole = finish_gather(piece, ctx.mesh)
-            if grad_x is not None:
-                multiply_into(grad_x.chunk(len(leaving))[i], whole, weight.t())
-            if grad_weight is not None:
-                add_product(grad_weight, as_rows(whole).t(), as_rows(x.chunk(len(leaving))[i]), is_first=i == 0)
-        return grad_x, grad_weight, grad_bias, None, None
+            whole = finish_gather(leaving[0], mesh)
+            grads = [_factor_gradients(products, whole, factor) for factor in factors]
+        else:
+            grads = _factor_gradients_in_pieces(leaving, mesh, factors)
+        grad_low, grad_up = grads[1] if low is not None else (None, None)
+        grad_x, grad_weight = grads[0]
+        return grad_x, None, None, grad_weight, grad_bias, grad_low, grad_up
 
 
 class _SkipProduct(_MultiplyAndLeave):
     """`multiply_and_leave` for an output that no code reads: zeros, with the same backward pass."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, mesh: ParallelMesh, products: Products
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight)
+    def forward(ctx: Any, x: Tensor, mesh: ParallelMesh, products: Products, *others: Tensor | None) -> Tensor:
+        weight, bias, low, up = others
+        assert weight is not None
+        ctx.save_for_backward(x, weight, low, up)
         ctx.mesh, ctx.products, ctx.has_bias = mesh, products, bias is not None
         return x.new_zeros(*summed_shape(x, mesh), weight.shape[0])
+
+
+def _sum_of_products(products: Products, x: Tensor, weight: Tensor, low: Tensor | None, up: Tensor | None) -> Tensor:
+    """Compute X_i A_i, and add the product of an adapter if there is one."""
+    product = products.output(x, weight)
+    return product if low is None or up is None else add_owned(product, products.output(low, up))
+
+
+_Factors = tuple[Tensor, Tensor, bool, bool]
+"""Factors of a product, and whether the gradient of each of them is needed."""
+
+
+def _factor_gradients(products: Products, grad: Tensor, factors: _Factors) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of both factors of a product whose gradient is `grad`; None where no gradient is needed."""
+    x, weight, needs_x, needs_weight = factors
+    return (
+        products.input_gradient(grad, weight) if needs_x else None,
+        products.weight_gradient(grad, x) if needs_weight else None,
+    )
+
+
+def _factor_gradients_in_pieces(
+    leaving: Sequence[Tensor], mesh: ParallelMesh, factors: Sequence[_Factors]
+) -> list[tuple[Tensor | None, Tensor | None]]:
+    """Gradients of the factors of several products whose sum has the gradient `leaving`. The gradient arrives in pieces
+    along the batch.
+    """
+    grads = [  # contiguous, even if x is not
+        (x.new_empty(x.shape) if needs_x else None, torch.empty_like(weight) if needs_weight else None)
+        for x, weight, needs_x, needs_weight in factors
+    ]
+    for i, piece in enumerate(leaving):
+        whole = finish_gather(piece, mesh)
+        for (x, weight, *_), (grad_x, grad_weight) in zip(factors, grads, strict=True):
+            if grad_x is not None:
+                multiply_into(grad_x.chunk(len(leaving))[i], whole, weight.t())
+            if grad_weight is not None:
+                add_product(grad_weight, as_rows(whole).t(), as_rows(x.chunk(len(leaving))[i]), is_first=i == 0)
+    return grads
 
 
 def _pieces(x: Tensor, mesh: ParallelMesh, products: Products, elements: int) -> list[Tensor]:

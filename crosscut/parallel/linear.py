@@ -14,16 +14,18 @@ Shapes: B batch, S sequence, I in, O out, T tensor ranks. PyTorch stores weights
 dimension 0 here and its rows are dimension 1.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crosscut.config import LayoutError
 from crosscut.kernels.products import ORDINARY, Products, product_dtype
-from crosscut.parallel.fused import enter_and_multiply, multiply_and_leave
+from crosscut.parallel.fused import LowRank, enter_and_multiply, multiply_and_leave, skip_and_leave
 from crosscut.parallel.mesh import Axis, ParallelMesh
 from crosscut.parallel.state.parameters import (
     local,
@@ -93,9 +95,11 @@ class ColumnParallelLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.mesh, self.products = mesh, how.products
-        num_blocks = None
+        self.adapter: Adapter | None = None
+        num_blocks, self._block_width = None, 0
         if isinstance(out_features, Blocks):
-            num_blocks, out_features = out_features.number, out_features.number * out_features.width
+            num_blocks, self._block_width = out_features
+            out_features = num_blocks * self._block_width
         self._own_rows = _rows_of_block(out_features, num_blocks, mesh.tensor)
         place: Any = {"dtype": dtype, "device": mesh.parameter_device}
         make = partial(sharded_parameter, dim=0) if self._own_rows is None else replicated_parameter
@@ -111,10 +115,41 @@ class ColumnParallelLinear(nn.Module):
             entered = enter_tensor_parallel(x, mesh)  # f
             y = F.linear(entered, weight, bias)  # X A_i + b_i
         """
-        x = x.to(product_dtype(x))
-        weight, bias = self.own_weight(x.dtype), self.own_bias(x.dtype)
-        (y,) = enter_and_multiply(x, [weight], [bias], mesh=self.mesh, products=self.products)
+        (y,) = _multiply_all(x, [self])
         return y
+
+    def add_adapter(self, rank: int, *, scale: float, num_matrices: int = 1) -> None:
+        """Give the layer a low-rank adapter, and freeze the weight and the bias: Y_i = f(X) A_i + scale (f(X) D) U_i +
+        b_i. The adapter changes nothing until `adapter.up` differs from zero.
+
+        If the output consists of several matrices whose blocks alternate (`num_matrices`), each has an adapter of its
+        own. Parameters: `adapter.down` [r, I] as Replicate, with the matrices one after the other, and `adapter.up`
+        [O, r], placed like the weight. Each rank's gradient of `adapter.down` is partial. An adapter sends nothing.
+        Source: Hu et al. 2021, section 4.1.
+        """
+        _freeze(self)
+        place: Any = {"dtype": self.weight.dtype, "device": self.mesh.parameter_device}
+        out_features, in_features = self.weight.shape
+        make = partial(sharded_parameter, dim=0) if self._own_rows is None else replicated_parameter
+        self.adapter = Adapter(
+            down=replicated_parameter((rank * num_matrices, in_features), self.mesh.tensor, **place),
+            up=make((out_features, rank), self.mesh.tensor, **place),
+            scale=scale,
+            num_matrices=num_matrices,
+        )
+
+    def add_adapted(self, y: Tensor, low: Tensor) -> Tensor:
+        """Add the adapter's product to `y` [B, S, O/T]. `low` [B, S, r] is f(X) D."""
+        assert self.adapter is not None
+        up, num = self._own(self.adapter.up, low.dtype), self.adapter.num_matrices
+        low = low * self.adapter.scale
+        if num == 1:
+            return y + F.linear(low, up)
+        # The blocks of the matrices alternate in the rows of `up`, such as keys and values of a head.
+        rows = up.unflatten(0, (-1, num, self._block_width // num)).unbind(1)
+        parts = [F.linear(part, own.flatten(0, 1)) for part, own in zip(low.chunk(num, -1), rows, strict=True)]
+        joined = torch.stack([part.unflatten(-1, (-1, self._block_width // num)) for part in parts], dim=-2)
+        return y + joined.flatten(-3)
 
     def own_weight(self, dtype: torch.dtype) -> Tensor:
         """Rows of the weight by which this rank multiplies, cast to `dtype`: [O/T, I], the transpose of A_i."""
@@ -159,11 +194,24 @@ class ColumnParallelLinears(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Enter the parallel region once (`enter_tensor_parallel`), then compute X A_i + b_i for each layer."""
-        x = x.to(product_dtype(x))
-        weights = [layer.own_weight(x.dtype) for layer in self._layers]
-        biases = [layer.own_bias(x.dtype) for layer in self._layers]
-        first = self._layers[0]
-        return enter_and_multiply(x, weights, biases, mesh=first.mesh, products=first.products)
+        return _multiply_all(x, self._layers)
+
+
+def _multiply_all(x: Tensor, layers: Sequence[ColumnParallelLinear]) -> tuple[Tensor, ...]:
+    """Multiply `x` by the weights of all layers and by the first matrices of their adapters, with one entry into the
+    parallel region. Return the output of each layer.
+    """
+    x = x.to(product_dtype(x))
+    weights = [layer.own_weight(x.dtype) for layer in layers]
+    biases = [layer.own_bias(x.dtype) for layer in layers]
+    downs = [local_inside(layer.adapter.down, x.dtype) for layer in layers if layer.adapter is not None]
+    mesh, products = layers[0].mesh, layers[0].products
+    outputs = enter_and_multiply(x, [*weights, *downs], [*biases, *[None] * len(downs)], mesh=mesh, products=products)
+    lows = iter(outputs[len(layers) :])
+    return tuple(
+        y if layer.adapter is None else layer.add_adapted(y, next(lows))
+        for layer, y in zip(layers, outputs[: len(layers)], strict=True)
+    )
 
 
 class RowParallelLinear(nn.Module):
@@ -192,6 +240,7 @@ class RowParallelLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.mesh, self.products = mesh, how.products
+        self.adapter: Adapter | None = None
         self._skips_repetition = how.skips_repetition
         place: Any = {"dtype": dtype, "device": mesh.parameter_device}
         self.weight = sharded_parameter((out_features, in_features), mesh.tensor, dim=1, **place)
@@ -210,8 +259,48 @@ class RowParallelLinear(nn.Module):
         x = x.to(product_dtype(x))
         bias = None if self.bias is None else local_on_sequence(self.bias, self.mesh, x.dtype)
         weight = local(self.weight, x.dtype)
-        is_needed = not (self._skips_repetition and is_recomputing())
-        return multiply_and_leave(x, weight, bias, mesh=self.mesh, products=self.products, is_needed=is_needed)
+        leave = skip_and_leave if self._skips_repetition and is_recomputing() else multiply_and_leave
+        adapter = None if self.adapter is None else self._low_rank(x)
+        return leave(x, weight, bias, mesh=self.mesh, products=self.products, adapter=adapter)
+
+    def add_adapter(self, rank: int, *, scale: float) -> None:
+        """Give the layer a low-rank adapter, and freeze the weight and the bias: Y = g(X_i A_i + scale (X_i D_i) U) +
+        b. The adapter changes nothing until `adapter.up` differs from zero.
+
+        Parameters: `adapter.down` [r, I] as Shard(1) and `adapter.up` [O, r] as Replicate. Each rank's gradient of
+        `adapter.up` is partial. An adapter sends nothing. Source: Hu et al. 2021, section 4.1.
+        """
+        _freeze(self)
+        place: Any = {"dtype": self.weight.dtype, "device": self.mesh.parameter_device}
+        out_features, in_features = self.weight.shape
+        self.adapter = Adapter(
+            down=sharded_parameter((rank, in_features), self.mesh.tensor, dim=1, **place),
+            up=replicated_parameter((out_features, rank), self.mesh.tensor, **place),
+            scale=scale,
+        )
+
+    def _low_rank(self, x: Tensor) -> LowRank:
+        assert self.adapter is not None
+        low = F.linear(x, local(self.adapter.down, x.dtype)) * self.adapter.scale
+        return LowRank(low, local_inside(self.adapter.up, x.dtype))
+
+
+@final
+class Adapter(nn.Module):
+    """Parameters of a layer's low-rank adapter: `down` and `up`, the published A and B. The layer does the arithmetic.
+
+    Both matrices are zeros until initialised. While `up` is zero, the adapter changes nothing.
+    """
+
+    def __init__(self, *, down: nn.Parameter, up: nn.Parameter, scale: float, num_matrices: int = 1) -> None:
+        super().__init__()
+        self.down, self.up = down, up
+        self.scale, self.num_matrices = scale, num_matrices
+
+
+def _freeze(layer: nn.Module) -> None:
+    for parameter in layer.parameters():
+        parameter.requires_grad_(False)
 
 
 def is_recomputing() -> bool:

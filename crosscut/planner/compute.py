@@ -3,7 +3,8 @@
 The count covers matrix products only; a multiplication and an addition count as two FLOPs. The products of a layer come
 from `crosscut.architecture`. For GPT-2, the forward pass of a sequence of `S` tokens takes 24 S H^2 + 4 S^2 H in each
 layer and 2 S H V in the output projection. The backward pass takes twice as many FLOPs as the forward pass, half of
-them for the input gradients and half for the weight gradients. Recomputation runs the forward pass of every layer a
+them for the input gradients and half for the weight gradients. Frozen weights have no gradients, so a model with
+adapters takes fewer. Recomputation runs the forward pass of every layer a
 second time, but not the output projection. The totals agree with Narayanan et al. 2021 (arXiv 2104.04473):
 
     without recomputation   72 B S L H^2 (1 + S / 6H + V / 12LH)
@@ -17,7 +18,7 @@ depends only on the model, not on kernels or the layout.
 from functools import lru_cache
 
 from crosscut.architecture import Layer, Target, describe
-from crosscut.architecture.readings import inner_products, repeated_flops, weight_flops
+from crosscut.architecture.readings import gradient_flops, inner_products, repeated_flops, weight_flops
 from crosscut.config import ModelConfig
 from crosscut.config.checks import require_at_least
 from crosscut.config.training import Recompute
@@ -44,8 +45,10 @@ def model_flops_per_token(model: ModelConfig, sequence_length: int, *, recompute
     is the FLOPs that the hardware computes if every layer is recomputed in the backward pass (paper, section 4.1.1).
     Raises `ConfigError` for a sequence length below 1 or if `model.vocab_size` is still 0.
     """
-    layer_passes = 4 if recompute else 3
-    return layer_passes * _layers(model, sequence_length) + 3 * _output_projection(model)
+    head, layers = describe(model).head, _layers(model, sequence_length)
+    again = 3 if recompute else 2
+    output = (2 if head.vocabulary.is_frozen else 3) * _output_projection(model)
+    return again * layers + _second_gradients(model, sequence_length) + output
 
 
 def flops_per_step(run: Planned, *, recompute: bool = False) -> int:
@@ -88,8 +91,10 @@ def hardware_flops_per_rank(run: Planned, *, compiled: bool = False) -> int:
     again = decoder.recomputed(recomputation_step(run) if run.training.recompute == Recompute.FULL else 0)
     repeated = 0
     for layer, count in decoder.kinds.items():
-        by_ranks = tensor * weight_flops(layer, Target(tensor=tensor))
-        repeated += (3 * count + again[layer]) * (by_ranks - weight_flops(layer, _ONE_TOKEN))
+        of_rank = Target(tensor=tensor)
+        inputs = tensor * weight_flops(layer, of_rank) - weight_flops(layer, _ONE_TOKEN)
+        weights = tensor * gradient_flops(layer, of_rank) - gradient_flops(layer, _ONE_TOKEN)
+        repeated += (2 * count + again[layer]) * inputs + count * weights
     tokens = run.training.batch_size * run.training.sequence_length
     flops = flops_per_step(run) + recomputed_flops_per_step(run, compiled=compiled) + tokens * repeated
     return flops // run.layout.world_size + muon_flops(run)
@@ -102,6 +107,16 @@ def _layers(model: ModelConfig, sequence_length: int) -> int:
     kinds = describe(model).kinds.items()
     return sum(
         count * (weight_flops(layer, _ONE_TOKEN) + _inner_flops(layer, sequence_length)) for layer, count in kinds
+    )
+
+
+def _second_gradients(model: ModelConfig, sequence_length: int) -> int:
+    """FLOPs of one token's gradients of the second factors of all layers' products: of weights that train, and of the
+    second operands of attention's products.
+    """
+    kinds = describe(model).kinds.items()
+    return sum(
+        count * (gradient_flops(layer, _ONE_TOKEN) + _inner_flops(layer, sequence_length)) for layer, count in kinds
     )
 
 

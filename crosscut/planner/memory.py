@@ -97,8 +97,12 @@ class _Root(NamedTuple):
     size: int
     share: int
     """Elements of the shard that a data rank keeps."""
+    trained: int
+    """Elements of this shard that train."""
     vocabulary: int
     """Elements of the matrix of the output projection."""
+    vocabulary_gradient: int
+    """Elements of the gradient of this matrix; 0 if the matrix is frozen."""
 
 
 class _LayerState(NamedTuple):
@@ -107,8 +111,10 @@ class _LayerState(NamedTuple):
     size: int
     share: int
     """Elements of the shard that a data rank keeps."""
+    trained: int
+    """Elements of this shard that train."""
     last_matrix: int
-    """Elements of the layer's last matrix, whose gradient the backward pass computes first."""
+    """Elements of the gradient of the layer's last matrix, which the backward pass computes first."""
     kept: Kept
     """Activations that the layer keeps under `training.recompute`."""
     plain: Kept
@@ -122,19 +128,28 @@ class _LayerState(NamedTuple):
 @lru_cache(maxsize=4096)
 def _root(decoder: Decoder, tensor: int, shares: int) -> _Root:
     root = root_parameters(decoder, tensor)
-    rows, hidden = decoder.head.vocabulary.on(tensor).shape
-    return _Root(_size(root), sum(_share(part, shares) for part in root), rows * hidden)
+    vocabulary = decoder.head.vocabulary.on(tensor)
+    gradient = 0 if vocabulary.is_frozen else vocabulary.size
+    return _Root(_size(root), *_shares(root, shares), vocabulary.size, gradient)
 
 
 @lru_cache(maxsize=4096)
-def _sizes(layer: Layer, tensor: int, shares: int) -> tuple[int, int, int]:
-    """Elements of a layer's parameters on one tensor rank, of a data rank's shard, and of the last matrix."""
+def _sizes(layer: Layer, tensor: int, shares: int) -> tuple[int, int, int, int]:
+    """Elements of a layer's parameters on one tensor rank, of a data rank's shard, of the part of this shard that
+    trains, and of the gradient of the last matrix.
+    """
     parts = layer_parameters(layer, tensor)
-    return _size(parts), sum(_share(part, shares) for part in parts), last_matrix(layer, tensor)
+    return _size(parts), *_shares(parts, shares), last_matrix(layer, tensor)
 
 
 def _size(parts: Sequence[LocalParameter]) -> int:
     return sum(part.size for part in parts)
+
+
+def _shares(parts: Sequence[LocalParameter], shares: int) -> tuple[int, int]:
+    """Elements of a data rank's shard of some parameters, and of those of them that train."""
+    trained = sum(_share(part, shares) for part in parts if not part.is_frozen)
+    return sum(_share(part, shares) for part in parts), trained
 
 
 def _share(part: LocalParameter, shares: int) -> int:
@@ -177,6 +192,8 @@ class _Step:
         """Bytes of the residual stream on a rank."""
         self.layers = {layer: self._layer_state(layer) for layer in self.decoder.kinds}
         self.own = self._from(0, lambda each: each.share) + self.root.share
+        self.trained = self._from(0, lambda each: each.trained) + self.root.trained
+        """Elements that have gradients and optimizer state."""
         ends = (step for steps in lower_root(self.decoder, self.target) for step in steps)
         leaves = any(state.kept.total == 0 for state in self.layers.values())  # a layer is offloaded
         self.kept_outside = self.between * 2 * leaves + sum(
@@ -238,7 +255,7 @@ class _Step:
         return self._at(
             "loss",
             weights=weights + cast,
-            gradients=self._summed(0) + vocabulary * self.wide + cast,
+            gradients=self._summed(0) + self.root.vocabulary_gradient * (self.wide + self.size * self.is_mixed),
             activations=activations + 2 * self.whole + chunk * self.whole // self.tokens,
             logits=chunk * rows * loss.logit_bytes(replace(self.target, compiled=False) if on_cpu else self.target),
             buffers=self._gathered(self.run.model.num_layers if self._keeps_weights else 0),
@@ -253,12 +270,12 @@ class _Step:
             weights += state.plain.weights - state.kept.weights
         done = run.model.num_layers - 1 - layer
         scattered = (
-            self._from(layer + 1, lambda each: each.size, layer + 2) * self.wide if self.is_sharded and done else 0
+            self._from(layer + 1, self._whole_gradients, layer + 2) * self.wide if self.is_sharded and done else 0
         )
         return self._at(
             f"backward, layer {layer}",
             weights=weights,
-            gradients=self._summed(done) + self.root.vocabulary * self.wide + state.last_matrix * self.size,
+            gradients=self._summed(done) + self.root.vocabulary_gradient * self.wide + state.last_matrix * self.size,
             activations=activations + state.temporary,
             buffers=self._gathered(self._whole_layers(layer + 1), layer + 1) + scattered,
         )
@@ -269,43 +286,48 @@ class _Step:
         With tied embeddings, the gradient of the looked-up rows is added to the gradient of the output projection.
         Otherwise, it has a tensor of its own.
         """
-        run, vocabulary = self.run, self.root.vocabulary
-        layers = self._from(0, lambda each: each.share)
-        ready = self.own if self._accumulates else layers if self.is_sharded else self.own - vocabulary
+        run, vocabulary = self.run, self.root.vocabulary_gradient
+        layers = self._from(0, lambda each: each.trained)
+        ready = self.trained if self._accumulates else layers if self.is_sharded else self.trained - vocabulary
         first = self.layers[self.decoder.layers[0]]
         return self._at(
             "backward, embedding",
             gradients=(ready + vocabulary) * self.wide,
             activations=self.tokens * run.model.hidden_size * (self.wide + self.size * self.is_mixed),
-            buffers=self._gathered(self._whole_layers(0)) + first.size * self.wide * self.is_sharded,
+            buffers=self._gathered(self._whole_layers(0)) + self._whole_gradients(first) * self.wide * self.is_sharded,
         )
+
+    def _whole_gradients(self, layer: _LayerState) -> int:
+        """Elements of the gradients of a layer before they are scattered over the data ranks."""
+        return layer.size if layer.trained == layer.share else layer.trained * self.run.layout.shard_size
 
     def _reduction(self) -> MemoryForecast:
         """Peak when the last bucket, with the token embedding, is filled.
 
         The other gradients have already moved into their buckets.
         """
-        own = self.own * self.wide
-        others = (self.own - self.root.vocabulary) * self.wide // BUCKET_BYTES * BUCKET_BYTES
+        own = self.trained * self.wide
+        others = (self.trained - self.root.vocabulary_gradient) * self.wide // BUCKET_BYTES * BUCKET_BYTES
         copies = self.run.layout.data > 1 and not self.is_sharded
         return self._at("reduction", gradients=own, buffers=(own - others) * copies)
 
     def _update(self) -> MemoryForecast:
         places = matrix = 0
         if self._moments_wait:
-            places = 4 * min(PIECE_ELEMENTS, self.own - self.of_muon) * self.wide
+            places = 4 * min(PIECE_ELEMENTS, self.trained - self.of_muon) * self.wide
             matrix = largest_muon_share(self.run) * self.wide
         buffers = max(places, matrix + muon_buffers(self.run))
-        return self._at("step", gradients=self.own * self.wide, buffers=buffers)
+        return self._at("step", gradients=self.trained * self.wide, buffers=buffers)
 
     def _at(self, instant: str, *, weights: int = 0, activations: int = 0, **held: int) -> MemoryForecast:
         state = self.own * self.wide
+        moments = (2 * self.trained - self.of_muon) * self.wide
         passing = weights + activations + sum(held.values())
         return MemoryForecast(
             instant=instant,
             weights=weights if self.is_mixed else weights + state,
             master_weights=state if self.is_mixed else 0,
-            optimizer=(0 if self._moments_wait else 2 * state - self.of_muon * self.wide) + state * self.averages,
+            optimizer=(0 if self._moments_wait else moments) + state * self.averages,
             activations=activations,
             allowance=int(FRAGMENTATION * passing) if self.device == "cuda" else 0,
             **held,
@@ -344,8 +366,8 @@ class _Step:
     def _summed(self, done: int) -> int:
         """Bytes of finished gradients when `done` layers have run their backward pass."""
         if self._accumulates:
-            return self.own * self.wide
-        return self._from(len(self.decoder.layers) - done, lambda each: each.share) * self.wide if done else 0
+            return self.trained * self.wide
+        return self._from(len(self.decoder.layers) - done, lambda each: each.trained) * self.wide if done else 0
 
     def _whole_layers(self, left: int) -> int:
         """Number of layers whose weights are gathered while `left` layers have not finished their backward pass.

@@ -50,6 +50,13 @@ def parameters_per_rank(model: ModelConfig, layout: Layout) -> int:
     return _per_rank(model, layout.tensor)
 
 
+def trained_parameters_per_rank(model: ModelConfig, layout: Layout) -> int:
+    """Number of parameters on each tensor rank that train: all parameters, or only the adapters of a model that has
+    adapters. Only these parameters have gradients and optimizer state.
+    """
+    return sum(count * part.size for part, count in _tensors(model, layout.tensor) if not part.is_frozen)
+
+
 def replicated_parameters(model: ModelConfig, layout: Layout) -> int:
     """Number of parameters that are replicated on every tensor rank."""
     return sum(count * parameter.size for parameter, count in _tensors(model, layout.tensor) if parameter.is_whole)
@@ -69,6 +76,11 @@ def _partial(model: ModelConfig, layout: Layout) -> Iterator[tuple[LocalParamete
 def num_tensors(model: ModelConfig) -> int:
     """Number of parameter tensors of the model."""
     return sum(count for _, count in _tensors(model, 1))
+
+
+def num_trained_tensors(model: ModelConfig) -> int:
+    """Number of parameter tensors of the model that train."""
+    return sum(count for parameter, count in _tensors(model, 1) if not parameter.is_frozen)
 
 
 def num_replicated_tensors(model: ModelConfig, layout: Layout) -> int:

@@ -24,7 +24,7 @@ from crosscut.architecture.readings import passes
 from crosscut.config import ModelConfig
 from crosscut.planner.candidate import Planned
 from crosscut.planner.muon import MUON_BYTES, muon_share
-from crosscut.planner.parameters import known_vocab_size, parameters_per_rank
+from crosscut.planner.parameters import known_vocab_size, trained_parameters_per_rank
 from crosscut.planner.program import Program
 
 ADAMW_BYTES = 28
@@ -80,10 +80,10 @@ def weight_passes(run: Planned, program: Program) -> tuple[float, float]:
     precision = run.training.numbers
     narrow, wide = precision.compute_bytes, precision.accumulation_bytes
     added = 3 * wide * (1 - 1 / run.num_micro_batches)
+    whole, trained = _layer_parameters(run.model, run.layout.tensor)
     if narrow == wide or not program.casts_weights:
-        return 0.0, added * _layer_parameters(run.model, run.layout.tensor)
-    own = _layer_parameters(run.model, run.layout.tensor) / run.layout.shard_size
-    return own * (wide + narrow), _layer_parameters(run.model, run.layout.tensor) * (narrow + wide + added)
+        return 0.0, added * trained
+    return whole / run.layout.shard_size * (wide + narrow), trained * (narrow + wide + added)
 
 
 def ends_passes(run: Planned, target: Target) -> tuple[float, float]:
@@ -102,7 +102,7 @@ def optimizer_bytes(run: Planned, program: Program) -> float:
     added. Muon's products are not counted here; `step_time` adds them.
     """
     wide = run.training.numbers.accumulation_bytes / 4
-    own = parameters_per_rank(run.model, run.layout) / run.layout.shard_size
+    own = trained_parameters_per_rank(run.model, run.layout) / run.layout.shard_size
     buckets = 16 if run.layout.data > 1 and run.layout.shard_size == 1 else 0
     sharing = run.layout.data if program.shards_optimizer else 1
     of_muon = muon_share(run) * wide * (MUON_BYTES - ADAMW_BYTES)
@@ -111,7 +111,8 @@ def optimizer_bytes(run: Planned, program: Program) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _layer_parameters(model: ModelConfig, tensor: int) -> int:
-    """Number of parameters of all layers on one tensor rank."""
+def _layer_parameters(model: ModelConfig, tensor: int) -> tuple[int, int]:
+    """Number of parameters of all layers on one tensor rank, and of those that train."""
     kinds = describe(model).kinds.items()
-    return sum(count * p.size for layer, count in kinds for p in layer_parameters(layer, tensor))
+    parts = [(p, count) for layer, count in kinds for p in layer_parameters(layer, tensor)]
+    return sum(count * p.size for p, count in parts), sum(count * p.size for p, count in parts if not p.is_frozen)

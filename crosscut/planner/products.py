@@ -70,7 +70,7 @@ class Speed:
         seconds = self._known.get((product, in_layer))
         if seconds is None:
             peak = self.layer_peak if in_layer else self.peak
-            m, k, n, batch = product
+            m, k, n, batch, _ = product
             moved = batch * (m * k + k * n + m * n) * self.size
             seconds = max(product.flops / self._rate(product, peak), self.passes(moved)) + self.hardware.start
             self._known[product, in_layer] = seconds
@@ -96,7 +96,7 @@ def filled(product: Product, multiprocessors: int) -> float:
     """
     if not multiprocessors:
         return 1.0
-    m, k, n, batch = product
+    m, k, n, batch, _ = product
     tiles = batch * ceil(m / _TILE) * ceil(n / _TILE)
     whole = batch * m * n / (tiles * _TILE**2)
     parts = [1 << power for power in range(4) if not power or k >> power >= _LEAST_K]

@@ -25,7 +25,7 @@ from crosscut.architecture import (
     run_again,
 )
 from crosscut.architecture.messages import products_at
-from crosscut.architecture.steps import Multiply
+from crosscut.architecture.steps import Multiply, weight_gradients
 from crosscut.config.training import Recompute
 from crosscut.planner.activations import recomputation_step
 from crosscut.planner.candidate import Candidate, Planned, target_of
@@ -34,7 +34,7 @@ from crosscut.planner.hardware import Hardware
 from crosscut.planner.messages.exchange import Beside, Exchange, exchange
 from crosscut.planner.messages.traffic import step_traffic
 from crosscut.planner.muon import MUON_KERNELS, muon_parameters, muon_products
-from crosscut.planner.parameters import known_vocab_size, num_tensors, parameters_per_rank
+from crosscut.planner.parameters import known_vocab_size, num_trained_tensors, trained_parameters_per_rank
 from crosscut.planner.passes import LayerPasses, ends_passes, layer_passes, optimizer_bytes, weight_passes
 from crosscut.planner.products import Speed
 from crosscut.planner.program import Program, crosscut_program
@@ -160,7 +160,7 @@ def step_time(
     )
     timed = {layer: _layer(layer, target, speed, repeats_last=program.repeats_last) for layer in decoder.kinds}
     layers = _Layers(run, decoder, timed)
-    logits = 3 * speed.product(decoder.loss.product(target), in_layer=False)
+    logits = _logits(decoder.loss.product(target), speed)
     ends = sum(speed.passes(num_bytes) for num_bytes in ends_passes(run, target)) + sum(hardware.layer_host) / 2
     cast, summed = (speed.passes(num_bytes) for num_bytes in weight_passes(run, program))
     beside = _beside(run, decoder, layers, speed, summed)
@@ -196,13 +196,20 @@ def model_flops_per_second(run: Planned, seconds: float) -> float:
     return flops_per_step(run) / seconds / run.layout.world_size
 
 
+def _logits(product: Product, speed: Speed) -> float:
+    """Seconds of the products with the output weight: the logits, the gradient of the hidden states and, unless the
+    weight is frozen, the gradient of the weight.
+    """
+    return (2 if product.is_frozen else 3) * speed.product(product, in_layer=False)
+
+
 @lru_cache(maxsize=256)
 def _layer(layer: Layer, target: Target, speed: Speed, *, repeats_last: bool) -> _Layer:
     products = {
         name: (
             sum(speed.product(p) for p in found),
             sum(speed.product(p.of_input) for p in found),
-            sum(speed.product(p.of_weight) for p in found),
+            sum(speed.product(p) for p in weight_gradients(found)),
         )
         for name, found in products_at(layer, target).items()
     }
@@ -221,7 +228,7 @@ def _not_repeated(layer: Layer, target: Target) -> Iterator[Product]:
     """Forward products that full recomputation does not repeat."""
     again = {id(step) for step in run_again(layer, target, everything=False)}
     steps = (step for step in flat(lower(layer, target)) if isinstance(step, Multiply))
-    return (step.product(target) for step in steps if id(step) not in again)
+    return (product for step in steps if id(step) not in again for product in step.products(target))
 
 
 def _pass_seconds(passes: LayerPasses, speed: Speed) -> tuple[float, float]:
@@ -259,14 +266,14 @@ def _attention(layer: Layer, target: Target, speed: Speed) -> tuple[float, float
 
 def _beside(run: Planned, decoder: Decoder, layers: _Layers, speed: Speed, summed: float) -> Beside:
     backward = layers.total(lambda layer: layer.backward) + sum(layers.again) + summed
-    root = sum(parameter.size for parameter in root_parameters(decoder, run.layout.tensor))
+    trained = [parameter.size for parameter in root_parameters(decoder, run.layout.tensor) if not parameter.is_frozen]
     return Beside(
         speed=speed,
         layer_forward=layers.mean(lambda layer: layer.forward),
         forward=layers.total(lambda layer: layer.forward),
         layer_backward=backward / layers.number,
         backward=backward,
-        root_share=root / parameters_per_rank(run.model, run.layout),
+        root_share=sum(trained) / trained_parameters_per_rank(run.model, run.layout),
     )
 
 
@@ -279,7 +286,7 @@ def _orthogonalization(run: Planned, speed: Speed) -> float:
 def _moments_from_host(run: Planned, hardware: Hardware) -> float:
     if "optimizer" not in run.training.offload or not hardware.host_bandwidth:
         return 0.0
-    own = parameters_per_rank(run.model, run.layout) / run.layout.shard_size
+    own = trained_parameters_per_rank(run.model, run.layout) / run.layout.shard_size
     return 8 * own / hardware.host_bandwidth  # both moments in float32; in and out at the same time
 
 
@@ -290,4 +297,4 @@ def _starts(run: Planned, hardware: Hardware) -> float:
     """
     if not hardware.tensor_host:
         return _OPTIMIZER_KERNELS * hardware.start
-    return num_tensors(run.model) * hardware.tensor_host
+    return num_trained_tensors(run.model) * hardware.tensor_host

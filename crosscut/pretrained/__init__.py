@@ -5,8 +5,9 @@ While a model is loaded, no rank holds a whole published tensor. While a model i
 whole tensor.
 """
 
+from crosscut.pretrained.adapters import read_adapter
 from crosscut.pretrained.companions import begin_of_run, keep_companions
-from crosscut.pretrained.export import Exported, export_checkpoint, export_model
+from crosscut.pretrained.export import Exported, export_adapter, export_checkpoint, export_model
 from crosscut.pretrained.finite import require_finite
 from crosscut.pretrained.loading import load_weights, require_weights
 from crosscut.pretrained.source import ModelSource, find_model
@@ -15,11 +16,13 @@ __all__ = [
     "Exported",
     "ModelSource",
     "begin_of_run",
+    "export_adapter",
     "export_checkpoint",
     "export_model",
     "find_model",
     "keep_companions",
     "load_weights",
+    "read_adapter",
     "require_finite",
     "require_weights",
 ]

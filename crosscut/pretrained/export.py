@@ -29,10 +29,13 @@ from crosscut.model import GPT
 from crosscut.parallel import reshard
 from crosscut.parallel.collectives import share_from_first
 from crosscut.parallel.state.parameters import whole
+from crosscut.pretrained.adapters import CONFIG_NAME, read_adapter, with_adapters, write_adapter
 from crosscut.pretrained.companions import COMPANIONS
 from crosscut.pretrained.families import Weight, published_shapes, weights_of
 from crosscut.pretrained.finite import count_not_finite, not_finite
+from crosscut.pretrained.loading import require_weights
 from crosscut.pretrained.source import ModelSource
+from crosscut.pretrained.tensors import DTYPES, read_whole
 from crosscut.pretrained.writing import plan_files, write_tensors
 
 MAX_FILE_BYTES = 5 * 10**9
@@ -76,7 +79,7 @@ class _Target:
         """
         begin, end = begin_id(beside["tokenizer"].parent), beside["ends"][0]
         table = published_table(
-            config,
+            config.without_adapters,
             dtype=str(dtype).removeprefix("torch."),
             begin=end if begin is None or begin >= config.vocab_size else begin,
             stops=beside["ends"],
@@ -85,8 +88,7 @@ class _Target:
 
     def require_new(self) -> None:
         """Raise `ConfigError` if the folder is not empty."""
-        if self.folder.files() or self.folder.folders():
-            raise ConfigError(f"`{self.folder}` must be a new folder, but is not empty. Choose another name.")
+        require_new(self.folder)
 
     def write(self, tensors: Iterator[Tensor]) -> Exported:
         """Write the whole folder atomically."""
@@ -108,6 +110,12 @@ class _Target:
         return Exported(str(self.folder), len(shapes), [file.name for file in files], num_bytes)
 
 
+def require_new(folder: Folder) -> None:
+    """Raise `ConfigError` if the folder is not empty."""
+    if folder.files() or folder.folders():
+        raise ConfigError(f"`{folder}` must be a new folder, but is not empty. Choose another name.")
+
+
 def export_checkpoint(
     source: ModelSource,
     out: str | Path,
@@ -116,24 +124,61 @@ def export_checkpoint(
     advance: Callable[[str], None] = lambda _: None,
 ) -> Exported:
     """Write the model of a checkpoint to a new Hugging Face folder. Any layout may have written the checkpoint. The
-    export runs in one process and does not build the model.
+    export runs in one process and does not build the model. Adapters of the run, and the adapter of the source, are
+    merged into the weights.
 
     `advance` is called with the name of each tensor. Raises `ConfigError` for a model that no published family can
-    express, for a folder that is not empty, and for a source that is not a checkpoint. Raises `CheckpointError` if a
+    express, for a folder that is not empty, and for a published model without an adapter. Raises `CheckpointError` if a
     file cannot be read or written, or if a weight is not finite.
     """
+    ends = (source.end_of_text, *source.stops)
+    beside = {"tokenizer": source.tokenizer, "ends": ends, "max_file_bytes": max_file_bytes}
     if source.is_published:
+        dtype, tensors = _of_published(source, advance)
+    else:
+        dtype, read = _reader(source)
+        tensors = _published(source.model, with_adapters(source.model, read), advance)
+    target = _Target.of(out, source.model, dtype, **beside)
+    target.require_new()
+    if source.adapter:
+        tensors = _with_adapter(source, tensors)
+    return replace(target.write(tensors), is_averaged=source.is_averaged)
+
+
+def export_adapter(source: ModelSource, out: str | Path, *, base: str = "") -> list[str]:
+    """Write the adapters of a checkpoint to a new folder in PEFT's format. `base` names the published model to which
+    the adapters belong. Returns the names of the published weights that the adapters change.
+
+    Raises `ConfigError` if the source has no adapters of its own, or if the folder is not empty, and `CheckpointError`
+    if a file cannot be read or written.
+    """
+    if source.is_published or not source.model.lora_rank:
         raise ConfigError(
-            f"`{source.folder}` must be a run or a checkpoint, but already is a Hugging Face folder. Copy this "
-            "folder instead."
+            f"`{source.folder}` must be a checkpoint of a run with adapters (`model.lora_rank`), but has no adapters. "
+            "Export the whole model instead."
         )
+    folder = folder_at(out)
+    require_new(folder)
+    _, read = _reader(source)
+    draft = folder.draft()
+    with storage_errors_told(folder, "writable"):
+        draft.begin(CONFIG_NAME)
+        try:
+            names = write_adapter(draft, source.model, read, base=base)
+            folder.publish(draft, CONFIG_NAME)
+        except BaseException:
+            draft.remove(CONFIG_NAME)
+            raise
+    return names
+
+
+def _reader(source: ModelSource) -> tuple[torch.dtype, Callable[[str], Tensor]]:
+    """Return the type of a checkpoint's weights, and a function that returns a parameter by name. The function raises
+    `CheckpointError` for a parameter that is not finite.
+    """
     stored = StoredTensors(source.folder)
     group = AVERAGE if source.is_averaged else MODEL
     dtype = stored.entry(f"{group}.tokens.weight").dtype
-    ends = (source.end_of_text, *source.stops)
-    beside = {"tokenizer": source.tokenizer, "ends": ends, "max_file_bytes": max_file_bytes}
-    target = _Target.of(out, source.model, dtype, **beside)
-    target.require_new()
     _require_tensors(stored, source.model, dtype, group)
 
     def read(name: str) -> Tensor:
@@ -142,7 +187,32 @@ def export_checkpoint(
             raise not_finite(source.folder, name, count, "Use an earlier checkpoint.")
         return tensor
 
-    return replace(target.write(_published(source.model, read, advance)), is_averaged=source.is_averaged)
+    return dtype, read
+
+
+def _of_published(source: ModelSource, advance: Callable[[str], None]) -> tuple[torch.dtype, Iterator[Tensor]]:
+    """Return the type and the tensors of a published model, to merge an adapter into the model."""
+    if not source.adapter:
+        raise ConfigError(
+            f"`{source.folder}` must be a run or a checkpoint, but already is a Hugging Face folder. Copy this "
+            "folder instead, or pass an adapter to merge."
+        )
+    found = require_weights(source.model, Path(str(source.folder)))
+    shapes = published_shapes(source.model)
+    dtype = DTYPES[found[next(iter(shapes))].dtype]
+
+    def tensors() -> Iterator[Tensor]:
+        for name in shapes:
+            advance(name)
+            yield read_whole(found[name]).to(dtype)
+
+    return dtype, tensors()
+
+
+def _with_adapter(source: ModelSource, tensors: Iterator[Tensor]) -> Iterator[Tensor]:
+    """Merge the adapter of the source into published tensors."""
+    adapter = read_adapter(source.adapter, source.model)
+    return (adapter.merged(name, each) for name, each in zip(published_shapes(source.model), tensors, strict=True))
 
 
 def _require_tensors(stored: StoredTensors, config: ModelConfig, dtype: torch.dtype, group: str) -> None:
@@ -179,7 +249,7 @@ def export_model(
     ends = (Tokenizer.load(tokenizer).end_of_text, *stops)
     beside = {"tokenizer": tokenizer, "ends": ends, "max_file_bytes": max_file_bytes}
     target = _Target.of(out, model.config, model.tokens.weight.dtype, **beside)
-    tensors = _published(model.config, lambda name: whole(parameters[name]))
+    tensors = _published(model.config, with_adapters(model.config, lambda name: whole(parameters[name])))
     failure = _failure(target.require_new) if model.mesh.is_first_rank else None
     if failure := share_from_first(failure):
         raise failure

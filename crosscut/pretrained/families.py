@@ -176,10 +176,10 @@ def _names_of(config: ModelConfig) -> _Names:
 
 
 def weights_of(config: ModelConfig) -> list[Weight]:
-    """All parameters of a model, with the published tensors that hold their rows: first the parameters outside the
-    layers, then the layers.
+    """All parameters of a model except its adapters, with the published tensors that hold their rows: first the
+    parameters outside the layers, then the layers.
     """
-    names, decoder = _names_of(config), describe(config)
+    names, decoder = _names_of(config), describe(config.without_adapters)
     weights = []
     for parameter in decoder.root_parameters():
         module, kind = _split(parameter.name)

@@ -3,7 +3,7 @@ rank.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from crosscut.config.published.folders import MODEL_FILE, TOKENIZER_FILE, read_p
 from crosscut.data import Tokenizer
 from crosscut.model import GPT
 from crosscut.parallel import ParallelMesh, RandomStreams, shard_model
+from crosscut.pretrained.adapters import read_adapter
 from crosscut.pretrained.companions import speech
 from crosscut.pretrained.finite import require_finite
 from crosscut.pretrained.loading import load_weights, require_weights
@@ -59,11 +60,16 @@ class ModelSource:
     """Whether `folder` holds a published model. If not, the folder is a checkpoint."""
     is_averaged: bool = False
     """Whether the weights are the moving average in the checkpoint instead of the last weights."""
+    adapter: str = ""
+    """Folder of an adapter in PEFT's format that is merged into the weights; empty for none."""
 
     @property
     def title(self) -> str:
-        """Name of the model, with the words "averaged weights" if the weights are an average."""
-        return f"{self.name}, averaged weights" if self.is_averaged else self.name
+        """Name of the model, with the words "averaged weights" if the weights are an average, and with the name of the
+        adapter.
+        """
+        name = f"{self.name}, averaged weights" if self.is_averaged else self.name
+        return f"{name}, adapter {Path(self.adapter).name}" if self.adapter else name
 
     def to_json(self) -> dict[str, Any]:
         """Encode the source for other ranks, without pickle."""
@@ -93,6 +99,9 @@ class ModelSource:
             group = AVERAGE if self.is_averaged else MODEL
             load_model(self.folder, model=model, padded=model.padded_rows, group=group)
         require_finite(model, self.folder, is_published=self.is_published)
+        if self.adapter:
+            read_adapter(self.adapter, self.model).merge(model)
+            require_finite(model, self.adapter, is_published=True)
         return model.eval()
 
     def load_tokenizer(self) -> Tokenizer:
@@ -100,16 +109,24 @@ class ModelSource:
         return Tokenizer.load(self.tokenizer, end_of_text=self.end_of_text)
 
 
-def find_model(place: str | Path, *, last_weights: bool = False) -> ModelSource:
+def find_model(place: str | Path, *, last_weights: bool = False, adapter: str | Path = "") -> ModelSource:
     """Find the model at `place`: a run's folder (its newest good checkpoint is used), a checkpoint, or a Hugging Face
     folder. If a checkpoint holds a moving average of the weights, the model is the average; with `last_weights`, the
-    model has the weights of the last step.
+    model has the weights of the last step. `adapter` is the folder of an adapter in PEFT's format that belongs to the
+    model (docs/lora.md).
 
-    One process calls this function before the ranks start. It checks a checkpoint's files against their hashes, and a
-    published model's tensors against its `config.json`. Raises `ConfigError` if there is no model or Crosscut does not
-    support the model, `CheckpointError` for missing or damaged weights, and `DataError` for a tokenizer that cannot be
-    read.
+    One process calls this function before the ranks start. It checks a checkpoint's files against their hashes, a
+    published model's tensors against its `config.json`, and an adapter's tensors against the model. Raises
+    `ConfigError` if there is no model or Crosscut does not support the model, `CheckpointError` for missing or damaged
+    weights, and `DataError` for a tokenizer that cannot be read.
     """
+    source = _find(place, last_weights)
+    if adapter:
+        read_adapter(adapter, source.model)
+    return replace(source, adapter=str(adapter))
+
+
+def _find(place: str | Path, last_weights: bool) -> ModelSource:
     folder = folder_at(place)
     names = folder.files()
     if step_of(folder.name) is not None or MANIFEST_FILE in names:

@@ -57,11 +57,25 @@ def list_tensors(folder: Path) -> dict[str, StoredTensor]:
                 f"`{folder}` must hold `{path.name}`, but does not. Download the model again, or save it as "
                 "safetensors with `save_pretrained`."
             )
-        with _opened(path) as file:
-            for name in file.keys():  # noqa: SIM118 - the file is not a mapping
-                part = file.get_slice(name)
-                tensors[name] = StoredTensor(path, name, tuple(part.get_shape()), str(part.get_dtype()))
+        tensors |= list_file(path)
     return tensors
+
+
+def list_file(path: Path) -> dict[str, StoredTensor]:
+    """List the tensors of one file by name, from the file's header. Raises `CheckpointError` for a damaged file."""
+    tensors = {}
+    with _opened(path) as file:
+        for name in file.keys():  # noqa: SIM118 - the file is not a mapping
+            part = file.get_slice(name)
+            tensors[name] = StoredTensor(path, name, tuple(part.get_shape()), str(part.get_dtype()))
+    return tensors
+
+
+def read_whole(tensor: StoredTensor) -> Tensor:
+    """Read a whole tensor. For small tensors, such as those of an adapter."""
+    with _opened(tensor.path) as file:
+        whole: Tensor = file.get_tensor(tensor.name)
+    return whole
 
 
 def _indexed_files(index: Path) -> list[Path]:

@@ -95,7 +95,7 @@ class Ledger(TorchDispatchMode):
         for name, module in model.named_modules():
             module.register_forward_pre_hook(lambda _m, _x, name=name: self._running.append(name))
             module.register_forward_hook(lambda _m, _x, _y: self._left(), always_call=True)
-        for parameter in model.parameters():
+        for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
             parameter.register_post_accumulate_grad_hook(self._became_gradient)
 
     def enter(self, category: str, tensors: Mapping[str, Tensor]) -> None:

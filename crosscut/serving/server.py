@@ -67,6 +67,8 @@ class ServerOptions:
     """Whether texts may become longer than the model's window. The model then no longer sees their beginning."""
     last_weights: bool = False
     """Whether to serve the last weights of a checkpoint, also if it holds a moving average of the weights."""
+    adapter: str = ""
+    """Folder of an adapter that is merged into the model; empty for none."""
 
     def __post_init__(self) -> None:
         if self.api_key == "":
@@ -104,7 +106,7 @@ def serve(place: str, options: ServerOptions) -> None:
 
 
 def _checked(place: str, options: ServerOptions) -> ModelSource:
-    source = find_model(place, last_weights=options.last_weights)
+    source = find_model(place, last_weights=options.last_weights, adapter=options.adapter)
     require_tensor_axis(source.model, options.tensor)
     ChatTemplate.find(source.tokenizer)  # raises before any process starts, if the template is invalid
     with _bound(options):  # raises if the port is taken

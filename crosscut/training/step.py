@@ -56,7 +56,7 @@ class Trainer:
         self.compiler = make_compiler(run, mesh)
         self.model = self._make_model(loss_chunk_tokens)
         enable_symmetric_memory(mesh)
-        self.parameters = list(self.model.parameters())
+        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.reducer = make_reducer(self.model, mesh)
         home = InHostMemory() if "optimizer" in run.training.offload else None
         self.optimizer = make_optimizer(

@@ -259,7 +259,7 @@ class _RunStep:
         self.run, self.mesh = run, mesh
         self.trainer = Trainer(resolve_on(run, mesh.device), mesh, scales_loss=scales_loss)
         self.model = self.trainer.model
-        zero = _zero_matrices(run)
+        zero = zero_matrices(run)
         for name, parameter in self.model.named_parameters():
             # A parameter of zeros, or a norm's weight of ones, would hide bugs in its use.
             if parameter.dim() == 1 or name in zero:
@@ -305,11 +305,12 @@ class _RunStep:
         self.sent.update(tuple(sent) for sent in recorder.sent)
 
 
-def _zero_matrices(run: RunConfig) -> set[str]:
-    """Names of the matrices that start at zero."""
-    if not run.training.zero_initial_outputs:
-        return set()
-    return {parameter.name for parameter in describe(run.model).parameters() if parameter.role is Role.BEFORE_RESIDUAL}
+def zero_matrices(run: RunConfig) -> set[str]:
+    """Names of the matrices that start at zero: the second matrices of adapters, and, if the run asks for it, the
+    output projections.
+    """
+    roles = {Role.UP, Role.BEFORE_RESIDUAL} if run.training.zero_initial_outputs else {Role.UP}
+    return {parameter.name for parameter in describe(run.model).parameters() if parameter.role in roles}
 
 
 def made_up_batch(run: RunConfig) -> Batch:

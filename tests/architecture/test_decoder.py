@@ -56,7 +56,8 @@ def test_the_role_of_a_parameter_decides_the_group_whose_learning_rate_it_has() 
 def test_matrices_before_a_residual_sum_start_smaller_by_the_root_of_the_sums() -> None:
     spreads = {role: Parameter("", (6, 4), role).initial_spread(18) for role in Role}
     assert spreads.pop(Role.BEFORE_RESIDUAL) == 0.02 / 6
-    assert spreads.pop(Role.NORM) == spreads.pop(Role.BIAS) == 0
+    assert spreads.pop(Role.NORM) == spreads.pop(Role.BIAS) == spreads.pop(Role.UP) == 0
+    assert spreads.pop(Role.DOWN) == 12**-0.5
     assert set(spreads.values()) == {0.02}
 
 

@@ -40,6 +40,8 @@ LOWER_BOUNDS = {
     "model.rotary_original_length": 1,
     "model.vocab_size": 0,
     "model.logit_softcap": 0,
+    "model.lora_rank": 0,
+    "model.lora_alpha": 0,
     "model.max_sequence_length": 1,
     "layout.tensor": 1,
     "layout.data": 1,

@@ -15,6 +15,7 @@ MODELS = (
     ModelConfig(**SMALL, num_kv_heads=2, qk_norm=True, tied=False, mlp_pattern=("swiglu", "gelu")),
     ModelConfig(**SMALL, attention="bidirectional", norm_place="after", token_types=2, mlp="gelu_exact"),
     ModelConfig(**SMALL, positions="rotary", norm="rms", mlp="swiglu", biases="qkv"),
+    ModelConfig(**SMALL, num_kv_heads=2, lora_rank=3),
 )
 
 

@@ -76,6 +76,24 @@ def _leaving(layout: Layout, has_bias: bool, num_pieces: int) -> list[Run]:
         return [_run(with_lists(function), mesh, x, [weight], [bias]) for function in twins]
 
 
+def _leaving_with_adapter(layout: Layout, num_pieces: int) -> list[Run]:
+    """On a rank: the plain twin and the fused function with the product of an adapter."""
+    mesh = make_mesh(layout, CPU)
+    rank = mesh.tensor.rank
+    x, low = (_whole_numbers(B, S, width, seed=1 + rank).requires_grad_() for width in (I, 3))
+    weight, up = (_whole_numbers(10, width, seed=10 + rank).requires_grad_() for width in (I, 3))
+
+    def with_lists(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda x, weights, biases, *, mesh: function(
+            x, weights[0], None, mesh=mesh, adapter=fused.LowRank(*weights[1:])
+        )
+
+    stand_ins = products_in_pieces() if layout.symmetric_memory else nullcontext()
+    with stand_ins, mock.patch.object(fused, "num_pieces", lambda *_: num_pieces):
+        twins = (fused.multiply_then_leave, fused.multiply_and_leave)
+        return [_run(with_lists(function), mesh, x, [weight, low, up], []) for function in twins]
+
+
 def _assert_equal(ranks: RankPool, layout: Layout, job: Callable[..., Any], *arguments: Any) -> None:
     for (plain, _), (result, _) in ranks.run(layout.tensor, job, layout, *arguments):
         assert len(result) == len(plain) > 2
@@ -121,6 +139,12 @@ def test_fused_functions_send_what_the_plain_twins_send_and_gather_the_input_aga
         assert sent == plain
 
 
+@pytest.mark.parametrize("layout", [Layout(tensor=1), Layout(tensor=2), SPLIT], ids=str)
+@pytest.mark.parametrize("num_pieces", [1, 2])
+def test_the_product_of_an_adapter_is_added_before_g(ranks: RankPool, layout: Layout, num_pieces: int) -> None:
+    _assert_equal(ranks, layout, _leaving_with_adapter, num_pieces)
+
+
 def _too_flat(layout: Layout) -> list[str]:
     mesh, messages = make_mesh(layout, CPU), []
     x, weight = torch.ones(4, I), torch.ones(I, I)
@@ -148,9 +172,9 @@ def _not_needed(layout: Layout) -> tuple[Tensor, list[Sent], list[Tensor], list[
     x = _whole_numbers(B, S, I, seed=1 + mesh.tensor.rank).requires_grad_()
     weight, bias = _whole_numbers(10, I, seed=3).requires_grad_(), _whole_numbers(10, seed=4).requires_grad_()
     gradients = []
-    for is_needed in (True, False):
+    for leave in (fused.multiply_and_leave, fused.skip_and_leave):
         with CollectiveRecorder(mesh) as recorder:
-            y = fused.multiply_and_leave(x, weight, bias, mesh=mesh, is_needed=is_needed)
+            y = leave(x, weight, bias, mesh=mesh)
         gradients.append(torch.autograd.grad(y, (x, weight, bias), torch.ones_like(y)))
     return y.detach(), list(recorder.sent), *gradients
 

@@ -155,6 +155,21 @@ SMALL = (
         MUON,
     ),
     small("Muon, offloaded", "cuda", {"data": 2}, {"offload": ("optimizer",)}, {}, MUON),
+    small("adapters", "cpu", {"tensor": 2}, {}, {**LLAMA, "lora_rank": 8}),
+    small(
+        "adapters, split",
+        "cuda",
+        {"tensor": 4, "data": 2, "sequence_parallel": True},
+        {"precision": "bfloat16"},
+        {"lora_rank": 8},
+    ),
+    small(
+        "adapters, shared",
+        "cuda",
+        {"data": 4, "sharding": "zero3"},
+        {"precision": "bfloat16", "recompute": "full"},
+        {**LLAMA, "lora_rank": 8},
+    ),
     small("averaged", "cpu", {"tensor": 2}, {}, {}, AVERAGED),
     small("averaged, shared", "cuda", {"data": 4, "sharding": "zero3"}, {"precision": "bfloat16"}, {}, AVERAGED),
     small(

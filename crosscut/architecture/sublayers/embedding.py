@@ -62,7 +62,7 @@ class Embedding:
         index = Value("index of the embedding", 1, kind=Kind.INDEX)
         looked_up = Value("looked-up rows", hidden)
         look_up = LookUp(reads=(index,), gives=(looked_up,), keeps=(index,), parameters=(self.tokens,))
-        x, leaving = leave(looked_up, "embedding", overlaps=False)
+        x, leaving = leave(looked_up, "embedding", overlaps=False, is_frozen=self.tokens.is_frozen)
         steps: list[Step] = [look_up, leaving]
         if self.positions is not None:
             placed = replace(x, name="embedding with positions")

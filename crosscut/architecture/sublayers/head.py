@@ -80,7 +80,8 @@ class Loss(Step):
 
     def product(self, target: Target) -> Product:
         """Matrix product that computes the logits of a micro-batch on one rank."""
-        return Product(target.tokens, self.vocabulary.shape[1], self.local_vocabulary(target))
+        hidden, is_frozen = self.vocabulary.shape[1], self.vocabulary.is_frozen
+        return Product(target.tokens, hidden, self.local_vocabulary(target), is_frozen=is_frozen)
 
     def ends_passes(self, target: Target) -> Passes:
         """Bytes that the embedding and the loss read and write in one micro-batch.
@@ -89,13 +90,13 @@ class Loss(Step):
         compute type (the data type of matrix products), and an uncompiled loss moves ten numbers in the accumulation
         type. A soft cap adds ten numbers to an uncompiled loss: two each to divide, to apply tanh, to compute the
         derivatives, to multiply, and to multiply by the derivatives. The backward pass moves the residual stream five
-        times and the gradient of the output weight three times.
+        times and, unless the output weight is frozen, the gradient of the output weight three times.
         """
         product = self.product(target)
         stream = product.m * product.k * target.compute_bytes
         uncompiled = (20 if self.caps_logits else 10) * target.sums_bytes
         of_logit = 4 * target.compute_bytes if target.compiled else uncompiled
-        vocabulary_gradient = 3 * product.n * product.k * target.sums_bytes
+        vocabulary_gradient = 0 if product.is_frozen else 3 * product.n * product.k * target.sums_bytes
         return Passes(forward=6 * stream + of_logit * product.m * product.n, backward=5 * stream + vocabulary_gradient)
 
     def logit_bytes(self, target: Target) -> int:

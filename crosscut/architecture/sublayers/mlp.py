@@ -81,7 +81,8 @@ class Activate(Pointwise):
         inner = value.bytes(target)
         forward, backward = (2, 3) if target.compiled else _EAGER_PASSES[self.kind]
         gelu = 0 if self.kind is FeedForward.RELU2 else value.elements(target)
-        return Passes(forward=forward * inner, backward=(backward + (self.matrix.bias is not None)) * inner, gelu=gelu)
+        has_gradient = self.matrix.bias is not None and not self.matrix.bias.is_frozen
+        return Passes(forward=forward * inner, backward=(backward + has_gradient) * inner, gelu=gelu)
 
     def temporary(self, target: Target, inside: int) -> int:
         """Bytes of the gradient of the activation's result."""

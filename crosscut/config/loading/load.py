@@ -227,6 +227,10 @@ def _expand_preset(table: Table, mistakes: Mistakes) -> str:
     return ""
 
 
+_OWN = {"dropout", "lora_rank", "lora_alpha"}
+"""Settings of a model that a run chooses itself, even if the run starts from a published model."""
+
+
 def _expand_published(table: Table, mistakes: Mistakes) -> None:
     """Fill in the model, and the tokenizer for its text, from the folder in `training.initialize_from`.
 
@@ -252,10 +256,10 @@ def _expand_published(table: Table, mistakes: Mistakes) -> None:
 
 
 def _agreeing(model: Table, published: Table, folder: str) -> Table:
-    """Keys of a run's model section that may differ from the folder's model: dropout, and unknown keys, which later
-    raise an error. Raises `ConfigError` for any other key that contradicts the folder.
+    """Keys of a run's model section that may differ from the folder's model: those of `_OWN`, and unknown keys, which
+    later raise an error. Raises `ConfigError` for any other key that contradicts the folder.
     """
-    for key in published.keys() & model.keys() - {"dropout"}:
+    for key in published.keys() & model.keys() - _OWN:
         given = parsed(model[key])
         given = tuple(given) if isinstance(given, list) else given
         if given != published[key] and not (type(given) is int and given == 0):  # 0 means the default
@@ -263,4 +267,4 @@ def _agreeing(model: Table, published: Table, folder: str) -> Table:
                 f"`model.{key}` must be {shown(published[key])}, but is {shown(given)}. The run starts from the model "
                 f"in `{folder}` (`training.initialize_from`). Remove `model.{key}`."
             )
-    return {key: value for key, value in model.items() if key == "dropout" or key not in published}
+    return {key: value for key, value in model.items() if key in _OWN or key not in published}

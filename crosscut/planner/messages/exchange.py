@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from crosscut.architecture import Operation, Overlap
 from crosscut.architecture.messages import Phase
+from crosscut.architecture.steps import weight_gradients
 from crosscut.planner.candidate import Planned
 from crosscut.planner.hardware import Hardware, Where
 from crosscut.planner.messages.collective import Collective
@@ -105,8 +106,8 @@ class Beside(NamedTuple):
     backward: float
     """Seconds of the backward pass of all layers."""
     root_share: float
-    """Share of a rank's parameters that are outside of the layers, mainly in the embeddings. The gradients of these
-    parameters are complete only at the end of the backward pass."""
+    """Share of a rank's trained parameters that are outside of the layers, mainly in the embeddings. The gradients of
+    these parameters are complete only at the end of the backward pass."""
 
 
 def exchange(collective: Collective, run: Planned, hardware: Hardware, program: Program, beside: Beside) -> Exchange:
@@ -157,7 +158,7 @@ def _tensor_waits(collective: Collective, each: float, run: Planned, beside: Bes
             return max(0.0, each - product)
         return each if collective.pieces == 1 else (each + max(0.0, each - product / 2)) / 2
     if overlap is Overlap.WEIGHT_GRADIENT:
-        return max(0.0, each - sum(speed.product(product.of_weight) for product in collective.beside))
+        return max(0.0, each - sum(speed.product(product) for product in weight_gradients(collective.beside)))
     if overlap is Overlap.INPUT_GRADIENT:
         return max(0.0, each - sum(speed.product(product.of_input) for product in collective.beside))
     return each

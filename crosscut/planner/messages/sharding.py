@@ -61,9 +61,15 @@ class _Unit(NamedTuple):
         """Computation that overlaps with the unit's messages: the neighbouring layer, or nothing for the root."""
         return Overlap.NEIGHBOUR_LAYER if self.is_layer else Overlap.NOTHING
 
-    def padded_elements(self, num_shares: int) -> int:
-        """Elements of one message, with the rows of every tensor padded to a multiple of `num_shares`."""
-        return sum(-(-p.shape[0] // num_shares) * num_shares * prod(p.shape[1:]) for p in self.parameters)
+    @property
+    def trained(self) -> Sequence[LocalParameter]:
+        """Parameters of the unit that have gradients."""
+        return [parameter for parameter in self.parameters if not parameter.is_frozen]
+
+
+def _padded(parameters: Sequence[LocalParameter], num_shares: int) -> int:
+    """Elements of one message, with the rows of every tensor padded to a multiple of `num_shares`."""
+    return sum(-(-p.shape[0] // num_shares) * num_shares * prod(p.shape[1:]) for p in parameters)
 
 
 def _of_unit(run: Planned, unit: _Unit) -> list[Collective]:
@@ -72,11 +78,12 @@ def _of_unit(run: Planned, unit: _Unit) -> list[Collective]:
     Partial gradients are summed over the tensor ranks before the reduce-scatter, which uses the accumulation type.
     """
     layout, times = run.layout, run.num_micro_batches * unit.number
-    elements = unit.padded_elements(layout.shard_size)
+    elements, gradients = (_padded(some, layout.shard_size) for some in (unit.parameters, unit.trained))
     of_unit = partial(Collective, overlap=unit.overlap, layers=unit.number, has_first_layer=unit.has_first_layer)
-    over_shares = partial(of_unit, axis=shard_axis(layout), elements=elements, ranks=layout.shard_size)
+    over_shares = partial(of_unit, axis=shard_axis(layout), ranks=layout.shard_size)
     gather = partial(
         over_shares,
+        elements=elements,
         operation=Operation.ALL_GATHER,
         purpose=f"{unit.name} weights",
         element_bytes=unit.weight_bytes,
@@ -85,6 +92,7 @@ def _of_unit(run: Planned, unit: _Unit) -> list[Collective]:
     again = [gather(phase=Phase.BACKWARD)] if unit.is_layer and layout.sharding is ZeroStage.ZERO3 else []
     gradient_bytes = run.training.numbers.accumulation_bytes
     scatter = over_shares(
+        elements=gradients,
         operation=Operation.REDUCE_SCATTER,
         phase=Phase.BACKWARD,
         purpose=f"{unit.name} gradients",
@@ -97,11 +105,12 @@ def _of_unit(run: Planned, unit: _Unit) -> list[Collective]:
         phase=Phase.STEP,
         purpose=f"{unit.name} gradients of all copies",
         count=unit.number,
-        elements=elements // layout.shard_size,
+        elements=gradients // layout.shard_size,
         element_bytes=gradient_bytes,
         ranks=layout.num_replicas,
     )
-    return [gather(phase=Phase.FORWARD), *again, *_summed_over_tensor(run, unit, count=times), scatter, copies]
+    summed = [*_summed_over_tensor(run, unit, count=times), scatter, copies] if gradients else []
+    return [gather(phase=Phase.FORWARD), *again, *summed]
 
 
 def _summed_over_tensor(run: Planned, unit: _Unit, *, count: int) -> list[Collective]:

@@ -35,8 +35,8 @@ from crosscut.planner.parameters import (
     known_vocab_size,
     num_replicated_tensors,
     num_tensors,
-    parameters_per_rank,
     partial_gradients,
+    trained_parameters_per_rank,
 )
 
 
@@ -223,7 +223,7 @@ def _gradients(run: Planned) -> list[Collective]:
         axis="data",
         purpose="gradients",
         overlap=Overlap.BUCKETS,
-        elements=parameters_per_rank(run.model, run.layout),
+        elements=trained_parameters_per_rank(run.model, run.layout),
         ranks=run.layout.data,
     )
     return [replicated, local] if partial_ones else [local]

@@ -245,13 +245,13 @@ def make_optimizer(
     muon_dtype: torch.dtype | None = None,
     home: Home | None = None,
 ) -> LocalAdamW:
-    """Create the optimizer of a model's parameters. The caller sets the learning rate before every step with
-    `set_learning_rate`.
+    """Create the optimizer of a model's parameters, without the frozen ones. The caller sets the learning rate before
+    every step with `set_learning_rate`.
 
     `muon_dtype` is the element type in which Muon orthogonalizes; None means the parameters' own type. `home` stores
     the moments. By default, the moments are on the device.
     """
-    named = list(model.named_parameters())
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     decayed = [parameter for name, parameter in named if name not in rules.undecayed]
     others = [parameter for name, parameter in named if name in rules.undecayed]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]

@@ -1,0 +1,287 @@
+"""Low-rank adapters (LoRA) in PEFT's file format: `adapter_config.json` and `adapter_model.safetensors`.
+
+PEFT names an adapter's matrices A [r, inputs] and B [outputs, r] after the published tensor W that the adapter changes:
+W + scale x B A. Crosscut reads an adapter beside its model and merges it into the weights, on any layout: each rank
+computes only its own rows and columns of B A. A run with adapters (`model.lora_rank`) is written in the same format.
+
+Published queries, keys and values are separate tensors, or one stacked tensor (GPT-2). A stacked tensor has one A and
+one B, so the adapters of queries, keys and values become the blocks of a block-diagonal B, and the rank is three times
+as high.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from crosscut.checkpoint import Folder
+from crosscut.checkpoint.format.tensor_file import Form, file_header, tensor_bytes
+from crosscut.config import CheckpointError, ConfigError, ModelConfig
+from crosscut.config.checks import shown
+from crosscut.config.system.files import parse_json, read_small
+from crosscut.parallel import reshard
+from crosscut.parallel.state.parameters import local_offsets, local_part
+from crosscut.pretrained.families import Source, Weight, weights_of
+from crosscut.pretrained.tensors import DTYPES, StoredTensor, list_file, read_whole
+
+CONFIG_NAME = "adapter_config.json"
+TENSORS_NAME = "adapter_model.safetensors"
+
+_PREFIX = "base_model.model."
+_ONLY: Mapping[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "use_dora": (False, None),
+    "modules_to_save": (None, []),
+    "trainable_token_indices": (None,),
+}
+"""Settings of PEFT that Crosscut supports with these values only. A missing setting has the first value."""
+
+
+@dataclass(frozen=True)
+class _Changed:
+    """A published tensor that an adapter changes."""
+
+    down: StoredTensor
+    """The published A."""
+    up: StoredTensor
+    """The published B."""
+    scale: float
+
+    def delta(self, rows: Tensor, columns: slice) -> Tensor:
+        """Rows and columns of scale x B A, in float32 or wider. The rows are outputs, and the columns are inputs."""
+        up, down = read_whole(self.up)[rows], read_whole(self.down)[:, columns]
+        wide = torch.promote_types(torch.promote_types(up.dtype, down.dtype), torch.float32)
+        return self.scale * (up.to(wide) @ down.to(wide))
+
+
+@dataclass(frozen=True)
+class PublishedAdapter:
+    """An adapter in PEFT's format that fits a model. Create the object with `read_adapter`."""
+
+    model: ModelConfig
+    changed: Mapping[str, _Changed]
+    """Changed tensors, by the published name of the weight."""
+
+    @torch.no_grad()
+    def merge(self, model: nn.Module) -> None:
+        """Add the adapter to a model's weights in place, on any layout and sharding. Sends nothing."""
+        reshard(model)
+        parameters = dict(model.named_parameters())
+        for weight, index, source in _sources(self.model):
+            if (change := self.changed.get(source.name)) is None:
+                continue
+            parameter = parameters[weight.name]
+            local, offsets = local_part(parameter), local_offsets(parameter)
+            ours = weight.rows(index) - offsets[0]
+            held = (ours >= 0) & (ours < len(local))
+            theirs = source.start + held.nonzero().flatten()
+            delta = change.delta(theirs, slice(offsets[1], offsets[1] + local.shape[1]))
+            ours = ours[held].to(local.device)
+            local[ours] = (local[ours] + delta.to(local.device)).to(local.dtype)
+
+    def merged(self, name: str, tensor: Tensor) -> Tensor:
+        """Return a published tensor with the adapter's change."""
+        if (change := self.changed.get(name)) is None:
+            return tensor
+        is_transposed = self._transposed[name]
+        rows, columns = tensor.t().shape if is_transposed else tensor.shape
+        delta = change.delta(torch.arange(rows), slice(0, columns))
+        return (tensor + (delta.t() if is_transposed else delta)).to(tensor.dtype)
+
+    @cached_property
+    def _transposed(self) -> dict[str, bool]:
+        return {source.name: source.transposed for _, _, source in _sources(self.model)}
+
+
+def read_adapter(folder: str | Path, model: ModelConfig) -> PublishedAdapter:
+    """Read an adapter in PEFT's format, and check that it fits the model. The ranks of the adapter's matrices may
+    differ.
+
+    Raises `ConfigError` for settings that Crosscut does not support, and `CheckpointError` if a file is missing or
+    damaged, or if a tensor does not belong to the model.
+    """
+    folder = Path(folder)
+    settings = _settings(folder / CONFIG_NAME)
+    path = folder / TENSORS_NAME
+    if not path.is_file():
+        raise CheckpointError(
+            f"`{folder}` must hold `{TENSORS_NAME}`, but does not. Save the adapter as safetensors with "
+            "`save_pretrained`."
+        )
+    shapes = {source.name: (weight.shape[1], _outputs(weight, source)) for weight, _, source in _sources(model)}
+    found: dict[str, dict[str, StoredTensor]] = {}
+    for name, tensor in list_file(path).items():
+        match = re.fullmatch(rf"{re.escape(_PREFIX)}(.+)\.lora_([AB])\.weight", name)
+        if match is None or f"{match[1]}.weight" not in shapes:
+            raise CheckpointError(
+                f"`{path}` must hold only matrices A and B of the model's layers, but has `{name}`. Choose the model "
+                "that the adapter was trained with."
+            )
+        found.setdefault(f"{match[1]}.weight", {})[match[2]] = tensor
+    changed = {name: _change(path, name, pair, shapes[name], settings) for name, pair in found.items()}
+    return PublishedAdapter(model, changed)
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    try:
+        settings = parse_json(read_small(path))
+    except OSError as error:
+        raise CheckpointError(
+            f"`{path.parent}` must be the folder of an adapter with `{path.name}`, but the file cannot be read: "
+            f"{error.strerror}. Check the path."
+        ) from None
+    except ValueError:
+        settings = None
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"`{path}` must hold a JSON object, but does not. Download the adapter again.")
+    for key, allowed in _ONLY.items():
+        if (value := settings.get(key, allowed[0])) not in allowed:
+            raise ConfigError(
+                f"`{key}` in `{path}` must be {shown(allowed[0])}, but is {shown(value)}. Crosscut supports no other "
+                "value. Merge the adapter with PEFT (`merge_and_unload`), and load the merged model."
+            )
+    return settings
+
+
+def _change(
+    path: Path, name: str, pair: Mapping[str, StoredTensor], shape: tuple[int, int], settings: Mapping[str, Any]
+) -> _Changed:
+    """Check the matrices A and B of a published weight. `shape` is the number of inputs and of outputs."""
+    down, up = pair.get("A"), pair.get("B")
+    inputs, outputs = shape
+    rank = down.shape[0] if down is not None and len(down.shape) == 2 else 0
+    shapes = [(rank, inputs), (outputs, rank)]
+    if down is None or up is None or [down.shape, up.shape] != shapes or not rank:
+        told = " and ".join("no matrix" if each is None else str(list(each.shape)) for each in (down, up))
+        raise CheckpointError(
+            f"`{name}` in `{path}` must have matrices A and B of the shapes [r, {inputs}] and [{outputs}, r], but has "
+            f"{told}. Choose the model that the adapter was trained with."
+        )
+    if unknown := next((each for each in (down, up) if each.dtype not in DTYPES), None):
+        raise CheckpointError(f"`{unknown.name}` in `{path}` must have a floating-point type, but has {unknown.dtype}.")
+    return _Changed(down, up, _alpha(path, name, settings) / (math.sqrt(rank) if settings.get("use_rslora") else rank))
+
+
+def _alpha(path: Path, name: str, settings: Mapping[str, Any]) -> float:
+    """Value of alpha for a published weight. A key of `alpha_pattern` is a pattern for the end of a module's name."""
+    module, _, _ = name.rpartition(".")
+    patterns = settings.get("alpha_pattern") or {}
+    found = next((patterns[key] for key in patterns if re.fullmatch(rf"(.*\.)?({key})", module)), None)
+    alpha = settings.get("lora_alpha", 8) if found is None else found
+    if type(alpha) not in (int, float) or not math.isfinite(alpha):
+        raise ConfigError(f"`lora_alpha` in `{path.parent / CONFIG_NAME}` must be a number, but is {shown(alpha)}.")
+    return float(alpha)
+
+
+def _sources(model: ModelConfig) -> Iterator[tuple[Weight, int, Source]]:
+    """Weights of the matrices in the layers, with each of their published tensors and its index."""
+    for weight in weights_of(model.without_adapters):
+        if len(weight.shape) == 2 and weight.name.startswith("blocks."):
+            yield from ((weight, index, source) for index, source in enumerate(weight.sources))
+
+
+def _outputs(weight: Weight, source: Source) -> int:
+    """Number of outputs of a whole published tensor."""
+    return source.num_rows or weight.source_rows
+
+
+def with_adapters(model: ModelConfig, read: Callable[[str], Tensor]) -> Callable[[str], Tensor]:
+    """Return a function like `read`, which returns a parameter of a run by its name, but with the run's own adapters
+    merged into the weights. Without adapters, return `read` itself.
+    """
+    if not model.lora_rank:
+        return read
+    weights = {weight.name: weight for weight, index, _ in _sources(model) if index == 0}
+
+    def merged(name: str) -> Tensor:
+        tensor = read(name)
+        if (weight := weights.get(name)) is None:
+            return tensor
+        changed = tensor.clone()
+        for index in range(len(weight.sources)):
+            down, up, rows = _pair(model, weight, index, read)
+            wide = torch.promote_types(up.dtype, torch.float32)
+            delta = model.lora_alpha / model.lora_rank * (up.to(wide) @ down.to(wide))
+            rows = rows.to(tensor.device)
+            changed[rows] = (tensor[rows] + delta).to(tensor.dtype)
+        return changed
+
+    return merged
+
+
+def _pair(
+    model: ModelConfig, weight: Weight, index: int, read: Callable[[str], Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Published A and B of a run's adapter for one source of a weight, and the rows of the weight that B changes."""
+    module, _, _ = weight.name.rpartition(".")
+    rows, rank = weight.rows(index), model.lora_rank
+    down, up = read(f"{module}.adapter.down"), read(f"{module}.adapter.up")
+    return down[index * rank : (index + 1) * rank], up[rows.to(up.device)], rows
+
+
+def write_adapter(folder: Folder, model: ModelConfig, read: Callable[[str], Tensor], *, base: str) -> list[str]:
+    """Write the adapters of a run in PEFT's format. `read` returns a parameter by its name, and `base` names the
+    published model from which the run started. Returns the names of the published weights.
+    """
+    pieces: dict[str, list[tuple[Weight, int, Source]]] = {}
+    for weight, index, source in _sources(model):
+        pieces.setdefault(source.name, []).append((weight, index, source))
+    tensors = {}
+    for name, parts in pieces.items():
+        down, up = _stacked(model, parts, read)
+        module, _, _ = name.rpartition(".")
+        tensors[f"{_PREFIX}{module}.lora_A.weight"] = down
+        tensors[f"{_PREFIX}{module}.lora_B.weight"] = up
+    with folder.create(TENSORS_NAME) as stream:
+        stream.write(file_header({name: Form(tuple(t.shape), t.dtype) for name, t in tensors.items()}))
+        for tensor in tensors.values():
+            stream.write(tensor_bytes(tensor.contiguous()))
+    folder.write(CONFIG_NAME, (json.dumps(_peft_config(model, pieces, base), indent=2) + "\n").encode())
+    return list(pieces)
+
+
+def _stacked(
+    model: ModelConfig, parts: list[tuple[Weight, int, Source]], read: Callable[[str], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Published A and B of one tensor. Several parts of a stacked tensor become blocks on the diagonal of B."""
+    pairs = [_pair(model, weight, index, read) for weight, index, _ in parts]
+    if len(pairs) == 1:
+        down, up, _ = pairs[0]
+        return down, up
+    weight, _, source = parts[0]
+    rank = model.lora_rank
+    joined = pairs[0][1].new_zeros(_outputs(weight, source), rank * len(parts))
+    for i, ((_, up, _), (_, _, each)) in enumerate(zip(pairs, parts, strict=True)):
+        joined[each.start : each.start + len(up), i * rank : (i + 1) * rank] = up
+    return torch.cat([down for down, _, _ in pairs]), joined
+
+
+def _peft_config(model: ModelConfig, pieces: Mapping[str, list[Any]], base: str) -> dict[str, Any]:
+    last = {name: name.split(".")[-2] for name in pieces}
+    alpha = int(model.lora_alpha) if model.lora_alpha.is_integer() else model.lora_alpha
+    stacked = {last[name]: len(parts) for name, parts in pieces.items() if len(parts) > 1}
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+        "r": model.lora_rank,
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": any(source.transposed for parts in pieces.values() for _, _, source in parts),
+        "target_modules": sorted(set(last.values())),
+        "rank_pattern": {module: number * model.lora_rank for module, number in stacked.items()},
+        "alpha_pattern": {module: number * alpha for module, number in stacked.items()},
+        "modules_to_save": None,
+        "use_rslora": False,
+        "use_dora": False,
+    }

@@ -1,0 +1,175 @@
+"""Adapters in PEFT's format: read beside a model on any layout, and written by runs that have adapters."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from crosscut.cli.main import commands
+from crosscut.config import CheckpointError, ConfigError, Layout
+from crosscut.pretrained import export_checkpoint, find_model
+from crosscut.training import run_training
+from tests.pretrained import jobs
+from tests.pretrained.models import TOKENS, InFloat64, their_model
+from tests.pretrained.test_export import tensors_in
+from tests.pretrained.test_loading import worst
+from tests.pretrained.test_runs import make_run, text  # noqa: F401 - a fixture
+
+RANK, ALPHA = 3, 6
+LINEAR = {
+    "gpt2": ("c_attn", "c_fc", "c_proj"),
+    "llama multi-query": ("q_proj", "v_proj", "gate_proj", "down_proj"),
+    "nanochat": ("q_proj", "k_proj", "o_proj", "fc1"),
+}
+"""Modules that the adapters of these tests change."""
+
+
+def write_peft(folder: Path, published: Path, modules: tuple[str, ...], **settings: Any) -> dict[str, Tensor]:
+    """Write an adapter with random matrices as PEFT writes it. Returns what it adds to each published weight."""
+    generator, tensors, deltas = torch.Generator().manual_seed(7), {}, {}
+    is_transposed = (json.loads((published / "config.json").read_text()))["model_type"] == "gpt2"
+    for name, weight in tensors_in(published).items():
+        module, _, kind = name.rpartition(".")
+        if kind != "weight" or module.rpartition(".")[2] not in modules:
+            continue
+        outputs, inputs = reversed(weight.shape) if is_transposed else weight.shape
+        rank = settings.get("rank_pattern", {}).get(module.rpartition(".")[2], RANK)
+        down, up = (torch.randn(shape, generator=generator) * 0.2 for shape in ((rank, inputs), (outputs, rank)))
+        tensors[f"base_model.model.{module}.lora_A.weight"] = down
+        tensors[f"base_model.model.{module}.lora_B.weight"] = up
+        alpha = settings.get("alpha_pattern", {}).get(module.rpartition(".")[2], ALPHA)
+        scale = alpha / (rank**0.5 if settings.get("use_rslora") else rank)
+        delta = scale * up.double() @ down.double()
+        deltas[name] = delta.t() if is_transposed else delta
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "bias": "none", "use_dora": False, **settings}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return deltas
+
+
+@torch.no_grad()
+def logits_with(published: Path, deltas: Mapping[str, Tensor]) -> Tensor:
+    """[B, S, V] by `transformers`, with the deltas added to its weights."""
+    model = their_model(published, torch.float64)
+    for name, delta in deltas.items():
+        model.get_parameter(name).add_(delta)
+    with InFloat64():
+        return model(TOKENS).logits
+
+
+@pytest.mark.parametrize("name", LINEAR)
+@pytest.mark.parametrize("layout", [Layout(tensor=4), Layout(tensor=2, data=2, sharding="zero3")], ids=str)
+def test_an_adapter_beside_its_model_is_merged_on_any_layout(ranks, published, tmp_path, name, layout):
+    deltas = write_peft(tmp_path / "adapter", published(name), LINEAR[name])
+    source = find_model(published(name), adapter=tmp_path / "adapter")
+    assert source.title.endswith(", adapter adapter")
+    theirs = logits_with(published(name), deltas)
+    for (ours,) in ranks.run(layout.world_size, jobs.logits, source, layout, ["float64"]):
+        assert worst(ours, theirs) <= 1e-6
+    assert worst(logits_with(published(name), {}), theirs) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"use_rslora": True}, {"rank_pattern": {"q_proj": 5}, "alpha_pattern": {"q_proj": 1, "down_proj": 2.5}}],
+    ids=["rank-stabilized", "patterns"],
+)
+def test_scales_and_ranks_may_differ_by_module(ranks, published, tmp_path, settings):
+    name = "llama multi-query"
+    deltas = write_peft(tmp_path / "adapter", published(name), LINEAR[name], **settings)
+    source = find_model(published(name), adapter=tmp_path / "adapter")
+    ((ours,),) = ranks.run(1, jobs.logits, source, Layout(), ["float64"])
+    assert worst(ours, logits_with(published(name), deltas)) <= 1e-6
+
+
+@pytest.mark.parametrize("name", ["gpt2", "nanochat"])
+def test_export_merges_an_adapter_into_a_published_model(published, tmp_path, name):
+    deltas = write_peft(tmp_path / "adapter", published(name), LINEAR[name])
+    export_checkpoint(find_model(published(name), adapter=tmp_path / "adapter"), tmp_path / "merged")
+    before, after = tensors_in(published(name)), tensors_in(tmp_path / "merged")
+    assert before.keys() == after.keys()
+    for key, tensor in before.items():
+        torch.testing.assert_close(after[key].double(), tensor.double() + deltas.get(key, 0.0), rtol=1e-6, atol=1e-6)
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama tied"])
+def adapted(request, published, text, tmp_path_factory) -> tuple[Path, Path]:  # noqa: F811
+    """A published model, and a run that has trained adapters of it."""
+    folder = tmp_path_factory.mktemp("adapted") / "run"
+    settings = ("model.lora_rank=2", "model.lora_alpha=6", "optimizer.learning_rate=0.05", "training.steps=2")
+    run_training(make_run(published(request.param), text, folder, *settings))
+    return published(request.param), folder
+
+
+def test_a_run_trains_its_adapters_only_and_its_model_is_merged_in_the_export(ranks, adapted, tmp_path):
+    initial, run = adapted
+    export_checkpoint(find_model(run), tmp_path / "merged")
+    before, after = tensors_in(initial), tensors_in(tmp_path / "merged")
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {name for name, tensor in before.items() if tensor.dim() == 2 and _is_of_layer(name)}
+    ((ours,),) = ranks.run(1, jobs.logits, find_model(run), Layout(), ["float32"])
+    ((merged,),) = ranks.run(1, jobs.logits, find_model(tmp_path / "merged"), Layout(), ["float32"])
+    assert worst(ours, merged) <= 1e-5
+
+
+def _is_of_layer(name: str) -> bool:
+    return ".h." in name or ".layers." in name
+
+
+def test_the_adapters_of_a_run_are_written_for_peft_and_read_again(ranks, adapted, tmp_path):
+    initial, run = adapted
+    out = tmp_path / "adapter"
+    result = CliRunner().invoke(commands, ["checkpoint", "adapter", str(run), str(out), "--base", str(initial)])
+    assert result.exit_code == 0, result.output
+    config = json.loads((out / "adapter_config.json").read_text())
+    assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 2, 6)
+    assert config["base_model_name_or_path"] == str(initial)
+    tensors = load_file(out / "adapter_model.safetensors")
+    assert all(name.startswith("base_model.model.") for name in tensors)
+    ((ours,),) = ranks.run(1, jobs.logits, find_model(run), Layout(), ["float32"])
+    for (beside,) in ranks.run(2, jobs.logits, find_model(initial, adapter=out), Layout(tensor=2), ["float32"]):
+        assert worst(ours, beside) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"peft_type": "IA3"}, "`peft_type` in `.*` must be 'LORA', but is 'IA3'"),
+        ({"use_dora": True}, "`use_dora` in `.*` must be false, but is true"),
+        ({"lora_alpha": "much"}, "`lora_alpha` in `.*` must be a number, but is 'much'"),
+    ],
+)
+def test_settings_that_change_the_mathematics_are_refused(published, tmp_path, settings, message):
+    write_peft(tmp_path / "adapter", published("gpt2"), LINEAR["gpt2"], **settings)
+    with pytest.raises(ConfigError, match=message):
+        find_model(published("gpt2"), adapter=tmp_path / "adapter")
+
+
+def test_an_adapter_of_another_model_is_refused(published, tmp_path):
+    write_peft(tmp_path / "adapter", published("llama"), ("q_proj",))
+    with pytest.raises(CheckpointError, match="must hold only matrices A and B of the model's layers, but has `base_"):
+        find_model(published("gpt2"), adapter=tmp_path / "adapter")
+    write_peft(tmp_path / "wide", published("llama in threes"), ("q_proj",))
+    with pytest.raises(CheckpointError, match=r"must have matrices A and B of the shapes \[r, 32\] and \[32, r\]"):
+        find_model(published("llama"), adapter=tmp_path / "wide")
+
+
+def test_a_folder_without_an_adapter_is_refused(published, tmp_path):
+    with pytest.raises(CheckpointError, match=r"must be the folder of an adapter with `adapter_config.json`"):
+        find_model(published("gpt2"), adapter=tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"must hold `adapter_model.safetensors`, but does not"):
+        find_model(published("gpt2"), adapter=tmp_path)
+
+
+def test_a_run_without_adapters_has_none_to_export(published, tmp_path):
+    result = CliRunner().invoke(commands, ["checkpoint", "adapter", str(published("gpt2")), str(tmp_path / "out")])
+    assert result.exit_code != 0
+    assert "must be a checkpoint of a run with adapters" in str(result.exception)
