@@ -64,6 +64,18 @@ class DataConfig:
     (masked tokens from the tokens on both sides, as in BERT). A tokenizer for `masked` needs the special tokens of BERT
     or RoBERTa, and the tokens get an index of sentences (docs/data.md)."""
 
+    pairs: bool = True
+    """Form of a sample with `objective = "masked"`. With `true`, a sample is two consecutive segments of a document,
+    for the prediction of their order: swapped in half of the samples, and padded. With `false`, documents are packed
+    into full sequences, as in RoBERTa."""
+
+    mask_fraction: float = 0.15
+    """Fraction of the words that are masked with `objective = "masked"`. BERT uses 0.15."""
+
+    mask_words: int = 3
+    """Maximum number of consecutive words that are masked together. A run of n words has a probability proportional to
+    1 / n. 1 masks single words."""
+
     text_key: str = "text"
     """Key (jsonl) or column (parquet) of the text."""
 
@@ -80,6 +92,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         require_at_least("data.vocab_size", self.vocab_size, 257)
         resolve_choices(self, "data")
+        self._check_masking()
         self._check_mixture()
         require_at_least("data.num_shards", self.num_shards, 1)
         require_at_least("data.train_to_validation", self.train_to_validation, 1)
@@ -88,6 +101,23 @@ class DataConfig:
     def has_sentences(self) -> bool:
         """Whether the tokens have an index of sentences."""
         return self.objective is Objective.MASKED
+
+    def _check_masking(self) -> None:
+        require_at_least("data.mask_words", self.mask_words, 1)
+        if self.mask_words > 10:
+            raise ConfigError(f"`data.mask_words` must be at most 10, but is {self.mask_words}. Try 3.")
+        if not 0 < self.mask_fraction <= 0.5:
+            raise ConfigError(
+                f"`data.mask_fraction` must be above 0 and at most 0.5, but is {self.mask_fraction}. BERT uses 0.15."
+            )
+        if self.objective is Objective.CAUSAL:
+            for name in ("pairs", "mask_fraction", "mask_words"):
+                default = getattr(type(self), name)
+                if (value := getattr(self, name)) != default:
+                    raise ConfigError(
+                        f'`data.{name}` must be {shown(default)} unless `data.objective` is "masked", but is '
+                        f'{shown(value)}. Remove `data.{name}`, or set data.objective="masked".'
+                    )
 
     def _check_mixture(self) -> None:
         if not self.mixture:

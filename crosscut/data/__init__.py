@@ -4,6 +4,13 @@ The package takes ranks and sizes as integers and does not import torch. docs/da
 guarantees.
 """
 
+from crosscut.data.masked.samples import (
+    MaskedBatch,
+    MaskedSampler,
+    MaskedValidation,
+    masked_samples,
+    masked_validation,
+)
 from crosscut.data.mixture import TokenMixture, Tokens, folders_of, open_tokens, training_samples, validation_samples
 from crosscut.data.prepare import prepare
 from crosscut.data.sampler import Sampler
@@ -14,6 +21,9 @@ from crosscut.data.validation import ValidationSampler
 
 __all__ = [
     "Document",
+    "MaskedBatch",
+    "MaskedSampler",
+    "MaskedValidation",
     "Sampler",
     "Shard",
     "TokenFolder",
@@ -22,6 +32,8 @@ __all__ = [
     "Tokens",
     "ValidationSampler",
     "folders_of",
+    "masked_samples",
+    "masked_validation",
     "open_tokens",
     "prepare",
     "read_documents",

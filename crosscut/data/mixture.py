@@ -25,7 +25,7 @@ import numpy as np
 from crosscut.config.data import DataConfig
 from crosscut.config.errors import DataError
 from crosscut.data.manifest import TOKENIZER_NAME, Manifest
-from crosscut.data.sampler import Ids, Sampler, Samples, shuffled
+from crosscut.data.sampler import FolderRows, Ids, Sampler, Samples, shuffled
 from crosscut.data.shards.reading import TokenFolder
 from crosscut.data.tokenization.tokenizer import Tokenizer
 from crosscut.data.validation import ValidationSampler, ValidationSamples
@@ -116,7 +116,7 @@ def training_samples(tokens: Tokens, *, sequence_length: int, seed: int) -> Samp
         return Sampler(tokens.train, sequence_length=sequence_length, seed=seed)
     samplers = []
     for folder in tokens.folders:
-        with _named(folder):
+        with named_folder(folder):
             samplers.append(Sampler(folder.train, sequence_length=sequence_length, seed=seed))
     return MixedSampler(samplers, tokens.weights, seed=seed)
 
@@ -127,7 +127,7 @@ def validation_samples(tokens: Tokens, *, sequence_length: int) -> ValidationSam
         return ValidationSampler(tokens.validation, sequence_length=sequence_length)
     samplers = []
     for folder in tokens.folders:
-        with _named(folder):
+        with named_folder(folder):
             samplers.append(ValidationSampler(folder.validation, sequence_length=sequence_length))
     return MixedValidationSampler(samplers, tokens.weights)
 
@@ -136,16 +136,16 @@ def validation_samples(tokens: Tokens, *, sequence_length: int) -> ValidationSam
 class MixedSampler(Samples):
     """Training samples from several token folders, with a weight for each folder's tokens."""
 
-    def __init__(self, samplers: Sequence[Sampler], weights: Sequence[float], *, seed: int) -> None:
-        self.sequence_length = samplers[0].sequence_length
+    def __init__(self, samplers: Sequence[FolderRows], weights: Sequence[float], *, seed: int) -> None:
+        self.sequence_length, self.row_length = samplers[0].sequence_length, samplers[0].row_length
         self._samplers, self._seed = tuple(samplers), seed
         ends = list(accumulate(shares_of(weights)))
         self._ends = np.array([*ends[:-1], 1.0])  # end of each folder's part of the interval from 0 to 1, [F]
         self._before = np.zeros((1, len(samplers)), dtype=np.int64)  # each folder's samples before a block, [blocks, F]
 
     def batch_at(self, first_sample: int, count: int) -> Ids:
-        """Return consecutive samples; see `Samples.batch_at`."""
-        rows = np.empty((count, self.sequence_length + 1), dtype=np.int64)
+        """Return consecutive samples; see `Rows.batch_at`."""
+        rows = np.empty((count, self.row_length), dtype=np.int64)
         folders, places = self._located(first_sample, count)
         for number, sampler in enumerate(self._samplers):
             own = np.flatnonzero(folders == number)
@@ -154,7 +154,7 @@ class MixedSampler(Samples):
         return rows
 
     def documents(self, index: int) -> list[tuple[str, int]]:
-        """Return the documents of a sample; see `Samples.documents`."""
+        """Return the documents of a sample; see `Rows.documents`."""
         folders, places = self._located(index, 1)
         return self._samplers[int(folders[0])].documents(int(places[0]))
 
@@ -256,7 +256,7 @@ def _require_same_tokenizer(first: TokenFolder, other: TokenFolder) -> None:
 
 
 @contextmanager
-def _named(folder: TokenFolder) -> Iterator[None]:
+def named_folder(folder: TokenFolder) -> Iterator[None]:
     """Add the path of the folder to an error."""
     try:
         yield

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple, final
+from typing import NamedTuple, Protocol, final
 
 import numpy as np
 import numpy.typing as npt
@@ -45,15 +45,18 @@ class _Arrangement(NamedTuple):
     """Shuffled portion numbers, [portions]."""
 
 
-class Samples(ABC):
-    """Training samples of a run, reproducible from the seed and the sample's index."""
+class Rows(ABC):
+    """Rows of token ids, reproducible from the seed and the row's index. One row is one sample."""
 
     sequence_length: int
     """Number of tokens of a sample, without the token after them."""
 
+    row_length: int
+    """Number of tokens of a row: S + 1 if a row ends with the token after the sample, and otherwise S."""
+
     @abstractmethod
     def batch_at(self, first_sample: int, count: int) -> Ids:
-        """Return `count` consecutive samples, [count, S + 1], starting at sample `first_sample`.
+        """Return `count` consecutive rows, [count, `row_length`], starting at sample `first_sample`.
 
         `first_sample` is the number of samples consumed so far, counted over all epochs. A batch may start at any
         sample and cross the ends of shards and epochs.
@@ -68,6 +71,27 @@ class Samples(ABC):
     @abstractmethod
     def epochs(self, num_samples: int) -> tuple[float, ...]:
         """Return how many times the first `num_samples` samples go through each token folder, [folders]."""
+
+
+class FolderRows(Protocol):
+    """Rows of one token folder."""
+
+    sequence_length: int
+    row_length: int
+    samples_per_epoch: int
+    """Number of samples of an epoch of the folder."""
+
+    def batch_at(self, first_sample: int, count: int) -> Ids:
+        """Return consecutive rows; see `Rows.batch_at`."""
+        ...
+
+    def documents(self, index: int) -> list[tuple[str, int]]:
+        """Return the documents of a sample; see `Rows.documents`."""
+        ...
+
+
+class Samples(Rows):
+    """Samples for causal language modelling. A row is a sample and the token after it, [S + 1]."""
 
     def sample(self, index: int) -> Ids:
         """Return the S + 1 tokens of one sample: a portion of S tokens, and the token after the portion."""
@@ -98,7 +122,7 @@ class Sampler(Samples):
 
     def __init__(self, shards: Sequence[Shard], *, sequence_length: int, seed: int) -> None:
         """Raise `DataError` if no shard fills one sequence."""
-        self.sequence_length = sequence_length
+        self.sequence_length, self.row_length = sequence_length, sequence_length + 1
         self._seed = seed
         self._shards = tuple(shards)
         # A portion needs one token more than its length, because every token has a target.
@@ -114,7 +138,7 @@ class Sampler(Samples):
             )
 
     def batch_at(self, first_sample: int, count: int) -> Ids:
-        """Return consecutive samples; see `Samples.batch_at`."""
+        """Return consecutive samples; see `Rows.batch_at`."""
         rows = np.empty((count, self.sequence_length + 1), dtype=np.int64)
         done = 0
         while done < count:
@@ -130,7 +154,7 @@ class Sampler(Samples):
         return (num_samples / self.samples_per_epoch,)
 
     def documents(self, index: int) -> list[tuple[str, int]]:
-        """Return the documents of a sample; see `Samples.documents`."""
+        """Return the documents of a sample; see `Rows.documents`."""
         arrangement, slot = self._locate(index)
         start = int(arrangement.portions[slot]) * self.sequence_length
         first, last = _span(arrangement.starts, start, start + self.sequence_length)

@@ -50,6 +50,7 @@ LOWER_BOUNDS = {
     "layout.expert": 1,
     "layout.shard_group": 0,
     "data.vocab_size": 257,
+    "data.mask_words": 1,
     "data.num_shards": 1,
     "data.train_to_validation": 1,
     "training.steps": 1,
@@ -104,7 +105,11 @@ def test_a_field_below_its_bound_is_named_with_the_bound(name: str, bound: int) 
 
 @pytest.mark.parametrize(("name", "bound"), LOWER_BOUNDS.items())
 def test_a_field_may_be_at_its_bound(name: str, bound: int) -> None:
-    others = {"model.hidden_size": {"num_heads": 1}, "optimizer.learning_rate": {"min_learning_rate": 0}}
+    others = {
+        "model.hidden_size": {"num_heads": 1},
+        "data.mask_words": {"objective": "masked"},
+        "optimizer.learning_rate": {"min_learning_rate": 0},
+    }
     make_section(name, bound, **others.get(name, {}))
 
 
@@ -190,6 +195,29 @@ def test_a_divisor_is_above_zero(name: str, value: float) -> None:
                 "`layout.symmetric_memory` needs sequence parallelism over several tensor ranks, but is set for "
                 "tensor 1 x data 1. Set layout.sequence_parallel=true and layout.tensor above 1, or remove "
                 "`layout.symmetric_memory`."
+            ),
+        ),
+        ("data.objective", "mlm", "`data.objective` must be 'causal' or 'masked', but is 'mlm'."),
+        ("data.mask_words", 11, "`data.mask_words` must be at most 10, but is 11. Try 3."),
+        (
+            "data.mask_fraction",
+            0.6,
+            "`data.mask_fraction` must be above 0 and at most 0.5, but is 0.6. BERT uses 0.15.",
+        ),
+        (
+            "data.mask_fraction",
+            0.3,
+            (
+                '`data.mask_fraction` must be 0.15 unless `data.objective` is "masked", but is 0.3. Remove '
+                '`data.mask_fraction`, or set data.objective="masked".'
+            ),
+        ),
+        (
+            "data.pairs",
+            False,
+            (
+                '`data.pairs` must be true unless `data.objective` is "masked", but is false. Remove `data.pairs`, or '
+                'set data.objective="masked".'
             ),
         ),
         ("training.device", "gpu", "`training.device` must be 'auto', 'cpu' or 'cuda', but is 'gpu'."),

@@ -28,6 +28,7 @@ class TokenBytes:
         self._added = {number: token.content for number, token in inner.get_added_tokens_decoder().items()}
         decoders = _decoders(inner)
         self._by_character = _byte_of_character() if any(one["type"] == "ByteLevel" for one in decoders) else None
+        self._has_spaces = any(_SPACE in (one.get("replacement", ""), _pattern(one)) for one in decoders)
         self._continuation = next((one["prefix"] for one in decoders if one["type"] == "WordPiece"), "")
 
     @classmethod
@@ -43,6 +44,19 @@ class TokenBytes:
     def is_byte(self, token: int) -> bool:
         """Whether a token of sentencepiece stands for a single byte, which may be a part of a character."""
         return token not in self._added and bool(_BYTE.fullmatch(self._inner.id_to_token(token) or ""))
+
+    def begins_word(self, token: int) -> bool:
+        """Whether a token begins a word: with a blank in byte-level BPE and sentencepiece, and without the prefix of a
+        continuation in WordPiece. In other tokenizers, every token is a word.
+        """
+        if token in self._added:
+            return True
+        spelled = self._inner.id_to_token(token) or ""
+        if self._by_character is not None:
+            return self(token)[:1].isspace()
+        if self._continuation:
+            return not spelled.startswith(self._continuation)
+        return spelled.startswith(_SPACE) or not self._has_spaces
 
     def __call__(self, token: int) -> bytes:
         """Bytes of a token. Empty for an id without a token."""
@@ -65,6 +79,12 @@ def _decoders(inner: tokenizers.Tokenizer) -> list[dict[str, Any]]:
         return []
     decoder = json.loads(inner.decoder.__getstate__())  # `to_str` would also write the vocabulary, which takes longer
     return [decoder, *decoder.get("decoders", ())]
+
+
+def _pattern(decoder: dict[str, Any]) -> str:
+    """String that a decoder replaces. Empty if it replaces none."""
+    pattern = decoder.get("pattern")
+    return str(pattern.get("String", "")) if isinstance(pattern, dict) else ""
 
 
 def _byte_of_character() -> dict[str, bytes]:

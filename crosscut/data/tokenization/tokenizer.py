@@ -258,6 +258,18 @@ class Tokenizer:
         """Return the special tokens of masked language modelling. Raises `DataError` if the tokenizer lacks one."""
         return special_tokens(self._inner, name=self._name)
 
+    def word_starts(self) -> npt.NDArray[np.bool_]:
+        """Whether each token begins a word, [vocabulary]. Ids without a token begin one."""
+        starts = np.ones(self.vocab_size, dtype=np.bool_)
+        for token in self._inner.get_vocab(with_added_tokens=True).values():
+            starts[token] = self._bytes.begins_word(token)
+        return starts
+
+    def ordinary_ids(self) -> npt.NDArray[np.int64]:
+        """Return the ids of all tokens that are not special, in ascending order."""
+        special = {token for token, added in self._inner.get_added_tokens_decoder().items() if added.special}
+        return np.array(sorted(set(self._inner.get_vocab(with_added_tokens=True).values()) - special), dtype=np.int64)
+
     def check_supports(self, objective: Objective) -> None:
         """Raise `DataError` if the tokenizer lacks a special token that the objective needs."""
         if objective is Objective.MASKED:

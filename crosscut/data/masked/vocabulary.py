@@ -1,0 +1,40 @@
+"""Facts about the tokens of a tokenizer that masking needs.
+
+Legend: V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from crosscut.data.tokenization.special_tokens import SpecialTokens
+from crosscut.data.tokenization.tokenizer import Tokenizer
+
+Ids = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """Facts about every token that masking needs."""
+
+    special: SpecialTokens
+    """Ids of the special tokens."""
+
+    begins_word: Flags
+    """Whether a token begins a word, [V]. Other tokens continue the word before them."""
+
+    replacements: Ids
+    """Ids that may stand in place of a masked token: all tokens but special ones, [replacements]."""
+
+    def is_text(self, tokens: Ids) -> Flags:
+        """Whether each token comes from the text, that is, is none of `special`."""
+        is_text = np.ones(len(self.begins_word), dtype=np.bool_)
+        is_text[list(self.special)] = False
+        return is_text[tokens]
+
+
+def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
+    """Collect the facts about a tokenizer. Raises `DataError` if the tokenizer lacks a special token."""
+    return Vocabulary(tokenizer.special_tokens(), tokenizer.word_starts(), tokenizer.ordinary_ids())
