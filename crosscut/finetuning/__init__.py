@@ -1,0 +1,1 @@
+"""Fine-tuning of trained models: tasks and their scores."""

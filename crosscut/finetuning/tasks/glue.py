@@ -1,0 +1,101 @@
+"""Readers of GLUE's own files (Wang et al., 2019): tables separated by tabs, without quotes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from crosscut.config.checks import listed
+from crosscut.config.errors import ConfigError, DataError
+from crosscut.finetuning.tasks.scores import accuracy, f1, matthews
+from crosscut.finetuning.tasks.tables import Columns, Examples, lines_of, require_columns, to_examples
+
+_SCORES = {"accuracy": accuracy, "f1": f1, "matthews": matthews}
+
+_ENTAILMENT = ("entailment", "not_entailment")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlueTask:
+    """Format of the files of a task, and the scores that are reported for the task."""
+
+    columns: Columns
+    """Columns of the files with labels."""
+
+    labels: tuple[str, ...]
+    """Labels in the order of their indexes."""
+
+    scores: tuple[str, ...]
+    """Official scores: `accuracy`, `f1` (of the label with index 1) or `matthews`."""
+
+    header: tuple[str, ...] = ()
+    """Columns of files with labels that have no header. Empty if the files have a header."""
+
+    drops_short_lines: bool = False
+    """Whether lines with too few columns are left out, because the published training file has such lines."""
+
+
+GLUE = {
+    "mnli": GlueTask(
+        columns=Columns("sentence1", "sentence2", "gold_label"),
+        labels=("entailment", "neutral", "contradiction"),
+        scores=("accuracy",),
+    ),
+    "qqp": GlueTask(
+        columns=Columns("question1", "question2", "is_duplicate"),
+        labels=("0", "1"),
+        scores=("accuracy", "f1"),
+        drops_short_lines=True,
+    ),
+    "sst-2": GlueTask(columns=Columns("sentence", "", "label"), labels=("0", "1"), scores=("accuracy",)),
+    "rte": GlueTask(columns=Columns("sentence1", "sentence2", "label"), labels=_ENTAILMENT, scores=("accuracy",)),
+    "qnli": GlueTask(columns=Columns("question", "sentence", "label"), labels=_ENTAILMENT, scores=("accuracy",)),
+    "cola": GlueTask(
+        columns=Columns("sentence", "", "label"),
+        labels=("0", "1"),
+        scores=("matthews",),
+        header=("source", "label", "mark", "sentence"),
+    ),
+}
+"""Tasks by name."""
+
+
+def read_glue(task: str, path: Path) -> Examples:
+    """Read a file of a GLUE task, such as `train.tsv`, `dev_matched.tsv` or `test.tsv`. Examples of a file without the
+    label's column, such as `test.tsv`, have no labels.
+
+    Raises `ConfigError` for an unknown task, and `DataError` for a file that cannot be read, missing columns or an
+    unknown label.
+    """
+    if task not in GLUE:
+        raise ConfigError(f"A GLUE task must be {listed(repr(name) for name in GLUE)}, but is {task!r}.")
+    wanted = GLUE[task]
+    lines = lines_of(path)
+    header = lines[0].split("\t") if lines else []
+    first = 1
+    if wanted.header and wanted.columns.text not in header:  # the training and development files of CoLA
+        header, first = list(wanted.header), 0
+    columns = wanted.columns if wanted.columns.label in header else wanted.columns._replace(label="")
+    require_columns(path, 1, columns, header)
+    rows, skipped = [], 0
+    for number, line in enumerate(lines[first:], start=first + 1):
+        fields = line.split("\t")
+        if len(fields) == len(header):
+            rows.append((number, dict(zip(header, fields, strict=True))))
+        elif len(fields) < len(header) and wanted.drops_short_lines:
+            skipped += 1
+        else:
+            raise DataError(
+                f"Line {number} of `{path}` must have {len(header)} columns ({', '.join(header)}), but has "
+                f"{len(fields)}. Check that this is a file of the task {task!r}."
+            )
+    return to_examples(path, rows, columns, wanted.labels, skipped=skipped)
+
+
+def score_glue(task: str, predicted: Sequence[int], examples: Examples) -> dict[str, float]:
+    """Return the official scores of predicted labels by name (`GlueTask.scores`). Raises `DataError` if the examples
+    have no labels, or if there are more or fewer predictions.
+    """
+    labels = [example.label for example in examples.examples if example.label is not None]
+    if len(labels) < len(examples.examples):
+        raise DataError("A score needs labels, but the file has none. Name a file with labels, such as `dev.tsv`.")
+    return {name: _SCORES[name](predicted, labels) for name in GLUE[task].scores}

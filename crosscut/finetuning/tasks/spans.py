@@ -1,0 +1,83 @@
+"""Reader of SQuAD's files, versions 1.1 and 2.0: questions whose answers are spans of a text, or have no answer."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from crosscut.config.errors import DataError
+from crosscut.config.system.files import read_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanExample:
+    """A question about a text."""
+
+    id: str
+    """Name of the question, by which predictions are scored."""
+
+    context: str
+    """Text that holds the answer."""
+
+    question: str
+    """Question."""
+
+    answers: tuple[str, ...]
+    """Answers that people gave. Empty if the text does not answer the question, which occurs in SQuAD 2.0."""
+
+    starts: tuple[int, ...]
+    """First character of each answer in `context`."""
+
+
+def read_squad(path: Path) -> tuple[SpanExample, ...]:
+    """Read a JSON file of SQuAD 1.1 or 2.0. The questions are in the order of the file.
+
+    Raises `DataError` if the file cannot be read or has another format, and if answers do not occur in their text at
+    the place that the file names.
+    """
+    table = read_json(path, DataError, remedy="Check the path.")
+    try:
+        examples = tuple(_examples(table))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"`{path}` must have SQuAD's format (data, paragraphs, qas, answers), but has not: "
+            f"{type(error).__name__} at {error}. Check that this is a file of SQuAD 1.1 or 2.0."
+        ) from None
+    wrong = [
+        (example.id, answer)
+        for example in examples
+        for answer, start in zip(example.answers, example.starts, strict=True)
+        if start < 0 or not example.context.startswith(answer, start)
+    ]
+    if wrong:
+        raise DataError(
+            f"Every answer in `{path}` must occur in its text at `answer_start`, but {len(wrong):,} do not, the first "
+            f"is {wrong[0][1]!r:.60} of question {wrong[0][0]!r:.60}. Correct the file."
+        )
+    return examples
+
+
+def _examples(table: dict[str, Any]) -> Iterator[SpanExample]:
+    for article in table["data"]:
+        for paragraph in article["paragraphs"]:
+            for question in paragraph["qas"]:
+                answers = [] if question.get("is_impossible", False) else question["answers"]
+                yield SpanExample(
+                    id=_text(question["id"]),
+                    context=_text(paragraph["context"]),
+                    question=_text(question["question"]),
+                    answers=tuple(_text(answer["text"]) for answer in answers),
+                    starts=tuple(_place(answer["answer_start"]) for answer in answers),
+                )
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.60}, which is not a string")
+    return value
+
+
+def _place(value: object) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"{value!r:.60}, which is not a whole number")
+    return value
