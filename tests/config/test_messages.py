@@ -39,6 +39,7 @@ LOWER_BOUNDS = {
     "model.rotary_factor": 1,
     "model.rotary_original_length": 1,
     "model.vocab_size": 0,
+    "model.token_types": 0,
     "model.logit_softcap": 0,
     "model.lora_rank": 0,
     "model.lora_alpha": 0,
@@ -278,7 +279,7 @@ def test_a_divisor_is_above_zero(name: str, value: float) -> None:
             "`model.num_kv_heads` must divide `model.num_heads` (6), but is 4. Try 1, 2, 3 or 6.",
         ),
         ("model.norm_epsilon", 0.0, "`model.norm_epsilon` must be above 0 and finite, but is 0.0."),
-        ("model.mlp", "relu", "`model.mlp` must be 'gelu', 'relu2', 'swiglu' or 'geglu', but is 'relu'."),
+        ("model.mlp", "relu", "`model.mlp` must be 'gelu', 'gelu_exact', 'relu2', 'swiglu' or 'geglu', but is 'relu'."),
     ],
 )
 def test_a_section_says_what_a_field_must_be(name: str, value: object, message: str) -> None:
