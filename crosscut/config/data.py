@@ -6,6 +6,9 @@ from math import inf
 from crosscut.config.checks import Choice, require_at_least, resolve_choices, shown
 from crosscut.config.errors import ConfigError
 
+SHORTEST_PAIR = 5
+"""Number of tokens of the shortest pair of segments: `[CLS]`, one token, `[SEP]`, one token, `[SEP]`."""
+
 
 class Objective(Choice):
     """The choices for `data.objective` and `tokens.objective`."""

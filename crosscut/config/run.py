@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from crosscut.config.checks import Choice, divisors, listed, require_at_least, resolve_choices
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, TOKENS_FOLDER
-from crosscut.config.data import DataConfig
+from crosscut.config.data import SHORTEST_PAIR, DataConfig, Objective
 from crosscut.config.errors import ConfigError, LayoutError
 from crosscut.config.evaluation import EvaluationConfig
 from crosscut.config.layout import Layout
@@ -102,6 +102,7 @@ class RunConfig:
         require_tensor_axis(self.model, self.layout.tensor)
         self._check_batch()
         self._check_sequence()
+        self._check_masked_samples()
         self._check_warm_up()
         self._check_rates()
         self._check_float8()
@@ -220,6 +221,20 @@ class RunConfig:
     def _check_compile(self) -> None:
         if self.training.compile == Compile.ON and (reason := self.reason_against_compiling):
             raise ConfigError(not_compilable(reason))
+
+    def _check_masked_samples(self) -> None:
+        if self.data.objective is Objective.CAUSAL or not self.data.pairs:
+            return
+        if (length := self.training.sequence_length) < SHORTEST_PAIR:
+            raise ConfigError(
+                f"`training.sequence_length` must be at least {SHORTEST_PAIR} for pairs of segments ([CLS] A [SEP] B "
+                f"[SEP]), but is {length}. Use longer sequences, or set data.pairs=false."
+            )
+        if self.training.document_mask:
+            raise ConfigError(
+                "`training.document_mask` must be false for pairs of segments, but is true. A pair comes from one "
+                "document. Remove `training.document_mask`, or set data.pairs=false."
+            )
 
     def _check_sequence(self) -> None:
         length, tensor = self.training.sequence_length, self.layout.tensor

@@ -1,6 +1,7 @@
 """Every message of a section's or a run's own checks, word for word."""
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -409,6 +410,32 @@ def test_a_mixture_says_what_is_wrong_with_its_folders(data: dict[str, Any], mes
     with pytest.raises(ConfigError) as error:
         load_run({"model": MODEL, "data": data})
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        (
+            {"sequence_length": 4},
+            (
+                "`training.sequence_length` must be at least 5 for pairs of segments ([CLS] A [SEP] B [SEP]), but is "
+                "4. Use longer sequences, or set data.pairs=false."
+            ),
+        ),
+        (
+            {"document_mask": True},
+            (
+                "`training.document_mask` must be false for pairs of segments, but is true. A pair comes from one "
+                "document. Remove `training.document_mask`, or set data.pairs=false."
+            ),
+        ),
+    ],
+)
+def test_pairs_of_segments_fit_a_sequence_and_need_no_document_mask(training: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        replace(make_run(**training), data=DataConfig(objective="masked"))
+    assert str(error.value) == message
+    replace(make_run(**training), data=DataConfig(objective="masked", pairs=False))
 
 
 def test_a_shard_group_divides_the_data_ranks() -> None:
