@@ -57,3 +57,13 @@ def special_tokens(inner: tokenizers.Tokenizer, *, name: str) -> SpecialTokens:
             )
         ids[purpose] = found[0]
     return SpecialTokens(**ids)
+
+
+def names_of_special_tokens(inner: tokenizers.Tokenizer) -> dict[str, str]:
+    """Names of the special tokens by the keys of a `tokenizer_config.json`. Empty unless the tokenizer has them all."""
+    try:
+        ids = special_tokens(inner, name="")
+    except DataError:
+        return {}
+    keys = zip(("cls_token", "sep_token", "mask_token", "pad_token"), ids, strict=True)
+    return {key: name for key, number in keys if (name := inner.id_to_token(number)) is not None}

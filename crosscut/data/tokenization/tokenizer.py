@@ -25,7 +25,7 @@ from crosscut.data.text.sentences import sentence_starts
 from crosscut.data.tokenization.end_of_text import end_said_beside
 from crosscut.data.tokenization.fast_encoder import FastEncoder, fast_encoder
 from crosscut.data.tokenization.inner import read_inner
-from crosscut.data.tokenization.special_tokens import SpecialTokens, special_tokens
+from crosscut.data.tokenization.special_tokens import SpecialTokens, names_of_special_tokens, special_tokens
 from crosscut.data.tokenization.token_bytes import TokenBytes
 from crosscut.data.tokenization.wordpiece import SEPARATOR, VOCABULARY_SUFFIX, train_wordpiece
 
@@ -295,10 +295,15 @@ class Tokenizer:
 
     def settings(self) -> dict[str, Any]:
         """Return a minimal `tokenizer_config.json`, from which `load` and `transformers` can read the end-of-text
-        token.
+        token and, if the tokenizer has them all, the special tokens of masked language modelling.
         """
         end = self._inner.id_to_token(self.end_of_text)
-        return {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "clean_up_tokenization_spaces": False}
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": end,
+            **names_of_special_tokens(self._inner),
+            "clean_up_tokenization_spaces": False,
+        }
 
 
 def token_dtype(vocab_size: int) -> np.dtype[np.uint16 | np.uint32]:

@@ -158,3 +158,21 @@ def test_vocabulary_of_the_smallest_size() -> None:
     with pytest.raises(DataError) as error:
         Tokenizer.train_wordpiece(make_texts(3), vocab_size=256)
     assert str(error.value) == "`data.vocab_size` must be at least 257, but is 256."
+
+
+def test_transformers_reads_the_special_tokens_of_a_saved_tokenizer(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = Tokenizer.train_wordpiece(make_texts(300), vocab_size=400)
+    tokenizer.save(tmp_path / "tokenizer.json")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer.settings()))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert (theirs.cls_token_id, theirs.sep_token_id, theirs.mask_token_id, theirs.pad_token_id) == (2, 3, 4, 0)
+    assert theirs("the cut", "model")["input_ids"] == [
+        2,
+        *tokenizer.encode("the cut"),
+        3,
+        *tokenizer.encode("model"),
+        3,
+    ]
+    assert "mask_token" not in Tokenizer.train(make_texts(9), vocab_size=270).settings()
