@@ -17,6 +17,7 @@ import click
 from crosscut import __version__
 from crosscut.cli.checkpoint import checkpoint
 from crosscut.cli.evaluate import evaluate
+from crosscut.cli.finetune import finetune
 from crosscut.cli.generate import generate
 from crosscut.cli.lm_eval import lm_eval
 from crosscut.cli.plan.command import plan
@@ -62,7 +63,7 @@ def commands() -> None:
     """Train transformers that are too big for one GPU. Every layer's matrices are sharded over several GPUs."""
 
 
-for command in (plan, prepare, train, verify, evaluate, lm_eval, generate, serve, checkpoint, study):
+for command in (plan, prepare, train, finetune, verify, evaluate, lm_eval, generate, serve, checkpoint, study):
     commands.add_command(command)
 
 

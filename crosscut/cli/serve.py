@@ -1,7 +1,6 @@
 """`crosscut serve`."""
 
 import os
-from importlib.util import find_spec
 from typing import Any
 
 import click
@@ -12,8 +11,8 @@ from crosscut.cli.arguments import (
     last_weights_option,
     naming_options,
     precision_option,
+    require_serving,
 )
-from crosscut.config import ConfigError
 
 
 @click.command()
@@ -51,11 +50,7 @@ def serve(place: str, **options: Any) -> None:
 
     PLACE is a run's folder (its newest checkpoint is served), one checkpoint, or a Hugging Face folder.
     """
-    if missing := [name for name in ("jinja2", "starlette", "uvicorn") if find_spec(name) is None]:
-        raise ConfigError(
-            f"`crosscut serve` needs the packages of the extra `serve`, but {' and '.join(missing)} cannot be found. "
-            "Install them: pip install 'crosscut[serve]'."
-        )
+    require_serving("serve")
     # OpenMP reads this variable when PyTorch is imported. By default, a thread that waits for another one spins for a
     # millisecond. If a chat template keeps one of two cores busy, each token waits for such spins: a tiny model's token
     # took 40 ms by default, 6 ms with 20,000 spins and 3 ms with 5,000. Fewer than 20,000 slow an idle machine down.

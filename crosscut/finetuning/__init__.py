@@ -1,1 +1,1 @@
-"""Fine-tuning of trained models: tasks and their scores."""
+"""Fine-tuning of trained models: conversations (`chat`), and tasks with their scores (`tasks`)."""

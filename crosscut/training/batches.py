@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,30 @@ from crosscut.model import Batch
 from crosscut.parallel import ParallelMesh
 
 Ids = npt.NDArray[np.int64]
+
+
+class BatchSource(Protocol):
+    """Training and validation batches of one data rank, as the training loop reads them."""
+
+    @property
+    def mesh(self) -> ParallelMesh:
+        """Mesh of the run."""
+
+    @property
+    def validation_bytes(self) -> int:
+        """Number of UTF-8 bytes of the text of all validation targets, over all ranks; 0 if they are not counted."""
+
+    def micro_batches(self, step: int) -> list[Batch]:
+        """Return this data rank's share of the batch of a step, split into micro-batches."""
+
+    def num_micro_batches(self, step: int) -> int:
+        """Number of micro-batches of a step on each data rank."""
+
+    def validation_batches(self) -> Iterator[Batch]:
+        """Yield this data rank's validation batches. Every rank gets the same number of batches."""
+
+    def documents(self, step: int, micro_batch: int) -> list[tuple[str, int]]:
+        """Return the documents in one of this rank's micro-batches, each as (name of the file, number in the file)."""
 
 
 class Batches:
@@ -91,7 +115,7 @@ class BatchesAhead:
     Use the object as a context manager: leaving the context ends the thread. `take` raises the errors of the thread.
     """
 
-    def __init__(self, batches: Batches, *, num_steps: int) -> None:
+    def __init__(self, batches: BatchSource, *, num_steps: int) -> None:
         self.batches, self.num_steps = batches, num_steps
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self._next: tuple[int, Future[_Fetched]] | None = None

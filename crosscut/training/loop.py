@@ -21,7 +21,7 @@ from crosscut.evaluation import Score, evaluate_loss
 from crosscut.launch import Stopped, StopRequest
 from crosscut.launch.stopping import INTERRUPTIBLE
 from crosscut.parallel import find_drift
-from crosscut.training.batches import Batches, BatchesAhead
+from crosscut.training.batches import BatchesAhead, BatchSource
 from crosscut.training.evaluations import Evaluations
 from crosscut.training.optimization.averaging import SCORED
 from crosscut.training.optimization.schedule import last_stable_step
@@ -87,7 +87,7 @@ class Loop:
     def __init__(
         self,
         trainer: Trainer,
-        batches: Batches,
+        batches: BatchSource,
         *,
         identity: Mapping[str, Any] | None = None,
         profiler: Profiler | None = None,

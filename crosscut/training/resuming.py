@@ -29,16 +29,20 @@ def identity_of(run: RunConfig, tokens: Tokens) -> dict[str, Any]:
     the settings that decide the batches, the optimizer of matrices, a hash of the tokens, and the share of each token
     folder.
     """
-    model = {f"model.{name}": value for name, value in dataclasses.asdict(run.model).items() if name != "dropout"}
-    batches = {f"training.{name}": getattr(run.training, name) for name in _BATCHES}
-    optimizer = {"optimizer.matrices": run.optimizer.matrices}
     folders = folders_of(tokens)
     manifests = [folder.manifest for folder in folders]
     files = [entry.tokens_sha256 for made in manifests for entry in (*made.train, made.validation)]
     data: dict[str, Any] = {"data.tokens": hashlib.sha256("".join(files).encode()).hexdigest()[:16]}
     if run.data.mixture:
         data["data.mixture"] = list(folders.values())
-    return {**model, **batches, **optimizer, **data}
+    return {**identity_of_settings(run), **data}
+
+
+def identity_of_settings(run: RunConfig) -> dict[str, Any]:
+    """Return the part of `identity_of` that does not depend on the data."""
+    model = {f"model.{name}": value for name, value in dataclasses.asdict(run.model).items() if name != "dropout"}
+    batches = {f"training.{name}": getattr(run.training, name) for name in _BATCHES}
+    return {**model, **batches, "optimizer.matrices": run.optimizer.matrices}
 
 
 def defaults_of_identity() -> dict[str, Any]:

@@ -49,6 +49,7 @@ class ChatTemplate:
                 f"`{place}` must hold a chat template of at most {_LONGEST_TEMPLATE:,} characters, but has "
                 f"{len(source):,}. Correct it, or remove it to serve completions only."
             )
+        self.source = source
         self._names = {"tools": None, "documents": None, "add_generation_prompt": True, **names}
         self._renderer = Renderer(source, self._names | {"messages": _TRIAL}, place=place, limits=limits)
         self._tokenizer = read_inner(tokenizer)
@@ -82,21 +83,37 @@ class ChatTemplate:
 
         Raises `Refusal` for messages that the template rejects or from which it renders nothing.
         """
+        tokens, _ = self.encode(self.render(messages, add_generation_prompt=True))
+        return tokens
+
+    def render(self, messages: Sequence[Mapping[str, str]], **names: Any) -> str:
+        """Render messages with the template. `names` are further names that the template may use, such as
+        `add_generation_prompt` (by default false). If `generation_mark` is given, this text is written at both ends of
+        each passage that the template marks with `{% generation %}`.
+
+        Raises `Refusal` for messages that the template rejects, and for messages that contain a special token.
+        """
         for number, message in enumerate(messages):
             for field, text in message.items():
                 self._check(text, f"messages[{number}].{field}")
         try:
-            prompt = self._renderer.render(self._names | {"messages": messages})
+            return self._renderer.render(self._names | {"messages": messages, "add_generation_prompt": False} | names)
         except RenderingError as error:
             what = f"it cannot be rendered: {error}" if error.is_limit else f"the template says: {error}"
             raise Refusal(f"`messages` must suit the model's chat template, but {what}.", field="messages") from None
-        if not (tokens := self._tokenizer.encode(prompt, add_special_tokens=False).ids):
+
+    def encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Encode a rendered text. Returns the token ids, and the first character of each token and the character after
+        its last one. Raises `Refusal` if there is no token.
+        """
+        encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        if not encoded.ids:
             raise Refusal(
                 "`messages` must suit the model's chat template, but the template renders nothing from them. Send more "
                 "text.",
                 field="messages",
             )
-        return list(tokens)
+        return list(encoded.ids), list(encoded.offsets)
 
     def _check(self, text: str, place: str) -> None:
         for token in self._special:

@@ -92,7 +92,7 @@ class Fields:
                 path = self.path(_shortened(name))
                 near = difflib.get_close_matches(name[:_SHOWN], self._known, 1)
                 do = f"Did you mean `{self.path(near[0])}`?" if near else "Remove it."
-                raise Refusal(f"`{path}` must be a field that this server knows, but is not. {do}", field=path)
+                raise Refusal(f"`{path}` must be a known field, but is not. {do}", field=path)
 
 
 def is_text(value: object) -> TypeGuard[str]:

@@ -121,15 +121,21 @@ def _render(source: str, names: Mapping[str, Any], most_characters: int) -> str:
 
 
 class _Generation(Extension):
-    """Extension that accepts the tag `{% generation %}`, with which some templates mark answers for training. The tag
-    has no effect here.
+    """Extension for the tag `{% generation %}`, with which some templates mark answers for training. The tag has no
+    effect unless the names of a rendering contain `generation_mark`. This text is then written at both ends of each
+    answer.
     """
 
     tags = {"generation"}  # noqa: RUF012 - declared by Jinja without ClassVar
 
-    def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        mark = self.call_method("_between", [jinja2.nodes.Name("generation_mark", "load")])
+        return jinja2.nodes.CallBlock(mark, [], [], body).set_lineno(line)
+
+    def _between(self, mark: str | jinja2.Undefined, caller: Callable[[], str]) -> str:
+        return f"{mark}{caller()}{mark}"  # an undefined name is an empty text
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from crosscut.config import TrainingError
 from crosscut.parallel.collectives import all_gather_objects
-from crosscut.training.batches import Batches
+from crosscut.training.batches import BatchSource
 from crosscut.training.speed.compilation import uncompiled
 from crosscut.training.step import Trainer
 
@@ -27,7 +27,7 @@ class _Origin(NamedTuple):
 
 
 def explain_non_finite(
-    step: int, trainer: Trainer, batches: Batches, *, exhausted: TrainingError | None = None
+    step: int, trainer: Trainer, batches: BatchSource, *, exhausted: TrainingError | None = None
 ) -> TrainingError:
     """Return the error that tells the user where the loss or the gradient of `step` stopped being finite. Every rank
     must call this.
@@ -69,7 +69,7 @@ def _first_over_ranks(origin: _Origin | None, trainer: Trainer) -> _Origin | Non
     return origin
 
 
-def _origin_in_forward(step: int, trainer: Trainer, batches: Batches) -> _Origin | None:
+def _origin_in_forward(step: int, trainer: Trainer, batches: BatchSource) -> _Origin | None:
     """Run the forward pass of every micro-batch and return the first non-finite place on this rank.
 
     A rank never stops early: the other ranks need it for the collectives of every micro-batch.
@@ -113,7 +113,7 @@ def _watched(model: nn.Module, seen: list[str]) -> Iterator[list[int]]:
             handle.remove()
 
 
-def _origin_in_backward(step: int, trainer: Trainer, batches: Batches) -> _Origin | None:
+def _origin_in_backward(step: int, trainer: Trainer, batches: BatchSource) -> _Origin | None:
     trainer.optimizer.zero_grad()  # remove gradients of a step that was launched after the failed one
     trainer.accumulate(step, batches.micro_batches(step))
     backward_order = reversed(list(trainer.model.named_parameters()))

@@ -115,12 +115,12 @@ TEXTS: list[tuple[object, str]] = [
     ),
     (
         text(temprature=1),
-        "`temprature` must be a field that this server knows, but is not. Did you mean `temperature`?",
+        "`temprature` must be a known field, but is not. Did you mean `temperature`?",
     ),
-    (text(**{"\ud800": 1}), "`\\ud800` must be a field that this server knows, but is not. Remove it."),
-    (text(**{"top_\udfffp": 1}), "`top_\\udfffp` must be a field that this server knows, but is not. Did you mean `to"),
-    (text(stream=True, stream_options={"\ud800": 1}), "`stream_options.\\ud800` must be a field that this server"),
-    (text(**{"x" * 1_000_000: 1}), f"`{'x' * 76} ...` must be a field that this server knows, but is not. Remove it."),
+    (text(**{"\ud800": 1}), "`\\ud800` must be a known field, but is not. Remove it."),
+    (text(**{"top_\udfffp": 1}), "`top_\\udfffp` must be a known field, but is not. Did you mean `to"),
+    (text(stream=True, stream_options={"\ud800": 1}), "`stream_options.\\ud800` must be a known field, but is not"),
+    (text(**{"x" * 1_000_000: 1}), f"`{'x' * 76} ...` must be a known field, but is not. Remove it."),
     (text(suffix=DEEP), '`suffix` must be omitted or "", but is [[['),
     (text(stop=[DEEP]), f"{STOPS}[[["),
     (text(prompt=DEEP), f"{PROMPTS}[[["),
@@ -142,7 +142,7 @@ CHATS: list[tuple[object, str]] = [
     (says([]), "`messages[0].content` must be a string or a list of parts, but is []."),
     (says([{"type": "image_url"}]), '`messages[0].content[0].type` must be "text", but is "image_url". Only text is'),
     (says([{"type": "text"}]), "`messages[0].content[0].text` must be a string, but is missing."),
-    (chat(messages=[HELLO[0] | {"mood": "good"}]), "`messages[0].mood` must be a field that this server knows, but"),
+    (chat(messages=[HELLO[0] | {"mood": "good"}]), "`messages[0].mood` must be a known field, but"),
     (says("x<|im_end|>"), "`messages[0].content` must not contain the model's special token `<|im_end|>`"),
     (says("Hi", role="assistant"), "template, but the template says: a chat must not begin with an answer."),
     (says("word " * 300), "The prompt and an answer must fit in the model's window of 256 tokens"),
@@ -155,8 +155,8 @@ CHATS: list[tuple[object, str]] = [
     (chat(moderation={"model": "any"}), '`moderation` must be omitted, but is {"model": "any"}. The server does not'),
     (chat(modalities=["audio"]), '`modalities` must be omitted or ["text"], but is ["audio"]. Only text is'),
     (chat(tools=DEEP), "`tools` must be omitted or [], but is [[["),
-    (chat(messages=[HELLO[0] | {"\ud800": 1}]), "`messages[0].\\ud800` must be a field that this server knows, but is"),
-    (chat(prompt="Hello"), "`prompt` must be a field that this server knows, but is not. Remove it."),
+    (chat(messages=[HELLO[0] | {"\ud800": 1}]), "`messages[0].\\ud800` must be a known field, but is"),
+    (chat(prompt="Hello"), "`prompt` must be a known field, but is not. Remove it."),
 ]
 
 

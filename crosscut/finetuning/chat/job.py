@@ -1,0 +1,337 @@
+"""Fine-tuning of a decoder on conversations: read and pack them, start or join the ranks, train, write the report.
+
+The training loop, its checkpoints and its metrics are those of `crosscut train`. The run's folder is therefore an
+ordinary run: `generate`, `evaluate`, `serve` and `checkpoint` read it. The packed conversations are kept in the run's
+folder, so a resumed run does not need the original files.
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import shlex
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from crosscut.checkpoint import Folder, latest_good_checkpoint, list_checkpoints
+from crosscut.config import (
+    ConfigError,
+    DataError,
+    ResolvedRun,
+    RunConfig,
+    RunStopped,
+    load_run,
+    write_toml,
+    write_whole,
+)
+from crosscut.config.conventions import CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
+from crosscut.config.published.folders import TOKENIZER_FILE, is_published
+from crosscut.config.system.folder_lock import FolderLock
+from crosscut.config.system.terminal import new_console
+from crosscut.data import Tokenizer
+from crosscut.finetuning.chat.batches import ChatBatches
+from crosscut.finetuning.chat.conversations import read_conversations
+from crosscut.finetuning.chat.masking import Encoded, Masker
+from crosscut.finetuning.chat.packing import Packed, pack
+from crosscut.launch import Ranks, in_ranks
+from crosscut.launch.processes import choose_device, is_first_started
+from crosscut.launch.stopping import INTERRUPTIBLE, ignore_requests
+from crosscut.parallel import make_mesh
+from crosscut.parallel.collectives import share_from_first
+from crosscut.pretrained import (
+    export_adapter,
+    find_model,
+    keep_companions,
+    load_weights,
+    require_finite,
+    require_weights,
+)
+from crosscut.training.loop import Loop, Outcome
+from crosscut.training.precision import resolve_on
+from crosscut.training.requirements import require_capabilities, require_own_names
+from crosscut.training.resuming import identity_of_settings, require_resumable
+from crosscut.training.step import Trainer
+from crosscut.training.watching.banner import COUNTS, device_name, facts_panel, model_rows, short
+from crosscut.training.watching.run_report import SUMMARY_FILE, plot_losses, summarize, typed_command
+
+CHAT_FOLDER = "chat"
+"""Folder of the packed conversations in a run's folder."""
+ADAPTER_FOLDER = "adapter"
+"""Folder of the trained adapter in a run's folder, in PEFT's format."""
+_PARTS = ("training", "validation")
+_HELD_OUT = 20
+"""Every n-th conversation is held out for validation if no validation file is given."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChatOrder:
+    """Request of one `crosscut finetune chat` command."""
+
+    files: tuple[str, ...]
+    """Files with the conversations to train on; empty for a resumed run."""
+    validation: str = ""
+    """File with the conversations to validate on. Empty holds out every 20th conversation."""
+    model: str = ""
+    """Hugging Face folder of the model."""
+    output: str
+    """Folder of the run."""
+    epochs: float = 3.0
+    """Number of times that the run reads all conversations."""
+    lora_rank: int = 0
+    """Rank of the adapters; 0 trains all weights."""
+    drop_long: bool = False
+    """Whether to leave out conversations that do not fit into a sequence."""
+    resume: bool = False
+    overrides: tuple[str, ...] = ()
+    """Settings of the run, `section.key=value`, which replace the defaults."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Prepared:
+    """Input of every rank."""
+
+    run: ResolvedRun
+    checkpoint: Folder | None
+    identity: dict[str, Any]
+    lock: FolderLock
+
+
+def finetune_chat(order: ChatOrder) -> None:
+    """Fine-tune a model on conversations, on the ranks of the layout.
+
+    Conversations, model and settings are checked before any process starts. Raises `ConfigError`, `LayoutError`,
+    `DataError`, `CheckpointError` or `TrainingError`. Raises `RunStopped` if a signal asked the run to stop and the run
+    has written its checkpoint.
+    """
+    asked = _run_of(order)
+    resolved = resolve_on(asked, choose_device(asked.training.device))
+    require_capabilities(resolved)
+    ranks = Ranks(layout=asked.layout, device=asked.training.device, signals=INTERRUPTIBLE)
+    with contextlib.ExitStack() as until_the_end:
+        stopped = in_ranks(ranks, _train, prepare=lambda: _prepare(order, resolved, until_the_end))
+    if stopped is not None:
+        ignore_requests()
+        step, interrupted = stopped
+        raise RunStopped(
+            f"The run has stopped after step {step}, and its checkpoint is written. Resume with `{typed_command()} "
+            f"finetune chat --resume --output {shlex.quote(order.output)}`.",
+            interrupted=interrupted,
+        )
+    if is_first_started():
+        _finish(asked)
+
+
+def _run_of(order: ChatOrder, num_sequences: int = 0) -> RunConfig:
+    """Return the run of an order. With `num_sequences`, the number of packed training sequences, the run has as many
+    steps as the epochs of the order need.
+    """
+    output = Path(order.output)
+    if order.resume:
+        if not (output / CONFIG_FILE).is_file():
+            raise ConfigError(
+                f"`--output` must name the folder of a run to resume, but `{output}` has no `{CONFIG_FILE}`. Check the "
+                "path, or start the run without --resume."
+            )
+        return load_run(output / CONFIG_FILE, (*order.overrides, f"output.folder={json.dumps(order.output)}"))
+    if not is_published(Path(order.model)):
+        raise ConfigError(
+            f"`--model` must name a Hugging Face folder, but `{order.model}` has no `config.json`. Check the path. "
+            "Export a run with `crosscut checkpoint export`."
+        )
+    table: dict[str, Any] = {
+        "model": {"dropout": 0.0, "lora_rank": order.lora_rank},
+        "training": {
+            "initialize_from": order.model, "document_mask": True, "batch_size": 8, "sequence_length": 1024,
+            "validate_every": 0, "steps": 1, "seed": 1234,
+        },
+        "optimizer": {
+            "learning_rate": 2e-4 if order.lora_rank else 2e-5, "min_learning_rate": 0.0, "schedule": "linear",
+            "warmup_steps": 0, "weight_decay": 0.0,
+        },
+        "output": {"folder": order.output, "sample_tokens": 0},
+    }  # fmt: skip
+    run = load_run(table, order.overrides)
+    _require_supported(run, order.overrides)
+    if not num_sequences or any(override.startswith("training.steps=") for override in order.overrides):
+        return run
+    steps = max(1, math.ceil(order.epochs * num_sequences / run.training.batch_size))
+    table["training"].update(steps=steps, validate_every=max(1, steps // 10))
+    table["optimizer"]["warmup_steps"] = steps // 30
+    return load_run(table, order.overrides)
+
+
+def _require_supported(run: RunConfig, overrides: Sequence[str]) -> None:
+    """Raise `ConfigError` for settings of a run that would have no effect here."""
+    if told := next((each for each in overrides if each.startswith("data.")), ""):
+        raise ConfigError(
+            f"`data` must not be set for `finetune chat`, which reads its conversations from the files of the command, "
+            f"but `{told}` is given. Remove it."
+        )
+    if not run.training.document_mask:
+        raise ConfigError(
+            "`training.document_mask` must be true for `finetune chat`, because conversations of a sequence do not see "
+            "each other, but is false. Remove it."
+        )
+    if run.evaluation.has_tasks:
+        raise ConfigError(
+            "`evaluation` must name no files for `finetune chat`, but names some. Remove them, and score the tuned "
+            "model with `crosscut evaluate`."
+        )
+
+
+def _prepare(order: ChatOrder, resolved: ResolvedRun, until_the_end: contextlib.ExitStack) -> _Prepared:
+    """Lock the run's folder, pack the conversations and find the checkpoint to resume from."""
+    folder = Path(order.output)
+    lock = FolderLock(folder)
+    until_the_end.enter_context(lock.held(lambda text: new_console(stderr=True).print(text, markup=False)))
+    require_own_names(folder)
+    if order.resume:
+        packed, run = _stored(folder), resolved.config
+    else:
+        _require_no_checkpoints(resolved.config)
+        require_weights(resolved.config.model, Path(order.model))
+        packed = _packed(order, resolved.config)
+        run = _run_of(order, packed[0].num_sequences)
+    identity = {**identity_of_settings(run), "data.chat": [part.fingerprint for part in packed]}
+    good = latest_good_checkpoint(run.checkpoints_folder) if order.resume else None
+    done = require_resumable(run, good.folder, identity, may_be_all=False).step if good is not None else 0
+    if not order.resume:
+        _fill_folder(run, folder, packed)
+    final = resolved.with_config(run)
+    _print_banner(final, packed, done)
+    return _Prepared(final, None if good is None else good.folder, identity, lock)
+
+
+def _require_no_checkpoints(run: RunConfig) -> None:
+    if list_checkpoints(run.checkpoints_folder):
+        raise ConfigError(
+            f"`--output` must name a new folder, but `{run.output.folder}` already holds checkpoints of a run. Pass "
+            "--resume to continue that run, or choose another folder."
+        )
+
+
+def _packed(order: ChatOrder, run: RunConfig) -> tuple[Packed, Packed]:
+    """Read, encode and pack the conversations to train on and to validate on."""
+    masker, length = Masker(Path(order.model) / TOKENIZER_FILE), run.training.sequence_length
+    encoded = [masker.encode(each) for each in read_conversations(order.files)]
+    if order.validation:
+        held_out = [masker.encode(each) for each in read_conversations([order.validation])]
+    else:
+        if len(encoded) < 2:
+            raise DataError(
+                f"`{order.files[0]}` must hold at least 2 conversations, of which one is held out for validation, but "
+                "holds 1. Add conversations, or pass --validation."
+            )
+        held_out = encoded[_HELD_OUT - 1 :: _HELD_OUT] or encoded[-1:]
+        kept = {id(each) for each in held_out}
+        encoded = [each for each in encoded if id(each) not in kept]
+    padding = Tokenizer.load(Path(order.model) / TOKENIZER_FILE).end_of_text
+    parts = (_short(part, length) if order.drop_long else part for part in (encoded, held_out))
+    training, validation = (pack(part, length=length, padding=padding) for part in parts)
+    return training, validation
+
+
+def _short(conversations: Sequence[Encoded], length: int) -> list[Encoded]:
+    """Conversations that fit into a sequence. Raises `DataError` if none does."""
+    kept = [each for each in conversations if len(each.ids) - 1 <= length]
+    if dropped := len(conversations) - len(kept):
+        new_console(stderr=True).print(f"{dropped} of {len(conversations)} conversations are too long and left out.")
+    if not kept:
+        raise DataError(
+            f"At least one conversation must fit into `training.sequence_length` ({length} tokens), but none does. "
+            "Raise `training.sequence_length`."
+        )
+    return kept
+
+
+def _fill_folder(run: RunConfig, folder: Path, packed: tuple[Packed, Packed]) -> None:
+    """Write the run's config, tokenizer and packed conversations."""
+    initial = Path(run.training.initialize_from)
+    (folder / CHAT_FOLDER).mkdir(parents=True, exist_ok=True)
+    for name, part in zip(_PARTS, packed, strict=True):
+        part.save(folder / CHAT_FOLDER / f"{name}.npz")
+    keep_companions(initial, folder / INITIAL_FOLDER)
+    (folder / TOKENS_FOLDER).mkdir(exist_ok=True)
+    shutil.copyfile(initial / TOKENIZER_FILE, folder / TOKENS_FOLDER / TOKENIZER_FILE)
+    write_toml(run, folder / CONFIG_FILE)
+
+
+def _stored(folder: Path) -> tuple[Packed, Packed]:
+    training, validation = (Packed.load(folder / CHAT_FOLDER / f"{name}.npz") for name in _PARTS)
+    return training, validation
+
+
+def _print_banner(run: ResolvedRun, packed: tuple[Packed, Packed], done: int) -> None:
+    training, (chats, held_out) = run.training, packed
+    kind = f"adapters of rank {run.model.lora_rank}" if run.model.lora_rank else "all weights"
+    steps = f"{training.steps:,} steps of {training.batch_size:,} x {training.sequence_length:,} tokens"
+    rows = [
+        *model_rows(run.config),
+        ("trained", kind),
+        ("answers", f"{_answers(chats)} for training, {_answers(held_out)} for validation"),
+        ("training", f"{steps}{f', {done:,} of them done' if done else ''}"),
+        ("folder", run.config.output.folder),
+    ]
+    new_console().print(facts_panel("finetune chat", rows))
+
+
+def _answers(packed: Packed) -> str:
+    return f"{short(packed.num_targets, COUNTS)} tokens in {packed.num_sequences:,} sequences"
+
+
+def _train(prepared: _Prepared, device: torch.device) -> tuple[int, bool] | None:
+    """Train on one rank. Returns None if all steps are done, otherwise the step and whether Ctrl-C stopped the run."""
+    run = prepared.run.config
+    mesh = make_mesh(run.layout, device)
+    trainer = Trainer(prepared.run, mesh)
+    if prepared.checkpoint is None:
+        load_weights(trainer.model, run.model, Path(run.training.initialize_from))
+        require_finite(trainer.model, run.training.initialize_from, is_published=True)
+    lock = prepared.lock if mesh.is_first_rank else None
+    batches = ChatBatches(run, *_stored(Path(run.output.folder)), mesh)
+    loop = Loop(trainer, batches, identity=prepared.identity, lock=lock)
+    with contextlib.nullcontext() if lock is None else lock.renewed(), loop.saver:
+        outcome = loop.train(prepared.checkpoint)
+        loop.saver.require_saved()
+        if not outcome.stopped:
+            if mesh.is_first_rank:
+                _write_report(run, outcome, device)
+            share_from_first(None)  # a rank that exits early would kill the rank that writes the report
+    return (outcome.last_step, outcome.interrupted) if outcome.stopped else None
+
+
+def _write_report(run: RunConfig, outcome: Outcome, device: torch.device) -> None:
+    """Write the plot and the summary of a run."""
+    folder = Path(run.output.folder)
+    summary = summarize(run, outcome, device)
+    plot_losses(folder)
+    write_whole(folder / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
+    rows = [
+        *model_rows(run),
+        ("device", device_name(device)),
+        ("loss", f"{outcome.before.loss:.4f} before, {outcome.after.loss:.4f} after; per token of the answers"),
+    ]
+    new_console().print(facts_panel("done", rows))
+
+
+def _finish(run: RunConfig) -> None:
+    """Write the adapter of a finished run, and print the commands to type next."""
+    folder = Path(run.output.folder)
+    if run.model.lora_rank:
+        shutil.rmtree(folder / ADAPTER_FOLDER, ignore_errors=True)
+        export_adapter(find_model(folder), folder / ADAPTER_FOLDER, base=run.training.initialize_from)
+    for line in _next(run):
+        new_console().print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+def _next(run: RunConfig) -> Iterator[str]:
+    command, folder = typed_command(), shlex.quote(run.output.folder)
+    yield f"next   {command} serve {folder}"
+    yield f"       {command} checkpoint export {folder} {folder}-merged"
+    if run.model.lora_rank:
+        initial = shlex.quote(run.training.initialize_from)
+        yield f"       {command} serve {initial} --adapter {folder}/{ADAPTER_FOLDER}"

@@ -1,0 +1,165 @@
+"""Packing of conversations into sequences of equal length. Conversations of one sequence do not see each other.
+
+A sequence holds whole conversations, one after the other. The model reads all tokens of a conversation except the last,
+and the target of a token is the next token of the conversation if the loss covers it:
+
+    read       q1  q2  a1  a2  p1  b1  b2  -
+    target     -   a1  a2  a3  b1  b2  b3  -       ("-": padding, or no target)
+    document   0   0   0   0   1   1   1   2
+    position   0   1   2   3   0   1   2   0
+
+Conversations are packed best fit, longest first. The sequences depend only on the conversations, and their order in an
+epoch depends only on (seed, epoch), so batches do not depend on the layout.
+
+Shapes: N sequences, S sequence length.
+"""
+
+import hashlib
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from crosscut.config import IGNORED, DataError
+from crosscut.config.conventions import CONFIG_FILE
+from crosscut.data.sampler import shuffled
+from crosscut.finetuning.chat.masking import Encoded
+
+Ids = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.int32]
+
+_ORDER_KEY = 11
+"""Key of the random order of the sequences, apart from the keys of `data.sampler`."""
+
+
+class Rows(NamedTuple):
+    """Sequences that are read together. All arrays are [number, S]."""
+
+    tokens: Ids
+    targets: Ids
+    documents: Ids
+    positions: Ids
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """Packed sequences. All arrays except `places` are [N, S]."""
+
+    tokens: Numbers
+    targets: Numbers
+    """Target of each token; `IGNORED` where the loss covers nothing."""
+    documents: Numbers
+    """Number of the conversation in its sequence to which each token belongs. Padding is one more document."""
+    positions: Numbers
+    """Position of each token in its conversation."""
+    places: npt.NDArray[np.str_]
+    """Files and lines of each sequence's conversations, one per line, [N]."""
+
+    @property
+    def num_sequences(self) -> int:
+        """Number N of sequences."""
+        return len(self.tokens)
+
+    @property
+    def num_targets(self) -> int:
+        """Number of tokens that the loss covers."""
+        return int((self.targets != IGNORED).sum())
+
+    def rows(self, indices: Ids) -> Rows:
+        """Return the sequences with these indices. An index of -1 stands for a sequence without targets."""
+        arrays = (self.tokens, self.targets, self.documents, self.positions)
+        tokens, targets, documents, positions = (array[indices].astype(np.int64) for array in arrays)
+        targets[indices < 0] = IGNORED
+        return Rows(tokens, targets, documents, positions)
+
+    def indices(self, first_sample: int, count: int, *, seed: int) -> Ids:
+        """Indices of `count` consecutive training samples from sample `first_sample` on, counted over all epochs."""
+        found = np.empty(count, dtype=np.int64)
+        for i, sample in enumerate(range(first_sample, first_sample + count)):
+            epoch, within = divmod(sample, self.num_sequences)
+            found[i] = shuffled(self.num_sequences, seed, _ORDER_KEY, epoch)[within]
+        return found
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of all tokens and targets."""
+        return hashlib.sha256(self.tokens.tobytes() + self.targets.tobytes()).hexdigest()[:16]
+
+    def save(self, path: Path) -> None:
+        """Write the sequences to a file."""
+        with path.open("wb") as file:
+            np.savez_compressed(file, **{field.name: getattr(self, field.name) for field in fields(self)})
+
+    @classmethod
+    def load(cls, path: Path) -> "Packed":
+        """Read the sequences from a file. Raises `DataError` if the file cannot be read."""
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                return cls(**{field.name: arrays[field.name] for field in fields(cls)})
+        except (OSError, ValueError, KeyError) as error:
+            raise DataError(
+                f"`{path}` must hold the packed conversations of the run, but cannot be read: {error}. Remove "
+                f"`{CONFIG_FILE}` and the checkpoints, and start the run again."
+            ) from None
+
+
+def pack(conversations: Sequence[Encoded], *, length: int, padding: int) -> Packed:
+    """Pack conversations into sequences of `length` tokens. `padding` is the token id that fills a sequence.
+
+    Raises `DataError` if conversations do not fit into a sequence. The message gives their number.
+    """
+    require_fit(conversations, length)
+    groups = _groups(conversations, length)
+    shape = (len(groups), length)
+    tokens, targets = np.full(shape, padding, dtype=np.int32), np.full(shape, IGNORED, dtype=np.int32)
+    documents, positions = np.zeros(shape, dtype=np.int32), np.zeros(shape, dtype=np.int32)
+    for row, group in enumerate(groups):
+        start = 0
+        for number, index in enumerate(group):
+            each = conversations[index]
+            part = slice(start, start + len(each.ids) - 1)
+            tokens[row, part] = each.ids[:-1]
+            targets[row, part] = np.where(each.mask[1:], each.ids[1:], IGNORED)
+            documents[row, part] = number
+            positions[row, part] = np.arange(len(each.ids) - 1)
+            start = part.stop
+        documents[row, start:] = len(group)
+        positions[row, start:] = np.arange(length - start)
+    places = np.array(["\n".join(conversations[index].place for index in group) for group in groups], dtype=np.str_)
+    return Packed(tokens, targets, documents, positions, places)
+
+
+def require_fit(conversations: Sequence[Encoded], length: int) -> None:
+    """Raise `DataError` if a conversation has more than `length` + 1 tokens. The last token is never read."""
+    long = [each for each in conversations if len(each.ids) - 1 > length]
+    if not long:
+        return
+    longest = max(long, key=lambda each: len(each.ids))
+    raise DataError(
+        f"Every conversation must fit into `training.sequence_length` ({length} tokens), but {len(long)} of "
+        f"{len(conversations)} do not. The longest, {longest.place}, has {len(longest.ids) - 1} tokens. Set "
+        f"training.sequence_length={len(longest.ids) - 1}, or pass --drop-long to leave them out."
+    )
+
+
+def _groups(conversations: Sequence[Encoded], length: int) -> list[list[int]]:
+    """Indices of the conversations of each sequence: each conversation goes to the fullest sequence that has room."""
+    order = sorted(range(len(conversations)), key=lambda i: -len(conversations[i].ids))
+    groups: list[list[int]] = []
+    rooms: list[tuple[int, int]] = []
+    """Free tokens and number of each sequence, sorted."""
+    for index in order:
+        size = len(conversations[index].ids) - 1
+        place = bisect_left(rooms, (size, -1))
+        if place == len(rooms):
+            groups.append([])
+            room, group = length, len(groups) - 1
+        else:
+            room, group = rooms.pop(place)
+        groups[group].append(index)
+        insort(rooms, (room - size, group))
+    return groups

@@ -1,0 +1,152 @@
+"""`crosscut finetune chat` from files to a tuned model, on any layout."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from crosscut.cli.main import commands
+from crosscut.config import ConfigError, CrosscutError, DataError, Layout
+from crosscut.pretrained import export_checkpoint, find_model
+from tests.finetuning.chat.conftest import PLAIN, chats, write_chats
+from tests.pretrained import jobs
+from tests.pretrained.test_export import tensors_in
+
+SETTINGS = (
+    "training.batch_size=4", "training.sequence_length=64", "training.precision=float64", "training.steps=4",
+    "optimizer.learning_rate=0.01", "training.device=cpu",
+)  # fmt: skip
+
+
+def run_chat(*arguments: str) -> Any:
+    result = CliRunner().invoke(commands, ["finetune", "chat", *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def losses(folder: Path) -> list[float]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows if "loss" in row]
+
+
+@pytest.fixture(scope="module")
+def in_threes(published, tmp_path_factory) -> Path:
+    """A model whose heads three ranks can share, and conversations beside it."""
+    folder = tmp_path_factory.mktemp("threes")
+    shutil.copytree(published("llama in threes"), folder / "model")
+    (folder / "model" / "chat_template.jinja").write_text(PLAIN)
+    write_chats(folder / "chats.jsonl", chats(24))
+    return folder
+
+
+@pytest.mark.parametrize("rank", [4, 0], ids=["adapters", "all weights"])
+def test_three_tensor_ranks_train_the_same_model_as_one(in_threes, tmp_path, forked_ranks, rank):
+    for tensor in (1, 3):
+        run_chat(
+            str(in_threes / "chats.jsonl"), "--model", str(in_threes / "model"),
+            "--output", str(tmp_path / str(tensor)), "--lora-rank", str(rank), f"layout.tensor={tensor}", *SETTINGS,
+        )  # fmt: skip
+        export_checkpoint(find_model(tmp_path / str(tensor)), tmp_path / f"merged-{tensor}")
+    one, three = (losses(tmp_path / str(tensor)) for tensor in (1, 3))
+    assert one == pytest.approx(three, rel=1e-6)
+    assert one[-1] < one[0]
+    merged, initial = tensors_in(tmp_path / "merged-1"), tensors_in(in_threes / "model")
+    for name, tensor in tensors_in(tmp_path / "merged-3").items():
+        torch.testing.assert_close(tensor, merged[name], rtol=1e-7, atol=1e-9)
+        is_matrix = tensor.dim() == 2 and ".layers." in name
+        assert torch.equal(tensor.float(), initial[name]) == (bool(rank) and not is_matrix), name
+
+
+def test_a_run_is_resumed_on_another_layout_without_its_files(ranks, model, tmp_path, forked_ranks):
+    path = write_chats(tmp_path / "chats.jsonl", chats(24))
+    asked = (str(path), "--model", str(model), "--lora-rank", "2", *SETTINGS)
+    run_chat(*asked, "--output", str(tmp_path / "whole"), "layout.tensor=2")
+    run_chat(*asked, "--output", str(tmp_path / "parts"), "checkpoint.every=2", "checkpoint.keep=9")
+    shutil.rmtree(tmp_path / "parts" / "checkpoints" / "step-00000004")
+    path.unlink()
+    run_chat("--resume", "--output", str(tmp_path / "parts"), "layout.tensor=2")
+    assert losses(tmp_path / "parts")[-2:] == pytest.approx(losses(tmp_path / "whole")[-2:], rel=1e-6)
+    own, beside = find_model(tmp_path / "parts"), find_model(model, adapter=tmp_path / "parts" / "adapter")
+    ((ours,),) = ranks.run(1, jobs.logits, own, Layout(), ["float64"])
+    ((theirs,),) = ranks.run(1, jobs.logits, beside, Layout(), ["float64"])
+    assert float((ours - theirs).abs().max()) < 1e-6
+    summary = json.loads((tmp_path / "parts" / "summary.json").read_text())
+    assert summary["validation_loss_after"] < summary["validation_loss_before"]
+
+
+def test_a_validation_file_replaces_the_conversations_held_out(model, tmp_path, forked_ranks):
+    for name, number in (("chats", 4), ("others", 3)):
+        write_chats(tmp_path / f"{name}.jsonl", chats(number))
+    result = run_chat(
+        str(tmp_path / "chats.jsonl"), "--model", str(model), "--output", str(tmp_path / "run"),
+        "--validation", str(tmp_path / "others.jsonl"), "--epochs", "2", *SETTINGS[:3], "training.batch_size=1",
+    )  # fmt: skip
+    assert "finetune chat" in result.output
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] >= 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        (("--model", "{model}"), ConfigError, "must be given files with conversations and `--model`, but no file is"),
+        (("{chats}",), ConfigError, "but no `--model` is given"),
+        (("{chats}", "--model", "{chats}"), ConfigError, "`--model` must name a Hugging Face folder, but `.*` has no"),
+        (("{chats}", "--model", "{model}", "--epochs", "0"), ConfigError, "`--epochs` must be above 0, but is 0"),
+        (("{one}", "--model", "{model}"), DataError, "must hold at least 2 conversations, of which one is held out"),
+        (
+            ("{chats}", "--model", "{model}", "training.sequence_length=16"),
+            DataError,
+            r"Every conversation must fit into `training.sequence_length` \(16 tokens\), but 19 of 19 do not",
+        ),
+        (
+            ("--resume",),
+            ConfigError,
+            "`--output` must name the folder of a run to resume, but `.*` has no `config.toml`",
+        ),
+        (
+            ("{chats}", "--model", "{model}", "data.text=a.txt"),
+            ConfigError,
+            "`data` must not be set for `finetune chat`",
+        ),
+        (
+            ("{chats}", "--model", "{model}", "training.document_mask=false"),
+            ConfigError,
+            "`training.document_mask` must",
+        ),
+        (
+            ("{chats}", "--model", "{model}", "evaluation.text=README.md"),
+            ConfigError,
+            "`evaluation` must name no files",
+        ),
+        (("{chats}", "--model", "{model}", "layout.tensor=3"), CrosscutError, "`layout.tensor` must divide"),
+        (("{chats}", "--model", "{model}", "--lora-rank", "-1"), ConfigError, "`model.lora_rank` must be at least 0"),
+    ],
+)
+def test_mistakes_are_told_before_any_process_starts(model, tmp_path, arguments, kind, message):
+    places = {
+        "model": str(model),
+        "chats": str(write_chats(tmp_path / "chats.jsonl", chats(20))),
+        "one": str(write_chats(tmp_path / "one.jsonl", chats(1))),
+    }
+    filled = [argument.format(**places) for argument in arguments]
+    length = (
+        () if any(word.startswith("training.sequence_length") for word in filled) else ("training.sequence_length=64",)
+    )
+    with pytest.raises(kind, match=message):
+        run_chat(*filled, "--output", str(tmp_path / "run"), *length)
+
+
+def test_conversations_that_are_too_long_may_be_left_out(model, tmp_path, forked_ranks):
+    records = chats(12)
+    records[3]["messages"][0]["content"] = "fox " * 200
+    result = run_chat(
+        str(write_chats(tmp_path / "chats.jsonl", records)), "--model", str(model), "--output", str(tmp_path / "run"),
+        "--drop-long", *SETTINGS,
+    )  # fmt: skip
+    assert "done" in result.output
+    assert (tmp_path / "run" / "chat" / "training.npz").is_file()
