@@ -15,11 +15,13 @@ Shapes: N sequences, S sequence length.
 """
 
 import hashlib
+import zlib
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -98,9 +100,10 @@ class Packed:
     def load(cls, path: Path) -> "Packed":
         """Read the sequences from a file. Raises `DataError` if the file cannot be read."""
         try:
-            with np.load(path, allow_pickle=False) as arrays:
+            # np.load would leave a damaged file open.
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 return cls(**{field.name: arrays[field.name] for field in fields(cls)})
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, EOFError, ValueError, KeyError, BadZipFile, zlib.error) as error:
             raise DataError(
                 f"`{path}` must hold the packed conversations of the run, but cannot be read: {error}. Remove "
                 f"`{CONFIG_FILE}` and the checkpoints, and start the run again."

@@ -60,9 +60,12 @@ def test_sequences_are_stored(tmp_path):
     again = Packed.load(tmp_path / "chats.npz")
     assert again.fingerprint == packed.fingerprint
     assert again.places.tolist() == packed.places.tolist()
-    (tmp_path / "chats.npz").write_bytes(b"no")
-    with pytest.raises(DataError, match="must hold the packed conversations of the run, but cannot be read"):
-        Packed.load(tmp_path / "chats.npz")
+    whole = (tmp_path / "chats.npz").read_bytes()
+    middle = len(whole) // 4
+    for damaged in (b"no", b"", whole[: len(whole) // 2], whole[:middle] + b"\xff" * 40 + whole[middle + 40 :]):
+        (tmp_path / "chats.npz").write_bytes(damaged)
+        with pytest.raises(DataError, match="must hold the packed conversations of the run, but cannot be read"):
+            Packed.load(tmp_path / "chats.npz")
 
 
 def test_an_epoch_holds_every_sequence_once_in_an_order_of_its_own():
