@@ -14,6 +14,9 @@ no message of its own, because log Z follows from the numbers that the ranks alr
 
     z-loss = c (log Z)^2         d z-loss / d logits = 2 c (log Z) p
 
+A bias of the logits is cut along the vocabulary, like the output weight. Each rank adds its own part of the bias to its
+own logits, which needs no message.
+
 Shapes: N tokens, C tokens of a chunk, H hidden, V padded vocabulary, T tensor ranks.
 """
 
@@ -75,6 +78,15 @@ class _Plan(NamedTuple):
     """Whether the weight's gradient is needed, too. False for a frozen weight."""
 
 
+class _Rows(NamedTuple):
+    """This rank's rows of the output projection."""
+
+    weight: Tensor
+    """Weight in the type of the products, [V/T, H]."""
+    bias: Tensor | None
+    """Bias [V/T], or None."""
+
+
 class _Buffers(NamedTuple):
     """Memory for one chunk [C, V/T], which all chunks of a loss share. Allocating new memory for each chunk would take
     longer than the passes over the chunk.
@@ -92,14 +104,16 @@ def vocab_parallel_cross_entropy(
     *,
     vocab_size: int,
     axis: Axis,
+    bias: Tensor | None = None,
     settings: LossSettings = PLAIN_LOSS_SETTINGS,
 ) -> Tensor:
-    """Return the sum over all tokens of -log softmax(hidden weight^T)[target], times `settings.scale`.
+    """Return the sum over all tokens of -log softmax(hidden weight^T + bias)[target], times `settings.scale`.
 
     - `hidden` [N, H] is the same on all ranks of the axis. This function computes only this rank's part of the gradient
       of `hidden`. `hidden` must therefore be a result of `enter_tensor_parallel`, whose backward pass sums the parts.
     - `weight` [V/T, H] holds this rank's rows and may have a wider element type than `hidden`. Rows from `vocab_size`
       on are padding and get no probability.
+    - `bias` [V/T] holds this rank's part of the bias, in the type of `weight`. None means no bias.
     - `targets` [N] are token ids, or `IGNORED` for tokens that add nothing to the loss.
 
     The result is a float32 scalar (float64 if `hidden` is float64). Call `backward` at most once on the result.
@@ -116,7 +130,7 @@ def vocab_parallel_cross_entropy(
     # `Function.forward` runs without gradients, so `torch.is_grad_enabled()` must be read here.
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     plan = _Plan(settings, chunk, needs_grad, needs_grad and weight.requires_grad)
-    loss: Tensor = _ProjectAndCompare.apply(hidden, weight, targets, part, plan)
+    loss: Tensor = _ProjectAndCompare.apply(hidden, weight, bias, targets, part, plan)
     return loss
 
 
@@ -164,13 +178,23 @@ def require_fit(hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int
 
 class _ProjectAndCompare(Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, part: VocabularyPart, plan: _Plan) -> Tensor:
-        rows = weight.to(hidden.dtype)
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        part: VocabularyPart,
+        plan: _Plan,
+    ) -> Tensor:
+        rows = _Rows(weight.to(hidden.dtype), bias)
         grad_hidden = torch.empty_like(hidden) if plan.needs_grad else None
         grad_weight = torch.empty_like(weight) if plan.needs_weight else None
+        needs_bias = bias is not None and plan.needs_grad and ctx.needs_input_grad[2]
+        grad_bias = torch.zeros_like(bias) if needs_bias else None
         wide = torch.promote_types(hidden.dtype, torch.float32)
         total = torch.zeros((), dtype=wide, device=hidden.device)
-        buffers = _buffers(hidden, rows, plan, wide) if plan.settings.passes is None else None
+        buffers = _buffers(hidden, rows.weight, plan, wide) if plan.settings.passes is None else None
         for start in range(0, hidden.shape[0], plan.chunk):
             piece = slice(start, start + plan.chunk)
             losses, error = _losses_of_chunk(hidden[piece], rows, targets[piece], part, plan, buffers)
@@ -178,32 +202,35 @@ class _ProjectAndCompare(Function):
             total += losses.masked_fill(~keep, 0.0).sum()
             if error is not None and grad_hidden is not None:
                 keep = keep.unsqueeze(1)  # ignored tokens are masked in tensors of width H, which are narrower than V
-                multiply_into(grad_hidden[piece], error, rows.t())
+                multiply_into(grad_hidden[piece], error, rows.weight.t())
                 grad_hidden[piece].mul_(keep)
                 if grad_weight is not None:
                     add_product(grad_weight, error.t(), hidden[piece] * keep, is_first=start == 0)
+                if grad_bias is not None:
+                    add_product(grad_bias.unsqueeze(1), error.t(), keep.to(error.dtype))
             del error  # free it before the next chunk's logits are computed
         scale = plan.settings.scale
         scale = scale.to(wide) if isinstance(scale, Tensor) else scale
         if grad_hidden is not None:
             if grad_weight is not None and not hidden.shape[0]:
                 grad_weight.zero_()  # there was no chunk to fill it
-            ctx.gradients = (grad_hidden, grad_weight, scale)
+            ctx.gradients = (grad_hidden, grad_weight, grad_bias, scale)
         return total * scale
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None, None, None]:
         if ctx.gradients is None:
             raise RuntimeError(
                 "The loss of `vocab_parallel_cross_entropy` allows one backward pass, but a second backward pass has "
                 "begun. Call `backward` once per loss."
             )
-        grad_hidden, grad_weight, scale = ctx.gradients
+        grad_hidden, grad_weight, grad_bias, scale = ctx.gradients
         ctx.gradients = None  # they are scaled in place, so a second backward pass would get wrong values
         factor = grad * scale
         grad_weight = None if grad_weight is None else grad_weight.mul_(factor)
-        return grad_hidden.mul_(factor), grad_weight, None, None, None
+        grad_bias = None if grad_bias is None else grad_bias.mul_(factor)
+        return grad_hidden.mul_(factor), grad_weight, grad_bias, None, None, None
 
 
 def _buffers(hidden: Tensor, rows: Tensor, plan: _Plan, wide: torch.dtype) -> _Buffers:
@@ -212,15 +239,18 @@ def _buffers(hidden: Tensor, rows: Tensor, plan: _Plan, wide: torch.dtype) -> _B
 
 
 def _losses_of_chunk(
-    hidden: Tensor, rows: Tensor, targets: Tensor, part: VocabularyPart, plan: _Plan, buffers: _Buffers | None
+    hidden: Tensor, rows: _Rows, targets: Tensor, part: VocabularyPart, plan: _Plan, buffers: _Buffers | None
 ) -> tuple[Tensor, Tensor | None]:
     """Return the losses [C] of the tokens of `hidden` [C, H] and, if gradients are needed, the gradients of the logits
     [C, V/T]. No other tensor of the size of the logits stays in memory.
     """
     if buffers is None:
-        return _compare_compiled(ORDINARY.output(hidden, rows), targets, part, plan)
-    product = product_in(buffers.logits, hidden, rows)
+        product = ORDINARY.output(hidden, rows.weight)
+        return _compare_compiled(product if rows.bias is None else product.add_(rows.bias), targets, part, plan)
+    product = product_in(buffers.logits, hidden, rows.weight)
     in_place = product if product.dtype == buffers.logits.dtype else buffers.logits[: product.shape[0]].copy_(product)
+    if rows.bias is not None:
+        in_place.add_(rows.bias)
     slopes = None if buffers.slopes is None else buffers.slopes[: product.shape[0]]
     if plan.settings.soft_cap:
         soft_cap_(in_place, plan.settings.soft_cap, slopes)

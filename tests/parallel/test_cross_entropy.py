@@ -116,6 +116,62 @@ def test_it_is_the_cross_entropy_of_the_full_logits(ranks: RankPool, tensor: int
     torch.testing.assert_close(joined([r["weight"] for r in results], 0)[:V], grad_weight, **CLOSE)
 
 
+def _loss_with_bias(tensor: int, is_compiled: bool, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Loss and gradients with a bias, whose padding is 1e6."""
+    mesh = make_mesh(Layout(tensor=tensor), torch.device("cpu"))
+    hidden, weight, targets = _example(dtype)
+    bias = _bias(dtype)
+    size = padded_vocab_size(V, tensor) // tensor
+    own = slice(mesh.tensor.rank * size, (mesh.tensor.rank + 1) * size)
+    rows, shift = (
+        F.pad(whole, [0, 0] * (whole.dim() - 1) + [0, size * tensor - V], value=1e6)[own].clone().requires_grad_()
+        for whole in (weight, bias)
+    )
+    hidden = hidden.clone().requires_grad_()
+    passes = LossPasses(partial(torch.compile, fullgraph=True, backend="aot_eager")) if is_compiled else None
+    loss = vocab_parallel_cross_entropy(
+        copy_to_tensor_parallel(hidden, mesh.tensor),
+        rows,
+        targets,
+        vocab_size=V,
+        axis=mesh.tensor,
+        bias=shift,
+        settings=LossSettings(scale=0.3, chunk_tokens=4, passes=passes),
+    )
+    loss.backward()
+    return {"loss": loss.detach(), "hidden": hidden.grad, "weight": rows.grad, "bias": shift.grad}
+
+
+def _bias(dtype: torch.dtype) -> Tensor:
+    return torch.linspace(-2, 2, V, dtype=dtype).sin()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler does inside is not ours to mend
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("tensor", SIZES)
+def test_a_bias_is_added_to_the_logits_of_the_rank_that_holds_it(
+    ranks: RankPool, tensor: int, is_compiled: bool
+) -> None:
+    hidden, weight, targets = _example()
+    hidden, weight, bias = (x.clone().requires_grad_() for x in (hidden, weight, _bias(torch.float64)))
+    loss = 0.3 * F.cross_entropy(F.linear(hidden, weight, bias), targets, reduction="sum", ignore_index=IGNORED)
+    loss.backward()
+    results = ranks.run(tensor, _loss_with_bias, tensor, is_compiled, torch.float64)
+    for result in results:
+        torch.testing.assert_close(result["loss"], loss.detach(), **CLOSE)
+        torch.testing.assert_close(result["hidden"], hidden.grad, **CLOSE)
+    for name, whole in {"weight": weight.grad, "bias": bias.grad}.items():
+        joined_parts = joined([result[name] for result in results], 0)
+        torch.testing.assert_close(joined_parts[:V], whole, **CLOSE)
+        assert not joined_parts[V:].any()
+
+
+def test_a_narrow_bias_keeps_its_loss(ranks: RankPool) -> None:
+    exact, rough = (ranks.run(2, _loss_with_bias, 2, False, dtype)[0] for dtype in (torch.float64, torch.bfloat16))
+    assert float(rough["loss"]) == pytest.approx(float(exact["loss"]), rel=1e-2)
+    assert rough["bias"].dtype == torch.bfloat16
+
+
 Z_LOSS, CAP = 0.05, 2.0
 
 
