@@ -85,6 +85,8 @@ class Parameter:
     rows of the first matrix, the head's rows of the second matrix, then the next head."""
     inside: bool = False
     """Whether every rank holds the whole parameter but uses it inside a parallel region."""
+    on_whole: bool = False
+    """Whether the parameter is used on whole sequences on every rank, even if the layout splits the sequence."""
     num_inputs: int = 0
     """Fan-in of an embedding, for `InitialSpread.FAN_IN`; 0 for other parameters, whose fan-in is dimension 1."""
     is_frozen: bool = False
@@ -138,6 +140,7 @@ class Parameter:
             self.role,
             is_whole=dim is None,
             is_inside=self.inside or self.cut is Cut.HEADS,
+            on_whole=self.on_whole,
             is_frozen=self.is_frozen,
         )
 
@@ -155,6 +158,8 @@ class LocalParameter:
     """Whether the parameter is used inside a parallel region."""
     is_frozen: bool = False
     """Whether training leaves the parameter as it is."""
+    on_whole: bool = False
+    """Whether the parameter is used on whole sequences on every rank."""
 
     @property
     def size(self) -> int:
@@ -165,10 +170,11 @@ class LocalParameter:
         """Whether each tensor rank computes only a part of the gradient, so that the ranks must sum the parts.
 
         True for a parameter that every tensor rank holds whole, if a parallel region uses the parameter. With `split`,
-        the tensor ranks split the sequence, and the result is true for every whole parameter. A frozen parameter has no
-        gradient.
+        the tensor ranks split the sequence, and the result is true for every whole parameter that is used on a part of
+        the sequence. A frozen parameter has no gradient.
         """
-        return self.is_whole and tensor > 1 and (self.is_inside or split) and not self.is_frozen
+        is_partial = self.is_inside or (split and not self.on_whole)
+        return self.is_whole and tensor > 1 and is_partial and not self.is_frozen
 
 
 @dataclass(frozen=True)

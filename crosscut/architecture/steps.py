@@ -24,6 +24,8 @@ class Rows(Enum):
 
     STREAM = "tokens of the micro-batch; if the layout splits the sequence, each of T ranks has 1/T of the tokens"
     TOKENS = "all tokens of the micro-batch"
+    PREDICTED = "tokens of the micro-batch for which the head computes logits"
+    SEQUENCES = "sequences of the micro-batch"
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,17 @@ class Value:
 
     def elements(self, target: Target) -> int:
         """Number of elements on one rank."""
-        rows = target.own_tokens if self.rows is Rows.STREAM else target.tokens
-        return rows * self.local_width(target.tensor)
+        return self.num_rows(target) * self.local_width(target.tensor)
+
+    def num_rows(self, target: Target) -> int:
+        """Number of rows on one rank."""
+        numbers = {
+            Rows.STREAM: target.own_tokens,
+            Rows.TOKENS: target.tokens,
+            Rows.PREDICTED: target.predicted_tokens,
+            Rows.SEQUENCES: target.sequences,
+        }
+        return numbers[self.rows]
 
     def bytes(self, target: Target) -> int:
         """Bytes on one rank."""
@@ -255,7 +266,7 @@ def _in_halves(target: Target, message: Message) -> Message:
 
 @dataclass(frozen=True, kw_only=True)
 class Multiply(Step):
-    """Matrix product with the weight of `matrix`: [tokens, inputs] x [inputs, outputs].
+    """Matrix product with the weight of `matrix`: [rows, inputs] x [inputs, outputs].
 
     If the matrix has an adapter, the step also computes X D and (X D) U, and adds the result.
     """
@@ -264,12 +275,13 @@ class Multiply(Step):
 
     def products(self, target: Target) -> tuple[Product, ...]:
         """The forward products on one rank: with the weight, and with the matrices of the adapter."""
-        weight, tokens, outputs = self.matrix.weight, target.tokens, self.gives[0].local_width(target.tensor)
+        weight, rows = self.matrix.weight, self.reads[0].num_rows(target)
+        outputs = self.gives[0].local_width(target.tensor)
         inputs = weight.on(target.tensor).shape[1]
-        product = Product(tokens, inputs, outputs, is_frozen=weight.is_frozen)
+        product = Product(rows, inputs, outputs, is_frozen=weight.is_frozen)
         if (adapter := self.matrix.adapter) is None:
             return (product,)
-        return product, Product(tokens, inputs, adapter.down.shape[0]), Product(tokens, adapter.rank, outputs)
+        return product, Product(rows, inputs, adapter.down.shape[0]), Product(rows, adapter.rank, outputs)
 
     def passes(self, target: Target) -> Passes:
         """Bytes that the sum of the two products reads and writes; 0 without an adapter.

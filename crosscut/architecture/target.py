@@ -48,6 +48,9 @@ class Target:
     """Whether attention may run in a fused kernel, which stores no scores, if the device has such a kernel."""
     document_mask: bool = False
     """Whether a mask hides the documents of a sequence from each other, and positions restart at each document."""
+    predicted: int | None = None
+    """Number of tokens of a micro-batch for which the head of a masked language model computes logits. None means all
+    tokens."""
     sends_halves: bool = True
     """Whether a large message of a split sequence may be sent in two halves. Each half then overlaps with the product
     of the other half."""
@@ -56,6 +59,11 @@ class Target:
     def tokens(self) -> int:
         """Tokens of a micro-batch inside a parallel region."""
         return self.sequences * self.length
+
+    @property
+    def predicted_tokens(self) -> int:
+        """Tokens of a micro-batch for which the head computes logits."""
+        return self.tokens if self.predicted is None else self.predicted
 
     @property
     def own_tokens(self) -> int:

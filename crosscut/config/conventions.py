@@ -1,5 +1,6 @@
 """Conventions that are shared by packages that never import each other."""
 
+from math import ceil
 from pathlib import Path
 from types import MappingProxyType
 
@@ -52,6 +53,21 @@ def default_loss_chunk(local_vocab_size: int, num_tokens: int, *, device: str = 
     most -= most % 128 if most > 128 else 0
     even = -(-num_tokens // -(-num_tokens // most)) if num_tokens else 1
     return min(most, -(-even // 128) * 128)
+
+
+MASKED_FRACTION = 0.15
+"""Fraction of the tokens that a BERT predicts."""
+
+
+def predicted_rows(num_masked: int | None, num_tokens: int, fraction: float) -> int:
+    """Number of tokens that the head of a masked language model computes in a micro-batch of `num_tokens` tokens, of
+    which `num_masked` are masked. None means the expected number, `fraction` of the tokens.
+
+    The result is at least the expected number, and a multiple of an eighth of it. Kernels, and compiled code, therefore
+    meet only a few different shapes. The result is at most `num_tokens`.
+    """
+    eighth = ceil(num_tokens * fraction / 8)
+    return min(max(8, ceil((num_masked or 0) / eighth)) * eighth, num_tokens)
 
 
 BUCKET_BYTES = 32 << 20

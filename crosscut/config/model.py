@@ -35,6 +35,13 @@ class NormPosition(Choice):
     AFTER = "after"
 
 
+class HeadKind(Choice):
+    """Tokens that a model predicts."""
+
+    NEXT_TOKEN = "next_token"  # noqa: S105 - no password
+    MASKED_TOKENS = "masked_tokens"
+
+
 class Positions(Choice):
     """Encoding of a token's position."""
 
@@ -77,7 +84,8 @@ class ModelConfig:
     - Llama: `positions = "rotary"`, `norm = "rms"`, `mlp = "swiglu"`, `biases = "none"`
     - Qwen2: as Llama, with `biases = "qkv"`
     - Qwen3: as Llama, with `qk_norm = true`
-    - BERT: `attention = "bidirectional"`, `norm_place = "after"`, `token_types = 2`, `mlp = "gelu_exact"`
+    - BERT: `attention = "bidirectional"`, `norm_place = "after"`, `token_types = 2`, `mlp = "gelu_exact"`,
+      `head = "masked_tokens"`
 
     If a size may be 0, its description names the default that 0 stands for.
     """
@@ -180,6 +188,17 @@ class ModelConfig:
     tied: bool = True
     """Whether the output projection shares its weight with the token embedding."""
 
+    head: HeadKind = HeadKind.NEXT_TOKEN
+    """Tokens that the model predicts: `next_token` (each token from the tokens before it, as in GPT) or `masked_tokens`
+    (masked tokens from the tokens on both sides, as in BERT). The head for masked tokens has a dense layer, GeLU and a
+    norm before the output projection, and a bias of the logits. It needs bidirectional attention.
+    """
+
+    sentence_order: bool = False
+    """Whether the model also predicts, from its first token, if two segments are in the order of their text or swapped.
+    Needs `head = "masked_tokens"`.
+    """
+
     logit_softcap: float = 0.0
     """Soft cap on the absolute value of the logits: each logit becomes cap x tanh(logit / cap), as in Gemma 2. 0 means
     no cap."""
@@ -205,6 +224,7 @@ class ModelConfig:
         for name in ("rotary_base", "norm_epsilon"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"`model.{name}` must be above 0 and finite, but is {getattr(self, name)}.")
+        self._check_head()
         self._resolve_heads()
         if not self.mlp_size:
             object.__setattr__(self, "mlp_size", 4 * self.hidden_size)
@@ -219,6 +239,23 @@ class ModelConfig:
             )
         if not self.lora_alpha:
             object.__setattr__(self, "lora_alpha", 2.0 * self.lora_rank)
+
+    def _check_head(self) -> None:
+        if self.predicts_masked and self.is_causal:
+            raise ConfigError(
+                '`model.attention` must be "bidirectional" for a model that predicts masked tokens, but is "causal". '
+                'Set model.attention="bidirectional", or model.head="next_token".'
+            )
+        if self.predicts_masked and self.lora_rank:
+            raise ConfigError(
+                "`model.lora_rank` must be 0 for a model that predicts masked tokens, but is "
+                f"{self.lora_rank}. Adapters are for models that predict the next token. Remove `model.lora_rank`."
+            )
+        if self.sentence_order and not self.predicts_masked:
+            raise ConfigError(
+                "`model.sentence_order` must be false for a model that predicts the next token, but is true. Set "
+                'model.head="masked_tokens", or remove `model.sentence_order`.'
+            )
 
     def _resolve_heads(self) -> None:
         if not self.head_size:
@@ -258,6 +295,11 @@ class ModelConfig:
     def is_causal(self) -> bool:
         """Whether a token attends only to itself and to earlier tokens."""
         return self.attention is AttentionKind.CAUSAL
+
+    @property
+    def predicts_masked(self) -> bool:
+        """Whether the model predicts masked tokens."""
+        return self.head is HeadKind.MASKED_TOKENS
 
     @property
     def norms_embedding(self) -> bool:

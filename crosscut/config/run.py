@@ -7,7 +7,7 @@ tensor ranks divide the heads.
 from dataclasses import dataclass, field, replace
 
 from crosscut.config.checks import Choice, divisors, listed, require_at_least, resolve_choices
-from crosscut.config.conventions import CHECKPOINTS_FOLDER, TOKENS_FOLDER
+from crosscut.config.conventions import CHECKPOINTS_FOLDER, TOKENS_FOLDER, predicted_rows
 from crosscut.config.data import SHORTEST_PAIR, DataConfig, Objective
 from crosscut.config.errors import ConfigError, LayoutError
 from crosscut.config.evaluation import EvaluationConfig
@@ -119,6 +119,20 @@ class RunConfig:
     def num_micro_batches(self) -> int:
         """Number of forward passes per step. If the batch grows, the first steps have fewer passes."""
         return self.training.batch_size // (self.layout.data * self.micro_batch_size)
+
+    @property
+    def mask_fraction(self) -> float:
+        """Fraction of the tokens that a masked language model predicts."""
+        return self.data.mask_fraction
+
+    @property
+    def predicted_tokens(self) -> int:
+        """Number of tokens of a micro-batch for which the head computes logits. For a masked language model, this is
+        the expected number.
+        """
+        return expected_predictions(
+            self.model, self.micro_batch_size * self.training.sequence_length, self.mask_fraction
+        )
 
     @property
     def tokens_folder(self) -> str:
@@ -249,6 +263,13 @@ class RunConfig:
                 f"`training.sequence_length` must be a multiple of `layout.tensor` ({tensor}) under sequence "
                 f"parallelism, but is {length}. Try {listed(_multiples_around(length, tensor))}."
             )
+
+
+def expected_predictions(model: ModelConfig, num_tokens: int, fraction: float) -> int:
+    """Number of tokens for which the head computes logits, of `num_tokens` tokens: all, or the expected number for a
+    model that predicts masked tokens, a `fraction` of all tokens.
+    """
+    return predicted_rows(None, num_tokens, fraction) if model.predicts_masked else num_tokens
 
 
 def reason_against_compiling(model: ModelConfig, layout: Layout) -> str:

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from crosscut.config import IGNORED, ConfigError
 from crosscut.config.checks import divisors, listed
+from crosscut.config.conventions import predicted_rows
 from crosscut.model.documents import Context, Documents, find_documents
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
-    """Sequences that one rank's model reads together. All tensors are [B, S]; None means that the information is not
-    given.
+    """Sequences that one rank's model reads together. Tensors are [B, S] unless another shape is given; None means that
+    the information is not given.
     """
 
     tokens: Tensor
@@ -34,6 +35,14 @@ class Batch:
     """
     mask: Tensor | None = None
     """Whether each token may be attended to; false for padding. None means that every token may be attended to."""
+    order: Tensor | None = None
+    """Order of the two segments of each sequence [B]: 0 as in their text, 1 swapped, `IGNORED` for neither. None means
+    that the order is not predicted.
+    """
+    predicted: Tensor | None = None
+    """Indexes [N] of the tokens whose logits are computed, in the flattened batch (`with_predicted`). None means all
+    tokens.
+    """
 
     @classmethod
     def from_ids(cls, ids: Tensor) -> Self:
@@ -44,6 +53,20 @@ class Batch:
     def num_targets(self) -> Tensor:
         """Number of targets to predict: an integer scalar on the device."""
         return (self.targets != IGNORED).sum()
+
+    @property
+    def num_orders(self) -> Tensor:
+        """Number of sequences whose order is to be predicted: an integer scalar on the device."""
+        return self.targets.new_zeros(()) if self.order is None else (self.order != IGNORED).sum()
+
+    def with_predicted(self, fraction: float) -> Self:
+        """Return the batch with the indexes of the tokens whose logits are computed: all tokens with a target, and a
+        few others that fill up their number (`config.conventions.predicted_rows`). `fraction` is the expected fraction
+        of tokens with a target. Call this on the host, since the number depends on the targets.
+        """
+        has_none = (self.targets == IGNORED).flatten()
+        count = predicted_rows(int((~has_none).sum()), has_none.numel(), fraction)
+        return replace(self, predicted=has_none.int().argsort(stable=True)[:count])
 
     def plain(self) -> tuple[Tensor, Tensor]:
         """Return tokens and targets, for a model that uses no other tensors. Raises `ConfigError` if the batch has
@@ -73,12 +96,14 @@ class Batch:
         elif self.documents is not None or self.positions is not None:
             given, missing = ("documents", "positions") if self.positions is None else ("positions", "documents")
             raise ConfigError(f"A batch with {given} must have {missing}, too, but has none. Give both or none.")
-        return self.tokens, self.targets, Context(documents, self.segments, self.mask)
+        context = Context(documents, self.segments, self.mask, self.predicted, self.order)
+        return self.tokens, self.targets, context
 
     def chunk(self, num_parts: int) -> list[Self]:
         """Split the sequences into `num_parts` equal parts, in order. Raises `ConfigError` if the number of sequences
-        is not a multiple of `num_parts`.
+        is not a multiple of `num_parts`. Call `with_predicted` on the parts, not before.
         """
+        assert self.predicted is None, "the indexes of a whole batch are not those of its parts"
         if len(self.tokens) % num_parts:
             raise ConfigError(
                 f"`num_parts` must divide the batch's number of sequences ({len(self.tokens)}), but is {num_parts}. "

@@ -76,6 +76,10 @@ class Builder:
         """Build the norm that is applied to each head. Returns None if `norm` is None."""
         return None if norm is None else self._norm(norm, NormPlace(inside=norm.inside))
 
+    def region_norm(self, norm: Norm) -> LayerNorm | RMSNorm:
+        """Build a norm of whole hidden states inside a parallel region."""
+        return self._norm(norm, NormPlace(inside=norm.inside))
+
     def _norm(self, norm: Norm, place: NormPlace) -> LayerNorm | RMSNorm:
         kind = RMSNorm if norm.kind is NormKind.RMS else LayerNorm
         return kind(

@@ -34,8 +34,8 @@ class Documents(NamedTuple):
 
 
 class Context(NamedTuple):
-    """Information about the tokens of sequences besides their ids. All tensors are [B, S]; None means that the
-    information is not given.
+    """Information about the tokens of sequences besides their ids. Tensors are [B, S] unless another shape is given;
+    None means that the information is not given.
     """
 
     documents: Documents | None = None
@@ -44,6 +44,12 @@ class Context(NamedTuple):
     """Type of each token, such as the number of its sentence. None means that all tokens have type 0."""
     mask: Tensor | None = None
     """Whether each token may be attended to; false for padding. None means that there is no padding."""
+    predicted: Tensor | None = None
+    """Indexes [N] of the tokens whose logits are computed, in the flattened batch. None means all tokens. Only models
+    that predict masked tokens use this tensor."""
+    order: Tensor | None = None
+    """Order of the segments of each sequence [B]: 0 as in their text, 1 swapped, `IGNORED` for neither. None means that
+    the order is not predicted."""
 
     def padded(self, num_filled: int, like: Tensor) -> "Context":
         """Return the context of sequences to whose ends `num_filled` tokens of padding are added. `like` [B, S] are the
@@ -53,10 +59,10 @@ class Context(NamedTuple):
             return self
         mask = torch.ones_like(like, dtype=torch.bool) if self.mask is None else self.mask
         end = (0, num_filled)
-        return Context(
-            None if self.documents is None else Documents(*(F.pad(each, end) for each in self.documents)),
-            None if self.segments is None else F.pad(self.segments, end),
-            F.pad(mask, end),
+        return self._replace(
+            documents=None if self.documents is None else Documents(*(F.pad(each, end) for each in self.documents)),
+            segments=None if self.segments is None else F.pad(self.segments, end),
+            mask=F.pad(mask, end),
         )
 
 

@@ -24,6 +24,7 @@ from crosscut.model.block import Block
 from crosscut.model.building import Builder
 from crosscut.model.cache import KeyValueCache, Reading, reading_kernels
 from crosscut.model.documents import NO_CONTEXT, Context, attention_mask
+from crosscut.model.masked_head import MaskedPrediction, SentenceOrder, order_loss
 from crosscut.model.rotary import Rotation, rotations
 from crosscut.model.running import PLAIN_RUNNERS, Runners
 from crosscut.parallel import (
@@ -77,6 +78,9 @@ class GPT(nn.Module):
         self.final_norm = _norm(build, parts.head.norm)
         output = parts.head.output
         self.output = None if output is None else VocabParallelOutput(*output.shape, mesh=mesh, dtype=dtype)
+        prediction, order = parts.head.prediction, parts.head.order
+        self.prediction = None if prediction is None else MaskedPrediction(prediction, build)
+        self.order = None if order is None else SentenceOrder(order, build)
         frozen = {parameter.name for parameter in parts.parameters() if parameter.is_frozen}
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name not in frozen)
@@ -158,9 +162,11 @@ class GPT(nn.Module):
         context: Context = NO_CONTEXT,
         *,
         scale: float | Tensor = 1.0,
+        order_scale: float | Tensor = 1.0,
         z_loss: float = 0.0,
     ) -> Tensor:
-        """Return `scale` times the sum of the cross entropies of `targets` [B, S] given `tokens` [B, S]: a scalar.
+        """Return `scale` times the sum of the cross entropies of `targets` [B, S] given `tokens` [B, S]: a scalar. If
+        the context has the order of segments, add `order_scale` times the sum of the cross entropies of the order.
         `z_loss` is the coefficient of the z-loss that is added to each cross entropy (`parallel.cross_entropy`).
 
         `context` gives the documents, the segments and the padding of the tokens.
@@ -173,21 +179,38 @@ class GPT(nn.Module):
             weight = tied.tensor
         else:
             hidden, weight = self(tokens, context), local(self.output_weight, self.output_weight.dtype)
-        hidden = enter_tensor_parallel(hidden, self.mesh).flatten(0, 1)
-        return vocab_parallel_cross_entropy(
-            hidden,
+        entered = enter_tensor_parallel(hidden, self.mesh)
+        rows, targets, bias = self._to_predict(entered.flatten(0, 1), targets.flatten(), context.predicted)
+        loss = vocab_parallel_cross_entropy(
+            rows,
             weight,
-            targets.flatten(),
+            targets,
             vocab_size=self.config.vocab_size,
             axis=self.mesh.tensor,
-            settings=LossSettings(
-                scale=scale,
-                z_loss=z_loss,
-                soft_cap=self.config.logit_softcap,
-                chunk_tokens=self.loss_runner.chunk_tokens,
-                passes=self.loss_runner.passes,
-            ),
+            settings=replace(self._loss_settings, scale=scale, z_loss=z_loss, bias=bias),
         )
+        if self.order is None or context.order is None:
+            return loss
+        return loss + (order_scale * order_loss(self.order(entered[:, 0]), context.order)).to(loss.dtype)
+
+    @property
+    def _loss_settings(self) -> LossSettings:
+        """Settings of the loss that are the same in every step."""
+        runner = self.loss_runner
+        return LossSettings(soft_cap=self.config.logit_softcap, chunk_tokens=runner.chunk_tokens, passes=runner.passes)
+
+    def _to_predict(
+        self, hidden: Tensor, targets: Tensor, predicted: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the hidden states that the output projection multiplies, their targets, and this rank's part of the
+        bias of the logits. `predicted` are the indexes of the tokens to predict; None means all.
+        """
+        if self.prediction is None:
+            return hidden, targets, None
+        if predicted is not None:
+            hidden, targets = hidden[predicted], targets[predicted]
+        bias = self.prediction.bias
+        return self.prediction(hidden), targets, local(bias, bias.dtype)
 
     def hidden_states(self, tokens: Tensor, context: Context = NO_CONTEXT) -> Tensor:
         """Return the last hidden states [B, S, H] of `tokens` [B, S]. Every tensor rank gets all S positions.
@@ -230,11 +253,15 @@ class GPT(nn.Module):
         return -length % self.mesh.tensor.size if self.mesh.sequence_parallel else 0
 
     def logits_of(self, hidden: Tensor) -> Tensor:
-        """Return the scores [N, V] of the next tokens from N last hidden states [N, H]. All tensor ranks must hold the
-        same hidden states, and every tensor rank gets the scores of the whole vocabulary.
+        """Return the scores [N, V] of the next tokens, or of the masked tokens, from N last hidden states [N, H]. All
+        tensor ranks must hold the same hidden states, and every tensor rank gets the scores of the whole vocabulary.
         """
         products = ORDINARY if self.output is None else self.output.products
+        if self.prediction is not None:
+            hidden = self.prediction(hidden)
         columns = products.output(hidden, local(self.output_weight, hidden.dtype))
+        if self.prediction is not None:
+            columns = columns + local(self.prediction.bias, hidden.dtype)
         scores = gather_from_tensor_parallel(columns, self.mesh.tensor)[:, : self.config.vocab_size]
         return soft_cap(scores, self.config.logit_softcap)
 

@@ -27,11 +27,12 @@ def initialize(
         deviation = described[name].initial_spread(model.config.num_layers, spread)
         if deviation and not is_zero:
             normal_(parameter, std=deviation, seed=seed, name=name)
-    _zero_padding(model)
+    zero_padding(model)
 
 
 @torch.no_grad()
-def _zero_padding(model: GPT) -> None:
+def zero_padding(model: GPT) -> None:
+    """Set the padding of the vocabulary to zero in all parameters that have one."""
     parameters = dict(model.named_parameters())
     for name, num_rows in model.padded_rows.items():
         weight = parameters[name]

@@ -18,6 +18,7 @@ from crosscut.parallel.linear import (
     ColumnParallelLinear,
     ColumnParallelLinears,
     Multiplication,
+    ReplicatedLinear,
     RowParallelLinear,
 )
 from crosscut.parallel.mesh import Axis, ParallelMesh, make_lone_mesh, make_mesh, make_repeated_mesh
@@ -66,6 +67,7 @@ __all__ = [
     "RandomStreams",
     "RankFailure",
     "Reducer",
+    "ReplicatedLinear",
     "RowParallelLinear",
     "Sent",
     "ShardedReducer",

@@ -55,6 +55,8 @@ class LossSettings:
     """Factor of the sum over all tokens: a number, or a scalar tensor on the device of the hidden states."""
     z_loss: float = 0.0
     """Coefficient c of the z-loss, which is added to each token's loss. 0 adds nothing."""
+    bias: Tensor | None = None
+    """This rank's part [V/T] of a bias that is added to the logits, in the type of the weight. None means no bias."""
     soft_cap: float = 0.0
     """Soft cap on the absolute value of the logits: each logit becomes cap x tanh(logit / cap). 0 means no cap."""
     chunk_tokens: int | None = None
@@ -71,6 +73,7 @@ class _Plan(NamedTuple):
     """Computation of one loss."""
 
     settings: LossSettings
+    part: VocabularyPart
     chunk: int
     """Number of tokens whose logits are in memory at once."""
     needs_grad: bool
@@ -104,16 +107,14 @@ def vocab_parallel_cross_entropy(
     *,
     vocab_size: int,
     axis: Axis,
-    bias: Tensor | None = None,
     settings: LossSettings = PLAIN_LOSS_SETTINGS,
 ) -> Tensor:
-    """Return the sum over all tokens of -log softmax(hidden weight^T + bias)[target], times `settings.scale`.
+    """Return the sum over all tokens of -log softmax(hidden weight^T)[target], times `settings.scale`.
 
     - `hidden` [N, H] is the same on all ranks of the axis. This function computes only this rank's part of the gradient
       of `hidden`. `hidden` must therefore be a result of `enter_tensor_parallel`, whose backward pass sums the parts.
     - `weight` [V/T, H] holds this rank's rows and may have a wider element type than `hidden`. Rows from `vocab_size`
       on are padding and get no probability.
-    - `bias` [V/T] holds this rank's part of the bias, in the type of `weight`. None means no bias.
     - `targets` [N] are token ids, or `IGNORED` for tokens that add nothing to the loss.
 
     The result is a float32 scalar (float64 if `hidden` is float64). Call `backward` at most once on the result.
@@ -129,8 +130,8 @@ def vocab_parallel_cross_entropy(
     part = vocabulary_part(weight, vocab_size, axis)
     # `Function.forward` runs without gradients, so `torch.is_grad_enabled()` must be read here.
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    plan = _Plan(settings, chunk, needs_grad, needs_grad and weight.requires_grad)
-    loss: Tensor = _ProjectAndCompare.apply(hidden, weight, bias, targets, part, plan)
+    plan = _Plan(settings, part, chunk, needs_grad, needs_grad and weight.requires_grad)
+    loss: Tensor = _ProjectAndCompare.apply(hidden, weight, settings.bias, targets, plan)
     return loss
 
 
@@ -184,20 +185,19 @@ class _ProjectAndCompare(Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        part: VocabularyPart,
         plan: _Plan,
     ) -> Tensor:
         rows = _Rows(weight.to(hidden.dtype), bias)
         grad_hidden = torch.empty_like(hidden) if plan.needs_grad else None
         grad_weight = torch.empty_like(weight) if plan.needs_weight else None
-        needs_bias = bias is not None and plan.needs_grad and ctx.needs_input_grad[2]
-        grad_bias = torch.zeros_like(bias) if needs_bias else None
+        needs_bias = plan.needs_grad and ctx.needs_input_grad[2]
+        grad_bias = None if bias is None or not needs_bias else torch.zeros_like(bias)
         wide = torch.promote_types(hidden.dtype, torch.float32)
         total = torch.zeros((), dtype=wide, device=hidden.device)
         buffers = _buffers(hidden, rows.weight, plan, wide) if plan.settings.passes is None else None
         for start in range(0, hidden.shape[0], plan.chunk):
             piece = slice(start, start + plan.chunk)
-            losses, error = _losses_of_chunk(hidden[piece], rows, targets[piece], part, plan, buffers)
+            losses, error = _losses_of_chunk(hidden[piece], rows, targets[piece], plan.part, plan, buffers)
             keep = targets[piece] != IGNORED
             total += losses.masked_fill(~keep, 0.0).sum()
             if error is not None and grad_hidden is not None:
@@ -219,7 +219,7 @@ class _ProjectAndCompare(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
         if ctx.gradients is None:
             raise RuntimeError(
                 "The loss of `vocab_parallel_cross_entropy` allows one backward pass, but a second backward pass has "
@@ -230,7 +230,7 @@ class _ProjectAndCompare(Function):
         factor = grad * scale
         grad_weight = None if grad_weight is None else grad_weight.mul_(factor)
         grad_bias = None if grad_bias is None else grad_bias.mul_(factor)
-        return grad_hidden.mul_(factor), grad_weight, grad_bias, None, None, None
+        return grad_hidden.mul_(factor), grad_weight, grad_bias, None, None
 
 
 def _buffers(hidden: Tensor, rows: Tensor, plan: _Plan, wide: torch.dtype) -> _Buffers:

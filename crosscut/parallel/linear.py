@@ -303,6 +303,28 @@ def _freeze(layer: nn.Module) -> None:
         parameter.requires_grad_(False)
 
 
+class ReplicatedLinear(nn.Module):
+    """Linear layer inside a parallel region that every rank computes whole: Y = X A + b.
+
+    Input [..., I], the same on all ranks; output [..., O]. Parameters: `weight` [O, I] and `bias` [O] as Replicate;
+    zeros until initialised. Sends nothing. In the backward pass, every rank gets another gradient of Y, such as that of
+    its own part of the vocabulary. Each rank's gradients are therefore partial, and `gradients.GradientReducer` sums
+    these over the tensor ranks.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, *, mesh: ParallelMesh, dtype: torch.dtype = torch.float32
+    ) -> None:
+        super().__init__()
+        place: Any = {"dtype": dtype, "device": mesh.parameter_device}
+        self.weight = replicated_parameter((out_features, in_features), mesh.tensor, **place)
+        self.bias = replicated_parameter((out_features,), mesh.tensor, **place)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute X A + b."""
+        return nn.functional.linear(x, local_inside(self.weight, x.dtype), local_inside(self.bias, x.dtype))
+
+
 def is_recomputing() -> bool:
     """Whether this code runs inside a backward pass, which means that a checkpointed module is being recomputed."""
     return torch._C._current_graph_task_id() != -1

@@ -83,7 +83,7 @@ class LayerNorm(_Norm):
 
     def _normalise(self, x: Tensor) -> Tensor:
         weight, bias = (self._own(parameter, x.dtype) for parameter in (self.weight, self.bias))
-        if not self.place.inside:
+        if not self.place.inside or x.dim() < 4:
             return F.layer_norm(x, self.size, weight, bias, self.epsilon)
         # Heads [B, A, S, D] are stored as [B, S, A, D]. The result of PyTorch's norm would be stored in another order,
         # and attention would have to copy it.

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from crosscut.architecture import Device, Target
 from crosscut.config import Layout, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
-from crosscut.config.conventions import AMPERE
-from crosscut.config.run import reason_against_compiling
+from crosscut.config.conventions import AMPERE, MASKED_FRACTION
+from crosscut.config.run import expected_predictions, reason_against_compiling
 
 
 class Candidate(NamedTuple):
@@ -20,11 +20,12 @@ class Candidate(NamedTuple):
     layout: Layout
     training: TrainingConfig
     optimizer: OptimizerConfig = OptimizerConfig()
+    mask_fraction: float = MASKED_FRACTION
 
     @classmethod
     def of(cls, run: "Planned", precision: str) -> "Candidate":
         """Return a candidate with the settings of `run`. `precision` replaces `training.precision = "auto"`."""
-        return cls(run.model, run.layout, run.training.in_precision(precision), run.optimizer)
+        return cls(run.model, run.layout, run.training.in_precision(precision), run.optimizer, run.mask_fraction)
 
     @property
     def micro_batch_size(self) -> int:
@@ -35,6 +36,13 @@ class Candidate(NamedTuple):
     def num_micro_batches(self) -> int:
         """Forward passes per step, as in `RunConfig`."""
         return self.training.batch_size // (self.layout.data * self.micro_batch_size)
+
+    @property
+    def predicted_tokens(self) -> int:
+        """Tokens of a micro-batch for which the head computes logits, as in `RunConfig`."""
+        return expected_predictions(
+            self.model, self.micro_batch_size * self.training.sequence_length, self.mask_fraction
+        )
 
     @property
     def is_compiled_on_gpus(self) -> bool:
@@ -66,5 +74,6 @@ def target_of(run: Planned, *, device: Device, capability: tuple[int, int] = AMP
         sums_bytes=precision.accumulation_bytes,
         compiled=is_compiled(run, device),
         document_mask=run.training.document_mask,
+        predicted=run.predicted_tokens if run.model.predicts_masked else None,
         sends_halves=run.training.precision != "float8",
     )

@@ -16,11 +16,13 @@ depends only on the model, not on kernels or the layout.
 """
 
 from functools import lru_cache
+from math import ceil
 
 from crosscut.architecture import Layer, Target, describe
 from crosscut.architecture.readings import gradient_flops, inner_products, repeated_flops, weight_flops
 from crosscut.config import ModelConfig
 from crosscut.config.checks import require_at_least
+from crosscut.config.conventions import MASKED_FRACTION
 from crosscut.config.training import Recompute
 from crosscut.planner.activations import recomputation_step
 from crosscut.planner.candidate import Planned
@@ -30,24 +32,28 @@ from crosscut.planner.parameters import known_vocab_size
 _ONE_TOKEN = Target()
 
 
-def forward_flops_per_token(model: ModelConfig, sequence_length: int) -> int:
+def forward_flops_per_token(model: ModelConfig, sequence_length: int, *, mask_fraction: float = MASKED_FRACTION) -> int:
     """FLOPs of one token's forward pass in a sequence of `sequence_length` tokens.
 
+    A masked language model computes logits for a `mask_fraction` of its tokens. The result is a mean over the tokens.
     Raises `ConfigError` for a sequence length below 1 or if `model.vocab_size` is still 0.
     """
-    return _layers(model, sequence_length) + _output_projection(model)
+    return _layers(model, sequence_length) + _head(model, sequence_length, mask_fraction)
 
 
-def model_flops_per_token(model: ModelConfig, sequence_length: int, *, recompute: bool = False) -> int:
+def model_flops_per_token(
+    model: ModelConfig, sequence_length: int, *, recompute: bool = False, mask_fraction: float = MASKED_FRACTION
+) -> int:
     """FLOPs of one token's forward and backward pass in a sequence of `sequence_length` tokens.
 
     Without `recompute`, the result is the model FLOPs, from which utilisation is reported. With `recompute`, the result
     is the FLOPs that the hardware computes if every layer is recomputed in the backward pass (paper, section 4.1.1).
+    A masked language model computes logits for a `mask_fraction` of its tokens. The result is a mean over the tokens.
     Raises `ConfigError` for a sequence length below 1 or if `model.vocab_size` is still 0.
     """
     head, layers = describe(model).head, _layers(model, sequence_length)
     again = 3 if recompute else 2
-    output = (2 if head.vocabulary.is_frozen else 3) * _output_projection(model)
+    output = (2 if head.vocabulary.is_frozen else 3) * _head(model, sequence_length, mask_fraction)
     return again * layers + _second_gradients(model, sequence_length) + output
 
 
@@ -58,7 +64,8 @@ def flops_per_step(run: Planned, *, recompute: bool = False) -> int:
     products, which `recomputed_flops_per_step` counts. Raises `ConfigError` if `model.vocab_size` is still 0.
     """
     tokens = run.training.batch_size * run.training.sequence_length
-    return tokens * model_flops_per_token(run.model, run.training.sequence_length, recompute=recompute)
+    length, fraction = run.training.sequence_length, run.mask_fraction
+    return tokens * model_flops_per_token(run.model, length, recompute=recompute, mask_fraction=fraction)
 
 
 def recomputed_flops_per_step(run: Planned, *, compiled: bool = False) -> int:
@@ -126,6 +133,11 @@ def _inner_flops(layer: Layer, sequence_length: int) -> int:
     return sum(product.flops for product in inner) // sequence_length
 
 
-def _output_projection(model: ModelConfig) -> int:
+def _head(model: ModelConfig, length: int, fraction: float) -> int:
+    """FLOPs of the head's forward pass, as a mean over the tokens of a sequence."""
     known_vocab_size(model)
-    return describe(model).head.flops_per_token()
+    if not model.predicts_masked:
+        return describe(model).head.flops(_ONE_TOKEN)
+    sequences = ceil(1000 / length)  # many tokens, so that the rounding of their fraction has no effect
+    target = Target(sequences=sequences, length=length, predicted=round(fraction * sequences * length))
+    return describe(model).head.flops(target) // target.tokens

@@ -248,7 +248,8 @@ class _Step:
     def _loss(self) -> MemoryForecast:
         loss, vocabulary = self.decoder.loss, self.root.vocabulary
         rows = vocabulary // self.run.model.hidden_size
-        chunk = min(self.tokens, default_loss_chunk(rows, self.tokens, device=self.device))
+        predicted = self.target.predicted_tokens
+        chunk = min(predicted, default_loss_chunk(rows, predicted, device=self.device))
         weights, activations = self._held(self.run.model.num_layers - 1)
         cast = vocabulary * self.size * self.is_mixed
         on_cpu = self.device == "cpu"  # the loss on a CPU is never compiled

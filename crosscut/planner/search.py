@@ -189,7 +189,7 @@ def _not_compilable(run: RunConfig, layouts: list[Layout]) -> Iterator[Rejected]
     for layout in layouts:
         reason = _reason_against_compiling(run, layout)
         if reason and layout.sharding == "none":
-            candidate = Candidate(run.model, layout, run.training, run.optimizer)
+            candidate = Candidate(run.model, layout, run.training, run.optimizer, run.mask_fraction)
             yield Rejected(candidate=candidate, reason=f'`training.compile` is "on", but {reason}')
 
 
@@ -214,7 +214,7 @@ def _candidates(run: RunConfig, hardware: Hardware, layouts: list[Layout]) -> It
     for layout in layouts:
         if not _reason_against_compiling(run, layout):
             for training in trainings:
-                yield Candidate(run.model, layout, training, run.optimizer)
+                yield Candidate(run.model, layout, training, run.optimizer, run.mask_fraction)
 
 
 def _recomputations(run: RunConfig, hardware: Hardware) -> list[tuple[str, int]]:
@@ -297,7 +297,7 @@ def _impossible(run: RunConfig, num_ranks: int) -> list[Rejected]:
         if not reason and batch % layout.data:
             reason = f"a batch of {batch} sequences cannot be divided evenly over {layout.data} data ranks"
         if reason:
-            candidate = Candidate(run.model, layout, run.training, run.optimizer)
+            candidate = Candidate(run.model, layout, run.training, run.optimizer, run.mask_fraction)
             rejected.append(Rejected(candidate=candidate, reason=reason))
     return rejected
 

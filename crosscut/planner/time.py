@@ -160,7 +160,7 @@ def step_time(
     )
     timed = {layer: _layer(layer, target, speed, repeats_last=program.repeats_last) for layer in decoder.kinds}
     layers = _Layers(run, decoder, timed)
-    logits = _logits(decoder.loss.product(target), speed)
+    logits = sum(_logits(product, speed) for product in decoder.head.products(target))
     ends = sum(speed.passes(num_bytes) for num_bytes in ends_passes(run, target)) + sum(hardware.layer_host) / 2
     cast, summed = (speed.passes(num_bytes) for num_bytes in weight_passes(run, program))
     beside = _beside(run, decoder, layers, speed, summed)

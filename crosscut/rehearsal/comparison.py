@@ -37,9 +37,8 @@ def compare(rehearsal: Rehearsal) -> list[Row]:
     run = rehearsal.run
     held = rehearsed_forecast(run, rehearsal.device)
     planned: Counter[str] = Counter()
-    tokens = run.micro_batch_size * run.training.sequence_length
     vocabulary = padded_vocab_size(run.model.vocab_size, run.layout.tensor)
-    chunk = default_loss_chunk(vocabulary // run.layout.tensor, tokens, device=rehearsal.device)
+    chunk = default_loss_chunk(vocabulary // run.layout.tensor, run.predicted_tokens, device=rehearsal.device)
     for c in step_traffic(run, loss_chunk_tokens=chunk, compiled=False):
         planned[c.axis] += c.count * c.elements * c.element_bytes
     counted: Counter[str] = Counter()

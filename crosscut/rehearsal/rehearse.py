@@ -72,8 +72,7 @@ def rehearse(run: RunConfig, *, rank: int = 0, device: Device = "cuda", precisio
 def _count(run: ResolvedRun, mesh: ParallelMesh) -> tuple[Ledger, CollectiveRecorder]:
     tensor = run.layout.tensor
     vocabulary = padded_vocab_size(run.model.vocab_size, tensor) // tensor
-    tokens = run.micro_batch_size * run.training.sequence_length
-    chunk = default_loss_chunk(vocabulary, tokens, device=run.device)
+    chunk = default_loss_chunk(vocabulary, run.config.predicted_tokens, device=run.device)
     trainer = Trainer(run, mesh, loss_chunk_tokens=chunk)
     trainer.optimizer.prepare()
     shapes = {parameter.on(tensor).shape for parameter in describe(run.model).parameters()}
@@ -115,6 +114,11 @@ def _batches(run: ResolvedRun) -> list[Batch]:
         batch = Batch.from_ids(tokens)
         if not run.model.is_causal:
             batch = replace(batch, mask=torch.ones_like(batch.tokens, dtype=torch.bool))
+        if run.model.predicts_masked:
+            indexes = torch.zeros(run.config.predicted_tokens, dtype=torch.long)
+            batch = replace(batch, predicted=indexes)
+        if run.model.sentence_order:
+            batch = replace(batch, order=torch.zeros(run.micro_batch_size, dtype=torch.long))
         if run.model.token_types:
             batch = replace(batch, segments=torch.zeros_like(batch.tokens))
         batches.append(batch.with_documents(0) if run.training.document_mask else batch)

@@ -29,7 +29,14 @@ def require_capabilities(run: ResolvedRun, *, only_to_verify: bool = False) -> N
 
 
 def require_unseen_targets(model: ModelConfig) -> None:
-    """Raise `ConfigError` if a token would attend to the token that it has to predict."""
+    """Raise `ConfigError` if a token would attend to the token that it has to predict, or if the model predicts masked
+    tokens, for which a run has no batches yet.
+    """
+    if model.predicts_masked:
+        raise ConfigError(
+            '`model.head` must be "next_token" for `crosscut train`, but is "masked_tokens". `crosscut verify` and '
+            '`crosscut plan` support masked tokens. Set model.head="next_token" and model.attention="causal".'
+        )
     if not model.is_causal:
         raise ConfigError(
             '`model.attention` must be "causal" for training on the next token, but is "bidirectional". Every token '

@@ -142,18 +142,17 @@ class Trainer:
         leave the summed gradients in `.grad`.
 
         The mean is over the target tokens of all ranks that see different tokens (`mesh.tokens`), so the loss does not
-        depend on how the batch is split.
+        depend on how the batch is split. If the model predicts the order of segments, the loss is the sum of two means:
+        this one, and the mean over all pairs of segments.
         """
-        num_targets = sum(batch.num_targets for batch in micro_batches)
-        scale = 1.0 / all_reduce(torch.as_tensor(num_targets), self.mesh.tokens).double().clamp(min=1.0)
-        if self.loss_scale is not None:
-            scale = self.loss_scale.scaled(scale)
+        scale, order_scale = self._scales(micro_batches)
         total = torch.zeros((), dtype=torch.float32, device=self.mesh.device)
         for index, batch in enumerate(micro_batches):
             self.streams.restart(step=step, micro_batch=index)
             if index == len(micro_batches) - 1:
                 self.reducer.arm()
-            loss = self.model.loss(*batch.with_context(), scale=scale, z_loss=self.run.training.z_loss)
+            z_loss = self.run.training.z_loss
+            loss = self.model.loss(*batch.with_context(), scale=scale, order_scale=order_scale, z_loss=z_loss)
             loss.backward()
             total = total + loss.detach()
         self.reducer.finish()
@@ -161,6 +160,19 @@ class Trainer:
             self.loss_scale.unscale_(self.parameters)
             total = self.loss_scale.unscaled(total)
         return all_reduce(total, self.mesh.tokens)
+
+    def _scales(self, micro_batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
+        """Return the factors of the sums of both losses: 1 / number of target tokens over all ranks, and 1 / number of
+        pairs of segments over all ranks. A model without the second loss has the same factor twice.
+        """
+        counts = [sum(batch.num_targets for batch in micro_batches)]
+        if self.run.model.sentence_order:
+            counts.append(sum(batch.num_orders for batch in micro_batches))
+        summed = all_reduce(torch.stack([torch.as_tensor(count) for count in counts]), self.mesh.tokens)
+        scales = 1.0 / summed.double().clamp(min=1.0)
+        if self.loss_scale is not None:
+            scales = self.loss_scale.scaled(scales)
+        return scales[0], scales[-1]
 
     def _hold(self, loss: Tensor, norm: Tensor) -> Tensor:
         """Return 1 if this step must not change the weights, else 0: a float32 scalar on the device.

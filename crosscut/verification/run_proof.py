@@ -26,6 +26,7 @@ from crosscut.config.training import Compile, Recompute
 from crosscut.launch import Ranks, in_ranks
 from crosscut.launch.processes import choose_device, is_first_started, was_started
 from crosscut.model import Batch
+from crosscut.model.initialization import zero_padding
 from crosscut.parallel import CollectiveRecorder, ParallelMesh, disturb_, make_mesh, seed_of
 from crosscut.parallel.collectives import gather_to_first
 from crosscut.planner import count_parameters, step_traffic
@@ -264,6 +265,7 @@ class _RunStep:
             # A parameter of zeros, or a norm's weight of ones, would hide bugs in its use.
             if parameter.dim() == 1 or name in zero:
                 disturb_(parameter, std=0.1, seed=run.training.seed, name=name)
+        zero_padding(self.model)
         self.sent: Counter[tuple[str, str, int]] = Counter()
         self.before: dict[str, Tensor] = {}
         """This rank's parts of the parameters before the step, if the run averages the weights."""
@@ -296,6 +298,8 @@ class _RunStep:
         if self.run.training.document_mask:
             batch = batch.with_documents(END_OF_TEXT)
         parts = (part.chunk(data.size)[data.rank] for part in batch.chunk(count))
+        if self.run.model.predicts_masked:
+            parts = (part.with_predicted(self.run.mask_fraction) for part in parts)
         return [part.to_device(self.mesh.device) for part in parts]
 
     @contextmanager
@@ -335,12 +339,30 @@ def made_up_batch(run: RunConfig) -> Batch:
     for i in range(batch):
         targets[i, : i * length // (2 * batch)] = IGNORED
     types = torch.randint(0, max(run.model.token_types, 1), targets.shape, generator=generator)
+    orders = torch.randint(0, 2, (batch,), generator=generator)
+    orders[0] = IGNORED  # the data ranks have different numbers of pairs
     return Batch(
         tokens=tokens[:, :-1],
-        targets=targets,
+        targets=_few(run, targets) if run.model.predicts_masked else targets,
         segments=types if run.model.token_types else None,
         mask=None if run.model.is_causal else targets != IGNORED,
+        order=orders if run.model.sentence_order else None,
     )
+
+
+def _few(run: RunConfig, targets: Tensor) -> Tensor:
+    """Keep about as many targets in each micro-batch of a data rank as a masked language model is expected to have. The
+    numbers differ between the data ranks. The last targets of the sequences are kept, because the edges of the
+    vocabulary's shards are among these.
+    """
+    parts = []
+    for i, part in enumerate(targets.split(run.micro_batch_size)):
+        from_the_end = part.flip(1).t()  # [S, B]
+        has_target = from_the_end != IGNORED
+        numbers = has_target.flatten().cumsum(0).view_as(has_target)
+        too_many = numbers > max(1, run.predicted_tokens - i % 3)
+        parts.append(from_the_end.masked_fill(too_many, IGNORED).t().flip(1))
+    return torch.cat(parts)
 
 
 def _further_checks(step: Step, tolerance: float) -> list[Check]:

@@ -38,6 +38,28 @@ def test_norms_after_the_sums_have_one_of_the_embedding() -> None:
         ModelConfig(num_layers=1, hidden_size=48, num_heads=6, token_types=-1)
 
 
+def test_masked_tokens_are_predicted_from_both_sides() -> None:
+    shape = {"num_layers": 1, "hidden_size": 48, "num_heads": 6}
+    model = ModelConfig(**shape, attention="bidirectional", head="masked_tokens", sentence_order=True)
+    assert model.predicts_masked
+    with pytest.raises(ConfigError) as error:
+        ModelConfig(**shape, head="masked_tokens")
+    assert str(error.value) == (
+        '`model.attention` must be "bidirectional" for a model that predicts masked tokens, but is "causal". Set '
+        'model.attention="bidirectional", or model.head="next_token".'
+    )
+    with pytest.raises(
+        ConfigError, match=r"^`model.lora_rank` must be 0 for a model that predicts masked tokens, but is 4"
+    ):
+        ModelConfig(**shape, attention="bidirectional", head="masked_tokens", lora_rank=4)
+    with pytest.raises(ConfigError) as error:
+        ModelConfig(**shape, sentence_order=True)
+    assert str(error.value) == (
+        "`model.sentence_order` must be false for a model that predicts the next token, but is true. Set "
+        'model.head="masked_tokens", or remove `model.sentence_order`.'
+    )
+
+
 def test_rotations_turn_pairs() -> None:
     with pytest.raises(ConfigError) as error:
         ModelConfig(num_layers=1, hidden_size=9, num_heads=3, positions="rotary")

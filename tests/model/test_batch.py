@@ -52,6 +52,24 @@ def test_a_model_that_reads_tokens_alone_is_given_nothing_else() -> None:
         Batch(tokens=IDS, targets=IDS, positions=IDS).plain()
 
 
+def test_the_tokens_to_predict_are_those_with_a_target_and_a_few_to_fill_up() -> None:
+    targets = torch.full((4, 50), IGNORED)
+    targets[1, 7], targets[3, 2:4] = 5, 6
+    few = Batch(tokens=targets, targets=targets).with_predicted(0.15)
+    assert few.predicted is not None
+    assert few.predicted[:3].tolist() == [57, 152, 153]
+    assert len(few.predicted) == len(set(few.predicted.tolist())) == 32  # eight times an eighth of 30, rounded up
+    targets[0] = 1
+    many = Batch(tokens=targets, targets=targets).with_predicted(0.15)
+    assert many.predicted is not None
+    assert len(many.predicted) == 56
+    assert set(many.predicted.tolist()) >= {*range(50), 57, 152, 153}
+    targets[:] = 1
+    every = Batch(tokens=targets, targets=targets).with_predicted(0.15)
+    assert every.predicted is not None
+    assert every.predicted.tolist() == list(range(200))
+
+
 def test_documents_and_positions_come_together() -> None:
     message = r"^A batch with documents must have positions, too, but has none\. Give both or none\.$"
     with pytest.raises(ConfigError, match=message):

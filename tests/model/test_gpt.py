@@ -37,7 +37,7 @@ def _run(layout: Layout, config: ModelConfig) -> dict[str, Any]:
         hidden = gather_from_sequence_parallel(hidden, model.mesh.tensor)
     reducer = GradientReducer(model.parameters(), model.mesh)
     reducer.arm()
-    loss = model.loss(tokens, targets, context, scale=0.5)
+    loss = model.loss(tokens, targets, context, scale=0.5, order_scale=0.25)
     loss.backward()
     reducer.finish()
     return {
@@ -51,7 +51,8 @@ def _run(layout: Layout, config: ModelConfig) -> dict[str, Any]:
 
 def short(context: Context) -> Context:
     """The context of the same sequences without their last tokens: a length that no split divides."""
-    return Context(*(None if x is None else x[:, :-1] for x in context))
+    segments, mask = (None if x is None else x[:, :-1] for x in (context.segments, context.mask))
+    return Context(segments=segments, mask=mask)
 
 
 @pytest.mark.one_in(4)
@@ -65,6 +66,8 @@ def test_it_is_the_plain_model(ranks: RankPool, family: str, layout: Layout) -> 
     plain.load_state_dict({name: reordered(name, p, config) for name, p in ours.items()}, strict=not config.tied)
     (tokens, targets), context = batch(0), context_for(config)
     loss = plain.loss(tokens, targets, context) * (targets >= 0).sum() * 0.5
+    if config.sentence_order:
+        loss = loss + plain.order_loss(tokens, context) * 0.25
     loss.backward()
     for result in results:
         torch.testing.assert_close(result["hidden"], plain(tokens, context).detach(), **CLOSE)

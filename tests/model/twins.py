@@ -30,6 +30,7 @@ CONFIG = ModelConfig(num_layers=2, hidden_size=32, num_heads=4, vocab_size=300, 
 """300 entries are padded to 384, 512 and 512 on one, two and four ranks; of four the last has none that is real."""
 LLAMA: dict[str, Any] = {"positions": "rotary", "norm": "rms", "norm_epsilon": 1e-6, "mlp": "swiglu", "biases": "none"}
 BERT: dict[str, Any] = {"attention": "bidirectional", "token_types": 3, "mlp": "gelu_exact"}
+MASKED: dict[str, Any] = {"head": "masked_tokens", "sentence_order": True}
 FAMILIES = {
     "GPT-2": CONFIG,
     "GPT-2 multi-query": dataclasses.replace(CONFIG, num_kv_heads=1),
@@ -59,6 +60,8 @@ FAMILIES = {
     "GPT": dataclasses.replace(CONFIG, norm_place="after"),
     "BERT": dataclasses.replace(CONFIG, norm_place="after", **BERT),
     "BERT with norms before": dataclasses.replace(CONFIG, **BERT),
+    "masked BERT": dataclasses.replace(CONFIG, norm_place="after", **BERT, **MASKED),
+    "masked BERT with norms before": dataclasses.replace(CONFIG, **BERT, **MASKED, tied=False),
     "rotary BERT": dataclasses.replace(CONFIG, **{**LLAMA, **BERT}, num_kv_heads=2, norm_place="after"),
 }
 B, S = 4, 16
@@ -186,6 +189,29 @@ class PlainBlock(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
+class PlainPrediction(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.dense, self.norm = nn.Linear(config.hidden_size, config.hidden_size), PlainNorm(config)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.dense(x)
+        return self.norm(y * (1 + torch.erf(y / math.sqrt(2))) / 2)
+
+
+class PlainOrder(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.pooler, self.classifier = (
+            nn.Linear(config.hidden_size, config.hidden_size),
+            nn.Linear(config.hidden_size, 2),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(torch.tanh(self.pooler(x[:, 0])))
+
+
 class PlainGPT(nn.Module):
     """Parameters have Crosscut's names; `key_value` has its rows in another order, see `reordered`."""
 
@@ -204,6 +230,10 @@ class PlainGPT(nn.Module):
         self.output = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tied:
             self.output.weight = self.tokens.weight
+        if config.head == "masked_tokens":
+            self.prediction = PlainPrediction(config)
+        if config.sentence_order:
+            self.order = PlainOrder(config)
 
     def forward(self, tokens: Tensor, context: Context = NO_CONTEXT) -> Tensor:
         x = self.tokens(tokens)
@@ -218,12 +248,18 @@ class PlainGPT(nn.Module):
         return self.final_norm(x)
 
     def logits(self, tokens: Tensor, context: Context = NO_CONTEXT) -> Tensor:
-        cap = self.config.logit_softcap
-        logits = self.output(self(tokens, context))
+        cap, hidden = self.config.logit_softcap, self(tokens, context)
+        if hasattr(self, "prediction"):
+            return self.output(self.prediction(hidden)) + self.prediction.bias
+        logits = self.output(hidden)
         return cap * torch.tanh(logits / cap) if cap else logits
 
     def loss(self, tokens: Tensor, targets: Tensor, context: Context = NO_CONTEXT) -> Tensor:
         return F.cross_entropy(self.logits(tokens, context).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+
+    def order_loss(self, tokens: Tensor, context: Context) -> Tensor:
+        logits = self.order(self(tokens, context))
+        return F.cross_entropy(logits, context.order, reduction="sum", ignore_index=IGNORED)
 
 
 def reordered(name: str, parameter: Tensor, config: ModelConfig) -> Tensor:
@@ -252,12 +288,18 @@ def context_for(config: ModelConfig) -> Context:
     mask = torch.ones(B, S, dtype=torch.bool)
     mask[0, 11:] = mask[1, -1:] = mask[2, 3:8] = False
     segments = torch.arange(B * S).view(B, S) // 5 % config.token_types if config.token_types else None
-    return Context(segments=segments, mask=mask)
+    if not config.predicts_masked:
+        return Context(segments=segments, mask=mask)
+    targets = batch(0)[1]
+    predicted = (targets == IGNORED).flatten().int().argsort(stable=True)[: int((targets != IGNORED).sum()) + 3]
+    order = torch.tensor([1, 0, IGNORED, 1]) if config.sentence_order else None
+    return Context(segments=segments, mask=mask, predicted=predicted, order=order)
 
 
 def real(name: str, parameter: Tensor) -> Tensor:
     """A parameter without the vocabulary's padding."""
-    return parameter[: CONFIG.vocab_size] if name in ("tokens.weight", "output.weight") else parameter
+    is_padded = name in ("tokens.weight", "output.weight", "prediction.bias")
+    return parameter[: CONFIG.vocab_size] if is_padded else parameter
 
 
 def build(

@@ -135,8 +135,7 @@ def _loss_with_bias(tensor: int, is_compiled: bool, dtype: torch.dtype) -> dict[
         targets,
         vocab_size=V,
         axis=mesh.tensor,
-        bias=shift,
-        settings=LossSettings(scale=0.3, chunk_tokens=4, passes=passes),
+        settings=LossSettings(scale=0.3, bias=shift, chunk_tokens=4, passes=passes),
     )
     loss.backward()
     return {"loss": loss.detach(), "hidden": hidden.grad, "weight": rows.grad, "bias": shift.grad}

@@ -17,6 +17,7 @@ LLAMA = {
     "tied": False,
 }
 BERT = {"attention": "bidirectional", "norm_place": "after", "token_types": 2, "mlp": "gelu_exact"}
+MASKED = {"head": "masked_tokens", "sentence_order": True}
 NORMS_AFTER = {"norm_place": "after", "num_layers": 6}
 AVERAGED = OptimizerConfig(ema_decay=0.999)
 MUON = OptimizerConfig(matrices="muon", matrix_learning_rate=0.02)
@@ -141,6 +142,21 @@ SMALL = (
         {"tensor": 2, "data": 4, "sharding": "zero3", "shard_group": 2},
         {"precision": "bfloat16", "document_mask": True},
         BERT,
+    ),
+    small("masked BERT", "cpu", {"tensor": 2, "data": 2}, {}, {**BERT, **MASKED}),
+    small(
+        "masked BERT, split",
+        "cuda",
+        {"tensor": 4, "data": 2, "sequence_parallel": True},
+        {"precision": "bfloat16", "recompute": "full"},
+        {**BERT, **MASKED, "norm_place": "before"},
+    ),
+    small(
+        "masked BERT, shared",
+        "cuda",
+        {"tensor": 2, "data": 2, "sharding": "zero3"},
+        {"precision": "bfloat16", "micro_batch_size": 2},
+        {**BERT, **MASKED, "tied": False},
     ),
     small("norms after, offloaded", "cuda", {}, {"recompute": "full", "offload": ("activations",)}, NORMS_AFTER),
     small("norms after", "cuda", {"tensor": 2}, {"precision": "bfloat16"}, {**LLAMA, **NORMS_AFTER}),

@@ -96,6 +96,10 @@ def test_a_token_that_sees_its_target_is_refused(run_with):
     )
     with pytest.raises(ConfigError, match=message):
         run_training(run_with("model.attention=bidirectional"))
+    with pytest.raises(
+        ConfigError, match=r'^`model.head` must be "next_token" for `crosscut train`, but is "masked_tok'
+    ):
+        run_training(run_with("model.attention=bidirectional", "model.head=masked_tokens"))
 
 
 def test_run_folder_that_is_a_file_is_refused(run_with, tmp_path):

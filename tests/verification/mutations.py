@@ -19,7 +19,7 @@ from crosscut.architecture import GatedMLP, Layer
 from crosscut.config import IGNORED, Layout
 from crosscut.config.model import FeedForward, NormPosition
 from crosscut.data import mixture
-from crosscut.model import attention, batch, block, gated_mlp, gpt, initialization, mlp
+from crosscut.model import attention, batch, block, gated_mlp, gpt, initialization, masked_head, mlp
 from crosscut.model.building import Builder
 from crosscut.model.documents import Context
 from crosscut.parallel import (
@@ -53,7 +53,7 @@ from crosscut.training.optimization import averaging, muon
 from crosscut.training.speed import compilation
 from crosscut.verification import Report, for_verification, verify_module, verify_on_mesh
 from crosscut.verification.run_proof import MICRO_BATCHES
-from tests.verification.runs import BERT, CPU, tiny_run
+from tests.verification.runs import BERT, CPU, MASKED, tiny_run
 
 Patch = pytest.MonkeyPatch
 
@@ -219,9 +219,10 @@ def an_all_reduce_more(patch: Patch) -> None:
 def row_bias_per_rank(patch: Patch) -> None:
     class BiasFirst(fused._MultiplyAndLeave):
         @staticmethod
-        def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mesh: ParallelMesh, *how: Any) -> Tensor:
-            ctx.save_for_backward(x, weight)
-            ctx.mesh, ctx.products, ctx.has_bias = mesh, how[0], True
+        def forward(ctx: Any, x: Tensor, mesh: ParallelMesh, products: Any, *others: Tensor) -> Tensor:
+            weight, bias, *_ = others
+            ctx.save_for_backward(x, weight, None, None)
+            ctx.mesh, ctx.products, ctx.has_bias = mesh, products, True
             return wait(fused.start_sum(F.linear(x, weight, bias), mesh), mesh.tensor)
 
     patch.setattr(fused, "_MultiplyAndLeave", BiasFirst)
@@ -520,6 +521,82 @@ def norms_in_the_other_place(patch: Patch) -> None:
         make(self, replace(part, norm_place=NormPosition.BEFORE) if is_cut else part, build)
 
     patch.setattr(block.Block, "__init__", other)
+
+
+# --- heads for masked tokens and the order of segments ---------------------------------------------------------------
+
+
+@fault("every rank adds the first part of the vocabulary's bias", "loss", **BERT, **MASKED)
+def first_part_of_the_bias(patch: Patch) -> None:
+    loss = gpt.vocab_parallel_cross_entropy
+
+    def with_first(*hidden: Tensor, axis: Any, settings: Any, **how: Any) -> Tensor:
+        bias = settings.bias
+        first = all_gather(bias.detach(), axis, 0)[: len(bias)]
+        wrong = replace(settings, bias=bias + (first - bias.detach()))
+        return loss(*hidden, axis=axis, settings=wrong, **how)
+
+    patch.setattr(gpt, "vocab_parallel_cross_entropy", with_first)
+
+
+@fault("gradients of the head's norm not summed", "prediction.norm", **BERT, **MASKED)
+def norm_of_the_head_not_summed(patch: Patch) -> None:
+    patch.setattr(norm, "local_inside", local)
+
+
+@fault("gradients of the head's dense layer not summed", "prediction.dense", SPLIT, **BERT, **MASKED)
+def dense_of_the_head_not_summed(patch: Patch) -> None:
+    patch.setattr(linear, "local_inside", local)
+
+
+@fault("the pooler takes the first token of a rank's part of the sequence", "loss", SPLIT, **BERT, **MASKED)
+def pooler_of_own_part(patch: Patch) -> None:
+    enter, forward, own = gpt.enter_tensor_parallel, masked_head.SentenceOrder.forward, []
+
+    def noted(x: Tensor, mesh: ParallelMesh) -> Tensor:
+        own.append(x)
+        return enter(x, mesh)
+
+    patch.setattr(gpt, "enter_tensor_parallel", noted)
+    patch.setattr(masked_head.SentenceOrder, "forward", lambda self, _first: forward(self, own.pop()[:, 0]))
+
+
+@fault("the logits of the order not summed", "loss", **BERT, **MASKED)
+def orders_not_summed(patch: Patch) -> None:
+    patch.setattr(masked_head, "reduce_from_tensor_parallel", lambda x, axis: x)
+
+
+@fault("the bias of the order added once per rank", "loss", **BERT, **MASKED)
+def bias_of_the_order_per_rank(patch: Patch) -> None:
+    plain = masked_head.local
+
+    def times_ranks(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+        mine = plain(parameter, dtype)
+        return mine * parameter.device_mesh.size() if parameter.dim() == 1 else mine
+
+    patch.setattr(masked_head, "local", times_ranks)
+
+
+@fault("masked loss normalised by a rank's own masked tokens", "loss", DATA, **BERT, **MASKED)
+def own_masked_tokens(patch: Patch) -> None:
+    _own_count(patch, 0)
+
+
+@fault("loss of the order normalised by a rank's own pairs", "loss", DATA, **BERT, **MASKED)
+def own_pairs(patch: Patch) -> None:
+    _own_count(patch, 1)
+
+
+def _own_count(patch: Patch, which: int) -> None:
+    reduce = training_step.all_reduce
+
+    def own(x: Tensor, axis: Any) -> Tensor:
+        summed = reduce(x, axis)
+        if not x.is_floating_point():
+            summed[which] = x[which] * axis.size
+        return summed
+
+    patch.setattr(training_step, "all_reduce", own)
 
 
 # --- norm, clipping, normalisation -----------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ MODERN: dict[str, Any] = {
 }  # fmt: skip
 """A model with all the options of the modern recipe (docs/recipe.md)."""
 BERT: dict[str, Any] = {"attention": "bidirectional", "norm_place": "after", "token_types": 3, "mlp": "gelu_exact"}
+MASKED: dict[str, Any] = {"head": "masked_tokens", "sentence_order": True}
 
 
 def tiny_run(

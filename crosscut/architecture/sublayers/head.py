@@ -9,7 +9,8 @@ So the rules for the steps of a layer do not fit, and the class `Loss` counts th
 from dataclasses import dataclass
 
 from crosscut.architecture.parameters import Cut, Parameter, Role
-from crosscut.architecture.steps import Passes, Product, Step, Value, enter
+from crosscut.architecture.steps import Multiply, Passes, Product, Rows, Step, Value, enter
+from crosscut.architecture.sublayers.masked_head import MaskedPrediction, SentenceOrder
 from crosscut.architecture.sublayers.norm import Norm, stream_norm
 from crosscut.architecture.target import Target
 from crosscut.config import ModelConfig
@@ -28,6 +29,10 @@ class Head:
     """Weight that computes the logits: `output`, or the token embedding if `output` is None."""
     caps_logits: bool
     """Whether the model has a soft cap on its logits."""
+    prediction: MaskedPrediction | None
+    """Layers before the output projection of a model that predicts masked tokens; None for other models."""
+    order: SentenceOrder | None
+    """Head for the order of two segments; None if the model has none."""
 
     @classmethod
     def of(cls, model: ModelConfig, tokens: Parameter) -> "Head":
@@ -39,6 +44,8 @@ class Head:
             output=output,
             vocabulary=tokens if output is None else output,
             caps_logits=model.logit_softcap > 0,
+            prediction=MaskedPrediction.of(model) if model.predicts_masked else None,
+            order=SentenceOrder.of(model) if model.sentence_order else None,
         )
 
     def steps(self, x: Value) -> list[Step]:
@@ -48,15 +55,31 @@ class Head:
             x, normalise = self.norm.step("final_norm", x)
             steps.append(normalise)
         entered, entering = enter(x, "output projection input", overlaps=False)
-        return [*steps, entering, self._loss(entered)]
+        steps.append(entering)
+        if self.order is not None:
+            steps += self.order.steps(entered)
+        if self.prediction is not None:
+            entered, predicting = self.prediction.steps(entered)
+            steps += predicting
+        return [*steps, self._loss(entered)]
 
-    def flops_per_token(self) -> int:
-        """FLOPs to compute one token's logits in the forward pass, without the padding of the vocabulary."""
+    def products(self, target: Target) -> list[Product]:
+        """Matrix products of the head's forward pass on one rank in one micro-batch. The logits come last."""
+        *steps, loss = self.steps(Value("last hidden states", self.vocabulary.shape[1], Rows.STREAM))
+        assert isinstance(loss, Loss)
+        inner = (product for step in steps if isinstance(step, Multiply) for product in step.products(target))
+        return [*inner, loss.product(target)]
+
+    def flops(self, target: Target) -> int:
+        """FLOPs of the head's forward pass on one rank in one micro-batch, without the padding of the vocabulary."""
+        *products, logits = self.products(target)
         rows, hidden = self.vocabulary.shape
-        return 2 * rows * hidden
+        return sum(product.flops for product in products) + logits._replace(k=hidden, n=rows).flops
 
     def _loss(self, entered: Value) -> "Loss":
         parameters = () if self.output is None else (self.output,)
+        if self.prediction is not None:
+            parameters = (*parameters, self.prediction.bias)
         return Loss(
             reads=(entered,),
             gives=(Value("loss", 1),),
@@ -81,7 +104,7 @@ class Loss(Step):
     def product(self, target: Target) -> Product:
         """Matrix product that computes the logits of a micro-batch on one rank."""
         hidden, is_frozen = self.vocabulary.shape[1], self.vocabulary.is_frozen
-        return Product(target.tokens, hidden, self.local_vocabulary(target), is_frozen=is_frozen)
+        return Product(target.predicted_tokens, hidden, self.local_vocabulary(target), is_frozen=is_frozen)
 
     def ends_passes(self, target: Target) -> Passes:
         """Bytes that the embedding and the loss read and write in one micro-batch.
@@ -93,7 +116,7 @@ class Loss(Step):
         times and, unless the output weight is frozen, the gradient of the output weight three times.
         """
         product = self.product(target)
-        stream = product.m * product.k * target.compute_bytes
+        stream = target.tokens * product.k * target.compute_bytes
         uncompiled = (20 if self.caps_logits else 10) * target.sums_bytes
         of_logit = 4 * target.compute_bytes if target.compiled else uncompiled
         vocabulary_gradient = 0 if product.is_frozen else 3 * product.n * product.k * target.sums_bytes

@@ -13,7 +13,7 @@ of the gradient of the norm's parameters.
 from dataclasses import dataclass, replace
 
 from crosscut.architecture.parameters import Parameter, Role
-from crosscut.architecture.steps import Passes, Pointwise, Rows, Value
+from crosscut.architecture.steps import Passes, Pointwise, Value
 from crosscut.architecture.target import Kind, Target
 from crosscut.config import ModelConfig
 from crosscut.config.model import NormKind
@@ -39,10 +39,10 @@ class Norm:
         return (1, Kind.ROOT) if self.kind is NormKind.RMS else (2, Kind.DEVIATION)
 
     def step(self, name: str, x: Value) -> tuple[Value, "Normalise"]:
-        """Normalise `x`, a value of the residual stream. Return the result, and the step that computes the result."""
+        """Normalise `x`, a value outside of the heads. Return the result, and the step that computes the result."""
         width, kind = self.statistics
         normed = replace(x, name=f"{name} out", is_cheap=True)
-        statistics = Value(f"{name} statistics", width, Rows.STREAM, kind=kind)
+        statistics = Value(f"{name} statistics", width, x.rows, kind=kind)
         return normed, Normalise(
             reads=(x,), gives=(normed, statistics), keeps=(x, statistics), parameters=self.parameters
         )
@@ -65,6 +65,11 @@ class Normalise(Pointwise):
 def stream_norm(model: ModelConfig, name: str) -> Norm:
     """Describe a norm of the residual stream: a layer norm or an RMS norm, as `model.norm` says."""
     return _norm(model, name, size=model.hidden_size, kind=model.norm, inside=False)
+
+
+def region_norm(model: ModelConfig, name: str) -> Norm:
+    """Describe a norm of whole hidden states inside a parallel region. Every rank holds all parameters of the norm."""
+    return _norm(model, name, size=model.hidden_size, kind=model.norm, inside=True)
 
 
 def head_norm(model: ModelConfig, name: str) -> Norm | None:

@@ -55,7 +55,7 @@ def step_traffic(
     if loss_chunk_tokens is None:
         target = target_of(run, device="cpu")
         rows = describe(run.model).loss.local_vocabulary(target)
-        loss_chunk_tokens = default_loss_chunk(rows, target.tokens, device=run.training.device)
+        loss_chunk_tokens = default_loss_chunk(rows, run.predicted_tokens, device=run.training.device)
     require_at_least("loss_chunk_tokens", loss_chunk_tokens, 1)
     if compiled is None:
         compiled = is_compiled(run, run.training.device)
@@ -179,7 +179,7 @@ def _loss(run: Planned, chunk_tokens: int) -> list[Collective]:
     For each chunk of tokens, the ranks reduce the largest logit, then the sum of exponentials together with the
     target's logit.
     """
-    whole_chunks, rest = divmod(run.micro_batch_size * run.training.sequence_length, chunk_tokens)
+    whole_chunks, rest = divmod(run.predicted_tokens, chunk_tokens)
     all_reduce = partial(
         Collective,
         operation=Operation.ALL_REDUCE,
@@ -233,10 +233,11 @@ def _totals(run: Planned) -> list[Collective]:
     """All-reduces of single numbers, once per step.
 
     The tensor ranks sum the squared gradients of sharded parameters for the gradient norm; data ranks that shard one
-    copy sum the squares of their shards. Both sums are float64. The data ranks sum the number of target tokens and, at
-    the end of the step, the loss.
+    copy sum the squares of their shards. Both sums are float64. The data ranks sum the number of target tokens (and, if
+    the model predicts the order of segments, the number of pairs in the same message) and, at the end of the step, the
+    loss.
     """
-    all_reduce = _once_per_step(run)
+    all_reduce, num_counts = _once_per_step(run), 1 + run.model.sentence_order
     return [
         all_reduce(axis="tensor", purpose="gradient norm", elements=1, ranks=run.layout.tensor, element_bytes=8),
         all_reduce(
@@ -246,7 +247,7 @@ def _totals(run: Planned) -> list[Collective]:
             ranks=run.layout.shard_size,
             element_bytes=8,
         ),
-        all_reduce(axis="data", purpose="target tokens", elements=1, ranks=run.layout.data, element_bytes=8),
+        all_reduce(axis="data", purpose="target tokens", elements=num_counts, ranks=run.layout.data, element_bytes=8),
         all_reduce(axis="data", purpose="reported loss", elements=1, ranks=run.layout.data),
     ]
 

@@ -45,7 +45,7 @@ class Throughput:
         """
         length = run.training.sequence_length
         return cls(
-            flops_per_token=model_flops_per_token(run.model, length),
+            flops_per_token=model_flops_per_token(run.model, length, mask_fraction=run.config.mask_fraction),
             peak=find_peak(run.precision, mesh),
         )
 
