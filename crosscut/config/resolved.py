@@ -7,8 +7,6 @@ any rank starts. The trainer, the loop and the forecasts then use the same value
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from crosscut.config.data import Objective
-from crosscut.config.errors import ConfigError
 from crosscut.config.layout import Layout
 from crosscut.config.model import ModelConfig
 from crosscut.config.optimizer import OptimizerConfig
@@ -81,12 +79,5 @@ class ResolvedRun:
 
 
 def resolve(run: RunConfig, *, device: Device, precision: str) -> ResolvedRun:
-    """Resolve a run for a kind of device. If the run's `training.precision` is "auto", `precision` replaces it. Raises
-    `ConfigError` for masked language modelling.
-    """
-    if run.data.objective is Objective.MASKED:
-        raise ConfigError(
-            '`data.objective` must be "causal" to train, verify or plan a model, but is "masked". Only '
-            "`crosscut prepare` supports masked language modelling. Remove `data.objective`."
-        )
+    """Resolve a run for a kind of device. If the run's `training.precision` is "auto", `precision` replaces it."""
     return ResolvedRun(config=replace(run, training=run.training.in_precision(precision)), device=device)

@@ -1,21 +1,39 @@
 """Training and validation batches as tensors on this rank's device; training batches are fetched one step ahead."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import cached_property
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from crosscut.config import RunConfig
-from crosscut.data import Tokens, training_samples, validation_samples
+from crosscut.config.data import Objective
+from crosscut.data import (
+    MaskedBatch,
+    MaskedSampler,
+    MaskedValidation,
+    Tokens,
+    masked_samples,
+    masked_validation,
+    training_samples,
+    validation_samples,
+)
+from crosscut.data.sampler import Samples
+from crosscut.data.validation import ValidationSamples
 from crosscut.model import Batch
 from crosscut.parallel import ParallelMesh
 
 Ids = npt.NDArray[np.int64]
+
+_Rows = TypeVar("_Rows")
+_Read = TypeVar("_Read", covariant=True)
+"""Arrays of a batch of samples."""
 
 
 class BatchSource(Protocol):
@@ -42,53 +60,74 @@ class BatchSource(Protocol):
         """Return the documents in one of this rank's micro-batches, each as (name of the file, number in the file)."""
 
 
-class Batches:
-    """Training and validation batches of one data rank. Training batches depend only on the seed and the step."""
+class _Training(Protocol[_Read]):
+    """Training samples of a run."""
 
-    def __init__(self, run: RunConfig, tokens: Tokens, mesh: ParallelMesh) -> None:
-        self.run, self.mesh, self._tokens = run, mesh, tokens
-        length, seed = run.training.sequence_length, run.training.seed
-        self.training = training_samples(tokens, sequence_length=length, seed=seed)
-        self.validation = validation_samples(tokens, sequence_length=length)
+    def batch_from(self, first_sample: int, *, batch_size: int, rank: int, size: int) -> _Read:
+        """Return a rank's slice of the batch that starts at a sample."""
+
+    def documents(self, index: int) -> list[tuple[str, int]]:
+        """Return the documents of a sample."""
+
+
+class _Validation(Protocol[_Read]):
+    """Samples for the validations of a run."""
+
+    def batches(self, *, batch_size: int, rank: int, size: int, limit: int) -> Iterator[_Read]:
+        """Yield a rank's slice of every batch."""
+
+
+class TokenBatches(ABC, Generic[_Rows]):
+    """Training and validation batches of one data rank, from token shards. Training batches depend only on the seed and
+    the step.
+    """
+
+    def __init__(
+        self, run: RunConfig, mesh: ParallelMesh, training: _Training[_Rows], validation: _Validation[_Rows]
+    ) -> None:
+        self.run, self.mesh = run, mesh
+        self._training, self._validation = training, validation
+
+    @abstractmethod
+    def batch(self, rows: _Rows) -> Batch:
+        """Make a batch on the host that shares the memory of the arrays."""
+
+    def complete(self, batch: Batch) -> Batch:
+        """Return a micro-batch with what follows from its own tokens."""
+        return batch
+
+    @property
+    @abstractmethod
+    def validation_bytes(self) -> int:
+        """Number of UTF-8 bytes of the text of all validation targets, over all ranks; 0 if they are not counted."""
 
     def micro_batches(self, step: int) -> list[Batch]:
         """Return this data rank's share of the batch of step `step`, split into micro-batches of shape [micro-batch
         size, S].
         """
-        tokens, targets = self.training.batch_from(
+        rows = self._training.batch_from(
             self.run.training.samples_before(step),
             batch_size=self.run.training.batch_size_at(step),
             rank=self.mesh.data.rank,
             size=self.mesh.data.size,
         )
-        micro_batches = self._batch(tokens, targets).chunk(self.num_micro_batches(step))
-        return [batch.to_device(self.mesh.device) for batch in micro_batches]
+        return [self._on_device(part) for part in self.batch(rows).chunk(self.num_micro_batches(step))]
 
     def num_micro_batches(self, step: int) -> int:
         """Number of micro-batches of step `step` on each data rank."""
         return self.run.training.batch_size_at(step) // (self.mesh.data.size * self.run.micro_batch_size)
 
     def validation_batches(self) -> Iterator[Batch]:
-        """Yield this data rank's validation batches, in order. Every rank gets the same number of batches."""
-        for tokens, targets in self.validation.batches(
+        """Yield this data rank's validation batches, in order. Every rank gets the same number of batches. The order of
+        segments is not scored.
+        """
+        for rows in self._validation.batches(
             batch_size=self.run.micro_batch_size * self.mesh.data.size,
             rank=self.mesh.data.rank,
             size=self.mesh.data.size,
             limit=self.run.training.validation_sequences,
         ):
-            yield self._batch(tokens, targets).to_device(self.mesh.device)
-
-    def _batch(self, tokens: Ids, targets: Ids) -> Batch:
-        """Make a batch on the host that shares the memory of the arrays. With `training.document_mask`, the batch says
-        which document each token belongs to.
-        """
-        batch = Batch(tokens=torch.from_numpy(tokens), targets=torch.from_numpy(targets))
-        return batch.with_documents(self._tokens.end_of_text) if self.run.training.document_mask else batch
-
-    @cached_property
-    def validation_bytes(self) -> int:
-        """Number of UTF-8 bytes of the text of all validation targets, over all ranks."""
-        return self.validation.num_bytes(self._tokens.tokenizer(), limit=self.run.training.validation_sequences)
+            yield self._on_device(replace(self.batch(rows), order=None))
 
     def documents(self, step: int, micro_batch: int) -> list[tuple[str, int]]:
         """Return the documents in one of this rank's micro-batches of step `step`, each as (name of the file, record
@@ -98,8 +137,85 @@ class Batches:
         first = self.run.training.samples_before(step) + data.rank * own + micro_batch * self.run.micro_batch_size
         found: dict[tuple[str, int], None] = {}
         for index in range(first, first + self.run.micro_batch_size):
-            found.update(dict.fromkeys(self.training.documents(index)))
+            found.update(dict.fromkeys(self._training.documents(index)))
         return list(found)
+
+    def _on_device(self, batch: Batch) -> Batch:
+        return self.complete(batch).to_device(self.mesh.device)
+
+
+class Batches(TokenBatches[tuple[Ids, Ids]]):
+    """Batches for the prediction of the next token."""
+
+    def __init__(self, run: RunConfig, tokens: Tokens, mesh: ParallelMesh) -> None:
+        self.training, self.validation = _next_token_samples(run, tokens)
+        self._tokens = tokens
+        super().__init__(run, mesh, self.training, self.validation)
+
+    def batch(self, rows: tuple[Ids, Ids]) -> Batch:
+        """Make a batch. With `training.document_mask`, the batch says which document each token belongs to."""
+        tokens, targets = rows
+        batch = Batch(tokens=torch.from_numpy(tokens), targets=torch.from_numpy(targets))
+        return batch.with_documents(self._tokens.end_of_text) if self.run.training.document_mask else batch
+
+    @cached_property
+    def validation_bytes(self) -> int:
+        """Number of UTF-8 bytes of the text of all validation targets, over all ranks."""
+        return self.validation.num_bytes(self._tokens.tokenizer(), limit=self.run.training.validation_sequences)
+
+
+class MaskedBatches(TokenBatches[MaskedBatch]):
+    """Batches for the prediction of masked tokens and, if the model predicts it, of the order of two segments."""
+
+    validation_bytes = 0
+    """A text has no bits per byte: the model reads the tokens around the masked ones."""
+
+    def __init__(self, run: RunConfig, tokens: Tokens, mesh: ParallelMesh) -> None:
+        super().__init__(run, mesh, *_masked_samples(run, tokens))
+
+    def batch(self, rows: MaskedBatch) -> Batch:
+        """Make a batch of what the model uses: segments if it has token types, the order of the segments if it predicts
+        the order, and documents with `training.document_mask`.
+        """
+        model = self.run.model
+        used = {
+            "segments": model.token_types > 0,
+            "order": model.sentence_order,
+            "documents": self.run.training.document_mask,
+            "positions": self.run.training.document_mask,
+        }
+        given = {name: value for name, value in rows._asdict().items() if value is not None and used.get(name, True)}
+        return Batch(**{name: torch.from_numpy(value) for name, value in given.items()})
+
+    def complete(self, batch: Batch) -> Batch:
+        """Return a micro-batch with the indexes of the tokens that the model predicts."""
+        return batch.with_predicted(self.run.mask_fraction)
+
+
+def batches_of(run: RunConfig, tokens: Tokens, mesh: ParallelMesh) -> TokenBatches[Any]:
+    """Return the batches of a run, for its `data.objective`. Raises `DataError` if the tokens do not fit the run."""
+    return (MaskedBatches if run.data.objective is Objective.MASKED else Batches)(run, tokens, mesh)
+
+
+def samples_of(
+    run: RunConfig, tokens: Tokens
+) -> tuple[Samples, ValidationSamples] | tuple[MaskedSampler, MaskedValidation]:
+    """Return the training and the validation samples of a run, for its `data.objective`. Raises `DataError` if the
+    tokens do not fit the run.
+    """
+    return (_masked_samples if run.data.objective is Objective.MASKED else _next_token_samples)(run, tokens)
+
+
+def _next_token_samples(run: RunConfig, tokens: Tokens) -> tuple[Samples, ValidationSamples]:
+    length = run.training.sequence_length
+    training = training_samples(tokens, sequence_length=length, seed=run.training.seed)
+    return training, validation_samples(tokens, sequence_length=length)
+
+
+def _masked_samples(run: RunConfig, tokens: Tokens) -> tuple[MaskedSampler, MaskedValidation]:
+    length, seed = run.training.sequence_length, run.training.seed
+    training = masked_samples(tokens, run.data, sequence_length=length, seed=seed)
+    return training, masked_validation(tokens, run.data, sequence_length=length, seed=seed)
 
 
 class _Fetched(NamedTuple):

@@ -33,7 +33,7 @@ from crosscut.config.published.folders import TOKENIZER_FILE, is_published, reas
 from crosscut.config.system.files import parse_json, read_small
 from crosscut.config.system.folder_lock import FolderLock
 from crosscut.config.system.terminal import new_console
-from crosscut.data import Tokenizer, Tokens, open_tokens, prepare, training_samples, validation_samples
+from crosscut.data import Tokenizer, Tokens, open_tokens, prepare
 from crosscut.launch import Done, Ranks, in_ranks
 from crosscut.launch.processes import choose_device
 from crosscut.launch.stopping import INTERRUPTIBLE, ignore_requests
@@ -41,11 +41,11 @@ from crosscut.parallel import make_mesh
 from crosscut.parallel.collectives import share_from_first
 from crosscut.planner.messages.traffic import reason_against_halves
 from crosscut.pretrained import keep_companions, load_weights, require_finite, require_weights
-from crosscut.training.batches import Batches
+from crosscut.training.batches import batches_of, samples_of
 from crosscut.training.evaluations import Evaluations
 from crosscut.training.loop import Loop
 from crosscut.training.precision import resolve_on
-from crosscut.training.requirements import require_capabilities, require_own_names, require_unseen_targets
+from crosscut.training.requirements import require_capabilities, require_objective, require_own_names
 from crosscut.training.resuming import describe_new_average, describe_new_settings, identity_of, require_resumable
 from crosscut.training.step import Trainer
 from crosscut.training.watching.banner import print_banner
@@ -103,7 +103,7 @@ def run_training(run: RunConfig, *, resume: Resume = False, profile: bool = Fals
     """
     ranks = Ranks(layout=run.layout, device=run.training.device, signals=INTERRUPTIBLE)
     resolved = resolve_on(run, choose_device(run.training.device))
-    require_unseen_targets(run.model)
+    require_objective(run)
     require_capabilities(resolved)
     with contextlib.ExitStack() as until_the_end:
         stop = in_ranks(
@@ -179,9 +179,7 @@ def _prepare(resolved: ResolvedRun, resume: Resume, profile: bool = False) -> _P
         _note_smaller_vocabulary(run, tokens)
         _note_unused_vocabulary(run, tokens)
     run = with_vocabulary(run, tokens)
-    length = run.training.sequence_length
-    training_samples(tokens, sequence_length=length, seed=run.training.seed)  # raises if too short
-    validation_samples(tokens, sequence_length=length)
+    samples_of(run, tokens)  # raises if the tokens do not fit
     Evaluations(run, tokens)  # raises if a text cannot be scored
     identity = identity_of(run, tokens)
     progress = None if good is None else require_resumable(run, good.folder, identity, may_be_all=may_be_done)
@@ -310,7 +308,7 @@ def _train(prepared: _Prepared, device: torch.device) -> _Stop | None:
         require_finite(trainer.model, run.training.initialize_from, is_published=True)
     loop = Loop(
         trainer,
-        Batches(run, tokens, mesh),
+        batches_of(run, tokens, mesh),
         identity=prepared.identity,
         profiler=Profiler(trainer, Path(run.output.folder)) if prepared.profile else None,
         evaluations=Evaluations(run, tokens),

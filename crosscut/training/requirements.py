@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from crosscut.config import ConfigError, ModelConfig, ResolvedRun
+from crosscut.config import ConfigError, ResolvedRun, RunConfig
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE, INITIAL_FOLDER
+from crosscut.config.data import Objective
 from crosscut.launch.processes import choose_device
 from crosscut.parallel import require_symmetric_memory
 from crosscut.training.precision import require_imitable_precision, require_precision
@@ -28,19 +29,35 @@ def require_capabilities(run: ResolvedRun, *, only_to_verify: bool = False) -> N
     require_symmetric_memory(run.layout, device)
 
 
-def require_unseen_targets(model: ModelConfig) -> None:
-    """Raise `ConfigError` if a token would attend to the token that it has to predict, or if the model predicts masked
-    tokens, for which a run has no batches yet.
+def require_objective(run: RunConfig) -> None:
+    """Raise `ConfigError` if the data are not those that the model predicts, or if a token would attend to the token
+    that it has to predict.
     """
-    if model.predicts_masked:
+    model, masked = run.model, run.data.objective is Objective.MASKED
+    if model.predicts_masked != masked:
+        objective, head = ("masked", "next_token") if model.predicts_masked else ("causal", "masked_tokens")
         raise ConfigError(
-            '`model.head` must be "next_token" for `crosscut train`, but is "masked_tokens". `crosscut verify` and '
-            '`crosscut plan` support masked tokens. Set model.head="next_token" and model.attention="causal".'
+            f'`data.objective` must be "{objective}" for a model with `model.head` = "{model.head}", but is '
+            f'"{run.data.objective}". Set data.objective="{objective}", or model.head="{head}".'
         )
-    if not model.is_causal:
+    if not (masked or model.is_causal):
         raise ConfigError(
             '`model.attention` must be "causal" for training on the next token, but is "bidirectional". Every token '
             'would see the token that it has to predict. Set model.attention="causal".'
+        )
+    if model.sentence_order and not run.data.pairs:
+        raise ConfigError(
+            "`data.pairs` must be true for a model that predicts the order of segments, but is false. Set "
+            "data.pairs=true, or model.sentence_order=false."
+        )
+    if masked and run.data.pairs and model.token_types == 1:
+        raise ConfigError(
+            "`model.token_types` must be 0 or at least 2 for pairs of segments, but is 1. Set model.token_types=2."
+        )
+    if masked and run.evaluation.has_tasks:
+        raise ConfigError(
+            "`[evaluation]` must have no texts and tasks for a model that predicts masked tokens, but has some. Its "
+            "tasks score the next token. Remove them."
         )
 
 

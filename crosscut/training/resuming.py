@@ -17,11 +17,15 @@ from crosscut.config import (
     TrainingConfig,
     load_run,
 )
+from crosscut.config.data import Objective
 from crosscut.data import Tokens, folders_of
 from crosscut.training.optimization.schedule import describe_jump
 
 _BATCHES = ("batch_size", "initial_batch_size", "ramp_steps", "sequence_length", "seed", "document_mask")
 """Settings of `[training]` that decide the batches: the order of the data, and what a token of a sequence sees."""
+
+_MASKED = ("objective", "pairs", "mask_fraction", "mask_words")
+"""Settings of `[data]` that decide the samples of a masked language model."""
 
 
 def identity_of(run: RunConfig, tokens: Tokens) -> dict[str, Any]:
@@ -42,7 +46,9 @@ def identity_of_settings(run: RunConfig) -> dict[str, Any]:
     """Return the part of `identity_of` that does not depend on the data."""
     model = {f"model.{name}": value for name, value in dataclasses.asdict(run.model).items() if name != "dropout"}
     batches = {f"training.{name}": getattr(run.training, name) for name in _BATCHES}
-    return {**model, **batches, "optimizer.matrices": run.optimizer.matrices}
+    is_masked = run.data.objective is Objective.MASKED
+    masked = {f"data.{name}": getattr(run.data, name) for name in _MASKED} if is_masked else {}
+    return {**model, **batches, **masked, "optimizer.matrices": run.optimizer.matrices}
 
 
 def defaults_of_identity() -> dict[str, Any]:
@@ -56,7 +62,7 @@ def defaults_of_identity() -> dict[str, Any]:
         for field in dataclasses.fields(kind)
         if field.default is not dataclasses.MISSING
     }
-    return {**defaults, "data.mixture": []}
+    return {**defaults, "data.mixture": [], "data.objective": Objective.CAUSAL}
 
 
 def require_resumable(run: RunConfig, checkpoint: Folder, identity: Mapping[str, Any], *, may_be_all: bool) -> Progress:

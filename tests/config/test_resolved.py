@@ -5,8 +5,6 @@ from dataclasses import replace
 import pytest
 
 from crosscut.config import (
-    ConfigError,
-    DataConfig,
     Layout,
     ModelConfig,
     ResolvedRun,
@@ -54,13 +52,3 @@ def test_another_run_is_resolved_alike() -> None:
     other = run.with_config(replace(run_of(batch_size=4), layout=Layout(data=2)))
     assert (other.device, other.precision) == ("cuda", "float16")
     assert (other.layout, other.training.batch_size) == (Layout(data=2), 4)
-
-
-def test_masked_objective_cannot_be_trained() -> None:
-    run = replace(run_of(), data=DataConfig(objective="masked"))
-    with pytest.raises(ConfigError) as error:
-        resolve(run, device="cpu", precision="float32")
-    assert str(error.value) == (
-        '`data.objective` must be "causal" to train, verify or plan a model, but is "masked". Only `crosscut prepare` '
-        "supports masked language modelling. Remove `data.objective`."
-    )

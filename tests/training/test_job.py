@@ -77,8 +77,7 @@ def test_messages_that_run_beside_nothing_are_told_before_training_on_gpus(run_w
     run = run_with(*split, *long)
     with mock.patch("crosscut.training.job.with_vocabulary", lambda run, tokens: run):
         assert num_pieces(2, 131_072 * run.model.hidden_size) == 2
-        unread = dict.fromkeys(("training_samples", "validation_samples"), mock.DEFAULT)
-        with mock.patch.multiple("crosscut.training.job", **unread):
+        with mock.patch("crosscut.training.job.samples_of"):
             prepare_run(run, resume=False)
             assert "overlap" not in capsys.readouterr().err, "a CPU's messages run beside nothing ever"
             with mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)):
@@ -96,10 +95,6 @@ def test_a_token_that_sees_its_target_is_refused(run_with):
     )
     with pytest.raises(ConfigError, match=message):
         run_training(run_with("model.attention=bidirectional"))
-    with pytest.raises(
-        ConfigError, match=r'^`model.head` must be "next_token" for `crosscut train`, but is "masked_tok'
-    ):
-        run_training(run_with("model.attention=bidirectional", "model.head=masked_tokens"))
 
 
 def test_run_folder_that_is_a_file_is_refused(run_with, tmp_path):

@@ -1,5 +1,5 @@
-"""Named models: the paper's models, GPT-2 in four sizes, published models of the Llama kind, and small models for a
-laptop.
+"""Named models: the paper's models, GPT-2 in four sizes, BERT, published models of the Llama kind, and small models for
+a laptop.
 
 `PRESETS[name]` gives the fields of a `ModelConfig`, and `sequence_length_of` the length of the sequences on which the
 model was trained. The models of the paper's scaling study (Table 1) have a head size of 96, and 1.2, 2.5, 4.2 and 8.3
@@ -13,6 +13,9 @@ from crosscut.config.model import ModelConfig
 
 GPT2_VOCAB_SIZE = 50_257
 
+BERT_VOCAB_SIZE = 30_522
+"""Size of BERT's uncased vocabulary."""
+
 
 def _shape(num_layers: int, hidden_size: int, num_heads: int, **rest: Any) -> dict[str, Any]:
     return {"num_layers": num_layers, "hidden_size": hidden_size, "num_heads": num_heads, **rest}
@@ -22,6 +25,13 @@ def _llama(num_layers: int, hidden_size: int, num_heads: int, **rest: Any) -> di
     family = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "dropout": 0.0}
     return {**_shape(num_layers, hidden_size, num_heads), **family, **rest}
 
+
+def _bert(num_layers: int, hidden_size: int, num_heads: int, **rest: Any) -> dict[str, Any]:
+    family = {"attention": "bidirectional", "token_types": 2, "head": "masked_tokens", "sentence_order": True}
+    return {**_shape(num_layers, hidden_size, num_heads), **family, "max_sequence_length": 512, **rest}
+
+
+_ORIGINAL_BERT: dict[str, Any] = {"norm_place": "after", "mlp": "gelu_exact", "norm_epsilon": 1e-12}
 
 MODERN: dict[str, Any] = {
     "positions": "rotary",
@@ -50,6 +60,13 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-medium": _shape(24, 1024, 16, vocab_size=GPT2_VOCAB_SIZE),
     "gpt2-large": _shape(36, 1280, 20, vocab_size=GPT2_VOCAB_SIZE),
     "gpt2-xl": _shape(48, 1600, 25, vocab_size=GPT2_VOCAB_SIZE),
+    # The paper's later version, section 5.3: BERT with the norms before the sublayers.
+    "megatron-bert-336m": _bert(24, 1024, 16, vocab_size=BERT_VOCAB_SIZE),
+    "megatron-bert-1.3b": _bert(24, 2048, 32, vocab_size=BERT_VOCAB_SIZE),
+    "megatron-bert-3.9b": _bert(48, 2560, 40, vocab_size=BERT_VOCAB_SIZE),
+    # BERT (Devlin et al. 2018), section 3. It has the norms after the sublayers.
+    "bert-base": _bert(12, 768, 12, vocab_size=BERT_VOCAB_SIZE, **_ORIGINAL_BERT),
+    "bert-large": _bert(24, 1024, 16, vocab_size=BERT_VOCAB_SIZE, **_ORIGINAL_BERT),
     # Published models of the Llama kind, as in their own configurations.
     "smollm2-135m": _llama(
         30,
@@ -114,6 +131,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "laptop-small": _shape(4, 256, 4, max_sequence_length=256),
     "laptop-base": _shape(6, 384, 6, max_sequence_length=256),
     "laptop-llama": _llama(4, 256, 4, num_kv_heads=2, mlp_size=704, max_sequence_length=256),
+    "laptop-bert": {**_bert(4, 256, 4), "max_sequence_length": 128},
     # The demo's model (config/demo.toml).
     "demo": _shape(4, 128, 4, max_sequence_length=128, **MODERN),
 }

@@ -12,11 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from crosscut.config import Layout, ResolvedRun, RunConfig
+from crosscut.config.data import Objective
 from crosscut.config.system.machine import processor_name
-from crosscut.data import Tokens, folders_of, training_samples, validation_samples
+from crosscut.data import Tokens, folders_of
 from crosscut.planner import count_parameters, find_hardware
 from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware
 from crosscut.planner.time import step_time
+from crosscut.training.batches import samples_of
 from crosscut.training.optimization.averaging import SCORED
 from crosscut.training.watching.throughput import Peak, Throughput
 
@@ -34,7 +36,7 @@ def print_banner(
     config, training = run.config, run.training
     folders = folders_of(tokens)
     corpus = sum(shard.num_tokens for folder in folders for shard in folder.train)
-    epochs = f"{training.samples_before(training.steps) * training.sequence_length / corpus:.3g}"
+    epochs = f"{_epochs(config, tokens, corpus):.3g}"
     validated = short(sum(folder.validation.num_tokens for folder in folders), COUNTS)
     first = f"{training.initial_batch_size:,} to " if training.initial_batch_size else ""
     batch = f"{first}{training.batch_size:,} x {training.sequence_length:,}"
@@ -50,6 +52,16 @@ def print_banner(
     if expected := expected_seconds(run, tokens, throughput, device, done=done):
         rows.append(("expected time", str(timedelta(seconds=round(expected)))))
     console.print(facts_panel("run", rows))
+
+
+def _epochs(run: RunConfig, tokens: Tokens, corpus: int) -> float:
+    """Number of times that the run goes through its `corpus` tokens. Pairs of segments have fewer tokens than places,
+    so their samples are counted.
+    """
+    num_samples = run.training.samples_before(run.training.steps)
+    if run.data.objective is Objective.MASKED and not run.data.mixture:
+        return samples_of(run, tokens)[0].epochs(num_samples)[0]
+    return num_samples * run.training.sequence_length / corpus
 
 
 def _steps(done: int, steps: int) -> str:
@@ -70,7 +82,7 @@ def expected_seconds(
     training, left = run.training, run.training.steps - done
     whole = (training.samples_before(training.steps) - training.samples_before(done)) / training.batch_size
     validations = 1 + (-(-left // training.validate_every) if training.validate_every else 1)
-    samples = validation_samples(tokens, sequence_length=training.sequence_length)
+    _, samples = samples_of(run.config, tokens)
     filled = samples.count(training.validation_sequences) * training.sequence_length
     validated = min(filled, sum(folder.validation.num_tokens for folder in folders_of(tokens)))
     # A step is a forward pass and a backward pass of twice its work.
@@ -104,7 +116,7 @@ def mixture_facts(run: RunConfig, tokens: Tokens) -> list[dict[str, Any]]:
     if not run.data.mixture:
         return []
     training = run.training
-    samples = training_samples(tokens, sequence_length=training.sequence_length, seed=training.seed)
+    samples, _ = samples_of(run, tokens)
     epochs = samples.epochs(training.samples_before(training.steps))
     return [
         {

@@ -88,7 +88,7 @@ def _samples(run: RunConfig, model: GPT, tokens: Tokens) -> dict[str, str]:
     samples are not selected: each is the first that is drawn.
     """
     output = run.output
-    if not output.sample_tokens:
+    if not output.sample_tokens or run.model.predicts_masked:
         return {}
     prompts = {"sample": ""}
     if output.sample_prompt:
@@ -209,12 +209,15 @@ def print_summary(
     options = f" --prompt {shlex.quote(run.output.sample_prompt)}" if run.output.sample_prompt else ""
     if run.output.sample_temperature != Sampling.temperature:
         options += f" --temperature {run.output.sample_temperature:g}"
-    for line in (
-        f"files  {folder}/: {', '.join(files)}",
-        f"next   {command} generate {shlex.quote(folder)}{options}",
-        f"       {command} train {shlex.quote(f'{folder}/{CONFIG_FILE}')} --resume training.steps={more}",
-        f"       tensorboard --logdir {shlex.quote(folder)}",
-    ):
+    next_commands = [
+        f"{command} generate {shlex.quote(folder)}{options}",
+        f"{command} train {shlex.quote(f'{folder}/{CONFIG_FILE}')} --resume training.steps={more}",
+        f"tensorboard --logdir {shlex.quote(folder)}",
+    ]
+    lines = [f"files  {folder}/: {', '.join(files)}"]
+    for line in next_commands[run.model.predicts_masked :]:
+        lines.append(f"{'next' if len(lines) == 1 else '':7}{line}")
+    for line in lines:
         console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 

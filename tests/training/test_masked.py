@@ -1,0 +1,106 @@
+"""Training of a BERT on masked tokens: the same batches and losses on every layout and after a resume."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from crosscut.config import CheckpointError, ConfigError, DataError, RunConfig
+from crosscut.training.job import run_training
+from tests.training.conftest import tiny_run
+from tests.training.jobs import whole_run
+from tests.training.test_resume import batches_of, checkpoint_of, train
+
+BERT = (
+    "model.attention=bidirectional",
+    "model.norm_place=after",
+    "model.token_types=2",
+    "model.mlp=gelu_exact",
+    "model.head=masked_tokens",
+    "model.sentence_order=true",
+    "data.objective=masked",
+    "checkpoint.keep=100",
+)
+
+
+@pytest.fixture(scope="module")
+def masked_tokens(text_file, tmp_path_factory) -> Path:
+    """Token shards of the small corpus with an index of sentences."""
+    from crosscut.data import prepare
+
+    folder = tmp_path_factory.mktemp("masked") / "tokens"
+    config = tiny_run(folder, Path("unused"), f"data.text={text_file}", "data.objective=masked").data
+    prepare(config, folder, seed=1, progress=False)
+    return folder
+
+
+@pytest.fixture
+def bert_run(masked_tokens, tmp_path):
+    def make(*overrides: str) -> RunConfig:
+        return tiny_run(masked_tokens, tmp_path / "run", *BERT, *overrides)
+
+    return make
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_every_layout_and_a_resume_train_the_same_model(ranks, bert_run, packed):
+    kind = ("data.pairs=false", "model.sentence_order=false", "training.document_mask=true") if packed else ()
+    run = bert_run("model.dropout=0", *kind)
+    whole, resumed = train(ranks, run), train(ranks, run, checkpoint_of(run, 3))
+    for step, loss in resumed[0]["losses"].items():
+        assert loss == whole[0]["losses"][step]
+    for name, weight in whole[0]["weights"].items():
+        assert torch.equal(weight, resumed[0]["weights"][name]), name
+    for layout in (("layout.data=2", "layout.sharding=zero3"), ("layout.tensor=2", "layout.sequence_parallel=true")):
+        cut = train(ranks, bert_run("model.dropout=0", *kind, *layout), checkpoint_of(run, 3))
+        for step, loss in cut[0]["losses"].items():
+            assert batches_of(cut, step) == batches_of(whole, step)
+            assert loss == pytest.approx(whole[0]["losses"][step], rel=1e-5)
+
+
+def test_a_whole_run_learns_and_is_told_without_text_and_bits_per_byte(ranks, bert_run):
+    run = bert_run("training.steps=20", "checkpoint.every=20", "training.validate_every=0")
+    told = ranks.run(1, whole_run, run)[0]
+    summary = json.loads((Path(run.output.folder) / "summary.json").read_text())
+    assert summary["validation_loss_after"] < summary["validation_loss_before"] - 0.2
+    assert summary["validation_bits_per_byte_after"] is None
+    assert "BERT" in told
+    assert "epochs" in told
+    assert "generate" not in told
+    assert not (Path(run.output.folder) / "sample.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ("data.objective=causal",),
+            r'^`data\.objective` must be "masked" for a model with `model\.head` = "masked_tokens", but is "causal"\. ',
+        ),
+        (
+            ("model.head=next_token", "model.sentence_order=false"),
+            r'^`data\.objective` must be "causal" for a model with `model\.head` = "next_token", but is "masked"\. ',
+        ),
+        (("data.pairs=false",), r"^`data\.pairs` must be true for a model that predicts the order of segments, but "),
+        (("model.token_types=1",), r"^`model\.token_types` must be 0 or at least 2 for pairs of segments, but is 1\. "),
+        (
+            ("evaluation.wikitext103=wiki.test.tokens",),
+            r"^`\[evaluation\]` must have no texts and tasks for a model that predicts masked tokens, but has some\. ",
+        ),
+    ],
+)
+def test_data_that_do_not_fit_the_model_are_refused(bert_run, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        run_training(bert_run(*overrides))
+
+
+def test_tokens_without_sentences_are_refused_before_a_rank_starts(bert_run, tokens_folder):
+    with pytest.raises(DataError, match=r"must have a token that begins a sequence"):
+        run_training(bert_run(f"data.tokens={tokens_folder}"))
+
+
+def test_another_share_of_masked_words_is_refused_at_a_resume(ranks, bert_run):
+    ranks.run(1, whole_run, bert_run("training.steps=3", "checkpoint.every=3"))
+    with pytest.raises(CheckpointError, match=r"`data\.mask_fraction` must be 0\.15 as in the checkpoint"):
+        run_training(bert_run("training.steps=6", "data.mask_fraction=0.3"), resume=True)
