@@ -75,6 +75,7 @@ def joined_model(place: str, on: Machinery) -> tuple[GPT, ModelSource]:
 
 def _found(place: str, on: Machinery) -> ModelSource:
     source = find_model(place, last_weights=on.last_weights, adapter=on.adapter)
+    source.require_decoder(place)
     require_tensor_axis(source.model, on.layout.tensor)
     return source
 

@@ -76,6 +76,7 @@ def write_order(place: str, order: Order) -> None:
 
 def _checked(place: str, order: Order) -> ModelSource:
     source = find_model(place, last_weights=order.last_weights, adapter=order.adapter)
+    source.require_decoder(place)
     require_tensor_axis(source.model, order.tensor)
     tokenizer = source.load_tokenizer()
     for prompt in order.prompts:

@@ -1,11 +1,12 @@
 """Names and layouts of published weights: one table per model family, used for reading and for writing.
 
-A published model has the same matrices under other names and in other layouts. Four things differ:
+A published model has the same matrices under other names and in other layouts. Five things differ:
 
 - Queries, keys and values are three tensors (in GPT-2: stacked in one tensor). In Crosscut, one parameter holds the
   queries, and a second parameter holds keys and values, which alternate head by head.
 - GPT-2 stores its matrices transposed, [in, out].
 - The published vocabulary is not padded.
+- RoBERTa's table of positions begins with rows that belong to no position.
 - NanoChat rotates queries and keys in the opposite direction. Swapping the two halves of a head reverses the direction
   of its rotation. Crosscut therefore swaps the halves of each head in the rows of NanoChat's queries and keys when it
   reads them, and swaps the halves back when it writes them.
@@ -94,6 +95,10 @@ class _Names:
     """Pattern for names of buffers that older versions stored with the parameters. Newer versions compute the
     buffers.
     """
+    optional_prefix: str = ""
+    """Pattern for the prefix of the names in files that also hold a head. Files of the bare model omit the prefix."""
+    heads: str = ""
+    """Pattern for names of heads and poolers, which Crosscut leaves out."""
 
 
 _OUTPUT = Source("lm_head")
@@ -167,7 +172,35 @@ _NANOCHAT = replace(
 )
 
 
+_BERT = _Names(
+    prefix="",
+    layer="encoder.layer.{}.",
+    root={
+        "tokens": Source("embeddings.word_embeddings"),
+        "positions": Source("embeddings.position_embeddings"),
+        "token_types": Source("embeddings.token_type_embeddings"),
+        "embedding_norm": Source("embeddings.LayerNorm"),
+    },
+    block={
+        "attention.qkv.query": (Source("attention.self.query"),),
+        "attention.qkv.key_value": (Source("attention.self.key"), Source("attention.self.value")),
+        "attention.output": (Source("attention.output.dense"),),
+        "attention_norm": (Source("attention.output.LayerNorm"),),
+        "mlp.expand": (Source("intermediate.dense"),),
+        "mlp.contract": (Source("output.dense"),),
+        "mlp_norm": (Source("output.LayerNorm"),),
+    },
+    buffers=r"embeddings\.(position_ids|token_type_ids)",
+    optional_prefix=r"^(bert|roberta)\.",
+    heads=r"(pooler|cls|lm_head|classifier|qa_outputs)\..+",
+)
+_OLD_KINDS = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
+"""Ends of names of norms in BERT's oldest files, with their names today."""
+
+
 def _names_of(config: ModelConfig) -> _Names:
+    if config.norm_place == "after":
+        return _BERT
     if config.embedding_norm:
         return _NANOCHAT
     if config.positions == "rotary":
@@ -175,15 +208,18 @@ def _names_of(config: ModelConfig) -> _Names:
     return _GPT2 if config.num_kv_heads == config.num_heads else _BIGCODE
 
 
-def weights_of(config: ModelConfig) -> list[Weight]:
+def weights_of(config: ModelConfig, *, first_position: int = 0) -> list[Weight]:
     """All parameters of a model except its adapters, with the published tensors that hold their rows: first the
-    parameters outside the layers, then the layers.
+    parameters outside the layers, then the layers. `first_position` is the row of the first position in the published
+    table of positions.
     """
     names, decoder = _names_of(config), describe(config.without_adapters)
     weights = []
     for parameter in decoder.root_parameters():
         module, kind = _split(parameter.name)
         source = names.root[module]
+        if module == "positions" and first_position:
+            source = replace(source, start=first_position, num_rows=first_position + config.max_sequence_length)
         weights.append(_weight(config, parameter, (source,), "" if source is _OUTPUT else names.prefix, kind))
     for i, layer in enumerate(decoder.layers):
         prefix = names.prefix + names.layer.format(i)
@@ -207,18 +243,27 @@ def _weight(config: ModelConfig, parameter: Parameter, sources: tuple[Source, ..
     return Weight(parameter.name, parameter.shape, placed, group)
 
 
-def published_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def published_shapes(config: ModelConfig, *, first_position: int = 0) -> dict[str, tuple[int, ...]]:
     """Shapes of the published model's tensors, by name, in the order of `weights_of`."""
-    return {source.name: weight.shape_of(source) for weight in weights_of(config) for source in weight.sources}
+    weights = weights_of(config, first_position=first_position)
+    return {source.name: weight.shape_of(source) for weight in weights for source in weight.sources}
 
 
 def with_prefix(config: ModelConfig, names: list[str]) -> dict[str, str]:
     """Map the full names of a published model's tensors to the names in its files. The files omit the family's prefix
-    if the model was stored without its output projection.
+    if the model was stored without its output projection. For BERT, the full names have no prefix.
     """
+    if optional := _names_of(config).optional_prefix:
+        return {_renamed(re.sub(optional, "", name)): name for name in names}
     prefix = _names_of(config).prefix
     bare = not any(name.startswith(prefix) for name in names)
     return {f"{prefix}{name}" if bare and not name.startswith(_OUTPUT.name) else name: name for name in names}
+
+
+def _renamed(name: str) -> str:
+    """Today's name of a tensor of a BERT."""
+    old = next((end for end in _OLD_KINDS if name.endswith(end)), "")
+    return name.removesuffix(old) + _OLD_KINDS.get(old, "")
 
 
 def count_layers(config: ModelConfig, names: Iterable[str]) -> int:
@@ -237,6 +282,13 @@ def is_harmless(config: ModelConfig, name: str) -> bool:
     """
     tied = config.tied and name == f"{_OUTPUT.name}.weight"
     return tied or re.fullmatch(_names_of(config).buffers, name) is not None
+
+
+def is_head(config: ModelConfig, name: str) -> bool:
+    """Whether a tensor belongs to a head or a pooler of an encoder, which Crosscut leaves out. `name` is the tensor's
+    full name.
+    """
+    return re.fullmatch(_names_of(config).heads, name) is not None
 
 
 def _placed(config: ModelConfig, source: Source) -> Source:

@@ -1,6 +1,6 @@
 """Loading of a published model's files into a sharded model. Every rank reads only its own rows and columns."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -8,9 +8,18 @@ from torch import Tensor, nn
 
 from crosscut.config import CheckpointError, ModelConfig
 from crosscut.config.checks import listed
+from crosscut.config.published.folders import first_position_of
 from crosscut.parallel import reshard
 from crosscut.parallel.state.parameters import local_offsets, local_part
-from crosscut.pretrained.families import Weight, count_layers, is_harmless, published_shapes, weights_of, with_prefix
+from crosscut.pretrained.families import (
+    Weight,
+    count_layers,
+    is_harmless,
+    is_head,
+    published_shapes,
+    weights_of,
+    with_prefix,
+)
 from crosscut.pretrained.tensors import DTYPES, StoredTensor, blocks, list_tensors
 
 _MOST_NAMED = 3
@@ -27,12 +36,13 @@ def load_weights(model: nn.Module, config: ModelConfig, folder: Path) -> None:
     tensors = require_weights(config, folder)
     reshard(model)
     parameters = dict(model.named_parameters())
-    for weight in weights_of(config):
+    for weight in weights_of(config, first_position=first_position_of(folder)):
         _fill(parameters[weight.name], weight, tensors)
 
 
 def require_weights(config: ModelConfig, folder: Path) -> dict[str, StoredTensor]:
     """List the tensors of a folder by their full names, after checking that they are exactly the tensors of the model.
+    An encoder's files may also hold heads and a pooler (`heads_left_out`).
 
     Raises `CheckpointError` for missing tensors, unknown tensors, and tensors with a different shape or type.
     """
@@ -44,13 +54,13 @@ def require_weights(config: ModelConfig, folder: Path) -> dict[str, StoredTensor
             f"`{folder}` must hold the tensors of {config.num_layers:,} layers, as its `config.json` says, but holds "
             f"those of {num_layers:,}. Download the model again."
         )
-    shapes = published_shapes(config)
+    shapes = published_shapes(config, first_position=first_position_of(folder))
     if missing := [name for name in shapes if name not in tensors]:
         raise CheckpointError(
             f"`{folder}` must hold all tensors of the model in its `config.json`, but lacks {_named(missing)}. "
             "Download the missing files."
         )
-    if left := [name for name in tensors if name not in shapes and not is_harmless(config, name)]:
+    if left := [name for name in tensors if name not in shapes and not _may_be_left(config, name)]:
         raise CheckpointError(
             f"`{folder}` must hold only the tensors of the model in its `config.json`, but also has "
             f"{_named(left)}. The model computes something that Crosscut does not support. Choose "
@@ -69,6 +79,17 @@ def require_weights(config: ModelConfig, folder: Path) -> dict[str, StoredTensor
                 "Quantised weights are not supported. Use the original model."
             )
     return tensors
+
+
+def _may_be_left(config: ModelConfig, name: str) -> bool:
+    return is_harmless(config, name) or is_head(config, name)
+
+
+def heads_left_out(config: ModelConfig, names: Iterable[str]) -> tuple[str, ...]:
+    """Names of the tensors among `names`, the full names of a published model's tensors, that belong to a head or a
+    pooler. Crosscut does not load these tensors.
+    """
+    return tuple(sorted(name for name in names if is_head(config, name)))
 
 
 def _named(names: list[str]) -> str:

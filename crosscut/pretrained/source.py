@@ -34,7 +34,7 @@ from crosscut.parallel import ParallelMesh, RandomStreams, shard_model
 from crosscut.pretrained.adapters import read_adapter
 from crosscut.pretrained.companions import speech
 from crosscut.pretrained.finite import require_finite
-from crosscut.pretrained.loading import load_weights, require_weights
+from crosscut.pretrained.loading import heads_left_out, load_weights, require_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +62,8 @@ class ModelSource:
     """Whether the weights are the moving average in the checkpoint instead of the last weights."""
     adapter: str = ""
     """Folder of an adapter in PEFT's format that is merged into the weights; empty for none."""
+    left_out: tuple[str, ...] = ()
+    """Names of the tensors of a published encoder that are not loaded: its pooler and its heads."""
 
     @property
     def title(self) -> str:
@@ -79,8 +81,19 @@ class ModelSource:
     def from_json(cls, table: Mapping[str, Any]) -> "ModelSource":
         """Decode a source that `to_json` encoded."""
         places = {"folder": folder_at(table["folder"]), "tokenizer": Path(table["tokenizer"])}
-        model, stops = ModelConfig(**table["model"]), tuple(table["stops"])
-        return cls(**{**table, **places, "model": model, "stops": stops})
+        model, stops, left = ModelConfig(**table["model"]), tuple(table["stops"]), tuple(table["left_out"])
+        return cls(**{**table, **places, "model": model, "stops": stops, "left_out": left})
+
+    def require_decoder(self, place: str | Path) -> None:
+        """Raise `ConfigError` for an encoder, whose tokens see the next token and cannot predict it. `place` is the
+        place of the model, for the message.
+        """
+        if not self.model.is_causal:
+            raise ConfigError(
+                f"`{place}` must hold a model that predicts the next token, but holds an encoder "
+                '(`model.attention` is "bidirectional"). Choose a model with causal attention, such as a GPT-2 or a '
+                "Llama."
+            )
 
     def load(self, mesh: ParallelMesh, *, precision: str = "float32") -> GPT:
         """Load the model on one rank of any layout, in evaluation mode. The weights have the element type of
@@ -144,13 +157,14 @@ def _find(place: str | Path, last_weights: bool) -> ModelSource:
 
 def _published(folder: Path) -> ModelSource:
     published = read_published(folder)
-    require_weights(published.model, folder)
+    tensors = require_weights(published.model, folder)
     spoken = speech(folder / TOKENIZER_FILE, [folder])
     return ModelSource(
         name=folder.resolve().name,
         folder=LocalFolder(folder),
         model=published.model,
         is_published=True,
+        left_out=heads_left_out(published.model, tensors),
         **spoken._asdict(),
     )
 

@@ -107,6 +107,7 @@ def serve(place: str, options: ServerOptions) -> None:
 
 def _checked(place: str, options: ServerOptions) -> ModelSource:
     source = find_model(place, last_weights=options.last_weights, adapter=options.adapter)
+    source.require_decoder(place)
     require_tensor_axis(source.model, options.tensor)
     ChatTemplate.find(source.tokenizer)  # raises before any process starts, if the template is invalid
     with _bound(options):  # raises if the port is taken

@@ -12,6 +12,7 @@ from torch import Tensor
 from crosscut.config import CrosscutError, Layout, ModelConfig
 from crosscut.kernels.soft_cap import soft_cap
 from crosscut.model import GPT
+from crosscut.model.documents import Context
 from crosscut.parallel import RandomStreams, enter_tensor_parallel, gather_from_tensor_parallel, make_mesh, reshard
 from crosscut.parallel.collectives import all_gather_objects
 from crosscut.parallel.state.parameters import local, local_offsets, local_part
@@ -46,6 +47,20 @@ def logits_of_all(
     return {
         name: dict(zip(precisions, logits(source, layout, precisions), strict=True)) for name, source in sources.items()
     }
+
+
+@torch.no_grad()
+def hidden_states_of_all(
+    cases: dict[str, tuple[ModelSource, Tensor, Context]], layout: Layout, precisions: list[str]
+) -> dict[str, dict[str, Tensor]]:
+    """Last hidden states [B, S, H], by case and precision."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, (source, tokens, context) in cases.items():
+        for precision in precisions:
+            model = load(source, layout, precision)
+            found.setdefault(name, {})[precision] = model.hidden_states(tokens, context)
+            reshard(model)
+    return found
 
 
 def weights(source: ModelSource, layout: Layout) -> dict[str, Tensor]:

@@ -32,6 +32,8 @@ class Family:
     attention."""
     is_windowed: bool = False
     """Whether the sliding window is active even if a file does not set `use_sliding_window`."""
+    first_position: int = 0
+    """Row of a text's first position in the table of learned positions. The rows before it belong to no position."""
 
 
 _LLAMA_KEYS = {
@@ -52,6 +54,8 @@ _PLAIN = {
     "attention": "causal",
     "norm_place": "before",
     "token_types": 0,
+    "head": "next_token",
+    "sentence_order": False,
     "norm_affine": True,
     "embedding_norm": False,
     SOFT_CAP_FIELD: 0.0,
@@ -155,9 +159,57 @@ NANOCHAT = dataclasses.replace(
     required={"hidden_act": ("relu2",), "attention_bias": (False,), "quantization_config": (None,)},
     biases=(),
 )
-FAMILIES = MappingProxyType(
-    {family.model_type: family for family in (GPT2, BIGCODE, LLAMA, MISTRAL, QWEN2, QWEN3, STARCODER2, ARCEE, NANOCHAT)}
+BERT = Family(
+    "bert",
+    "BertModel",
+    {
+        "num_layers": "num_hidden_layers",
+        "hidden_size": "hidden_size",
+        "num_heads": "num_attention_heads",
+        "mlp_size": "intermediate_size",
+        "vocab_size": "vocab_size",
+        "max_sequence_length": "max_position_embeddings",
+        "token_types": "type_vocab_size",
+        "norm_epsilon": "layer_norm_eps",
+        "dropout": "hidden_dropout_prob",
+    },
+    {
+        "positions": "learned",
+        "norm": "layer",
+        "mlp": "gelu_exact",
+        "biases": "all",
+        "qk_norm": False,
+        "tied": True,
+        **{name: value for name, value in _PLAIN.items() if name != "token_types"},
+        "attention": "bidirectional",
+        "norm_place": "after",
+    },
+    {"token_types": 2, "norm_epsilon": 1e-12},
+    {
+        "hidden_act": ("gelu",),
+        "position_embedding_type": ("absolute",),
+        "is_decoder": (False,),
+        "add_cross_attention": (False,),
+        "quantization_config": (None,),
+    },
+    dropouts=("attention_probs_dropout_prob",),
 )
+ROBERTA = dataclasses.replace(
+    BERT,
+    model_type="roberta",
+    architecture="RobertaModel",
+    required={**BERT.required, "pad_token_id": (1,)},
+    first_position=2,
+)
+FAMILIES = MappingProxyType(
+    {
+        family.model_type: family
+        for family in (
+            GPT2, BIGCODE, LLAMA, MISTRAL, QWEN2, QWEN3, STARCODER2, ARCEE, NANOCHAT, BERT, ROBERTA,
+        )
+    }
+)  # fmt: skip
 """Families by `model_type`. SmolLM is a Llama. GPT-BigCode is GPT-2 with multi-query attention, and StarCoder2 is GPT-2
 with rotary positions. Arcee is a Llama whose MLP has no gate and squares ReLU. NanoChat is an Arcee with QK-norm, a
-norm of the embedding and a soft cap on the logits, and its norms have no weights."""
+norm of the embedding and a soft cap on the logits, and its norms have no weights. RoBERTa is a BERT whose positions
+begin at `pad_token_id` + 1; MiniLM and BGE are BERTs."""

@@ -12,7 +12,7 @@ from typing import Any
 from crosscut.config.checks import MOST, MOST_SEED, listed, shown
 from crosscut.config.errors import ConfigError
 from crosscut.config.model import ModelConfig
-from crosscut.config.published.families import FAMILIES, MISTRAL, SOFT_CAP_FIELD, Family
+from crosscut.config.published.families import FAMILIES, MISTRAL, ROBERTA, SOFT_CAP_FIELD, Family
 from crosscut.config.system.files import read_json
 
 MODEL_FILE = "config.json"
@@ -52,6 +52,9 @@ def read_published(folder: Path) -> Published:
     if table.names_null(family.keys.get(SOFT_CAP_FIELD, "")):
         fields[SOFT_CAP_FIELD] = 0.0
     fields.update(family.fixed)
+    if family.first_position and "max_sequence_length" in fields:
+        table.require_at_least(family.keys["max_sequence_length"], family.first_position + 1)
+        fields["max_sequence_length"] -= family.first_position
     if fields["positions"] == "rotary":
         fields.update(_biases(table, family), **_rotary(table), **_window(table, family, fields))
     for name in ("num_layers", "hidden_size", "num_heads", "vocab_size", "max_sequence_length"):
@@ -61,6 +64,13 @@ def read_published(folder: Path) -> Published:
             )
     stops = [end for ends in end_ids(folder).values() for end in ends]
     return Published(_model(fields, family, table.path), tuple(dict.fromkeys(stops)))
+
+
+def first_position_of(folder: Path) -> int:
+    """Row of a text's first position in the table of learned positions of a published model. 0 if `folder` does not
+    hold the configuration of a published model.
+    """
+    return _family_of(_Table(folder / MODEL_FILE)).first_position if is_published(folder) else 0
 
 
 def _model(fields: Mapping[str, Any], family: Family, path: Path) -> ModelConfig:
@@ -193,6 +203,13 @@ class _Table:
         if (value := self.get(key, allowed[0])) not in allowed:
             raise self.refusal(key, listed(map(shown, allowed)), value)
 
+    def require_at_least(self, key: str, smallest: int) -> None:
+        """Raise `ConfigError` if a whole number is smaller than `smallest`."""
+        if (value := self.values[key]) < smallest:
+            raise ConfigError(
+                f"`{key}` in `{self.path}` must be at least {smallest}, but is {value}. Choose another model."
+            )
+
     def refusal(self, key: str, must: str, value: Any) -> ConfigError:
         """Error for a value that Crosscut does not support."""
         return ConfigError(
@@ -280,7 +297,7 @@ def _nearest(model: ModelConfig) -> tuple[Family, dict[str, Any]]:
     """Closest family to a model, with the family's values for the fields in which the model differs. An empty mapping
     is a perfect match.
     """
-    candidates = [_differences(family, model) for family in FAMILIES.values() if family is not MISTRAL]
+    candidates = [_differences(family, model) for family in FAMILIES.values() if family not in (MISTRAL, ROBERTA)]
     return min(candidates, key=lambda candidate: len(candidate[1]))
 
 
@@ -289,6 +306,8 @@ def _differences(family: Family, model: ModelConfig) -> tuple[Family, dict[str, 
     wanted = dict(family.fixed)
     if wanted["positions"] == "learned":
         wanted = {"num_kv_heads": model.num_heads, "head_size": model.hidden_size // model.num_heads, **wanted}
+    if "token_types" in family.keys and not model.token_types:
+        wanted["token_types"] = family.defaults["token_types"]
     if family.biases and model.biases in ("all", "none"):
         wanted["biases"] = model.biases
     return family, {name: value for name, value in wanted.items() if getattr(model, name) != value}

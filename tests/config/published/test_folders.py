@@ -10,6 +10,7 @@ from crosscut.config import ConfigError, ModelConfig, dump_toml, load_run
 from crosscut.config.published.folders import (
     Published,
     begin_id,
+    first_position_of,
     published_table,
     read_published,
     reason_against_export,
@@ -126,8 +127,8 @@ INCOMPLETE = [
         {"model_type": "gemma", "architectures": ["GemmaForCausalLM"]},
         (
             "`model_type` in `{path}` must be 'gpt2', 'gpt_bigcode', 'llama', 'mistral', 'qwen2', 'qwen3', "
-            "'starcoder2', 'arcee' or 'nanochat', but is 'gemma' (GemmaForCausalLM). Choose a model of one of these "
-            "families."
+            "'starcoder2', 'arcee', 'nanochat', 'bert' or 'roberta', but is 'gemma' (GemmaForCausalLM). Choose a model "
+            "of one of these families."
         ),
     ),
     (
@@ -268,6 +269,77 @@ def test_what_keeps_a_modern_model_from_nanochat_is_told() -> None:
     assert reason_against_export(ModelConfig(**{**OURS, **MODERN, "biases": "all", "mlp": "gelu"})) == (
         "`model.mlp` must be 'relu2' and `model.biases` must be 'none' in a Hugging Face model of the closest family, "
         "'nanochat', but `model.mlp` is 'gelu' and `model.biases` is 'all'"
+    )
+
+
+BERT = {
+    "model_type": "bert", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48,
+    "vocab_size": 300, "max_position_embeddings": 64, "type_vocab_size": 2, "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.25, "attention_probs_dropout_prob": 0.1,
+}  # fmt: skip
+ENCODER = {
+    "num_layers": 2, "hidden_size": 32, "num_heads": 4, "mlp_size": 48, "vocab_size": 300, "max_sequence_length": 64,
+    "attention": "bidirectional", "norm_place": "after", "token_types": 2, "mlp": "gelu_exact", "norm_epsilon": 1e-12,
+    "dropout": 0.25,
+}  # fmt: skip
+"""The values of `BERT`."""
+
+
+def test_bert_reads_in_both_directions(read):
+    assert read(BERT).model == ModelConfig(**ENCODER)
+    assert read(BERT, layer_norm_eps=1e-7, type_vocab_size=1).model == ModelConfig(
+        **{**ENCODER, "norm_epsilon": 1e-7, "token_types": 1}
+    )
+
+
+def test_positions_of_roberta_begin_after_that_of_padding(read, tmp_path):
+    assert read(BERT, model_type="roberta", max_position_embeddings=66).model == ModelConfig(**ENCODER)
+    assert first_position_of(tmp_path) == 2
+    read(BERT)
+    assert first_position_of(tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"hidden_act": "relu"}, "`hidden_act` in `{path}` must be 'gelu', but is 'relu'."),
+        ({"is_decoder": True}, "`is_decoder` in `{path}` must be false, but is true."),
+        (
+            {"position_embedding_type": "relative_key"},
+            "`position_embedding_type` in `{path}` must be 'absolute', but is 'relative_key'.",
+        ),
+        ({"model_type": "roberta", "pad_token_id": 0}, "`pad_token_id` in `{path}` must be 1, but is 0."),
+    ],
+)
+def test_variants_of_bert_are_named(read, tmp_path, more, message):
+    with pytest.raises(ConfigError) as error:
+        read(BERT, **more)
+    assert str(error.value) == message.format(path=tmp_path / "config.json") + ADVICE
+
+
+def test_roberta_without_a_position_is_named(read, tmp_path):
+    with pytest.raises(ConfigError) as error:
+        read(BERT, model_type="roberta", max_position_embeddings=2)
+    assert str(error.value) == (
+        f"`max_position_embeddings` in `{tmp_path / 'config.json'}` must be at least 3, but is 2. Choose another model."
+    )
+
+
+@pytest.mark.parametrize("change", [{}, {"token_types": 1}, {"norm_epsilon": 1e-5, "dropout": 0.0}])
+def test_bert_is_read_again(tmp_path, change):
+    ours = ModelConfig(**{**ENCODER, **change})
+    table = published_table(ours, dtype="float32", begin=2, stops=(3,))
+    assert (table["model_type"], table["attention_probs_dropout_prob"]) == ("bert", ours.dropout)
+    assert read_published(write(tmp_path, table)).model == ours
+
+
+def test_what_keeps_an_encoder_from_bert_is_told() -> None:
+    assert reason_against_export(ModelConfig(**{**ENCODER, "token_types": 0})) == (
+        "`model.token_types` must be 2 in a Hugging Face model of the closest family, 'bert', but is 0"
+    )
+    assert reason_against_export(ModelConfig(**ENCODER, head="masked_tokens", sentence_order=True)) == (
+        "`model.head` must be 'next_token' and `model.sentence_order` must be False in a Hugging Face model of the "
+        "closest family, 'bert', but `model.head` is 'masked_tokens' and `model.sentence_order` is True"
     )
 
 
