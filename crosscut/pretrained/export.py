@@ -23,6 +23,7 @@ from crosscut.config.published.folders import (
     TOKENIZER_FILE,
     begin_id,
     published_table,
+    require_exportable,
 )
 from crosscut.data import Tokenizer
 from crosscut.model import GPT
@@ -136,6 +137,7 @@ def export_checkpoint(
     if source.is_published:
         dtype, tensors = _of_published(source, advance)
     else:
+        require_exportable(source.model.without_adapters)
         dtype, read = _reader(source)
         tensors = _published(source.model, with_adapters(source.model, read), advance)
     target = _Target.of(out, source.model, dtype, **beside)

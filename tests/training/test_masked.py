@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from crosscut.config import CheckpointError, ConfigError, DataError, RunConfig
+from crosscut.pretrained import export_checkpoint, find_model
 from crosscut.training.job import run_training
 from tests.training.conftest import tiny_run
 from tests.training.jobs import whole_run
@@ -59,7 +60,7 @@ def test_every_layout_and_a_resume_train_the_same_model(ranks, bert_run, packed)
             assert loss == pytest.approx(whole[0]["losses"][step], rel=1e-5)
 
 
-def test_a_whole_run_learns_and_is_told_without_text_and_bits_per_byte(ranks, bert_run):
+def test_a_whole_run_learns_and_is_told_without_text_and_bits_per_byte(ranks, bert_run, tmp_path):
     run = bert_run("training.steps=20", "checkpoint.every=20", "training.validate_every=0")
     told = ranks.run(1, whole_run, run)[0]
     summary = json.loads((Path(run.output.folder) / "summary.json").read_text())
@@ -69,6 +70,8 @@ def test_a_whole_run_learns_and_is_told_without_text_and_bits_per_byte(ranks, be
     assert "epochs" in told
     assert "generate" not in told
     assert not (Path(run.output.folder) / "sample.txt").exists()
+    with pytest.raises(ConfigError, match=r"`model\.head` must be 'next_token'"):
+        export_checkpoint(find_model(run.output.folder), tmp_path / "export")
 
 
 @pytest.mark.parametrize(

@@ -136,14 +136,19 @@ def reason_against_export(model: ModelConfig) -> str:
     return f"{must} in a Hugging Face model of the closest family, {family.model_type!r}, but {told}"
 
 
+def require_exportable(model: ModelConfig) -> None:
+    """Raise `ConfigError` for a model that no family can express."""
+    if reason := reason_against_export(model):
+        raise ConfigError(f"{reason}. Crosscut can export only models of the families that it knows.")
+
+
 def published_table(model: ModelConfig, *, dtype: str, begin: int, stops: tuple[int, ...]) -> dict[str, Any]:
     """Build the `config.json` of a model. `dtype` is torch's name for the element type of the tensors, `begin` is the
     token id with which a text begins, and `stops` are the token ids that end a text.
 
     Raises `ConfigError` for a model that no family can express.
     """
-    if reason := reason_against_export(model):
-        raise ConfigError(f"{reason}. Crosscut can export only models of the families that it knows.")
+    require_exportable(model)
     family, _ = _nearest(model)
     table: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_type}
     table.update({key: getattr(model, ours) for ours, key in family.keys.items()})

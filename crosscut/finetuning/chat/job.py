@@ -52,7 +52,7 @@ from crosscut.pretrained import (
 )
 from crosscut.training.loop import Loop, Outcome
 from crosscut.training.precision import resolve_on
-from crosscut.training.requirements import require_capabilities, require_own_names, require_unseen_targets
+from crosscut.training.requirements import require_capabilities, require_objective, require_own_names
 from crosscut.training.resuming import identity_of_settings, require_resumable
 from crosscut.training.step import Trainer
 from crosscut.training.watching.banner import COUNTS, device_name, facts_panel, model_rows, short
@@ -189,7 +189,7 @@ def _prepare(order: ChatOrder, resolved: ResolvedRun, until_the_end: contextlib.
     lock = FolderLock(folder)
     until_the_end.enter_context(lock.held(lambda text: new_console(stderr=True).print(text, markup=False)))
     require_own_names(folder)
-    require_unseen_targets(resolved.config.model)
+    require_objective(resolved.config)
     if order.resume:
         packed, run = _stored(folder), resolved.config
     else:
