@@ -106,6 +106,8 @@ def _configs() -> tuple[Base, ...]:
              words=(*_options("generate"), "--prompts=prompts.jsonl"), weight=2),
         Base("evaluate", ("evaluate", "missing", "--text", "prompts.jsonl"), {"prompts.jsonl": "prompts.jsonl"}, kept=1,
              ends_with=(2,), words=_options("evaluate", without=("--harness", "--harness-folder")), weight=2),
+        Base("embed", ("embed", "missing", "prompts.jsonl"), {"prompts.jsonl": "prompts.jsonl"}, kept=1, ends_with=(2,),
+             words=_options("embed")),
         Base("serve", ("serve", "missing"), {}, kept=1, ends_with=(2,), words=_options("serve"), weight=2),
         *(Base(f"checkpoint {name}", ("checkpoint", name, *places), {}, kept=2, ends_with=(2,), statuses=(0, 1, 2, 65),
                words=_options("checkpoint", name))

@@ -16,6 +16,7 @@ import click
 
 from crosscut import __version__
 from crosscut.cli.checkpoint import checkpoint
+from crosscut.cli.embed import embed
 from crosscut.cli.evaluate import evaluate
 from crosscut.cli.finetune import finetune
 from crosscut.cli.generate import generate
@@ -63,7 +64,7 @@ def commands() -> None:
     """Train transformers that are too big for one GPU. Every layer's matrices are sharded over several GPUs."""
 
 
-for command in (plan, prepare, train, finetune, verify, evaluate, lm_eval, generate, serve, checkpoint, study):
+for command in (plan, prepare, train, finetune, verify, evaluate, lm_eval, generate, embed, serve, checkpoint, study):
     commands.add_command(command)
 
 

@@ -92,7 +92,7 @@ class ModelSource:
             raise ConfigError(
                 f"`{place}` must hold a model that predicts the next token, but holds an encoder "
                 '(`model.attention` is "bidirectional"). Choose a model with causal attention, such as a GPT-2 or a '
-                "Llama."
+                "Llama. `crosscut embed` computes embeddings with an encoder."
             )
 
     def load(self, mesh: ParallelMesh, *, precision: str = "float32") -> GPT:

@@ -21,13 +21,13 @@ def test_help_is_quick_and_imports_no_torch():
 
 
 def test_every_command_has_help(crosscut):
-    for command in ("plan", "train", "prepare", "evaluate", "generate", "serve", "study"):
+    for command in ("plan", "train", "prepare", "evaluate", "generate", "embed", "serve", "study"):
         done = crosscut(command, "--help")
         assert done.returncode == 0
         assert done.stdout.startswith(f"Usage: crosscut {command}")
 
 
-@pytest.mark.parametrize("command", ["evaluate", "generate", "serve"])
+@pytest.mark.parametrize("command", ["evaluate", "generate", "embed", "serve"])
 def test_a_model_is_asked_in_types_that_hold_weights(command):
     (option,) = (option for option in commands.commands[command].params if option.name == "precision")
     assert list(option.type.choices) == ["float32", "bfloat16", "float16", "float64"]

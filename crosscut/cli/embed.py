@@ -1,0 +1,38 @@
+"""`crosscut embed`."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from crosscut.cli.arguments import device_option, last_weights_option, naming_options, precision_option
+
+
+@click.command()
+@click.argument("place")
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.option("--text", "texts", multiple=True, help="Text to embed instead of the lines of a file; repeatable.")
+@click.option("--batch-size", default=32, show_default=True, help="Texts per forward pass.")
+@click.option(
+    "--max-tokens",
+    default=0,
+    help="Cut texts after this number of tokens.  [default: the length in the model's sentence_bert_config.json, or "
+    "the model's longest sequence]",
+)
+@click.option("--tensor", default=1, show_default=True, help="Number of tensor ranks that share the model.")
+@device_option
+@precision_option
+@last_weights_option
+@naming_options({"layout.tensor": "--tensor", "batch_size": "--batch-size", "max_tokens": "--max-tokens"})
+def embed(place: str, file: Path | None, texts: tuple[str, ...], **options: Any) -> None:
+    """Print the embedding of each line of FILE with the encoder at PLACE.
+
+    PLACE is a Hugging Face folder of a BERT, such as all-MiniLM-L6-v2. Without FILE and --text, the command reads lines
+    from standard input. Each embedding is a line of JSON: a list of numbers whose squares sum to 1. The dot product of
+    two embeddings is the cosine similarity of their texts.
+    """
+    from crosscut.evaluation.embeddings.vectors import print_embeddings
+
+    if texts and file is not None:
+        raise click.UsageError("Give either FILE or --text, not both.")
+    print_embeddings(place, file, texts, **options)

@@ -1,0 +1,5 @@
+"""Embeddings of texts by an encoder (docs/bert.md)."""
+
+from crosscut.evaluation.embeddings.vectors import embed, embeddings
+
+__all__ = ["embed", "embeddings"]

@@ -1,0 +1,126 @@
+"""Texts to embed: their lines, their token ids, and the files of a sentence-transformers model beside the weights."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from crosscut.config import ConfigError, DataError
+from crosscut.config.checks import require_at_least
+from crosscut.config.model import require_tensor_axis
+from crosscut.config.system.files import parse_json, read_json, read_small, read_text
+from crosscut.data.text.lines import lines_of
+from crosscut.data.tokenization.inner import read_inner
+from crosscut.evaluation.ranks import Machinery
+from crosscut.pretrained import ModelSource, find_model
+
+LENGTH_FILE = "sentence_bert_config.json"
+MODULES_FILE = "modules.json"
+POOLING_FILE = "1_Pooling/config.json"
+"""Files of a sentence-transformers model beside its `config.json`."""
+
+_MODULES = ("Transformer", "Pooling", "Normalize")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoded:
+    """Token ids of texts, and a model to embed them. Every rank receives this object."""
+
+    source: ModelSource
+    ids: list[list[int]]
+    """Ids of each text, with the tokens that the tokenizer puts around a text."""
+    num_cut: int
+    """Number of texts that are longer than the maximum and were cut."""
+
+
+def read_lines(file: Path | None) -> list[str]:
+    """Read the lines of a UTF-8 file, or of standard input if `file` is None. Raises `DataError` if the text cannot be
+    read, or has no lines.
+    """
+    try:
+        text = sys.stdin.buffer.read().decode() if file is None else read_text(file)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        name = "Standard input" if file is None else f"`{file}`"
+        raise DataError(f"{name} must be readable text, but is not: {reason}. Give UTF-8 text.") from None
+    lines = lines_of(text)
+    if not lines[-1]:
+        lines.pop()
+    if not lines:
+        name = "Standard input" if file is None else f"`{file}`"
+        raise DataError(f"{name} must hold one text per line, but is empty. Add a text.")
+    return lines
+
+
+def encode_texts(place: str, read: Callable[[], Sequence[str]], on: Machinery, max_tokens: int) -> Encoded:
+    """Find the model, and encode the texts as the model's tokenizer does. Raises the errors of `embed`."""
+    source = find_model(place, last_weights=on.last_weights, adapter=on.adapter)
+    if source.model.is_causal:
+        raise ConfigError(
+            f"`{place}` must hold an encoder, but holds a model that predicts the next token ({source.model.family}). "
+            "Choose a BERT or a model made from one, such as all-MiniLM-L6-v2."
+        )
+    require_tensor_axis(source.model, on.layout.tensor)
+    if source.is_published:
+        _require_recipe(source.tokenizer.parent)
+    length = _max_tokens(source, max_tokens)
+    inner = read_inner(source.tokenizer)
+    inner.no_padding()
+    inner.enable_truncation(length)
+    found = inner.encode_batch([text.strip() for text in read()])
+    for number, one in enumerate(found, 1):
+        if not one.ids:
+            raise DataError(f"Text {number} must have at least one token, but has none. Remove the text.")
+        if max(one.ids) >= source.model.vocab_size:
+            raise DataError(
+                f"`{source.tokenizer}` must be the model's tokenizer, with ids below {source.model.vocab_size:,}, but "
+                f"text {number} has the id {max(one.ids):,}. Restore the tokenizer."
+            )
+    return Encoded(source=source, ids=[one.ids for one in found], num_cut=sum(bool(one.overflowing) for one in found))
+
+
+def _max_tokens(source: ModelSource, asked: int) -> int:
+    """Maximum number of tokens of a text."""
+    most = source.model.max_sequence_length
+    require_at_least("max_tokens", asked, 0, maximum=most)
+    path = source.tokenizer.with_name(LENGTH_FILE)
+    if asked or not path.is_file():
+        return asked or most
+    named = read_json(path).get("max_seq_length")
+    if named is not None and not (type(named) is int and named >= 1):
+        raise ConfigError(f"`max_seq_length` in `{path}` must be at least 1, but is {named!r}. Correct the file.")
+    return min(named or most, most)
+
+
+def _require_recipe(folder: Path) -> None:
+    """Raise `ConfigError` if the files of a sentence-transformers model ask for another recipe."""
+    modules = folder / MODULES_FILE
+    if modules.is_file():
+        kinds = [str(one.get("type")) if isinstance(one, dict) else str(one) for one in _listed(modules)]
+        for kind in kinds:
+            if kind.rpartition(".")[2] not in _MODULES:
+                raise ConfigError(
+                    f"`type` in `{modules}` must be one of {', '.join(_MODULES)}, but is {kind!r}. Choose a model "
+                    "without this module."
+                )
+    pooling = folder / POOLING_FILE
+    if pooling.is_file():
+        table = read_json(pooling)
+        on = sorted(key for key, value in table.items() if key.startswith("pooling_mode_") and value is True)
+        if on != ["pooling_mode_mean_tokens"]:
+            raise ConfigError(
+                f"`{pooling}` must ask for the mean of the tokens (`pooling_mode_mean_tokens`), but asks for "
+                f"{', '.join(on) or 'nothing'}. Choose a model with mean pooling."
+            )
+
+
+def _listed(path: Path) -> list[Any]:
+    """The list in a JSON file."""
+    try:
+        found = parse_json(read_small(path))
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, list):
+        raise ConfigError(f"`{path}` must be a JSON list of modules, but is not. Download the file again.")
+    return found

@@ -1,0 +1,120 @@
+"""Embeddings of texts by an encoder: the mean of the last hidden states of a text's tokens, scaled to length 1.
+
+    embedding = m / |m|,    m = mean of the hidden states of the tokens that are not padding
+
+This is the recipe of Sentence-BERT (Reimers and Gurevych 2019, arXiv 1908.10084, section 3) with its default pooling.
+The tokens include those that the tokenizer puts around a text, such as `[CLS]` and `[SEP]`.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from crosscut.config import Layout
+from crosscut.config.checks import require_at_least
+from crosscut.config.system.terminal import echo
+from crosscut.evaluation.embeddings.texts import Encoded, encode_texts, read_lines
+from crosscut.evaluation.ranks import Machinery
+from crosscut.launch import in_ranks
+from crosscut.launch.processes import is_first_started
+from crosscut.model import GPT
+from crosscut.model.documents import Context
+from crosscut.parallel import make_mesh
+
+
+def embed(
+    place: str,
+    read: Callable[[], Sequence[str]],
+    on: Machinery,
+    *,
+    batch_size: int = 32,
+    max_tokens: int = 0,
+    tell: Callable[[str], None] = lambda _: None,
+) -> list[list[float]]:
+    """Return the embedding of each text that `read` returns, with the encoder at `place`, on the ranks of `on`.
+
+    Texts of similar length share a batch of `batch_size` texts. A text is cut after `max_tokens` tokens; 0 means the
+    length in the model's `sentence_bert_config.json`, or else the model's longest sequence. `tell` receives messages
+    about heads that are left out and texts that are cut. Raises `ConfigError` for a model that is not an encoder or
+    needs another recipe, `DataError` for a text without tokens, and the errors of `read` and of `find_model`, before a
+    rank starts.
+    """
+    require_at_least("batch_size", batch_size, 1)
+
+    def prepare() -> Encoded:
+        encoded = encode_texts(place, read, on, max_tokens)
+        if encoded.source.left_out:
+            tell(f"Not loaded, because embeddings do not need them: {', '.join(encoded.source.left_out)}.")
+        if encoded.num_cut:
+            tell(f"{encoded.num_cut} of {len(encoded.ids)} texts are longer than the maximum and were cut.")
+        return encoded
+
+    return in_ranks(on.ranks(), partial(_embed, on, batch_size), prepare=prepare)
+
+
+def print_embeddings(
+    place: str,
+    file: Path | None,
+    texts: Sequence[str],
+    *,
+    batch_size: int,
+    max_tokens: int,
+    tensor: int,
+    **choices: Any,
+) -> None:
+    """Print the embeddings of `texts`, or of the lines of a file, or of standard input if there are neither, as lines
+    of JSON. `choices` are the other fields of `Machinery`. Raises the errors of `embed`, and `DataError` if the lines
+    cannot be read.
+    """
+    on = Machinery(layout=Layout(tensor=tensor), **choices)
+    vectors = embed(
+        place,
+        lambda: texts or read_lines(file),
+        on,
+        batch_size=batch_size,
+        max_tokens=max_tokens,
+        tell=lambda text: echo(f"crosscut: {text}", err=True),
+    )
+    if is_first_started():
+        for vector in vectors:
+            echo(json.dumps(vector))
+
+
+def _embed(on: Machinery, batch_size: int, encoded: Encoded, device: torch.device) -> list[list[float]]:
+    """Load the model on one rank, and embed all texts."""
+    model = encoded.source.load(make_mesh(on.layout, device), precision=on.precision)
+    return embeddings(model, encoded.ids, batch_size=batch_size).tolist()
+
+
+@torch.no_grad()
+def embeddings(model: GPT, ids: Sequence[Sequence[int]], *, batch_size: int = 32) -> Tensor:
+    """Return the embeddings [N, H] of N texts, each given by at least one token id, on the CPU. Every rank of the
+    model's layout must call this function, and gets all embeddings.
+    """
+    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+    device = model.tokens.weight.device
+    parts = []
+    for start in range(0, len(order), batch_size):
+        chosen = [torch.tensor(ids[i], device=device) for i in order[start : start + batch_size]]
+        tokens = pad_sequence(chosen, batch_first=True)
+        lengths = torch.tensor([len(one) for one in chosen], device=device)
+        mask = torch.arange(tokens.shape[1], device=device) < lengths[:, None]
+        parts.append(_pooled(model.hidden_states(tokens, Context(mask=mask)), mask).cpu())
+    if not parts:
+        return torch.zeros(0, model.config.hidden_size)
+    places = torch.tensor(order).argsort()
+    return torch.cat(parts)[places]
+
+
+def _pooled(hidden: Tensor, mask: Tensor) -> Tensor:
+    """Mean of the hidden states [B, S, H] where `mask` [B, S] is true, scaled to length 1: [B, H]. At least float32."""
+    weights = mask.unsqueeze(2)
+    hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32)).where(weights, 0.0)
+    return F.normalize(hidden.sum(1) / weights.sum(1), dim=1)
