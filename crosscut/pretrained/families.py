@@ -102,6 +102,8 @@ class _Names:
 
 
 _OUTPUT = Source("lm_head")
+_BESIDE = (_OUTPUT.name, "cls.")
+"""Beginnings of the names of heads beside the bare model."""
 
 _GPT2 = _Names(
     prefix="transformer.",
@@ -190,9 +192,21 @@ _BERT = _Names(
         "mlp.contract": (Source("output.dense"),),
         "mlp_norm": (Source("output.LayerNorm"),),
     },
-    buffers=r"embeddings\.(position_ids|token_type_ids)",
+    buffers=r"(bert\.)?embeddings\.(position_ids|token_type_ids)|cls\.predictions\.decoder\.(weight|bias)",
     optional_prefix=r"^(bert|roberta)\.",
-    heads=r"(pooler|cls|lm_head|classifier|qa_outputs)\..+",
+    heads=r"(bert\.)?(pooler|cls|lm_head|classifier|qa_outputs)\..+",
+)
+_BERT_WITH_HEADS = replace(
+    _BERT,
+    prefix="bert.",
+    root={
+        **_BERT.root,
+        "prediction": Source("cls.predictions"),
+        "prediction.dense": Source("cls.predictions.transform.dense"),
+        "prediction.norm": Source("cls.predictions.transform.LayerNorm"),
+        "order.pooler": Source("pooler.dense"),
+        "order.classifier": Source("cls.seq_relationship"),
+    },
 )
 _OLD_KINDS = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
 """Ends of names of norms in BERT's oldest files, with their names today."""
@@ -200,7 +214,7 @@ _OLD_KINDS = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".Laye
 
 def _names_of(config: ModelConfig) -> _Names:
     if config.norm_place == "after":
-        return _BERT
+        return _BERT_WITH_HEADS if config.predicts_masked else _BERT
     if config.embedding_norm:
         return _NANOCHAT
     if config.positions == "rotary":
@@ -220,13 +234,18 @@ def weights_of(config: ModelConfig, *, first_position: int = 0) -> list[Weight]:
         source = names.root[module]
         if module == "positions" and first_position:
             source = replace(source, start=first_position, num_rows=first_position + config.max_sequence_length)
-        weights.append(_weight(config, parameter, (source,), "" if source is _OUTPUT else names.prefix, kind))
+        weights.append(_weight(config, parameter, (source,), _prefix(names, source.name), kind))
     for i, layer in enumerate(decoder.layers):
         prefix = names.prefix + names.layer.format(i)
         for parameter in layer.parameters():
             module, kind = _split(parameter.name)
             weights.append(_weight(config, parameter.named(f"blocks.{i}."), names.block[module], prefix, kind))
     return weights
+
+
+def _prefix(names: _Names, name: str) -> str:
+    """Prefix of a tensor outside the layers. Heads beside the bare model have none."""
+    return "" if name.startswith(_BESIDE) else names.prefix
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -251,11 +270,13 @@ def published_shapes(config: ModelConfig, *, first_position: int = 0) -> dict[st
 
 def with_prefix(config: ModelConfig, names: list[str]) -> dict[str, str]:
     """Map the full names of a published model's tensors to the names in its files. The files omit the family's prefix
-    if the model was stored without its output projection. For BERT, the full names have no prefix.
+    if the model was stored without its output projection. The full names of a BERT without heads have no prefix.
     """
-    if optional := _names_of(config).optional_prefix:
-        return {_renamed(re.sub(optional, "", name)): name for name in names}
-    prefix = _names_of(config).prefix
+    known = _names_of(config)
+    prefix = known.prefix
+    if known.optional_prefix:
+        bare_names = {_renamed(re.sub(known.optional_prefix, "", name)): name for name in names}
+        return {f"{_prefix(known, bare)}{bare}": name for bare, name in bare_names.items()}
     bare = not any(name.startswith(prefix) for name in names)
     return {f"{prefix}{name}" if bare and not name.startswith(_OUTPUT.name) else name: name for name in names}
 

@@ -89,7 +89,9 @@ def heads_left_out(config: ModelConfig, names: Iterable[str]) -> tuple[str, ...]
     """Names of the tensors among `names`, the full names of a published model's tensors, that belong to a head or a
     pooler. Crosscut does not load these tensors.
     """
-    return tuple(sorted(name for name in names if is_head(config, name)))
+    own = published_shapes(config)
+    left = (name for name in names if is_head(config, name) and name not in own and not is_harmless(config, name))
+    return tuple(sorted(left))
 
 
 def _named(names: list[str]) -> str:

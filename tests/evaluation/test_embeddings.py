@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("forked_ranks")
 def bert(tmp_path_factory):
     """A tiny BERT with a WordPiece, for at most 16 tokens."""
     folder = tmp_path_factory.mktemp("embeddings") / "bert"
-    make_encoder(folder, "bert with heads")
+    make_encoder(folder, "bert for classes")
     text = "the quick brown fox jumps over the lazy dog " * 50
     Tokenizer.train_wordpiece([text], vocab_size=V).save(folder / "tokenizer.json")
     return folder
@@ -63,7 +63,7 @@ def test_embedding_is_the_normalised_mean_of_the_hidden_states(bert, layout):
     torch.testing.assert_close(torch.tensor(vectors).double(), theirs(bert, TEXTS, 16), rtol=0, atol=1e-6)
     found = torch.tensor(vectors, dtype=torch.float64)
     assert (found - theirs(bert, TEXTS, 16)).abs().max() < 1e-9
-    assert told[0].startswith("Not loaded, because embeddings do not need them: cls.predictions.bias, ")
+    assert told[0].startswith("Not loaded, because embeddings do not need them: classifier.bias, ")
     assert told[1:] == ["1 of 6 texts are longer than the maximum and were cut."]
 
 

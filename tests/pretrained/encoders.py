@@ -44,6 +44,18 @@ def _with_heads(**sizes: Any) -> Any:
     return BertForPreTraining(BertConfig(**{**_SIZES, **sizes}))
 
 
+def _for_masked_tokens(**sizes: Any) -> Any:
+    from transformers import BertConfig, BertForMaskedLM
+
+    return BertForMaskedLM(BertConfig(**{**_SIZES, **sizes}))
+
+
+def _for_classes(**sizes: Any) -> Any:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    return BertForSequenceClassification(BertConfig(**{**_SIZES, **sizes}))
+
+
 def _roberta_with_head(**sizes: Any) -> Any:
     from transformers import RobertaConfig, RobertaForMaskedLM
 
@@ -53,6 +65,8 @@ def _roberta_with_head(**sizes: Any) -> Any:
 ENCODERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "bert": (_bert, {}),
     "bert with heads": (_with_heads, {}),
+    "bert for masked tokens": (_for_masked_tokens, {}),
+    "bert for classes": (_for_classes, {}),
     "bert with its own sizes": (_bert, {"type_vocab_size": 3, "layer_norm_eps": 1e-6}),
     "roberta": (_roberta, {}),
     "roberta with a head": (_roberta_with_head, {}),

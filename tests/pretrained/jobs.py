@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from crosscut.config import CrosscutError, Layout, ModelConfig
+from crosscut.config import IGNORED, CrosscutError, Layout, ModelConfig
 from crosscut.kernels.soft_cap import soft_cap
 from crosscut.model import GPT
 from crosscut.model.documents import Context
@@ -61,6 +61,14 @@ def hidden_states_of_all(
             found.setdefault(name, {})[precision] = model.hidden_states(tokens, context)
             reshard(model)
     return found
+
+
+@torch.no_grad()
+def losses(source: ModelSource, layout: Layout, tokens: Tensor, targets: Tensor, context: Context) -> Tensor:
+    """Sum of the mean losses of the masked tokens and of the order of the segments."""
+    scale = 1 / int((targets != IGNORED).sum())
+    model = load(source, layout, "float64")
+    return model.loss(tokens, targets, context, scale=scale, order_scale=1 / len(tokens))
 
 
 def weights(source: ModelSource, layout: Layout) -> dict[str, Tensor]:

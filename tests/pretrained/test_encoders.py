@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from crosscut.config import CheckpointError, Layout
+from crosscut.config import IGNORED, CheckpointError, Layout
 from crosscut.model.documents import Context
 from crosscut.pretrained import ModelSource, find_model
 from crosscut.pretrained.families import weights_of
@@ -79,7 +79,9 @@ def test_table_of_names_has_the_parameters_of_the_model(ranks, encoder, name):
     ("name", "left_out"),
     [
         ("bert", set()),
-        ("bert with heads", {"pooler.dense", "cls.predictions.transform.dense", "cls.seq_relationship"}),
+        ("bert with heads", set()),
+        ("bert for masked tokens", set()),
+        ("bert for classes", {"pooler.dense", "classifier"}),
         ("roberta with a head", {"lm_head.dense", "lm_head.layer_norm"}),
     ],
 )
@@ -116,9 +118,52 @@ def test_oldest_names_of_norms_are_read(ranks, encoder, tmp_path):
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
-@pytest.mark.parametrize("layout", [Layout(tensor=2), Layout(data=2, sharding="zero3")], ids=str)
-def test_trunk_that_came_in_goes_out(ranks, encoder, tmp_path, layout):
-    folder, out = encoder("bert"), tmp_path / "out"
+ORDER = torch.tensor([0, 1, 1])
+TARGETS = TOKENS.flip(1).where(MASK & (torch.arange(TOKENS.shape[1]) % 3 == 1), IGNORED)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("bert with heads", Layout()),
+        ("bert with heads", Layout(tensor=2)),
+        ("bert with heads", Layout(tensor=4)),
+        ("bert with heads in threes", Layout(tensor=3)),
+        ("bert for masked tokens", Layout(tensor=2)),
+    ],
+    ids=str,
+)
+def test_losses_are_those_of_transformers(ranks, encoder, name, layout):
+    from transformers import BertForMaskedLM, BertForPreTraining
+
+    has_order = "heads" in name
+    theirs = (BertForPreTraining if has_order else BertForMaskedLM).from_pretrained(encoder(name), dtype=torch.float64)
+    given = {"next_sentence_label": ORDER} if has_order else {}
+    with torch.no_grad():
+        told = theirs.eval()(
+            TOKENS,
+            attention_mask=MASK.long(),
+            token_type_ids=context_of(name).segments,
+            labels=TARGETS.where(TARGETS != IGNORED, -100),
+            **given,
+        ).loss
+    context = context_of(name)._replace(order=ORDER if has_order else None)
+    for loss in ranks.run(layout.world_size, jobs.losses, find_model(encoder(name)), layout, TOKENS, TARGETS, context):
+        assert abs(float(loss) - float(told)) <= 1e-9 * abs(float(told))
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("bert", Layout(tensor=2)),
+        ("bert", Layout(data=2, sharding="zero3")),
+        ("bert with heads", Layout(tensor=2)),
+        ("bert for masked tokens", Layout(tensor=2, sequence_parallel=True)),
+    ],
+    ids=str,
+)
+def test_encoder_that_came_in_goes_out(ranks, encoder, tmp_path, name, layout):
+    folder, out = encoder(name), tmp_path / "out"
     ranks.run(2, jobs.export, find_model(folder), layout, out, 10**9)
     before, after = (load_file(place / "model.safetensors") for place in (folder, out))
     assert before.keys() == after.keys()
@@ -128,6 +173,8 @@ def test_trunk_that_came_in_goes_out(ranks, encoder, tmp_path, layout):
     assert find_model(out).model == find_model(folder).model
     theirs = [their_hidden_states(place, torch.float32, TOKENS, context_of("bert")) for place in (folder, out)]
     assert torch.equal(*theirs)
+    architectures = [json.loads((place / "config.json").read_text())["architectures"] for place in (folder, out)]
+    assert architectures[0] == architectures[1]
 
 
 def test_roberta_is_written_as_the_bert_that_it_equals(ranks, encoder, tmp_path):

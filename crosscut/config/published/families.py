@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -32,6 +32,8 @@ class Family:
     attention."""
     is_windowed: bool = False
     """Whether the sliding window is active even if a file does not set `use_sliding_window`."""
+    heads: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Fields of `ModelConfig` for heads, by the architecture in the file. Heads of other architectures are left out."""
     first_position: int = 0
     """Row of a text's first position in the table of learned positions. The rows before it belong to no position."""
 
@@ -180,7 +182,7 @@ BERT = Family(
         "biases": "all",
         "qk_norm": False,
         "tied": True,
-        **{name: value for name, value in _PLAIN.items() if name != "token_types"},
+        **{name: value for name, value in _PLAIN.items() if name not in ("token_types", "head", "sentence_order")},
         "attention": "bidirectional",
         "norm_place": "after",
     },
@@ -193,12 +195,17 @@ BERT = Family(
         "quantization_config": (None,),
     },
     dropouts=("attention_probs_dropout_prob",),
+    heads={
+        "BertForPreTraining": {"head": "masked_tokens", "sentence_order": True},
+        "BertForMaskedLM": {"head": "masked_tokens", "sentence_order": False},
+    },
 )
 ROBERTA = dataclasses.replace(
     BERT,
     model_type="roberta",
     architecture="RobertaModel",
     required={**BERT.required, "pad_token_id": (1,)},
+    heads={},
     first_position=2,
 )
 FAMILIES = MappingProxyType(

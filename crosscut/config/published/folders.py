@@ -51,7 +51,7 @@ def read_published(folder: Path) -> Published:
     fields = {**family.defaults, **{ours: table.take(key, ours) for ours, key in family.keys.items() if key in table}}
     if table.names_null(family.keys.get(SOFT_CAP_FIELD, "")):
         fields[SOFT_CAP_FIELD] = 0.0
-    fields.update(family.fixed)
+    fields.update(family.fixed, **_heads(table, family))
     if family.first_position and "max_sequence_length" in fields:
         table.require_at_least(family.keys["max_sequence_length"], family.first_position + 1)
         fields["max_sequence_length"] -= family.first_position
@@ -150,7 +150,7 @@ def published_table(model: ModelConfig, *, dtype: str, begin: int, stops: tuple[
     """
     require_exportable(model)
     family, _ = _nearest(model)
-    table: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_type}
+    table: dict[str, Any] = {"architectures": [_architecture(family, model)], "model_type": family.model_type}
     table.update({key: getattr(model, ours) for ours, key in family.keys.items()})
     if not model.logit_softcap and SOFT_CAP_FIELD in family.keys:
         table[family.keys[SOFT_CAP_FIELD]] = None
@@ -234,6 +234,22 @@ def _family_of(table: _Table) -> Family:
             f"{architecture}. Choose a model of one of these families."
         )
     return FAMILIES[name]
+
+
+def _heads(table: _Table, family: Family) -> Mapping[str, Any]:
+    """Fields for the heads of the file's architecture, if Crosscut has these heads and the output is tied."""
+    architectures = table.get("architectures", [])
+    if not isinstance(architectures, list) or len(architectures) != 1 or not table.get("tie_word_embeddings", True):
+        return {}
+    return family.heads.get(str(architectures[0]), {})
+
+
+def _architecture(family: Family, model: ModelConfig) -> str:
+    """Architecture of a family with the heads of a model."""
+    for architecture, fields in family.heads.items():
+        if all(getattr(model, name) == value for name, value in fields.items()):
+            return architecture
+    return family.architecture
 
 
 def _biases(table: _Table, family: Family) -> dict[str, Any]:
