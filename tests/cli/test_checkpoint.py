@@ -105,6 +105,7 @@ def test_diff_of_two_steps_shows_what_moved(runs):
     assert "lr" in result.stdout, "the rate of the schedule has moved, too"
 
 
+@pytest.mark.slow  # it trains a second model
 def test_diff_of_different_models_says_so(runs, tmp_path, book):
     from crosscut.training import run_training
 

@@ -136,6 +136,7 @@ def test_what_has_been_written_is_favoured_or_not(generate, which):
     assert len(set(disfavoured["tokens"])) == 8
 
 
+@pytest.mark.slow  # tests/generation/test_decoder.py slides windows quickly
 def test_a_sliding_window_lets_a_text_go_on(generate):
     (record,) = records(generate("--prompt", "It was", "--tokens", "100", "--slide", "--json"))
     assert len(record["tokens"]) == 100

@@ -91,6 +91,7 @@ def test_a_stale_page_fails_the_check_and_is_left_alone(tmp_path: Path, capsys: 
     assert "configuration.md is stale: run `python docs/generate.py`.\n" in capsys.readouterr().err
 
 
+@pytest.mark.slow  # test_a_stale_page_fails_the_check_and_is_left_alone is quicker
 def test_writing_mends_stale_pages(tmp_path: Path) -> None:
     (tmp_path / "configuration.md").write_text("old")
     assert generator.main([], tmp_path) == 0

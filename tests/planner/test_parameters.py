@@ -22,7 +22,11 @@ PUBLISHED = {
     "llama2-7b": 6_738_415_616,
     "llama3-8b": 8_030_261_248,
     "llama3-70b": 70_553_706_496,
+    "bert-base": 110_106_428,  # BertForPreTraining of transformers
+    "bert-large": 336_226_108,
 }
+MILLIONS_OF_BERT = {"megatron-bert-336m": 336, "megatron-bert-1.3b": 1300, "megatron-bert-3.9b": 3900}
+"""The paper's later version (arXiv 1909.08053v4), Table 4."""
 
 
 def preset(name: str) -> ModelConfig:
@@ -34,7 +38,7 @@ def test_scaling_models_have_the_papers_parameters(name: str, billions: float) -
     assert round(count_parameters(preset(name)) / 1e9, 1) == billions
 
 
-@pytest.mark.parametrize(("name", "millions"), MILLIONS_OF_TABLE_4.items())
+@pytest.mark.parametrize(("name", "millions"), {**MILLIONS_OF_TABLE_4, **MILLIONS_OF_BERT}.items())
 def test_trained_models_have_the_papers_parameters(name: str, millions: int) -> None:
     digits = 0 if millions < 1000 else -2
     assert round(count_parameters(preset(name)) / 1e6, digits) == millions
@@ -51,7 +55,7 @@ def test_gpt2_has_the_released_models_parameters_exactly(name: str, parameters: 
 
 
 def test_every_preset_of_a_published_model_is_held_against_a_figure() -> None:
-    held = {*BILLIONS_OF_TABLE_1, *MILLIONS_OF_TABLE_4, *GPT2_RELEASED, *PUBLISHED}
+    held = {*BILLIONS_OF_TABLE_1, *MILLIONS_OF_TABLE_4, *MILLIONS_OF_BERT, *GPT2_RELEASED, *PUBLISHED}
     assert held == set(PRESETS) - {*LAPTOP_PRESETS, DEMO_PRESET}
 
 
