@@ -13,7 +13,14 @@ from crosscut.config import IGNORED, CrosscutError, Layout, ModelConfig
 from crosscut.kernels.soft_cap import soft_cap
 from crosscut.model import GPT
 from crosscut.model.documents import Context
-from crosscut.parallel import RandomStreams, enter_tensor_parallel, gather_from_tensor_parallel, make_mesh, reshard
+from crosscut.parallel import (
+    ParallelMesh,
+    RandomStreams,
+    enter_tensor_parallel,
+    gather_from_tensor_parallel,
+    make_mesh,
+    reshard,
+)
 from crosscut.parallel.collectives import all_gather_objects
 from crosscut.parallel.state.parameters import local, local_offsets, local_part
 from crosscut.pretrained import ModelSource, export_model, loading, tensors, writing
@@ -22,8 +29,9 @@ from tests.pretrained.models import TOKENS
 CPU = torch.device("cpu")
 
 
-def load(source: ModelSource, layout: Layout, precision: str) -> GPT:
-    return source.load(make_mesh(layout, CPU), precision=precision)
+def load(source: ModelSource, layout: Layout | ParallelMesh, precision: str) -> GPT:
+    mesh = make_mesh(layout, CPU) if isinstance(layout, Layout) else layout
+    return source.load(mesh, precision=precision)
 
 
 @torch.no_grad()
@@ -35,31 +43,30 @@ def logits_at_all_positions(model: GPT, tokens: Tensor) -> Tensor:
     return soft_cap(logits, model.config.logit_softcap)
 
 
-def logits(source: ModelSource, layout: Layout, precisions: list[str], tokens: Tensor = TOKENS) -> list[Tensor]:
+def logits(
+    source: ModelSource, layout: Layout | ParallelMesh, precisions: list[str], tokens: Tensor = TOKENS
+) -> list[Tensor]:
     """[B, S, V] in each precision."""
     return [logits_at_all_positions(load(source, layout, precision), tokens) for precision in precisions]
 
 
-def logits_of_all(
-    sources: dict[str, ModelSource], layout: Layout, precisions: list[str]
-) -> dict[str, dict[str, Tensor]]:
-    """By source and precision."""
-    return {
-        name: dict(zip(precisions, logits(source, layout, precisions), strict=True)) for name, source in sources.items()
-    }
+def logits_of_all(sources: dict[str, ModelSource], layout: Layout, precision: str) -> dict[str, Tensor]:
+    """By source."""
+    mesh = make_mesh(layout, CPU)
+    return {name: logits(source, mesh, [precision])[0] for name, source in sources.items()}
 
 
 @torch.no_grad()
 def hidden_states_of_all(
-    cases: dict[str, tuple[ModelSource, Tensor, Context]], layout: Layout, precisions: list[str]
-) -> dict[str, dict[str, Tensor]]:
-    """Last hidden states [B, S, H], by case and precision."""
-    found: dict[str, dict[str, Tensor]] = {}
+    cases: dict[str, tuple[ModelSource, Tensor, Context]], layout: Layout, precision: str
+) -> dict[str, Tensor]:
+    """Last hidden states [B, S, H], by case."""
+    mesh = make_mesh(layout, CPU)
+    found: dict[str, Tensor] = {}
     for name, (source, tokens, context) in cases.items():
-        for precision in precisions:
-            model = load(source, layout, precision)
-            found.setdefault(name, {})[precision] = model.hidden_states(tokens, context)
-            reshard(model)
+        model = load(source, mesh, precision)
+        found[name] = model.hidden_states(tokens, context)
+        reshard(model)
     return found
 
 

@@ -89,10 +89,10 @@ LAYOUTS = {
 
 
 # What is slow here and below repeats a quick case on another layout.
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("data 2", "2x2")]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("data 2", "2x2", "4x1 split")]
 
 
-@pytest.mark.parametrize("layout", ["1x1", *SLOW, "4x1 split", "zero3"])
+@pytest.mark.parametrize("layout", ["1x1", *SLOW, "zero3"])
 def test_same_layout_goes_on_to_the_last_bit(ranks, run_with, layout):
     """With dropout on: the random streams are functions of the step, so nothing of them needs storing."""
     run = run_with(HERE, "model.dropout=0.1", *LAYOUTS[layout])
@@ -185,7 +185,7 @@ def compare_over_layouts(ranks, run_with, pair, base, *, at: int, tolerance: flo
     assert (ours - theirs).norm() / ours.norm() < tolerance
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     "pair", [("2x2", "4x1"), ("4x1 split", "data 2"), ("1x1", "2x2 split"), ("2x2 split zero2", "1x1")], ids=" to ".join
 )

@@ -35,7 +35,7 @@ def _verify(layout: Layout, model: dict[str, Any], training: dict[str, Any]) -> 
         return verify_on_mesh(for_verification(run, layout, "float64"), make_mesh(layout, CPU))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler does inside is not ours to mend
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.parametrize(("layout", "model", "training"), CASES, ids=str)

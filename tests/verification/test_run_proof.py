@@ -55,7 +55,7 @@ def _verify(layout: Layout, precision: str, dropout: float) -> Report:
     return verify_on_mesh(for_verification(tiny_run(dropout=dropout), layout, precision), make_mesh(layout, CPU))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_layout_is_the_uncut_model(ranks: RankPool, layout: Layout) -> None:
     reports = ranks.run(layout.world_size, _verify, layout, "float64", 0.1)
@@ -247,7 +247,7 @@ def test_float8_is_verified_where_training_in_it_is_refused() -> None:
 LOWER = [("float32", 1e-3), ("float16", 0.05), ("bfloat16", 0.3), ("float8", 0.3)]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("precision", "largest"), LOWER)
 def test_lower_precisions_pass_within_their_tolerance(ranks: RankPool, precision: str, largest: float) -> None:
     layout = Layout(tensor=2, data=2)

@@ -21,7 +21,7 @@ from tests.training.test_resume import HERE, LAYOUTS, checkpoint_of, train, whol
 EMA = ("optimizer.ema_decay=0.3",)
 """Reached at step 4, so the decay of the first steps is lower."""
 EXACT = ("model.dropout=0.0", "training.precision=float64")
-SLOW = ("data 2", "2x2", "4x1", "2x2 split")
+SLOW = ("data 2", "2x2", "4x1", "4x1 split", "2x2 split")
 ALL = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in LAYOUTS]
 
 
