@@ -34,7 +34,7 @@ from crosscut.cli.arguments import (
     type=click.IntRange(1),
     default=16,
     show_default=True,
-    help="Maximum number of texts generated at the same time. Further texts wait.",
+    help="Maximum number of texts generated at the same time, or embedded in one forward pass. Further texts wait.",
 )
 @click.option(
     "--slide", is_flag=True, help="Let texts grow longer than the model's window by dropping their beginning."
@@ -48,7 +48,8 @@ from crosscut.cli.arguments import (
 def serve(place: str, **options: Any) -> None:
     """Serve the model at PLACE to OpenAI clients and browsers.
 
-    PLACE is a run's folder (its newest checkpoint is served), one checkpoint, or a Hugging Face folder.
+    PLACE is a run's folder (its newest checkpoint is served), one checkpoint, or a Hugging Face folder. A model that
+    predicts the next token completes texts and chats; an encoder embeds texts.
     """
     require_serving("serve")
     # OpenMP reads this variable when PyTorch is imported. By default, a thread that waits for another one spins for a

@@ -1,4 +1,4 @@
-"""Web server for a model, with OpenAI's completions and chat protocols and an interactive page.
+"""Web server for a model, with OpenAI's protocols (completions, chat, embeddings) and an interactive page.
 
 docs/serving.md lists the fields that clients can set.
 """

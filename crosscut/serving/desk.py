@@ -1,10 +1,10 @@
 """Exchange between the clients' thread, which handles requests, and the computing thread, which runs the model.
 
 The clients' thread calls `submit` with the texts of a request and gets a `Job`, an asynchronous iterator over the
-pieces of these texts. It calls `withdraw` when the client no longer waits for the job. The computing thread calls
-`take` to collect the changes since the last step; if there is nothing else to do, `take` waits. It then calls `began`
-and `deliver` to report the results. The threads communicate only through one queue and one call per step. All other
-state belongs to one of the two threads.
+pieces of these texts: the tokens of a text that is generated, or one embedding. The clients' thread calls `withdraw`
+when the client no longer waits for the job. The computing thread calls `take` to collect the changes since the last
+step; if there is nothing else to do, `take` waits. It then calls `began` and `deliver` to report the results. The
+threads communicate only through one queue and one call per step. All other state belongs to one of the two threads.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate, count, islice, takewhile
 from queue import Empty, SimpleQueue
+from typing import Generic, Protocol, TypeVar
 
-from crosscut.generation import Piece
 from crosscut.serving.news import News, Order
 from crosscut.serving.protocol.refusals import Refusal, failure_of
 
@@ -29,6 +29,12 @@ MOST_BEGUN = 8192
 """Maximum number of prompt tokens of the texts that begin before one step, unless a single text has more. All running
 texts wait while new ones begin."""
 
+MOST_EMBEDDED = 1 << 16
+"""Maximum number of texts that wait to be embedded. A request may have 2,048, as with OpenAI."""
+
+MOST_EMBEDDED_BEGUN = 1 << 17
+"""As `MOST_BEGUN`, for texts to embed. To begin such a text is only to check it."""
+
 MOST_UNREAD = 4096
 """Maximum number of tokens of a request that wait for the client to read them."""
 
@@ -39,18 +45,37 @@ GRACE = 30.0
 """Time in seconds that running texts have to end after the server is told to stop."""
 
 
-class Job:
+class Part(Protocol):
+    """Part of the answer to one text, such as a token (`generation.Piece`) or an embedding."""
+
+    @property
+    def number(self) -> int:
+        """Number of the text, as returned when it began."""
+
+    @property
+    def finish(self) -> str:
+        """Reason why the text ends with this part. Empty if the text continues."""
+
+    @property
+    def error(self) -> Exception | None:
+        """Error that ended the text, otherwise None."""
+
+
+PartT = TypeVar("PartT", bound=Part)
+
+
+class Job(Generic[PartT]):
     """Texts of one request. Iteration gives pairs (index of the text, piece) until all texts have ended."""
 
     def __init__(self, keys: Sequence[int]) -> None:
         self.keys = tuple(keys)
-        self.pieces: asyncio.Queue[tuple[int, Piece] | Refusal] = asyncio.Queue()
+        self.pieces: asyncio.Queue[tuple[int, PartT] | Refusal] = asyncio.Queue()
         self._num_open = len(keys)
 
-    def __aiter__(self) -> "Job":
+    def __aiter__(self) -> "Job[PartT]":
         return self
 
-    async def __anext__(self) -> tuple[int, Piece]:
+    async def __anext__(self) -> tuple[int, PartT]:
         """Wait for the next piece. Raises `Refusal` if a text fails, if the client reads too slowly, or if the server
         ends before the texts do.
         """
@@ -63,14 +88,17 @@ class Job:
         return told
 
 
-class Desk:
-    """The exchange of one server, which generates `num_rows` texts at the same time and lets `most_waiting` more texts
-    wait. `grace` is the time in seconds that running texts have to end after `stop`.
+class Desk(Generic[PartT]):
+    """The exchange of one server, which works on `num_rows` texts at the same time and lets `most_waiting` more texts
+    wait. Texts of up to `most_begun` tokens begin before one step. `grace` is the time in seconds that running texts
+    have to end after `stop`.
     """
 
-    def __init__(self, num_rows: int, *, most_waiting: int = MOST_WAITING, grace: float = GRACE) -> None:
+    def __init__(
+        self, num_rows: int, *, most_waiting: int = MOST_WAITING, most_begun: int = MOST_BEGUN, grace: float = GRACE
+    ) -> None:
         self.num_rows = num_rows
-        self._most_waiting = most_waiting
+        self._most_waiting, self._most_begun = most_waiting, most_begun
         self._grace = grace
         self._stopped_at: float | None = None
         self._inbox: SimpleQueue[tuple[int, Order] | int | None] = SimpleQueue()
@@ -78,7 +106,7 @@ class Desk:
         the thread."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._keys = count()
-        self._jobs: dict[int, tuple[Job, int]] = {}
+        self._jobs: dict[int, tuple[Job[PartT], int]] = {}
         """Job and index within the job, by the key of each unfinished text. Belongs to the clients' thread."""
         self._arrived: dict[int, Order] = {}
         """Orders that have not begun, by key. Belongs to the computing thread."""
@@ -115,7 +143,7 @@ class Desk:
         """Number of texts that wait for a row. Called from the clients' thread."""
         return len(self._jobs) - self.num_running
 
-    def submit(self, orders: Sequence[Order]) -> Job:
+    def submit(self, orders: Sequence[Order]) -> Job[PartT]:
         """Submit texts, either all of them or none. Called from the clients' thread.
 
         Raises `Refusal` if too many texts are waiting or if the server is about to stop.
@@ -131,13 +159,13 @@ class Desk:
                 code="overloaded",
                 retry=True,
             )
-        job = Job([next(self._keys) for _ in orders])
+        job: Job[PartT] = Job([next(self._keys) for _ in orders])
         for which, (key, order) in enumerate(zip(job.keys, orders, strict=True)):
             self._jobs[key] = (job, which)
             self._inbox.put((key, order))
         return job
 
-    def withdraw(self, job: Job) -> None:
+    def withdraw(self, job: Job[PartT]) -> None:
         """Cancel those texts of a job that have not ended. Called from the clients' thread."""
         for key in job.keys:
             if self._jobs.pop(key, None) is not None:
@@ -163,13 +191,13 @@ class Desk:
     def _next_orders(self) -> dict[int, Order]:
         """The orders that begin now, in the order of their arrival."""
         sizes = accumulate(len(order.prompt) for order in self._arrived.values())
-        num_next = max(1, sum(1 for _ in takewhile(lambda size: size <= MOST_BEGUN, sizes)))
+        num_next = max(1, sum(1 for _ in takewhile(lambda size: size <= self._most_begun, sizes)))
         return {key: self._arrived.pop(key) for key in list(islice(self._arrived, num_next))}
 
     def began(self, begun: Sequence[int | Exception]) -> None:
         """Register the results of beginning the orders that the last `take` returned. `begun` holds one result per
-        order, in the sequence of the orders: the number that the decoder gave to the text, or the error because of
-        which the text could not begin. Only the computing thread calls this.
+        order, in the sequence of the orders: the number that the decoder or the embedder gave to the text, or the
+        error because of which the text could not begin. Only the computing thread calls this.
         """
         for key, outcome in zip(self._beginning, begun, strict=True):
             if isinstance(outcome, Exception):
@@ -177,7 +205,7 @@ class Desk:
             else:
                 self._numbers[key], self._known[outcome] = outcome, key
 
-    def deliver(self, pieces: Sequence[Piece]) -> None:
+    def deliver(self, pieces: Sequence[PartT]) -> None:
         """Send pieces to the jobs that wait for them. A text that ended with an error fails its whole job. Only the
         computing thread calls this.
         """
@@ -220,7 +248,7 @@ class Desk:
             job.pieces.put_nowait(why)
         self._jobs.clear()
 
-    def _hand_out(self, keyed: Sequence[tuple[int, Piece]]) -> None:
+    def _hand_out(self, keyed: Sequence[tuple[int, PartT]]) -> None:
         for key, piece in keyed:
             if key in self._jobs:
                 job, which = self._jobs[key]

@@ -1,20 +1,33 @@
 """Main loop of every rank of a server: receive the changes from the first rank, then generate one more token of every
-text.
+text, or embed the texts of one pass.
 """
 
-from crosscut.generation import Decoder
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from crosscut.evaluation.embeddings.embedder import Embedded, Embedder
+from crosscut.generation import Decoder, Piece
 from crosscut.parallel.collectives import FirstRankLine
-from crosscut.serving.desk import Desk
+from crosscut.serving.desk import Desk, Part
 from crosscut.serving.news import News, Order
 
+_PartT = TypeVar("_PartT", bound=Part)
 
-def write_texts(decoder: Decoder, desk: Desk | None) -> None:
+
+class _Worker(Protocol[_PartT]):
+    """Part of the model's side that the loop needs: a `Decoder` or an `Embedder`."""
+
+    @property
+    def is_idle(self) -> bool: ...
+
+    def cancel(self, number: int) -> None: ...
+
+    def step(self) -> list[_PartT]: ...
+
+
+def write_texts(decoder: Decoder, desk: Desk[Piece] | None) -> None:
     """Generate the texts that arrive at the first rank's `desk` until the server ends. On all other ranks, `desk` is
     None.
-
-    Before every step, the first rank sends the changes to all ranks, or 8 bytes if there are none. While there is
-    nothing to generate, it sends 8 bytes every `desk.HEARTBEAT` seconds. An error in one text is delivered to the
-    request that asked for the text, and the loop continues.
 
     On several ranks, an error inside a forward pass that texts share ends the server, because the other ranks wait for
     this rank's part of a sum. A request has little influence on such a pass: its checks are made before (`_begin`), a
@@ -22,29 +35,52 @@ def write_texts(decoder: Decoder, desk: Desk | None) -> None:
     all ranks agree (`Decoder.step`). The remaining causes are broken devices, lost ranks, and a device that is so full
     that the pass of a long prompt does not fit.
     """
+
+    def begin(order: Order) -> int:
+        assert order.sampling is not None
+        return decoder.add(order.prompt, order.sampling, sample=order.sample)
+
+    _work(decoder, begin, desk)
+
+
+def embed_texts(embedder: Embedder, desk: Desk[Embedded] | None) -> None:
+    """Embed the texts that arrive at the first rank's `desk` until the server ends. On all other ranks, `desk` is None.
+
+    As in `write_texts`, an error inside a forward pass ends a server of several ranks.
+    """
+    _work(embedder, lambda order: embedder.add(order.prompt, index=order.sample), desk)
+
+
+def _work(worker: _Worker[_PartT], begin: Callable[[Order], int], desk: Desk[_PartT] | None) -> None:
+    """Work on the texts that arrive until the server ends. `begin` returns the number of a new text.
+
+    Before every step, the first rank sends the changes to all ranks, or 8 bytes if there are none. While there is
+    nothing to do, it sends 8 bytes every `desk.HEARTBEAT` seconds. An error in one text is delivered to the request
+    that asked for the text, and the loop continues.
+    """
     line = FirstRankLine(News.to_json, News.from_json)
     while True:
-        news = line.share(None if desk is None else desk.take(idle=decoder.is_idle))
+        news = line.share(None if desk is None else desk.take(idle=worker.is_idle))
         if news is not None:
             for number in news.cancelled:
-                decoder.cancel(number)
-            begun = [_begin(decoder, order) for order in news.orders]
+                worker.cancel(number)
+            begun = [_begin(begin, order) for order in news.orders]
             if desk is not None:
                 desk.began(begun)
             if news.end:
                 break
-        if not decoder.is_idle:
-            pieces = decoder.step()
+        if not worker.is_idle:
+            parts = worker.step()
             if desk is not None:
-                desk.deliver(pieces)
+                desk.deliver(parts)
     line.close()
 
 
-def _begin(decoder: Decoder, order: Order) -> int | Exception:
-    """Number of a new text, or the error that the decoder raises for it. All ranks find the same error, because they
-    make the same checks.
+def _begin(begin: Callable[[Order], int], order: Order) -> int | Exception:
+    """Number of a new text, or the error that `begin` raises for it. All ranks find the same error, because they make
+    the same checks.
     """
     try:
-        return decoder.add(order.prompt, order.sampling, sample=order.sample)
+        return begin(order)
     except Exception as error:
         return error

@@ -13,12 +13,13 @@ from crosscut.generation import Sampling
 
 @dataclass(frozen=True)
 class Order:
-    """One text to generate."""
+    """One text to generate or to embed."""
 
     prompt: tuple[int, ...]
-    sampling: Sampling
+    sampling: Sampling | None
+    """Sampling options; None for a text to embed."""
     sample: int
-    """Index among the texts with the same prompt and seed."""
+    """Index among the texts with the same prompt and seed. For a text to embed: index within its request."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,10 @@ class News:
 
     def to_json(self) -> bytes:
         """Encode the changes for the other ranks."""
-        orders = [{"prompt": one.prompt, "sampling": vars(one.sampling), "sample": one.sample} for one in self.orders]
+        orders = [
+            {"prompt": one.prompt, "sampling": one.sampling and vars(one.sampling), "sample": one.sample}
+            for one in self.orders
+        ]
         return json.dumps({"orders": orders, "cancelled": self.cancelled, "end": self.end}).encode()
 
     @classmethod
@@ -45,6 +49,8 @@ class News:
         return cls(tuple(orders), tuple(table["cancelled"]), table["end"])
 
 
-def _sampling(table: dict[str, Any]) -> Sampling:
+def _sampling(table: dict[str, Any] | None) -> Sampling | None:
     """Sampling options from JSON, which has lists in place of tuples."""
+    if table is None:
+        return None
     return Sampling(**{**table, "bias": tuple(map(tuple, table["bias"])), "stop": tuple(table["stop"])})

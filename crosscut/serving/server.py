@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -23,25 +23,31 @@ from starlette.applications import Starlette
 from crosscut.config import ConfigError, Layout
 from crosscut.config.model import require_tensor_axis
 from crosscut.config.system.terminal import echo
+from crosscut.data.tokenization.inner import read_inner
 from crosscut.data.tokenization.token_bytes import TokenBytes
-from crosscut.generation import Decoder
+from crosscut.evaluation.embeddings.embedder import Embedded, Embedder
+from crosscut.evaluation.embeddings.texts import longest_text, require_embeddings
+from crosscut.generation import Decoder, Piece
 from crosscut.launch import Ranks, StopRequest, in_ranks
 from crosscut.launch.stopping import REQUESTS, ignore_requests
 from crosscut.model.packing import pack_weights
-from crosscut.parallel import make_mesh
+from crosscut.parallel import ParallelMesh, make_mesh
 from crosscut.pretrained import ModelSource, find_model
-from crosscut.serving.desk import Desk
-from crosscut.serving.loop import write_texts
+from crosscut.serving.desk import MOST_EMBEDDED, MOST_EMBEDDED_BEGUN, Desk
+from crosscut.serving.loop import embed_texts, write_texts
 from crosscut.serving.protocol.chat import ChatTemplate
+from crosscut.serving.protocol.embeddings import ServedEncoder
 from crosscut.serving.protocol.requests import Served
 from crosscut.serving.web.application import make_application
 from crosscut.serving.web.connections import MOST_CONNECTIONS, Connections, allow_connections
+from crosscut.serving.web.embeddings import embedding_endpoints
+from crosscut.serving.web.texts import text_endpoints
 
 SIGNALS = (*REQUESTS, signal.SIGINT)
 """Signals that ask a server to answer its current requests and then to end."""
 
 MOST_ROWS = 1024
-"""Maximum number of texts that a server generates at once."""
+"""Maximum number of texts that a server generates or embeds at once."""
 
 _MOST_PORT = 65_535
 
@@ -62,7 +68,7 @@ class ServerOptions:
     device: str = "auto"
     precision: str = "float32"
     rows: int = 16
-    """Number of texts that are generated at once, at most `MOST_ROWS`."""
+    """Number of texts that are generated at once or embedded in one forward pass, at most `MOST_ROWS`."""
     slide: bool = False
     """Whether texts may become longer than the model's window. The model then no longer sees their beginning."""
     last_weights: bool = False
@@ -107,9 +113,18 @@ def serve(place: str, options: ServerOptions) -> None:
 
 def _checked(place: str, options: ServerOptions) -> ModelSource:
     source = find_model(place, last_weights=options.last_weights, adapter=options.adapter)
-    source.require_decoder(place)
     require_tensor_axis(source.model, options.tensor)
-    ChatTemplate.find(source.tokenizer)  # raises before any process starts, if the template is invalid
+    if source.model.is_causal:
+        ChatTemplate.find(source.tokenizer)  # raises before any process starts, if the template is invalid
+    elif options.slide:
+        raise ConfigError(
+            f"`--slide` must not be set for an encoder, which writes no text, but is, and `{place}` holds an encoder. "
+            "Remove --slide."
+        )
+    else:
+        require_embeddings(source, options.tensor)
+        longest_text(source)
+        read_inner(source.tokenizer)
     with _bound(options):  # raises if the port is taken
         return source
 
@@ -118,38 +133,78 @@ def _serve(options: ServerOptions, found: Mapping[str, Any], device: torch.devic
     source = ModelSource.from_json(found)
     mesh = make_mesh(options.layout, device)
     with _bound(options) if mesh.is_first_rank else nullcontext() as listener:
-        tokenizer = source.load_tokenizer()
-        stops = frozenset({source.end_of_text, *source.stops})
-        model = source.load(mesh, precision=options.precision)
-        pack_weights(model, mesh, num_texts=options.rows)
-        decoder = Decoder(model, tokenizer, num_rows=options.rows, stops=stops, slide=options.slide)
-        if listener is None:
-            with StopRequest(SIGNALS) as request:
-                write_texts(decoder, None)
-                request.accept()
-            return
-        served = Served(
-            name=source.name,
-            window=source.model.max_sequence_length,
-            tokenizer=tokenizer,
-            vocab_size=min(source.model.vocab_size, tokenizer.vocab_size),
-            slide=options.slide,
-            begin=source.begin_of_text,
-            end_of_text=source.end_of_text,
-            stops=stops,
-            template=ChatTemplate.find(source.tokenizer),
-            created=int(time.time()),
-        )
-        desk = Desk(options.rows)
-        names = {"localhost", "127.0.0.1", "[::1]", _in_url(options.host)}
-        application = make_application(
-            served, desk, TokenBytes.load(source.tokenizer), key=options.api_key, names=names
-        )
-        with StopRequest(SIGNALS, desk.stop) as request:
-            with _talking(application, listener, desk):
-                echo(_greeting(source, options, listener))
-                write_texts(decoder, desk)
-            request.accept()
+        (_write if source.model.is_causal else _embed)(source, mesh, options, listener)
+
+
+def _write(source: ModelSource, mesh: ParallelMesh, options: ServerOptions, listener: socket.socket | None) -> None:
+    """Serve a model that predicts the next token, on one rank. `listener` is None on all ranks but the first."""
+    tokenizer = source.load_tokenizer()
+    stops = frozenset({source.end_of_text, *source.stops})
+    model = source.load(mesh, precision=options.precision)
+    pack_weights(model, mesh, num_texts=options.rows)
+    decoder = Decoder(model, tokenizer, num_rows=options.rows, stops=stops, slide=options.slide)
+    if listener is None:
+        _follow(partial(write_texts, decoder, None))
+        return
+    served = Served(
+        name=source.name,
+        window=source.model.max_sequence_length,
+        tokenizer=tokenizer,
+        vocab_size=min(source.model.vocab_size, tokenizer.vocab_size),
+        slide=options.slide,
+        begin=source.begin_of_text,
+        end_of_text=source.end_of_text,
+        stops=stops,
+        template=ChatTemplate.find(source.tokenizer),
+        created=int(time.time()),
+    )
+    desk: Desk[Piece] = Desk(options.rows)
+    endpoints = text_endpoints(served, desk, TokenBytes.load(source.tokenizer))
+    application = make_application(served, desk, endpoints, key=options.api_key, names=_names(options))
+    _lead(partial(write_texts, decoder, desk), application, desk, listener, _greeting(source, options, listener))
+
+
+def _embed(source: ModelSource, mesh: ParallelMesh, options: ServerOptions, listener: socket.socket | None) -> None:
+    """Serve an encoder, on one rank. `listener` is None on all ranks but the first."""
+    embedder = Embedder(source.load(mesh, precision=options.precision), num_rows=options.rows)
+    if listener is None:
+        _follow(partial(embed_texts, embedder, None))
+        return
+    served = ServedEncoder(
+        name=source.name,
+        window=longest_text(source),
+        size=source.model.hidden_size,
+        tokenizer=source.tokenizer,
+        vocab_size=source.model.vocab_size,
+        created=int(time.time()),
+    )
+    desk: Desk[Embedded] = Desk(options.rows, most_waiting=MOST_EMBEDDED, most_begun=MOST_EMBEDDED_BEGUN)
+    endpoints = embedding_endpoints(served, desk)
+    application = make_application(served, desk, endpoints, key=options.api_key, names=_names(options))
+    _lead(partial(embed_texts, embedder, desk), application, desk, listener, _greeting(source, options, listener))
+
+
+def _follow(work: Callable[[], None]) -> None:
+    """Compute on a rank that is not the first one."""
+    with StopRequest(SIGNALS) as request:
+        work()
+        request.accept()
+
+
+def _lead(
+    work: Callable[[], None], application: Starlette, desk: Desk[Any], listener: socket.socket, greeting: str
+) -> None:
+    """Compute on the first rank, whose second thread talks to clients."""
+    with StopRequest(SIGNALS, desk.stop) as request:
+        with _talking(application, listener, desk):
+            echo(greeting)
+            work()
+        request.accept()
+
+
+def _names(options: ServerOptions) -> set[str]:
+    """Host names under which clients without a key may address the server."""
+    return {"localhost", "127.0.0.1", "[::1]", _in_url(options.host)}
 
 
 @contextmanager
@@ -191,7 +246,7 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def _talking(application: Starlette, listener: socket.socket, desk: Desk) -> Iterator[None]:
+def _talking(application: Starlette, listener: socket.socket, desk: Desk[Any]) -> Iterator[None]:
     """Context in which a thread talks to clients. If the thread ends, the server stops."""
     connections = Connections(allow_connections())
     settings = uvicorn.Config(
@@ -233,10 +288,12 @@ def _talking(application: Starlette, listener: socket.socket, desk: Desk) -> Ite
 
 
 def _greeting(source: ModelSource, options: ServerOptions, listener: socket.socket) -> str:
+    what, how = "texts at once", "Open it in a browser, or point an OpenAI client at /v1."
+    if not source.model.is_causal:
+        what, how = "texts per pass", "Point an OpenAI client at /v1 to embed texts."
     return (
         f"{source.title} at http://{_in_url(options.host)}:{listener.getsockname()[1]} (tensor {options.tensor}, "
-        f"{options.rows} texts at once). Open it in a browser, or point an OpenAI client at /v1. Ctrl-C stops the "
-        "server."
+        f"{options.rows} {what}). {how} Ctrl-C stops the server."
     )
 
 

@@ -15,9 +15,7 @@ def bert(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(
-    "command", [("generate", "--prompt", "the"), ("serve", "--port", "0"), ("evaluate", "--text", "text.txt")]
-)
+@pytest.mark.parametrize("command", [("generate", "--prompt", "the"), ("evaluate", "--text", "text.txt")])
 def test_commands_that_need_the_next_token_refuse_an_encoder(crosscut_here, bert, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text("the quick brown fox")

@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from crosscut.data import Tokenizer, read_documents
+from tests.pretrained.encoders import V, make_encoder
 
 TEMPLATE = """\
 {% for message in messages %}
@@ -34,6 +35,7 @@ TEMPLATE = """\
 
 WINDOW = 256
 NAME = "tiny-llama"
+ENCODER = "tiny-bert"
 
 
 @pytest.fixture(scope="session")
@@ -155,6 +157,21 @@ def start(folder: Path, *arguments: str, **environment: str) -> Server:
 
 
 @pytest.fixture(scope="session")
+def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT of two layers with random weights and a WordPiece, for at most 16 tokens. The last position is so large
+    that the hidden states of a text of 16 tokens are not finite.
+    """
+    folder = tmp_path_factory.mktemp("models") / ENCODER
+    make_encoder(folder, "bert for classes")
+    weights = load_file(folder / "model.safetensors")
+    weights["bert.embeddings.position_embeddings.weight"][15] = 3e38
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    text = "the quick brown fox jumps over the lazy dog " * 50
+    Tokenizer.train_wordpiece([text], vocab_size=V).save(folder / "tokenizer.json")
+    return folder
+
+
+@pytest.fixture(scope="session")
 def whole(model_folder: Path) -> Iterator[Server]:
     """A server of the uncut model."""
     server = start(model_folder)
@@ -168,3 +185,12 @@ def cut(model_folder: Path) -> Iterator[Server]:
     server = start(model_folder, "--tensor", "2", "--rows", "4")
     yield server
     assert server.stop() == (0, "")
+
+
+@pytest.fixture(scope="session")
+def encoder(encoder_folder: Path) -> Iterator[Server]:
+    """A server of the encoder, cut over two ranks. The tests that use it make it log failures."""
+    server = start(encoder_folder, "--tensor", "2")
+    yield server
+    status, errors = server.stop()
+    assert (status, "Traceback" in errors) == (0, False)

@@ -23,6 +23,7 @@ OF_OBJECTS = [name for name in dir(dist.distributed_c10d) if name.endswith(("_ob
 ORDERS = [
     Order((5, 6), Sampling(num_tokens=3), 0),
     Order((1,), Sampling(temperature=0.1 + 0.2, top_p=1 / 3, seed=-(1 << 63), bias=((3, -1e-17), (4, 2.0))), 7),
+    Order((7, 8), None, 2),
     Order(tuple(range(5000)), Sampling(stop=("\n", "\N{SNOWMAN}"), alternatives=0, tell_prompt=True), 127),
 ]
 

@@ -53,6 +53,13 @@ def read_lines(file: Path | None) -> list[str]:
     return lines
 
 
+def require_embeddings(source: ModelSource, tensor: int) -> None:
+    """Raise `ConfigError` or `LayoutError` if this encoder cannot embed texts on `tensor` ranks."""
+    require_tensor_axis(source.model, tensor)
+    if source.is_published:
+        _require_recipe(source.tokenizer.parent)
+
+
 def encode_texts(place: str, read: Callable[[], Sequence[str]], on: Machinery, max_tokens: int) -> Encoded:
     """Find the model, and encode the texts as the model's tokenizer does. Raises the errors of `embed`."""
     source = find_model(place, last_weights=on.last_weights, adapter=on.adapter)
@@ -61,10 +68,8 @@ def encode_texts(place: str, read: Callable[[], Sequence[str]], on: Machinery, m
             f"`{place}` must hold an encoder, but holds a model that predicts the next token ({source.model.family}). "
             "Choose a BERT or a model made from one, such as all-MiniLM-L6-v2."
         )
-    require_tensor_axis(source.model, on.layout.tensor)
-    if source.is_published:
-        _require_recipe(source.tokenizer.parent)
-    length = _max_tokens(source, max_tokens)
+    require_embeddings(source, on.layout.tensor)
+    length = longest_text(source, max_tokens)
     inner = read_inner(source.tokenizer)
     inner.no_padding()
     inner.enable_truncation(length)
@@ -80,8 +85,10 @@ def encode_texts(place: str, read: Callable[[], Sequence[str]], on: Machinery, m
     return Encoded(source=source, ids=[one.ids for one in found], num_cut=sum(bool(one.overflowing) for one in found))
 
 
-def _max_tokens(source: ModelSource, asked: int) -> int:
-    """Maximum number of tokens of a text."""
+def longest_text(source: ModelSource, asked: int = 0) -> int:
+    """Maximum number of tokens of a text: `asked`. 0 means the length in the model's `sentence_bert_config.json`, or
+    else the model's longest sequence. Raises `ConfigError` for a length that the model does not have.
+    """
     most = source.model.max_sequence_length
     require_at_least("max_tokens", asked, 0, maximum=most)
     path = source.tokenizer.with_name(LENGTH_FILE)

@@ -15,6 +15,7 @@ from crosscut.serving.protocol.chat import ChatTemplate
 from crosscut.serving.protocol.choices import read_sampling
 from crosscut.serving.protocol.fields import Fields, is_text, shown
 from crosscut.serving.protocol.messages import read_messages
+from crosscut.serving.protocol.model import require_model
 from crosscut.serving.protocol.refusals import Refusal
 from crosscut.serving.protocol.unsupported import BOTH_ONLY_AS, CHAT_ONLY_AS, COMPLETION_ONLY_AS, LABELS, Known
 
@@ -95,7 +96,7 @@ class _Wanted:
 def read_completion(body: object, served: Served) -> Request:
     """Read a request of the completions protocol. Raises `Refusal`."""
     fields = Fields(body)
-    _check_model(fields, served)
+    require_model(fields, served.name)
     prompts, texts = zip(*_prompts(fields, served), strict=True)
     num_choices = fields.integer("n", 1, MOST_CHOICES) or 1
     if (best_of := fields.integer("best_of", 1, MOST_CHOICES) or num_choices) != num_choices:
@@ -128,7 +129,7 @@ def read_chat(body: object, served: Served) -> Request:
             code="no_chat_template",
         )
     fields = Fields(body)
-    _check_model(fields, served)
+    require_model(fields, served.name)
     prompt = tuple(served.template.tokens(read_messages(fields)))
     _require_known(prompt, served, "messages")
     num_choices = fields.integer("n", 1, MOST_CHOICES) or 1
@@ -176,24 +177,6 @@ def _request(fields: Fields, served: Served, wanted: _Wanted, *, only_as: Known)
         stream=stream,
         include_usage=include_usage,
         echoed=wanted.echoed,
-    )
-
-
-def _check_model(fields: Fields, served: Served) -> None:
-    name = fields.text("model")
-    if name is None:
-        fields.refuse("model", f"be the model that is served (`{served.name}`)")
-    if name != served.name:
-        raise unknown_model(name, served)
-
-
-def unknown_model(name: str, served: Served) -> Refusal:
-    """Refusal of a request for a model that is not served."""
-    return Refusal(
-        f"`model` must be the model that is served (`{served.name}`), but is {shown(name)}.",
-        status=404,
-        field="model",
-        code="model_not_found",
     )
 
 

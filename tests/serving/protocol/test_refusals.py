@@ -217,14 +217,16 @@ def test_an_answer_may_fill_the_window(whole):
     assert content["usage"]["completion_tokens"] <= WINDOW - 6
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/nowhere", "/page/nowhere.js", "/page/../server.py"])
+@pytest.mark.parametrize("path", ["/v1/embedding", "/nowhere", "/page/nowhere.js", "/page/../server.py"])
 def test_an_unknown_path_is_told_the_known_ones(whole, path):
     status, content = whole.ask(path)
     assert status == 404
     assert content["error"]["message"].startswith("The path must be one of /v1/models, /v1/completions,")
 
 
-@pytest.mark.parametrize("path", ["/health/", "/v1/models/", "/v1/completions/", "/v1/chat/completions/", "/page/"])
+@pytest.mark.parametrize(
+    "path", ["/health/", "/v1/models/", "/v1/completions/", "/v1/chat/completions/", "/v1/embeddings/", "/page/"]
+)
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
 def test_a_slash_at_the_end_is_told_and_not_redirected(whole, path, method):
     """A redirect has no body, and a client that posts follows it without its request."""

@@ -7,7 +7,7 @@ from typing import Any
 from crosscut.generation import Piece, Sampling
 from crosscut.serving.desk import Desk
 from crosscut.serving.news import News, Order
-from crosscut.serving.web.application import _Events
+from crosscut.serving.web.texts import Events
 
 
 class Spoken:
@@ -42,7 +42,7 @@ def test_a_stream_ends_with_its_client_however_much_waits_to_be_sent():
         async def receive() -> dict[str, Any]:
             return {"type": "http.disconnect"}
 
-        await _Events(Spoken(), job, desk)({}, receive, send)
+        await Events(Spoken(), job, desk)({}, receive, send)
         assert len(sent) < 5
         assert desk.take(idle=False) == News(cancelled=(0,)), "nothing is computed for it any more"
 
@@ -70,7 +70,7 @@ def test_streams_take_turns():
                 await asyncio.Event().wait()
                 return {}
 
-            await _Events(Spoken(), jobs[which], desk)({}, receive, send)
+            await Events(Spoken(), jobs[which], desk)({}, receive, send)
 
         await asyncio.gather(stream(0), stream(1))
         assert len(sent) == 2 * (100 + 100 + 3)  # openings, tokens; start, [DONE] and end

@@ -9,6 +9,7 @@ const HINTS = {
 };
 const NO_CHAT =
   "Chat is off, because this model has no chat template. A model without one only continues texts, as base models do.";
+const NO_TEXT = "This model is an encoder. It writes no text: clients get embeddings of texts at /v1/embeddings.";
 
 const narrow = matchMedia("(width < 52rem)");
 const $ = (id) => document.getElementById(id);
@@ -29,6 +30,7 @@ async function start() {
     return tell(error.message ?? String(error));
   }
   $("model").textContent = document.title = model.id;
+  if (model.embeddings) return turnOff();
   $("max_tokens").max = Math.min(model.window - 1, 1024);
   $("max_tokens").value = Math.min(128, model.window >> 1);
   if (!model.chat) {
@@ -40,6 +42,11 @@ async function start() {
     if ($("hint").textContent) $("hint").textContent = HINTS.text;
   }
   document.querySelectorAll(".slider input").forEach(showValue);
+}
+
+function turnOff() {
+  HINTS.text = HINTS.chat = $("hint").textContent = NO_TEXT;
+  document.querySelectorAll("[name=mode], #composer > *").forEach((control) => { control.disabled = true; });
 }
 
 function askForKey() {

@@ -1,0 +1,136 @@
+"""Requests and answers of OpenAI's embeddings protocol."""
+
+import base64
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from crosscut.data.tokenization.inner import read_inner
+from crosscut.serving.news import Order
+from crosscut.serving.protocol.fields import Fields, is_text, shown
+from crosscut.serving.protocol.model import require_model
+from crosscut.serving.protocol.refusals import Refusal
+from crosscut.serving.protocol.unsupported import LABELS
+
+MOST_INPUTS = 2048
+"""Maximum number of texts per request, as in OpenAI's API."""
+
+_FORMATS = ("float", "base64")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedEncoder:
+    """The served encoder, with all facts that the checks of requests need."""
+
+    name: str
+    window: int
+    """Maximum number of tokens of a text."""
+    size: int
+    """Number of elements of an embedding."""
+    tokenizer: Path
+    vocab_size: int
+    created: int
+    """Start time of the server, in seconds since 1970."""
+
+    @cached_property
+    def inner(self) -> Any:
+        """Tokenizer that neither cuts nor pads texts."""
+        inner = read_inner(self.tokenizer)
+        inner.no_padding()
+        inner.no_truncation()
+        return inner
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingRequest:
+    """Request of a client."""
+
+    texts: tuple[tuple[int, ...], ...]
+    """Token ids of each text."""
+    is_base64: bool
+    """Whether an embedding is written as its bytes (float32, little endian) in base64 instead of a list of numbers."""
+
+    def orders(self) -> Iterator[Order]:
+        """The texts to embed."""
+        for index, ids in enumerate(self.texts):
+            yield Order(ids, None, index)
+
+
+def read_embedding(body: object, served: ServedEncoder) -> EmbeddingRequest:
+    """Read a request of the embeddings protocol. Raises `Refusal`."""
+    fields = Fields(body)
+    require_model(fields, served.name)
+    fields.only("dimensions", (served.size,), "The model's embeddings have a fixed number of dimensions.")
+    form = fields.text("encoding_format") or _FORMATS[0]
+    if form not in _FORMATS:
+        fields.refuse("encoding_format", f"be {' or '.join(_FORMATS)}")
+    for name in LABELS:
+        fields.get(name)
+    fields.get("input")
+    fields.finish()
+    return EmbeddingRequest(texts=_texts(fields, served), is_base64=form == "base64")
+
+
+def embedding_answer(request: EmbeddingRequest, served: ServedEncoder, vectors: Sequence[Tensor]) -> bytes:
+    """The answer as JSON. `vectors` are the embeddings [H] of the request's texts."""
+    num_tokens = sum(map(len, request.texts))
+    data = [
+        {"object": "embedding", "index": index, "embedding": _in_base64(one) if request.is_base64 else one.tolist()}
+        for index, one in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    answer = {"object": "list", "data": data, "model": served.name, "usage": usage}
+    return json.dumps(answer, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _in_base64(vector: Tensor) -> str:
+    return base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode()
+
+
+def _texts(fields: Fields, served: ServedEncoder) -> tuple[tuple[int, ...], ...]:
+    """Ids of the texts in `input`: one or several texts, each as a string or as ids."""
+    value = fields.get("input")
+    inputs = value if isinstance(value, list) and not _is_ids(value) else [value]
+    if not inputs:
+        fields.refuse("input", "have at least one text")
+    if len(inputs) > MOST_INPUTS:
+        fields.refuse("input", f"hold at most {MOST_INPUTS} texts", "Send several requests.")
+    texts = [text.strip() for text in inputs if is_text(text)]
+    if len(texts) == len(inputs):
+        found = [encoded.ids for encoded in served.inner.encode_batch(texts)]
+    elif all(map(_is_ids, inputs)):
+        found = inputs
+    else:
+        fields.refuse("input", "be a string, a list of token ids, a list of strings, or a list of such lists")
+    for number, ids in enumerate(found):
+        _check(ids, f"input[{number}]" if value is inputs else "input", served)
+    return tuple(map(tuple, found))
+
+
+def _is_ids(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(one) is int for one in value)
+
+
+def _check(ids: Sequence[int], place: str, served: ServedEncoder) -> None:
+    """Raise `Refusal` for a text that the model cannot read. `place` is the text's place in the request."""
+    if not ids:
+        raise Refusal(f"`{place}` must have at least one token, but has none. Remove it.", field=place)
+    if not 0 <= min(ids) <= max(ids) < served.vocab_size:
+        bad = next(one for one in ids if not 0 <= one < served.vocab_size)
+        raise Refusal(
+            f"`{place}` must hold only tokens of the model, which has ids from 0 to {served.vocab_size - 1}, but holds "
+            f"the id {shown(bad)}. Remove it.",
+            field=place,
+        )
+    if len(ids) > served.window:
+        raise Refusal(
+            f"`{place}` must have at most {served.window} tokens, but has {len(ids)}. Shorten it, or divide it into "
+            "several texts.",
+            code="context_length_exceeded",
+            field=place,
+        )

@@ -1,0 +1,23 @@
+"""The field `model` of requests, which names the served model."""
+
+from crosscut.serving.protocol.fields import Fields, shown
+from crosscut.serving.protocol.refusals import Refusal
+
+
+def require_model(fields: Fields, served: str) -> None:
+    """Raise `Refusal` if `model` is not the name of the model that is `served`."""
+    name = fields.text("model")
+    if name is None:
+        fields.refuse("model", f"be the model that is served (`{served}`)")
+    if name != served:
+        raise unknown_model(name, served)
+
+
+def unknown_model(name: str, served: str) -> Refusal:
+    """Refusal of a request for a model that is not `served`."""
+    return Refusal(
+        f"`model` must be the model that is served (`{served}`), but is {shown(name)}.",
+        status=404,
+        field="model",
+        code="model_not_found",
+    )

@@ -1,0 +1,47 @@
+"""Endpoint that embeds texts."""
+
+from functools import partial
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from torch import Tensor
+
+from crosscut.evaluation.embeddings.embedder import Embedded
+from crosscut.serving.desk import Desk, Job
+from crosscut.serving.protocol.embeddings import EmbeddingRequest, ServedEncoder, embedding_answer, read_embedding
+from crosscut.serving.web.endpoints import CHAT, COMPLETIONS, EMBEDDINGS, Endpoint, refusing
+from crosscut.serving.web.reading import make_pace, read_request
+from crosscut.serving.web.waiting import Readers, until_gone
+
+_READERS = 8
+"""Number of requests that are read at a time."""
+
+_WRITERS = 2
+"""Number of answers that are written at a time. Writing the numbers of a large answer takes a second."""
+
+
+def embedding_endpoints(served: ServedEncoder, desk: Desk[Embedded]) -> dict[str, Endpoint]:
+    """The endpoints of an encoder, by path."""
+    pace = make_pace(lambda: desk.num_running > 0)
+    readers, writers = Readers(_READERS), Readers(_WRITERS)
+
+    async def embeddings(request: HttpRequest) -> Response:
+        asked = await read_request(request, read_embedding, served, readers=readers, pace=pace)
+        vectors = await until_gone(_embedded(asked, desk), request.receive)
+        write = partial(embedding_answer, asked, served, vectors)
+        return Response(await until_gone(writers.run(write), request.receive), media_type="application/json")
+
+    why = f"`{served.name}` must predict the next token to write text, but is an encoder. Use {EMBEDDINGS}."
+    refuse = refusing(why, code="no_text")
+    return {COMPLETIONS: refuse, CHAT: refuse, EMBEDDINGS: embeddings}
+
+
+async def _embedded(asked: EmbeddingRequest, desk: Desk[Embedded]) -> list[Tensor]:
+    """Embeddings of the request's texts. If the client disconnects, the texts that wait are cancelled."""
+    job: Job[Embedded] = desk.submit(list(asked.orders()))
+    try:
+        found = {which: one.embedding async for which, one in job}
+    finally:
+        desk.withdraw(job)
+    vectors = [found[which] for which in range(len(asked.texts))]
+    return [vector for vector in vectors if vector is not None]

@@ -1,0 +1,23 @@
+"""Paths of the endpoints that use the model. Every server has all of them; those that its model lacks are refused."""
+
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from crosscut.serving.protocol.refusals import Refusal
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+EMBEDDINGS = "/v1/embeddings"
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def refusing(message: str, *, code: str) -> Endpoint:
+    """Endpoint that refuses every request."""
+
+    async def refuse(_: Request) -> Response:
+        raise Refusal(message, code=code)
+
+    return refuse

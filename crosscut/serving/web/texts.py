@@ -1,0 +1,116 @@
+"""Endpoints that generate text: completions and chat. Their answers are whole, or streams of events."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from crosscut.generation import Piece
+from crosscut.serving.desk import Desk, Job
+from crosscut.serving.protocol.answers import Answer, ChatAnswer, CompletionAnswer, Json
+from crosscut.serving.protocol.refusals import Refusal, failure_of
+from crosscut.serving.protocol.requests import Served, read_chat, read_completion
+from crosscut.serving.web.endpoints import CHAT, COMPLETIONS, EMBEDDINGS, Endpoint, refusing
+from crosscut.serving.web.reading import make_pace, read_request
+from crosscut.serving.web.waiting import Readers, until_gone
+
+_COMPLETION_READERS = 8
+"""Number of completions that are read at a time."""
+
+_CHAT_READERS = 2
+"""Number of chats that are read at a time. A slow chat template delays other chats, and no completions."""
+
+
+def text_endpoints(served: Served, desk: Desk[Piece], spell: Callable[[int], bytes]) -> dict[str, Endpoint]:
+    """The endpoints of a model that predicts the next token, by path. `spell` returns the bytes of a token."""
+    pace = make_pace(lambda: desk.num_running > 0)
+    completion_readers, chat_readers = Readers(_COMPLETION_READERS), Readers(_CHAT_READERS)
+
+    async def completions(request: HttpRequest) -> Response:
+        asked = await read_request(request, read_completion, served, readers=completion_readers, pace=pace)
+        return await _answered(request, CompletionAnswer(asked, served, spell), desk)
+
+    async def chat(request: HttpRequest) -> Response:
+        asked = await read_request(request, read_chat, served, readers=chat_readers, pace=pace)
+        return await _answered(request, ChatAnswer(asked, served, spell), desk)
+
+    why = f"`{served.name}` must be an encoder to embed texts, but predicts the next token. Use {COMPLETIONS}."
+    return {COMPLETIONS: completions, CHAT: chat, EMBEDDINGS: refusing(why, code="no_embeddings")}
+
+
+async def _answered(request: HttpRequest, answer: Answer, desk: Desk[Piece]) -> Response:
+    """Answer a request, as a whole or as a stream. If the client disconnects, the generation of its texts is
+    cancelled.
+    """
+    job = desk.submit(list(answer.request.orders()))
+    if answer.request.stream:
+        return Events(answer, job, desk)
+    try:
+        return JSONResponse(answer.whole(await until_gone(_collect(job), request.receive)))
+    finally:
+        desk.withdraw(job)
+
+
+async def _collect(job: Job[Piece]) -> list[list[Piece]]:
+    """Collect all tokens of each text."""
+    choices: list[list[Piece]] = [[] for _ in job.keys]
+    async for which, piece in job:
+        choices[which].append(piece)
+    return choices
+
+
+class Events(Response):
+    """Stream of server-sent events, with one event per token."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, answer: Answer, job: Job[Piece], desk: Desk[Piece]) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._answer = answer
+        self._job = job
+        self._desk = desk
+
+    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream. If the client disconnects, the generation of its texts is cancelled."""
+        try:
+            await until_gone(self._send(send), receive)
+        except ClientDisconnect:
+            pass
+        finally:
+            self._desk.withdraw(self._job)
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async for event in self._events():
+            await send({"type": "http.response.body", "body": b"data: %s\n\n" % event, "more_body": True})
+            # Neither call yields control while much text is ready to send. Without this sleep, the disconnection of the
+            # client would be noticed only after all of the text, and other streams would stop meanwhile.
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        """Events of the stream. A refusal or a failure after the start of the stream is also an event; clients raise an
+        error for it.
+        """
+        try:
+            for chunk in self._answer.openings():
+                yield _json(chunk)
+            async for which, piece in self._job:
+                yield _json(self._answer.chunk(which, piece))
+            for chunk in self._answer.closing():
+                yield _json(chunk)
+            yield b"[DONE]"
+        except Refusal as refusal:
+            yield _json(refusal.body)
+        except Exception as error:  # a bug; the status has already been sent
+            yield _json(failure_of(error).body)
+
+
+def _json(value: Json) -> bytes:
+    """JSON of an event. Raises `ValueError` for NaN and infinity, which JSON does not have."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
