@@ -27,6 +27,7 @@ from crosscut.architecture.sublayers.head import Head, Loss
 from crosscut.architecture.sublayers.mlp import MLP
 from crosscut.architecture.sublayers.norm import Norm, stream_norm
 from crosscut.architecture.sublayers.residual import add_residual
+from crosscut.architecture.sublayers.task_head import TaskLoss
 from crosscut.config import ModelConfig
 from crosscut.config.model import FeedForward, NormPosition
 
@@ -111,10 +112,10 @@ class Decoder:
         return tuple(embedding), tuple(self.head.steps(x))
 
     @property
-    def loss(self) -> Loss:
+    def loss(self) -> Loss | TaskLoss:
         """The loss, which is the last step of the head."""
         loss = self.root_steps[1][-1]
-        assert isinstance(loss, Loss)
+        assert isinstance(loss, Loss | TaskLoss)
         return loss
 
     def root_parameters(self) -> Iterator[Parameter]:

@@ -2,8 +2,18 @@
 
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
-from crosscut.config.checks import MOST, Choice, divisors, listed, require_at_least, require_fraction, resolve_choices
+from crosscut.config.checks import (
+    MOST,
+    Choice,
+    divisors,
+    listed,
+    require_at_least,
+    require_fraction,
+    resolve_choices,
+    shown,
+)
 from crosscut.config.errors import ConfigError, LayoutError
 
 _MOST = MappingProxyType(
@@ -36,10 +46,13 @@ class NormPosition(Choice):
 
 
 class HeadKind(Choice):
-    """Tokens that a model predicts."""
+    """Tokens that a model predicts, or the task that it solves for a whole text."""
 
     NEXT_TOKEN = "next_token"  # noqa: S105 - no password
     MASKED_TOKENS = "masked_tokens"
+    CLASSES = "classes"
+    SPANS = "spans"
+    CHOICE = "choice"
 
 
 class Positions(Choice):
@@ -72,6 +85,10 @@ class Biases(Choice):
     ALL = "all"
     QKV = "qkv"
     NONE = "none"
+
+
+_PREDICTED = MappingProxyType({HeadKind.NEXT_TOKEN: "the next token", HeadKind.MASKED_TOKENS: "masked tokens"})
+"""Description of the predicted tokens, by the heads that predict tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,8 +208,13 @@ class ModelConfig:
     head: HeadKind = HeadKind.NEXT_TOKEN
     """Tokens that the model predicts: `next_token` (each token from the tokens before it, as in GPT) or `masked_tokens`
     (masked tokens from the tokens on both sides, as in BERT). The head for masked tokens has a dense layer, GeLU and a
-    norm before the output projection, and a bias of the logits. It needs bidirectional attention.
+    norm before the output projection, and a bias of the logits. It needs bidirectional attention. Three heads solve a
+    task instead: `classes` (the class of a text), `spans` (the first and the last token of an answer in a text) and
+    `choice` (the right one of several texts). These models have no output projection.
     """
+
+    num_classes: int = 0
+    """Number of classes of a model with `head = "classes"`. 0 for other heads."""
 
     sentence_order: bool = False
     """Whether the model also predicts, from its first token, if two segments are in the order of their text or swapped.
@@ -214,7 +236,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden_size", "num_heads", "max_sequence_length", "rotary_original_length"):
             require_at_least(f"model.{name}", getattr(self, name), 1, maximum=_MOST.get(name, MOST))
-        for name in ("vocab_size", "num_kv_heads", "head_size", "mlp_size", "token_types"):
+        for name in ("vocab_size", "num_kv_heads", "head_size", "mlp_size", "token_types", "num_classes"):
             require_at_least(f"model.{name}", getattr(self, name), 0, maximum=_MOST.get(name, MOST))
         require_fraction("model.dropout", self.dropout)
         resolve_choices(self, "model")
@@ -246,15 +268,40 @@ class ModelConfig:
                 '`model.attention` must be "bidirectional" for a model that predicts masked tokens, but is "causal". '
                 'Set model.attention="bidirectional", or model.head="next_token".'
             )
-        if self.predicts_masked and self.lora_rank:
+        kind = f'with `model.head` = "{self.head}"' if self.solves_task else f"that predicts {_PREDICTED[self.head]}"
+        if self.lora_rank and self.head is not HeadKind.NEXT_TOKEN:
             raise ConfigError(
-                "`model.lora_rank` must be 0 for a model that predicts masked tokens, but is "
-                f"{self.lora_rank}. Adapters are for models that predict the next token. Remove `model.lora_rank`."
+                f"`model.lora_rank` must be 0 for a model {kind}, but is {self.lora_rank}. Adapters are for models "
+                "that predict the next token. Remove `model.lora_rank`."
             )
         if self.sentence_order and not self.predicts_masked:
             raise ConfigError(
-                "`model.sentence_order` must be false for a model that predicts the next token, but is true. Set "
+                f"`model.sentence_order` must be false for a model {kind}, but is true. Set "
                 'model.head="masked_tokens", or remove `model.sentence_order`.'
+            )
+        if self.solves_task:
+            self._check_logits()
+        self._check_classes()
+
+    def _check_logits(self) -> None:
+        """Check the settings of the logits of a vocabulary, which a model that solves a task has not."""
+        for name, plain in (("tied", True), ("logit_softcap", 0.0)):
+            if (value := getattr(self, name)) != plain:
+                raise ConfigError(
+                    f'`model.{name}` must be {shown(plain)} for a model with `model.head` = "{self.head}", which has '
+                    f"no output projection, but is {shown(value)}. Set model.{name}={shown(plain)}."
+                )
+
+    def _check_classes(self) -> None:
+        if self.head is HeadKind.CLASSES and self.num_classes < 2:
+            raise ConfigError(
+                '`model.num_classes` must be at least 2 for a model with `model.head` = "classes", but is '
+                f"{self.num_classes}. Set it to the number of labels."
+            )
+        if self.head is not HeadKind.CLASSES and self.num_classes:
+            raise ConfigError(
+                f'`model.num_classes` must be 0 unless `model.head` is "classes", but is {self.num_classes}. Remove '
+                '`model.num_classes`, or set model.head="classes".'
             )
 
     def _resolve_heads(self) -> None:
@@ -302,6 +349,17 @@ class ModelConfig:
         return self.head is HeadKind.MASKED_TOKENS
 
     @property
+    def solves_task(self) -> bool:
+        """Whether the model solves a task for a whole text, and does not predict tokens."""
+        return self.head not in _PREDICTED
+
+    @property
+    def has_pooler(self) -> bool:
+        """Whether a head pools the first token: a dense layer and tanh, as in BERT."""
+        pools = self.head in (HeadKind.CLASSES, HeadKind.CHOICE) and not self.is_causal
+        return self.sentence_order or pools
+
+    @property
     def norms_embedding(self) -> bool:
         """Whether the embedding passes through a norm."""
         return self.embedding_norm or self.norm_place is NormPosition.AFTER
@@ -322,6 +380,13 @@ class ModelConfig:
         """The model without its low-rank adapters: the model that the adapters change."""
         return replace(self, lora_rank=0, lora_alpha=0.0)
 
+    def with_head(self, head: str, *, num_classes: int = 0) -> "ModelConfig":
+        """Return the model with another head on the same layers. The settings of the old head's logits get their
+        defaults.
+        """
+        logits: dict[str, Any] = {"sentence_order": False, "tied": True, "logit_softcap": 0.0}
+        return replace(self, **{"head": head, "num_classes": num_classes, **logits})
+
     def resized(self, hidden_size: int) -> "ModelConfig":
         """Return a copy of the model with another hidden size. The width of the MLP changes in proportion. The head
         size changes too, if all heads together are as wide as the hidden size.
@@ -341,11 +406,14 @@ def require_tensor_axis(model: ModelConfig, tensor: int) -> None:
     of ranks.
     """
     heads, kv_heads, mlp = model.num_heads, model.num_kv_heads, model.mlp_size
-    allowed = [t for t in divisors(heads) if _cuts(kv_heads, t) and mlp % t == 0]
+    pooled = model.hidden_size if model.has_pooler else 0
+    allowed = [t for t in divisors(heads) if _cuts(kv_heads, t) and mlp % t == 0 and pooled % t == 0]
     if tensor in allowed:
         return
     if heads % tensor:
         what = f"divide `model.num_heads` ({heads})"
+    elif pooled % tensor:
+        what = f"divide `model.hidden_size` ({pooled}) for a model with a pooler"
     elif mlp % tensor:
         what = f"divide `model.mlp_size` ({mlp})"
     else:

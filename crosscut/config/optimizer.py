@@ -53,7 +53,8 @@ class OptimizerConfig:
     `learning_rate`."""
 
     head_learning_rate: float = 0.0
-    """Maximum learning rate of the output projection, if `model.tied` is false. 0 means `learning_rate`."""
+    """Maximum learning rate of the output projection, if `model.tied` is false, or of the classifier of a model with
+    `model.head` "classes", "spans" or "choice". 0 means `learning_rate`."""
 
     matrix_learning_rate: float = 0.0
     """Maximum learning rate of the matrices inside the layers. 0 means `learning_rate`."""

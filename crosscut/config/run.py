@@ -6,7 +6,7 @@ tensor ranks divide the heads.
 
 from dataclasses import dataclass, field, replace
 
-from crosscut.config.checks import Choice, divisors, listed, require_at_least, resolve_choices
+from crosscut.config.checks import Choice, divisors, listed, require_at_least, resolve_choices, shown
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, TOKENS_FOLDER, predicted_rows
 from crosscut.config.data import SHORTEST_PAIR, DataConfig, Objective
 from crosscut.config.errors import ConfigError, LayoutError
@@ -103,6 +103,7 @@ class RunConfig:
         self._check_batch()
         self._check_sequence()
         self._check_masked_samples()
+        self._check_task()
         self._check_warm_up()
         self._check_rates()
         self._check_float8()
@@ -193,7 +194,7 @@ class RunConfig:
             )
 
     def _check_rates(self) -> None:
-        if self.model.tied and self.optimizer.head_learning_rate:
+        if self.model.tied and not self.model.solves_task and self.optimizer.head_learning_rate:
             raise ConfigError(
                 "`optimizer.head_learning_rate` must be 0 for a model whose output projection shares the weight of the "
                 f"embedding, but is {self.optimizer.head_learning_rate}. Set `optimizer.embedding_learning_rate`, or "
@@ -250,6 +251,16 @@ class RunConfig:
                 "document. Remove `training.document_mask`, or set data.pairs=false."
             )
 
+    def _check_task(self) -> None:
+        if not self.model.solves_task:
+            return
+        for name, plain in (("document_mask", False), ("z_loss", 0.0)):
+            if (value := getattr(self.training, name)) != plain:
+                raise ConfigError(
+                    f'`training.{name}` must be {shown(plain)} for a model with `model.head` = "{self.model.head}", '
+                    f"but is {shown(value)}. It is for models that predict tokens. Remove `training.{name}`."
+                )
+
     def _check_sequence(self) -> None:
         length, tensor = self.training.sequence_length, self.layout.tensor
         if length > self.model.max_sequence_length:
@@ -266,9 +277,12 @@ class RunConfig:
 
 
 def expected_predictions(model: ModelConfig, num_tokens: int, fraction: float) -> int:
-    """Number of tokens for which the head computes logits, of `num_tokens` tokens: all, or the expected number for a
-    model that predicts masked tokens, a `fraction` of all tokens.
+    """Number of tokens for which the head computes logits of the vocabulary, of `num_tokens` tokens: all, or the
+    expected number for a model that predicts masked tokens, a `fraction` of all tokens, or 0 for a model that solves a
+    task.
     """
+    if model.solves_task:
+        return 0
     return predicted_rows(None, num_tokens, fraction) if model.predicts_masked else num_tokens
 
 

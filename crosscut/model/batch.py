@@ -39,6 +39,11 @@ class Batch:
     """Order of the two segments of each sequence [B]: 0 as in their text, 1 swapped, `IGNORED` for neither. None means
     that the order is not predicted.
     """
+    labels: Tensor | None = None
+    """Labels of a model that solves a task, `IGNORED` for none: the class of each sequence [B]; or the index of the
+    right one of C texts for each question [B / C], where the C texts of a question are successive sequences; or the
+    first and the last token of the answer in each sequence [B, 2].
+    """
     predicted: Tensor | None = None
     """Indexes [N] of the tokens whose logits are computed, in the flattened batch (`with_predicted`). None means all
     tokens.
@@ -49,10 +54,18 @@ class Batch:
         """Make a batch from `ids` [B, S + 1]. Every token except the first is predicted from the earlier tokens."""
         return cls(tokens=ids[:, :-1], targets=ids[:, 1:])
 
+    @classmethod
+    def labelled(cls, tokens: Tensor, labels: Tensor, **rest: Tensor | None) -> Self:
+        """Make a batch of a task, which has labels and no targets. `rest` are other fields, such as `mask`."""
+        return cls(tokens=tokens, targets=torch.full_like(tokens, IGNORED), labels=labels, **rest)
+
     @property
     def num_targets(self) -> Tensor:
-        """Number of targets to predict: an integer scalar on the device."""
-        return (self.targets != IGNORED).sum()
+        """Number of targets to predict, or of labels of a task: an integer scalar on the device."""
+        if self.labels is None:
+            return (self.targets != IGNORED).sum()
+        first = self.labels if self.labels.dim() == 1 else self.labels[:, 0]
+        return (first != IGNORED).sum()
 
     @property
     def num_orders(self) -> Tensor:
@@ -96,18 +109,22 @@ class Batch:
         elif self.documents is not None or self.positions is not None:
             given, missing = ("documents", "positions") if self.positions is None else ("positions", "documents")
             raise ConfigError(f"A batch with {given} must have {missing}, too, but has none. Give both or none.")
-        context = Context(documents, self.segments, self.mask, self.predicted, self.order)
+        context = Context(documents, self.segments, self.mask, self.predicted, self.order, self.labels)
         return self.tokens, self.targets, context
 
     def chunk(self, num_parts: int) -> list[Self]:
-        """Split the sequences into `num_parts` equal parts, in order. Raises `ConfigError` if the number of sequences
-        is not a multiple of `num_parts`. Call `with_predicted` on the parts, not before.
+        """Split the sequences into `num_parts` equal parts, in order. If a label belongs to several sequences, these
+        stay together. Raises `ConfigError` if the number of sequences, or of labels, is not a multiple of `num_parts`.
+        Call `with_predicted` on the parts, not before.
         """
         assert self.predicted is None, "the indexes of a whole batch are not those of its parts"
-        if len(self.tokens) % num_parts:
+        what, number = "sequences", len(self.tokens)
+        if self.labels is not None:
+            what, number = "labels", len(self.labels)
+        if number % num_parts:
             raise ConfigError(
-                f"`num_parts` must divide the batch's number of sequences ({len(self.tokens)}), but is {num_parts}. "
-                f"Try {listed(divisors(len(self.tokens)))}."
+                f"`num_parts` must divide the batch's number of {what} ({number}), but is {num_parts}. "
+                f"Try {listed(divisors(number))}."
             )
         parts = {name: tensor.chunk(num_parts) for name, tensor in self._given().items()}
         return [replace(self, **{name: part[i] for name, part in parts.items()}) for i in range(num_parts)]

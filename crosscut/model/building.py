@@ -91,6 +91,6 @@ class Builder:
             place=place,
         )
 
-    def dropout(self, probability: float) -> Dropout:
-        """Build the dropout of the residual stream."""
-        return Dropout(probability, streams=self.streams)
+    def dropout(self, probability: float, *, inside: bool = False) -> Dropout:
+        """Build the dropout of the residual stream, or, with `inside`, of a tensor inside a parallel region."""
+        return Dropout(probability, streams=self.streams, inside=inside)

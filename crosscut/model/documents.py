@@ -50,6 +50,8 @@ class Context(NamedTuple):
     order: Tensor | None = None
     """Order of the segments of each sequence [B]: 0 as in their text, 1 swapped, `IGNORED` for neither. None means that
     the order is not predicted."""
+    labels: Tensor | None = None
+    """Labels of a model that solves a task (`Batch.labels`). None means that the task has no labels here."""
 
     def padded(self, num_filled: int, like: Tensor) -> "Context":
         """Return the context of sequences to whose ends `num_filled` tokens of padding are added. `like` [B, S] are the

@@ -18,13 +18,17 @@ from torch import Tensor, nn
 from crosscut.architecture import Cut, describe
 from crosscut.architecture.sublayers.norm import Norm
 from crosscut.config import ConfigError, ModelConfig
+from crosscut.config.checks import divisors, listed
+from crosscut.config.model import HeadKind
 from crosscut.kernels.products import ORDINARY
 from crosscut.kernels.soft_cap import soft_cap
 from crosscut.model.block import Block
 from crosscut.model.building import Builder
 from crosscut.model.cache import KeyValueCache, Reading, reading_kernels
 from crosscut.model.documents import NO_CONTEXT, Context, attention_mask
-from crosscut.model.masked_head import MaskedPrediction, SentenceOrder, order_loss
+from crosscut.model.heads.masked_head import MaskedPrediction, order_loss
+from crosscut.model.heads.pooled_head import PooledHead
+from crosscut.model.heads.task_head import build_task_head, last_places, task_logits, task_loss
 from crosscut.model.rotary import Rotation, rotations
 from crosscut.model.running import PLAIN_RUNNERS, Runners
 from crosscut.parallel import (
@@ -80,7 +84,8 @@ class GPT(nn.Module):
         self.output = None if output is None else VocabParallelOutput(*output.shape, mesh=mesh, dtype=dtype)
         prediction, order = parts.head.prediction, parts.head.order
         self.prediction = None if prediction is None else MaskedPrediction(prediction, build)
-        self.order = None if order is None else SentenceOrder(order, build)
+        self.order = None if order is None else PooledHead(order, build)
+        self.task = None if parts.head.task is None else build_task_head(parts.head.task, build)
         frozen = {parameter.name for parameter in parts.parameters() if parameter.is_frozen}
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name not in frozen)
@@ -171,9 +176,23 @@ class GPT(nn.Module):
 
         `context` gives the documents, the segments and the padding of the tokens.
 
+        A model that solves a task ignores `targets`, and its cross entropies are those of the context's labels.
+
         To train on the mean, set `scale` to 1 / (number of targets over all data ranks), as a number or a scalar tensor
-        on the device.
+        on the device. Raises `ConfigError` for labels that the model cannot use, and if the labels of a task are
+        missing.
         """
+        self._require_labels(context.labels)
+        if context.labels is not None:
+            loss = task_loss(self._task_logits(tokens, context, len(context.labels)), context.labels)
+            return (scale * loss).to(loss.dtype)
+        settings = replace(self._loss_settings, scale=scale, z_loss=z_loss)
+        return self._loss_of_tokens(tokens, targets, context, settings, order_scale)
+
+    def _loss_of_tokens(
+        self, tokens: Tensor, targets: Tensor, context: Context, settings: LossSettings, order_scale: float | Tensor
+    ) -> Tensor:
+        """Loss of a model that predicts tokens, and possibly the order of segments."""
         if self.output is None and torch.is_grad_enabled():
             hidden, tied = self(tokens, context, with_weight=True)
             weight = tied.tensor
@@ -187,11 +206,52 @@ class GPT(nn.Module):
             targets,
             vocab_size=self.config.vocab_size,
             axis=self.mesh.tensor,
-            settings=replace(self._loss_settings, scale=scale, z_loss=z_loss, bias=bias),
+            settings=replace(settings, bias=bias),
         )
         if self.order is None or context.order is None:
             return loss
         return loss + (order_scale * order_loss(self.order(entered[:, 0]), context.order)).to(loss.dtype)
+
+    def _require_labels(self, labels: Tensor | None) -> None:
+        if (labels is None) == (self.task is None):
+            return
+        must, is_, what = ("must", "none", "with") if labels is None else ("must not", "some", "without")
+        raise ConfigError(
+            f'A batch for a model with `model.head` = "{self.config.head}" {must} have labels, but has {is_}. Make the '
+            f"batch {what} labels."
+        )
+
+    def task_logits(self, tokens: Tensor, context: Context = NO_CONTEXT, *, num_choices: int = 1) -> Tensor:
+        """Return the logits of the model's task, the same on all tensor ranks: [B, classes] of `classes`, [B, S, 2] of
+        the first and the last token of `spans`, or [B / C, C] of `choice`. `num_choices` is the number C of texts of
+        each question of `choice`; the texts of a question are successive sequences.
+
+        `tokens` is [B, S]; S may be any length. The logits of spans include padding. Raises `ConfigError` if the model
+        solves no task, or if `num_choices` does not divide B.
+        """
+        if self.task is None:
+            raise ConfigError(
+                f'`model.head` must be "classes", "spans" or "choice" for the logits of a task, but is '
+                f'"{self.config.head}". Choose a model that was fine-tuned for a task.'
+            )
+        if len(tokens) % num_choices:
+            raise ConfigError(
+                f"`num_choices` must divide the number of sequences ({len(tokens)}), but is {num_choices}. "
+                f"Try {listed(divisors(len(tokens)))}."
+            )
+        return self._task_logits(tokens, context, len(tokens) // num_choices)
+
+    def _task_logits(self, tokens: Tensor, context: Context, num_labels: int) -> Tensor:
+        """Logits of a batch with `num_labels` labels. Each question of a choice has one label."""
+        assert self.task is not None
+        length = tokens.shape[1]
+        last = last_places(context.mask, tokens) if self.config.is_causal else None
+        num_filled = self._num_filled(length)
+        hidden = self(F.pad(tokens, (0, num_filled)), context.padded(num_filled, tokens), num_filled=num_filled)
+        logits = task_logits(self.task, hidden, last, self.mesh)
+        if self.config.head is HeadKind.SPANS:
+            return logits[:, :length]
+        return logits.view(num_labels, -1) if self.config.head is HeadKind.CHOICE else logits
 
     @property
     def _loss_settings(self) -> LossSettings:
@@ -255,7 +315,13 @@ class GPT(nn.Module):
     def logits_of(self, hidden: Tensor) -> Tensor:
         """Return the scores [N, V] of the next tokens, or of the masked tokens, from N last hidden states [N, H]. All
         tensor ranks must hold the same hidden states, and every tensor rank gets the scores of the whole vocabulary.
+        Raises `ConfigError` for a model that solves a task and predicts no tokens.
         """
+        if self.task is not None:
+            raise ConfigError(
+                f'`model.head` must be "next_token" or "masked_tokens" for the scores of tokens, but is '
+                f'"{self.config.head}". `task_logits` returns the scores of a task.'
+            )
         products = ORDINARY if self.output is None else self.output.products
         if self.prediction is not None:
             hidden = self.prediction(hidden)

@@ -10,6 +10,7 @@ The operators form conjugate pairs: the backward pass of one operator is the for
 | `reduce_scatter_to_sequence_parallel` | reduce-scatter | all-gather     |
 | `scatter_to_sequence_parallel`        | split          | all-gather     |
 | `gather_from_tensor_parallel`         | all-gather     | split          |
+| `join_from_sequence_parallel`         | all-gather     | split          |
 
 f and g are from the paper (section 3, Code 1); the sequence-parallel operators are from Korthikanti et al. 2022. f is
 the entry into a parallel region, and g is the exit. Between the parallel regions, every rank holds the whole sequence,
@@ -102,6 +103,17 @@ class _GatherFromTensorParallel(Function):
         return split(grad, ctx.axis, grad.dim() - 1), None
 
 
+class _JoinFromSequenceParallel(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return all_gather(x, axis, SEQUENCE_DIM)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return split(grad, ctx.axis, SEQUENCE_DIM), None
+
+
 def copy_to_tensor_parallel(x: Tensor, axis: Axis) -> Tensor:
     """The paper's operator f: pass a replicated tensor into a parallel region.
 
@@ -149,6 +161,14 @@ def gather_from_tensor_parallel(x: Tensor, axis: Axis) -> Tensor:
     Forward: all-gather. Backward: split, which sends nothing. The incoming gradient must be the same on all ranks.
     """
     return x if axis.size == 1 else _GatherFromTensorParallel.apply(x, axis)
+
+
+def join_from_sequence_parallel(x: Tensor, axis: Axis) -> Tensor:
+    """Join the parts of the sequence outside of the parallel regions: [B, S/T, ...] to [B, S, ...].
+
+    Forward: all-gather. Backward: split, which sends nothing. The incoming gradient must be the same on all ranks.
+    """
+    return x if axis.size == 1 else _JoinFromSequenceParallel.apply(x, axis)
 
 
 def enter_tensor_parallel(x: Tensor, mesh: ParallelMesh) -> Tensor:

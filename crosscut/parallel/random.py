@@ -177,20 +177,21 @@ class RandomStreams:
 
 
 class Dropout(nn.Module):
-    """Dropout outside the parallel regions.
+    """Dropout outside the parallel regions, or, with `inside`, inside a parallel region.
 
     Input and output: [B, S, H]. All tensor ranks drop the same elements, so the residual stream stays identical on all
     tensor ranks. Under sequence parallelism, input and output are [B, S/T, H], and each rank drops elements of its own
-    part. Sends nothing. Source: paper, section 3.1.
+    part. With `inside`, input and output are this rank's part of any tensor, and each rank drops elements of its own.
+    Sends nothing. Source: paper, section 3.1.
     """
 
-    def __init__(self, probability: float, *, streams: RandomStreams) -> None:
+    def __init__(self, probability: float, *, streams: RandomStreams, inside: bool = False) -> None:
         super().__init__()
-        self.probability, self.streams = probability, streams
+        self.probability, self.streams, self.inside = probability, streams, inside
 
     def forward(self, x: Tensor) -> Tensor:
         """Drop elements of `x` in training mode. In evaluation mode, return `x` unchanged."""
         if not self.training or self.probability == 0.0:
             return x
-        with self.streams.between_regions():
+        with self.streams.per_rank() if self.inside else self.streams.between_regions():
             return F.dropout(x, self.probability)

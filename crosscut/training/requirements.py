@@ -34,6 +34,11 @@ def require_objective(run: RunConfig) -> None:
     that it has to predict.
     """
     model, masked = run.model, run.data.objective is Objective.MASKED
+    if model.solves_task:
+        raise ConfigError(
+            f'`model.head` must be "next_token" or "masked_tokens" for training on texts, but is "{model.head}". Set '
+            'model.head="next_token", or train on a task with labels by `crosscut finetune`.'
+        )
     if model.predicts_masked != masked:
         objective, head = ("masked", "next_token") if model.predicts_masked else ("causal", "masked_tokens")
         raise ConfigError(

@@ -41,6 +41,7 @@ LOWER_BOUNDS = {
     "model.rotary_original_length": 1,
     "model.vocab_size": 0,
     "model.token_types": 0,
+    "model.num_classes": 0,
     "model.logit_softcap": 0,
     "model.lora_rank": 0,
     "model.lora_alpha": 0,
@@ -436,6 +437,17 @@ def test_pairs_of_segments_fit_a_sequence_and_need_no_document_mask(training: di
         replace(make_run(**training), data=DataConfig(objective="masked"))
     assert str(error.value) == message
     replace(make_run(**training), data=DataConfig(objective="masked", pairs=False))
+
+
+@pytest.mark.parametrize(("name", "value", "plain"), [("document_mask", True, "false"), ("z_loss", 1e-4, "0.0")])
+def test_a_task_is_not_trained_with_options_for_tokens(name: str, value: Any, plain: str) -> None:
+    run = make_run(**{name: value})
+    with pytest.raises(ConfigError) as error:
+        replace(run, model=run.model.with_head("spans"))
+    assert str(error.value) == (
+        f'`training.{name}` must be {plain} for a model with `model.head` = "spans", but is {str(value).lower()}. It '
+        f"is for models that predict tokens. Remove `training.{name}`."
+    )
 
 
 def test_a_shard_group_divides_the_data_ranks() -> None:

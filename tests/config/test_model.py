@@ -2,7 +2,8 @@
 
 import pytest
 
-from crosscut.config import ConfigError, ModelConfig
+from crosscut.config import ConfigError, LayoutError, ModelConfig
+from crosscut.config.model import require_tensor_axis
 
 LLAMA = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "tied": False}
 
@@ -57,6 +58,47 @@ def test_masked_tokens_are_predicted_from_both_sides() -> None:
     assert str(error.value) == (
         "`model.sentence_order` must be false for a model that predicts the next token, but is true. Set "
         'model.head="masked_tokens", or remove `model.sentence_order`.'
+    )
+
+
+def test_a_task_has_a_head_without_a_vocabulary() -> None:
+    shape = {"num_layers": 1, "hidden_size": 48, "num_heads": 6}
+    decoder = ModelConfig(**shape, tied=False, logit_softcap=15.0).with_head("classes", num_classes=3)
+    assert decoder == ModelConfig(**shape, head="classes", num_classes=3)
+    assert (decoder.solves_task, decoder.has_pooler) == (True, False)
+    encoder = ModelConfig(**shape, attention="bidirectional", head="masked_tokens", sentence_order=True)
+    assert encoder.with_head("choice").has_pooler
+    assert not encoder.with_head("spans").has_pooler
+    messages = {
+        ("choice", "tied", False): '`model.tied` must be true for a model with `model.head` = "choice", which has no '
+        "output projection, but is false. Set model.tied=true.",
+        ("spans", "logit_softcap", 15.0): '`model.logit_softcap` must be 0.0 for a model with `model.head` = "spans", '
+        "which has no output projection, but is 15.0. Set model.logit_softcap=0.0.",
+        ("spans", "lora_rank", 4): '`model.lora_rank` must be 0 for a model with `model.head` = "spans", but is 4. '
+        "Adapters are for models that predict the next token. Remove `model.lora_rank`.",
+        ("spans", "sentence_order", True): "`model.sentence_order` must be false for a model with `model.head` = "
+        '"spans", but is true. Set model.head="masked_tokens", or remove `model.sentence_order`.',
+        ("classes", "num_classes", 1): "`model.num_classes` must be at least 2 for a model with `model.head` = "
+        '"classes", but is 1. Set it to the number of labels.',
+        ("spans", "num_classes", 2): '`model.num_classes` must be 0 unless `model.head` is "classes", but is 2. Remove '
+        '`model.num_classes`, or set model.head="classes".',
+    }
+    for (head, name, value), message in messages.items():
+        with pytest.raises(ConfigError) as error:
+            ModelConfig(**shape, head=head, **{name: value})
+        assert str(error.value) == message
+    with pytest.raises(ConfigError, match=r"^`model.head` must be .*'choice', but is 'class'"):
+        encoder.with_head("class")
+
+
+def test_a_pooler_is_cut_over_the_ranks() -> None:
+    shape = {"num_layers": 1, "hidden_size": 50, "num_heads": 4, "head_size": 16, "mlp_size": 64}
+    encoder = ModelConfig(**shape, attention="bidirectional")
+    require_tensor_axis(encoder, 4)
+    with pytest.raises(LayoutError) as error:
+        require_tensor_axis(encoder.with_head("classes", num_classes=2), 4)
+    assert str(error.value) == (
+        "`layout.tensor` must divide `model.hidden_size` (50) for a model with a pooler, but is 4. Try 1 or 2."
     )
 
 

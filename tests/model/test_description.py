@@ -17,6 +17,9 @@ MODELS = (
     ModelConfig(**SMALL, attention="bidirectional", head="masked_tokens", sentence_order=True, tied=False),
     ModelConfig(**SMALL, positions="rotary", norm="rms", mlp="swiglu", biases="qkv"),
     ModelConfig(**SMALL, num_kv_heads=2, lora_rank=3),
+    ModelConfig(**SMALL, attention="bidirectional", head="classes", num_classes=3),
+    ModelConfig(**SMALL, head="choice"),
+    ModelConfig(**SMALL, head="spans"),
 )
 
 

@@ -212,6 +212,27 @@ class PlainOrder(nn.Module):
         return self.classifier(torch.tanh(self.pooler(x[:, 0])))
 
 
+class PlainTask(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        is_pooled = config.attention == "bidirectional" and config.head != "spans"
+        self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if is_pooled else None
+        num_outputs = {"classes": config.num_classes, "spans": 2, "choice": 1}[config.head]
+        has_bias = is_pooled or config.head == "spans"
+        self.classifier = nn.Linear(config.hidden_size, num_outputs, bias=has_bias)
+
+    def forward(self, hidden: Tensor, mask: Tensor, num_choices: int) -> Tensor:
+        if self.config.head == "spans":
+            return self.classifier(hidden)
+        if self.pooler is not None:
+            logits = self.classifier(torch.tanh(self.pooler(hidden[:, 0])))
+        else:
+            last = [max(i for i, shown in enumerate(row) if shown) for row in mask.tolist()]
+            logits = self.classifier(torch.stack([hidden[i, place] for i, place in enumerate(last)]))
+        return logits.reshape(-1, num_choices) if self.config.head == "choice" else logits
+
+
 class PlainGPT(nn.Module):
     """Parameters have Crosscut's names; `key_value` has its rows in another order, see `reordered`."""
 
@@ -234,6 +255,8 @@ class PlainGPT(nn.Module):
             self.prediction = PlainPrediction(config)
         if config.sentence_order:
             self.order = PlainOrder(config)
+        if config.num_classes or config.head in ("spans", "choice"):
+            self.task = PlainTask(config)
 
     def forward(self, tokens: Tensor, context: Context = NO_CONTEXT) -> Tensor:
         x = self.tokens(tokens)
@@ -256,6 +279,10 @@ class PlainGPT(nn.Module):
 
     def loss(self, tokens: Tensor, targets: Tensor, context: Context = NO_CONTEXT) -> Tensor:
         return F.cross_entropy(self.logits(tokens, context).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+
+    def task_logits(self, tokens: Tensor, context: Context, num_choices: int) -> Tensor:
+        mask = torch.ones_like(tokens, dtype=torch.bool) if context.mask is None else context.mask
+        return self.task(self(tokens, context), mask, num_choices)
 
     def order_loss(self, tokens: Tensor, context: Context) -> Tensor:
         logits = self.order(self(tokens, context))

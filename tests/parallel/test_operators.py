@@ -20,6 +20,7 @@ OPERATORS = [
     "reduce_scatter_to_sequence_parallel",
     "scatter_to_sequence_parallel",
     "gather_from_tensor_parallel",
+    "join_from_sequence_parallel",
 ]
 SHAPE = (2, 4, 4)  # B, S, H
 
@@ -72,6 +73,7 @@ TABLE = {
     "reduce_scatter_to_sequence_parallel": (_sum_and_split, _join(1), [["reduce_scatter"], ["all_gather"]]),
     "scatter_to_sequence_parallel": (_split(1), _join(1), [[], ["all_gather"]]),
     "gather_from_tensor_parallel": (_join(2), _split(2), [["all_gather"], []]),
+    "join_from_sequence_parallel": (_join(1), _split(1), [["all_gather"], []]),
 }
 
 

@@ -160,10 +160,10 @@ def test_streams_that_were_not_started_are_an_error(ranks: RankPool, use: str) -
         ranks.run(1, _use_unstarted, use)
 
 
-def _drop(layout: Layout, probability: float, training: bool) -> Tensor:
+def _drop(layout: Layout, probability: float, training: bool, inside: bool = False) -> Tensor:
     streams = RandomStreams(make_mesh(layout, CPU), 1)
     streams.restart(step=0)
-    return Dropout(probability, streams=streams).train(training)(torch.ones(4, 1000))
+    return Dropout(probability, streams=streams, inside=inside).train(training)(torch.ones(4, 1000))
 
 
 def test_dropout_drops_its_share_and_scales_the_rest(ranks: RankPool) -> None:
@@ -181,3 +181,8 @@ def test_dropout_is_the_same_on_all_tensor_ranks_unless_the_sequence_is_split(ra
     assert _distinct([y.flatten() for y in ranks.run(4, _drop, Layout(tensor=4), 0.2, True)]) == 1
     split = Layout(tensor=4, sequence_parallel=True)
     assert _distinct([y.flatten() for y in ranks.run(4, _drop, split, 0.2, True)]) == 4
+
+
+def test_dropout_inside_a_region_differs_on_all_tensor_ranks(ranks: RankPool) -> None:
+    for layout in (Layout(tensor=4), Layout(tensor=4, sequence_parallel=True)):
+        assert _distinct([y.flatten() for y in ranks.run(4, _drop, layout, 0.2, True, True)]) == 4

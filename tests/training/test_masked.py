@@ -90,6 +90,10 @@ def test_a_whole_run_learns_and_is_told_without_text_and_bits_per_byte(ranks, be
             ("model.head=next_token", "model.sentence_order=false"),
             r'^`data\.objective` must be "causal" for a model with `model\.head` = "next_token", but is "masked"\. ',
         ),
+        (
+            ("model.head=choice", "model.sentence_order=false"),
+            r'^`model\.head` must be "next_token" or "masked_tokens" for training on texts, but is "choice"\. Set ',
+        ),
         (("data.pairs=false",), r"^`data\.pairs` must be true for a model that predicts the order of segments, but "),
         (("model.token_types=1",), r"^`model\.token_types` must be 0 or at least 2 for pairs of segments, but is 1\. "),
         (

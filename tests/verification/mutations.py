@@ -19,9 +19,10 @@ from crosscut.architecture import GatedMLP, Layer
 from crosscut.config import IGNORED, Layout
 from crosscut.config.model import FeedForward, NormPosition
 from crosscut.data import mixture
-from crosscut.model import attention, batch, block, gated_mlp, gpt, initialization, masked_head, mlp
+from crosscut.model import attention, batch, block, gated_mlp, gpt, initialization, mlp
 from crosscut.model.building import Builder
 from crosscut.model.documents import Context
+from crosscut.model.heads import pooled_head
 from crosscut.parallel import (
     GradientReducer,
     LayerNorm,
@@ -551,30 +552,30 @@ def dense_of_the_head_not_summed(patch: Patch) -> None:
 
 @fault("the pooler takes the first token of a rank's part of the sequence", "loss", SPLIT, **BERT, **MASKED)
 def pooler_of_own_part(patch: Patch) -> None:
-    enter, forward, own = gpt.enter_tensor_parallel, masked_head.SentenceOrder.forward, []
+    enter, forward, own = gpt.enter_tensor_parallel, pooled_head.PooledHead.forward, []
 
     def noted(x: Tensor, mesh: ParallelMesh) -> Tensor:
         own.append(x)
         return enter(x, mesh)
 
     patch.setattr(gpt, "enter_tensor_parallel", noted)
-    patch.setattr(masked_head.SentenceOrder, "forward", lambda self, _first: forward(self, own.pop()[:, 0]))
+    patch.setattr(pooled_head.PooledHead, "forward", lambda self, _first: forward(self, own.pop()[:, 0]))
 
 
 @fault("the logits of the order not summed", "loss", **BERT, **MASKED)
 def orders_not_summed(patch: Patch) -> None:
-    patch.setattr(masked_head, "reduce_from_tensor_parallel", lambda x, axis: x)
+    patch.setattr(pooled_head, "reduce_from_tensor_parallel", lambda x, axis: x)
 
 
 @fault("the bias of the order added once per rank", "loss", **BERT, **MASKED)
 def bias_of_the_order_per_rank(patch: Patch) -> None:
-    plain = masked_head.local
+    plain = pooled_head.local
 
     def times_ranks(parameter: Tensor, dtype: torch.dtype) -> Tensor:
         mine = plain(parameter, dtype)
         return mine * parameter.device_mesh.size() if parameter.dim() == 1 else mine
 
-    patch.setattr(masked_head, "local", times_ranks)
+    patch.setattr(pooled_head, "local", times_ranks)
 
 
 @fault("masked loss normalised by a rank's own masked tokens", "loss", DATA, **BERT, **MASKED)

@@ -1,17 +1,20 @@
 """Head of a decoder: the final norm, the product with the vocabulary, and the loss (paper, section 3). A model whose
-norms come after the residual sums has no final norm.
+norms come after the residual sums has no final norm. A model that solves a task has another head (`task_head`) in place
+of the product with the vocabulary.
 
 The loss works on one chunk of tokens after the other, so the logits of all tokens never exist at the same time. For
 each chunk, the forward pass already computes the gradients of the hidden states and of the output projection's weight.
 So the rules for the steps of a layer do not fit, and the class `Loss` counts the memory and the messages of the loss.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from crosscut.architecture.parameters import Cut, Parameter, Role
 from crosscut.architecture.steps import Multiply, Passes, Product, Rows, Step, Value, enter
-from crosscut.architecture.sublayers.masked_head import MaskedPrediction, SentenceOrder
+from crosscut.architecture.sublayers.masked_head import MaskedPrediction, order_head
 from crosscut.architecture.sublayers.norm import Norm, stream_norm
+from crosscut.architecture.sublayers.pooled_head import PooledHead
+from crosscut.architecture.sublayers.task_head import TaskHead
 from crosscut.architecture.target import Target
 from crosscut.config import ModelConfig
 from crosscut.config.model import NormPosition
@@ -26,13 +29,16 @@ class Head:
     output: Parameter | None
     """Weight of the output projection; None if the projection is tied to the token embedding."""
     vocabulary: Parameter
-    """Weight that computes the logits: `output`, or the token embedding if `output` is None."""
+    """Weight that computes the logits of the vocabulary: `output`, or the token embedding if `output` is None. A model
+    that solves a task computes no such logits."""
     caps_logits: bool
     """Whether the model has a soft cap on its logits."""
     prediction: MaskedPrediction | None
     """Layers before the output projection of a model that predicts masked tokens; None for other models."""
-    order: SentenceOrder | None
+    order: PooledHead | None
     """Head for the order of two segments; None if the model has none."""
+    task: TaskHead | None
+    """Head of a model that solves a task; None for models that predict tokens."""
 
     @classmethod
     def of(cls, model: ModelConfig, tokens: Parameter) -> "Head":
@@ -45,7 +51,8 @@ class Head:
             vocabulary=tokens if output is None else output,
             caps_logits=model.logit_softcap > 0,
             prediction=MaskedPrediction.of(model) if model.predicts_masked else None,
-            order=SentenceOrder.of(model) if model.sentence_order else None,
+            order=order_head(model) if model.sentence_order else None,
+            task=TaskHead.of(model) if model.solves_task else None,
         )
 
     def steps(self, x: Value) -> list[Step]:
@@ -54,10 +61,13 @@ class Head:
         if self.norm is not None:
             x, normalise = self.norm.step("final_norm", x)
             steps.append(normalise)
+        if self.task is not None:
+            return [*steps, *self.task.steps(x)]
         entered, entering = enter(x, "output projection input", overlaps=False)
         steps.append(entering)
         if self.order is not None:
-            steps += self.order.steps(entered)
+            _, ordering = self.order.steps(replace(entered, name="first tokens", rows=Rows.SEQUENCES))
+            steps += ordering
         if self.prediction is not None:
             entered, predicting = self.prediction.steps(entered)
             steps += predicting
@@ -65,16 +75,17 @@ class Head:
 
     def products(self, target: Target) -> list[Product]:
         """Matrix products of the head's forward pass on one rank in one micro-batch. The logits come last."""
-        *steps, loss = self.steps(Value("last hidden states", self.vocabulary.shape[1], Rows.STREAM))
-        assert isinstance(loss, Loss)
-        inner = (product for step in steps if isinstance(step, Multiply) for product in step.products(target))
-        return [*inner, loss.product(target)]
+        steps = self.steps(Value("last hidden states", self.vocabulary.shape[1], Rows.STREAM))
+        inner = [product for step in steps if isinstance(step, Multiply) for product in step.products(target)]
+        return [*inner, *(step.product(target) for step in steps if isinstance(step, Loss))]
 
     def flops(self, target: Target) -> int:
         """FLOPs of the head's forward pass on one rank in one micro-batch, without the padding of the vocabulary."""
         *products, logits = self.products(target)
-        rows, hidden = self.vocabulary.shape
-        return sum(product.flops for product in products) + logits._replace(k=hidden, n=rows).flops
+        if self.task is None:
+            rows, hidden = self.vocabulary.shape
+            logits = logits._replace(k=hidden, n=rows)
+        return sum(product.flops for product in [*products, logits])
 
     def _loss(self, entered: Value) -> "Loss":
         parameters = () if self.output is None else (self.output,)

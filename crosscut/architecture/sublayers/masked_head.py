@@ -8,17 +8,18 @@ tokens to predict, so that only their logits are computed:
 
 Every rank computes the dense layer and the norm whole. In the backward pass, every rank starts from its own part of the
 vocabulary, so the gradients of the dense layer and the norm are summed over the ranks. The head for the order of
-segments is a small MLP on the first token, A cut by columns and B cut by rows:
+segments is the pooler and the classifier of `pooled_head`, on the first token:
 
-    X --f--> first token A_i --tanh--> Y_i B_i --sum--> logits of both orders, and the loss
+    X --f--> first token --> pooler and classifier --> logits of both orders, and the loss
 """
 
 from dataclasses import dataclass, replace
 
-from crosscut.architecture.parameters import Cut, Matrix, Parameter, Role, columns
-from crosscut.architecture.steps import Message, Multiply, Operation, Passes, Pointwise, Rows, Step, Value
+from crosscut.architecture.parameters import Cut, Matrix, Parameter, Role
+from crosscut.architecture.steps import Multiply, Pointwise, Rows, Step, Value
 from crosscut.architecture.sublayers.norm import Norm, region_norm
-from crosscut.architecture.target import Kind, Target
+from crosscut.architecture.sublayers.pooled_head import PooledHead
+from crosscut.architecture.target import Kind
 from crosscut.config import ModelConfig
 
 NUM_ORDERS = 2
@@ -66,49 +67,6 @@ class MaskedPrediction:
         return normed, steps
 
 
-@dataclass(frozen=True)
-class SentenceOrder:
-    """Pooler of the first token, and classifier of the order of two segments."""
-
-    pooler: Matrix
-    classifier: Matrix
-
-    @classmethod
-    def of(cls, model: ModelConfig) -> "SentenceOrder":
-        """Describe the head of a model."""
-        hidden = model.hidden_size
-        weight = Parameter("order.classifier.weight", (NUM_ORDERS, hidden), Role.MATRIX, Cut.ROWS)
-        bias = Parameter("order.classifier.bias", (NUM_ORDERS,), Role.BIAS, on_whole=True)
-        return cls(columns("order.pooler", hidden, hidden, bias=True), Matrix(weight, bias))
-
-    def steps(self, entered: Value) -> list[Step]:
-        """Steps that compute the logits of both orders."""
-        first = replace(entered, name="first tokens", rows=Rows.SEQUENCES)
-        pooled = replace(first, name="pooled", cut=True)
-        bent = replace(pooled, name="pooled, tanh")
-        orders = replace(first, name="orders", width=NUM_ORDERS)
-        summed = replace(orders, name="orders, summed")
-        return [
-            Multiply(
-                reads=(first,), gives=(pooled,), keeps=(first,), parameters=self.pooler.parameters, matrix=self.pooler
-            ),
-            Pointwise(reads=(pooled,), gives=(bent,), keeps=(bent,)),
-            Multiply(reads=(bent,), gives=(orders,), parameters=(self.classifier.weight,), matrix=self.classifier),
-            SumOrders(
-                reads=(orders,), gives=(summed,), parameters=self.classifier.parameters[1:], name="segment order"
-            ),
-        ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SumOrders(Step):
-    """Sum the logits of both orders over the tensor ranks, on every layout, and add the bias."""
-
-    def on(self, target: Target) -> Step:
-        """Return the step with its message."""
-        return replace(self, forward=(Message(Operation.ALL_REDUCE, self.gives[0].elements(target)),))
-
-    def passes(self, target: Target) -> Passes:
-        """Bytes that the sum reads and writes: 0, because two numbers per sequence do not count."""
-        del target
-        return Passes()
+def order_head(model: ModelConfig) -> PooledHead:
+    """Describe the head for the order of two segments."""
+    return PooledHead.of("order", model.hidden_size, NUM_ORDERS, role=Role.MATRIX)

@@ -1,6 +1,7 @@
-"""Heads of a BERT, inside the parallel region that f (`enter_tensor_parallel`) has entered.
+"""Head of a BERT for masked tokens, inside the parallel region that f (`enter_tensor_parallel`) has entered, and the
+loss of the order of segments.
 
-Shapes: N tokens to predict, B sequences, H hidden, V vocabulary, T tensor ranks.
+Shapes: N tokens to predict, B sequences, H hidden, V vocabulary.
 """
 
 from typing import Any
@@ -11,8 +12,7 @@ from torch import Tensor, nn
 from crosscut.architecture.sublayers import masked_head as architecture
 from crosscut.config import IGNORED
 from crosscut.model.building import Builder
-from crosscut.parallel import ReplicatedLinear, reduce_from_tensor_parallel, sharded_parameter
-from crosscut.parallel.state.parameters import local
+from crosscut.parallel import ReplicatedLinear, sharded_parameter
 
 
 class MaskedPrediction(nn.Module):
@@ -31,29 +31,6 @@ class MaskedPrediction(nn.Module):
         """Compute the hidden states that the output projection multiplies."""
         y: Tensor = self.norm(F.gelu(self.dense(entered)))
         return y
-
-
-class SentenceOrder(nn.Module):
-    """Head that predicts whether two segments are in the order of their text (0) or swapped (1).
-
-    The pooler is cut by columns and the classifier by rows, like the matrices of an MLP: [B, H] to [B, 2] through
-    [B, H/T].
-    """
-
-    def __init__(self, part: architecture.SentenceOrder, build: Builder) -> None:
-        super().__init__()
-        self.mesh = build.mesh
-        self.pooler = build.columns(part.pooler)
-        self.classifier = build.rows(part.classifier)
-
-    def forward(self, first: Tensor) -> Tensor:
-        """Compute the logits of both orders from the hidden states of the first tokens, inside a parallel region."""
-        dtype = first.dtype
-        pooled = F.linear(first, self.pooler.own_weight(dtype), self.pooler.own_bias(dtype)).tanh()
-        parts = F.linear(pooled, local(self.classifier.weight, dtype))
-        summed = reduce_from_tensor_parallel(parts, self.mesh.tensor)
-        bias = self.classifier.bias
-        return summed if bias is None else summed + local(bias, dtype)
 
 
 def order_loss(logits: Tensor, order: Tensor) -> Tensor:

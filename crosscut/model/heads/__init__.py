@@ -1,0 +1,1 @@
+"""Heads of a model besides the output projection."""
