@@ -1,0 +1,27 @@
+"""Encoding of a task's examples: token ids with the model's special tokens, labels, and answers from spans.
+
+The package needs no torch (docs/tasks.md).
+"""
+
+from crosscut.finetuning.encoding.answers import Answer, Best, best_answers
+from crosscut.finetuning.encoding.options import encode_options
+from crosscut.finetuning.encoding.questions import WindowSettings, encode_questions
+from crosscut.finetuning.encoding.rows import Padded, Rows
+from crosscut.finetuning.encoding.texts import Encoded, Long, encode_texts
+from crosscut.finetuning.encoding.tokens import Special, TextEncoder
+
+__all__ = [
+    "Answer",
+    "Best",
+    "Encoded",
+    "Long",
+    "Padded",
+    "Rows",
+    "Special",
+    "TextEncoder",
+    "WindowSettings",
+    "best_answers",
+    "encode_options",
+    "encode_questions",
+    "encode_texts",
+]

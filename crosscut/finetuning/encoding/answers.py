@@ -1,0 +1,100 @@
+"""Answers from the scores of spans: the best span over all windows of a question, or "no answer".
+
+The score of a span is the sum of the scores of its first and of its last token. A span lies in the text, and has at
+most 30 tokens. The score of "no answer" is the sum of both scores of the summary token, and the smallest of all windows
+counts, as in BERT's program for SQuAD 2.0: a question has no answer only if no window has one.
+
+Shapes: S tokens of a window.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from crosscut.finetuning.encoding.rows import Rows
+
+Scores = npt.NDArray[np.float64]
+
+LONGEST_ANSWER = 30
+"""Maximum number of tokens of an answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A span of a text that may answer a question."""
+
+    text: str
+    """Characters of the span. Empty for "no answer"."""
+    start: int
+    """First character of the span. -1 for "no answer"."""
+    score: float
+    """Sum of the scores of the first and of the last token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """Answers of one question."""
+
+    answers: tuple[Answer, ...]
+    """Spans that do not overlap, the best one first."""
+    no_answer: float
+    """Score of "no answer"."""
+
+    def chosen(self, *, may_be_empty: bool, threshold: float = 0.0) -> Answer:
+        """The best span, or "no answer" if this may be chosen and its score is higher by more than `threshold`."""
+        empty = Answer(text="", start=-1, score=self.no_answer)
+        if not self.answers:
+            return empty
+        best = self.answers[0]
+        return empty if may_be_empty and self.no_answer - best.score > threshold else best
+
+
+def best_answers(
+    rows: Rows, scores: Sequence[Scores], contexts: Mapping[int, str], *, is_causal: bool, number: int = 20
+) -> dict[int, Best]:
+    """Return the answers of each question by its index in the file: up to `number` spans that do not overlap.
+
+    `scores` are the scores [S, 2] of the first and of the last token, one array for each window. `contexts` are the
+    texts by the index of the question. `is_causal` says that the summary token is a window's last token.
+    """
+    found: dict[int, list[tuple[float, int, int]]] = {}
+    empty: dict[int, float] = {}
+    for window, own in enumerate(scores):
+        source, place = int(rows.sources[window]), rows.row(window)
+        offsets, summary = rows.offsets[place], (place.stop - place.start - 1 if is_causal else 0)
+        empty[source] = min(empty.get(source, np.inf), float(own[summary].sum()))
+        found.setdefault(source, []).extend(_spans(own, offsets, number))
+    return {
+        source: Best(answers=_without_overlap(spans, contexts[source], number), no_answer=empty[source])
+        for source, spans in found.items()
+    }
+
+
+def _spans(scores: Scores, offsets: npt.NDArray[np.int32], number: int) -> list[tuple[float, int, int]]:
+    """The best spans of a window: score, first character, and the character after the last one."""
+    inside = (offsets[:, 0] >= 0).nonzero()[0]
+    starts, ends = scores[inside, 0], scores[inside, 1]
+    most = LONGEST_ANSWER
+    later = np.concatenate([ends, np.full(most - 1, -np.inf)])
+    table = starts[:, None] + np.lib.stride_tricks.sliding_window_view(later, most)[: len(starts)]
+    flat = table.ravel()
+    best = np.argpartition(-flat, min(number, len(flat)) - 1)[:number] if len(flat) else np.empty(0, dtype=np.int64)
+    found = []
+    for place in best.tolist():
+        first, more = divmod(place, most)
+        if np.isfinite(flat[place]):
+            begin, end = inside[first], inside[first + more]
+            found.append((float(flat[place]), int(offsets[begin, 0]), int(offsets[end, 1])))
+    return found
+
+
+def _without_overlap(spans: list[tuple[float, int, int]], context: str, number: int) -> tuple[Answer, ...]:
+    kept: list[tuple[int, int]] = []
+    answers: list[Answer] = []
+    for score, start, end in sorted(spans, key=lambda span: (-span[0], span[1], span[2])):
+        if len(answers) < number and all(end <= other or start >= stop for other, stop in kept):
+            kept.append((start, end))
+            answers.append(Answer(text=context[start:end], start=start, score=score))
+    return tuple(answers)

@@ -1,0 +1,66 @@
+"""Encoding of questions with several options: one row for each option, with the passage as first text and the question
+with the option as second text.
+
+    [CLS] passage [SEP] question option [SEP]
+
+If the question has a blank `_`, the option takes its place. Only the passage is cut. This is the form of the
+fine-tuning on RACE in the paper's own program.
+"""
+
+from collections.abc import Sequence
+
+from crosscut.config.checks import listed
+from crosscut.config.errors import DataError
+from crosscut.finetuning.encoding.rows import Row, Rows
+from crosscut.finetuning.encoding.texts import Encoded, Long, require_fit
+from crosscut.finetuning.encoding.tokens import TextEncoder
+from crosscut.finetuning.tasks.choices import ChoiceExample
+
+_BLANK = "_"
+
+
+def encode_options(encoder: TextEncoder, examples: Sequence[ChoiceExample], *, name: str, long: Long) -> Encoded:
+    """Encode questions with their options. An example is long if one of its rows is.
+
+    `name` is the name of the files, for messages. Raises `DataError` if questions have different numbers of options, if
+    a question with an option leaves no room for the passage, and as `encode_texts` does.
+    """
+    width = _num_options(examples, name)
+    texts = [_asked(example.question, option) for example in examples for option in example.options]
+    _require_room(encoder, texts, name)
+    pairs = [(examples[number // width].passage, text) for number, text in enumerate(texts)]
+    rows: list[Row] = []
+    kept, num_long = [], 0
+    found = encoder.encode(pairs, cut="only_first")
+    for index in range(len(examples)):
+        own = [next(found) for _ in range(width)]
+        is_long = any(one.overflowing for one in own)
+        num_long += is_long
+        if not is_long or long is not Long.DROP:
+            rows += map(Row.of, own)
+            kept.append(index)
+    require_fit(name, num_long, len(examples), encoder.length, long)
+    return Encoded(Rows.of(rows, [examples[index].label for index in kept], kept), num_long)
+
+
+def _asked(question: str, option: str) -> str:
+    return question.replace(_BLANK, option) if _BLANK in question else f"{question} {option}"
+
+
+def _num_options(examples: Sequence[ChoiceExample], name: str) -> int:
+    numbers = sorted({len(example.options) for example in examples})
+    if len(numbers) != 1:
+        told = f"have {listed(numbers)}" if numbers else "there are none"
+        raise DataError(f"All questions of `{name}` must have the same number of options, but {told}. Correct them.")
+    return numbers[0]
+
+
+def _require_room(encoder: TextEncoder, texts: Sequence[str], name: str) -> None:
+    room = encoder.length - encoder.num_special(is_pair=True)
+    counts = encoder.count(texts)
+    if long := sum(count >= room for count in counts):
+        raise DataError(
+            f"Every question with an option of `{name}` must leave room for the passage in "
+            f"`training.sequence_length` ({encoder.length} tokens), but {long:,} of {len(counts):,} do not; the "
+            f"longest has {max(counts):,} tokens. Raise `training.sequence_length`."
+        )

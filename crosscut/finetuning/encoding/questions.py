@@ -1,0 +1,91 @@
+"""Encoding of questions about a text whose answers are spans of the text, in windows that overlap.
+
+    [CLS] question [SEP] part of the text [SEP]
+
+A text that is longer than a row is read in several windows; `stride` tokens of a window occur again in the next one.
+Each window is an example for the model. Its label is the first and the last token of the answer, or twice the summary
+token if the answer is not in the window. The rules are those of BERT (Devlin et al. 2019) for SQuAD.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from crosscut.config.errors import ConfigError, DataError
+from crosscut.finetuning.encoding.rows import Numbers, Row, Rows
+from crosscut.finetuning.encoding.tokens import TextEncoder
+from crosscut.finetuning.tasks.spans import SpanExample
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+class WindowSettings(NamedTuple):
+    """Settings of the windows of a text."""
+
+    stride: int = 128
+    """Number of tokens of a window that occur again in the next window."""
+
+
+def encode_questions(
+    encoder: TextEncoder, examples: Sequence[SpanExample], *, name: str, settings: WindowSettings
+) -> Rows:
+    """Encode questions in windows. `name` is the name of the file, for messages.
+
+    Raises `DataError` if questions leave no room for a window that is longer than the stride, and `ConfigError` if no
+    row is longer than the stride.
+    """
+    questions = [example.question.lstrip() for example in examples]
+    _require_room(encoder, questions, name, settings.stride)
+    pairs = [(question, example.context) for question, example in zip(questions, examples, strict=True)]
+    found = encoder.encode(pairs, cut="only_second", stride=settings.stride)
+    rows, labels, sources, offsets = [], [], [], []
+    for index, (example, first) in enumerate(zip(examples, found, strict=True)):
+        for window in (first, *first.overflowing):
+            places = _places(window)
+            rows.append(Row.of(window))
+            labels.append(_label(places, example, 0 if not encoder.model.is_causal else len(window.ids) - 1))
+            sources.append(index)
+            offsets.append(places)
+    return replace(Rows.of(rows, labels, sources), offsets=np.concatenate(offsets))
+
+
+def _places(window: "tokenizers.Encoding") -> Numbers:
+    """First and last character of each token in the text, and -1 for tokens of the question and special tokens."""
+    places = np.array(window.offsets, dtype=np.int32).reshape(-1, 2)
+    belongs = np.array([number == 1 for number in window.sequence_ids], dtype=np.bool_)
+    places[~belongs] = -1
+    return places
+
+
+def _label(places: npt.NDArray[np.int32], example: SpanExample, summary: int) -> tuple[int, int]:
+    """First and last token of a question's first answer, or twice the summary token."""
+    inside = (places[:, 0] >= 0).nonzero()[0]
+    if not example.answers or not len(inside):
+        return summary, summary
+    start, end = example.starts[0], example.starts[0] + len(example.answers[0])
+    starts, ends = places[inside, 0], places[inside, 1]
+    if start < starts[0] or end > ends[-1]:
+        return summary, summary
+    first = int(starts.searchsorted(start, side="right")) - 1
+    last = int(ends.searchsorted(end, side="left"))
+    return int(inside[first]), int(inside[max(first, last)])
+
+
+def _require_room(encoder: TextEncoder, questions: Sequence[str], name: str, stride: int) -> None:
+    room = encoder.length - encoder.num_special(is_pair=True)
+    if not 0 <= stride < room - 1:
+        raise ConfigError(
+            f"`--stride` must be at least 0 and below `training.sequence_length` without the special tokens and the "
+            f"question ({room - 1}), but is {stride}. Lower it, or raise `training.sequence_length`."
+        )
+    counts = encoder.count(questions)
+    if long := sum(count >= room - stride for count in counts):
+        raise DataError(
+            f"Every question of `{name}` must leave room for a window of more than {stride} tokens in "
+            f"`training.sequence_length` ({encoder.length} tokens), but {long:,} of {len(counts):,} do not; the "
+            f"longest has {max(counts):,} tokens. Raise `training.sequence_length`, or lower --stride."
+        )

@@ -1,0 +1,178 @@
+"""Encoded examples of a task: the token ids of all rows, one after the other, and the labels of the examples.
+
+A row is a sequence that the model reads. An example has `width` successive rows: one for each option of a question with
+options, and otherwise one. A batch depends only on the seed and the step:
+
+    epoch = step // steps of an epoch,    examples = shuffled(seed, epoch)[step of the epoch x B ...]
+
+The last batch of an epoch is filled up with rows without a label, so every example counts once in each epoch, on any
+layout.
+
+Shapes: T tokens of all rows, R rows, E examples, B examples of a batch, S tokens of the longest row of a batch.
+"""
+
+import hashlib
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+from zipfile import BadZipFile
+
+import numpy as np
+import numpy.typing as npt
+
+from crosscut.config.conventions import IGNORED
+from crosscut.config.errors import DataError
+from crosscut.data.sampler import shuffled
+
+if TYPE_CHECKING:
+    import tokenizers
+
+Ids = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.int32]
+Mask = npt.NDArray[np.bool_]
+
+_ORDER_KEY = 12
+"""Key of the random order of the examples, apart from the keys of `data.sampler` and of chats."""
+
+
+class Row(NamedTuple):
+    """Tokens of one row. Both arrays are [tokens]."""
+
+    ids: Numbers
+    types: npt.NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, found: "tokenizers.Encoding") -> "Row":
+        """Row of an encoded text."""
+        return cls(np.array(found.ids, dtype=np.int32), np.array(found.type_ids, dtype=np.uint8))
+
+
+class Padded(NamedTuple):
+    """Rows that the model reads together, padded at their ends. Arrays are [rows, S] unless another shape is given."""
+
+    tokens: Ids
+    segments: Ids
+    """Type of each token: 0 for a first text, 1 for a second text."""
+    mask: Mask
+    """Whether each token is real; false for padding."""
+    labels: Ids
+    """Label of each example [B], or first and last token of its answer [B, 2]. `IGNORED` for examples that only fill
+    up the batch.
+    """
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Encoded examples."""
+
+    ids: Numbers
+    """Token ids [T]."""
+    types: npt.NDArray[np.uint8]
+    """Types of the tokens [T]."""
+    ends: Ids
+    """End of each row in `ids` [R]."""
+    labels: Ids
+    """Label of each example [E], or first and last token of its answer [E, 2]. `IGNORED` if an example has none."""
+    sources: Ids
+    """Index of each example in its file [E]. Several windows of one question have the same index."""
+    offsets: Numbers
+    """First and last character of each token in the text of a question [T, 2], and -1 for tokens outside of this text.
+    Empty for other tasks.
+    """
+
+    @property
+    def num_examples(self) -> int:
+        """Number E of examples."""
+        return len(self.labels)
+
+    @property
+    def width(self) -> int:
+        """Number of rows of each example."""
+        return len(self.ends) // max(1, len(self.labels))
+
+    @property
+    def lengths(self) -> Ids:
+        """Number of tokens of each row [R]."""
+        return np.diff(self.ends, prepend=0)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of all tokens and labels."""
+        parts = (self.ids, self.types, self.ends, self.labels)
+        return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()[:16]
+
+    def steps_per_epoch(self, batch_size: int) -> int:
+        """Number of batches of an epoch. The last batch may be filled up."""
+        return -(-self.num_examples // batch_size)
+
+    def batch(self, step: int, *, batch_size: int, seed: int) -> Ids:
+        """Indices of the examples of a training step [B]; -1 fills up the last batch of an epoch."""
+        epoch, within = divmod(step, self.steps_per_epoch(batch_size))
+        order = shuffled(self.num_examples, seed, _ORDER_KEY, epoch)
+        found = np.full(batch_size, -1, dtype=np.int64)
+        chosen = order[within * batch_size : (within + 1) * batch_size]
+        found[: len(chosen)] = chosen
+        return found
+
+    def longest(self, examples: Ids, *, multiple: int = 1) -> int:
+        """Number of tokens of the longest row of some examples, rounded up to a multiple."""
+        lengths = self.lengths.reshape(-1, self.width)[examples[examples >= 0]]
+        longest = int(lengths.max()) if lengths.size else 1
+        return -(-longest // multiple) * multiple
+
+    def row(self, number: int) -> slice:
+        """Place of a row's tokens in `ids`."""
+        return slice(int(self.ends[number - 1]) if number else 0, int(self.ends[number]))
+
+    def padded(self, examples: Ids, *, length: int, padding: int) -> Padded:
+        """Return the rows of some examples, padded to `length` tokens with the id `padding`. An index of -1 stands for
+        an example of padding without a label.
+        """
+        width = self.width
+        shape = (len(examples) * width, length)
+        tokens, segments = np.full(shape, padding, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+        mask, labels = np.zeros(shape, dtype=np.bool_), self.labels[examples]
+        labels[examples < 0] = IGNORED
+        mask[:, 0] = True  # attention needs a token that may be seen
+        for place, example in enumerate(examples.tolist()):
+            for option in range(width if example >= 0 else 0):
+                row, own = place * width + option, self.row(example * width + option)
+                size = own.stop - own.start
+                tokens[row, :size], segments[row, :size], mask[row, :size] = self.ids[own], self.types[own], True
+        return Padded(tokens, segments, mask, labels)
+
+    def without_offsets(self) -> "Rows":
+        """Return the rows without the offsets, which training does not need."""
+        return replace(self, offsets=np.empty((0, 2), dtype=np.int32))
+
+    def save(self, path: Path) -> None:
+        """Write the rows to a file."""
+        with path.open("wb") as file:
+            np.savez_compressed(file, **{field.name: getattr(self, field.name) for field in fields(self)})
+
+    @classmethod
+    def load(cls, path: Path) -> "Rows":
+        """Read the rows from a file. Raises `DataError` if the file cannot be read."""
+        try:
+            # np.load would leave a damaged file open.
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+                return cls(**{field.name: arrays[field.name] for field in fields(cls)})
+        except (OSError, EOFError, ValueError, KeyError, BadZipFile, zlib.error) as error:
+            raise DataError(
+                f"`{path}` must hold the encoded examples of the run, but cannot be read: {error}. Remove the folder, "
+                "and start the run again."
+            ) from None
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], labels: npt.ArrayLike, sources: Sequence[int]) -> "Rows":
+        """Put rows together."""
+        return cls(
+            ids=np.concatenate([row.ids for row in rows]),
+            types=np.concatenate([row.types for row in rows]),
+            ends=np.cumsum([len(row.ids) for row in rows], dtype=np.int64),
+            labels=np.asarray(labels, dtype=np.int64),
+            sources=np.asarray(sources, dtype=np.int64),
+            offsets=np.empty((0, 2), dtype=np.int32),
+        )

@@ -1,0 +1,65 @@
+"""Encoding of texts and pairs of texts with a label."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from crosscut.config.checks import Choice
+from crosscut.config.conventions import IGNORED
+from crosscut.config.errors import DataError
+from crosscut.finetuning.encoding.rows import Row, Rows
+from crosscut.finetuning.encoding.tokens import TextEncoder
+from crosscut.finetuning.tasks.tables import TextExample
+
+
+class Long(Choice):
+    """The choices for examples that are longer than the maximum length."""
+
+    CUT = "cut"
+    DROP = "drop"
+    REFUSE = "refuse"
+
+
+class Encoded(NamedTuple):
+    """Encoded examples, and the number of examples that did not fit."""
+
+    rows: Rows
+    num_long: int
+    """Number of examples that were cut or dropped."""
+
+
+def encode_texts(encoder: TextEncoder, examples: Sequence[TextExample], *, name: str, long: Long) -> Encoded:
+    """Encode texts with their labels. Of a pair, the longer text is cut first.
+
+    `name` is the name of the file, for messages. Raises `DataError` if examples are too long and `long` is "refuse", or
+    if every example is dropped.
+    """
+    rows, kept, num_long = [], [], 0
+    pairs = [(example.text, example.pair) for example in examples]
+    for index, found in enumerate(encoder.encode(pairs)):
+        num_long += bool(found.overflowing)
+        if not found.overflowing or long is not Long.DROP:
+            rows.append(Row.of(found))
+            kept.append(index)
+    require_fit(name, num_long, len(examples), encoder.length, long)
+    labels = (examples[index].label for index in kept)
+    return Encoded(Rows.of(rows, labels_of(labels), kept), num_long)
+
+
+def labels_of(labels: Iterable[int | None]) -> list[int]:
+    """Labels, with `IGNORED` for examples that have none."""
+    return [IGNORED if label is None else label for label in labels]
+
+
+def require_fit(name: str, num_long: int, number: int, length: int, long: Long) -> None:
+    """Raise `DataError` if examples are too long and must not be, or if no example is left."""
+    if long is Long.REFUSE and num_long:
+        raise DataError(
+            f"Every example of `{name}` must fit into `training.sequence_length` ({length} tokens), but {num_long:,} "
+            f"of {number:,} do not. Raise `training.sequence_length`, or pass --long cut or --long drop."
+        )
+    if not number or (long is Long.DROP and num_long == number):
+        told = "all are longer" if number else "there are no examples"
+        raise DataError(
+            f"`{name}` must hold at least one example of at most {length} tokens, but {told}. Raise "
+            "`training.sequence_length`, or add examples."
+        )

@@ -1,0 +1,113 @@
+"""Token ids of a text or a pair of texts, as a model expects them.
+
+The special tokens of an encoder come from its own `tokenizer.json`, such as `[CLS] a [SEP] b [SEP]` in BERT. The last
+token of a decoder's row is its end-of-text token, from which the model predicts the label:
+
+    [begin of text] a [line break] b <end of text>
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from crosscut.config.errors import ConfigError
+from crosscut.config.model import ModelConfig
+from crosscut.data.tokenization.inner import read_inner
+
+if TYPE_CHECKING:
+    import tokenizers
+
+Pair = tuple[str, str | None]
+"""A text, and the second text of a pair."""
+
+Cut = Literal["longest_first", "only_first", "only_second"]
+"""Text of a pair that is cut if a row is too long."""
+
+_AT_ONCE = 10_000
+"""Number of texts that are encoded at a time."""
+
+
+class Special(NamedTuple):
+    """Special token ids of a decoder."""
+
+    begin: int | None
+    """Id at the start of a text. None if the model expects none."""
+    end: int
+    """Id that ends a text."""
+
+
+class TextEncoder:
+    """Tokenizer of a model, with the special tokens that the model expects around its texts."""
+
+    def __init__(self, tokenizer: Path, model: ModelConfig, special: Special, *, length: int) -> None:
+        """`length` is the maximum number of tokens of a row. Raises `DataError` if the tokenizer cannot be read."""
+        self.path, self.model, self.length = tokenizer, model, length
+        self._inner = read_inner(tokenizer)
+        self._inner.no_padding()
+        self._inner.no_truncation()
+        self._inner.encode_special_tokens = True  # a text cannot contain a special token
+        if model.is_causal:
+            self._end_with(special)
+        elif self.num_special(is_pair=False) == 0:
+            raise ConfigError(
+                f"`{tokenizer}` must put special tokens around a text, such as [CLS] and [SEP], but puts none. Its "
+                "`post_processor` is missing. Download the model again."
+            )
+        self.padding = self._padding(special)
+        """Id that fills up short rows. No token attends to padding."""
+
+    def num_special(self, *, is_pair: bool) -> int:
+        """Number of special tokens around a text, or around a pair of texts."""
+        return self._inner.num_special_tokens_to_add(is_pair)
+
+    def count(self, texts: Sequence[str]) -> list[int]:
+        """Number of tokens of each text, without special tokens."""
+        self._inner.no_truncation()
+        return [len(found) for found in self._inner.encode_batch(list(texts), add_special_tokens=False)]
+
+    def encode(
+        self, pairs: Sequence[Pair], *, cut: Cut = "longest_first", stride: int = 0
+    ) -> Iterator[tokenizers.Encoding]:
+        """Encode texts or pairs of texts, cut to the maximum length. `overflowing` of a result holds what was cut off,
+        as further windows that overlap by `stride` tokens.
+
+        Raises `ConfigError` for ids that the model does not have.
+        """
+        self._inner.enable_truncation(self.length, stride=stride, strategy=cut)
+        rest = iter(pairs)
+        while part := [text if pair is None else (text, pair) for text, pair in islice(rest, _AT_ONCE)]:
+            for found in self._inner.encode_batch(part):
+                if (highest := max(found.ids)) >= self.model.vocab_size:
+                    raise ConfigError(
+                        f"`{self.path}` must be the tokenizer of the model, with ids below {self.model.vocab_size:,}, "
+                        f"but has the id {highest:,}. Restore the tokenizer of the model."
+                    )
+                yield found
+
+    def _end_with(self, special: Special) -> None:
+        """Put a decoder's special tokens around its texts. Byte-level offsets leave out the blank before a word."""
+        from tokenizers import processors
+
+        ids = {"<end>": [special.end], "<line>": self._inner.encode("\n", add_special_tokens=False).ids}
+        if special.begin is not None:
+            ids["<begin>"] = [special.begin]
+        begin = ["<begin>:0"] if special.begin is not None else []
+        line = ["<line>:0"] if ids["<line>"] else []
+        template = processors.TemplateProcessing(
+            single=[*begin, "$A:0", "<end>:0"],
+            pair=[*begin, "$A:0", *line, "$B:0", "<end>:0"],
+            special_tokens=[
+                {"id": name, "ids": numbers, "tokens": [str(self._inner.id_to_token(one)) for one in numbers]}
+                for name, numbers in ids.items()
+                if numbers
+            ],
+        )
+        trimmed = processors.ByteLevel(add_prefix_space=False, trim_offsets=True)
+        self._inner.post_processor = processors.Sequence([trimmed, template])
+
+    def _padding(self, special: Special) -> int:
+        found = (self._inner.token_to_id(name) for name in ("[PAD]", "<pad>"))
+        return next((number for number in found if number is not None and number < self.model.vocab_size), special.end)
