@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from crosscut.cli.arguments import (
     adapter_option,
@@ -16,6 +17,8 @@ from crosscut.cli.arguments import (
 _CHOICES = (
     "temperature", "top_k", "top_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop",
 )  # fmt: skip
+_ONLY_FOR_TEXTS = {*_CHOICES, "samples", "num_tokens", "seed", "slide"} - {"top_k"}
+_USUAL_TOP_K = 50
 
 
 @click.command()
@@ -37,7 +40,12 @@ _CHOICES = (
 @click.option(
     "--temperature", default=0.8, show_default=True, help="Sampling temperature; 0 always takes the likeliest token."
 )
-@click.option("--top-k", default=50, show_default=True, help="Sample from the k likeliest tokens; 0 is no limit.")
+@click.option(
+    "--top-k",
+    type=int,
+    help="Sample from the k likeliest tokens; 0 is no limit. With a BERT: number of words to print per mask.  "
+    "[default: 50; with a BERT: 5]",
+)
 @click.option(
     "--top-p",
     default=1.0,
@@ -74,7 +82,8 @@ _CHOICES = (
     "--json",
     "as_json",
     is_flag=True,
-    help="Print each text as a line of JSON: prompt, sample, text, token ids, and the reason why the text ends.",
+    help="Print each text as a line of JSON: prompt, sample, text, token ids, and the reason why the text ends. With a "
+    "BERT: prompt, filled text, token ids, and the words of each mask.",
 )
 @naming_options({"layout.tensor": "--tensor", **{name: f"--{name.replace('_', '-')}" for name in _CHOICES}})
 def generate(place: str, prompt: str | None, file: Path | None, **options: Any) -> None:
@@ -82,6 +91,9 @@ def generate(place: str, prompt: str | None, file: Path | None, **options: Any) 
 
     PLACE is a run's folder (its newest checkpoint is used, even while the run is training), one of its checkpoints, or
     a Hugging Face folder. A single text appears while it is being generated. Several samples appear side by side.
+
+    A BERT with a head for masked tokens fills in masked words instead: the command prints the likeliest words in place
+    of each [MASK] of the prompt, with their probabilities.
 
     Without --prompt and --prompts, the command asks for prompts until Ctrl-D. If there is no terminal, or with --json,
     the command generates a new document instead.
@@ -95,5 +107,19 @@ def generate(place: str, prompt: str | None, file: Path | None, **options: Any) 
     prompts = read_prompts(file) if file is not None else (prompt or "",)
     if prompt is None and file is None and can_ask() and not options["as_json"]:
         prompts = ()
+    top_k = options["top_k"]
+    options["top_k"] = _USUAL_TOP_K if top_k is None else top_k
+    words = {} if top_k is None else {"num_words": top_k}
     sampling = Sampling(seed=options.pop("seed"), **{name: options.pop(name) for name in _CHOICES})
-    write_order(place, Order(prompts=prompts, sampling=sampling, **options))
+    write_order(place, Order(prompts=prompts, sampling=sampling, only_for_texts=_given(), **words, **options))
+
+
+def _given() -> tuple[str, ...]:
+    """Options on the command line that only matter for a model that writes texts."""
+    context = click.get_current_context()
+    return tuple(
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name in _ONLY_FOR_TEXTS
+        and context.get_parameter_source(parameter.name) is not ParameterSource.DEFAULT
+    )

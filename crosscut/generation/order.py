@@ -1,4 +1,6 @@
-"""Text generation for `crosscut generate`: loads the model on all ranks and prints the texts."""
+"""Text generation for `crosscut generate`: loads the model on all ranks, and prints the texts or the words that fill in
+masks.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -9,14 +11,16 @@ import torch
 
 from crosscut.config import ConfigError, Layout
 from crosscut.config.checks import require_at_least
-from crosscut.config.model import require_tensor_axis
+from crosscut.config.model import HeadKind, require_tensor_axis
 from crosscut.config.system.terminal import echo
 from crosscut.data import Tokenizer
 from crosscut.generation.decoder import Decoder
 from crosscut.generation.display import Silent, Written, display_for
+from crosscut.generation.filling import USUAL_WORDS, Filler, print_filled
 from crosscut.generation.prompts import ask
 from crosscut.generation.sampling import Sampling
 from crosscut.launch import Ranks, in_ranks
+from crosscut.model import GPT
 from crosscut.model.packing import pack_weights
 from crosscut.parallel import ParallelMesh, make_mesh
 from crosscut.parallel.collectives import share_json_from_first
@@ -52,6 +56,10 @@ class Order:
     """Whether to use a checkpoint's last weights even if the checkpoint also holds a moving average of the weights."""
     adapter: str = ""
     """Folder of an adapter that is merged into the model; empty for none."""
+    num_words: int = USUAL_WORDS
+    """Number of predictions per mask, with a model that predicts masked tokens."""
+    only_for_texts: tuple[str, ...] = ()
+    """Options that the user gave and that have no meaning for a model that predicts masked tokens."""
 
     def __post_init__(self) -> None:
         require_at_least("--samples", self.samples, 1)
@@ -76,18 +84,40 @@ def write_order(place: str, order: Order) -> None:
 
 def _checked(place: str, order: Order) -> ModelSource:
     source = find_model(place, last_weights=order.last_weights, adapter=order.adapter)
-    source.require_decoder(place)
+    is_masked = source.model.head is HeadKind.MASKED_TOKENS
+    if not is_masked:
+        source.require_decoder(place)
     require_tensor_axis(source.model, order.tensor)
+    if is_masked:
+        _check_masked(place, source, order)
+        return source
     tokenizer = source.load_tokenizer()
     for prompt in order.prompts:
         _request(prompt, tokenizer, source, order)
     return source
 
 
+def _check_masked(place: str, source: ModelSource, order: Order) -> None:
+    """Raise `ConfigError` if an option or a prompt does not suit a model that predicts masked tokens."""
+    if order.only_for_texts:
+        names = ", ".join(f"`{name}`" for name in order.only_for_texts)
+        raise ConfigError(
+            f"A model that fills in masked words (`{place}`) must be used without the options for writing texts, but "
+            f"these are given: {names}. Remove them."
+        )
+    require_at_least("--top-k", order.num_words, 1)
+    filler = Filler(source)
+    for prompt in order.prompts:
+        filler.encode(prompt)
+
+
 def _write(order: Order, found: Mapping[str, Any], device: torch.device) -> None:
     source = ModelSource.from_json(found)
     mesh = make_mesh(order.layout, device)
     model = source.load(mesh, precision=order.precision)
+    if source.model.head is HeadKind.MASKED_TOKENS:
+        _fill(model, source, order, mesh)
+        return
     num_rows = min(_MOST_ROWS, max(len(order.prompts), 1) * order.samples)
     pack_weights(model, mesh, num_texts=num_rows)
     tokenizer = source.load_tokenizer()
@@ -100,6 +130,20 @@ def _write(order: Order, found: Mapping[str, Any], device: torch.device) -> None
                 echo(f"crosscut: {error}", err=True)
             continue
         _write_round(decoder, prompts, requests, order, show=mesh.is_first_rank)
+
+
+def _fill(model: GPT, source: ModelSource, order: Order, mesh: ParallelMesh) -> None:
+    """Fill in the masks of all prompts on one rank."""
+    filler = Filler(source, num_words=order.num_words)
+    for prompts in _rounds(order, mesh):
+        try:
+            filled = filler.fill(model, prompts)
+        except ConfigError as error:  # an error in a prompt just typed; prompts from the command line were checked
+            if mesh.is_first_rank:
+                echo(f"crosscut: {error}", err=True)
+            continue
+        if mesh.is_first_rank:
+            print_filled(filled, as_json=order.as_json)
 
 
 def _rounds(order: Order, mesh: ParallelMesh) -> Iterator[tuple[str, ...]]:

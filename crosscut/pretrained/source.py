@@ -92,7 +92,8 @@ class ModelSource:
             raise ConfigError(
                 f"`{place}` must hold a model that predicts the next token, but holds an encoder "
                 '(`model.attention` is "bidirectional"). Choose a model with causal attention, such as a GPT-2 or a '
-                "Llama. `crosscut embed` computes embeddings with an encoder."
+                "Llama. `crosscut embed` computes embeddings with an encoder, and `crosscut generate` fills in masked "
+                "words with one that has a head for masked tokens, such as a BertForMaskedLM."
             )
 
     def load(self, mesh: ParallelMesh, *, precision: str = "float32") -> GPT:

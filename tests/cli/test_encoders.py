@@ -1,10 +1,12 @@
-"""Commands that need a model of the next token, given an encoder."""
+"""Commands with an encoder, and commands that need a model of the next token and refuse one."""
 
 import json
+import re
 
 import pytest
 
-from tests.pretrained.encoders import make_encoder
+from crosscut.data import Tokenizer
+from tests.pretrained.encoders import V, make_encoder
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +26,8 @@ def test_commands_that_need_the_next_token_refuse_an_encoder(crosscut_here, bert
     assert result.stderr == (
         f"crosscut: `{bert}` must hold a model that predicts the next token, but holds an encoder (`model.attention` "
         'is "bidirectional"). Choose a model with causal attention, such as a GPT-2 or a Llama. '
-        "`crosscut embed` computes embeddings with an encoder.\n"
+        "`crosscut embed` computes embeddings with an encoder, and `crosscut generate` fills in masked words with one "
+        "that has a head for masked tokens, such as a BertForMaskedLM.\n"
     )
 
 
@@ -61,5 +64,50 @@ def test_embeddings_are_lines_of_json(crosscut_here, bert, tmp_path):
 )
 def test_mistakes_with_embeddings_are_told(crosscut_here, bert, options, message):
     result = crosscut_here("embed", str(bert), *options, "--text", "fox", "--device", "cpu")
+    assert result.returncode == 2
+    assert message in result.stderr
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory):
+    """The folder of a tiny BERT with its head for masked tokens and a WordPiece."""
+    folder = tmp_path_factory.mktemp("masked") / "bert"
+    make_encoder(folder, "bert for masked tokens")
+    Tokenizer.train_wordpiece(["the quick brown fox " * 50], vocab_size=V).save(folder / "tokenizer.json")
+    return folder
+
+
+def test_masked_words_are_filled_in(crosscut_here, masked):
+    prompts = ("--prompt", "the [MASK] brown [MASK]", "--device", "cpu")
+    printed = crosscut_here("generate", str(masked), *prompts, "--top-k", "2")
+    assert printed.returncode == 0, printed.stderr
+    assert re.fullmatch(
+        r"the \[MASK\] brown \[MASK\]\nmask 1\n( +[\d.]+%  \S*\n){2}mask 2\n( +[\d.]+%  \S*\n){2}", printed.stdout
+    )
+    lines = [
+        json.loads(crosscut_here("generate", str(masked), *prompts, "--json", "--tensor", tensor).stdout)
+        for tensor in ("1", "2")
+    ]
+    one, other = lines
+    assert (one.keys(), one["text"], one["tokens"]) == (other.keys(), other["text"], other["tokens"])
+    assert [len(words) for words in one["masks"]] == [5, 5]
+    for words, others in zip(one["masks"], other["masks"], strict=True):
+        assert [word["probability"] for word in words] == pytest.approx([word["probability"] for word in others])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--prompt", "the fox"), "The prompt 'the fox' must have the mask token `[MASK]` in place of each word"),
+        (
+            ("--prompt", "[MASK]", "--seed", "0", "--stop", "fox", "--samples", "2"),
+            "must be used without the options for writing texts, but these are given: `--samples`, `--stop`, `--seed`.",
+        ),
+        (("--prompt", "[MASK]", "--top-k", "0"), "`--top-k` must be at least 1, but is 0."),
+        (("--prompt", "[MASK]", "--tensor", "3"), "`--tensor` must divide `model.num_heads` (4), but is 3."),
+    ],
+)
+def test_mistakes_with_masked_words_are_told(crosscut_here, masked, options, message):
+    result = crosscut_here("generate", str(masked), *options, "--device", "cpu")
     assert result.returncode == 2
     assert message in result.stderr
