@@ -46,6 +46,7 @@ class EvaluateOptions:
     text_key: str
     window: int
     stride: int
+    mask_seed: int
     detokenizer: Detokenizer
     harness: str
     """Names of lm-eval tasks, separated by commas."""
@@ -71,6 +72,7 @@ class EvaluateOptions:
             text_key=self.text_key,
             window=self.window,
             overlap=self.stride,
+            mask_seed=self.mask_seed,
             detokenizer=self.detokenizer,
             limit=0 if self.harness else self.limit,
             batch_size=self.batch_size,
@@ -92,6 +94,7 @@ class EvaluateOptions:
     default=0,
     help="Tokens by which the window moves each time.  [default: 32 for WikiText-103, half a window for --text]",
 )
+@click.option("--mask-seed", default=0, show_default=True, help="Seed of the masks in --text, with a BERT.")
 @click.option(
     "--detokenizer",
     type=click.Choice(Detokenizer.values()),
@@ -122,6 +125,9 @@ def evaluate(options: EvaluateOptions) -> None:
 
     WikiText-103 and LAMBADA are scored by the protocols of the Megatron-LM paper (arXiv 1909.08053). PLACE is a run's
     folder, one of its checkpoints, or a Hugging Face folder. The score is the same on every layout.
+
+    A BERT with a head for masked tokens is scored on your own text: some of the words are masked, and the score is the
+    mean loss of the masked tokens.
     """
     config = options.protocol()
     if config.has_tasks == bool(options.harness):

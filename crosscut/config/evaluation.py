@@ -55,6 +55,10 @@ class EvaluationConfig:
     """Rules that convert WikiText's words to text. `paper` uses the rules of the paper's authors, which reproduce the
     paper's number of tokens; `invertible` uses rules that lose no information."""
 
+    mask_seed: int = 0
+    """Seed of the masks with which a model that predicts masked tokens is scored on `text`. The masks do not depend on
+    the run's own seed, so the scores of several runs with the same tokenizer can be compared."""
+
     limit: int = 0
     """Maximum number of passages of LAMBADA to score, from the start of the file. 0 scores all passages. WikiText-103
     and your own text are always scored as a whole."""
@@ -101,6 +105,25 @@ class EvaluationConfig:
                 f"{window}, for windows that share no token, or a smaller number."
             )
         return window
+
+    def require_masked(self) -> None:
+        """Raise `ConfigError` for a setting that has no meaning for a model that predicts masked tokens."""
+        for name in ("wikitext103", "lambada"):
+            if value := getattr(self, name):
+                raise ConfigError(
+                    f"`evaluation.{name}` must be empty for a model that predicts masked tokens, but is `{value}`. The "
+                    "task scores the next token. Remove it, and score the model on your own text (`evaluation.text`)."
+                )
+        if self.overlap:
+            raise ConfigError(
+                f"`evaluation.overlap` must be 0 for a model that predicts masked tokens, but is {self.overlap}. The "
+                "windows of masked tokens share no tokens. Remove it."
+            )
+        if 0 < self.window < 3:
+            raise ConfigError(
+                "`evaluation.window` must be at least 3 for a model that predicts masked tokens, but is "
+                f"{self.window}. A window has a token between `[CLS]` and `[SEP]`. Try 512."
+            )
 
     def papers_stride(self, window: int) -> int:
         """Stride of `wikitext103` in tokens, for windows of `window` tokens."""

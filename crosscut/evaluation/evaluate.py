@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from crosscut.config import ConfigError, EvaluationConfig
 from crosscut.data import Tokenizer
 from crosscut.evaluation.lambada import Lambada
+from crosscut.evaluation.masked_text import MaskedText
 from crosscut.evaluation.progress import Bar, progress
 from crosscut.evaluation.scoring import Follow, Ids, Rounds, WindowScores, score_windows
 from crosscut.evaluation.task import Result, Task
@@ -22,19 +23,25 @@ def make_tasks(
     longest: int,
     vocab_size: int,
     begin_of_text: int | None = None,
+    is_masked: bool = False,
 ) -> list[Task]:
     """Create the tasks of a config and read their files. The model has `vocab_size` tokens and reads at most `longest`
     tokens at once.
 
     `begin_of_text` is the id that the model expects at the start of every text, and is put in front of each text. If it
     is None, texts start with the end-of-text id, as in training, and LAMBADA's passages start without an additional id.
-    Raises `ConfigError` or `DataError`.
+    `is_masked` says that the model predicts masked tokens; such a model is scored only on `text`. Raises `ConfigError`
+    or `DataError`.
     """
     if tokenizer.vocab_size > vocab_size:
         raise ConfigError(
             f"The tokenizer must have at most as many tokens as the model ({vocab_size:,}), but has "
             f"{tokenizer.vocab_size:,}. Use the tokenizer with which the model was trained."
         )
+    if is_masked:
+        config.require_masked()
+        window = config.window_for(longest)
+        return [MaskedText(config.text, tokenizer, window=window, seed=config.mask_seed, text_key=config.text_key)]
     window = config.window_for(longest)
     start = tokenizer.end_of_text if begin_of_text is None else begin_of_text
     before = () if begin_of_text is None else (begin_of_text,)
@@ -75,7 +82,9 @@ def evaluate(
 def _done(model: GPT, task: Task, batch_size: int, *, shown: bool, forecast: bool, around: Follow) -> Result:
     began = time.perf_counter()
     bar = Bar(task.name, shown, _size_of(task) if forecast else "")
-    scores = score_with_progress(model, task.texts, task.windows, batch_size=batch_size, bar=bar, around=around)
+    scores = score_with_progress(
+        model, task.texts, task.windows, targets=task.targets, batch_size=batch_size, bar=bar, around=around
+    )
     return Result(
         task=task.name,
         found=task.figures(scores),
@@ -100,6 +109,7 @@ def score_with_progress(
     *,
     batch_size: int,
     bar: Bar,
+    targets: Sequence[Ids] | None = None,
     around: Follow = iter,
 ) -> WindowScores:
     """Score windows as `score_windows` does. The first rank also shows `bar`. `around` has the same meaning as in
@@ -113,4 +123,4 @@ def score_with_progress(
                 yield group
                 advance(model.mesh.data.size * sum(windows[i].length for i in group))
 
-        return score_windows(model, texts, windows, batch_size=batch_size, follow=follow)
+        return score_windows(model, texts, windows, batch_size=batch_size, targets=targets, follow=follow)

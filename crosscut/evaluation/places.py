@@ -9,6 +9,7 @@ from typing import Any
 
 from crosscut import __version__
 from crosscut.config import EvaluationConfig, write_whole
+from crosscut.config.model import HeadKind
 from crosscut.config.system.files import require_writable_file
 from crosscut.evaluation.evaluate import evaluate, make_tasks
 from crosscut.evaluation.ranks import Machinery, with_model
@@ -48,10 +49,11 @@ def evaluate_place(
             longest=source.model.max_sequence_length,
             vocab_size=source.model.vocab_size,
             begin_of_text=source.begin_of_text,
+            is_masked=source.model.head is HeadKind.MASKED_TOKENS,
         )
         return _Told(tasks, config.batch_size, shown)
 
-    source, results = with_model(place, on, prepare, _score)
+    source, results = with_model(place, on, prepare, _score, masked=True)
     tasks = {"batch_size": config.batch_size, "tasks": {result.task: result.to_json() for result in results}}
     report = {**described(place, source, on), **tasks}
     write_report(report, output)

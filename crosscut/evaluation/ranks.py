@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from crosscut.config import Layout
-from crosscut.config.model import require_tensor_axis
+from crosscut.config.model import HeadKind, require_tensor_axis
 from crosscut.launch import Ranks, in_ranks
 from crosscut.launch.door import stay_in_ranks
 from crosscut.model import GPT
@@ -45,18 +45,19 @@ class Machinery:
 
 
 def with_model(
-    place: str, on: Machinery, prepare: Callable[[ModelSource], Any], work: Work[_T]
+    place: str, on: Machinery, prepare: Callable[[ModelSource], Any], work: Work[_T], *, masked: bool = False
 ) -> tuple[ModelSource, _T]:
     """Load the model at `place` on all ranks and call `work` on every rank. Returns the model's source and the first
     rank's result.
 
     Before a rank starts (under torchrun: on the first rank), `find_model` finds the model, and `prepare` makes the
-    value that every rank receives (see `launch.in_ranks`). Raises the errors of `find_model` and `prepare`, and
+    value that every rank receives (see `launch.in_ranks`). `masked` allows a model that predicts masked tokens instead
+    of the next token. Raises the errors of `find_model` and `prepare`, and
     `ConfigError` or `LayoutError`.
     """
 
     def prepared() -> tuple[ModelSource, Any]:
-        source = _found(place, on)
+        source = _found(place, on, masked=masked)
         return source, prepare(source)
 
     return in_ranks(on.ranks(), partial(_with_loaded, on, work), prepare=prepared)
@@ -73,9 +74,11 @@ def joined_model(place: str, on: Machinery) -> tuple[GPT, ModelSource]:
     return source.load(make_mesh(on.layout, device), precision=on.precision), source
 
 
-def _found(place: str, on: Machinery) -> ModelSource:
+def _found(place: str, on: Machinery, *, masked: bool = False) -> ModelSource:
+    """Find the model. `masked` allows a model that predicts masked tokens."""
     source = find_model(place, last_weights=on.last_weights, adapter=on.adapter)
-    source.require_decoder(place)
+    if not (masked and source.model.head is HeadKind.MASKED_TOKENS):
+        source.require_decoder(place)
     require_tensor_axis(source.model, on.layout.tensor)
     return source
 

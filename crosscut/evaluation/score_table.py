@@ -7,8 +7,25 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_NAMES = {"wikitext103": "WikiText-103", "lambada": "LAMBADA", "text": "text"}
+_NAMES = {"wikitext103": "WikiText-103", "lambada": "LAMBADA", "text": "text", "masked_text": "text with masked words"}
 _MOST_DOCUMENTS = 20
+
+_COUNTED = {
+    "documents_blank": ("blank document left out", "blank documents left out"),
+    "masked_tokens": ("masked token", "masked tokens"),
+}
+"""Words for counts whose name does not begin with the counted thing: for one and for several."""
+
+_PROTOCOL = {
+    "first_id": "each text begins with the token id",
+    "mask_fraction": "fraction of masked words",
+    "mask_words": "masked words in a row, at most",
+    "seed": "seed of the masks",
+}
+"""Words for settings whose name alone says too little."""
+
+_COLUMNS = ("tokens", "masked_tokens", "perplexity", "bits_per_byte", "accuracy")
+"""Columns of the table of documents, if the task has them."""
 
 
 def print_report(report: Mapping[str, Any], console: Console) -> None:
@@ -34,8 +51,12 @@ def _figures(task: Mapping[str, Any]) -> Table:
     table.add_column()
     for position, (name, value) in enumerate(task["figures"].items()):
         table.add_row(Text(show(name, value), style="bold" if position == 0 else ""), _words(name))
-    counts = ", ".join(_counted(value, name) for name, value in task["counts"].items())
-    protocol = ", ".join(f"{_words(name)} {value}" for name, value in task["protocol"].items() if value is not None)
+    counts = ", ".join(
+        _counted(value, name) for name, value in task["counts"].items() if value or name != "documents_blank"
+    )
+    protocol = ", ".join(
+        f"{_PROTOCOL.get(name, _words(name))} {value}" for name, value in task["protocol"].items() if value is not None
+    )
     for told in (counts, protocol, f"{task['tokens_per_second']:,.0f} tokens/s, {task['seconds']:.1f} s"):
         table.add_row("", Text(told, style="dim"))
     return table
@@ -44,11 +65,12 @@ def _figures(task: Mapping[str, Any]) -> Table:
 def _documents(documents: list[Mapping[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("document", overflow="fold")
-    for name in ("tokens", "perplexity", "bits per byte"):
-        table.add_column(name, justify="right")
+    columns = [name for name in _COLUMNS if name in documents[0]]
+    for name in columns:
+        table.add_column(_words(name), justify="right")
     for document in documents:
-        figures = (show(name, document[name]) for name in ("perplexity", "bits_per_byte"))
-        table.add_row(Text(f"{document['source']}:{document['record']}"), f"{document['tokens']:,}", *figures)
+        figures = (f"{document[name]:,}" if "tokens" in name else show(name, document[name]) for name in columns)
+        table.add_row(Text(f"{document['source']}:{document['record']}"), *figures)
     return table
 
 
@@ -70,6 +92,8 @@ def in_a_line(figures: Mapping[str, float | None]) -> str:
 
 def _counted(number: int, things: str) -> str:
     """A count with its noun: `1 document`, `2 documents`."""
+    if things in _COUNTED:
+        return f"{number:,} {_COUNTED[things][number != 1]}"
     noun, blank, rest = _words(things).partition(" ")
     return f"{number:,} {noun.removesuffix('s') if number == 1 else noun}{blank}{rest}"
 

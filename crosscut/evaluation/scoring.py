@@ -45,9 +45,18 @@ class WindowScores(NamedTuple):
 
 @torch.no_grad()
 def score_windows(
-    model: GPT, texts: Sequence[Ids], windows: Sequence[Window], *, batch_size: int, follow: Follow = iter
+    model: GPT,
+    texts: Sequence[Ids],
+    windows: Sequence[Window],
+    *,
+    batch_size: int,
+    targets: Sequence[Ids] | None = None,
+    follow: Follow = iter,
 ) -> WindowScores:
     """Score the windows over `texts` without dropout. Every rank must call this function and gets the same result.
+
+    The targets are the next tokens. With `targets`, each window is a whole text, and `targets` holds the original token
+    where a token of the text is masked, and `IGNORED` elsewhere.
 
     A data rank reads `batch_size` windows together. The rank takes its rounds from the generator `follow(rounds)`,
     which can act before and after each round. Communication: the forward passes' collectives, and one all-reduce of
@@ -59,8 +68,10 @@ def score_windows(
     table = torch.zeros(len(windows), 3, dtype=torch.float64, device=device)
     try:
         for group in follow(rounds_of(windows, batch_size, rank=data.rank, size=data.size)):
-            batch, last = _batch(texts, [windows[i] for i in group])
-            losses, hits = score_tokens(model, *batch.to_device(device).plain())
+            read = [windows[i] for i in group]
+            batch, last = _batch(texts, read) if targets is None else _masked_batch(texts, targets, read)
+            moved = batch.to_device(device)
+            losses, hits = score_tokens(model, moved.tokens, moved.targets, moved.mask)
             rows = torch.arange(len(group), device=device)
             found = torch.stack([losses.double().sum(1)[rows], hits.sum(1)[rows], hits[rows, last.to(device)]], dim=1)
             table[torch.tensor(group, dtype=torch.long, device=device)] = found
@@ -110,3 +121,16 @@ def _batch(texts: Sequence[Ids], windows: Sequence[Window]) -> tuple[Batch, Tens
         targets[row, length - window.num_targets : length] = text[window.first : window.stop]
     last = torch.tensor([window.length - 1 for window in windows], dtype=torch.long)
     return Batch(tokens=torch.from_numpy(tokens), targets=torch.from_numpy(targets)), last
+
+
+def _masked_batch(texts: Sequence[Ids], targets: Sequence[Ids], windows: Sequence[Window]) -> tuple[Batch, Tensor]:
+    """As `_batch`, for whole texts with masked tokens. The batch says which tokens are padding."""
+    size = (max(1, len(windows)), max((window.length for window in windows), default=1))
+    tokens, wanted = np.zeros(size, dtype=np.int64), np.full(size, IGNORED, dtype=np.int64)
+    is_real = np.zeros(size, dtype=np.bool_)
+    for row, window in enumerate(windows):
+        tokens[row, : window.length], wanted[row, : window.length] = texts[window.text], targets[window.text]
+        is_real[row, : window.length] = True
+    last = torch.tensor([window.length - 1 for window in windows], dtype=torch.long)
+    arrays = {"tokens": tokens, "targets": wanted, "mask": is_real}
+    return Batch(**{name: torch.from_numpy(array) for name, array in arrays.items()}), last

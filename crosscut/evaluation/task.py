@@ -52,6 +52,12 @@ class Task(Protocol):
     data: list[dict[str, str]]
     """Files of the task with their hashes."""
 
+    @property
+    def targets(self) -> list[Ids] | None:
+        """Original token where a token of a text is masked, and `IGNORED` elsewhere, by text. None if the targets are
+        the next tokens.
+        """
+
     def figures(self, scores: WindowScores) -> Figures:
         """Compute the figures from the scores of the windows."""
 

@@ -25,6 +25,7 @@ class Text:
     """
 
     name = "text"
+    targets = None
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class Text:
         self.windows: list[Window] = []
         self._documents: list[dict[str, Any]] = []
         self._num_blank = 0
-        for source, record, text in _whole_documents(patterns, text_key):
+        for source, record, text in whole_documents(patterns, text_key):
             if not text or text.isspace():
                 self._num_blank += 1
                 continue
@@ -82,7 +83,7 @@ def _figures(loss: float, num_tokens: int, num_bytes: int) -> dict[str, float]:
     }
 
 
-def _whole_documents(patterns: Sequence[str], text_key: str) -> Iterator[tuple[str, int, str]]:
+def whole_documents(patterns: Sequence[str], text_key: str) -> Iterator[tuple[str, int, str]]:
     """Source, record and text of each document. The pieces in which a .txt file is read are joined to one document."""
 
     def place(document: Document) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from crosscut.config import IGNORED, ModelConfig
 from crosscut.kernels.products import product_in
 from crosscut.kernels.soft_cap import soft_cap_
 from crosscut.model import GPT
+from crosscut.model.documents import Context
 from crosscut.parallel import Axis, local
 from crosscut.parallel.collectives import all_reduce
 from crosscut.parallel.cross_entropy import VocabularyPart, local_index, loss_chunk, require_fit, vocabulary_part
@@ -33,19 +34,23 @@ class TokenScores(NamedTuple):
 
 
 @torch.no_grad()
-def score_tokens(model: GPT, tokens: Tensor, targets: Tensor) -> TokenScores:
-    """Score `targets` [B, S] given `tokens` [B, S]. The losses and hits have shape [B, S], and are the same on all
-    tensor ranks.
+def score_tokens(model: GPT, tokens: Tensor, targets: Tensor, mask: Tensor | None = None) -> TokenScores:
+    """Score `targets` [B, S] given `tokens` [B, S]: the next tokens, or the masked ones of a model that predicts masked
+    tokens. The losses and hits have shape [B, S], and are the same on all tensor ranks. `mask` [B, S] is false for
+    padding; None means that no token attends to padding anyway.
 
     Logits are computed only for targets that are not ignored. The sequences may have any length. Communication: the
     collectives of the forward pass and of `vocab_parallel_scores`.
     """
     kept = targets != IGNORED
-    hidden = model.hidden_states(tokens)
+    hidden, bias = model.hidden_states(tokens, Context(mask=mask))[kept], None
+    if model.prediction is not None:
+        hidden, bias = model.prediction(hidden), local(model.prediction.bias, hidden.dtype)
     found = vocab_parallel_scores(
-        hidden[kept],
+        hidden,
         local(model.output_weight, hidden.dtype),
         targets[kept],
+        bias=bias,
         config=model.config,
         axis=model.mesh.tensor,
     )
@@ -59,6 +64,7 @@ def vocab_parallel_scores(
     weight: Tensor,
     targets: Tensor,
     *,
+    bias: Tensor | None = None,
     config: ModelConfig,
     axis: Axis,
     chunk_tokens: int | None = None,
@@ -66,10 +72,11 @@ def vocab_parallel_scores(
     """Score `targets` [N] given the hidden states [N, H] that predict the targets. The losses and hits have shape [N],
     and are the same on all ranks.
 
-    `hidden` must be the same on all ranks of the axis. `weight` [V/T, H] has this rank's rows of the vocabulary.
-    `config` gives the size of the vocabulary and the soft cap of the logits. Padding rows get no probability and are
-    never the likeliest entry. Logits are computed in chunks of `chunk_tokens` tokens; None means the device's default.
-    Ignored targets take as much time as other targets, so leave them out if speed matters.
+    `hidden` must be the same on all ranks of the axis. `weight` [V/T, H] has this rank's rows of the vocabulary, and
+    `bias` [V/T] their biases; None means no biases. `config` gives the size of the vocabulary and the soft cap of the
+    logits. Padding rows get no probability and are never the likeliest entry. Logits are computed in chunks of
+    `chunk_tokens` tokens; None means the device's default. Ignored targets take as much time as other targets, so leave
+    them out if speed matters.
 
     Forward: per chunk, an all-reduce (max) of C elements and an all-reduce (sum) of 3 C elements. There is no backward
     pass. Source: paper, section 3. Raises the same errors as `vocab_parallel_cross_entropy`.
@@ -87,6 +94,8 @@ def vocab_parallel_scores(
         logits = product_in(buffer, hidden[piece], rows)
         if logits.dtype != wide:
             logits = buffer[: logits.shape[0]].copy_(logits)  # the narrow logits are freed
+        if bias is not None:
+            logits += bias
         if config.logit_softcap:
             soft_cap_(logits, config.logit_softcap)
         losses[piece], hits[piece] = _scores_of_chunk(logits, targets[piece], part)

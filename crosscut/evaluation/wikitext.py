@@ -27,6 +27,7 @@ class WikiText103:
     """
 
     name = "wikitext103"
+    targets = None
 
     def __init__(
         self, file: str, tokenizer: Encoder, *, start: int, window: int, overlap: int, detokenizer: str

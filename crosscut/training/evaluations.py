@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from crosscut.config import RunConfig
+from crosscut.config.model import HeadKind
 from crosscut.data import Tokens
 from crosscut.evaluation import Task, evaluate, make_tasks
 from crosscut.launch import StopRequest
@@ -13,7 +14,7 @@ from crosscut.model import GPT
 from crosscut.pretrained import begin_of_run
 from crosscut.training.speed.compilation import uncompiled
 
-_PREFIXES = ("wikitext103_", "lambada_", "text_")
+_PREFIXES = ("wikitext103_", "lambada_", "text_", "masked_text_")
 """Prefixes of figure names in the rows of `metrics.jsonl`, one per task."""
 
 
@@ -27,8 +28,10 @@ class Evaluations:
         if run.evaluation.has_tasks:
             # Training uses positions up to its sequence length only, even if the model has more.
             sizes = {"longest": run.training.sequence_length, "vocab_size": run.model.vocab_size}
-            begin = begin_of_run(run, tokens.path)
-            self.tasks = make_tasks(run.evaluation, tokens.tokenizer(), begin_of_text=begin, **sizes)
+            begin, is_masked = begin_of_run(run, tokens.path), run.model.head is HeadKind.MASKED_TOKENS
+            self.tasks = make_tasks(
+                run.evaluation, tokens.tokenizer(), begin_of_text=begin, is_masked=is_masked, **sizes
+            )
 
     def is_due(self, step: int) -> bool:
         """Whether the model must be scored after `step` steps."""

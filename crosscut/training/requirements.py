@@ -59,11 +59,8 @@ def require_objective(run: RunConfig) -> None:
         raise ConfigError(
             "`model.token_types` must be 0 or at least 2 for pairs of segments, but is 1. Set model.token_types=2."
         )
-    if masked and run.evaluation.has_tasks:
-        raise ConfigError(
-            "`[evaluation]` must have no texts and tasks for a model that predicts masked tokens, but has some. Its "
-            "tasks score the next token. Remove them."
-        )
+    if masked:
+        run.evaluation.require_masked()
 
 
 def require_own_names(folder: Path) -> None:

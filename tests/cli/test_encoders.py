@@ -77,6 +77,39 @@ def masked(tmp_path_factory):
     return folder
 
 
+def test_masked_loss_is_a_score(crosscut_here, masked, tmp_path):
+    (tmp_path / "text.txt").write_text("the quick brown fox " * 30)
+    scores = []
+    for layout in (("--tensor", "1"), ("--tensor", "2", "--data", "2"), ("--mask-seed", "1")):
+        result = crosscut_here("evaluate", str(masked), "--text", str(tmp_path / "text.txt"), "--json", *layout)
+        assert result.returncode == 0, result.stderr
+        scores.append(json.loads(result.stdout)["tasks"]["masked_text"]["figures"])
+    one, cut, other = scores
+    assert cut == pytest.approx(one, rel=1e-5)
+    assert other["loss"] != pytest.approx(one["loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--task", "lambada=l.txt"), "`--task lambada` must be empty for a model that predicts masked tokens, but is"),
+        (
+            ("--text", "t.txt", "--stride", "4"),
+            "`--stride` must be 0 for a model that predicts masked tokens, but is 4.",
+        ),
+        (("--harness", "arc_easy"), "must hold a model that predicts the next token, but holds an encoder"),
+    ],
+)
+def test_scores_of_the_next_token_are_refused(crosscut_here, masked, tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.txt").write_text("the quick brown fox")
+    if options[0] == "--harness":
+        pytest.importorskip("lm_eval")
+    result = crosscut_here("evaluate", str(masked), *options, "--device", "cpu")
+    assert result.returncode == 2
+    assert message in result.stderr
+
+
 def test_masked_words_are_filled_in(crosscut_here, masked):
     prompts = ("--prompt", "the [MASK] brown [MASK]", "--device", "cpu")
     printed = crosscut_here("generate", str(masked), *prompts, "--top-k", "2")

@@ -63,11 +63,18 @@ def test_every_layout_and_a_resume_train_the_same_model(ranks, bert_run, packed)
 def test_a_whole_run_learns_and_is_told_without_text_and_bits_per_byte(ranks, bert_run, tmp_path):
     from transformers import BertForPreTraining
 
-    run = bert_run("training.steps=20", "checkpoint.every=20", "training.validate_every=0")
+    text = tmp_path / "own.txt"
+    text.write_text("The people of the United States were glad . " * 20)
+    own = (f"evaluation.text={text}", "evaluation.every=10")
+    run = bert_run("training.steps=20", "checkpoint.every=20", "training.validate_every=0", *own)
     told = ranks.run(1, whole_run, run)[0]
     summary = json.loads((Path(run.output.folder) / "summary.json").read_text())
     assert summary["validation_loss_after"] < summary["validation_loss_before"] - 0.2
     assert summary["validation_bits_per_byte_after"] is None
+    rows = [json.loads(line) for line in (Path(run.output.folder) / "metrics.jsonl").read_text().splitlines()]
+    scores = [row["masked_text_loss"] for row in rows if "masked_text_loss" in row]
+    assert len(scores) == 2
+    assert scores[1] < scores[0]
     assert "BERT" in told
     assert "epochs" in told
     assert "generate" not in told
@@ -98,7 +105,7 @@ def test_a_whole_run_learns_and_is_told_without_text_and_bits_per_byte(ranks, be
         (("model.token_types=1",), r"^`model\.token_types` must be 0 or at least 2 for pairs of segments, but is 1\. "),
         (
             ("evaluation.wikitext103=wiki.test.tokens",),
-            r"^`\[evaluation\]` must have no texts and tasks for a model that predicts masked tokens, but has some\. ",
+            r"^`evaluation\.wikitext103` must be empty for a model that predicts masked tokens, but is `wiki",
         ),
     ],
 )
