@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from benchmarks.contenders.task import NotActiveError, Shape, Step, Way
+from benchmarks.contenders.task import MASKED, NotActiveError, Shape, Step, Way
 
 
 class CrosscutStep:
@@ -21,19 +21,18 @@ class CrosscutStep:
     def __init__(self, shape: Shape, way: Way) -> None:
         import torch
 
-        from crosscut.model import Batch
         from crosscut.parallel import make_mesh
         from crosscut.training.precision import resolve_on
         from crosscut.training.step import Trainer
 
-        self.batch = Batch
+        self.shape = shape
         run = crosscut_run(shape, way)
         device = torch.device(way.device, 0) if way.device == "cuda" else torch.device(way.device)
         self.trainer = Trainer(resolve_on(run, device), make_mesh(run.layout, device))
 
     def __call__(self, number: int, micro_batches: Sequence[tuple[Any, Any]]) -> Callable[[], float]:
         """Do a step, as `Step` defines it."""
-        result = self.trainer.step(number, [self.batch(tokens=tokens, targets=ys) for tokens, ys in micro_batches])
+        result = self.trainer.step(number, [batch_of(self.shape, *micro_batch) for micro_batch in micro_batches])
         return lambda: result.loss  # reading the loss waits for the device
 
     def compiled_gradients_off(self, micro_batch: tuple[Any, Any]) -> tuple[float, str]:
@@ -47,8 +46,7 @@ class CrosscutStep:
         model = self.trainer.model
 
         def gradients() -> dict[str, Any]:
-            tokens, targets = micro_batch
-            self.trainer.accumulate(0, [self.batch(tokens=tokens, targets=targets)])
+            self.trainer.accumulate(0, [batch_of(self.shape, *micro_batch)])
             found = {name: parameter.grad.to_local() for name, parameter in model.named_parameters()}
             self.trainer.optimizer.zero_grad()
             return found
@@ -62,14 +60,29 @@ class CrosscutStep:
         return max((share if math.isfinite(share) else math.inf, name) for name, share in off.items())
 
 
+def batch_of(shape: Shape, tokens: Any, targets: Any) -> Any:
+    """Make Crosscut's batch from (tokens, targets)."""
+    from crosscut.model import Batch
+
+    if shape.num_classes:
+        return Batch.labelled(tokens, targets)
+    batch = Batch(tokens=tokens, targets=targets)
+    return batch.with_predicted(MASKED) if shape.family == "BERT" else batch
+
+
 LLAMA = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none"}
 """Settings that make Crosscut's model a Llama."""
+
+BERT = {"attention": "bidirectional", "norm_place": "after", "token_types": 2, "mlp": "gelu_exact"}
+"""Settings that make Crosscut's model a BERT, without a head."""
 
 
 def crosscut_run(shape: Shape, way: Way) -> Any:
     """Build the `RunConfig`. The batch of the shape is the batch of one data rank."""
     from crosscut.config import load_run
 
+    head = {"head": "classes", "num_classes": shape.num_classes} if shape.num_classes else {"head": "masked_tokens"}
+    family = {"GPT-2": {}, "Llama": LLAMA, "BERT": {**BERT, **head}}[shape.family]
     table = {
         "model": {
             "num_layers": shape.num_layers,
@@ -79,7 +92,7 @@ def crosscut_run(shape: Shape, way: Way) -> Any:
             "max_sequence_length": shape.sequence_length,
             "dropout": 0.0,
             "mlp_size": shape.mlp_size,
-            **(LLAMA if shape.family == "Llama" else {}),
+            **family,
         },
         "training": {
             "batch_size": shape.batch_size,
@@ -88,14 +101,20 @@ def crosscut_run(shape: Shape, way: Way) -> Any:
             "compile": "on" if way.compiled else "off",
             "steps": 1000,
         },
+        "data": {"objective": "masked"} if family.get("head") == "masked_tokens" else {},
         "optimizer": {"warmup_steps": 100},
     }
     return load_run(table, way.overrides)
 
 
 def make_transformers(shape: Shape, way: Way) -> Step:
-    """Hugging Face's GPT-2 with its own attention and loss."""
+    """Hugging Face's GPT-2 or BERT with its own attention and loss."""
     from transformers import GPT2Config, GPT2LMHeadModel
+
+    if shape.family == "BERT":
+        from benchmarks.contenders.transformers_bert import make_bert
+
+        return make_bert(shape, way)
 
     config = GPT2Config(
         n_layer=shape.num_layers, n_embd=shape.hidden_size, n_head=shape.num_heads, vocab_size=shape.vocab_size,
@@ -109,7 +128,7 @@ def make_transformers(shape: Shape, way: Way) -> Step:
     def loss(tokens: Any, _targets: Any) -> Any:
         return called(input_ids=tokens, labels=tokens).loss  # it shifts the labels itself
 
-    return _step_of(model, loss, way)
+    return step_of(model, loss, way)
 
 
 def make_litgpt(shape: Shape, way: Way) -> Step:
@@ -133,7 +152,7 @@ def make_litgpt(shape: Shape, way: Way) -> Step:
     def loss(tokens: Any, targets: Any) -> Any:
         return chunked_cross_entropy(called(tokens), targets)
 
-    return _step_of(model, loss, way)
+    return step_of(model, loss, way)
 
 
 def make_plain(shape: Shape, way: Way) -> Step:
@@ -148,7 +167,7 @@ def make_plain(shape: Shape, way: Way) -> Step:
             vocab_size=shape.vocab_size,
             sequence_length=shape.sequence_length,
         )
-    return _step_of(model, _compiled(model, way), way)
+    return step_of(model, _compiled(model, way), way)
 
 
 def make_torchtitan(shape: Shape, way: Way) -> Step:
@@ -166,11 +185,8 @@ PROGRAMS: dict[str, Callable[[Shape, Way], Step]] = {
     "torchtitan": make_torchtitan,
 }
 
-PEERS = ("transformers", "litgpt", "plain")
-"""Peers that train a GPT-2."""
-
-LLAMA_PEERS = ("torchtitan",)
-"""Peers that train a Llama."""
+PEERS_OF = {"GPT-2": ("transformers", "litgpt", "plain"), "Llama": ("torchtitan",), "BERT": ("transformers",)}
+"""Peers that train a model of a family."""
 
 
 def is_installed(program: str) -> bool:
@@ -184,7 +200,7 @@ def make_step(program: str, shape: Shape, way: Way) -> Step:
     Only this program's packages are imported, so a process does not pay for the others. Raises `NotActiveError` if the
     program has no model of the shape's family.
     """
-    if program != "crosscut" and (shape.family == "Llama") != (program in LLAMA_PEERS):
+    if program != "crosscut" and program not in PEERS_OF[shape.family]:
         raise NotActiveError(f"{program} must train a {shape.family}, but this benchmark has none for it")
     return PROGRAMS[program](shape, way)
 
@@ -210,7 +226,7 @@ def _compiled(model: Any, way: Way) -> Any:
     return torch.compile(model) if way.compiled else model
 
 
-def _step_of(model: Any, compute_loss: Callable[[Any, Any], Any], way: Way) -> Step:
+def step_of(model: Any, compute_loss: Callable[[Any, Any], Any], way: Way) -> Step:
     """The training step that a user writes around a plain PyTorch model."""
     import torch
 

@@ -15,17 +15,21 @@ class Shape:
     sequence_length: int = 256
     batch_size: int = 8
     vocab_size: int = 50_304
-    family: Literal["GPT-2", "Llama"] = "GPT-2"
-    """A `Llama` has rotary positions, root mean square norms, SwiGLU, no biases."""
+    family: Literal["GPT-2", "Llama", "BERT"] = "GPT-2"
+    """A `Llama` has rotary positions, root mean square norms, SwiGLU, no biases. A `BERT` reads a text in both
+    directions, has its norms after the residual sums, and predicts masked tokens or a class.
+    """
+    num_classes: int = 0
+    """Number of classes of a BERT that is fine-tuned on labelled texts. 0 means that it predicts masked tokens."""
 
     @property
     def mlp_size(self) -> int:
         """Width between the matrices of the MLP.
 
-        A GPT-2 has four times the hidden size. A Llama has three matrices in place of two, so its width is chosen for
-        about as many parameters.
+        A GPT-2 and a BERT have four times the hidden size. A Llama has three matrices in place of two, so its width is
+        chosen for about as many parameters.
         """
-        return 4 * self.hidden_size if self.family == "GPT-2" else max(1, round(self.hidden_size / 48)) * 128
+        return max(1, round(self.hidden_size / 48)) * 128 if self.family == "Llama" else 4 * self.hidden_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +45,26 @@ class Way:
 
 Step = Callable[[int, Sequence[tuple[Any, Any]]], Callable[[], float]]
 """A training step: from the step number and the micro-batches of (tokens, targets), each [B, S], to a function that
-waits for the mean loss and returns it.
+waits for the mean loss and returns it. The targets of texts with classes are [B].
 """
+
+MASKED = 0.15
+"""Fraction of the tokens that a BERT predicts."""
+
+
+def draw(shape: Shape, generator: Any) -> tuple[Any, Any]:
+    """Draw a random batch of (tokens, targets), as a `Step` takes it."""
+    import torch
+
+    size = (shape.batch_size, shape.sequence_length + 1)
+    ids = torch.randint(0, shape.vocab_size, size, generator=generator)
+    tokens = ids[:, :-1]
+    if shape.family != "BERT":
+        return tokens, ids[:, 1:]
+    if shape.num_classes:
+        return tokens, torch.randint(0, shape.num_classes, (shape.batch_size,), generator=generator)
+    chosen = torch.rand(tokens.shape, generator=generator) < MASKED
+    return tokens, tokens.where(chosen, torch.tensor(-100))
 
 
 class NotActiveError(Exception):

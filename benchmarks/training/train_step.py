@@ -1,7 +1,12 @@
-"""One training step of the same GPT-2 by Crosscut, transformers, litgpt and a plain program, in turns on this machine.
+"""One training step of the same model by Crosscut, transformers, litgpt and a plain program, in turns on this machine.
 
     make benchmarks                                             # sets up .venv-benchmarks and runs this command, too
     .venv-benchmarks/bin/python benchmarks/training/train_step.py
+    .venv-benchmarks/bin/python benchmarks/training/train_step.py --model bert-base
+    .venv-benchmarks/bin/python benchmarks/training/train_step.py --model bert-classes
+
+The model is a GPT-2 of 30 million parameters. `bert-base` is BERT-base on masked tokens, in sequences of 512, beside
+transformers. `bert-classes` is BERT-base on labelled texts of 128 tokens, beside the `Trainer` of transformers.
 
 Every contender (`benchmarks/contenders/`), eager and compiled, has a process of its own, is built once, and takes steps
 in turn, in float32 on random tokens. A round is one step of each contender, so a slow moment of the machine slows all
@@ -21,7 +26,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,10 +34,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.contenders.programs import PEERS, is_installed, make_step, require_compiled
-from benchmarks.contenders.task import Shape, Way
+from benchmarks.contenders.programs import PEERS_OF, is_installed, make_step, require_compiled
+from benchmarks.contenders.task import Shape, Way, draw
 from benchmarks.machine import describe_machine, print_machine
 from benchmarks.turns import CORES, Failure, peak_bytes
+
+PEERS = PEERS_OF["GPT-2"]
+"""All peers. A model is compared with those that train it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +66,14 @@ ENTRIES: dict[str, Entry] = {
 WHOLE = tuple(name for name, entry in ENTRIES.items() if entry.program == "crosscut" and entry.num_ranks == 1)
 """Contenders that are Crosscut in one process. These are compared with the peers."""
 
-TINY = Shape(num_layers=2, hidden_size=64, num_heads=2, sequence_length=32, batch_size=2, vocab_size=512)
+_BERT: dict[str, Any] = {"num_layers": 12, "hidden_size": 768, "num_heads": 12, "vocab_size": 30_522, "family": "BERT"}
+SHAPES = {
+    "gpt2": Shape(),
+    "bert-base": Shape(**_BERT, sequence_length=512, batch_size=2),
+    "bert-classes": Shape(**_BERT, sequence_length=128, batch_size=8, num_classes=2),
+}
+
+TINY = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "sequence_length": 32, "batch_size": 2, "vocab_size": 512}
 
 PACKAGES = ("torch", "transformers", "litgpt")
 
@@ -98,13 +113,12 @@ def take_part(entry: Entry, rank: int, port: int, shape: Shape, orders: Connecti
         step = make_step(entry.program, shape, way)
         torch.set_num_threads(CORES // entry.num_ranks)
         generator = torch.Generator().manual_seed(1)
-        size = (shape.batch_size, shape.sequence_length + 1)
         orders.send("ready")
         number = 0
         while orders.recv() == "step":
-            batch = torch.randint(0, shape.vocab_size, size, generator=generator)
+            batch = draw(shape, generator)
             start = time.perf_counter()
-            loss = step(number, [(batch[:, :-1], batch[:, 1:])])()
+            loss = step(number, [batch])()
             elapsed = time.perf_counter() - start
             if entry.compiled and not number:
                 require_compiled()
@@ -248,6 +262,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--only", nargs="+", choices=list(ENTRIES), help="contenders to run; by default all that are installed"
     )
+    parser.add_argument("--model", choices=list(SHAPES), default="gpt2", help="model and what it is trained on")
     parser.add_argument("--rounds", type=int, default=15, help="steps of each contender that are counted")
     parser.add_argument("--warmup", type=int, default=2, help="first steps that are not counted")
     parser.add_argument(
@@ -255,8 +270,9 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args(arguments)
-    shape = TINY if options.tiny else Shape()
-    names = options.only or [name for name, entry in ENTRIES.items() if is_installed(entry.program)]
+    shape = replace(SHAPES[options.model], **TINY) if options.tiny else SHAPES[options.model]
+    programs = [name for name in ("crosscut", *PEERS_OF[shape.family]) if is_installed(name)]
+    names = options.only or [name for name, entry in ENTRIES.items() if entry.program in programs]
     figures = run(shape, names, rounds=options.rounds, warmup=options.warmup)
     if options.json:
         result = {"machine": describe_machine(*PACKAGES), "shape": asdict(shape), "figures": figures}
