@@ -107,11 +107,18 @@ def _make_state(optimizer: Optimizer) -> None:
 
 
 def load_model(
-    checkpoint: str | Path | Folder, *, model: nn.Module, padded: Mapping[str, int] | None = None, group: str = MODEL
+    checkpoint: str | Path | Folder,
+    *,
+    model: nn.Module,
+    padded: Mapping[str, int] | None = None,
+    group: str = MODEL,
+    names: Mapping[str, str] | None = None,
 ) -> Progress:
     """Load only the model from a checkpoint of any layout, and return the run's progress. Every rank must call this
     function. The arguments and errors are those of `load_checkpoint`, but only the ranks that have an error raise it.
     `group` is the group of tensors that become the weights: `MODEL`, or `AVERAGE` if the checkpoint holds an average.
+    `names` maps the names of the parameters to load to their names in the checkpoint; all other parameters keep their
+    values. By default, all parameters are loaded under their own names.
 
     Each rank reads its own parts. Ranks that serve a model exchange no pickled objects, and PyTorch would pickle its
     plans if the ranks read together.
@@ -122,7 +129,8 @@ def load_model(
     state = get_model_state_dict(model)
     with _reading(folder), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # on purpose
-        _load({group: state}, folder, padded or {}, alone=True)
+        wanted = state if names is None else {stored: state[name] for name, stored in names.items()}
+        _load({group: wanted}, folder, padded or {}, alone=True)
         set_model_state_dict(model, state)
     return progress
 

@@ -70,6 +70,9 @@ def predicted_rows(num_masked: int | None, num_tokens: int, fraction: float) -> 
     return min(max(8, ceil((num_masked or 0) / eighth)) * eighth, num_tokens)
 
 
+LABELS_FILE = "labels.json"
+"""File in the folder of a run with `model.head = "classes"`: the names of the classes, as a JSON list."""
+
 BUCKET_BYTES = 32 << 20
 """Size of a gradient bucket in bytes. A full bucket is sent to the other data ranks."""
 

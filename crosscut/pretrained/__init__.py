@@ -6,11 +6,12 @@ whole tensor.
 """
 
 from crosscut.pretrained.adapters import read_adapter
-from crosscut.pretrained.companions import begin_of_run, keep_companions
+from crosscut.pretrained.companions import begin_of_run, keep_companions, keep_labels
 from crosscut.pretrained.export import Exported, export_adapter, export_checkpoint, export_model
 from crosscut.pretrained.finite import require_finite
 from crosscut.pretrained.loading import load_weights, require_weights
 from crosscut.pretrained.source import ModelSource, find_model
+from crosscut.pretrained.trunk import load_trunk
 
 __all__ = [
     "Exported",
@@ -21,6 +22,8 @@ __all__ = [
     "export_model",
     "find_model",
     "keep_companions",
+    "keep_labels",
+    "load_trunk",
     "load_weights",
     "read_adapter",
     "require_finite",

@@ -4,13 +4,14 @@ A run that starts from a published model keeps a copy of these files. The run ca
 and be exported even if the model's folder is moved.
 """
 
+import json
 import shutil
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from crosscut.config import RunConfig
-from crosscut.config.conventions import INITIAL_FOLDER
+from crosscut.config import ConfigError, RunConfig
+from crosscut.config.conventions import INITIAL_FOLDER, LABELS_FILE
 from crosscut.config.published.folders import (
     GENERATION_FILE,
     MODEL_FILE,
@@ -19,6 +20,7 @@ from crosscut.config.published.folders import (
     TOKENIZER_FILE,
     read_published,
 )
+from crosscut.config.system.files import parse_json, read_small
 from crosscut.data import Tokenizer
 from crosscut.data.hashing import sha256
 from crosscut.data.manifest import MANIFEST_NAME
@@ -37,6 +39,31 @@ def keep_companions(published: Path, folder: Path) -> None:
     for name in (MODEL_FILE, TOKENIZER_FILE, *COMPANIONS):
         if (published / name).is_file():
             shutil.copyfile(published / name, folder / name)
+
+
+def keep_labels(folder: Path, labels: Sequence[str]) -> None:
+    """Write the names of a run's classes, in the order of their logits, to the folder of the run."""
+    (folder / LABELS_FILE).write_text(json.dumps(list(labels), ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def labels_of(folders: Iterable[Path], num_classes: int) -> tuple[str, ...]:
+    """Names of a run's classes, from the first of the folders that has them; empty if none has. Raises `ConfigError`
+    for a file that does not hold one name for each class.
+    """
+    path = next((folder / LABELS_FILE for folder in folders if (folder / LABELS_FILE).is_file()), None)
+    if path is None or not num_classes:
+        return ()
+    try:
+        labels = parse_json(read_small(path))
+    except (OSError, ValueError):
+        labels = None
+    is_list = isinstance(labels, list) and all(isinstance(label, str) for label in labels)
+    if not is_list or len(set(labels)) != len(labels) or len(labels) != num_classes:
+        raise ConfigError(
+            f"`{path}` must hold a JSON list of {num_classes} different names, one for each class, but does not. "
+            "Restore the file, or remove it."
+        )
+    return tuple(labels)
 
 
 class Speech(NamedTuple):

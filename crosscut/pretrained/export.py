@@ -26,6 +26,7 @@ from crosscut.config.published.folders import (
     require_exportable,
 )
 from crosscut.data import Tokenizer
+from crosscut.data.tokenization.inner import read_inner
 from crosscut.model import GPT
 from crosscut.parallel import reshard
 from crosscut.parallel.collectives import share_from_first
@@ -72,7 +73,9 @@ class _Target:
     max_file_bytes: int
 
     @classmethod
-    def of(cls, out: str | Path, config: ModelConfig, dtype: torch.dtype, **beside: Any) -> "_Target":
+    def of(
+        cls, out: str | Path, config: ModelConfig, dtype: torch.dtype, *, labels: tuple[str, ...], **beside: Any
+    ) -> "_Target":
         """Create the target. Raises `ConfigError` for a model that no published family can express.
 
         If the run started from a published model, the model's config gives the begin-of-text id. Otherwise, this id is
@@ -84,7 +87,10 @@ class _Target:
             dtype=str(dtype).removeprefix("torch."),
             begin=end if begin is None or begin >= config.vocab_size else begin,
             stops=beside["ends"],
+            labels=labels,
         )
+        if config.solves_task and config.is_causal:
+            table.update(_padding(beside["tokenizer"]))
         return cls(folder=folder_at(out), config=config, dtype=dtype, table=table, **beside)
 
     def require_new(self) -> None:
@@ -109,6 +115,16 @@ class _Target:
                 raise
         num_bytes = sum(math.prod(shape) for shape in shapes.values()) * self.dtype.itemsize
         return Exported(str(self.folder), len(shapes), [file.name for file in files], num_bytes)
+
+
+def _padding(tokenizer: Path) -> dict[str, int]:
+    """Key for the id of padding, by which `transformers` finds the last token of a text. Empty if the tokenizer has no
+    token for padding alone; `transformers` then reads one text at a time.
+    """
+    inner = read_inner(tokenizer)
+    found = [inner.token_to_id(name) for name in ("[PAD]", "<pad>")]
+    known = [number for number in found if number is not None]
+    return {"pad_token_id": known[0]} if known else {}
 
 
 def require_new(folder: Folder) -> None:
@@ -140,7 +156,7 @@ def export_checkpoint(
         require_exportable(source.model.without_adapters)
         dtype, read = _reader(source)
         tensors = _published(source.model, with_adapters(source.model, read), advance)
-    target = _Target.of(out, source.model, dtype, **beside)
+    target = _Target.of(out, source.model, dtype, labels=source.labels, **beside)
     target.require_new()
     if source.adapter:
         tensors = _with_adapter(source, tensors)
@@ -237,20 +253,21 @@ def export_model(
     *,
     tokenizer: Path,
     stops: tuple[int, ...] = (),
+    labels: tuple[str, ...] = (),
     max_file_bytes: int = MAX_FILE_BYTES,
 ) -> None:
     """Write a model in memory, on any layout and sharding, to a new Hugging Face folder, with its `tokenizer.json`.
 
-    The tokenizer's end-of-text id and the ids in `stops` are stored as ids that end a text. Every rank must call this
-    function; the first rank writes. Communication: the tensors are gathered one after the other. On all ranks, raises
-    `ConfigError` for a model that no published family can express and for a folder that is not empty, and
-    `CheckpointError` if a file cannot be written.
+    The tokenizer's end-of-text id and the ids in `stops` are stored as ids that end a text, and `labels` as the names
+    of the classes of a model with `head = "classes"`. Every rank must call this function; the first rank writes.
+    Communication: the tensors are gathered one after the other. On all ranks, raises `ConfigError` for a model that no
+    published family can express and for a folder that is not empty, and `CheckpointError` if a file cannot be written.
     """
     reshard(model)
     parameters = dict(model.named_parameters())
     ends = (Tokenizer.load(tokenizer).end_of_text, *stops)
     beside = {"tokenizer": tokenizer, "ends": ends, "max_file_bytes": max_file_bytes}
-    target = _Target.of(out, model.config, model.tokens.weight.dtype, **beside)
+    target = _Target.of(out, model.config, model.tokens.weight.dtype, labels=labels, **beside)
     tensors = _published(model.config, with_adapters(model.config, lambda name: whole(parameters[name])))
     failure = _failure(target.require_new) if model.mesh.is_first_rank else None
     if failure := share_from_first(failure):

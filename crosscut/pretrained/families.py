@@ -15,12 +15,14 @@ A published model has the same matrices under other names and in other layouts. 
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from crosscut.architecture import Parameter, describe
 from crosscut.config import ModelConfig
+from crosscut.config.model import HeadKind
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,9 @@ class _Names:
 
 
 _OUTPUT = Source("lm_head")
-_BESIDE = (_OUTPUT.name, "cls.")
+_CLASSES, _SPANS, _SCORE = Source("classifier"), Source("qa_outputs"), Source("score")
+"""Sources of the classifiers of tasks. `score` is that of a decoder."""
+_BESIDE = (_OUTPUT.name, "cls.", _CLASSES.name, _SPANS.name, _SCORE.name)
 """Beginnings of the names of heads beside the bare model."""
 
 _GPT2 = _Names(
@@ -211,10 +215,24 @@ _BERT_WITH_HEADS = replace(
 _OLD_KINDS = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
 """Ends of names of norms in BERT's oldest files, with their names today."""
 
+_OF_ROBERTA = {"classifier.dense.": "pooler.dense.", "classifier.out_proj.": f"{_CLASSES.name}."}
+"""Beginnings of names in RoBERTa's head for classes, with BERT's names for the same layers."""
 
+
+@lru_cache(maxsize=64)
 def _names_of(config: ModelConfig) -> _Names:
+    names = _family_names(config)
+    if not config.solves_task:
+        return names
+    is_spans = config.head is HeadKind.SPANS
+    classifier = _SPANS if is_spans else _SCORE if config.is_causal else _CLASSES
+    root = {**names.root, "task.pooler": Source("pooler.dense"), "task.classifier": classifier}
+    return replace(names, root=root, prefix="transformer." if is_spans and config.is_causal else names.prefix)
+
+
+def _family_names(config: ModelConfig) -> _Names:
     if config.norm_place == "after":
-        return _BERT_WITH_HEADS if config.predicts_masked else _BERT
+        return _BERT if config.head is HeadKind.NEXT_TOKEN else _BERT_WITH_HEADS
     if config.embedding_norm:
         return _NANOCHAT
     if config.positions == "rotary":
@@ -278,13 +296,15 @@ def with_prefix(config: ModelConfig, names: list[str]) -> dict[str, str]:
         bare_names = {_renamed(re.sub(known.optional_prefix, "", name)): name for name in names}
         return {f"{_prefix(known, bare)}{bare}": name for bare, name in bare_names.items()}
     bare = not any(name.startswith(prefix) for name in names)
-    return {f"{prefix}{name}" if bare and not name.startswith(_OUTPUT.name) else name: name for name in names}
+    return {f"{prefix}{name}" if bare and not name.startswith(_BESIDE) else name: name for name in names}
 
 
 def _renamed(name: str) -> str:
-    """Today's name of a tensor of a BERT."""
+    """Today's name of a tensor of a BERT. RoBERTa's head for classes has BERT's layers under other names."""
     old = next((end for end in _OLD_KINDS if name.endswith(end)), "")
-    return name.removesuffix(old) + _OLD_KINDS.get(old, "")
+    name = name.removesuffix(old) + _OLD_KINDS.get(old, "")
+    other = next((start for start in _OF_ROBERTA if name.startswith(start)), "")
+    return _OF_ROBERTA.get(other, "") + name.removeprefix(other)
 
 
 def count_layers(config: ModelConfig, names: Iterable[str]) -> int:

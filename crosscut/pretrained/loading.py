@@ -37,7 +37,7 @@ def load_weights(model: nn.Module, config: ModelConfig, folder: Path) -> None:
     reshard(model)
     parameters = dict(model.named_parameters())
     for weight in weights_of(config, first_position=first_position_of(folder)):
-        _fill(parameters[weight.name], weight, tensors)
+        fill(parameters[weight.name], weight, tensors)
 
 
 def require_weights(config: ModelConfig, folder: Path) -> dict[str, StoredTensor]:
@@ -46,8 +46,7 @@ def require_weights(config: ModelConfig, folder: Path) -> dict[str, StoredTensor
 
     Raises `CheckpointError` for missing tensors, unknown tensors, and tensors with a different shape or type.
     """
-    found = list_tensors(folder)
-    tensors = {full: found[name] for full, name in with_prefix(config, list(found)).items()}
+    tensors = tensors_of(config, folder)
     num_layers = count_layers(config, tensors)
     if num_layers and num_layers != config.num_layers:  # before all layers of the config are listed
         raise CheckpointError(
@@ -81,6 +80,12 @@ def require_weights(config: ModelConfig, folder: Path) -> dict[str, StoredTensor
     return tensors
 
 
+def tensors_of(config: ModelConfig, folder: Path) -> dict[str, StoredTensor]:
+    """List the tensors of a folder by their full names in the family of a model."""
+    found = list_tensors(folder)
+    return {full: found[name] for full, name in with_prefix(config, list(found)).items()}
+
+
 def _may_be_left(config: ModelConfig, name: str) -> bool:
     return is_harmless(config, name) or is_head(config, name)
 
@@ -101,8 +106,10 @@ def _named(names: list[str]) -> str:
 
 
 @torch.no_grad()
-def _fill(parameter: Tensor, weight: Weight, tensors: Mapping[str, StoredTensor]) -> None:
-    """Read this rank's part of a parameter. Padding rows are set to zero."""
+def fill(parameter: Tensor, weight: Weight, tensors: Mapping[str, StoredTensor]) -> None:
+    """Read this rank's part of a parameter. Padding rows are set to zero. `tensors` are the stored tensors, by their
+    full names.
+    """
     local, offsets = local_part(parameter), local_offsets(parameter)
     columns = [slice(o, o + size) for o, size in zip(offsets[1:], local.shape[1:], strict=True)]
     local[max(0, weight.shape[0] - offsets[0]) :] = 0.0

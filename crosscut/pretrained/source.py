@@ -32,7 +32,7 @@ from crosscut.data import Tokenizer
 from crosscut.model import GPT
 from crosscut.parallel import ParallelMesh, RandomStreams, shard_model
 from crosscut.pretrained.adapters import read_adapter
-from crosscut.pretrained.companions import speech
+from crosscut.pretrained.companions import labels_of, speech
 from crosscut.pretrained.finite import require_finite
 from crosscut.pretrained.loading import heads_left_out, load_weights, require_weights
 
@@ -64,6 +64,8 @@ class ModelSource:
     """Folder of an adapter in PEFT's format that is merged into the weights; empty for none."""
     left_out: tuple[str, ...] = ()
     """Names of the tensors of a published encoder that are not loaded: its pooler and its heads."""
+    labels: tuple[str, ...] = ()
+    """Names of the classes of a model with `head = "classes"`; empty if they have no names."""
 
     @property
     def title(self) -> str:
@@ -81,13 +83,18 @@ class ModelSource:
     def from_json(cls, table: Mapping[str, Any]) -> "ModelSource":
         """Decode a source that `to_json` encoded."""
         places = {"folder": folder_at(table["folder"]), "tokenizer": Path(table["tokenizer"])}
-        model, stops, left = ModelConfig(**table["model"]), tuple(table["stops"]), tuple(table["left_out"])
-        return cls(**{**table, **places, "model": model, "stops": stops, "left_out": left})
+        lists = {name: tuple(table[name]) for name in ("stops", "left_out", "labels")}
+        return cls(**{**table, **places, **lists, "model": ModelConfig(**table["model"])})
 
     def require_decoder(self, place: str | Path) -> None:
-        """Raise `ConfigError` for an encoder, whose tokens see the next token and cannot predict it. `place` is the
-        place of the model, for the message.
+        """Raise `ConfigError` for an encoder, whose tokens see the next token and cannot predict it, and for a model
+        that solves a task. `place` is the place of the model, for the message.
         """
+        if self.model.solves_task:
+            raise ConfigError(
+                f"`{place}` must hold a model that predicts the next token, but holds a model for a task "
+                f'(`model.head` is "{self.model.head}"). Choose the model from which it was fine-tuned.'
+            )
         if not self.model.is_causal:
             raise ConfigError(
                 f"`{place}` must hold a model that predicts the next token, but holds an encoder "
@@ -166,6 +173,7 @@ def _published(folder: Path) -> ModelSource:
         model=published.model,
         is_published=True,
         left_out=heads_left_out(published.model, tensors),
+        labels=published.labels,
         **spoken._asdict(),
     )
 
@@ -180,6 +188,7 @@ def _in_checkpoint(folder: Folder, manifest: Manifest, place: str | Path, last_w
         folder=folder,
         model=run.model,
         is_averaged=holds_average(manifest) and not last_weights,
+        labels=labels_of([place for place in (root, Path(run.output.folder)) if place], run.model.num_classes),
         **{**spoken._asdict(), "begin_of_text": spoken.begin_of_text if initial else None},
     )
 

@@ -67,6 +67,7 @@ ENCODERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "bert with heads": (_with_heads, {}),
     "bert for masked tokens": (_for_masked_tokens, {}),
     "bert for classes": (_for_classes, {}),
+    "bert for a number": (_for_classes, {"num_labels": 1}),
     "bert with its own sizes": (_bert, {"type_vocab_size": 3, "layer_norm_eps": 1e-6}),
     "roberta": (_roberta, {}),
     "roberta with a head": (_roberta_with_head, {}),

@@ -33,7 +33,8 @@ class Family:
     is_windowed: bool = False
     """Whether the sliding window is active even if a file does not set `use_sliding_window`."""
     heads: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Fields of `ModelConfig` for heads, by the architecture in the file. Heads of other architectures are left out."""
+    """Fields of `ModelConfig` for heads other than that of `architecture`, by the architecture in the file. Heads of
+    other architectures are left out."""
     first_position: int = 0
     """Row of a text's first position in the table of learned positions. The rows before it belong to no position."""
 
@@ -91,6 +92,7 @@ GPT2 = Family(
         "quantization_config": (None,),
     },
     dropouts=("embd_pdrop", "attn_pdrop"),
+    heads={"GPT2ForSequenceClassification": {"head": "classes"}, "GPT2ForQuestionAnswering": {"head": "spans"}},
 )
 BIGCODE = dataclasses.replace(
     GPT2,
@@ -104,6 +106,7 @@ BIGCODE = dataclasses.replace(
         "add_cross_attention": (False,),
         "quantization_config": (None,),
     },
+    heads={"GPTBigCodeForSequenceClassification": {"head": "classes"}},
 )
 LLAMA = Family(
     "llama",
@@ -113,11 +116,22 @@ LLAMA = Family(
     _LLAMA_DEFAULTS,
     _LLAMA_REQUIRED,
     biases=("attention_bias", "mlp_bias"),
+    heads={"LlamaForSequenceClassification": {"head": "classes"}, "LlamaForQuestionAnswering": {"head": "spans"}},
 )
 _WINDOWED = dataclasses.replace(LLAMA, biases=(), window=4096)
-MISTRAL = dataclasses.replace(_WINDOWED, model_type="mistral", architecture="MistralForCausalLM", is_windowed=True)
+MISTRAL = dataclasses.replace(
+    _WINDOWED,
+    model_type="mistral",
+    architecture="MistralForCausalLM",
+    is_windowed=True,
+    heads={"MistralForSequenceClassification": {"head": "classes"}},
+)
 QWEN2 = dataclasses.replace(
-    _WINDOWED, model_type="qwen2", architecture="Qwen2ForCausalLM", fixed={**_LLAMA_FIXED, "biases": "qkv"}
+    _WINDOWED,
+    model_type="qwen2",
+    architecture="Qwen2ForCausalLM",
+    fixed={**_LLAMA_FIXED, "biases": "qkv"},
+    heads={"Qwen2ForSequenceClassification": {"head": "classes"}, "Qwen2ForQuestionAnswering": {"head": "spans"}},
 )
 QWEN3 = dataclasses.replace(
     _WINDOWED,
@@ -125,6 +139,7 @@ QWEN3 = dataclasses.replace(
     architecture="Qwen3ForCausalLM",
     fixed={**_LLAMA_FIXED, "qk_norm": True, "qk_norm_kind": "rms"},
     required={**_LLAMA_REQUIRED, "attention_bias": (False,)},
+    heads={"Qwen3ForSequenceClassification": {"head": "classes"}, "Qwen3ForQuestionAnswering": {"head": "spans"}},
 )
 STARCODER2 = Family(
     "starcoder2",
@@ -136,6 +151,7 @@ STARCODER2 = Family(
     biases=("use_bias",),
     dropouts=("embedding_dropout", "attention_dropout"),
     is_windowed=True,
+    heads={"Starcoder2ForSequenceClassification": {"head": "classes"}},
 )
 ARCEE = dataclasses.replace(
     LLAMA,
@@ -143,6 +159,7 @@ ARCEE = dataclasses.replace(
     architecture="ArceeForCausalLM",
     fixed={**_LLAMA_FIXED, "mlp": "relu2"},
     required={"hidden_act": ("relu2",), "quantization_config": (None,)},
+    heads={"ArceeForSequenceClassification": {"head": "classes"}, "ArceeForQuestionAnswering": {"head": "spans"}},
 )
 NANOCHAT = dataclasses.replace(
     LLAMA,
@@ -160,6 +177,7 @@ NANOCHAT = dataclasses.replace(
     defaults={**_LLAMA_DEFAULTS, SOFT_CAP_FIELD: 15.0},
     required={"hidden_act": ("relu2",), "attention_bias": (False,), "quantization_config": (None,)},
     biases=(),
+    heads={},
 )
 BERT = Family(
     "bert",
@@ -198,6 +216,9 @@ BERT = Family(
     heads={
         "BertForPreTraining": {"head": "masked_tokens", "sentence_order": True},
         "BertForMaskedLM": {"head": "masked_tokens", "sentence_order": False},
+        "BertForSequenceClassification": {"head": "classes"},
+        "BertForQuestionAnswering": {"head": "spans"},
+        "BertForMultipleChoice": {"head": "choice"},
     },
 )
 ROBERTA = dataclasses.replace(
@@ -205,7 +226,11 @@ ROBERTA = dataclasses.replace(
     model_type="roberta",
     architecture="RobertaModel",
     required={**BERT.required, "pad_token_id": (1,)},
-    heads={},
+    heads={
+        "RobertaForSequenceClassification": {"head": "classes"},
+        "RobertaForQuestionAnswering": {"head": "spans"},
+        "RobertaForMultipleChoice": {"head": "choice"},
+    },
     first_position=2,
 )
 FAMILIES = MappingProxyType(

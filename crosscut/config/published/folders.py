@@ -11,7 +11,7 @@ from typing import Any
 
 from crosscut.config.checks import MOST, MOST_SEED, listed, shown
 from crosscut.config.errors import ConfigError
-from crosscut.config.model import ModelConfig
+from crosscut.config.model import HeadKind, ModelConfig
 from crosscut.config.published.families import FAMILIES, MISTRAL, ROBERTA, SOFT_CAP_FIELD, Family
 from crosscut.config.system.files import read_json
 
@@ -33,6 +33,8 @@ class Published:
     model: ModelConfig
     stops: tuple[int, ...]
     """Token ids that end a text of the model. The ids from `config.json` come first."""
+    labels: tuple[str, ...] = ()
+    """Names of the classes of a model with `head = "classes"`; empty for other models."""
 
 
 def is_published(folder: Path) -> bool:
@@ -63,7 +65,8 @@ def read_published(folder: Path) -> Published:
                 f"`{family.keys[name]}` must be given in `{table.path}`, but is missing. Download the file again."
             )
     stops = [end for ends in end_ids(folder).values() for end in ends]
-    return Published(_model(fields, family, table.path), tuple(dict.fromkeys(stops)))
+    model = _model(fields, family, table.path)
+    return Published(model, tuple(dict.fromkeys(stops)), _labels(table) if model.num_classes else ())
 
 
 def first_position_of(folder: Path) -> int:
@@ -142,11 +145,15 @@ def require_exportable(model: ModelConfig) -> None:
         raise ConfigError(f"{reason}. Crosscut can export only models of the families that it knows.")
 
 
-def published_table(model: ModelConfig, *, dtype: str, begin: int, stops: tuple[int, ...]) -> dict[str, Any]:
+def published_table(
+    model: ModelConfig, *, dtype: str, begin: int, stops: tuple[int, ...], labels: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Build the `config.json` of a model. `dtype` is torch's name for the element type of the tensors, `begin` is the
-    token id with which a text begins, and `stops` are the token ids that end a text.
+    token id with which a text begins, `stops` are the token ids that end a text, and `labels` are the names of the
+    classes of a model with `head = "classes"`.
 
-    Raises `ConfigError` for a model that no family can express.
+    Raises `ConfigError` for a model that no family can express, and if the number of labels is not the number of
+    classes.
     """
     require_exportable(model)
     family, _ = _nearest(model)
@@ -158,8 +165,24 @@ def published_table(model: ModelConfig, *, dtype: str, begin: int, stops: tuple[
     table.update(dict.fromkeys(family.dropouts, model.dropout), **dict.fromkeys(family.biases, model.biases == "all"))
     if model.positions == "rotary":
         table.update(rope_theta=model.rotary_base, rope_scaling=_rope_scaling(model))
+    if model.num_classes:
+        table.update(_named_classes(model.num_classes, labels))
     ends = stops[0] if len(stops) == 1 else list(stops)
     return {**table, "bos_token_id": begin, "eos_token_id": ends, "torch_dtype": dtype}
+
+
+def _named_classes(number: int, labels: tuple[str, ...]) -> dict[str, Any]:
+    """Keys for the names of the classes. Without labels, the names are those of `transformers`."""
+    names = labels or tuple(f"LABEL_{index}" for index in range(number))
+    if len(names) != number or len(set(names)) != number:
+        raise ConfigError(
+            f"`labels` must be {number} different names, one for each class, but are {shown(list(labels))}. Give one "
+            "name for each class, or none."
+        )
+    return {
+        "id2label": {str(index): name for index, name in enumerate(names)},
+        "label2id": {name: index for index, name in enumerate(names)},
+    }
 
 
 class _Table:
@@ -237,11 +260,39 @@ def _family_of(table: _Table) -> Family:
 
 
 def _heads(table: _Table, family: Family) -> Mapping[str, Any]:
-    """Fields for the heads of the file's architecture, if Crosscut has these heads and the output is tied."""
+    """Fields for the heads of the file's architecture. Empty if Crosscut does not have these heads: an output for
+    masked tokens that is not tied, or numbers and several classes in place of one class.
+    """
     architectures = table.get("architectures", [])
-    if not isinstance(architectures, list) or len(architectures) != 1 or not table.get("tie_word_embeddings", True):
+    if not isinstance(architectures, list) or len(architectures) != 1:
         return {}
-    return family.heads.get(str(architectures[0]), {})
+    fields = family.heads.get(str(architectures[0]), {})
+    if not fields or fields["head"] == HeadKind.MASKED_TOKENS:
+        return fields if table.get("tie_word_embeddings", True) else {}
+    fields = {**fields, "sentence_order": False, "tied": True, SOFT_CAP_FIELD: 0.0}
+    if fields["head"] != HeadKind.CLASSES:
+        return fields
+    number, kind = len(_labels(table)), table.get("problem_type", _ONE_CLASS)
+    return {**fields, "num_classes": number} if number > 1 and kind == _ONE_CLASS else {}
+
+
+_ONE_CLASS = "single_label_classification"
+"""The `problem_type` of a model that gives each text one class."""
+
+
+def _labels(table: _Table) -> tuple[str, ...]:
+    """Names of the classes in a file, in the order of their logits."""
+    given = table.section("id2label")
+    if not given:
+        number = table.number("num_labels", table.get("num_labels", 2), int)
+        return tuple(f"LABEL_{index}" for index in range(min(number, MOST)))
+    names = tuple(given.get(str(index)) for index in range(len(given)))
+    if not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            f"`id2label` in `{table.path}` must map the numbers from 0 to {len(given) - 1} to names, but is "
+            f"{shown(given)}. Correct the file."
+        )
+    return tuple(map(str, names))
 
 
 def _architecture(family: Family, model: ModelConfig) -> str:
@@ -331,4 +382,6 @@ def _differences(family: Family, model: ModelConfig) -> tuple[Family, dict[str, 
         wanted["token_types"] = family.defaults["token_types"]
     if family.biases and model.biases in ("all", "none"):
         wanted["biases"] = model.biases
+    if any(fields["head"] == model.head for fields in family.heads.values()):
+        wanted.pop("head", None)
     return family, {name: value for name, value in wanted.items() if getattr(model, name) != value}

@@ -331,8 +331,44 @@ def test_heads_follow_the_architecture(read):
     assert read(BERT, architectures=["BertForPreTraining"]).model == ModelConfig(**masked, sentence_order=True)
     untied = read(BERT, architectures=["BertForPreTraining"], tie_word_embeddings=False)
     assert untied.model == ModelConfig(**ENCODER)
-    for other in (["BertForQuestionAnswering"], [], "BertForMaskedLM", [3]):
+    for other in (["BertForTokenClassification"], [], "BertForMaskedLM", [3]):
         assert read(BERT, architectures=other).model == ModelConfig(**ENCODER)
+
+
+def test_heads_of_tasks_follow_the_architecture(read):
+    encoder = ModelConfig(**ENCODER)
+    assert read(BERT, architectures=["BertForQuestionAnswering"]).model == encoder.with_head("spans")
+    assert read(BERT, architectures=["BertForMultipleChoice"]).model == encoder.with_head("choice")
+    classes = {"architectures": ["BertForSequenceClassification"]}
+    two, named = read(BERT, **classes), read(BERT, **classes, id2label={"0": "no", "1": "perhaps", "2": "yes"})
+    assert (two.model, two.labels) == (encoder.with_head("classes", num_classes=2), ("LABEL_0", "LABEL_1"))
+    assert (named.model, named.labels) == (encoder.with_head("classes", num_classes=3), ("no", "perhaps", "yes"))
+    for other in ({"id2label": {"0": "LABEL_0"}}, {"num_labels": 1}, {"problem_type": "multi_label_classification"}):
+        assert read(BERT, **classes, **other).model == encoder
+    with pytest.raises(ConfigError, match=r"^`id2label` in `.*` must map the numbers from 0 to 1 to names, but is \{"):
+        read(BERT, **classes, id2label={"1": "no", "2": "yes"})
+
+
+def test_names_of_classes_are_written_and_as_many_as_the_classes(tmp_path):
+    model = ModelConfig(**ENCODER).with_head("classes", num_classes=2)
+    given = {"dtype": "float32", "begin": 2, "stops": (3,)}
+    found = read_published(write(tmp_path, published_table(model, **given, labels=("no", "yes"))))
+    assert (found.model, found.labels) == (model, ("no", "yes"))
+    assert published_table(model, **given)["label2id"] == {"LABEL_0": 0, "LABEL_1": 1}
+    with pytest.raises(ConfigError) as error:
+        published_table(model, **given, labels=("no", "no"))
+    assert str(error.value) == (
+        "`labels` must be 2 different names, one for each class, but are ['no', 'no']. Give one name for each class, "
+        "or none."
+    )
+
+
+def test_a_choice_of_a_decoder_has_no_published_form() -> None:
+    decoder = ModelConfig(num_layers=1, hidden_size=32, num_heads=2, vocab_size=100)
+    assert not reason_against_export(decoder.with_head("classes", num_classes=2))
+    assert reason_against_export(decoder.with_head("choice")).startswith(
+        "`model.head` must be 'next_token' in a Hugging Face model of the closest family, 'gpt2', but is "
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,91 @@
+"""Tiny random models for tasks made by `transformers`, with their losses, gradients and logits by `transformers`."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crosscut.config import IGNORED
+from crosscut.data import Tokenizer
+from crosscut.model import Batch
+from tests.pretrained.encoders import MASK, PADDING, SEGMENTS, TOKENS, V
+
+NUM_CHOICES = 3
+"""The three sequences are the options of one question."""
+LABELS = {
+    "classes": torch.tensor([2, IGNORED, 0]),
+    "spans": torch.tensor([[1, 4], [0, 0], [2, 6]]),
+    "choice": torch.tensor([1]),
+}
+_SIZES = {"num_hidden_layers": 2, "hidden_size": 48, "num_attention_heads": 6, "vocab_size": V}
+_OF_BERT = {**_SIZES, "intermediate_size": 48, "max_position_embeddings": 24, "pad_token_id": PADDING}
+_UNDROPPED = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_OF_GPT2 = {
+    "n_layer": 2, "n_embd": 48, "n_head": 6, "n_positions": 24, "vocab_size": V, "pad_token_id": PADDING,
+    "eos_token_id": 0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+}  # fmt: skip
+_OF_LLAMA = {**_OF_BERT, "num_key_value_heads": 6, "tie_word_embeddings": False}
+_THREE = {"num_labels": 3}
+_NAMED = {"id2label": {0: "no", 1: "perhaps", 2: "yes"}}
+
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "BertForSequenceClassification": ("BertConfig", "classes", {**_OF_BERT, **_UNDROPPED, **_NAMED}),
+    "BertForQuestionAnswering": ("BertConfig", "spans", {**_OF_BERT, **_UNDROPPED}),
+    "BertForMultipleChoice": ("BertConfig", "choice", {**_OF_BERT, **_UNDROPPED}),
+    "RobertaForSequenceClassification": ("RobertaConfig", "classes", {**_OF_BERT, **_UNDROPPED, **_THREE}),
+    "RobertaForMultipleChoice": ("RobertaConfig", "choice", {**_OF_BERT, **_UNDROPPED, "type_vocab_size": 1}),
+    "GPT2ForSequenceClassification": ("GPT2Config", "classes", {**_OF_GPT2, **_THREE}),
+    "GPT2ForQuestionAnswering": ("GPT2Config", "spans", _OF_GPT2),
+    "LlamaForSequenceClassification": ("LlamaConfig", "classes", {**_OF_LLAMA, **_THREE}),
+    "Qwen3ForQuestionAnswering": ("Qwen3Config", "spans", {**_OF_LLAMA, "head_dim": 8}),
+}
+"""Config, head and sizes, by architecture."""
+
+
+def make_model(folder: Path, architecture: str, **changes: Any) -> Path:
+    """Write a model with random weights and a tokenizer. No norm is the identity and no bias is zero."""
+    import transformers
+
+    config, _, sizes = MODELS.get(architecture, ("BertConfig", "", {**_OF_BERT, **_UNDROPPED}))
+    torch.manual_seed(5)
+    model = getattr(transformers, architecture)(getattr(transformers, config)(**{**sizes, **changes}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.2).add_(1.0 if parameter.dim() == 1 else 0.0)
+    model.save_pretrained(folder)
+    Tokenizer.train(["the quick brown fox jumps over the lazy dog " * 50], vocab_size=V).save(folder / "tokenizer.json")
+    return folder
+
+
+def batch_for(architecture: str) -> Batch:
+    """Three sequences with padding, and segments for BERT."""
+    _, head, sizes = MODELS[architecture]
+    has_types = "Bert" in architecture or sizes.get("type_vocab_size", 1) > 1
+    return Batch.labelled(TOKENS, LABELS[head], mask=MASK, segments=SEGMENTS if has_types else None)
+
+
+def theirs(folder: Path, architecture: str) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Mean loss, logits and gradients by `transformers` in float64."""
+    import transformers
+
+    make: Callable[..., Any] = getattr(transformers, architecture).from_pretrained
+    model = make(folder, dtype=torch.float64).train()  # without dropout
+    _, head, _ = MODELS[architecture]
+    batch = batch_for(architecture)
+    given = {"input_ids": batch.tokens, "attention_mask": MASK.long()}
+    if batch.segments is not None:
+        given["token_type_ids"] = batch.segments
+    if head == "choice":
+        given = {name: tensor.unsqueeze(0) for name, tensor in given.items()}
+    labels = LABELS[head].where(LABELS[head] != IGNORED, -100)
+    if head == "spans":
+        given |= {"start_positions": labels[:, 0], "end_positions": labels[:, 1]}
+    else:
+        given["labels"] = labels
+    told = model(**given)
+    told.loss.backward()
+    logits = torch.stack([told.start_logits, told.end_logits], -1) if head == "spans" else told.logits
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return told.loss.detach(), logits.detach(), gradients
