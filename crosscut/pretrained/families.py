@@ -217,6 +217,13 @@ _OLD_KINDS = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".Laye
 
 _OF_ROBERTA = {"classifier.dense.": "pooler.dense.", "classifier.out_proj.": f"{_CLASSES.name}."}
 """Beginnings of names in RoBERTa's head for classes, with BERT's names for the same layers."""
+_MASKED_OF_ROBERTA = {
+    "lm_head.dense.": "cls.predictions.transform.dense.",
+    "lm_head.layer_norm.": "cls.predictions.transform.LayerNorm.",
+    "lm_head.decoder.": "cls.predictions.decoder.",
+    "lm_head.bias": "cls.predictions.bias",
+}
+"""Beginnings of names in RoBERTa's head for masked tokens, with BERT's names for the same layers."""
 
 
 @lru_cache(maxsize=64)
@@ -293,18 +300,19 @@ def with_prefix(config: ModelConfig, names: list[str]) -> dict[str, str]:
     known = _names_of(config)
     prefix = known.prefix
     if known.optional_prefix:
-        bare_names = {_renamed(re.sub(known.optional_prefix, "", name)): name for name in names}
+        bare_names = {_renamed(config, re.sub(known.optional_prefix, "", name)): name for name in names}
         return {f"{_prefix(known, bare)}{bare}": name for bare, name in bare_names.items()}
     bare = not any(name.startswith(prefix) for name in names)
     return {f"{prefix}{name}" if bare and not name.startswith(_BESIDE) else name: name for name in names}
 
 
-def _renamed(name: str) -> str:
-    """Today's name of a tensor of a BERT. RoBERTa's head for classes has BERT's layers under other names."""
+def _renamed(config: ModelConfig, name: str) -> str:
+    """Today's name of a tensor of a BERT. RoBERTa's heads have BERT's layers under other names."""
     old = next((end for end in _OLD_KINDS if name.endswith(end)), "")
     name = name.removesuffix(old) + _OLD_KINDS.get(old, "")
-    other = next((start for start in _OF_ROBERTA if name.startswith(start)), "")
-    return _OF_ROBERTA.get(other, "") + name.removeprefix(other)
+    theirs = _MASKED_OF_ROBERTA if config.predicts_masked else _OF_ROBERTA
+    other = next((start for start in theirs if name.startswith(start)), "")
+    return theirs.get(other, "") + name.removeprefix(other)
 
 
 def count_layers(config: ModelConfig, names: Iterable[str]) -> int:

@@ -71,6 +71,7 @@ ENCODERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "bert with its own sizes": (_bert, {"type_vocab_size": 3, "layer_norm_eps": 1e-6}),
     "roberta": (_roberta, {}),
     "roberta with a head": (_roberta_with_head, {}),
+    "roberta with a head that is not tied": (_roberta_with_head, {"tie_word_embeddings": False}),
 }
 IN_THREES = {f"{name} in threes": (make, {**sizes, **_THREES}) for name, (make, sizes) in ENCODERS.items()}
 """The same encoders, with heads that three ranks can share."""

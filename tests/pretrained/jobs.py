@@ -14,6 +14,7 @@ from crosscut.kernels.soft_cap import soft_cap
 from crosscut.model import GPT
 from crosscut.model.documents import Context
 from crosscut.parallel import (
+    GradientReducer,
     ParallelMesh,
     RandomStreams,
     enter_tensor_parallel,
@@ -27,6 +28,9 @@ from crosscut.pretrained import ModelSource, export_model, loading, tensors, wri
 from tests.pretrained.models import TOKENS
 
 CPU = torch.device("cpu")
+
+Gradients = tuple[float, dict[str, Tensor]]
+"""A loss, and the gradients of the parameters by name."""
 
 
 def load(source: ModelSource, layout: Layout | ParallelMesh, precision: str) -> GPT:
@@ -192,3 +196,16 @@ def golden(source: ModelSource, layout: Layout, prompts: list[list[int]], count:
             }
         )
     return found
+
+
+def gradients(source: ModelSource, layout: Layout, tokens: Tensor, targets: Tensor, context: Context) -> Gradients:
+    """Loss as in `losses`, and the whole gradient of each parameter, without padding."""
+    model = load(source, layout, "float64")
+    reducer = GradientReducer(model.parameters(), model.mesh)
+    reducer.arm()
+    scale = 1 / int((targets != IGNORED).sum())
+    loss = model.loss(tokens, targets, context, scale=scale, order_scale=1 / len(tokens))
+    loss.backward()
+    reducer.finish()
+    whole = {name: p.grad.full_tensor() for name, p in model.named_parameters() if p.grad is not None}
+    return float(loss.detach()), {name: one[: model.padded_rows.get(name)] for name, one in whole.items()}

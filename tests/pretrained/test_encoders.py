@@ -90,7 +90,8 @@ def test_table_of_names_has_the_parameters_of_the_model(ranks, encoder, name):
         ("bert for masked tokens", set()),
         ("bert for classes", set()),
         ("bert for a number", {"pooler.dense", "classifier"}),
-        ("roberta with a head", {"lm_head.dense", "lm_head.layer_norm"}),
+        ("roberta with a head", set()),
+        ("roberta with a head that is not tied", {"lm_head.dense", "lm_head.layer_norm"}),
     ],
 )
 def test_heads_that_are_left_out_are_named(encoder, name, left_out):
@@ -185,14 +186,19 @@ def test_encoder_that_came_in_goes_out(ranks, encoder, tmp_path, name, layout):
     assert architectures[0] == architectures[1]
 
 
-def test_roberta_is_written_as_the_bert_that_it_equals(ranks, encoder, tmp_path):
-    folder, out = encoder("roberta"), tmp_path / "out"
+@pytest.mark.parametrize(
+    ("name", "architecture"), [("roberta", "BertModel"), ("roberta with a head", "BertForMaskedLM")]
+)
+def test_roberta_is_written_as_the_bert_that_it_equals(ranks, encoder, tmp_path, name, architecture):
+    folder, out = encoder(name), tmp_path / "out"
     ranks.run(1, jobs.export, find_model(folder), Layout(), out, 10**9)
-    assert json.loads((out / "config.json").read_text())["model_type"] == "bert"
+    table = json.loads((out / "config.json").read_text())
+    assert (table["model_type"], table["architectures"]) == ("bert", [architecture])
     theirs, again = (
         their_hidden_states(place, torch.float32, TOKENS, context_of("roberta")) for place in (folder, out)
     )
     assert torch.equal(theirs[MASK], again[MASK])
+    assert find_model(out).model == find_model(folder).model
 
 
 @pytest.fixture(scope="module")

@@ -227,6 +227,7 @@ ROBERTA = dataclasses.replace(
     architecture="RobertaModel",
     required={**BERT.required, "pad_token_id": (1,)},
     heads={
+        "RobertaForMaskedLM": {"head": "masked_tokens", "sentence_order": False},
         "RobertaForSequenceClassification": {"head": "classes"},
         "RobertaForQuestionAnswering": {"head": "spans"},
         "RobertaForMultipleChoice": {"head": "choice"},
