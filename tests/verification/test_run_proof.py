@@ -106,7 +106,7 @@ def _verify_recipe(name: str) -> Report:
     return verify_on_mesh(for_verification(tiny_run(**options), layout, "float64"), make_mesh(layout, CPU))
 
 
-QUICK_RECIPES = ("rates, untied", "average, Muon, sharded", "growing batch", "fan-in, zero outputs")
+QUICK_RECIPES = ("average, Muon, sharded", "growing batch")
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,8 @@ def _verify_wide(precision: str) -> Report:
     return verify_on_mesh(for_verification(run, layout, precision), make_mesh(layout, CPU))
 
 
-@pytest.mark.parametrize("precision", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.slow  # a wide model
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_what_rounds_the_uncut_model_badly_may_differ_by_more(ranks: RankPool, precision: str) -> None:
     report = ranks.run(2, _verify_wide, precision, time_limit=120.0)[0]
     assert report.same, report.first
