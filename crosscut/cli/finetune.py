@@ -1,11 +1,38 @@
 """`crosscut finetune`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import click
 
-from crosscut.cli.arguments import gathered, require_serving
+from crosscut.cli.arguments import (
+    RunCommand,
+    device_option,
+    gathered,
+    has_file,
+    naming_options,
+    precision_option,
+    require_serving,
+    run_arguments,
+)
 from crosscut.config import ConfigError
+
+_TASKS = {
+    "mnli": "whether a sentence follows from another one",
+    "qqp": "whether two questions mean the same",
+    "sst-2": "whether a sentence is positive",
+    "rte": "whether a sentence follows from a text",
+    "cola": "whether a sentence is grammatical",
+    "qnli": "whether a sentence answers a question",
+    "squad": "questions about a text, SQuAD 1.1 or 2.0",
+    "race": "questions about a text with four options",
+    "table": "your own classes: a .tsv or .jsonl file with named columns",
+}
+"""Tasks with their descriptions."""
+
+_SETTINGS = "[SETTINGS.toml]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,5 +110,167 @@ def chat(options: ChatOptions) -> None:
             drop_long=options.drop_long,
             resume=options.resume,
             overrides=options.overrides,
+        )
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions:
+    """Options of `crosscut finetune TASK`."""
+
+    arguments: tuple[str, ...]
+    model: str
+    output: str
+    data: str
+    train: str
+    dev: str
+    test: str
+    seeds: int
+    ensemble: bool
+    epochs: float | None
+    warmup: float | None
+    resume: bool
+    long: str = "cut"
+    stride: int = 128
+    threshold: float = 0.0
+    text: str = ""
+    pair: str = ""
+    label: str = ""
+    labels: str = ""
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Files of the parts, by part."""
+        return {"train": self.train, "dev": self.dev, "test": self.test}
+
+    def check(self, task: str) -> None:
+        """Raise `ConfigError` unless a new run has a model and examples, and the numbers are in their ranges."""
+        if not self.resume and not self.model:
+            raise ConfigError(
+                f"`finetune {task}` must be given `--model`, but none is given. Name a Hugging Face folder or a run, "
+                "or pass --resume."
+            )
+        if self.seeds < 1:
+            raise ConfigError(f"`--seeds` must be at least 1, but is {self.seeds}. Try 5.")
+        if self.ensemble and self.seeds < 2:
+            raise ConfigError(f"`--seeds` must be at least 2 with `--ensemble`, but is {self.seeds}. Try 5.")
+        if task == "table" and not self.resume and not (self.text and self.label):
+            missing = "text" if not self.text else "label"
+            raise ConfigError(
+                f"`finetune table` must be given the columns of the texts and the labels, but `--{missing}` is not "
+                f"given. Pass --{missing} COLUMN."
+            )
+
+
+@finetune.command()
+@click.argument("run", metavar="RUN")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--batch-size", default=32, show_default=True, help="Examples per forward pass.")
+@click.option("--tensor", default=1, show_default=True, help="Number of tensor ranks that share the model.")
+@device_option
+@precision_option
+@naming_options({"layout.tensor": "--tensor", "batch_size": "--batch-size"})
+def predict(run: str, file: Path, **options: Any) -> None:
+    """Print the prediction for each example of FILE by a fine-tuned RUN.
+
+    RUN is the folder of a run of `crosscut finetune TASK`, and FILE has the format of the task. Labels are not needed.
+    Each prediction is a line of JSON.
+    """
+    from crosscut.finetuning.downstream.inference import print_predictions
+
+    print_predictions(run, file, **options)
+
+
+_COMMON = (
+    click.option("--model", default="", metavar="PLACE", help="Hugging Face folder, run or checkpoint to start from."),
+    click.option("--output", default="", metavar="FOLDER", help="Folder of the run.  [default: runs/TASK]"),
+    click.option("--data", default="", metavar="FOLDER", help="Folder with the files of the task as published."),
+    click.option("--train", default="", metavar="FILE", help="Examples to train on, instead of those in --data."),
+    click.option("--dev", default="", metavar="FILE", help="Examples that choose the best checkpoint."),
+    click.option("--test", default="", metavar="FILE", help="Examples on which the best checkpoint is scored."),
+    click.option("--seeds", default=1, show_default=True, help="Number of runs, each with another seed."),
+    click.option("--ensemble", is_flag=True, help="Also score the mean of the runs' probabilities."),
+    click.option("--epochs", type=float, help="Number of times that all examples are read.  [default: 3]"),
+    click.option("--warmup", type=float, help="Fraction of the steps of the warm-up.  [default: 0.06]"),
+    click.option("--resume", is_flag=True, help="Continue the runs in the folder --output, on any layout."),
+)
+_LONG = click.option(
+    "--long",
+    type=click.Choice(["cut", "drop", "refuse"]),
+    default="cut",
+    show_default=True,
+    help="Examples that are too long: cut them, leave them out of the training, or end with an error.",
+)
+_OF_SPANS = (
+    click.option(
+        "--stride", default=128, show_default=True, help="Tokens of a window that occur in the next one, too."
+    ),
+    click.option("--threshold", default=0.0, help='Margin by which "no answer" must be better than the best answer.'),
+)
+_OF_TABLES = (
+    click.option("--text", default="", metavar="COLUMN", help="Column of the text, or of the first of two texts."),
+    click.option("--pair", default="", metavar="COLUMN", help="Column of the second text."),
+    click.option("--label", default="", metavar="COLUMN", help="Column of the label."),
+    click.option("--labels", default="", metavar="A,B,...", help="Labels in order.  [default: those of the file]"),
+)
+
+
+def _add_task(name: str, description: str) -> None:
+    """Add the command of a task."""
+
+    def command(**parameters: Any) -> None:
+        options = TaskOptions(**parameters)
+        options.check(name)
+        _finetune_task(name, options)
+
+    own: tuple[Callable[..., Any], ...] = _OF_SPANS if name == "squad" else (_LONG,)
+    own += _OF_TABLES if name == "table" else ()
+    decorated: Callable[..., Any] = command
+    for option in reversed((*_COMMON, *own)):
+        decorated = option(decorated)
+    told = (
+        f"Fine-tune a model for the task {name}: {description}.\n\nThe model may be an encoder or a decoder. "
+        "SETTINGS.toml and section.key=value are settings of a run, which replace the defaults (docs/finetuning.md)."
+    )
+    named = finetune.command(name, cls=RunCommand, help=told, short_help=f"{description[:1].upper()}{description[1:]}.")
+    named(run_arguments(_SETTINGS)(decorated))
+
+
+for _name, _description in _TASKS.items():
+    _add_task(_name, _description)
+
+
+def _finetune_task(name: str, options: TaskOptions) -> None:
+    """Fine-tune a model for a task, as the options say."""
+    from crosscut.finetuning.downstream.job import finetune_task
+    from crosscut.finetuning.downstream.settings import TaskOrder, require_course
+    from crosscut.finetuning.downstream.task import Task
+    from crosscut.finetuning.encoding import Long
+    from crosscut.finetuning.tasks import Columns
+
+    course = {"epochs": options.epochs, "warmup": options.warmup}
+    require_course({key: value for key, value in course.items() if value is not None})
+    is_file = has_file(options.arguments)
+    finetune_task(
+        TaskOrder(
+            task=Task(
+                name=name,
+                labels=tuple(label for label in options.labels.split(",") if label),
+                columns=Columns(options.text, options.pair, options.label),
+                threshold=options.threshold,
+                stride=options.stride,
+                long=Long(options.long),
+            ),
+            model=options.model,
+            output=options.output or f"runs/{name}",
+            data=options.data,
+            files=options.files,
+            seeds=options.seeds,
+            ensemble=options.ensemble,
+            epochs=options.epochs,
+            warmup=options.warmup,
+            resume=options.resume,
+            settings=options.arguments[0] if is_file else "",
+            overrides=options.arguments[is_file:],
         )
     )

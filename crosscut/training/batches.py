@@ -53,6 +53,9 @@ class BatchSource(Protocol):
     def num_micro_batches(self, step: int) -> int:
         """Number of micro-batches of a step on each data rank."""
 
+    def num_tokens(self, step: int) -> int:
+        """Number of tokens that all ranks read in a step, with padding."""
+
     def validation_batches(self) -> Iterator[Batch]:
         """Yield this data rank's validation batches. Every rank gets the same number of batches."""
 
@@ -116,6 +119,10 @@ class TokenBatches(ABC, Generic[_Rows]):
     def num_micro_batches(self, step: int) -> int:
         """Number of micro-batches of step `step` on each data rank."""
         return self.run.training.batch_size_at(step) // (self.mesh.data.size * self.run.micro_batch_size)
+
+    def num_tokens(self, step: int) -> int:
+        """Number of tokens that all ranks read in a step, with padding."""
+        return self.run.training.batch_size_at(step) * self.run.training.sequence_length
 
     def validation_batches(self) -> Iterator[Batch]:
         """Yield this data rank's validation batches, in order. Every rank gets the same number of batches. The order of

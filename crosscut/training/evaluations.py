@@ -3,7 +3,7 @@ the last step.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from crosscut.config import RunConfig
 from crosscut.config.model import HeadKind
@@ -18,8 +18,31 @@ _PREFIXES = ("wikitext103_", "lambada_", "text_", "masked_text_")
 """Prefixes of figure names in the rows of `metrics.jsonl`, one per task."""
 
 
+class ModelScores(Protocol):
+    """Scores of the model during training, as the training loop asks for them."""
+
+    @property
+    def best_step(self) -> int | None:
+        """Step with the best score so far, whose checkpoint is kept permanently. None if the scores choose no
+        checkpoint.
+        """
+
+    def is_due(self, step: int) -> bool:
+        """Whether the model must be scored after `step` steps."""
+
+    def figures(
+        self, model: GPT, request: StopRequest | None = None, *, step: int, shown: bool = False
+    ) -> dict[str, float]:
+        """Score the model after `step` steps, and return the figures by name. Every rank must call this. `request` and
+        `shown` as in `Evaluations.figures`.
+        """
+
+
 class Evaluations:
     """Evaluation tasks of a run's `[evaluation]` section. `tasks` is empty if the section names no file."""
+
+    best_step = None
+    """No checkpoint is chosen by these scores."""
 
     def __init__(self, run: RunConfig, tokens: Tokens) -> None:
         """Read the texts. Raises `ConfigError` or `DataError`."""
@@ -38,7 +61,14 @@ class Evaluations:
         every = self.run.evaluation.every
         return bool(self.tasks) and (step == self.run.training.steps or (every > 0 and step % every == 0))
 
-    def figures(self, model: GPT, request: StopRequest | None = None, *, shown: bool = False) -> dict[str, float]:
+    def figures(
+        self,
+        model: GPT,
+        request: StopRequest | None = None,
+        *,
+        step: int = 0,  # noqa: ARG002 - see `ModelScores`
+        shown: bool = False,
+    ) -> dict[str, float]:
         """Score the model on all tasks. Returns the figures under the names `<task>_<figure>`. Every rank must call
         this.
 

@@ -22,7 +22,7 @@ from crosscut.launch import Stopped, StopRequest
 from crosscut.launch.stopping import INTERRUPTIBLE
 from crosscut.parallel import find_drift
 from crosscut.training.batches import BatchesAhead, BatchSource
-from crosscut.training.evaluations import Evaluations
+from crosscut.training.evaluations import ModelScores
 from crosscut.training.optimization.averaging import SCORED
 from crosscut.training.optimization.schedule import last_stable_step
 from crosscut.training.result import NonFiniteError, StepResult
@@ -91,7 +91,7 @@ class Loop:
         *,
         identity: Mapping[str, Any] | None = None,
         profiler: Profiler | None = None,
-        evaluations: Evaluations | None = None,
+        evaluations: ModelScores | None = None,
         lock: FolderLock | None = None,
     ) -> None:
         """`identity` describes the run in its checkpoints (`checkpoint.Progress`). `lock` is the lock of the run's
@@ -111,7 +111,8 @@ class Loop:
             config=self.run.checkpoint,
             is_first_rank=self.mesh.is_first_rank,
         )
-        self.saver.spared = self._last_stable
+        best = evaluations.best_step if evaluations else None
+        self.saver.spared = self._last_stable if best is None else best
 
     def train(self, resume_from: Path | Folder | None = None) -> Outcome:
         """Run all remaining steps, or stop early if a scheduler or Ctrl-C asks for it (`launch.stopping`). With
@@ -175,8 +176,10 @@ class Loop:
         assert self.evaluations is not None
         with course.until_stopped():
             with course.metrics.aside(), self.evaluated_weights():
-                figures = self.evaluations.figures(self.trainer.model, course.request, shown=True)
+                figures = self.evaluations.figures(self.trainer.model, course.request, step=course.done, shown=True)
             course.metrics.scores(course.done, figures)
+            if self.evaluations.best_step is not None:
+                self.saver.spared = self.evaluations.best_step
 
     def validate(self, step: int, metrics: Metrics, request: StopRequest | None = None) -> Score:
         """Score the model on the validation set after `step` steps, with the averaged weights if the run keeps an
@@ -307,10 +310,9 @@ class Loop:
         if self.lock is not None and self.lock.is_lost:
             self.require_folder()
         done = result.step + 1
-        training = self.run.training
-        num_tokens = training.batch_size_at(result.step) * training.sequence_length
-        rates = self.throughput.rates(seconds, num_tokens=num_tokens)
-        metrics.step(done, {**result.values(), **rates, "samples": training.samples_before(done)})
+        rates = self.throughput.rates(seconds, num_tokens=self.batches.num_tokens(result.step))
+        samples = self.run.training.samples_before(done)
+        metrics.step(done, {**result.values(), **rates, "samples": samples})
 
     def _metrics(self, first: int) -> Metrics:
         return Metrics(

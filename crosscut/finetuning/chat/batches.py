@@ -31,6 +31,10 @@ class ChatBatches:
         """Number of micro-batches of a step on each data rank."""
         return self.run.training.batch_size_at(step) // (self.mesh.data.size * self.run.micro_batch_size)
 
+    def num_tokens(self, step: int) -> int:
+        """Number of tokens that all ranks read in a step, with padding."""
+        return self.run.training.batch_size_at(step) * self.run.training.sequence_length
+
     def validation_batches(self) -> Iterator[Batch]:
         """Yield this data rank's validation batches. Every rank gets the same number of batches."""
         limit, size = self.run.training.validation_sequences, self.run.micro_batch_size

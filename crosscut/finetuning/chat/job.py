@@ -23,7 +23,6 @@ from crosscut.config import (
     DataError,
     ResolvedRun,
     RunConfig,
-    RunStopped,
     load_run,
     write_toml,
     write_whole,
@@ -37,6 +36,7 @@ from crosscut.finetuning.chat.batches import ChatBatches
 from crosscut.finetuning.chat.conversations import read_conversations
 from crosscut.finetuning.chat.masking import Encoded, Masker
 from crosscut.finetuning.chat.packing import Packed, pack
+from crosscut.finetuning.runs import run_stopped
 from crosscut.launch import Ranks, in_ranks
 from crosscut.launch.processes import choose_device, is_first_started
 from crosscut.launch.stopping import INTERRUPTIBLE, ignore_requests
@@ -116,11 +116,7 @@ def finetune_chat(order: ChatOrder) -> None:
     if stopped is not None:
         ignore_requests()
         step, interrupted = stopped
-        raise RunStopped(
-            f"The run has stopped after step {step}, and its checkpoint is written. Resume with `{typed_command()} "
-            f"finetune chat --resume --output {shlex.quote(order.output)}`.",
-            interrupted=interrupted,
-        )
+        raise run_stopped(step, f"finetune chat --resume --output {shlex.quote(order.output)}", interrupted=interrupted)
     if is_first_started():
         _finish(asked)
 

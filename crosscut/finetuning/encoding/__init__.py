@@ -5,12 +5,13 @@ The package needs no torch (docs/tasks.md).
 
 from crosscut.finetuning.encoding.answers import Answer, Best, best_answers
 from crosscut.finetuning.encoding.options import encode_options
-from crosscut.finetuning.encoding.questions import WindowSettings, encode_questions
+from crosscut.finetuning.encoding.questions import STRIDE, encode_questions
 from crosscut.finetuning.encoding.rows import Padded, Rows
 from crosscut.finetuning.encoding.texts import Encoded, Long, encode_texts
 from crosscut.finetuning.encoding.tokens import Special, TextEncoder
 
 __all__ = [
+    "STRIDE",
     "Answer",
     "Best",
     "Encoded",
@@ -19,7 +20,6 @@ __all__ = [
     "Rows",
     "Special",
     "TextEncoder",
-    "WindowSettings",
     "best_answers",
     "encode_options",
     "encode_questions",

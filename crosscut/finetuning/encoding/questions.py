@@ -9,7 +9,7 @@ token if the answer is not in the window. The rules are those of BERT (Devlin et
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -23,25 +23,21 @@ if TYPE_CHECKING:
     import tokenizers
 
 
-class WindowSettings(NamedTuple):
-    """Settings of the windows of a text."""
-
-    stride: int = 128
-    """Number of tokens of a window that occur again in the next window."""
+STRIDE = 128
+"""Usual number of tokens of a window that occur again in the next window."""
 
 
-def encode_questions(
-    encoder: TextEncoder, examples: Sequence[SpanExample], *, name: str, settings: WindowSettings
-) -> Rows:
-    """Encode questions in windows. `name` is the name of the file, for messages.
+def encode_questions(encoder: TextEncoder, examples: Sequence[SpanExample], *, name: str, stride: int = STRIDE) -> Rows:
+    """Encode questions in windows. `stride` tokens of a window occur again in the next one. `name` is the name of the
+    file, for messages.
 
     Raises `DataError` if questions leave no room for a window that is longer than the stride, and `ConfigError` if no
     row is longer than the stride.
     """
     questions = [example.question.lstrip() for example in examples]
-    _require_room(encoder, questions, name, settings.stride)
+    _require_room(encoder, questions, name, stride)
     pairs = [(question, example.context) for question, example in zip(questions, examples, strict=True)]
-    found = encoder.encode(pairs, cut="only_second", stride=settings.stride)
+    found = encoder.encode(pairs, cut="only_second", stride=stride)
     rows, labels, sources, offsets = [], [], [], []
     for index, (example, first) in enumerate(zip(examples, found, strict=True)):
         for window in (first, *first.overflowing):

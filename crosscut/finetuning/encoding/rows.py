@@ -15,6 +15,7 @@ import hashlib
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from zipfile import BadZipFile
@@ -110,7 +111,7 @@ class Rows:
     def batch(self, step: int, *, batch_size: int, seed: int) -> Ids:
         """Indices of the examples of a training step [B]; -1 fills up the last batch of an epoch."""
         epoch, within = divmod(step, self.steps_per_epoch(batch_size))
-        order = shuffled(self.num_examples, seed, _ORDER_KEY, epoch)
+        order = _order(self.num_examples, seed, epoch)
         found = np.full(batch_size, -1, dtype=np.int64)
         chosen = order[within * batch_size : (within + 1) * batch_size]
         found[: len(chosen)] = chosen
@@ -176,3 +177,9 @@ class Rows:
             sources=np.asarray(sources, dtype=np.int64),
             offsets=np.empty((0, 2), dtype=np.int32),
         )
+
+
+@lru_cache(maxsize=2)
+def _order(number: int, seed: int, epoch: int) -> Ids:
+    """Order of the examples in an epoch. Every step of the epoch needs it."""
+    return shuffled(number, seed, _ORDER_KEY, epoch)

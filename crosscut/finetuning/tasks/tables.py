@@ -69,6 +69,17 @@ def read_table(path: Path, *, columns: Columns, labels: Sequence[str] = ()) -> E
     return to_examples(path, rows, columns, labels)
 
 
+def column_names(path: Path) -> list[str]:
+    """Return the columns of a `.tsv` file, or of the first object of a `.jsonl` file. Raises `DataError` if the file
+    cannot be read.
+    """
+    first = next((line for line in lines_of(path) if line.strip()), "")
+    if path.suffix != ".jsonl":
+        return first.split("\t")
+    row = next((row for _, row in _json_rows(path, Columns(""))), {})
+    return list(row)
+
+
 def to_examples(
     path: Path, rows: Sequence[tuple[int, Row]], columns: Columns, labels: Sequence[str], *, skipped: int = 0
 ) -> Examples:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from crosscut.config import ConfigError, DataError
-from crosscut.finetuning.encoding import Rows, WindowSettings, best_answers, encode_questions
+from crosscut.finetuning.encoding import Rows, best_answers, encode_questions
 from crosscut.finetuning.encoding.answers import LONGEST_ANSWER, Answer
 from crosscut.finetuning.tasks import SpanExample, exact_match_and_f1, read_squad
 from tests.finetuning.encoding.conftest import TEXT, encoder_of
@@ -24,7 +24,7 @@ def question(*, answer: str = "France", start: int = FRANCE, name: str = "q") ->
 
 def encode(path: Path, examples: list[SpanExample], *, length: int = 32, stride: int = 6, causal: bool = False) -> Rows:
     encoder = encoder_of(path, length=length, is_causal=causal)
-    return encode_questions(encoder, examples, name="dev.json", settings=WindowSettings(stride=stride))
+    return encode_questions(encoder, examples, name="dev.json", stride=stride)
 
 
 def test_windows_equal_those_of_transformers(wordpiece: Path) -> None:

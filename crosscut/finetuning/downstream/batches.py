@@ -1,0 +1,88 @@
+"""Batches of encoded examples, for the training loop."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from crosscut.config import ModelConfig, RunConfig
+from crosscut.data.sampler import share_of_batch
+from crosscut.finetuning.encoding import Padded, Rows
+from crosscut.finetuning.encoding.rows import Ids
+from crosscut.model import Batch
+from crosscut.parallel import ParallelMesh
+
+MULTIPLE = 8
+"""Rows are padded to a multiple of this number of tokens, so that kernels meet few shapes."""
+
+
+class TaskBatches:
+    """Training and validation batches of one data rank. Training batches depend only on the seed and the step.
+
+    Rows are padded to the longest row of the whole batch, on every rank.
+    """
+
+    validation_bytes = 0
+    """The loss of a task has no bits per byte."""
+
+    def __init__(self, run: RunConfig, training: Rows, validation: Rows, mesh: ParallelMesh, *, padding: int) -> None:
+        """`padding` is the token id that fills up short rows."""
+        self.run, self.mesh = run, mesh
+        self.training, self.validation, self.padding = training, validation, padding
+
+    def micro_batches(self, step: int) -> list[Batch]:
+        """Return this data rank's share of the batch of a step, split into micro-batches."""
+        whole = self._indices(step)
+        batch = self._batch(self.training, self._own(whole), self._length(self.training, whole))
+        return [each.to_device(self.mesh.device) for each in batch.chunk(self.num_micro_batches(step))]
+
+    def num_micro_batches(self, step: int) -> int:
+        """Number of micro-batches of a step on each data rank."""
+        return self.run.training.batch_size_at(step) // (self.mesh.data.size * self.run.micro_batch_size)
+
+    def num_tokens(self, step: int) -> int:
+        """Number of tokens that all ranks read in a step, with padding."""
+        whole = self._indices(step)
+        return len(whole) * self.training.width * self._length(self.training, whole)
+
+    def validation_batches(self) -> Iterator[Batch]:
+        """Yield this data rank's validation batches. Every rank gets the same number of batches."""
+        limit, size = self.run.training.validation_sequences, self.run.micro_batch_size * self.mesh.data.size
+        number = min(limit or self.validation.num_examples, self.validation.num_examples)
+        for first in range(0, number, size):
+            whole = np.arange(first, first + size)
+            whole[whole >= number] = -1
+            batch = self._batch(self.validation, self._own(whole), self._length(self.validation, whole))
+            yield batch.to_device(self.mesh.device)
+
+    def documents(self, step: int, micro_batch: int) -> list[tuple[str, int]]:
+        """Return the examples in one of this rank's micro-batches, each as ("example", number in the file)."""
+        size = self.run.micro_batch_size
+        own = self._own(self._indices(step))[micro_batch * size : (micro_batch + 1) * size]
+        return [("example", int(self.training.sources[index]) + 1) for index in own if index >= 0]
+
+    def _indices(self, step: int) -> Ids:
+        training = self.run.training
+        return self.training.batch(step, batch_size=training.batch_size_at(step), seed=training.seed)
+
+    def _own(self, whole: Ids) -> Ids:
+        data = self.mesh.data
+        count, first = share_of_batch(len(whole), data.rank, data.size)
+        return whole[first : first + count]
+
+    def _length(self, rows: Rows, whole: Ids) -> int:
+        return min(rows.longest(whole, multiple=MULTIPLE), self.run.training.sequence_length)
+
+    def _batch(self, rows: Rows, examples: Ids, length: int) -> Batch:
+        return to_batch(rows.padded(examples, length=length, padding=self.padding), self.run.model)
+
+
+def to_batch(padded: Padded, model: ModelConfig) -> Batch:
+    """Make a batch of what the model uses: segments only if it has types of tokens."""
+    segments = torch.from_numpy(padded.segments) if model.token_types else None
+    return Batch.labelled(
+        torch.from_numpy(padded.tokens),
+        torch.from_numpy(padded.labels),
+        segments=segments,
+        mask=torch.from_numpy(padded.mask),
+    )

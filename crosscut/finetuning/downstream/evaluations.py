@@ -1,0 +1,103 @@
+"""Scores on the development examples during training, and the step with the best score."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from crosscut.config import RunConfig
+from crosscut.evaluation.progress import Bar, progress
+from crosscut.finetuning.downstream.outputs import Rounds, task_outputs
+from crosscut.finetuning.downstream.predictions import Outputs, predict, probabilities_of, scores_of
+from crosscut.finetuning.downstream.task import DEV, Task
+from crosscut.finetuning.encoding import Rows
+from crosscut.launch import StopRequest
+from crosscut.model import GPT
+
+
+class DevScores:
+    """Scores on the development examples every `training.validate_every` steps and after the last step."""
+
+    def __init__(
+        self,
+        task: Task,
+        run: RunConfig,
+        rows: Rows,
+        examples: Sequence[Any],
+        *,
+        padding: int,
+        rows_before: Iterable[Mapping[str, Any]] = (),
+    ) -> None:
+        """`rows_before` are the rows of `metrics.jsonl` of the steps that a resumed run has done before."""
+        self.task, self.run, self.padding = task, run, padding
+        self.rows, self.examples = rows, examples
+        self._best: tuple[int, float] | None = None
+        name = f"{DEV}_{task.score_names[0]}"
+        for row in rows_before:
+            if isinstance(row.get(name), int | float):
+                self._note(row["step"], float(row[name]))
+
+    @property
+    def best_step(self) -> int | None:
+        """Step with the best score so far, the earlier one of two steps with equal scores. None before the first
+        score.
+        """
+        return self._best[0] if self._best else None
+
+    def is_due(self, step: int) -> bool:
+        """Whether the model must be scored after `step` steps."""
+        every = self.run.training.validate_every
+        return step == self.run.training.steps or (every > 0 and step % every == 0)
+
+    def figures(
+        self, model: GPT, request: StopRequest | None = None, *, step: int, shown: bool = False
+    ) -> dict[str, float]:
+        """Score the model after `step` steps. Returns the scores under the names `dev_<score>`. Every rank must call
+        this.
+
+        With `request`, the method raises `Stopped` if the ranks agree to stop during the scoring. With `shown`, the
+        first rank shows a progress bar.
+        """
+        around = request.checked if request else iter
+        outputs = outputs_shown(
+            model,
+            self.rows,
+            batch_size=self.run.micro_batch_size,
+            padding=self.padding,
+            name=DEV if shown else "",
+            around=around,
+        )
+        found = scores_of(self.task, predict_from(self.task, self.rows, self.examples, outputs), self.examples)
+        self._note(step, found[self.task.score_names[0]])
+        return {f"{DEV}_{name}": value for name, value in found.items()}
+
+    def _note(self, step: int, score: float) -> None:
+        if self._best is None or score > self._best[1]:
+            self._best = (step, score)
+
+
+def predict_from(task: Task, rows: Rows, examples: Sequence[Any], outputs: Outputs) -> Any:
+    """Return the predictions for a model's outputs."""
+    return predict(task, rows, examples, probabilities_of(task, rows, outputs))
+
+
+def outputs_shown(
+    model: GPT,
+    rows: Rows,
+    *,
+    batch_size: int,
+    padding: int,
+    name: str = "",
+    around: Callable[[Rounds], Iterable[Sequence[int]]] = iter,
+) -> Outputs:
+    """Compute the outputs of `task_outputs` with a progress bar on the first rank. `name` is the name in the bar; empty
+    for no bar. The rounds of examples pass through the generator `around(rounds)`.
+    """
+    lengths = rows.lengths.reshape(-1, rows.width).sum(1)
+    total = int(lengths.sum())
+    with progress(Bar(name, bool(name) and model.mesh.is_first_rank), total) as advance:
+
+        def follow(rounds: Rounds) -> Rounds:
+            for group in around(rounds):
+                yield group
+                advance(int(lengths[list(group)].sum()) * model.mesh.data.size)
+
+        return task_outputs(model, rows, batch_size=batch_size, padding=padding, follow=follow)

@@ -1,0 +1,174 @@
+"""Files in the folder of a fine-tuned run.
+
+| file | content |
+|---|---|
+| `task.json` | the task, the files of its parts, the seeds and the settings |
+| `data/` | the encoded examples, and the texts of the predicted ones, so that a run is resumed without its files |
+| `seed-N/` | the run of one seed. If there is only one, the folder itself is the run |
+| `outputs-dev.npy`, `outputs-test.npy` | outputs of the best checkpoint, in the folder of a seed |
+| `summary.json` | scores of the best checkpoint, in the folder of a seed. The file says that the seed is complete |
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from crosscut.checkpoint import Folder, list_checkpoints
+from crosscut.checkpoint.folders import step_of
+from crosscut.checkpoint.format.manifest import MANIFEST_FILE
+from crosscut.config import CheckpointError, ConfigError, RunConfig, load_run, write_whole
+from crosscut.config.errors import DataError
+from crosscut.config.model import HeadKind
+from crosscut.config.system.files import parse_json, read_json, read_text
+from crosscut.data.text.lines import lines_of
+from crosscut.finetuning.downstream.predictions import Outputs
+from crosscut.finetuning.downstream.task import Task
+from crosscut.finetuning.encoding import Rows
+from crosscut.finetuning.tasks import ChoiceExample, SpanExample, TextExample
+
+TASK_FILE, DATA_FOLDER, RESULT_FILE = "task.json", "data", "summary.json"
+
+_KINDS: Mapping[HeadKind, Any] = {HeadKind.SPANS: SpanExample, HeadKind.CHOICE: ChoiceExample}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kept:
+    """Description of a fine-tuning, kept in `task.json`."""
+
+    task: Task
+    run: RunConfig
+    """Settings of the runs. The seed is that of the first run, and the folder is that of all runs."""
+    model: str
+    """Place of the model before the fine-tuning."""
+    files: Mapping[str, str]
+    """Files of the parts, by part."""
+    padding: int
+    """Token id that fills up short rows."""
+    num_seeds: int = 1
+    ensemble: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """Folder of all runs."""
+        return Path(self.run.output.folder)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Seeds of the runs."""
+        return tuple(self.run.training.seed + number for number in range(self.num_seeds))
+
+    def run_of(self, seed: int) -> RunConfig:
+        """Settings of the run of a seed."""
+        run = dataclasses.replace(self.run, training=dataclasses.replace(self.run.training, seed=seed))
+        if self.num_seeds == 1:
+            return run
+        output = dataclasses.replace(run.output, folder=f"{run.output.folder}/seed-{seed}")
+        place = f"{run.checkpoint.folder}/seed-{seed}" if run.checkpoint.folder else ""
+        return dataclasses.replace(run, output=output, checkpoint=dataclasses.replace(run.checkpoint, folder=place))
+
+    def save(self) -> None:
+        """Write the description."""
+        table = {**vars(self), "task": self.task.to_json(), "run": dataclasses.asdict(self.run)}
+        write_whole(self.folder / TASK_FILE, json.dumps(table, indent=2) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path, overrides: Sequence[str] = ()) -> "Kept":
+        """Read the description in a folder. `overrides` replace settings of the runs. Raises `ConfigError` if the
+        folder has none, or if the file or a setting is wrong.
+        """
+        path = folder / TASK_FILE
+        if not path.is_file():
+            raise ConfigError(
+                f"`{folder}` must be the folder of a run of `crosscut finetune TASK`, but has no `{TASK_FILE}`. Check "
+                "the path."
+            )
+        table = read_json(path)
+        try:
+            task, run = Task.from_json(table.pop("task")), table.pop("run")
+            settings = load_run(run, (*overrides, f"output.folder={json.dumps(str(folder))}"))
+            return cls(**{**table, "task": task, "run": settings})
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(
+                f"`{path}` must describe a fine-tuning, but cannot be read: {type(error).__name__} at {error}. Restore "
+                "the file."
+            ) from None
+
+    def rows(self, part: str) -> Rows:
+        """Read the encoded examples of a part."""
+        return Rows.load(self.folder / DATA_FOLDER / f"{part}.npz")
+
+    def examples(self, part: str) -> tuple[Any, ...]:
+        """Read the examples of a part that is predicted. Raises `DataError` if the file is damaged."""
+        path = self.folder / DATA_FOLDER / f"{part}.jsonl"
+        kind = _KINDS.get(self.task.head, TextExample)
+        try:
+            return tuple(kind(**_tuples(parse_json(line))) for line in lines_of(read_text(path)) if line)
+        except (OSError, ValueError, TypeError) as error:
+            raise DataError(
+                f"`{path}` must hold the examples of the run, but cannot be read: {error}. Remove the folder, and "
+                "start the run again."
+            ) from None
+
+    def save_part(self, part: str, rows: Rows, examples: Sequence[Any], *, is_predicted: bool) -> None:
+        """Write the encoded examples of a part and, if the part is predicted, its texts."""
+        folder = self.folder / DATA_FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        rows.save(folder / f"{part}.npz")
+        if is_predicted:
+            lines = (json.dumps(dataclasses.asdict(example)) for example in examples)
+            write_whole(folder / f"{part}.jsonl", "".join(f"{line}\n" for line in lines))
+
+
+def _tuples(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+
+
+def save_outputs(run: RunConfig, part: str, outputs: Outputs) -> None:
+    """Write the outputs of a run's best checkpoint for a part."""
+    with (Path(run.output.folder) / f"outputs-{part}.npy").open("wb") as file:
+        np.save(file, outputs.astype(np.float32), allow_pickle=False)
+
+
+def load_outputs(run: RunConfig, part: str) -> Outputs:
+    """Read the outputs of a run's best checkpoint for a part. Raises `DataError` if the file is damaged."""
+    path = Path(run.output.folder) / f"outputs-{part}.npy"
+    try:
+        with path.open("rb") as file:
+            found: Outputs = np.load(file, allow_pickle=False).astype(np.float64)
+            return found
+    except (OSError, EOFError, ValueError) as error:
+        raise DataError(
+            f"`{path}` must hold the outputs of the run, but cannot be read: {error}. Remove `{RESULT_FILE}` beside "
+            "it, and resume the run."
+        ) from None
+
+
+def result_of(run: RunConfig) -> dict[str, Any] | None:
+    """Result of the run of a seed. None if the run is not complete."""
+    path = Path(run.output.folder) / RESULT_FILE
+    if not path.is_file():
+        return None
+    table = read_json(path)
+    return table if table.get("steps") == run.training.steps and "best_step" in table else None
+
+
+def keep_best(run: RunConfig, best: int) -> Folder:
+    """Remove all checkpoints of a run except that of its best step, and return the folder of the latter. Raises
+    `CheckpointError` if this checkpoint is missing.
+    """
+    kept = None
+    for checkpoint in list_checkpoints(run.checkpoints_folder):
+        if step_of(checkpoint.name) == best:
+            kept = checkpoint
+        else:
+            checkpoint.remove(MANIFEST_FILE)
+    if kept is None:
+        raise CheckpointError(
+            f"`{run.checkpoints_folder}` must hold the checkpoint of step {best}, which has the best score, but does "
+            "not. Start the run again."
+        )
+    return kept

@@ -1,0 +1,97 @@
+"""Predictions of a fine-tuned run for the examples of a file, on any layout."""
+
+import dataclasses
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from crosscut.config import ConfigError, Layout
+from crosscut.config.checks import require_at_least
+from crosscut.config.model import HeadKind, require_tensor_axis
+from crosscut.config.system.terminal import echo
+from crosscut.evaluation.ranks import Machinery
+from crosscut.finetuning.downstream.evaluations import outputs_shown
+from crosscut.finetuning.downstream.folder import TASK_FILE, Kept, result_of
+from crosscut.finetuning.downstream.predictions import Outputs, Prediction, predict, probabilities_of
+from crosscut.finetuning.downstream.task import DEV, Task
+from crosscut.finetuning.encoding import Rows, TextEncoder
+from crosscut.launch import in_ranks
+from crosscut.launch.processes import is_first_started
+from crosscut.parallel import make_mesh
+from crosscut.pretrained import ModelSource, find_model
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Encoded:
+    """Encoded examples, and a model to predict them. Every rank receives this object."""
+
+    source: ModelSource
+    task: Task
+    rows: Rows
+    examples: tuple[Any, ...]
+    padding: int
+
+
+def predict_file(place: str, file: Path, on: Machinery, *, batch_size: int = 32) -> tuple[Task, list[Prediction]]:
+    """Return the task of a fine-tuned run, and its prediction for each example of a file, on the ranks of `on`.
+
+    `place` is the folder of a run of `crosscut finetune TASK`, or of one of its seeds. Of several seeds, the seed with
+    the best development score predicts. The file has the format of the task; labels are not needed. Raises
+    `ConfigError` for a folder of another kind, the errors of the readers, and the errors of `find_model`.
+    """
+    require_at_least("batch_size", batch_size, 1)
+    found = in_ranks(on.ranks(), partial(_outputs, on, batch_size), prepare=lambda: _encoded(place, file, on))
+    encoded, outputs = found
+    task = encoded.task
+    return task, predict(task, encoded.rows, encoded.examples, probabilities_of(task, encoded.rows, outputs))
+
+
+def print_predictions(place: str, file: Path, *, batch_size: int, tensor: int, **choices: Any) -> None:
+    """Print the prediction for each example of a file as a line of JSON. `choices` are the other fields of `Machinery`.
+    Raises the errors of `predict_file`.
+    """
+    on = Machinery(layout=Layout(tensor=tensor), **choices)
+    task, predictions = predict_file(place, file, on, batch_size=batch_size)
+    name = "answer" if task.head is HeadKind.SPANS else "label"
+    if is_first_started():
+        for number, one in enumerate(predictions):
+            row = {"index": number, name: one.text, "probability": one.probability}
+            echo(json.dumps(row, ensure_ascii=False))
+
+
+def _encoded(place: str, file: Path, on: Machinery) -> _Encoded:
+    """Find the model, and read and encode the examples."""
+    folder = Path(place)
+    kept = Kept.load(folder if (folder / TASK_FILE).is_file() else folder.parent)
+    source = find_model(_folder_of_seed(kept, folder), last_weights=on.last_weights, adapter=on.adapter)
+    require_tensor_axis(source.model, on.layout.tensor)
+    task, (_, examples, _) = kept.task, kept.task.read(file, has_labels=False)
+    length = kept.run.training.sequence_length
+    encoder = TextEncoder(source.tokenizer, source.model, task.special, length=length)
+    rows = task.encode(encoder, examples, name=str(file), may_drop=False).rows
+    return _Encoded(source=source, task=task, rows=rows, examples=examples, padding=kept.padding)
+
+
+def _folder_of_seed(kept: Kept, folder: Path) -> Path:
+    """Folder of the run whose model predicts: the named one, or that of the seed with the best development score."""
+    if folder.resolve() != kept.folder.resolve():
+        return folder
+    results = {seed: result_of(kept.run_of(seed)) for seed in kept.seeds}
+    complete = {seed: result for seed, result in results.items() if result is not None}
+    if not complete:
+        raise ConfigError(
+            f"`{folder}` must hold a complete run, but its training has not ended. Continue it with --resume."
+        )
+    name = kept.task.score_names[0]
+    best = max(complete, key=lambda seed: complete[seed]["scores"][DEV][name])
+    return Path(kept.run_of(best).output.folder)
+
+
+def _outputs(on: Machinery, batch_size: int, encoded: _Encoded, device: torch.device) -> tuple[_Encoded, Outputs]:
+    """Load the model on one rank, and compute the outputs of all examples."""
+    model = encoded.source.load(make_mesh(on.layout, device), precision=on.precision)
+    outputs = outputs_shown(model, encoded.rows, batch_size=batch_size, padding=encoded.padding, name="predict")
+    return encoded, outputs

@@ -1,0 +1,269 @@
+"""Report of a fine-tuning: the scores of each seed, their median and spread, the confusion matrix, the worst mistakes.
+
+| file | content |
+|---|---|
+| `report.md` | the report |
+| `confusion.png` | confusion matrix of the development examples |
+| `predictions-PART.tsv` or `.json` | the prediction for each example; the JSON is that of SQuAD's official program |
+
+Predictions, confusion matrix and mistakes are those of the ensemble if it was asked for, and otherwise those of the
+seed with the best development score.
+"""
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from crosscut.config import write_whole
+from crosscut.config.loading import dump_toml
+from crosscut.config.model import HeadKind
+from crosscut.finetuning.downstream.folder import Kept, load_outputs, result_of
+from crosscut.finetuning.downstream.pictures import plot_confusion
+from crosscut.finetuning.downstream.predictions import Outputs, Prediction, predict, probabilities_of, scores_of
+from crosscut.finetuning.downstream.task import DEV, TRAIN, Task
+from crosscut.finetuning.tasks import confusion
+from crosscut.training.watching.metrics import read_metrics
+
+REPORT_FILE, CONFUSION_FILE = "report.md", "confusion.png"
+
+_MOST_MISTAKES = 10
+_MOST_CHARACTERS = 400
+"""Maximum number of characters of a text in the report."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Results:
+    """Scores and predictions of all runs."""
+
+    kept: Kept
+    by_seed: Mapping[int, Mapping[str, Any]]
+    """Result of each seed, as `summary.json` holds it."""
+    ensemble: Mapping[str, Mapping[str, float]]
+    """Scores of the ensemble by part. Empty if it was not asked for."""
+    predictions: Mapping[str, Sequence[Prediction]]
+    """Predictions by part: those of the ensemble, or of the best seed."""
+
+    @property
+    def names(self) -> list[tuple[str, str]]:
+        """Parts with scores, and the names of their scores."""
+        first = next(iter(self.by_seed.values()))["scores"]
+        return [(part, name) for part, scores in first.items() for name in scores]
+
+    @property
+    def best_seed(self) -> int:
+        """Seed with the best development score."""
+        return _best_seed(self.kept, self.by_seed)
+
+    def of_seeds(self, part: str, name: str) -> list[float]:
+        """Scores of all seeds."""
+        return [result["scores"][part][name] for result in self.by_seed.values()]
+
+
+def write_report(kept: Kept) -> Results:
+    """Write the report of complete runs, and return their scores."""
+    results = _results(kept)
+    for part, found in results.predictions.items():
+        _write_predictions(kept, part, found)
+    table, names = _confusion(results)
+    if names:
+        plot_confusion(table, names, kept.folder / CONFUSION_FILE)
+    write_whole(kept.folder / REPORT_FILE, "\n".join(_lines(results, table, names)) + "\n")
+    return results
+
+
+def _results(kept: Kept) -> Results:
+    by_seed = {seed: result_of(kept.run_of(seed)) or {} for seed in kept.seeds}
+    chosen = kept.seeds if kept.ensemble else (_best_seed(kept, by_seed),)
+    predictions, ensemble = {}, {}
+    for part in (part for part in kept.files if part != TRAIN):
+        rows, examples = kept.rows(part), kept.examples(part)
+        all_of = [probabilities_of(kept.task, rows, load_outputs(kept.run_of(seed), part)) for seed in chosen]
+        mean: Outputs = np.mean(all_of, axis=0)
+        predictions[part] = predict(kept.task, rows, examples, mean)
+        if kept.ensemble:
+            ensemble[part] = scores_of(kept.task, predictions[part], examples)
+    return Results(kept=kept, by_seed=by_seed, ensemble=ensemble, predictions=predictions)
+
+
+def _best_seed(kept: Kept, by_seed: Mapping[int, Mapping[str, Any]]) -> int:
+    name = kept.task.score_names[0]
+    return max(by_seed, key=lambda seed: by_seed[seed]["scores"][DEV][name])
+
+
+def _write_predictions(kept: Kept, part: str, predictions: Sequence[Prediction]) -> None:
+    if kept.task.head is HeadKind.SPANS:
+        answers = {example.id: one.text for example, one in zip(kept.examples(part), predictions, strict=True)}
+        write_whole(kept.folder / f"predictions-{part}.json", json.dumps(answers, ensure_ascii=False, indent=1) + "\n")
+        return
+    lines = [f"{number}\t{one.text}\t{one.probability:.6f}" for number, one in enumerate(predictions)]
+    write_whole(kept.folder / f"predictions-{part}.tsv", "\n".join(["index\tprediction\tprobability", *lines]) + "\n")
+
+
+def _gold(task: Task, example: Any) -> int:
+    """Index of an example's label, or 1 for a question with an answer and 0 for a question without one."""
+    return int(bool(example.answers)) if task.head is HeadKind.SPANS else int(example.label)
+
+
+def _confusion(results: Results) -> tuple[Any, tuple[str, ...]]:
+    """Confusion matrix of the development examples, and the names of its rows. No names if there is none."""
+    task = results.kept.task
+    names = task.labels
+    if task.head is HeadKind.SPANS:
+        names = ("no answer", "answer") if task.may_be_empty else ()
+    labels = [_gold(task, example) for example in results.kept.examples(DEV)]
+    predicted = [one.label for one in results.predictions[DEV]]
+    return confusion(predicted, labels, num_labels=max(1, len(names))), names
+
+
+def _lines(results: Results, table: Any, names: tuple[str, ...]) -> Iterator[str]:
+    kept = results.kept
+    yield f"# {kept.task.name}: fine-tuning of {_cell(Path(kept.model).name)}"
+    yield ""
+    for part, path in kept.files.items():
+        yield f"- {part}: `{path}`, {kept.rows(part).num_examples:,} examples"
+    yield ""
+    yield "Scores are times 100. The test score is that of the checkpoint with the best development score."
+    yield ""
+    yield from _markdown(*_score_table(results))
+    yield from ["", "## Scores by step", ""]
+    yield from _by_step(kept)
+    whose = f"the ensemble of {kept.num_seeds} runs" if kept.ensemble else f"seed {results.best_seed}"
+    if names:
+        yield from [
+            "",
+            "## Confusion matrix",
+            "",
+            f"Development examples, predictions of {whose}. Rows are labels.",
+            "",
+        ]
+        yield from _markdown(
+            ["", *map(_cell, names)], [[_cell(n), *map(str, row)] for n, row in zip(names, table, strict=True)]
+        )
+        yield from ["", f"![Confusion matrix]({CONFUSION_FILE})"]
+    yield from ["", "## Worst mistakes", "", f"The most confident wrong predictions of {whose}.", ""]
+    yield from _mistakes(results)
+    yield from ["## Settings and machine", ""]
+    yield from _machine(results)
+    yield from ["", "```toml", dump_toml(kept.run).rstrip(), "```"]
+
+
+def _score_table(results: Results) -> tuple[list[str], list[list[str]]]:
+    names = results.names
+    head = ["seed", "best step", *(f"{part} {name.replace('_', ' ')}" for part, name in names)]
+    rows = []
+    for seed, result in results.by_seed.items():
+        scores = [_shown(result["scores"][part][name]) for part, name in names]
+        rows.append([str(seed), f"{result['best_step']:,}", *scores])
+    of_all = [results.of_seeds(part, name) for part, name in names]
+    if len(results.by_seed) > 1:
+        rows.append(["median", "", *(_shown(statistics.median(scores)) for scores in of_all)])
+        rows.append(["smallest", "", *(_shown(min(scores)) for scores in of_all)])
+        rows.append(["largest", "", *(_shown(max(scores)) for scores in of_all)])
+        rows.append(["standard deviation", "", *(_shown(statistics.stdev(scores)) for scores in of_all)])
+    if results.ensemble:
+        rows.append(["ensemble", "", *(_shown(results.ensemble[part][name]) for part, name in names)])
+    return head, rows
+
+
+def _shown(score: float) -> str:
+    return f"{100 * score:.2f}"
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+def _by_step(kept: Kept) -> Iterator[str]:
+    columns = [f"{DEV}_{name}" for name in kept.task.score_names]
+    rows = [
+        [str(seed), f"{row['step']:,}", *(_shown(row[name]) for name in columns)]
+        for seed in kept.seeds
+        for row in read_metrics(Path(kept.run_of(seed).output.folder))
+        if all(name in row for name in columns)
+    ]
+    yield from _markdown(["seed", "step", *(name.replace("_", " ") for name in columns)], rows)
+
+
+def _mistakes(results: Results) -> Iterator[str]:
+    """The wrong predictions with the highest probabilities, with their texts."""
+    task, found = results.kept.task, []
+    for number, (example, one) in enumerate(
+        zip(results.kept.examples(DEV), results.predictions[DEV], strict=True), start=1
+    ):
+        if not _is_right(task, example, one):
+            found.append((-one.probability, number, example, one))
+    if not found:
+        yield "All predictions are right."
+        yield ""
+    for _, number, example, one in sorted(found, key=lambda item: item[:2])[:_MOST_MISTAKES]:
+        told = f"predicted {_cell(one.text) or 'no answer'} ({one.probability:.1%}), not {_wanted(task, example)}"
+        yield f"**Example {number:,}**: {told}"
+        yield ""
+        for name, text in _texts(example):
+            yield f"- {name}: {_cell(text)}"
+        yield ""
+
+
+def _is_right(task: Task, example: Any, one: Prediction) -> bool:
+    if task.head is not HeadKind.SPANS:
+        return bool(one.label == example.label)
+    return scores_of(task, [one], [example])["exact"] == 1.0
+
+
+def _wanted(task: Task, example: Any) -> str:
+    if task.head is HeadKind.SPANS:
+        return " or ".join(dict.fromkeys(map(_cell, example.answers))) or "no answer"
+    return _cell(task.labels[example.label])
+
+
+def _texts(example: Any) -> Iterator[tuple[str, str]]:
+    for name in ("passage", "context", "question", "text", "pair"):
+        if text := getattr(example, name, None):
+            yield name, text
+    yield from zip("ABCDEFGH", getattr(example, "options", ()), strict=False)
+
+
+def _cell(text: str) -> str:
+    """A text on one line, without characters that Markdown would read as something else, and at most 400 characters."""
+    line = " ".join(text.split())
+    line = line if len(line) <= _MOST_CHARACTERS else f"{line[: _MOST_CHARACTERS - 3]}..."
+    return "".join(f"\\{character}" if character in "\\`*_[]<>|#" else character for character in line)
+
+
+def _machine(results: Results) -> Iterator[str]:
+    rows = []
+    for seed, result in results.by_seed.items():
+        versions = result["versions"]
+        told = [
+            result["layout"],
+            result["device"],
+            f"{result['training_seconds']:,.0f} s",
+            f"torch {versions['torch']}",
+        ]
+        rows.append([str(seed), *told])
+    yield from _markdown(["seed", "layout", "device", "training of the last start", "version"], rows)
+
+
+def print_results(results: Results, console: Console) -> None:
+    """Print the table of scores, the files and the commands to type next."""
+    head, rows = _score_table(results)
+    table = Table(box=None, pad_edge=False)
+    for place, name in enumerate(head):
+        table.add_column(name, justify="left" if place == 0 else "right")
+    for row in rows:
+        table.add_row(*row, style="bold" if row[0] in ("median", "ensemble") else "")
+    console.print(table)
+    kept = results.kept
+    console.print(f"report  {kept.folder / REPORT_FILE}", highlight=False, soft_wrap=True)
+    best = kept.run_of(results.best_seed).output.folder
+    console.print(f"model   {best}", highlight=False, soft_wrap=True)

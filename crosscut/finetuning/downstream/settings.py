@@ -1,0 +1,204 @@
+"""Request of one `crosscut finetune TASK` command, and the settings of its runs."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from crosscut.config import ConfigError, ModelConfig, RunConfig, load_run
+from crosscut.config.published.families import FAMILIES
+from crosscut.config.published.folders import MODEL_FILE, is_published
+from crosscut.config.system.files import parse_toml, read_json, read_small
+from crosscut.finetuning.downstream.task import RACE, SQUAD, Task
+
+EPOCHS, WARMUP = 3.0, 0.06
+"""Default number of epochs, and default fraction of the steps in which the learning rate rises."""
+
+SECTION = "finetuning"
+"""Section of a settings file with the number of epochs and the fraction of the warm-up."""
+
+_LENGTHS = {SQUAD: 384, RACE: 512}
+_LENGTH = 128
+"""Default maximum number of tokens of a row."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskOrder:
+    """Request of one command."""
+
+    task: Task
+    """The task, before its files are read."""
+    model: str = ""
+    """Place of the model: a Hugging Face folder, a run's folder or a checkpoint."""
+    output: str
+    """Folder of the run."""
+    data: str = ""
+    """Folder with the published files of the task."""
+    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Files of the parts, by part; they replace the files of `data`."""
+    seeds: int = 1
+    """Number of runs, each with a seed of its own."""
+    ensemble: bool = False
+    """Whether to score the mean of the runs' probabilities, too."""
+    epochs: float | None = None
+    """Number of times that a run reads all examples. None means the settings file's, or 3."""
+    warmup: float | None = None
+    """Fraction of the steps in which the learning rate rises. None means the settings file's, or 0.06."""
+    resume: bool = False
+    settings: str = ""
+    """File with settings; empty for none."""
+    overrides: tuple[str, ...] = ()
+    """Settings of the run, `section.key=value`, which replace those of the file."""
+
+
+def settings_of(order: TaskOrder, model: ModelConfig, steps_per_epoch: int = 0) -> RunConfig:
+    """Return the settings of the runs of an order. `model` is the model with the head of the task.
+
+    `steps_per_epoch` is the number of batches of an epoch; 0 if it is not known yet. Raises `ConfigError` or
+    `LayoutError` for settings that are wrong or have no effect.
+    """
+    file, course = _settings_file(order.settings)
+    given = {f"{section}.{key}" for section, values in file.items() if isinstance(values, dict) for key in values}
+    given |= {override.partition("=")[0] for override in order.overrides}
+    _require_supported(given)
+    table: dict[str, Any] = {"recipe": "paper", **file}
+    for section, values in _defaults(order, model).items():
+        own = file.get(section, {})
+        table[section] = {**values, **own} if isinstance(own, dict) else own
+    run = load_run(table, order.overrides)
+    _require_consistent(run)
+    if steps_per_epoch:
+        table = _with_course(table, run, given, {**course, **_given(order)}, steps_per_epoch)
+        run = load_run(table, order.overrides)
+        _require_best_checkpoint(run)
+    return run
+
+
+def dropout_of(place: str, model: ModelConfig) -> float:
+    """Dropout of the model at a place: the one in the `config.json` of a Hugging Face folder, or else the model's."""
+    if not is_published(Path(place)):
+        return model.dropout
+    table = read_json(Path(place) / MODEL_FILE)
+    family = FAMILIES.get(str(table.get("model_type")))
+    found = [table[key] for key in (family.dropouts if family else ()) if type(table.get(key)) in (int, float)]
+    return max(map(float, found), default=0.0)
+
+
+def _given(order: TaskOrder) -> dict[str, float]:
+    given = {"epochs": order.epochs, "warmup": order.warmup}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _defaults(order: TaskOrder, model: ModelConfig) -> dict[str, dict[str, Any]]:
+    length = min(_LENGTHS.get(order.task.name, _LENGTH), model.max_sequence_length)
+    return {
+        "model": dataclasses.asdict(model),
+        "training": {
+            "batch_size": 32, "sequence_length": length, "steps": 1, "seed": 1234, "compile": "off",
+            "validate_every": 0, "validation_sequences": 0,
+        },
+        "optimizer": {
+            "learning_rate": 2e-5, "min_learning_rate": 0.0, "schedule": "linear", "warmup_steps": 0,
+            "weight_decay": 0.01, "clip_norm": 1.0,
+        },
+        "checkpoint": {"keep": 1},
+        "output": {"folder": order.output, "sample_tokens": 0},
+    }  # fmt: skip
+
+
+def _settings_file(path: str) -> tuple[dict[str, Any], dict[str, float]]:
+    """The tables of a settings file: those of the run, and the number of epochs and the fraction of the warm-up."""
+    if not path:
+        return {}, {}
+    try:
+        table = parse_toml(read_small(Path(path)))
+    except OSError as error:
+        raise ConfigError(f"`{path}` must be a readable TOML file, but is not: {error.strerror}. Check it.") from None
+    except ValueError as error:
+        raise ConfigError(f"`{path}` must be valid TOML, but is not: {error}. Correct it.") from None
+    course = table.pop(SECTION, {})
+    if not isinstance(course, dict) or (unknown := [key for key in course if key not in ("epochs", "warmup")]):
+        told = f"has the key `{unknown[0]}`" if isinstance(course, dict) else "is a value"
+        raise ConfigError(
+            f"`[{SECTION}]` in `{path}` must have the keys `epochs` and `warmup`, but {told}. Correct it."
+        )
+    require_course(course, f"in `{path}` ")
+    return table, course
+
+
+def require_course(course: Mapping[str, Any], where: str = "") -> None:
+    """Raise `ConfigError` unless the number of epochs is above 0, and the warm-up is at least 0 and below 1. `where` is
+    the place of the values, for messages.
+    """
+    epochs, warmup = course.get("epochs", EPOCHS), course.get("warmup", WARMUP)
+    if type(epochs) not in (int, float) or not 0 < epochs < math.inf:
+        raise ConfigError(f"`epochs` {where}must be above 0, but is {epochs!r}. Try {EPOCHS:g}.")
+    if type(warmup) not in (int, float) or not 0 <= warmup < 1:
+        raise ConfigError(f"`warmup` {where}must be at least 0 and below 1, but is {warmup!r}. Try {WARMUP:g}.")
+
+
+def _with_course(
+    table: dict[str, Any], run: RunConfig, given: set[str], course: Mapping[str, float], steps_per_epoch: int
+) -> dict[str, Any]:
+    """The table with the number of steps, the warm-up, and a validation and a checkpoint at the end of each epoch,
+    unless these are given.
+    """
+    steps = run.training.steps
+    if "training.steps" not in given:
+        steps = max(1, math.ceil(course.get("epochs", EPOCHS) * steps_per_epoch))
+    every = run.training.validate_every if "training.validate_every" in given else min(steps, steps_per_epoch)
+    values = {
+        "training.steps": steps,
+        "training.validate_every": every,
+        "optimizer.warmup_steps": min(steps - 1, round(course.get("warmup", WARMUP) * steps)),
+        "checkpoint.every": every,
+    }
+    found = {name: dict(inside) if isinstance(inside, dict) else inside for name, inside in table.items()}
+    for name, value in values.items():
+        section, _, key = name.partition(".")
+        if name not in given:
+            found[section][key] = value
+    return found
+
+
+_REASONS = {
+    "data.": "`finetune` reads its examples from the files of the command",
+    "evaluation.": "`finetune` scores the model on the task",
+    "model.": "`--model` decides the model",
+    "training.initialize_from": "`--model` names the model",
+    "output.folder": "`--output` names the folder",
+}
+"""Settings that would have no effect, by the beginnings of their names, with the reasons."""
+
+
+def _require_supported(given: set[str]) -> None:
+    """Raise `ConfigError` for settings that would have no effect. A model may have another dropout."""
+    for name in sorted(given - {"model.dropout"}):
+        for start, reason in _REASONS.items():
+            if name.startswith(start):
+                raise ConfigError(f"`{name}` must not be set, because {reason}, but is set. Remove it.")
+
+
+def _require_consistent(run: RunConfig) -> None:
+    """Raise `ConfigError` for settings that contradict epochs or the choice of the best checkpoint."""
+    if run.training.initial_batch_size:
+        raise ConfigError(
+            "`training.initial_batch_size` must be 0 for `finetune`, because all batches of an epoch have one size, "
+            f"but is {run.training.initial_batch_size}. Remove it."
+        )
+    if run.optimizer.ema_decay:
+        raise ConfigError(
+            "`optimizer.ema_decay` must be 0 for `finetune`, which keeps the best checkpoint instead, but is "
+            f"{run.optimizer.ema_decay}. Remove it."
+        )
+
+
+def _require_best_checkpoint(run: RunConfig) -> None:
+    """Raise `ConfigError` unless every scored step has a checkpoint, so that the best one can be kept."""
+    every, saved = run.training.validate_every, run.checkpoint.every
+    if every and (not saved or every % saved):
+        raise ConfigError(
+            f"`checkpoint.every` must divide `training.validate_every` ({every}), so that the checkpoint with the best "
+            f"score can be kept, but is {saved}. Remove `checkpoint.every`."
+        )

@@ -1,0 +1,178 @@
+"""Description of a task that a model is fine-tuned for, and the files of its examples."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from crosscut.config.checks import listed
+from crosscut.config.errors import ConfigError, DataError
+from crosscut.config.model import HeadKind
+from crosscut.finetuning.encoding import (
+    STRIDE,
+    Encoded,
+    Long,
+    Special,
+    TextEncoder,
+    encode_options,
+    encode_questions,
+    encode_texts,
+)
+from crosscut.finetuning.tasks import (
+    GLUE,
+    ChoiceExample,
+    Columns,
+    SpanExample,
+    TextExample,
+    read_glue,
+    read_race,
+    read_squad,
+    read_table,
+)
+from crosscut.finetuning.tasks.tables import column_names
+
+Example = TextExample | SpanExample | ChoiceExample
+
+TABLE, SQUAD, RACE = "table", "squad", "race"
+TASKS = (*GLUE, SQUAD, RACE, TABLE)
+"""Names of the tasks."""
+
+TRAIN, DEV, TEST = "train", "dev", "test"
+PARTS = (TRAIN, DEV, TEST)
+"""Parts of the examples: to train on, to choose a checkpoint by, and to score the chosen checkpoint on."""
+
+_FILES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "mnli": {TRAIN: ("train.tsv",), DEV: ("dev_matched.tsv",), TEST: ("dev_mismatched.tsv",)},
+    SQUAD: {TRAIN: ("train-v1.1.json", "train-v2.0.json"), DEV: ("dev-v1.1.json", "dev-v2.0.json"), TEST: ()},
+    RACE: {part: (part,) for part in PARTS},
+    TABLE: {part: (f"{part}.tsv", f"{part}.jsonl") for part in PARTS},
+}
+_NO_COLUMNS, _NO_SPECIAL = Columns(""), Special(None, 0)
+
+_GLUE_FILES = {part: (f"{part}.tsv",) for part in PARTS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Description of a task. It is kept in the folder of a run, so that a resumed run and `predict` need no options."""
+
+    name: str
+    """Name of the task, one of `TASKS`."""
+    labels: tuple[str, ...] = ()
+    """Names of the labels, by index. Empty for questions about a text."""
+    columns: Columns = _NO_COLUMNS
+    """Columns of the files of the task "table"."""
+    may_be_empty: bool = False
+    """Whether a question may have no answer in its text, as in SQuAD 2.0."""
+    threshold: float = 0.0
+    """Margin by which the score of "no answer" must be higher than the score of the best span."""
+    stride: int = STRIDE
+    """Number of tokens of a window of a text that occur again in the next window."""
+    long: Long = Long.CUT
+    """Treatment of examples that are longer than a sequence."""
+    special: Special = _NO_SPECIAL
+    """Special token ids of a decoder."""
+    is_causal: bool = False
+    """Whether the model is a decoder, whose summary token is the last token of a row."""
+
+    @property
+    def head(self) -> HeadKind:
+        """Head that the model needs."""
+        return {SQUAD: HeadKind.SPANS, RACE: HeadKind.CHOICE}.get(self.name, HeadKind.CLASSES)
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes of the head; 0 for heads without classes."""
+        return len(self.labels) if self.head is HeadKind.CLASSES else 0
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        """Names of the task's scores. The first one decides which checkpoint is best."""
+        if self.head is HeadKind.SPANS:
+            more = ("exact_with_answer", "f1_with_answer", "exact_without_answer") if self.may_be_empty else ()
+            return ("f1", "exact", *more)
+        if self.name in GLUE:
+            return GLUE[self.name].scores
+        if self.name == TABLE and len(self.labels) == 2:
+            return ("accuracy", "f1", "matthews")
+        return ("accuracy",)
+
+    def to_json(self) -> dict[str, Any]:
+        """Encode the description as JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, table: Mapping[str, Any]) -> "Task":
+        """Decode a description that `to_json` encoded."""
+        values = dict(table)
+        values.update(
+            labels=tuple(values["labels"]),
+            columns=Columns(*values["columns"]),
+            long=Long(values["long"]),
+            special=Special(*values["special"]),
+        )
+        return cls(**values)
+
+    def read(self, path: Path, *, has_labels: bool = True) -> tuple["Task", tuple[Example, ...], int]:
+        """Read a file, or a folder of RACE. Returns the task, with the labels that the file has if the task has none
+        yet, the examples, and the number of lines that were left out.
+
+        With `has_labels`, `DataError` is raised for examples without labels. Raises the errors of the readers.
+        """
+        if self.name == SQUAD:
+            questions = read_squad(path)
+            is_new = any(not question.answers for question in questions)
+            return dataclasses.replace(self, may_be_empty=self.may_be_empty or is_new), questions, 0
+        if self.name == RACE:
+            choices = read_race(path)
+            letters = tuple("ABCDEFGH"[: len(choices[0].options)])
+            return dataclasses.replace(self, labels=self.labels or letters), choices, 0
+        found = self._read_texts(path)
+        if has_labels and any(example.label is None for example in found.examples):
+            raise DataError(f"`{path}` must have labels, but has none. Name a file with labels, such as `dev.tsv`.")
+        return dataclasses.replace(self, labels=found.labels), found.examples, found.skipped
+
+    def _read_texts(self, path: Path) -> Any:
+        if self.name in GLUE:
+            return read_glue(self.name, path)
+        columns = self.columns
+        if self.labels and columns.label not in column_names(path):  # such as a file to predict the labels of
+            columns = columns._replace(label="")
+        return read_table(path, columns=columns, labels=self.labels)
+
+    def encode(self, encoder: TextEncoder, examples: Sequence[Any], *, name: str, may_drop: bool) -> Encoded:
+        """Encode examples. With `may_drop`, examples that are too long may be dropped, and otherwise they are cut.
+        `name` is the name of the file, for messages. Raises the errors of the encoders.
+        """
+        long = Long.CUT if self.long is Long.DROP and not may_drop else self.long
+        if self.head is HeadKind.SPANS:
+            rows = encode_questions(encoder, examples, name=name, stride=self.stride)
+            return Encoded(rows.without_offsets() if may_drop else rows, 0)
+        encode: Any = encode_options if self.head is HeadKind.CHOICE else encode_texts
+        found: Encoded = encode(encoder, examples, name=name, long=long)
+        return found
+
+
+def files_of(name: str, folder: str, given: Mapping[str, str]) -> dict[str, Path]:
+    """Files of the parts of a task: the given ones, and for the other parts those in `folder` with the published names.
+    `folder` may be empty.
+
+    Raises `ConfigError` if the files to train on or to develop on are missing, or if a folder has several of them.
+    """
+    files = {part: Path(path) for part, path in given.items() if path}
+    for part in PARTS:
+        names = _FILES.get(name, _GLUE_FILES)[part]
+        found = [Path(folder) / one for one in names if folder and (Path(folder) / one).exists()]
+        if len(found) > 1 and part not in files:
+            told = " and ".join(f"`{path}`" for path in found)
+            raise ConfigError(f"`--data` must hold one file for --{part}, but holds {told}. Pass --{part}.")
+        if found:
+            files.setdefault(part, found[0])
+        if part not in files and part != TEST:
+            missing = f"has no {listed(f'`{one}`' for one in names)}" if folder else "is not given"
+            raise ConfigError(
+                f"`--{part}` must name the examples of the task, or `--data` a folder with them, but "
+                f"{f'`{folder}`' if folder else f'`--{part}`'} {missing}. Pass --{part}."
+            )
+    return files

@@ -1,0 +1,24 @@
+"""Parts of a fine-tuning that conversations and tasks share."""
+
+from pathlib import Path
+
+from crosscut.config import ConfigError, RunStopped
+from crosscut.training.watching.run_report import typed_command
+
+
+def require_new_folder(folder: Path, names: tuple[str, ...]) -> None:
+    """Raise `ConfigError` if a folder for a new run already holds one of the files or folders `names` of a run."""
+    if held := [name for name in names if (folder / name).exists()]:
+        raise ConfigError(
+            f"`--output` must name a new folder, but `{folder}` already holds `{held[0]}` of a run. Pass --resume to "
+            "continue that run, or choose another folder."
+        )
+
+
+def run_stopped(step: int, again: str, *, interrupted: bool) -> RunStopped:
+    """Return the exception for a run that a signal has stopped. `again` are the words of the command that resumes."""
+    return RunStopped(
+        f"The run has stopped after step {step}, and its checkpoint is written. Resume with `{typed_command()} "
+        f"{again}`.",
+        interrupted=interrupted,
+    )

@@ -1,0 +1,54 @@
+"""Predictions of a fine-tuned run, and the run as an ordinary model."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from crosscut.config import ConfigError
+from crosscut.finetuning.downstream.folder import Kept
+from crosscut.pretrained import export_checkpoint, find_model
+from tests.finetuning.downstream.conftest import PLAIN, finetune, write_table
+
+
+@pytest.fixture
+def tuned(bert: Path, tables: tuple[object, ...], tmp_path: Path, forked_ranks: None) -> Path:
+    finetune("table", "--model", bert, *tables, "--output", tmp_path / "run", "--seeds", 2, "--epochs", 2, *PLAIN)
+    return tmp_path / "run"
+
+
+def test_a_run_predicts_the_examples_of_a_file(tuned, tmp_path):
+    examples = Kept.load(tuned).examples("dev")
+    path = write_table(tmp_path / "new.tsv", [(one.text, one.pair, "x") for one in examples], label="unknown")
+    printed = finetune("predict", tuned, path, "--tensor", 2, "--device", "cpu").stdout
+    found = [json.loads(line) for line in printed.splitlines()]
+    kept = [line.split("\t") for line in (tuned / "predictions-dev.tsv").read_text().splitlines()[1:]]
+    assert [(str(one["index"]), one["label"]) for one in found] == [(line[0], line[1]) for line in kept]
+    assert [one["probability"] for one in found] == pytest.approx([float(line[2]) for line in kept], abs=1e-5)
+    results = {seed: json.loads((tuned / f"seed-{seed}" / "summary.json").read_text()) for seed in (1234, 1235)}
+    best = max(results, key=lambda seed: results[seed]["scores"]["dev"]["accuracy"])
+    other = finetune("predict", tuned / f"seed-{best}", path, "--device", "cpu").stdout
+    assert [json.loads(line)["label"] for line in other.splitlines()] == [one["label"] for one in found]
+
+
+def test_a_run_is_exported_with_the_names_of_its_labels(tuned, tmp_path):
+    from transformers import BertForSequenceClassification
+
+    export_checkpoint(find_model(tuned / "seed-1234"), tmp_path / "hf")
+    model = BertForSequenceClassification.from_pretrained(tmp_path / "hf").eval()
+    assert model.config.id2label == {0: "dog", 1: "fox"}
+    kept = Kept.load(tuned)
+    rows = kept.rows("test")
+    padded = rows.padded(np.arange(rows.num_examples), length=int(rows.lengths.max()), padding=kept.padding)
+    tokens, types, mask, _ = map(torch.from_numpy, padded)
+    with torch.no_grad():
+        logits = model(tokens, token_type_ids=types, attention_mask=mask.long()).logits
+    np.testing.assert_allclose(logits.numpy(), np.load(tuned / "seed-1234" / "outputs-test.npy"), atol=1e-5)
+
+
+def test_a_folder_of_another_kind_is_told(bert, tmp_path):
+    path = write_table(tmp_path / "new.tsv", [("the fox", "sleeps", "x")])
+    with pytest.raises(ConfigError, match=r"must be the folder of a run of `crosscut finetune TASK`, but has no `task"):
+        finetune("predict", bert, path, "--device", "cpu")
