@@ -2,10 +2,10 @@
 
 from crosscut.evaluation.evaluate import evaluate, make_tasks
 from crosscut.evaluation.lambada import Lambada
+from crosscut.evaluation.own_text.text import Text
 from crosscut.evaluation.perplexity import Score, evaluate_loss
 from crosscut.evaluation.scoring import WindowScores, score_windows
 from crosscut.evaluation.task import Figures, Result, Task
-from crosscut.evaluation.text import Text
 from crosscut.evaluation.token_scores import TokenScores, score_tokens, vocab_parallel_scores
 from crosscut.evaluation.wikitext import WikiText103
 from crosscut.evaluation.windows import Window, sliding_windows

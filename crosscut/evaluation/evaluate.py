@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from crosscut.config import ConfigError, EvaluationConfig
 from crosscut.data import Tokenizer
 from crosscut.evaluation.lambada import Lambada
-from crosscut.evaluation.masked_text import MaskedText
+from crosscut.evaluation.own_text.masked_text import MaskedText
+from crosscut.evaluation.own_text.text import Text
 from crosscut.evaluation.progress import Bar, progress
-from crosscut.evaluation.scoring import Follow, Ids, Rounds, WindowScores, score_windows
+from crosscut.evaluation.scoring import Follow, Ids, MaskedTexts, Rounds, WindowScores, score_windows
 from crosscut.evaluation.task import Result, Task
-from crosscut.evaluation.text import Text
 from crosscut.evaluation.wikitext import WikiText103
 from crosscut.evaluation.windows import Window
 from crosscut.model import GPT
@@ -38,11 +38,16 @@ def make_tasks(
             f"The tokenizer must have at most as many tokens as the model ({vocab_size:,}), but has "
             f"{tokenizer.vocab_size:,}. Use the tokenizer with which the model was trained."
         )
+    window = config.window_for(longest)
     if is_masked:
         config.require_masked()
-        window = config.window_for(longest)
         return [MaskedText(config.text, tokenizer, window=window, seed=config.mask_seed, text_key=config.text_key)]
-    window = config.window_for(longest)
+    return _tasks_of_next_tokens(config, tokenizer, window, begin_of_text)
+
+
+def _tasks_of_next_tokens(
+    config: EvaluationConfig, tokenizer: Tokenizer, window: int, begin_of_text: int | None
+) -> list[Task]:
     start = tokenizer.end_of_text if begin_of_text is None else begin_of_text
     before = () if begin_of_text is None else (begin_of_text,)
     sliding = {"start": start, "window": window}
@@ -82,9 +87,7 @@ def evaluate(
 def _done(model: GPT, task: Task, batch_size: int, *, shown: bool, forecast: bool, around: Follow) -> Result:
     began = time.perf_counter()
     bar = Bar(task.name, shown, _size_of(task) if forecast else "")
-    scores = score_with_progress(
-        model, task.texts, task.windows, targets=task.targets, batch_size=batch_size, bar=bar, around=around
-    )
+    scores = score_with_progress(model, task.texts, task.windows, batch_size=batch_size, bar=bar, around=around)
     return Result(
         task=task.name,
         found=task.figures(scores),
@@ -104,12 +107,11 @@ def _size_of(task: Task) -> str:
 
 def score_with_progress(
     model: GPT,
-    texts: Sequence[Ids],
+    texts: Sequence[Ids] | MaskedTexts,
     windows: Sequence[Window],
     *,
     batch_size: int,
     bar: Bar,
-    targets: Sequence[Ids] | None = None,
     around: Follow = iter,
 ) -> WindowScores:
     """Score windows as `score_windows` does. The first rank also shows `bar`. `around` has the same meaning as in
@@ -123,4 +125,4 @@ def score_with_progress(
                 yield group
                 advance(model.mesh.data.size * sum(windows[i].length for i in group))
 
-        return score_windows(model, texts, windows, batch_size=batch_size, targets=targets, follow=follow)
+        return score_windows(model, texts, windows, batch_size=batch_size, follow=follow)

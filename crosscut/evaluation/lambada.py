@@ -27,7 +27,6 @@ class Lambada:
     """
 
     name = "lambada"
-    targets = None
 
     def __init__(
         self, file: str, tokenizer: Encoder, *, before: Sequence[int] = (), window: int, limit: int = 0

@@ -8,6 +8,7 @@ on every layout.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +33,16 @@ Follow = Callable[[Rounds], Rounds]
 bar after each round, or end the scoring early."""
 
 
+@dataclass(frozen=True, eq=False)
+class MaskedTexts:
+    """Texts with masked tokens. The window of a text is the whole text."""
+
+    read: list[Ids]
+    """Tokens that the model reads, by text."""
+    targets: list[Ids]
+    """Original token where a token is masked, and `IGNORED` elsewhere, by text."""
+
+
 class WindowScores(NamedTuple):
     """Scores of each window over the window's targets. All arrays have shape [windows]."""
 
@@ -45,18 +56,11 @@ class WindowScores(NamedTuple):
 
 @torch.no_grad()
 def score_windows(
-    model: GPT,
-    texts: Sequence[Ids],
-    windows: Sequence[Window],
-    *,
-    batch_size: int,
-    targets: Sequence[Ids] | None = None,
-    follow: Follow = iter,
+    model: GPT, texts: Sequence[Ids] | MaskedTexts, windows: Sequence[Window], *, batch_size: int, follow: Follow = iter
 ) -> WindowScores:
     """Score the windows over `texts` without dropout. Every rank must call this function and gets the same result.
 
-    The targets are the next tokens. With `targets`, each window is a whole text, and `targets` holds the original token
-    where a token of the text is masked, and `IGNORED` elsewhere.
+    The targets are the next tokens of a text, or its masked tokens.
 
     A data rank reads `batch_size` windows together. The rank takes its rounds from the generator `follow(rounds)`,
     which can act before and after each round. Communication: the forward passes' collectives, and one all-reduce of
@@ -69,7 +73,7 @@ def score_windows(
     try:
         for group in follow(rounds_of(windows, batch_size, rank=data.rank, size=data.size)):
             read = [windows[i] for i in group]
-            batch, last = _batch(texts, read) if targets is None else _masked_batch(texts, targets, read)
+            batch, last = _masked_batch(texts, read) if isinstance(texts, MaskedTexts) else _batch(texts, read)
             moved = batch.to_device(device)
             losses, hits = score_tokens(model, moved.tokens, moved.targets, moved.mask)
             rows = torch.arange(len(group), device=device)
@@ -123,14 +127,15 @@ def _batch(texts: Sequence[Ids], windows: Sequence[Window]) -> tuple[Batch, Tens
     return Batch(tokens=torch.from_numpy(tokens), targets=torch.from_numpy(targets)), last
 
 
-def _masked_batch(texts: Sequence[Ids], targets: Sequence[Ids], windows: Sequence[Window]) -> tuple[Batch, Tensor]:
-    """As `_batch`, for whole texts with masked tokens. The batch says which tokens are padding."""
+def _masked_batch(texts: MaskedTexts, windows: Sequence[Window]) -> tuple[Batch, Tensor]:
+    """As `_batch`, for texts with masked tokens. The batch says which tokens are padding."""
     size = (max(1, len(windows)), max((window.length for window in windows), default=1))
-    tokens, wanted = np.zeros(size, dtype=np.int64), np.full(size, IGNORED, dtype=np.int64)
+    tokens, targets = np.zeros(size, dtype=np.int64), np.full(size, IGNORED, dtype=np.int64)
     is_real = np.zeros(size, dtype=np.bool_)
     for row, window in enumerate(windows):
-        tokens[row, : window.length], wanted[row, : window.length] = texts[window.text], targets[window.text]
-        is_real[row, : window.length] = True
+        place = slice(0, window.length)
+        tokens[row, place], targets[row, place] = texts.read[window.text], texts.targets[window.text]
+        is_real[row, place] = True
     last = torch.tensor([window.length - 1 for window in windows], dtype=torch.long)
-    arrays = {"tokens": tokens, "targets": wanted, "mask": is_real}
+    arrays = {"tokens": tokens, "targets": targets, "mask": is_real}
     return Batch(**{name: torch.from_numpy(array) for name, array in arrays.items()}), last

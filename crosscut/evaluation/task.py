@@ -11,7 +11,7 @@ import numpy as np
 from crosscut.config import DataError
 from crosscut.config.system import files
 from crosscut.data.hashing import sha256
-from crosscut.evaluation.scoring import Ids, WindowScores
+from crosscut.evaluation.scoring import Ids, MaskedTexts, WindowScores
 from crosscut.evaluation.windows import Window
 
 
@@ -42,8 +42,6 @@ class Task(Protocol):
     """A task on which models are scored."""
 
     name: str
-    texts: list[Ids]
-    """Token ids of each text."""
     windows: list[Window]
     """Windows over the texts."""
     protocol: dict[str, Any]
@@ -53,10 +51,8 @@ class Task(Protocol):
     """Files of the task with their hashes."""
 
     @property
-    def targets(self) -> list[Ids] | None:
-        """Original token where a token of a text is masked, and `IGNORED` elsewhere, by text. None if the targets are
-        the next tokens.
-        """
+    def texts(self) -> list[Ids] | MaskedTexts:
+        """Token ids of each text."""
 
     def figures(self, scores: WindowScores) -> Figures:
         """Compute the figures from the scores of the windows."""

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from crosscut.config import IGNORED, ModelConfig
+from crosscut.config import IGNORED
 from crosscut.kernels.products import product_in
 from crosscut.kernels.soft_cap import soft_cap_
 from crosscut.model import GPT
 from crosscut.model.documents import Context
-from crosscut.parallel import Axis, local
+from crosscut.parallel import Axis, LossSettings, local
 from crosscut.parallel.collectives import all_reduce
 from crosscut.parallel.cross_entropy import VocabularyPart, local_index, loss_chunk, require_fit, vocabulary_part
 
@@ -50,9 +50,9 @@ def score_tokens(model: GPT, tokens: Tensor, targets: Tensor, mask: Tensor | Non
         hidden,
         local(model.output_weight, hidden.dtype),
         targets[kept],
-        bias=bias,
-        config=model.config,
+        vocab_size=model.config.vocab_size,
         axis=model.mesh.tensor,
+        settings=LossSettings(bias=bias, soft_cap=model.config.logit_softcap),
     )
     losses = found.losses.new_zeros(targets.shape).masked_scatter_(kept, found.losses)
     return TokenScores(losses, torch.zeros_like(kept).masked_scatter_(kept, found.hits))
@@ -64,26 +64,24 @@ def vocab_parallel_scores(
     weight: Tensor,
     targets: Tensor,
     *,
-    bias: Tensor | None = None,
-    config: ModelConfig,
+    vocab_size: int,
     axis: Axis,
-    chunk_tokens: int | None = None,
+    settings: LossSettings,
 ) -> TokenScores:
     """Score `targets` [N] given the hidden states [N, H] that predict the targets. The losses and hits have shape [N],
     and are the same on all ranks.
 
-    `hidden` must be the same on all ranks of the axis. `weight` [V/T, H] has this rank's rows of the vocabulary, and
-    `bias` [V/T] their biases; None means no biases. `config` gives the size of the vocabulary and the soft cap of the
-    logits. Padding rows get no probability and are never the likeliest entry. Logits are computed in chunks of
-    `chunk_tokens` tokens; None means the device's default. Ignored targets take as much time as other targets, so leave
-    them out if speed matters.
+    `hidden` must be the same on all ranks of the axis. `weight` [V/T, H] has this rank's rows of a vocabulary of
+    `vocab_size` entries. Padding rows get no probability and are never the likeliest entry. `settings` gives the bias,
+    the soft cap and the chunks of the logits; the other settings have no effect. Ignored targets take as much time as
+    other targets, so leave them out if speed matters.
 
     Forward: per chunk, an all-reduce (max) of C elements and an all-reduce (sum) of 3 C elements. There is no backward
     pass. Source: paper, section 3. Raises the same errors as `vocab_parallel_cross_entropy`.
     """
-    chunk = loss_chunk(chunk_tokens, hidden, weight)
-    require_fit(hidden, weight, targets, config.vocab_size, axis)
-    part = vocabulary_part(weight, config.vocab_size, axis)
+    chunk = loss_chunk(settings.chunk_tokens, hidden, weight)
+    require_fit(hidden, weight, targets, vocab_size, axis)
+    part = vocabulary_part(weight, vocab_size, axis)
     rows = weight.to(hidden.dtype)
     wide = torch.promote_types(hidden.dtype, torch.float32)
     losses = torch.zeros(targets.shape, dtype=wide, device=hidden.device)
@@ -94,10 +92,10 @@ def vocab_parallel_scores(
         logits = product_in(buffer, hidden[piece], rows)
         if logits.dtype != wide:
             logits = buffer[: logits.shape[0]].copy_(logits)  # the narrow logits are freed
-        if bias is not None:
-            logits += bias
-        if config.logit_softcap:
-            soft_cap_(logits, config.logit_softcap)
+        if settings.bias is not None:
+            logits += settings.bias
+        if settings.soft_cap:
+            soft_cap_(logits, settings.soft_cap)
         losses[piece], hits[piece] = _scores_of_chunk(logits, targets[piece], part)
     return TokenScores(losses, hits)
 

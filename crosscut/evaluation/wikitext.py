@@ -27,7 +27,6 @@ class WikiText103:
     """
 
     name = "wikitext103"
-    targets = None
 
     def __init__(
         self, file: str, tokenizer: Encoder, *, start: int, window: int, overlap: int, detokenizer: str

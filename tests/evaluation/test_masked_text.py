@@ -13,7 +13,7 @@ from crosscut.config import IGNORED, ConfigError, DataError, EvaluationConfig, L
 from crosscut.config.system.terminal import new_console
 from crosscut.data import Tokenizer
 from crosscut.evaluation import make_tasks
-from crosscut.evaluation.masked_text import MaskedText
+from crosscut.evaluation.own_text.masked_text import MaskedText
 from crosscut.evaluation.places import evaluate_place
 from crosscut.evaluation.ranks import Machinery
 from crosscut.evaluation.score_table import print_report
@@ -53,7 +53,7 @@ def their_loss(folder: Path, task: MaskedText) -> tuple[float, int, int]:
 
     model = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float64).eval()
     loss, count, hits = 0.0, 0, 0
-    for tokens, targets in zip(task.texts, task.targets, strict=True):
+    for tokens, targets in zip(task.texts.read, task.texts.targets, strict=True):
         logits, wanted = model(torch.tensor(tokens[None])).logits[0], torch.tensor(targets)
         loss += float(F.cross_entropy(logits, wanted, reduction="sum", ignore_index=IGNORED))
         count += int((wanted != IGNORED).sum())
@@ -80,21 +80,22 @@ def test_windows_hold_every_token_once_between_the_special_tokens(model, text):
     task, tokenizer = made(model, text, window=9), Tokenizer.load(model / "tokenizer.json")
     special = tokenizer.special_tokens()
     original = [
-        np.where(targets == IGNORED, read, targets) for read, targets in zip(task.texts, task.targets, strict=True)
+        np.where(targets == IGNORED, read, targets)
+        for read, targets in zip(task.texts.read, task.texts.targets, strict=True)
     ]
     assert {(row[0], row[-1], len(row) <= 9) for row in original} == {(special.begin, special.separator, True)}
     whole = [tokenizer.encode(document) for document in DOCUMENTS if not document.isspace()]
     assert np.concatenate([row[1:-1] for row in original]).tolist() == [one for ids in whole for one in ids]
-    assert all(targets[[0, -1]].tolist() == [IGNORED, IGNORED] for targets in task.targets)
+    assert all(targets[[0, -1]].tolist() == [IGNORED, IGNORED] for targets in task.texts.targets)
 
 
 def test_masks_follow_from_the_seed_alone(model, text):
     one, again, other = made(model, text), made(model, text), made(model, text, seed=1)
-    for first, second in zip(one.targets, again.targets, strict=True):
+    for first, second in zip(one.texts.targets, again.texts.targets, strict=True):
         np.testing.assert_array_equal(first, second)
     assert any(
         len(first) != len(second) or (first != second).any()
-        for first, second in zip(one.targets, other.targets, strict=False)
+        for first, second in zip(one.texts.targets, other.texts.targets, strict=False)
     )
 
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from crosscut.config import GenerationError, Layout, ModelConfig
 from crosscut.evaluation import Window, WindowScores, evaluate, score_windows, sliding_windows
+from crosscut.evaluation.own_text.text import Text
 from crosscut.evaluation.scoring import require_numbers, rounds_of
-from crosscut.evaluation.text import Text
 from crosscut.model import GPT, initialize
 from crosscut.parallel import RandomStreams, make_mesh, shard_model
 from tests.evaluation.conftest import Letters

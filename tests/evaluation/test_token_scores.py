@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from crosscut.config import IGNORED, ConfigError, Layout, LayoutError, ModelConfig, padded_vocab_size
+from crosscut.config import IGNORED, ConfigError, Layout, LayoutError, padded_vocab_size
 from crosscut.evaluation import vocab_parallel_scores
-from crosscut.parallel import CollectiveRecorder, make_mesh
+from crosscut.parallel import CollectiveRecorder, LossSettings, make_mesh
 from tests.parallel.twins import CLOSE, CPU
 from tests.ranks import RankPool
 
@@ -47,9 +47,9 @@ def _scores(
             hidden,
             own,
             targets,
-            config=ModelConfig(num_layers=1, hidden_size=H, num_heads=1, vocab_size=V, logit_softcap=soft_cap),
+            vocab_size=V,
             axis=mesh.tensor,
-            chunk_tokens=chunk_tokens,
+            settings=LossSettings(soft_cap=soft_cap, chunk_tokens=chunk_tokens),
         )
     return {"losses": scores.losses, "hits": scores.hits, "sent": list(recorder.sent)}
 

@@ -18,9 +18,9 @@ from crosscut.data.masked.draws import key_of, random_bits
 from crosscut.data.masked.masking import Masking
 from crosscut.data.masked.vocabulary import vocabulary_of
 from crosscut.data.text.sources import find_sources
-from crosscut.evaluation.scoring import Ids, WindowScores
+from crosscut.evaluation.own_text.text import whole_documents
+from crosscut.evaluation.scoring import Ids, MaskedTexts, WindowScores
 from crosscut.evaluation.task import Figures, exponential, hashed
-from crosscut.evaluation.text import whole_documents
 from crosscut.evaluation.windows import Window
 
 FRACTION, MOST_WORDS = DataConfig.mask_fraction, DataConfig.mask_words
@@ -40,8 +40,7 @@ class MaskedText:
     name = "masked_text"
 
     def __init__(self, patterns: Sequence[str], tokenizer: Tokenizer, *, window: int, seed: int, text_key: str) -> None:
-        self.texts: list[Ids] = []
-        self.targets: list[Ids] = []
+        self.texts = MaskedTexts([], [])
         self.windows: list[Window] = []
         self._documents: list[dict[str, Any]] = []
         self._document_of: list[int] = []
@@ -82,10 +81,10 @@ class MaskedText:
             if count:
                 length = len(part) + 2
                 # The model reads all tokens, while a window of next tokens ends with a token that is only a target.
-                self.windows.append(Window(len(self.texts), 0, length + 1, length + 1 - count))
+                self.windows.append(Window(len(self.texts.read), 0, length + 1, length + 1 - count))
                 self._document_of.append(len(self._documents))
-                self.texts.append(row[:length])
-                self.targets.append(wanted[:length])
+                self.texts.read.append(row[:length])
+                self.texts.targets.append(wanted[:length])
         return int(counts.sum())
 
     def figures(self, scores: WindowScores) -> Figures:

@@ -25,7 +25,6 @@ class Text:
     """
 
     name = "text"
-    targets = None
 
     def __init__(
         self,
