@@ -9,7 +9,6 @@ from dataclasses import replace
 from difflib import get_close_matches
 from functools import wraps
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, ParamSpec, TypeVar
@@ -192,15 +191,6 @@ def adapter_option(command: _Command) -> _Command:
     """Add the option `--adapter` to a command that reads a finished model."""
     told = "Folder of an adapter (LoRA) in PEFT's format. The adapter is merged into the model's weights."
     return click.option("--adapter", metavar="FOLDER", default="", help=told)(command)
-
-
-def require_serving(command: str) -> None:
-    """Raise `ConfigError` unless the packages of the extra `serve` are installed. `command` is the command's name."""
-    if missing := [name for name in ("jinja2", "starlette", "uvicorn") if find_spec(name) is None]:
-        raise ConfigError(
-            f"`crosscut {command}` needs the packages of the extra `serve`, but {' and '.join(missing)} cannot be "
-            "found. Install them: pip install 'crosscut[serve]'."
-        )
 
 
 def naming_options(options: Mapping[str, str]) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:

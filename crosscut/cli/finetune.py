@@ -14,7 +14,6 @@ from crosscut.cli.arguments import (
     has_file,
     naming_options,
     precision_option,
-    require_serving,
     run_arguments,
 )
 from crosscut.config import ConfigError
@@ -96,7 +95,6 @@ def chat(options: ChatOptions) -> None:
         )
     if not options.epochs > 0:
         raise ConfigError(f"`--epochs` must be above 0, but is {options.epochs:g}. Try 3.")
-    require_serving("finetune chat")
     from crosscut.finetuning.chat.job import ChatOrder, finetune_chat
 
     finetune_chat(

@@ -1,6 +1,7 @@
 """`crosscut serve`."""
 
 import os
+from importlib.util import find_spec
 from typing import Any
 
 import click
@@ -11,8 +12,11 @@ from crosscut.cli.arguments import (
     last_weights_option,
     naming_options,
     precision_option,
-    require_serving,
 )
+from crosscut.config import ConfigError
+
+_PACKAGES = ("jinja2", "starlette", "uvicorn")
+"""Packages of the extra `serve`."""
 
 
 @click.command()
@@ -51,12 +55,21 @@ def serve(place: str, **options: Any) -> None:
     PLACE is a run's folder (its newest checkpoint is served), one checkpoint, or a Hugging Face folder. A model that
     predicts the next token completes texts and chats; an encoder embeds texts.
     """
-    require_serving("serve")
+    _require_packages()
     # OpenMP reads this variable when PyTorch is imported. By default, a thread that waits for another one spins for a
     # millisecond. If a chat template keeps one of two cores busy, each token waits for such spins: a tiny model's token
     # took 40 ms by default, 6 ms with 20,000 spins and 3 ms with 5,000. Fewer than 20,000 slow an idle machine down.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
-    from crosscut.serving import ServerOptions
-    from crosscut.serving import serve as serve_model
+    from crosscut.serving.server import ServerOptions
+    from crosscut.serving.server import serve as serve_model
 
     serve_model(place, ServerOptions(**options))
+
+
+def _require_packages() -> None:
+    """Raise `ConfigError` unless the packages of the extra `serve` are installed."""
+    if missing := [name for name in _PACKAGES if find_spec(name) is None]:
+        raise ConfigError(
+            f"`crosscut serve` needs the packages of the extra `serve`, but {' and '.join(missing)} cannot be found. "
+            "Install them: pip install 'crosscut[serve]'."
+        )

@@ -1,8 +1,5 @@
 """Web server for a model, with OpenAI's protocols (completions, chat, embeddings) and an interactive page.
 
-docs/serving.md lists the fields that clients can set.
+docs/serving.md lists the fields that clients can set. `server` starts a server and needs the packages of the extra
+`serve`. `protocol.chat` renders chat templates without them.
 """
-
-from crosscut.serving.server import ServerOptions, serve
-
-__all__ = ["ServerOptions", "serve"]

@@ -115,6 +115,7 @@ def _checked(place: str, options: ServerOptions) -> ModelSource:
     source = find_model(place, last_weights=options.last_weights, adapter=options.adapter)
     require_tensor_axis(source.model, options.tensor)
     if source.model.is_causal:
+        source.require_decoder(place)
         ChatTemplate.find(source.tokenizer)  # raises before any process starts, if the template is invalid
     elif options.slide:
         raise ConfigError(

@@ -14,8 +14,8 @@ from torch import Tensor
 from crosscut.config import ConfigError, Layout
 from crosscut.evaluation.embeddings import embed
 from crosscut.evaluation.ranks import Machinery
-from crosscut.serving import ServerOptions, serve
 from crosscut.serving.protocol.embeddings import MOST_INPUTS
+from crosscut.serving.server import ServerOptions, serve
 from tests.serving.conftest import ENCODER, Server, start
 from tests.serving.protocol.test_refusals import DEEP
 from tests.serving.test_endurance import posted

@@ -21,9 +21,9 @@ from starlette.routing import Route
 from crosscut.cli.serve import serve as command
 from crosscut.config import ConfigError, LayoutError
 from crosscut.data import read_documents
-from crosscut.serving import ServerOptions, serve
 from crosscut.serving import server as server_module
 from crosscut.serving.desk import Desk
+from crosscut.serving.server import ServerOptions, serve
 from tests.cli.conftest import TINY
 from tests.serving.conftest import NAME, WINDOW, Server, start
 
@@ -246,6 +246,6 @@ def test_a_layout_that_the_model_does_not_allow_is_told(model_folder):
 
 
 def test_a_missing_package_is_told_with_its_extra(monkeypatch, tmp_path):
-    monkeypatch.setattr("crosscut.cli.arguments.find_spec", lambda name: None if name == "uvicorn" else object())
+    monkeypatch.setattr("crosscut.cli.serve.find_spec", lambda name: None if name == "uvicorn" else object())
     with pytest.raises(ConfigError, match=r"but uvicorn cannot be found. Install .*crosscut\[serve\]"):
         command.callback(place=str(tmp_path))
