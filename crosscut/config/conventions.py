@@ -17,6 +17,9 @@ CHECKPOINTS_FOLDER = "checkpoints"
 TOKENS_FOLDER = "tokens"
 """Folder of the token shards, in the run's folder."""
 
+CHAT_FOLDER = "chat"
+"""Folder of the packed conversations in the folder of a `crosscut finetune chat` run."""
+
 INITIAL_FOLDER = "initial"
 """Folder, in the run's folder, with the files of the published model from which the run starts. The weights are left
 out."""

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
@@ -80,6 +80,17 @@ class _Validation(Protocol[_Read]):
         """Yield a rank's slice of every batch."""
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RunSamples:
+    """Samples of a run, from its token folders. To find them, a rank may read all tokens (`data.masked.pairs`), so a
+    rank calls `samples_of` once.
+    """
+
+    tokens: Tokens
+    training: Samples | MaskedSampler
+    validation: ValidationSamples | MaskedValidation
+
+
 class TokenBatches(ABC, Generic[_Rows]):
     """Training and validation batches of one data rank, from token shards. Training batches depend only on the seed and
     the step.
@@ -154,10 +165,12 @@ class TokenBatches(ABC, Generic[_Rows]):
 class Batches(TokenBatches[tuple[Ids, Ids]]):
     """Batches for the prediction of the next token."""
 
-    def __init__(self, run: RunConfig, tokens: Tokens, mesh: ParallelMesh) -> None:
-        self.training, self.validation = _next_token_samples(run, tokens)
+    def __init__(
+        self, run: RunConfig, mesh: ParallelMesh, training: Samples, validation: ValidationSamples, tokens: Tokens
+    ) -> None:
+        self.training, self.validation = training, validation
         self._tokens = tokens
-        super().__init__(run, mesh, self.training, self.validation)
+        super().__init__(run, mesh, training, validation)
 
     def batch(self, rows: tuple[Ids, Ids]) -> Batch:
         """Make a batch. With `training.document_mask`, the batch says which document each token belongs to."""
@@ -176,9 +189,6 @@ class MaskedBatches(TokenBatches[MaskedBatch]):
 
     validation_bytes = 0
     """A text has no bits per byte: the model reads the tokens around the masked ones."""
-
-    def __init__(self, run: RunConfig, tokens: Tokens, mesh: ParallelMesh) -> None:
-        super().__init__(run, mesh, *_masked_samples(run, tokens))
 
     def batch(self, rows: MaskedBatch) -> Batch:
         """Make a batch of what the model uses: segments if it has token types, the order of the segments if it predicts
@@ -199,30 +209,30 @@ class MaskedBatches(TokenBatches[MaskedBatch]):
         return batch.with_predicted(self.run.mask_fraction)
 
 
-def batches_of(run: RunConfig, tokens: Tokens, mesh: ParallelMesh) -> TokenBatches[Any]:
-    """Return the batches of a run, for its `data.objective`. Raises `DataError` if the tokens do not fit the run."""
-    return (MaskedBatches if run.data.objective is Objective.MASKED else Batches)(run, tokens, mesh)
+def batches_of(run: RunConfig, samples: RunSamples, mesh: ParallelMesh) -> TokenBatches[Any]:
+    """Return the batches of a run from its samples."""
+    training, validation = samples.training, samples.validation
+    if isinstance(training, MaskedSampler):
+        assert isinstance(validation, MaskedValidation)
+        return MaskedBatches(run, mesh, training, validation)
+    assert not isinstance(validation, MaskedValidation)
+    return Batches(run, mesh, training, validation, samples.tokens)
 
 
-def samples_of(
-    run: RunConfig, tokens: Tokens
-) -> tuple[Samples, ValidationSamples] | tuple[MaskedSampler, MaskedValidation]:
-    """Return the training and the validation samples of a run, for its `data.objective`. Raises `DataError` if the
-    tokens do not fit the run.
-    """
-    return (_masked_samples if run.data.objective is Objective.MASKED else _next_token_samples)(run, tokens)
-
-
-def _next_token_samples(run: RunConfig, tokens: Tokens) -> tuple[Samples, ValidationSamples]:
-    length = run.training.sequence_length
-    training = training_samples(tokens, sequence_length=length, seed=run.training.seed)
-    return training, validation_samples(tokens, sequence_length=length)
-
-
-def _masked_samples(run: RunConfig, tokens: Tokens) -> tuple[MaskedSampler, MaskedValidation]:
+def samples_of(run: RunConfig, tokens: Tokens) -> RunSamples:
+    """Find the samples of a run, for its `data.objective`. Raises `DataError` if the tokens do not fit the run."""
     length, seed = run.training.sequence_length, run.training.seed
-    training = masked_samples(tokens, run.data, sequence_length=length, seed=seed)
-    return training, masked_validation(tokens, run.data, sequence_length=length, seed=seed)
+    if run.data.objective is Objective.MASKED:
+        return RunSamples(
+            tokens=tokens,
+            training=masked_samples(tokens, run.data, sequence_length=length, seed=seed),
+            validation=masked_validation(tokens, run.data, sequence_length=length, seed=seed),
+        )
+    return RunSamples(
+        tokens=tokens,
+        training=training_samples(tokens, sequence_length=length, seed=seed),
+        validation=validation_samples(tokens, sequence_length=length),
+    )
 
 
 class _Fetched(NamedTuple):

@@ -45,7 +45,12 @@ from crosscut.training.batches import batches_of, samples_of
 from crosscut.training.evaluations import Evaluations
 from crosscut.training.loop import Loop
 from crosscut.training.precision import resolve_on
-from crosscut.training.requirements import require_capabilities, require_objective, require_own_names
+from crosscut.training.requirements import (
+    require_capabilities,
+    require_no_conversations,
+    require_objective,
+    require_own_names,
+)
 from crosscut.training.resuming import describe_new_average, describe_new_settings, identity_of, require_resumable
 from crosscut.training.step import Trainer
 from crosscut.training.watching.banner import print_banner
@@ -168,6 +173,7 @@ def _prepare(resolved: ResolvedRun, resume: Resume, profile: bool = False) -> _P
     run = resolved.config
     folder = Path(run.output.folder)
     require_own_names(folder)
+    require_no_conversations(folder)
     may_be_done = resume == "auto"  # an earlier start may have been killed just before it wrote the report
     if resume == "auto":  # if all checkpoints are damaged, fail instead of starting a new run over them
         resume = bool(list_checkpoints(run.checkpoints_folder))
@@ -306,16 +312,17 @@ def _train(prepared: _Prepared, device: torch.device) -> _Stop | None:
     if run.training.initialize_from and prepared.checkpoint is None:
         load_weights(trainer.model, run.model, Path(run.training.initialize_from))
         require_finite(trainer.model, run.training.initialize_from, is_published=True)
+    samples = samples_of(run, tokens)
     loop = Loop(
         trainer,
-        batches_of(run, tokens, mesh),
+        batches_of(run, samples, mesh),
         identity=prepared.identity,
         profiler=Profiler(trainer, Path(run.output.folder)) if prepared.profile else None,
         evaluations=Evaluations(run, tokens),
         lock=lock,
     )
     if mesh.is_first_rank:
-        print_banner(prepared.run, tokens, loop.throughput, device, new_console(), done=prepared.done)
+        print_banner(prepared.run, samples, loop.throughput, device, new_console(), done=prepared.done)
     unwritten = ""
     with contextlib.nullcontext() if lock is None else lock.renewed(), loop.saver:
         outcome = loop.train(prepared.checkpoint)
@@ -323,7 +330,7 @@ def _train(prepared: _Prepared, device: torch.device) -> _Stop | None:
             loop.require_folder()
             # The ranks wait for the report: a rank that exits early would kill the rank that writes it.
             with loop.evaluated_weights():
-                unwritten = share_from_first(write_report(run, trainer.model, tokens, outcome))
+                unwritten = share_from_first(write_report(run, trainer.model, samples, outcome))
         _require_written(run, loop.saver, unwritten)
     return _Stop(outcome.last_step, outcome.interrupted) if outcome.stopped else None
 

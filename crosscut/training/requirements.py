@@ -1,9 +1,10 @@
 """Requirements of a run on this machine and on its output folder, checked before its ranks start."""
 
+import shlex
 from pathlib import Path
 
 from crosscut.config import ConfigError, ResolvedRun, RunConfig
-from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE, INITIAL_FOLDER
+from crosscut.config.conventions import CHAT_FOLDER, CHECKPOINTS_FOLDER, CONFIG_FILE, INITIAL_FOLDER
 from crosscut.config.data import Objective
 from crosscut.launch.processes import choose_device
 from crosscut.parallel import require_symmetric_memory
@@ -61,6 +62,18 @@ def require_objective(run: RunConfig) -> None:
         )
     if masked:
         run.evaluation.require_masked()
+
+
+def require_no_conversations(folder: Path) -> None:
+    """Raise `ConfigError` if a run's output folder is that of a `crosscut finetune chat` run, which reads conversations
+    instead of a corpus.
+    """
+    if (folder / CHAT_FOLDER).is_dir():
+        raise ConfigError(
+            f"`output.folder` must be the folder of a run of `crosscut train`, but `{folder}` holds a run of `crosscut "
+            f"finetune chat`. Resume that run with `crosscut finetune chat --resume --output "
+            f"{shlex.quote(str(folder))}`, or choose another folder."
+        )
 
 
 def require_own_names(folder: Path) -> None:

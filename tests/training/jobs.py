@@ -14,7 +14,7 @@ from crosscut.config import RunConfig, TrainingError
 from crosscut.data import open_tokens
 from crosscut.model import Batch
 from crosscut.parallel import CollectiveRecorder, make_mesh
-from crosscut.training.batches import TokenBatches, batches_of
+from crosscut.training.batches import TokenBatches, batches_of, samples_of
 from crosscut.training.job import Resume, run_training
 from crosscut.training.loop import Loop
 from crosscut.training.precision import resolve_on
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 def parts(run: RunConfig) -> tuple[Trainer, TokenBatches]:
     mesh = make_mesh(run.layout, CPU)
     tokens = open_tokens(run.data, Path(run.tokens_folder), verify=False)
-    return Trainer(resolve_on(run, CPU), mesh), batches_of(run, tokens, mesh)
+    return Trainer(resolve_on(run, CPU), mesh), batches_of(run, samples_of(run, tokens), mesh)
 
 
 def losses_of(run: RunConfig, num_steps: int) -> list[float]:

@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
 from crosscut.config import CheckpointError, ConfigError, DataError, RunConfig
 from crosscut.pretrained import export_checkpoint, find_model
+from crosscut.training import batches
 from crosscut.training.job import run_training
 from tests.training.conftest import tiny_run
 from tests.training.jobs import whole_run
@@ -58,6 +60,18 @@ def test_every_layout_and_a_resume_train_the_same_model(ranks, bert_run, packed)
         for step, loss in cut[0]["losses"].items():
             assert batches_of(cut, step) == batches_of(whole, step)
             assert loss == pytest.approx(whole[0]["losses"][step], rel=1e-5)
+
+
+def _searches(run: RunConfig) -> int:
+    """On a rank: the number of times that a whole run looks for its training samples."""
+    with mock.patch.object(batches, "masked_samples", wraps=batches.masked_samples) as search:
+        whole_run(run)
+        return search.call_count
+
+
+def test_a_rank_reads_the_corpus_once(ranks, bert_run):
+    """The process that prepares the run, which is the first rank here, reads the corpus before."""
+    assert ranks.run(1, _searches, bert_run("training.steps=3", "checkpoint.every=3")) == [2]
 
 
 def test_a_whole_run_learns_and_is_told_without_text_and_bits_per_byte(ranks, bert_run, tmp_path):

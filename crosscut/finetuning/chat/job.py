@@ -27,7 +27,7 @@ from crosscut.config import (
     write_toml,
     write_whole,
 )
-from crosscut.config.conventions import CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
+from crosscut.config.conventions import CHAT_FOLDER, CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
 from crosscut.config.published.folders import TOKENIZER_FILE, is_published
 from crosscut.config.system.folder_lock import FolderLock
 from crosscut.config.system.terminal import new_console
@@ -58,8 +58,6 @@ from crosscut.training.step import Trainer
 from crosscut.training.watching.banner import COUNTS, device_name, facts_panel, model_rows, short
 from crosscut.training.watching.run_report import SUMMARY_FILE, plot_losses, summarize, typed_command
 
-CHAT_FOLDER = "chat"
-"""Folder of the packed conversations in a run's folder."""
 ADAPTER_FOLDER = "adapter"
 """Folder of the trained adapter in a run's folder, in PEFT's format."""
 _PARTS = ("training", "validation")

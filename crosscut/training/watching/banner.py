@@ -14,11 +14,11 @@ from rich.text import Text
 from crosscut.config import Layout, ResolvedRun, RunConfig
 from crosscut.config.data import Objective
 from crosscut.config.system.machine import processor_name
-from crosscut.data import Tokens, folders_of
+from crosscut.data import folders_of
 from crosscut.planner import count_parameters, find_hardware
 from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware
 from crosscut.planner.time import step_time
-from crosscut.training.batches import samples_of
+from crosscut.training.batches import RunSamples
 from crosscut.training.optimization.averaging import SCORED
 from crosscut.training.watching.throughput import Peak, Throughput
 
@@ -30,13 +30,19 @@ _WORTH_A_NOTE = 1.05
 
 
 def print_banner(
-    run: ResolvedRun, tokens: Tokens, throughput: Throughput, device: torch.device, console: Console, *, done: int
+    run: ResolvedRun,
+    samples: RunSamples,
+    throughput: Throughput,
+    device: torch.device,
+    console: Console,
+    *,
+    done: int,
 ) -> None:
     """Print what the run will do, before its first step. `done` is the number of steps that the run has done before."""
     config, training = run.config, run.training
-    folders = folders_of(tokens)
+    folders = folders_of(samples.tokens)
     corpus = sum(shard.num_tokens for folder in folders for shard in folder.train)
-    epochs = f"{_epochs(config, tokens, corpus):.3g}"
+    epochs = f"{_epochs(config, samples, corpus):.3g}"
     validated = short(sum(folder.validation.num_tokens for folder in folders), COUNTS)
     first = f"{training.initial_batch_size:,} to " if training.initial_batch_size else ""
     batch = f"{first}{training.batch_size:,} x {training.sequence_length:,}"
@@ -45,22 +51,22 @@ def print_banner(
         ("device", device_name(device)),
         ("corpus", f"{short(corpus, COUNTS)} tokens for training, {validated} for validation"),
         ("training", f"{_steps(done, training.steps)} of {batch} tokens: {epochs} epoch{'' if epochs == '1' else 's'}"),
-        *mixture_rows(mixture_facts(config, tokens)),
+        *mixture_rows(mixture_facts(config, samples)),
         *average_rows(config),
         ("folder", config.output.folder),
     ]
-    if expected := expected_seconds(run, tokens, throughput, device, done=done):
+    if expected := expected_seconds(run, samples, throughput, device, done=done):
         rows.append(("expected time", str(timedelta(seconds=round(expected)))))
     console.print(facts_panel("run", rows))
 
 
-def _epochs(run: RunConfig, tokens: Tokens, corpus: int) -> float:
+def _epochs(run: RunConfig, samples: RunSamples, corpus: int) -> float:
     """Number of times that the run goes through its `corpus` tokens. Pairs of segments have fewer tokens than places,
     so their samples are counted.
     """
     num_samples = run.training.samples_before(run.training.steps)
     if run.data.objective is Objective.MASKED and not run.data.mixture:
-        return samples_of(run, tokens)[0].epochs(num_samples)[0]
+        return samples.training.epochs(num_samples)[0]
     return num_samples * run.training.sequence_length / corpus
 
 
@@ -69,7 +75,7 @@ def _steps(done: int, steps: int) -> str:
 
 
 def expected_seconds(
-    run: ResolvedRun, tokens: Tokens, throughput: Throughput, device: torch.device, *, done: int
+    run: ResolvedRun, samples: RunSamples, throughput: Throughput, device: torch.device, *, done: int
 ) -> float | None:
     """Forecast the seconds of the remaining steps and of their validations. None if the planner does not know the
     device. Checkpoints, evaluations and the compilation of layers are not counted.
@@ -82,9 +88,8 @@ def expected_seconds(
     training, left = run.training, run.training.steps - done
     whole = (training.samples_before(training.steps) - training.samples_before(done)) / training.batch_size
     validations = 1 + (-(-left // training.validate_every) if training.validate_every else 1)
-    _, samples = samples_of(run.config, tokens)
-    filled = samples.count(training.validation_sequences) * training.sequence_length
-    validated = min(filled, sum(folder.validation.num_tokens for folder in folders_of(tokens)))
+    filled = samples.validation.count(training.validation_sequences) * training.sequence_length
+    validated = min(filled, sum(folder.validation.num_tokens for folder in folders_of(samples.tokens)))
     # A step is a forward pass and a backward pass of twice its work.
     forward = validated / (training.batch_size * training.sequence_length) / 3
     return step_time(run.config, hardware).total * (whole + validations * forward)
@@ -109,15 +114,14 @@ def _hardware(run: RunConfig, peak: Peak, device: torch.device) -> Hardware | No
     return replace(laptop, flops={**laptop.flops, run.training.numbers.compute: peak.flops_per_second})
 
 
-def mixture_facts(run: RunConfig, tokens: Tokens) -> list[dict[str, Any]]:
+def mixture_facts(run: RunConfig, samples: RunSamples) -> list[dict[str, Any]]:
     """Facts of each token folder of a mixture: its share of the training tokens, and its epochs over all steps of the
     run. Empty if the run has no mixture.
     """
     if not run.data.mixture:
         return []
     training = run.training
-    samples, _ = samples_of(run, tokens)
-    epochs = samples.epochs(training.samples_before(training.steps))
+    epochs = samples.training.epochs(training.samples_before(training.steps))
     return [
         {
             "folder": str(folder.path),
@@ -125,7 +129,7 @@ def mixture_facts(run: RunConfig, tokens: Tokens) -> list[dict[str, Any]]:
             "training_tokens": sum(shard.num_tokens for shard in folder.train),
             "epochs": times,
         }
-        for (folder, share), times in zip(folders_of(tokens).items(), epochs, strict=True)
+        for (folder, share), times in zip(folders_of(samples.tokens).items(), epochs, strict=True)
     ]
 
 

@@ -25,6 +25,7 @@ from crosscut.generation import Sampling, continue_text
 from crosscut.model import GPT
 from crosscut.planner import count_parameters
 from crosscut.pretrained import begin_of_run
+from crosscut.training.batches import RunSamples
 from crosscut.training.evaluations import last_figures
 from crosscut.training.loop import Outcome
 from crosscut.training.optimization.averaging import SCORED
@@ -53,25 +54,25 @@ _NAMES = (
 """Files and folders of a run that may exist, besides its checkpoints."""
 
 
-def write_report(run: RunConfig, model: GPT, tokens: Tokens, outcome: Outcome) -> str:
+def write_report(run: RunConfig, model: GPT, samples: RunSamples, outcome: Outcome) -> str:
     """Generate the samples on all ranks, if `output.sample_tokens` is above 0. The first rank writes the files and
     prints the summary. Every rank must call this.
 
     Returns the reason why a file could not be written, on the first rank; empty if all files are written.
     """
     folder = Path(run.output.folder)
-    samples = _samples(run, model, tokens)
+    texts = _samples(run, model, samples.tokens)
     if not model.mesh.is_first_rank:
         return ""
     summary = {
         **summarize(run, outcome, model.mesh.device),
-        "mixture": mixture_facts(run, tokens),
+        "mixture": mixture_facts(run, samples),
         "evaluation": last_figures(read_metrics(folder)),
     }
     unwritten, failure = [PLOT_FILE, SAMPLE_FILE, SUMMARY_FILE], ""
     try:
-        if samples:
-            write_whole(folder / SAMPLE_FILE, "\n\n".join(samples.values()) + "\n")
+        if texts:
+            write_whole(folder / SAMPLE_FILE, "\n\n".join(texts.values()) + "\n")
             unwritten.remove(SAMPLE_FILE)
         plot_losses(folder, scored=f" {SCORED}" if run.optimizer.ema_decay else "")
         unwritten.remove(PLOT_FILE)
@@ -79,7 +80,7 @@ def write_report(run: RunConfig, model: GPT, tokens: Tokens, outcome: Outcome) -
         unwritten.remove(SUMMARY_FILE)
     except OSError as error:
         failure = error.strerror or str(error)
-    print_summary(run, summary, samples, new_console(), unwritten=unwritten)
+    print_summary(run, summary, texts, new_console(), unwritten=unwritten)
     return failure
 
 

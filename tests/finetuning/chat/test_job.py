@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,9 @@ import torch
 from click.testing import CliRunner
 
 from crosscut.cli.main import commands
-from crosscut.config import ConfigError, CrosscutError, DataError, Layout
+from crosscut.config import ConfigError, CrosscutError, DataError, Layout, load_run
 from crosscut.pretrained import export_checkpoint, find_model
+from crosscut.training import run_training
 from tests.finetuning.chat.conftest import PLAIN, chats, write_chats
 from tests.pretrained import jobs
 from tests.pretrained.test_export import tensors_in
@@ -69,6 +72,10 @@ def test_a_run_is_resumed_on_another_layout_without_its_files(ranks, model, tmp_
     run_chat(*asked, "--output", str(tmp_path / "parts"), "checkpoint.every=2", "checkpoint.keep=9")
     shutil.rmtree(tmp_path / "parts" / "checkpoints" / "step-00000004")
     path.unlink()
+    with pytest.raises(
+        ConfigError, match=r"holds a run of `crosscut finetune chat`\. Resume that run with `crosscut fine"
+    ):
+        run_training(load_run(tmp_path / "parts" / "config.toml"), resume=True)
     run_chat("--resume", "--output", str(tmp_path / "parts"), "layout.tensor=2")
     assert losses(tmp_path / "parts")[-2:] == pytest.approx(losses(tmp_path / "whole")[-2:], rel=1e-6)
     own, beside = find_model(tmp_path / "parts"), find_model(model, adapter=tmp_path / "parts" / "adapter")
@@ -139,6 +146,11 @@ def test_mistakes_are_told_before_any_process_starts(model, tmp_path, arguments,
     )
     with pytest.raises(kind, match=message):
         run_chat(*filled, "--output", str(tmp_path / "run"), *length)
+
+
+def test_no_web_server_is_needed():
+    code = "import sys; sys.modules.update(uvicorn=None, starlette=None); import crosscut.finetuning.chat.job"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_conversations_that_are_too_long_may_be_left_out(model, tmp_path, forked_ranks):

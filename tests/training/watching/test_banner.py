@@ -8,6 +8,7 @@ from rich.console import Console
 from crosscut.data import TokenFolder
 from crosscut.planner import find_hardware
 from crosscut.planner.time import step_time
+from crosscut.training.batches import samples_of
 from crosscut.training.precision import resolve_on
 from crosscut.training.watching import banner
 from crosscut.training.watching.banner import COUNTS, expected_seconds, gain_of_one_rank, print_banner, short
@@ -21,13 +22,13 @@ SLOW, FAST = (
 
 def expected(run, *, throughput=SLOW, device=CPU, done=0):
     tokens = TokenFolder.open(Path(run.tokens_folder))
-    return expected_seconds(resolve_on(run, CPU), tokens, throughput, device, done=done)
+    return expected_seconds(resolve_on(run, CPU), samples_of(run, tokens), throughput, device, done=done)
 
 
 def printed(run, *, done=0) -> str:
     console = Console(file=io.StringIO(), width=120)
     tokens = TokenFolder.open(Path(run.tokens_folder))
-    print_banner(resolve_on(run, CPU), tokens, SLOW, CPU, console, done=done)
+    print_banner(resolve_on(run, CPU), samples_of(run, tokens), SLOW, CPU, console, done=done)
     return console.file.getvalue()
 
 
