@@ -213,7 +213,11 @@ def _apply(table: Table, name: str, text: str, mistakes: Mistakes) -> None:
 
 
 def _expand_preset(table: Table, mistakes: Mistakes) -> str:
-    """Replace `model.preset` by the settings of the model. Returns the name of the preset, or an empty text."""
+    """Replace `model.preset` by the settings of the model. Returns the name of the preset, or an empty text.
+
+    A misspelt name is noted, and stands for the nearest preset, so that the other settings are checked. If no preset is
+    near, mistakes are not noted if they name a setting that every preset gives and the user does not.
+    """
     model = table.get("model")
     if not isinstance(model, dict) or "preset" not in model:
         return ""
@@ -223,7 +227,11 @@ def _expand_preset(table: Table, mistakes: Mistakes) -> str:
         return name
     close = [preset for preset in (nearest(shown(name), PRESETS),) if preset]
     mistakes.note(ConfigError(f"`model.preset` must name a preset, but is {shown(name)}.{advice(close, PRESETS)}"))
-    mistakes.doubt(["model"])
+    if close:
+        table["model"] = {**PRESETS[close[0]], **model}
+        return close[0]
+    given_by_all = set.intersection(*map(set, PRESETS.values()))
+    mistakes.doubt(f"model.{key}" for key in given_by_all if key not in model)
     return ""
 
 

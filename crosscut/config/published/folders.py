@@ -131,8 +131,8 @@ def reason_against_export(model: ModelConfig) -> str:
     family, differences = _nearest(model)
     if not differences:
         return ""
-    must = " and ".join(f"`model.{name}` must be {wanted!r}" for name, wanted in differences.items())
-    values = {name: repr(getattr(model, name)) for name in differences}
+    must = " and ".join(f"`model.{name}` must be {shown(wanted)}" for name, wanted in differences.items())
+    values = {name: shown(getattr(model, name)) for name in differences}
     told = " and ".join(f"`model.{name}` is {value}" for name, value in values.items())
     if len(values) == 1:
         told = f"is {next(iter(values.values()))}"

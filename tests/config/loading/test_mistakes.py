@@ -55,6 +55,24 @@ training.seed=5.
     )
 
 
+def test_a_misspelt_preset_hides_no_other_mistake(message) -> None:
+    """The nearest preset stands for it. If there is none, settings that the preset would give are not refused."""
+    others = "dropuot = 0.1\nnorm = 3\n[layout]\ntensor = 5\n[training]\nsteps = -1\n"
+    told = message(f'[model]\npreset = "gpt2-smal"\n{others}')
+    assert told.startswith(
+        "5 settings are wrong:\n  run.toml:2: `model.preset` must name a preset, but is 'gpt2-smal'."
+    )
+    for name in (
+        "`model.dropuot` must be a key",
+        "`model.norm` must be",
+        "`layout.tensor` must divide `model.num_heads`",
+    ):
+        assert name in told
+    told = message(f'[model]\npreset = "zzz"\n{others}')
+    assert told.startswith("4 settings are wrong:\n  run.toml:2: `model.preset` must name a preset, but is 'zzz'.")
+    assert "`model.num_heads`" not in told
+
+
 def test_a_single_mistake_has_its_line_and_its_class(message, tmp_path: Path) -> None:
     text = f"{MODEL}[layout]\n\ntensor = 4\n"
     told = message(text)

@@ -403,7 +403,7 @@ def test_gpt_bigcode_is_read_with_multiple_queries_only(read):
     ("change", "name", "family", "wanted"),
     [
         ({"mlp": "gelu"}, "mlp", "llama", "'swiglu'"),
-        ({"biases": "qkv", "qk_norm": True}, "qk_norm", "qwen2", "False"),
+        ({"biases": "qkv", "qk_norm": True}, "qk_norm", "qwen2", "false"),
         ({"norm": "layer"}, "norm", "llama", "'rms'"),
     ],
 )
@@ -422,12 +422,12 @@ def test_what_keeps_a_model_from_all_families_can_be_asked_before():
     assert reason_against_export(ModelConfig(**OURS)) == ""
     bare = ModelConfig(**OURS, norm_affine=False, embedding_norm=True)
     assert reason_against_export(bare) == (
-        "`model.norm_affine` must be True and `model.embedding_norm` must be False in a Hugging Face model of the "
-        "closest family, 'llama', but `model.norm_affine` is False and `model.embedding_norm` is True"
+        "`model.norm_affine` must be true and `model.embedding_norm` must be false in a Hugging Face model of the "
+        "closest family, 'llama', but `model.norm_affine` is false and `model.embedding_norm` is true"
     )
     assert reason_against_export(ModelConfig(**OURS, logit_softcap=15.0, qk_norm_kind="layer", qk_norm=True)) == (
-        "`model.qk_norm` must be False and `model.logit_softcap` must be 0.0 in a Hugging Face model of the closest "
-        "family, 'llama', but `model.qk_norm` is True and `model.logit_softcap` is 15.0"
+        "`model.qk_norm` must be false and `model.logit_softcap` must be 0.0 in a Hugging Face model of the closest "
+        "family, 'llama', but `model.qk_norm` is true and `model.logit_softcap` is 15.0"
     )
 
 
