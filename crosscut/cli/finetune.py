@@ -143,7 +143,10 @@ class TaskOptions:
 
     def check(self, task: str) -> None:
         """Raise `ConfigError` unless a new run has a model and examples, and the numbers are in their ranges."""
-        if not self.resume and not self.model:
+        if self.resume:
+            self._check_resumed()
+            return
+        if not self.model:
             raise ConfigError(
                 f"`finetune {task}` must be given `--model`, but none is given. Name a Hugging Face folder or a run, "
                 "or pass --resume."
@@ -152,11 +155,25 @@ class TaskOptions:
             raise ConfigError(f"`--seeds` must be at least 1, but is {self.seeds}. Try 5.")
         if self.ensemble and self.seeds < 2:
             raise ConfigError(f"`--seeds` must be at least 2 with `--ensemble`, but is {self.seeds}. Try 5.")
-        if task == "table" and not self.resume and not (self.text and self.label):
+        if task == "table" and not (self.text and self.label):
             missing = "text" if not self.text else "label"
             raise ConfigError(
                 f"`finetune table` must be given the columns of the texts and the labels, but `--{missing}` is not "
                 f"given. Pass --{missing} COLUMN."
+            )
+
+    def _check_resumed(self) -> None:
+        """Raise `ConfigError` for options that a resumed run already has, in its folder."""
+        given = {
+            "--seeds": self.seeds != 1,
+            "SETTINGS.toml": has_file(self.arguments),
+            **{f"--{name}": bool(getattr(self, name)) for name in ("model", "data", "train", "dev", "test", "labels")},
+            **{f"--{name}": getattr(self, name) is not None for name in ("epochs", "warmup")},
+        }
+        if named := next((name for name, is_given in given.items() if is_given), ""):
+            raise ConfigError(
+                f"`{named}` must not be given with `--resume`, because the run's folder decides it, but is given. "
+                "Remove it. Settings such as layout.tensor=2 may change."
             )
 
 

@@ -18,7 +18,7 @@ import torch
 
 from crosscut.checkpoint import Folder, checkpoint_folder, latest_good_checkpoint, list_checkpoints, load_model
 from crosscut.checkpoint.format.manifest import current_versions
-from crosscut.config import DataError, ModelConfig, ResolvedRun, RunConfig, write_toml, write_whole
+from crosscut.config import ConfigError, DataError, ModelConfig, ResolvedRun, RunConfig, write_toml, write_whole
 from crosscut.config.conventions import CONFIG_FILE, TOKENS_FOLDER
 from crosscut.config.published.folders import TOKENIZER_FILE
 from crosscut.config.system.folder_lock import FolderLock
@@ -28,7 +28,7 @@ from crosscut.finetuning.downstream.evaluations import DevScores, outputs_shown,
 from crosscut.finetuning.downstream.folder import RESULT_FILE, TASK_FILE, Kept, keep_best, result_of, save_outputs
 from crosscut.finetuning.downstream.predictions import scores_of
 from crosscut.finetuning.downstream.report import print_results, write_report
-from crosscut.finetuning.downstream.settings import TaskOrder, dropout_of, settings_of
+from crosscut.finetuning.downstream.settings import TaskOrder, settings_of
 from crosscut.finetuning.downstream.task import DEV, PARTS, TRAIN, Example, Task, files_of
 from crosscut.finetuning.encoding import Rows, Special, TextEncoder
 from crosscut.finetuning.runs import require_new_folder, run_stopped
@@ -105,14 +105,13 @@ def _asked(order: TaskOrder, source: ModelSource | None) -> RunConfig:
     """Settings of the runs before the files are read. The layout and the device are final."""
     if source is None:
         return Kept.load(Path(order.output), order.overrides).run
-    return settings_of(order, _model_for(order, order.task, source))
+    return settings_of(order, _model_for(order.task, source))
 
 
-def _model_for(order: TaskOrder, task: Task, source: ModelSource) -> ModelConfig:
-    """The model with the head of a task, and with the dropout of its published config."""
+def _model_for(task: Task, source: ModelSource) -> ModelConfig:
+    """The model with the head of a task. Labels that are not known yet count as two classes."""
     classes = max(2, task.num_classes) if task.head == "classes" else 0
-    model = source.model.with_head(task.head, num_classes=classes)
-    return dataclasses.replace(model, dropout=dropout_of(order.model, model))
+    return source.model.with_head(task.head, num_classes=classes)
 
 
 def _prepare(
@@ -125,7 +124,7 @@ def _prepare(
     lock = FolderLock(folder)
     until_the_end.enter_context(lock.held(_note))
     require_own_names(folder)
-    kept = Kept.load(folder, order.overrides) if source is None else _new(order, resolved.config, source)
+    kept = _resumed(order) if source is None else _new(order, resolved.config, source)
     kept = dataclasses.replace(kept, run=resolved.with_config(kept.run).config)
     identity = _identity(kept)
     jobs = []
@@ -138,10 +137,22 @@ def _prepare(
     for job in jobs:
         if job.checkpoint is None and source is not None:
             _fill_folder(job.run.config, source, kept.task.labels)
+    kept.save()  # last: the file says that the folder is complete
     _print_banner(kept, len(jobs))
     if not jobs:
         return Done(None)
     return _Prepared(kept, tuple(jobs), identity, source, lock)
+
+
+def _resumed(order: TaskOrder) -> Kept:
+    """Description of a resumed run. An ensemble may be asked for when the run is resumed."""
+    kept = Kept.load(Path(order.output), order.overrides)
+    if order.ensemble and kept.num_seeds < 2:
+        raise ConfigError(
+            f"`--seeds` must be at least 2 with `--ensemble`, but the run in `{order.output}` has {kept.num_seeds}. "
+            "Start a run with more seeds."
+        )
+    return dataclasses.replace(kept, ensemble=kept.ensemble or order.ensemble)
 
 
 def _job(run: ResolvedRun, identity: Mapping[str, Any]) -> _Job:
@@ -165,7 +176,7 @@ def _new(order: TaskOrder, asked: RunConfig, source: ModelSource) -> Kept:
     files = files_of(order.task.name, order.data, order.files)
     special = Special(source.begin_of_text, source.end_of_text)
     task, examples = _read(dataclasses.replace(order.task, special=special, is_causal=source.model.is_causal), files)
-    model = _model_for(order, task, source)
+    model = _model_for(task, source)
     encoder = TextEncoder(source.tokenizer, model, special, length=asked.training.sequence_length)
     rows = {part: _encode(task, encoder, part, examples[part], files[part]) for part in examples}
     run = settings_of(order, model, rows[TRAIN].steps_per_epoch(asked.training.batch_size))
@@ -181,7 +192,6 @@ def _new(order: TaskOrder, asked: RunConfig, source: ModelSource) -> Kept:
     kept.folder.mkdir(parents=True, exist_ok=True)
     for part in rows:
         kept.save_part(part, rows[part], examples[part], is_predicted=part != TRAIN)
-    kept.save()  # last: the file says that the folder is complete
     return kept
 
 

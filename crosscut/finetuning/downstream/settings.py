@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from crosscut.config import ConfigError, ModelConfig, RunConfig, load_run
-from crosscut.config.published.families import FAMILIES
-from crosscut.config.published.folders import MODEL_FILE, is_published
-from crosscut.config.system.files import parse_toml, read_json, read_small
+from crosscut.config.system.files import parse_toml, read_small
 from crosscut.finetuning.downstream.task import RACE, SQUAD, Task
 
 EPOCHS, WARMUP = 3.0, 0.06
@@ -73,16 +71,6 @@ def settings_of(order: TaskOrder, model: ModelConfig, steps_per_epoch: int = 0) 
         run = load_run(table, order.overrides)
         _require_best_checkpoint(run)
     return run
-
-
-def dropout_of(place: str, model: ModelConfig) -> float:
-    """Dropout of the model at a place: the one in the `config.json` of a Hugging Face folder, or else the model's."""
-    if not is_published(Path(place)):
-        return model.dropout
-    table = read_json(Path(place) / MODEL_FILE)
-    family = FAMILIES.get(str(table.get("model_type")))
-    found = [table[key] for key in (family.dropouts if family else ()) if type(table.get(key)) in (int, float)]
-    return max(map(float, found), default=0.0)
 
 
 def _given(order: TaskOrder) -> dict[str, float]:

@@ -55,6 +55,8 @@ ASKED = ("{tables}", "--model", "{bert}")
             r"`checkpoint.every` must divide `training.validate_every` \(4\)",
         ),
         (("--resume",), ConfigError, "must be the folder of a run of `crosscut finetune TASK`, but has no `task.json`"),
+        (("--resume", "--seeds", "3"), ConfigError, "`--seeds` must not be given with `--resume`"),
+        (("--resume", "--model", "x"), ConfigError, "`--model` must not be given with `--resume`"),
         ((*ASKED, "--output", "{folder}/held"), ConfigError, "`--output` must name a new folder, but `.*` already"),
         (("{folder}/bad.toml", *ASKED), ConfigError, r"`\[finetuning\]` in `.*` must have the keys `epochs` and"),
         (("{folder}/none.toml", *ASKED), ConfigError, "`.*none.toml` must be a readable TOML file, but is not"),
