@@ -19,7 +19,7 @@ from crosscut.config import ConfigError, GenerationError
 from crosscut.evaluation.embeddings.vectors import embeddings
 from crosscut.model import GPT
 
-_PASSES = 4
+_PASSES = 2
 """Number of passes whose texts are sorted by length together. A text that arrives meanwhile waits for these passes."""
 
 

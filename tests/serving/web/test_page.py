@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.serving.conftest import NAME, Server, start
+from tests.serving.conftest import ENCODER, NAME, Server, start
 
 DESK, PHONE = {"width": 1200, "height": 800}, {"width": 390, "height": 844}
 
@@ -52,6 +52,16 @@ def test_a_text_appears_with_its_probabilities(page):
     surprises = tokens.evaluate_all("spans => spans.map(span => Number(span.style.getPropertyValue('--surprise')))")
     assert all(0 <= one <= 1 for one in surprises)
     assert len(set(surprises)) > 1
+
+
+def test_an_encoder_is_told_and_writes_nothing(browser, encoder: Server):
+    page = browser.new_page()
+    page.goto(encoder.url)
+    page.locator("#model", has_text=ENCODER).wait_for()
+    assert page.locator("#hint").inner_text().startswith("This model is an encoder. It writes no text: ")
+    assert page.locator("#prompt").is_disabled()
+    assert page.locator("#run").is_disabled()
+    page.close()
 
 
 def test_a_token_tells_what_else_was_likely(page):
