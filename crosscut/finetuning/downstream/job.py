@@ -145,8 +145,16 @@ def _prepare(
 
 
 def _resumed(order: TaskOrder) -> Kept:
-    """Description of a resumed run. An ensemble may be asked for when the run is resumed."""
-    kept = Kept.load(Path(order.output), order.overrides)
+    """Description of a resumed run. An ensemble may be asked for when the run is resumed. Raises `ConfigError` for
+    settings that would make other runs: the seed, and what decides the batches.
+    """
+    before, kept = Kept.load(Path(order.output)), Kept.load(Path(order.output), order.overrides)
+    theirs, ours = identity_of_settings(before.run), identity_of_settings(kept.run)
+    if changed := next((name for name in theirs if theirs[name] != ours[name]), ""):
+        raise ConfigError(
+            f"`{changed}` must be {theirs[changed]!r} as in `{order.output}`, but is {ours[changed]!r}. Remove it, or "
+            "start a new run in another folder."
+        )
     if order.ensemble and kept.num_seeds < 2:
         raise ConfigError(
             f"`--seeds` must be at least 2 with `--ensemble`, but the run in `{order.output}` has {kept.num_seeds}. "

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from crosscut.checkpoint import list_checkpoints
+from crosscut.config import ConfigError
 from crosscut.finetuning.downstream.folder import Kept, load_outputs
 from crosscut.finetuning.downstream.predictions import predict, probabilities_of, scores_of
 from crosscut.pretrained import find_model
@@ -85,6 +86,9 @@ def test_runs_are_resumed_on_another_layout_without_their_files(bert, tables, tm
     (second / "summary.json").unlink()
     shutil.rmtree(second / "checkpoints" / "step-00000006")
     (tmp_path / "killed" / "report.md").unlink()
+    for setting in ("training.seed=5", "training.batch_size=4"):
+        with pytest.raises(ConfigError, match=f"`{setting.partition('=')[0]}` must be .* as in .*killed`, but is"):
+            finetune("table", "--resume", "--output", tmp_path / "killed", setting)
     finetune("table", "--resume", "--output", tmp_path / "killed", "--ensemble", "layout.tensor=2")
     for seed in (1234, 1235):
         whole, killed = (tmp_path / name / f"seed-{seed}" for name in ("whole", "killed"))
