@@ -38,10 +38,10 @@ def flat(lowered: Lowered) -> Iterator[Step]:
 def run_again(layer: Layer, target: Target, *, everything: bool) -> tuple[Step, ...]:
     """Steps of a layer that full recomputation repeats in the backward pass.
 
-    With `everything`, the layer repeats all steps, as compiled layers do. Otherwise, the layer repeats only the steps
-    that some saved value depends on, as uncompiled layers do. If the norms come before the sublayers, no saved value
-    depends on the last matrix product, on its sum over the tensor ranks, or on the last residual sum. If the norms come
-    after the residual sums, the last norm saves its input, so all steps run again.
+    If `everything` is true, the layer repeats all steps, as a compiled layer does. If it is false, the layer repeats
+    only the steps that a saved value depends on, as an uncompiled layer does. If the norms come before the sublayers,
+    no saved value depends on the last matrix product, on its sum over the tensor ranks, or on the last residual sum. If
+    the norms come after the residual sums, the last norm saves its input, so all steps run again.
     """
     steps = tuple(flat(lower(layer, target)))
     if everything:

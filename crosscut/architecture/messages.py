@@ -51,14 +51,16 @@ def backward_messages(steps: Sequence[Step]) -> Iterator[Sent]:
 
 
 def repeated_messages(layer: Layer, target: Target, *, everything: bool) -> Iterator[Sent]:
-    """Messages that full recomputation sends again. With `everything`, all steps run again, as in compiled layers."""
+    """Messages that full recomputation sends again. If `everything` is true, all steps run again, as in a compiled
+    layer.
+    """
     steps = run_again(layer, target, everything=everything)
     return (Sent(Phase.BACKWARD, step.name, message, again=True) for step in steps for message in step.forward)
 
 
 @lru_cache(maxsize=16384)
 def products_at(layer: Layer, target: Target) -> dict[str, tuple[Product, ...]]:
-    """Forward products on one rank that overlap with a layer's messages. The key is the name of the step that sends the
+    """Forward products on one rank that overlap with the messages of a layer, by the name of the step that sends the
     messages.
 
     Two kinds of steps send messages, the paper's f and g. f starts a parallel region, and the messages of f overlap

@@ -12,15 +12,17 @@ NEWTON_SCHULZ_STEPS = 5
 
 
 def takes_muon(parameter: Parameter) -> bool:
-    """Whether `optimizer.matrices` chooses the optimizer of this parameter: true for the matrices inside the layers."""
+    """Whether `optimizer.matrices` selects the optimizer for this parameter. This is true for the matrices in the
+    layers.
+    """
     return parameter.role.group is ParameterGroup.MATRIX and not parameter.is_frozen
 
 
 def newton_schulz_products(parameter: Parameter) -> tuple[Product, ...]:
-    """Products that orthogonalize the update of a parameter, for each matrix that the parameter stores.
+    """Matrix products that orthogonalize the update of a parameter. A parameter may store several matrices.
 
-    Let X [s, l] be a matrix whose smaller dimension is s. A step computes X X^T, then the square of this product, then
-    a product of [s, s] and X.
+    For a matrix X [s, l] with s <= l, a step computes X X^T, the square of X X^T, and the product of an [s, s] matrix
+    and X.
     """
     rows, columns = parameter.shape[0] // parameter.num_matrices, parameter.shape[1]
     s, length = min(rows, columns), max(rows, columns)

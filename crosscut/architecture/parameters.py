@@ -81,16 +81,16 @@ class Parameter:
     heads: int = 0
     """Number of heads of a parameter with `Cut.HEADS`, which never divides a head; 0 for other parameters."""
     num_matrices: int = 1
-    """Number of matrices that the parameter stores. If there are several, their rows alternate head by head: a head's
-    rows of the first matrix, the head's rows of the second matrix, then the next head."""
+    """Number of matrices that the parameter stores. The rows of several matrices alternate by head: first the rows of
+    head 0 of each matrix, then the rows of head 1 of each matrix."""
     inside: bool = False
     """Whether every rank holds the whole parameter but uses it inside a parallel region."""
     on_whole: bool = False
-    """Whether the parameter is used on whole sequences on every rank, even if the layout splits the sequence."""
+    """Whether every rank applies the parameter to whole sequences, even if the layout splits the sequence."""
     num_inputs: int = 0
     """Fan-in of an embedding, for `InitialSpread.FAN_IN`; 0 for other parameters, whose fan-in is dimension 1."""
     is_frozen: bool = False
-    """Whether training leaves the parameter as it is. A frozen parameter has no gradient and no optimizer state."""
+    """Whether training does not change the parameter. A frozen parameter has no gradient and no optimizer state."""
 
     def initial_spread(self, num_layers: int, spread: InitialSpread = InitialSpread.PAPER) -> float:
         """Standard deviation of the normal distribution from which a new parameter is drawn.
@@ -159,7 +159,7 @@ class LocalParameter:
     is_frozen: bool = False
     """Whether training leaves the parameter as it is."""
     on_whole: bool = False
-    """Whether the parameter is used on whole sequences on every rank."""
+    """Whether every rank applies the parameter to whole sequences."""
 
     @property
     def size(self) -> int:
@@ -169,9 +169,9 @@ class LocalParameter:
     def has_partial_gradient(self, tensor: int, *, split: bool) -> bool:
         """Whether each tensor rank computes only a part of the gradient, so that the ranks must sum the parts.
 
-        True for a parameter that every tensor rank holds whole, if a parallel region uses the parameter. With `split`,
-        the tensor ranks split the sequence, and the result is true for every whole parameter that is used on a part of
-        the sequence. A frozen parameter has no gradient.
+        The result is true for a parameter that every tensor rank holds whole and that a parallel region uses. If the
+        tensor ranks split the sequence (`split`), the result is also true for every whole parameter that a rank applies
+        only to its part of the sequence. The result is false for a frozen parameter, which has no gradient.
         """
         is_partial = self.is_inside or (split and not self.on_whole)
         return self.is_whole and tensor > 1 and is_partial and not self.is_frozen
@@ -185,10 +185,10 @@ class Adapter:
     """
 
     down: Parameter
-    """Matrix D, as [r, inputs]. A weight that stores several matrices has an adapter for each of them: the rows are
-    those of the first adapter, then those of the second adapter."""
+    """Matrix D, stored as [r, inputs]. If the weight stores several matrices, each matrix has its own adapter, and the
+    rows of the first adapter come before the rows of the second adapter."""
     up: Parameter
-    """Matrix U, as [outputs, r]. The rows are in the order of the weight's rows."""
+    """Matrix U, stored as [outputs, r]. The rows are in the order of the weight's rows."""
     scale: float
 
     @property

@@ -17,13 +17,13 @@ from crosscut.config.training import Recompute
 
 @lru_cache(maxsize=4096)
 def layer_parameters(layer: Layer, tensor: int) -> tuple[LocalParameter, ...]:
-    """Parameters of a layer, as one of `tensor` tensor ranks holds them."""
+    """Parameters of a layer on one tensor rank. `tensor` is the number of tensor ranks."""
     return tuple(parameter.on(tensor) for parameter in layer.parameters())
 
 
 @lru_cache(maxsize=4096)
 def root_parameters(model: Decoder, tensor: int) -> tuple[LocalParameter, ...]:
-    """Parameters outside of the layers, as one of `tensor` tensor ranks holds them."""
+    """Parameters outside of the layers on one tensor rank. `tensor` is the number of tensor ranks."""
     return tuple(parameter.on(tensor) for parameter in model.root_parameters())
 
 
@@ -62,7 +62,7 @@ class Kept:
 
     @property
     def inside(self) -> int:
-        """Bytes saved inside the parallel regions, without the bytes that only the attention kernel needs."""
+        """Bytes saved inside the parallel regions, excluding the bytes that only the attention kernel needs."""
         return self.mixer + self.feed_forward
 
     def __add__(self, other: "Kept") -> "Kept":
@@ -109,7 +109,7 @@ def _kept(steps: Iterable[Step], target: Target, mode: str, *, inside: str, seen
 
 
 def _purpose(value: Value, inside: str) -> str:
-    """Field of `Kept` that a value counts for. `inside` is the field of values inside the parallel region."""
+    """Field of `Kept` to which a value is added. `inside` is the field for values inside the parallel region."""
     if value.kind is Kind.MASK:
         return "masks"
     if value.kind in (Kind.DEVIATION, Kind.ROOT):
@@ -132,7 +132,7 @@ def cheap_inside(layer: Layer, target: Target) -> int:
 
 
 def temporary(steps: Iterable[Step], target: Target, inside: int) -> int:
-    """Bytes of temporary tensors in the backward pass of a sublayer: the maximum over its steps.
+    """Bytes of temporary tensors in the backward pass of a sublayer: the maximum over the steps of the sublayer.
 
     `inside` is the number of bytes that the sublayer saves inside its parallel region.
     """
@@ -146,9 +146,9 @@ def weights_read(layer: Layer, tensor: int) -> int:
 
 
 def last_matrix(layer: Layer, tensor: int) -> int:
-    """Number of elements of the gradient of a layer's last matrix on one rank; 0 if the matrix is frozen.
+    """Number of elements in the gradient of a layer's last matrix on one rank. 0 if the matrix is frozen.
 
-    The backward pass computes this gradient first.
+    The backward pass of the layer starts with this gradient.
     """
     *_, last = (step for steps in layer.sublayers for step in steps if isinstance(step, Multiply))
     return 0 if last.matrix.weight.is_frozen else last.matrix.weight.on(tensor).size
@@ -165,8 +165,8 @@ def passes(steps: Iterable[Step], target: Target) -> Passes:
 
 
 def inner_products(layer: Layer, target: Target) -> tuple[Product, ...]:
-    """Matrix products of a layer's forward pass on one rank in which both factors are activations: attention's queries
-    times keys (the scores), and its probabilities times values.
+    """Matrix products of two activations in a layer's forward pass on one rank. In attention, these are queries times
+    keys (the scores), and probabilities times values.
     """
     return tuple(product for step in flat(lower(layer, target)) for product in step.inner_products(target))
 
@@ -182,9 +182,10 @@ def gradient_flops(layer: Layer, target: Target) -> int:
 
 
 def repeated_flops(layer: Layer, target: Target, *, everything: bool) -> int:
-    """FLOPs of the products with weights that full recomputation repeats in one layer, on one rank in one micro-batch.
+    """FLOPs that one layer's products with weights take a second time under full recomputation, on one rank in one
+    micro-batch.
 
-    With `everything`, all products run again, as in compiled layers.
+    If `everything` is true, all products run again, as in a compiled layer.
     """
     return _flops(run_again(layer, target, everything=everything), target)
 

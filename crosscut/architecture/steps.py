@@ -38,8 +38,8 @@ class Value:
     rows: Rows = Rows.TOKENS
     cut: bool = False
     heads: int = 0
-    """Number of heads, if ranks may divide the value only between heads. Each rank then holds at least one whole head.
-    0 if ranks may divide the value anywhere."""
+    """Number of heads of a value that ranks may divide only between heads. Each rank then holds at least one whole
+    head. 0 for a value that ranks may divide at any column."""
     is_cheap: bool = False
     """Whether `training.recompute = "operators"` recomputes the value instead of saving it for the backward pass."""
     kind: Kind = Kind.COMPUTE
@@ -128,17 +128,17 @@ class Product(NamedTuple):
 
     @property
     def of_input(self) -> "Product":
-        """Product that gives the gradient of the first factor."""
+        """Product that computes the gradient of the first factor."""
         return Product(self.m, self.n, self.k, self.batch)
 
     @property
     def of_weight(self) -> "Product":
-        """Product that gives the gradient of the second factor."""
+        """Product that computes the gradient of the second factor."""
         return Product(self.k, self.m, self.n, self.batch)
 
 
 def weight_gradients(products: Iterable[Product]) -> Iterator[Product]:
-    """Products that give the gradients of the second factors, without those of frozen weights."""
+    """Products that compute the gradients of the second factors. Frozen weights have no gradient."""
     return (product.of_weight for product in products if not product.is_frozen)
 
 
@@ -168,7 +168,7 @@ class Step:
         return Passes()
 
     def is_fused(self, target: Target) -> bool:
-        """Whether one kernel computes all `inner_products` of the step without storing intermediate results."""
+        """Whether a single kernel computes all `inner_products` of the step, without storing intermediate results."""
         del target
         return False
 
@@ -233,7 +233,8 @@ class Leave(Step):
     overlaps: bool = True
     """Whether the messages overlap with products. False for messages of the embedding and of the output projection."""
     is_frozen: bool = False
-    """Whether no parameter before the step trains, so that the backward pass ends here. True for a frozen embedding."""
+    """Whether no parameter before this step is trained, so that the backward pass ends at this step. True for a frozen
+    embedding."""
 
     def on(self, target: Target) -> Step:
         """Return the step with its messages."""
@@ -286,7 +287,8 @@ class Multiply(Step):
     def passes(self, target: Target) -> Passes:
         """Bytes that the sum of the two products reads and writes; 0 without an adapter.
 
-        Before g (row-parallel), the second product is added to the first one without a pass of its own.
+        In a row-parallel layer, the second product is added to the first product before g without reading or writing
+        more bytes.
         """
         is_added = self.matrix.adapter is not None and self.gives[0].cut
         return Passes(forward=3 * self.gives[0].bytes(target) if is_added else 0)
@@ -298,7 +300,9 @@ class Pointwise(Step):
 
 
 def enter(x: Value, name: str, *, overlaps: bool = True) -> tuple[Value, Step]:
-    """Enter a parallel region with the paper's f (`Enter`). Return the value inside the region, and the step."""
+    """Describe the entry into a parallel region, the paper's f. Return the value inside the region, and the step
+    `Enter`.
+    """
     entered = replace(x, name=f"{x.name}, entered", rows=Rows.TOKENS)
     return entered, Enter(reads=(x,), gives=(entered,), name=name, overlaps=overlaps)
 
@@ -306,8 +310,8 @@ def enter(x: Value, name: str, *, overlaps: bool = True) -> tuple[Value, Step]:
 def leave(
     x: Value, name: str, *, bias: Parameter | None = None, overlaps: bool = True, is_frozen: bool = False
 ) -> tuple[Value, Step]:
-    """Leave a parallel region with the paper's g (`Leave`) and add the bias. Return the value on the residual stream,
-    and the step. With `is_frozen`, no parameter before the step trains.
+    """Describe the exit from a parallel region, the paper's g, and the sum with the bias. Return the value on the
+    residual stream, and the step `Leave`. `is_frozen` says that no parameter before this step is trained.
     """
     left = replace(x, name=f"{x.name}, left", rows=Rows.STREAM)
     parameters = () if bias is None else (bias,)
@@ -319,8 +323,8 @@ def leave(
 def multiply_columns(entered: Value, matrix: Matrix, *, name: str, keeps: Value, heads: int = 0) -> tuple[Value, Step]:
     """Multiply by a column-parallel matrix: X A_i. Return the product, and the step.
 
-    `entered` is X inside the parallel region. The step saves `keeps`, which is X before the region, for the backward
-    pass.
+    `entered` is X inside the parallel region. For the backward pass, the step saves `keeps`, which is X before the
+    region.
     """
     y = Value(name, matrix.out_features, cut=True, heads=heads)
     kept = (keeps, *_low(matrix, name))
@@ -338,5 +342,5 @@ def multiply_rows(x: Value, matrix: Matrix, *, name: str) -> tuple[Value, Step]:
 
 
 def _low(matrix: Matrix, name: str) -> tuple[Value, ...]:
-    """Product X D of an adapter, which the step saves for the backward pass; empty without an adapter."""
+    """Product X D of the adapter, which the step saves for the backward pass. Empty if the matrix has no adapter."""
     return () if matrix.adapter is None else (Value(f"{name}, low rank", matrix.adapter.down.shape[0]),)

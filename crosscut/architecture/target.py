@@ -10,7 +10,7 @@ Device = Literal["cuda", "cpu"]
 
 
 class Kind(Enum):
-    """Data type of a value that is saved for the backward pass."""
+    """Data type of a saved value."""
 
     COMPUTE = "compute type: the data type of matrix products"
     WIDE = "compute type, but at least float32"
@@ -24,7 +24,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Number of tensor ranks, micro-batch, device and data types with which one rank runs a layer."""
+    """Properties of a run that determine the work of one rank in a layer."""
 
     tensor: int = 1
     """Number of tensor ranks."""
@@ -41,7 +41,7 @@ class Target:
     """Data type of activations and products, by its name in torch."""
     compute_bytes: int = 4
     sums_bytes: int = 4
-    """Bytes of an element of parameters, gradients and the loss's sums."""
+    """Bytes of one element of parameters, gradients and the sums of the loss."""
     compiled: bool = False
     """Whether layers are compiled, so that one kernel runs several operators."""
     fuses_attention: bool = True

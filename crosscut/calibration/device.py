@@ -26,7 +26,7 @@ _KERNELS = 200
 _VOCABULARY = 8192
 """Minimum width at which a matrix is treated as the output projection."""
 _ELSEWHERE = 1 << 24
-"""Number of float32 elements in 64 MiB, which is more than a core's share of most caches."""
+"""Number of float32 elements in 64 MiB, which exceeds one core's share of the cache on most CPUs."""
 _HALVES, _PARAMETERS = 8, 6
 """Number of half layers whose parameters the measured optimizer updates, and number of parameters in each."""
 
@@ -46,9 +46,9 @@ class Rates(NamedTuple):
     """Rate of GeLU's arithmetic in 10^9 elements per second, without the time to read and write the elements. 0 if the
     arithmetic takes no additional time."""
     host: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """Seconds of work on the host, not counting the computation itself: for one layer's operators in the forward pass,
-    for one layer's operators in the backward pass, and for one parameter tensor in the optimizer. 0 on a GPU, because
-    the host runs ahead of the GPU.
+    """Seconds of work on the host, excluding the computation itself. There are three figures: one layer's operators in
+    the forward pass, one layer's operators in the backward pass, and one parameter tensor in the optimizer. All are 0
+    on a GPU, because the host runs ahead of the GPU.
     """
 
 
@@ -95,7 +95,7 @@ def measure(device: torch.device, sizes: Sizes) -> Rates:
 
 
 def pieces(device: torch.device, sizes: Sizes) -> list[Times]:
-    """Return the functions of all measurements. Each function runs and times one piece of work on a rank's device.
+    """Return one function per measurement. The function runs and times one piece of work on a rank's device.
 
     `rates_of` expects the seconds of the pieces in the same order.
     """
@@ -112,7 +112,7 @@ def pieces(device: torch.device, sizes: Sizes) -> list[Times]:
 
 
 def rates_of(seconds: list[float], device: torch.device, sizes: Sizes) -> Rates:
-    """Compute the rates of the device from the seconds of each piece of work, in the order of `pieces`."""
+    """Compute the rates of the device from the seconds of each piece of work, in the order that `pieces` returns."""
     rest = iter(seconds)
     measured = {
         str(dtype).removeprefix("torch."): [(m, k, n, 2 * m * k * n / next(rest) / 1e12) for m, k, n in shapes(sizes)]
@@ -195,13 +195,13 @@ def _attention(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Callab
 
 
 def _memory(device: torch.device, sizes: Sizes) -> Callable[[], object]:
-    """A sum that reads two vectors and writes a third, like a residual connection."""
+    """Sum that reads two vectors and writes a third vector, as a residual connection does."""
     a, b, result = (torch.ones(sizes.elements, device=device) for _ in range(3))
     return partial(torch.add, a, b, out=result)
 
 
 def _start(device: torch.device) -> Callable[[], object]:
-    """Small kernels in sequence, started by PyTorch."""
+    """Sequence of small kernels that PyTorch starts."""
     x = torch.zeros(8, device=device)
 
     def many() -> None:
@@ -212,7 +212,7 @@ def _start(device: torch.device) -> Callable[[], object]:
 
 
 class _HalfLayer(nn.Module):
-    """A norm, two matrices, the activation between them, and the residual, with only a few elements each."""
+    """Half of a layer, with few elements: a norm, two matrices with an activation between them, and a residual sum."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -227,8 +227,9 @@ class _HalfLayer(nn.Module):
 
 
 def _on_host(device: torch.device) -> list[Callable[[], object]]:
-    """Host work for operators with almost nothing to compute: half a layer forward; the same half layer forward and
-    backward; and the gradient norm, clipping and AdamW for the parameters of `_HALVES` half layers.
+    """Host work of operators with almost nothing to compute. There are three measurements: the forward pass of half a
+    layer, the forward and backward pass of half a layer, and the gradient norm, clipping and AdamW for the parameters
+    of `_HALVES` half layers.
     """
     layers, x = nn.Sequential(*(_HalfLayer(device) for _ in range(_HALVES))), torch.ones(1, 8, 32, device=device)
     layers(x).sum().backward()

@@ -38,11 +38,9 @@ def calibrate(path: Path) -> str:
 def device_table(
     name: str, rates: Rates, link: Links | None, *, memory: int, ranks: int, known: Hardware | None
 ) -> dict[str, Any]:
-    """Content of the device file for a device with `memory` bytes and `ranks` ranks per node.
-
-    The content consists of the measured figures and, if the planner knows the device, the device's published figures.
-    The argument `known` has the published figures; None if the planner does not know the device. `link` is None if the
-    link was not measured.
+    """Content of the device file for a device with `memory` bytes of memory and `ranks` ranks per node. The content
+    consists of the measured figures and of `known`, the published figures of the device. `known` is None if the planner
+    does not know the device. `link` is None if the link was not measured.
     """
     source = f"measured by crosscut plan --calibrate on {time.strftime('%Y-%m-%d')}, torch {torch.__version__}"
     held = {"gigabytes": memory / 1e9, "gigabytes_per_second": rates.memory, "attained": 1.0}

@@ -65,8 +65,8 @@ def measure_ranks(device: str, sizes: Sizes | None) -> tuple[Rates | None, Links
 
 
 def _seconds(sizes: Sizes | None, device: torch.device) -> tuple[list[float], list[float]]:
-    """Return the seconds of each piece of work on the slower rank, and of each message on the later rank, which is the
-    last to be ready to send.
+    """Return the seconds of each piece of work on the slower rank, and the seconds of each message on the rank that
+    starts to send last.
     """
     mesh = make_mesh(Layout(tensor=RANKS), device)
     work = pieces(device, sizes) if sizes else []

@@ -47,8 +47,8 @@ def find_damage(folder: Folder, *, progress: bool = False) -> list[str]:
 
 
 def require_undamaged(folder: Folder, *, progress: bool = False) -> Manifest:
-    """Check all files of a checkpoint and return the manifest. Raises `DamagedCheckpointError` for a damaged one,
-    with all damage in the message, and `CheckpointError` for a folder that is not a checkpoint.
+    """Check all files of a checkpoint and return the manifest. Raises `DamagedCheckpointError` for a damaged
+    checkpoint, with all damage in the message, and `CheckpointError` for a folder that is not a checkpoint.
     """
     manifest = read_manifest(folder)
     if damage := find_damage(folder, progress=progress):

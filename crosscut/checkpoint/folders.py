@@ -110,9 +110,9 @@ def require_identity(
     """Read the progress of a checkpoint, and check that a run with the settings `identity` may resume from this
     checkpoint.
 
-    `defaults` gives the values of settings that a checkpoint of an older version of Crosscut lacks. A setting that is
-    neither in the checkpoint nor in `defaults` is not compared. Raises `CheckpointError` for the first setting that
-    differs.
+    `defaults` gives the values of settings that are missing in checkpoints of older versions of Crosscut. A setting
+    that is neither in the checkpoint nor in `defaults` is not compared. Raises `CheckpointError` for the first setting
+    that differs.
     """
     folder = folder_at(checkpoint)
     progress = read_manifest(folder).progress
@@ -128,7 +128,7 @@ def require_identity(
 
 
 def _as_json(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """An identity as a manifest holds it: JSON turns tuples into lists."""
+    """Convert an identity to the form in which a manifest holds it: JSON turns tuples into lists."""
     values: dict[str, Any] = json.loads(json.dumps(dict(identity)))
     return values
 
@@ -157,8 +157,8 @@ def drop_old(root: Folder, *, newest: int, keep: int, keep_every: int, spared: i
 
     Damaged checkpoints that were skipped do not count toward `keep`. These checkpoints are removed together with good
     checkpoints of the same age. Checkpoints that killed runs left half-written or half-removed are also removed, so no
-    checkpoint may be in progress under `root`. Checkpoints after step `newest` are kept. Such checkpoints exist if a
-    run was resumed from an earlier step; the resumed run replaces them when it reaches their steps.
+    checkpoint may be in progress under `root`. Checkpoints after step `newest` are kept. If a run was resumed from an
+    earlier step, there are later checkpoints, and the resumed run replaces each of them when it reaches the same step.
     """
     past = [c for c in list_checkpoints(root) if (step_of(c.name) or 0) <= newest]
     counted = [c for c in past if PASSED_OVER_FILE not in c.files()]

@@ -1,7 +1,7 @@
 """Reader that loads only the regions of the tensors that a layout needs.
 
-PyTorch plans which region of which stored part a rank needs. The reader copies these regions in blocks of a few
-megabytes, so a rank never holds more than its own share, even if the checkpoint was written on a coarser layout.
+PyTorch decides which regions of the stored parts a rank needs. The reader copies these regions in blocks of a few
+megabytes, so a rank never holds more than its own part of the model, even if the checkpoint was written on fewer ranks.
 """
 
 import dataclasses
@@ -34,9 +34,7 @@ _BLOCK_BYTES = 1 << 22
 
 
 def read_index(folder: Folder) -> Index:
-    """Read the index of a checkpoint of any format. Raises `CheckpointError` if there is none, or if it is not
-    valid.
-    """
+    """Read the index of a checkpoint of any format. Raises `CheckpointError` if the index is missing or invalid."""
     present = folder.files()
     if INDEX_FILE in present:
         return parse_index(folder.read(INDEX_FILE, most_bytes=MOST_INDEX_BYTES), f"{folder}/{INDEX_FILE}")
@@ -46,7 +44,7 @@ def read_index(folder: Folder) -> Index:
 
 
 class CheckpointReader(dcp.StorageReader):
-    """Reader of one checkpoint from any storage."""
+    """Reader of one checkpoint on a file system or an object store."""
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
@@ -102,11 +100,11 @@ class CheckpointReader(dcp.StorageReader):
         return future
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """Do nothing, because a reader reads one checkpoint."""
+        """Do nothing, because a reader reads only one checkpoint."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Raise `NotImplementedError`. The folder is given, so PyTorch never asks."""
+        """Raise `NotImplementedError`. PyTorch does not call this method, because the reader has its folder."""
         raise NotImplementedError
 
 
@@ -187,5 +185,5 @@ class PaddingLoadPlanner(DefaultLoadPlanner):
         if real is None or not isinstance(saved, TensorStorageMetadata) or not saved.size or ours is None:
             return saved
         if saved.size[1:] != ours.shape[1:] or min(saved.size[0], ours.shape[0]) < real:
-            return saved  # a real mismatch, which PyTorch reports
+            return saved  # a wrong shape, which PyTorch reports
         return dataclasses.replace(saved, size=ours.shape)

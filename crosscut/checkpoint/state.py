@@ -32,8 +32,8 @@ from crosscut.config import CheckpointError
 from crosscut.parallel import reshard
 
 More = Mapping[str, Mapping[str, Tensor]]
-"""Additional tensors of a run's state, such as float16's loss scale. Every rank holds ordinary tensors as a whole. The
-mapping gives groups by name, and each group gives tensors by name."""
+"""Additional tensors of a run's state, such as the loss scale of float16: groups by name, and the tensors of each group
+by name. An ordinary tensor (not a `DTensor`) is held whole by every rank."""
 
 
 def state_of(model: nn.Module, optimizer: Optimizer, more: More | None = None) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def load_checkpoint(
     """Load the model and the optimizer from a checkpoint of any layout, and return the run's progress. Every rank must
     call this function.
 
-    The optimizer keeps its own settings, such as the betas: only its state is loaded. `padded` maps the name of each
+    Only the optimizer's state is loaded; its settings, such as the betas, do not change. `padded` maps the name of each
     padded parameter to the number of rows without padding. A group in `more` keeps its current values if the checkpoint
     does not hold all tensors of the group. Hashes are not checked here, because each rank would have to read all files.
     Call `latest_good_checkpoint` or `require_undamaged` in one process first. Raises `CheckpointError` if the
@@ -85,10 +85,10 @@ def load_checkpoint(
 
 
 def _make_state(optimizer: Optimizer) -> None:
-    """Let a new optimizer allocate its state with a step of size zero, one parameter's gradient at a time.
+    """Let a new optimizer allocate its state by a step of size zero for each parameter in turn.
 
-    PyTorch would do this by itself, but with a gradient for all parameters at once, which takes a third more memory
-    than the state.
+    PyTorch would otherwise take this step for all parameters together, and the gradients of all parameters would take a
+    third more memory than the state.
     """
     if optimizer.state:
         return
@@ -115,10 +115,10 @@ def load_model(
     names: Mapping[str, str] | None = None,
 ) -> Progress:
     """Load only the model from a checkpoint of any layout, and return the run's progress. Every rank must call this
-    function. The arguments and errors are those of `load_checkpoint`, but only the ranks that have an error raise it.
-    `group` is the group of tensors that become the weights: `MODEL`, or `AVERAGE` if the checkpoint holds an average.
-    `names` maps the names of the parameters to load to their names in the checkpoint; all other parameters keep their
-    values. By default, all parameters are loaded under their own names.
+    function. Raises the same errors as `load_checkpoint`, but only on the ranks on which the error occurs. `group` is
+    the group of tensors to load: `MODEL`, or `AVERAGE` if the checkpoint holds a moving average of the weights. `names`
+    maps the names of the parameters to load to their names in the checkpoint; all other parameters keep their values.
+    By default, all parameters are loaded under their own names.
 
     Each rank reads its own parts. Ranks that serve a model exchange no pickled objects, and PyTorch would pickle its
     plans if the ranks read together.
@@ -128,7 +128,7 @@ def load_model(
     reshard(model)
     state = get_model_state_dict(model)
     with _reading(folder), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # on purpose
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # intended
         wanted = state if names is None else {stored: state[name] for name, stored in names.items()}
         _load({group: wanted}, folder, padded or {}, alone=True)
         set_model_state_dict(model, state)

@@ -25,8 +25,8 @@ DROPPED_SUFFIX = ".dropped"
 
 
 _BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "oss", "oci"})
-"""Object stores in which folders exist only as parts of object names. Creating a folder there could only create a
-bucket, for example one with a mistyped name."""
+"""Object stores in which folders exist only as parts of object names. To create a folder there could only mean to
+create a bucket, for example because the name is mistyped."""
 
 
 class Folder(ABC):
@@ -55,9 +55,7 @@ class Folder(ABC):
 
     @abstractmethod
     def create(self, name: str) -> AbstractContextManager[IO[bytes]]:
-        """Open a new file of the folder for writing. The file is stored durably when the context ends without an
-        error.
-        """
+        """Open a new file of the folder for writing. The file is durable when the context ends without an error."""
 
     @abstractmethod
     def rename(self, old: str, new: str) -> None:
@@ -88,7 +86,7 @@ class Folder(ABC):
     def read(self, name: str, *, most_bytes: int = MOST_BYTES) -> bytes:
         """Content of a small file. Raises `OSError` if the file cannot be read or is larger than `most_bytes`."""
         with self.open(name) as file:
-            if file.seek(0, os.SEEK_END) > most_bytes:  # a sparse file of any size takes no room on a disk
+            if file.seek(0, os.SEEK_END) > most_bytes:  # a sparse file may be very large without using disk space
                 raise too_large(name, most_bytes)
             file.seek(0)
             return file.read()
@@ -138,7 +136,7 @@ class LocalFolder(Folder):
     @contextmanager
     def create(self, name: str) -> Iterator[IO[bytes]]:
         """Open a new file for writing. The file is flushed to the disk when the context ends. An existing file, pipe or
-        link with this name is removed first: nothing is written through it.
+        link with this name is removed first, so that nothing is written through a pipe or link.
         """
         (self.path / name).unlink(missing_ok=True)
         with (self.path / name).open("xb") as file:
@@ -155,7 +153,7 @@ class LocalFolder(Folder):
         """Hidden folder beside this folder. The checkpoint is written there until `publish` renames it."""
         return LocalFolder(self.path.with_name(f".{self.name}{DRAFT_SUFFIX}"))
 
-    def begin(self, last: str) -> None:  # noqa: ARG002 - a rename needs no last file
+    def begin(self, last: str) -> None:  # noqa: ARG002 - renaming does not depend on the last file
         """Create the folder. Remains of a killed run are removed first."""
         if self.path.exists():
             shutil.rmtree(self.path)
@@ -173,8 +171,8 @@ class LocalFolder(Folder):
         flush_to_disk(self.path.parent.parent)  # the folder of all checkpoints may be new
 
     def remove(self, last: str) -> None:  # noqa: ARG002 - see `begin`
-        """Rename the folder to a hidden name, then remove its files. No incomplete folder is therefore ever visible
-        under the original name.
+        """Rename the folder to a hidden name, then remove its files, so that no incomplete folder is visible under the
+        original name.
         """
         if self.name.startswith("."):  # already hidden
             shutil.rmtree(self.path)
@@ -204,7 +202,9 @@ class ObjectFolder(Folder):
         return ObjectFolder(f"{self.url}/{name}")
 
     def _store(self) -> tuple[Any, str]:
-        """File system of fsspec for the URL, and the path in it. fsspec caches one file system per configuration."""
+        """File system of fsspec for the URL, and the path in this file system. fsspec caches one file system per
+        configuration.
+        """
         from fsspec.core import url_to_fs
 
         store, path = url_to_fs(self.url)
@@ -304,8 +304,8 @@ def folder_at(location: "str | Path | Folder") -> Folder:
 
 @contextmanager
 def storage_errors_told(folder: Folder, must: str) -> Iterator[None]:
-    """Convert any error in the context to a `CheckpointError`. The message says that `folder` must be `must` (such as
-    "writable"), and gives the cause.
+    """Convert any error in the context to a `CheckpointError`. The message states the property that `folder` must have,
+    `must` (such as "writable"), and the cause.
     """
     try:
         yield

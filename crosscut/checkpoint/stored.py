@@ -22,7 +22,7 @@ class StoredTensors:
     """Tensors and values of a checkpoint, by flat name."""
 
     def __init__(self, folder: Folder) -> None:
-        """Read the index. Raises `CheckpointError` if it cannot be read."""
+        """Read the index. Raises `CheckpointError` if the index cannot be read."""
         self.folder = folder
         with self._told():
             self.index = read_index(folder)
@@ -37,7 +37,7 @@ class StoredTensors:
         return self.tensors[name]
 
     def read(self, name: str) -> Tensor:
-        """A whole tensor, assembled from its parts. Raises `CheckpointError` if it is missing or cannot be read."""
+        """Assemble a tensor from its parts. Raises `CheckpointError` if the tensor is missing or cannot be read."""
         entry = self.entry(name)
         with self._told():
             whole = torch.empty(entry.shape, dtype=entry.dtype)
@@ -50,7 +50,7 @@ class StoredTensors:
         return whole
 
     def check(self) -> Iterator[str]:
-        """Read all parts and yield a message for each damaged one.
+        """Read all parts and yield a message for each damaged part.
 
         The index holds a CRC-32 of each part, so a changed bit is found even without the hashes of a manifest.
         """
@@ -70,7 +70,7 @@ class StoredTensors:
 
 
 def _is_damaged(file: IO[bytes], part: Part, num_bytes: int) -> bool:
-    """Whether a part's bytes differ from its checksum, or the file ends before the part does."""
+    """Whether a part's bytes do not match its checksum, or the file ends before the end of the part."""
     part = without_archive(file, part)
     file.seek(part.start)
     crc32 = 0

@@ -30,20 +30,21 @@ _T = TypeVar("_T")
 DEMO_RUN = "demo.toml"
 
 _CLOSE = 0.8
-"""Minimum similarity, from 0 to 1, of an unknown option to a known one that the user may have meant."""
+"""Minimum similarity, from 0 to 1, between an unknown option and a known option that the command suggests instead."""
 
 
 class RunCommand(click.Command):
-    """A command with the arguments of a run. An unknown option may be a setting with dashes in front, so the option
-    becomes an argument, and `run_arguments` reads it.
+    """Command with the arguments of a run. An unknown option may be a setting that was typed with dashes, so the option
+    is passed on as an argument, which `run_arguments` reads.
     """
 
     ignore_unknown_options = True
 
 
 def run_arguments(file: str = "[RUN.toml]") -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Give a `RunCommand` the arguments `[RUN.toml] [section.key=value ...]`, as one tuple named `arguments`. An error
-    about a setting in the file names the setting's line. `file` stands for the file's name in the help text.
+    """Add the arguments `[RUN.toml] [section.key=value ...]` to a `RunCommand`, as one tuple named `arguments`. An
+    error about a setting in the file states the line of the setting. `file` is the placeholder for the file in the help
+    text.
     """
     metavar = f"{file} [section.key=value ...]"
     argument = click.argument("arguments", nargs=-1, metavar=metavar, callback=_read_arguments)
@@ -51,8 +52,8 @@ def run_arguments(file: str = "[RUN.toml]") -> Callable[[Callable[_P, _R]], Call
 
 
 def _naming_lines(command: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Add the file and the line to a command's errors about a setting in a config file. The parameter `arguments` of
-    the command holds the file and its overrides.
+    """Add the file name and the line number to errors about a setting in a config file. The command's parameter
+    `arguments` holds the file and its overrides.
     """
 
     @wraps(command)
@@ -69,10 +70,10 @@ def _naming_lines(command: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def _read_arguments(context: click.Context, _argument: click.Parameter, words: tuple[str, ...]) -> tuple[str, ...]:
-    """Join each unknown option with its value, as in `--steps=5`, and append it to the arguments. An error then reports
-    the option when the run is loaded.
+    """Join each unknown option with its value, as in `--steps=5`, and append the result to the arguments. The error
+    about the option follows when the run is loaded.
 
-    Raises `click.NoSuchOption` for an option that resembles no setting.
+    Raises `click.NoSuchOption` for an option that is not similar to any setting.
     """
     arguments, settings = [], []
     known = [option for parameter in context.command.params for option in parameter.opts]
@@ -91,9 +92,9 @@ def _read_arguments(context: click.Context, _argument: click.Parameter, words: t
 
 
 def run_from(arguments: tuple[str, ...], *, layout: Layout | None = None) -> RunConfig:
-    """Load the run that the arguments describe. Without a file, the run is the demo that comes with Crosscut. If the
-    arguments then name data, only the recipe and the model come from the demo. A given `layout` replaces the run's own
-    layout. Raises `ConfigError` or `LayoutError` for an invalid run.
+    """Load the run that the arguments describe. Without a file, this is the demo that comes with Crosscut. If there is
+    no file but the arguments name data, only the recipe and the model come from the demo. A given `layout` replaces the
+    layout of the run. Raises `ConfigError` or `LayoutError` for an invalid run.
     """
     if has_file(arguments):
         return load_run(Path(arguments[0]), arguments[1:], layout=layout)
@@ -112,7 +113,9 @@ def _has_any(arguments: tuple[str, ...], *settings: str) -> bool:
 
 
 def has_file(arguments: tuple[str, ...]) -> bool:
-    """Whether the first argument names a run's file. If not, all arguments are overrides, `section.key=value`."""
+    """Whether the first argument is the name of a run's file. Otherwise, all arguments are overrides,
+    `section.key=value`.
+    """
     return bool(arguments) and "=" not in arguments[0]
 
 
@@ -157,8 +160,8 @@ def _writable(_context: click.Context, option: click.Parameter, path: Path | Non
 
 
 def gathered(kind: Callable[..., _T]) -> Callable[[Callable[[_T], _R]], Callable[..., _R]]:
-    """Call a command with one instance of the dataclass `kind` instead of separate parameters. Every parameter of the
-    command sets the field of the same name.
+    """Collect the parameters of a command in one instance of the dataclass `kind`, and call the command with this
+    instance. Each parameter becomes the field with the same name.
     """
 
     def of(command: Callable[[_T], _R]) -> Callable[..., _R]:

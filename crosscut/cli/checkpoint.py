@@ -89,7 +89,7 @@ def diff(first: str, second: str, as_json: bool) -> None:
 @checkpoint.command(
     help="Export a checkpoint as a Hugging Face folder.\n\nPLACE is a run's folder (its newest undamaged checkpoint is "
     "exported) or a single checkpoint. With --adapter, PLACE may also be a Hugging Face folder. OUT is the folder to "
-    "write: a new folder, or an empty one. The run's own adapters are merged into the weights."
+    "write, which must be new or empty. The run's own adapters are merged into the weights."
 )
 @click.argument("place")
 @click.argument("out")
@@ -119,11 +119,11 @@ def export(place: str, out: str, max_file_size: str, last_weights: bool, adapter
 @checkpoint.command(
     help="Export the adapters of a run in PEFT's format.\n\nPLACE is the folder of a run with adapters "
     "(`model.lora_rank`; its newest undamaged checkpoint is exported) or a single checkpoint. OUT is the folder to "
-    "write: a new folder, or an empty one."
+    "write, which must be new or empty."
 )
 @click.argument("place")
 @click.argument("out")
-@click.option("--base", default="", help="Name or folder of the model to which the adapters belong, for PEFT.")
+@click.option("--base", default="", help="Name or folder of the adapters' model, to write to PEFT's config.")
 @last_weights_option
 def adapter(place: str, out: str, base: str, last_weights: bool) -> None:
     """Export the adapters of a run."""
@@ -163,7 +163,7 @@ def repair(place: str, dry_run: bool, as_json: bool) -> None:
 
     root = folder_to_repair(place)
     if isinstance(root, LocalFolder) and not dry_run:
-        for folder in (root.path, root.path.parent):  # a run locks its own folder, and a separate `checkpoint.folder`
+        for folder in (root.path, root.path.parent):  # a run locks its folder and `checkpoint.folder`
             require_unused(folder)
     actions = repair_folder(root, dry_run=dry_run)
     if as_json:

@@ -64,8 +64,8 @@ class EvaluateOptions:
     as_json: bool
 
     def protocol(self) -> EvaluationConfig:
-        """Settings for the scores of texts: files, window, detokenizer and batch size. The settings name no file if
-        only lm-eval tasks are given. Raises `ConfigError` for an invalid option.
+        """Settings for the scores of texts: files, window, detokenizer and batch size. If only lm-eval tasks are given,
+        the settings contain no file. Raises `ConfigError` for an invalid option.
         """
         return EvaluationConfig(
             text=self.text,
@@ -100,8 +100,8 @@ class EvaluateOptions:
     type=click.Choice(Detokenizer.values()),
     default="paper",
     show_default=True,
-    help="Rules that turn WikiText's separate words into normal text: those of the Megatron-LM paper, or rules that "
-    "can be reversed.",
+    help="Rules that turn WikiText's separate words into normal text: the rules of the Megatron-LM paper, or "
+    "reversible rules.",
 )
 @click.option("--harness", metavar="TASK,...", default="", help="Score tasks of EleutherAI's lm-eval instead of files.")
 @click.option("--harness-folder", default="", help="Folder with your own lm-eval task files.")
@@ -132,7 +132,7 @@ def evaluate(options: EvaluateOptions) -> None:
     config = options.protocol()
     if config.has_tasks == bool(options.harness):
         raise ConfigError(
-            "Either files (`--task`, `--text`) or lm-eval tasks (`--harness`) must be given to score, not both, "
+            "Either files (`--task`, `--text`) or lm-eval tasks (`--harness`) must be given, not both, "
             f"but {'both are' if options.harness else 'neither is'} given."
         )
     layout = Layout(tensor=options.tensor, data=options.data)

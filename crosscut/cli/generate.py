@@ -56,19 +56,19 @@ _USUAL_TOP_K = 50
     "--repetition-penalty",
     default=1.0,
     show_default=True,
-    help="Above 1, tokens that are already in the prompt or the text become less likely.",
+    help="Repetition penalty. A value above 1 makes tokens that are already in the prompt or the text less likely.",
 )
 @click.option(
     "--presence-penalty",
     default=0.0,
     show_default=True,
-    help="Number subtracted from the score of every token generated so far, -2 to 2.",
+    help="Number from -2 to 2 to subtract from the logit of every token that was already generated.",
 )
 @click.option(
     "--frequency-penalty",
     default=0.0,
     show_default=True,
-    help="Number subtracted from a token's score for each time the token was generated so far, -2 to 2.",
+    help="Number from -2 to 2 to subtract from a token's logit, once for each time the token was generated.",
 )
 @click.option("--stop", multiple=True, help="End the text before this string; repeatable.")
 @click.option("--seed", default=0, show_default=True, help="Random seed.")
@@ -115,7 +115,7 @@ def generate(place: str, prompt: str | None, file: Path | None, **options: Any) 
 
 
 def _given() -> tuple[str, ...]:
-    """Options on the command line that only matter for a model that writes texts."""
+    """Names of the options on the command line that have an effect only for a model that generates text."""
     context = click.get_current_context()
     return tuple(
         parameter.opts[0]

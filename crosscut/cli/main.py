@@ -45,12 +45,13 @@ _OF_PLACES = frozenset(
         errno.EDQUOT,
     }
 )
-"""Errors of the operating system that the user can avoid with another path. They count as the user's mistake."""
+"""Errors of the operating system that the user can avoid by giving another path. They are reported as mistakes of the
+user."""
 
 _LONG_WORD = re.compile(r"(\S{150})\S{200,}(\S{50})")
 
 EXIT_REQUEUE = 75
-"""Exit status of a run that stopped at a scheduler's request and can be started again: `EX_TEMPFAIL` of sysexits.h."""
+"""Exit status of a run that a scheduler stopped and can start again: `EX_TEMPFAIL` of sysexits.h."""
 
 EXIT_DAMAGED = 65
 """Exit status after damaged files: `EX_DATAERR` of sysexits.h."""
@@ -88,7 +89,7 @@ def main() -> None:
         commands.main(prog_name="crosscut", standalone_mode=False)
     except SystemExit:
         raise
-    except BaseException as error:  # also the panics of libraries in Rust, which are no subclass of `Exception`
+    except BaseException as error:  # panics of Rust libraries are not subclasses of `Exception`
         _end(error)
 
 
@@ -123,7 +124,7 @@ def _end(error: BaseException) -> NoReturn:
                 "preparing a corpus, start the same command again.",
             )
     echo("".join(traceback.format_exception(error)), err=True, nl=False)  # escaped, as the message may be untrusted
-    sys.last_value = error  # as after an uncaught error: `launch.processes` then does not destroy the process group
+    sys.last_value = error  # as for an uncaught error, so that `launch.processes` does not destroy the process group
     sys.exit(1)
 
 
@@ -152,8 +153,8 @@ def _terminated(number: int, _frame: object) -> None:
 def _fail(error: BaseException, status: int, message: str, *, begin: str = "crosscut: ") -> NoReturn:
     """Print the message once and exit. With `--json`, the message is a JSON object on the standard output.
 
-    Under torchrun every rank fails in the same way, and only rank 0 prints the message at once. The other ranks wait
-    for some seconds first. Normally torchrun stops them during this time.
+    Under torchrun, every rank fails with the same error. Rank 0 prints the message at once. The other ranks wait for
+    some seconds before they print it, and normally torchrun stops them during this time.
     """
     if os.environ.get("RANK", "0") != "0":
         time.sleep(_SECONDS_UNTIL_STOPPED)
@@ -166,5 +167,5 @@ def _fail(error: BaseException, status: int, message: str, *, begin: str = "cros
 
 
 def _shortened(message: str) -> str:
-    """Message with very long words cut off, such as a path of 100,000 characters."""
+    """Message in which very long words, such as a path of 100,000 characters, are cut off."""
     return _LONG_WORD.sub(r"\1...\2", message)

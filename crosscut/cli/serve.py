@@ -56,9 +56,10 @@ def serve(place: str, **options: Any) -> None:
     predicts the next token completes texts and chats; an encoder embeds texts.
     """
     _require_packages()
-    # OpenMP reads this variable when PyTorch is imported. By default, a thread that waits for another one spins for a
-    # millisecond. If a chat template keeps one of two cores busy, each token waits for such spins: a tiny model's token
-    # took 40 ms by default, 6 ms with 20,000 spins and 3 ms with 5,000. Fewer than 20,000 slow an idle machine down.
+    # OpenMP reads this variable when PyTorch is imported. By default, a thread that waits for another thread spins for
+    # a millisecond. If a chat template keeps one of two cores busy, each token waits for spinning threads: the token of
+    # a tiny model took 40 ms by default, 6 ms with 20,000 spins and 3 ms with 5,000. On an idle machine, fewer than
+    # 20,000 spins are slower.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     from crosscut.serving.server import ServerOptions
     from crosscut.serving.server import serve as serve_model

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def show_checkpoint(facts: Mapping[str, Any]) -> None:
-    """Print a checkpoint's facts: step, layout, size, versions, tensors and settings."""
+    """Print the description of a checkpoint: step, layout, size, versions, tensors and settings."""
     console = _console()
     rebuilt = "  (manifest rebuilt by a repair)" if facts["rebuilt"] else ""
     versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
@@ -71,7 +71,7 @@ def show_comparison(result: "Comparison") -> None:
 
 
 def _console() -> Console:
-    """Console of the terminal's width. In a file, lines have 160 columns, so that long names fit."""
+    """Console with the width of the terminal. Output to a file has 160 columns, so that long names fit."""
     return new_console(width=160)
 
 

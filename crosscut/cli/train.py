@@ -8,10 +8,9 @@ from crosscut.cli.arguments import RunCommand, has_file, on_devices_there, run_a
 
 
 class _TrainCommand(RunCommand):
-    """Reads `--resume` as `--resume=newest` unless the next word is `auto`.
+    """Command that reads `--resume` as `--resume=newest` unless the next word is `auto`.
 
-    If click parsed an option with an optional value, the option would take any next word as its value, even the run's
-    file or an override.
+    click would take any word after an option with an optional value as the value, even the run's file or an override.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

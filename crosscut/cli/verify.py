@@ -70,7 +70,7 @@ def verify(
 
 
 def _load(arguments: tuple[str, ...], *, needs_layout: bool) -> RunConfig:
-    """Load the run. If the run's own layout is invalid and not needed, load the run on one rank instead."""
+    """Load the run. If the run's own layout is invalid but not needed, load the run with a layout of one rank."""
     try:
         return run_from(arguments)
     except ConfigError:

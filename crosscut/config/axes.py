@@ -8,8 +8,8 @@ The role determines what ranks along the axis compute and store:
   stores a slice (`stores_slices`). Along an axis that cuts parameters, ranks hold identical bits of the parameters
   that are not cut.
 - The gradient norm counts every element once. For each parameter, the squares are summed over the axes that cut the
-  parameter or store slices of it. The parameter's placement names these axes. The squares are also summed over the axes
-  along which each rank has parameters of its own.
+  parameter or store slices of it. The parameter's placement names these axes. The squares are also summed over axes
+  along which each rank has its own parameters.
 - A checkpoint holds every element once. The parameter's placement decides which rank writes an element.
 
 Layouts, meshes, sums, the equality proof and the documentation read this table. An axis of size 1 has no process group
@@ -45,7 +45,7 @@ class AxisRow:
     """Field of `Layout` that sets the size. If several axes have the same field, the product of their sizes is the
     value of the field."""
     shares: str
-    """Words for messages and documentation that say what the ranks along the axis share."""
+    """Phrase for messages and documentation: the thing that the ranks along the axis share."""
     role: Role
     stores_slices: bool = False
     """Whether each rank stores a slice of every parameter, and gathers the slices of the other ranks to use the
@@ -115,8 +115,8 @@ def role_of(name: str) -> Role:
 
 def arrangements(num_ranks: int) -> Iterator[dict[str, int]]:
     """Yield all ways to arrange `num_ranks` ranks along the supported axes. Each result maps the fields of `Layout` to
-    sizes, and the product of the sizes is `num_ranks`. The innermost axis comes first, and its size grows from result
-    to result.
+    sizes whose product is `num_ranks`. The innermost axis comes first in a result, and the results are in ascending
+    order of its size.
     """
     options = [name for name, (row, *_) in OPTIONS.items() if row.is_supported and not row.is_folded]
     return _arranged(num_ranks, options[::-1])

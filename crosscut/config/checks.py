@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 MOST = (1 << 31) - 1
-"""Maximum of every size and count, except fields that have a maximum of their own. The limit keeps computations with
+"""Maximum of every size and count, except for fields with a maximum of their own. The limit keeps computations with
 sizes fast and within 64 bits.
 """
 
@@ -117,12 +117,16 @@ def resolve_choices(config: "DataclassInstance", section: str) -> None:
 
 @cache
 def _choice_fields(kind: type["DataclassInstance"]) -> tuple[tuple[str, type[Choice], bool], ...]:
-    """Name and enumeration of each field that has an enumeration, and whether the field lists several members."""
+    """Name and enumeration of each field whose type is an enumeration, and whether the field is a tuple of several
+    members.
+    """
     kinds = {field.name: (_choice_of(field.type), bool(get_args(field.type))) for field in dataclasses.fields(kind)}
     return tuple((name, choice, is_list) for name, (choice, is_list) in kinds.items() if choice is not None)
 
 
 def _choice_of(annotation: Any) -> type[Choice] | None:
-    """The enumeration in a field's annotation, either alone or as the item type of a tuple. None if there is none."""
+    """Enumeration in a field's annotation, either alone or as the item type of a tuple. None if the annotation contains
+    none.
+    """
     kind = (*get_args(annotation), annotation)[0]
     return kind if isinstance(kind, type) and issubclass(kind, Choice) else None

@@ -21,11 +21,10 @@ CHAT_FOLDER = "chat"
 """Folder of the packed conversations in the folder of a `crosscut finetune chat` run."""
 
 INITIAL_FOLDER = "initial"
-"""Folder, in the run's folder, with the files of the published model from which the run starts. The weights are left
-out."""
+"""Folder, in the run's folder, with the files (except the weights) of the published model from which the run starts."""
 
 LOOK = Path(__file__).parent / "look.css"
-"""Style sheet that every HTML page includes."""
+"""Style sheet of all HTML pages."""
 
 VOCABULARY_MULTIPLE = 128
 """Each rank's share of the vocabulary is a multiple of this number, so that the logit product has an efficient shape
@@ -63,11 +62,11 @@ MASKED_FRACTION = 0.15
 
 
 def predicted_rows(num_masked: int | None, num_tokens: int, fraction: float) -> int:
-    """Number of tokens that the head of a masked language model computes in a micro-batch of `num_tokens` tokens, of
-    which `num_masked` are masked. None means the expected number, `fraction` of the tokens.
+    """Number of tokens for which the head of a masked language model computes logits. The micro-batch has `num_tokens`
+    tokens, and `num_masked` of them are masked. None stands for the expected number, `fraction` x `num_tokens`.
 
-    The result is at least the expected number, and a multiple of an eighth of it. Kernels, and compiled code, therefore
-    meet only a few different shapes. The result is at most `num_tokens`.
+    The result is at least the expected number and at most `num_tokens`. It is rounded up to a multiple of an eighth of
+    the expected number, so that kernels and compiled code run with only a few different shapes.
     """
     eighth = ceil(num_tokens * fraction / 8)
     return min(max(8, ceil((num_masked or 0) / eighth)) * eighth, num_tokens)
@@ -97,8 +96,8 @@ def takes_shared_heads(
     compute capability 8.0 (Ampere) or newer, and a head size of at most 256, and accepts no mask (`masked`). GPUs with
     less shared memory (8.6 to 8.9 and 12.x) support head sizes above 192 only in part. In all other cases except
     float64, PyTorch uses its memory-efficient kernel, which requires equal numbers of heads (up to PyTorch 2.13:
-    `can_use_mem_efficient_attention`). For this kernel the keys and values are repeated, because PyTorch would
-    otherwise fall back to a kernel that keeps all scores in memory.
+    `can_use_mem_efficient_attention`). For this kernel, the keys and values are repeated. Otherwise, PyTorch would use
+    a kernel that keeps all scores in memory.
     """
     if masked or compute not in ("bfloat16", "float16") or capability < AMPERE or head_size > 256:
         return False
@@ -114,8 +113,8 @@ def keeps_scores(compute: str, *, capability: tuple[int, int]) -> bool:
 
 
 OVERLAPPED_ELEMENTS = 1 << 22
-"""Minimum number of elements in a piece that is sent in a collective of its own: 8 MiB in bfloat16. A smaller message
-ends before the product with which it overlaps, so smaller pieces are not worthwhile."""
+"""Minimum number of elements of a piece that is sent in a separate collective: 8 MiB in bfloat16. Smaller pieces are
+not worthwhile, because a message of this size already ends before the product with which it overlaps."""
 
 
 def num_pieces(sequences: int, elements: int) -> int:
@@ -125,8 +124,8 @@ def num_pieces(sequences: int, elements: int) -> int:
     The product is split in two if the number of `sequences` in the micro-batch is even and each half of the `elements`
     to send is large enough. If not, the product stays whole.
 
-    Each piece consists of whole sequences. With half of each sequence as a piece, the gathered tokens of a piece would
-    be separate stretches of the sequence, one stretch per rank. The weight gradient would then need a copy of its
+    Each piece consists of whole sequences. If each piece were half of every sequence, the gathered tokens of a piece
+    would be separate stretches of the sequence, one stretch per rank. The weight gradient would then need a copy of its
     input, or one accumulation per stretch.
     """
     return 2 if sequences % 2 == 0 and elements >= 2 * OVERLAPPED_ELEMENTS else 1

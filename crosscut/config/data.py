@@ -25,8 +25,8 @@ class MixedFolder:
     """Folder of token shards."""
 
     weight: float
-    """Weight of the folder: its share of the training tokens, relative to the weights of the other folders. The number
-    of tokens, documents or files in the folder has no effect on the share."""
+    """Weight of the folder. Its share of the training tokens is its weight divided by the sum of all weights. The
+    number of tokens, documents or files in the folder has no effect on the share."""
 
     def __post_init__(self) -> None:
         if not self.folder:
@@ -63,14 +63,14 @@ class DataConfig:
     """Vocabulary size of the tokenizer that is trained if `tokenizer` is empty."""
 
     objective: Objective = Objective.CAUSAL
-    """Prediction for which the tokens are made: `causal` (each token from the tokens before it, as in GPT) or `masked`
-    (masked tokens from the tokens on both sides, as in BERT). A tokenizer for `masked` needs the special tokens of BERT
-    or RoBERTa, and the tokens get an index of sentences (docs/data.md)."""
+    """Kind of prediction for which the tokens are made: `causal` predicts each token from the tokens before it, as in
+    GPT; `masked` predicts masked tokens from the tokens on both sides, as in BERT. A tokenizer for `masked` needs the
+    special tokens of BERT or RoBERTa, and the tokens get an index of sentences (docs/data.md)."""
 
     pairs: bool = True
-    """Form of a sample with `objective = "masked"`. With `true`, a sample is two consecutive segments of a document,
-    for the prediction of their order: swapped in half of the samples, and padded. With `false`, documents are packed
-    into full sequences, as in RoBERTa."""
+    """Form of a sample with `objective = "masked"`. With `true`, a sample is a pair of consecutive segments of a
+    document, padded to the sequence length. In half of the samples, the two segments are swapped, and the model
+    predicts their order. With `false`, documents are packed into full sequences, as in RoBERTa."""
 
     mask_fraction: float = 0.15
     """Fraction of the words that are masked with `objective = "masked"`. BERT uses 0.15."""

@@ -10,7 +10,7 @@ class CrosscutError(Exception):
     """
 
     is_told = False
-    """Whether another rank shows this error to the user. If so, this rank ends without a message."""
+    """Whether another rank shows this error to the user, so that this rank ends without a message."""
 
 
 class ConfigError(CrosscutError):
@@ -30,8 +30,8 @@ class CheckpointError(CrosscutError):
 
 
 class DamagedError(CrosscutError):
-    """Files that are damaged, truncated or changed since they were written. The command line ends with a status of its
-    own, so that a script can get the files again.
+    """Files that are damaged, truncated or changed since they were written. The command line exits with a separate
+    status, so that a script can fetch the files again.
     """
 
 

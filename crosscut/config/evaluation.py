@@ -1,4 +1,4 @@
-"""Configuration of the evaluation: the texts that a model is scored on, and the protocols (paper, section 4.2)."""
+"""Configuration of the evaluation: the texts on which a model is scored, and the protocols (paper, section 4.2)."""
 
 from dataclasses import dataclass
 
@@ -107,7 +107,7 @@ class EvaluationConfig:
         return window
 
     def require_masked(self) -> None:
-        """Raise `ConfigError` for a setting that has no meaning for a model that predicts masked tokens."""
+        """Raise `ConfigError` for a setting that does not apply to a model that predicts masked tokens."""
         for name in ("wikitext103", "lambada"):
             if value := getattr(self, name):
                 raise ConfigError(

@@ -10,7 +10,7 @@ from crosscut.config.checks import Choice, divisors, listed, require_at_least, r
 from crosscut.config.errors import LayoutError
 
 _NOT_FOLDED = tuple(option for option, (row, *_) in OPTIONS.items() if not row.is_folded)
-"""Fields whose sizes multiply to the number of ranks."""
+"""Fields of the axes whose sizes multiply to the number of ranks."""
 
 
 class ZeroStage(Choice):
@@ -193,14 +193,16 @@ class Layout:
         return prod(getattr(self, option) for option in _NOT_FOLDED)
 
     def stride_of(self, axis: str) -> int:
-        """Difference between the numbers of two neighbouring ranks along an axis. This is the product of the sizes of
-        all axes further inside.
+        """Difference between the numbers of two neighbouring ranks along an axis: the product of the sizes of all axes
+        further inside.
         """
         return self._strides[axis]
 
     @cached_property
     def _strides(self) -> dict[str, int]:
-        """Strides by axis and by field of `Layout`; a field with several axes has the stride of its innermost one."""
+        """Strides by axis and by field of `Layout`. A field with several axes has the stride of the innermost of these
+        axes.
+        """
         strides: dict[str, int] = {}
         inside, sizes = 1, self.sizes
         for row in reversed([row for row in AXES if not row.is_folded]):
@@ -211,12 +213,12 @@ class Layout:
 
     @property
     def arrangement(self) -> str:
-        """Text such as `tensor 2 x data 4`, without options."""
+        """Sizes of the axes as a text such as `tensor 2 x data 4`, without options."""
         return " x ".join(f"{name} {size}" for name, size in reversed(self.axes.items()))
 
     def __str__(self) -> str:
-        """Text such as `tensor 2 x data 4, zero3`. Options without effect (sequence parallelism over one tensor rank,
-        sharding over one data rank) are left out.
+        """Layout as a text such as `tensor 2 x data 4, zero3`. Options without effect (sequence parallelism over one
+        tensor rank, sharding over one data rank) are left out.
         """
         folded = "".join(
             f", {row.name} {self.sizes[row.name]}" for row in AXES if row.is_folded and self.sizes[row.name] > 1

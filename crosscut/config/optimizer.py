@@ -25,7 +25,7 @@ class MatrixOptimizer(Choice):
 
 
 class ParameterGroup(Choice):
-    """Groups of parameters that may have a learning rate of their own. The role of a parameter decides its group
+    """Group of parameters that may have its own learning rate. The role of a parameter determines its group
     (`architecture.Role.group`).
     """
 
@@ -65,9 +65,9 @@ class OptimizerConfig:
     schedule: Schedule = Schedule.COSINE
     """Learning rate after the warm-up: `cosine` follows one cosine down to `min_learning_rate` at the last step (as in
     the paper); `linear` falls in a straight line; `wsd` (warm-up, stable, decay) stays at the maximum and falls in a
-    straight line over the last `decay_steps` steps; `constant` stays at the maximum. A straight line ends one step
-    after the last step, so the last step still has a rate above `min_learning_rate`. A run can be extended without
-    a jump of the rate while the rate is at its maximum (docs/recipe.md)."""
+    straight line over the last `decay_steps` steps; `constant` stays at the maximum. A straight line reaches
+    `min_learning_rate` one step after the last step, so the last step still learns. While the rate is at its maximum, a
+    run can be extended without a jump of the rate (docs/recipe.md)."""
 
     min_learning_rate: float = 1e-5
     """Learning rate at the end of the decay. 0 means a decay to zero."""
@@ -141,8 +141,8 @@ class OptimizerConfig:
             )
 
     def rate_factor(self, group: ParameterGroup) -> float:
-        """Factor between the learning rate of a group of parameters and `learning_rate`. The factor is the same at
-        every step, and exactly 1 for a group without a learning rate of its own.
+        """Factor by which `learning_rate` is multiplied for a group of parameters. The factor is the same at every
+        step. It is exactly 1 for a group without its own learning rate.
         """
         own: float = getattr(self, rate_field(group))
         return own / self.learning_rate if own else 1.0

@@ -41,8 +41,9 @@ class ElementTypes(NamedTuple):
 
     @property
     def muon(self) -> str:
-        """Element type in which Muon gathers and orthogonalizes matrices: bfloat16 if activations have this type, and
-        otherwise the type of the parameters. The range of float16 is too small for gradients without a loss scale.
+        """Element type in which Muon gathers and orthogonalizes matrices: bfloat16 if activations are bfloat16, and
+        otherwise the type of the parameters. float16 is not used, because its range is too small for gradients without
+        a loss scale.
         """
         return self.compute if self.compute == "bfloat16" else self.accumulation
 
@@ -79,7 +80,7 @@ OF_MODELS = tuple(str(name) for name, precision in PRECISIONS.items() if precisi
 
 def precision_on(device: str, *, has_bfloat16: bool = True) -> Precision:
     """Precision that `training.precision = "auto"` selects on a kind of device ("cuda", or any other name for the CPU).
-    This is the fastest precision in which training is known to give the same result as in float32.
+    This is the fastest precision that is known to train as well as float32.
     """
     if device != "cuda":
         return Precision.FLOAT32

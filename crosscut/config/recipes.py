@@ -11,7 +11,7 @@ from crosscut.config.published.presets import DEMO_PRESET, LAPTOP_PRESETS, MODER
 RECIPES: dict[str, dict[str, dict[str, Any]]] = {
     # Sections 4.1.1 and 4.1.3 of the paper, for models of hundreds of millions of parameters on a cluster.
     "paper": {},
-    # A model that learns in minutes on a laptop or on one GPU.
+    # For a model that trains in minutes on a laptop or on one GPU.
     "small": {
         "training": {"steps": 500, "batch_size": 8, "sequence_length": 256, "validation_sequences": 64},
         "optimizer": {"learning_rate": 1e-3, "min_learning_rate": 1e-4, "beta2": 0.95},
@@ -49,7 +49,7 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def default_recipe(*, preset: str, initialize_from: object) -> str:
-    """Name of the recipe of a run that names none. `preset` and `initialize_from` are the run's `model.preset` and
+    """Name of the recipe for a run without `recipe`. `preset` and `initialize_from` are the run's `model.preset` and
     `training.initialize_from`, or empty.
 
     A run from published weights has the recipe "continued", the preset of the demo has "modern", a preset of the paper

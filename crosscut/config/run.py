@@ -148,8 +148,8 @@ class RunConfig:
         return self.checkpoint.folder or f"{self.output.folder}/{CHECKPOINTS_FOLDER}"
 
     def with_vocabulary(self) -> "RunConfig":
-        """Return the run with `data.vocab_size` in place of a `model.vocab_size` of 0, which stands for the size
-        of the tokenizer that the run trains. `data.vocab_size` is the maximum of this size.
+        """Return the run with `model.vocab_size` set to `data.vocab_size` if it is 0. 0 stands for the size of the
+        tokenizer that the run trains, and `data.vocab_size` is the maximum of this size.
         """
         return replace(self, model=replace(self.model, vocab_size=self.model.vocab_size or self.data.vocab_size))
 
@@ -277,9 +277,9 @@ class RunConfig:
 
 
 def expected_predictions(model: ModelConfig, num_tokens: int, fraction: float) -> int:
-    """Number of tokens for which the head computes logits of the vocabulary, of `num_tokens` tokens: all, or the
-    expected number for a model that predicts masked tokens, a `fraction` of all tokens, or 0 for a model that solves a
-    task.
+    """Number of tokens, out of `num_tokens`, for which the head computes logits of the vocabulary. A model that
+    predicts masked tokens computes logits for a `fraction` of the tokens, a model that solves a task for none, and any
+    other model for all tokens.
     """
     if model.solves_task:
         return 0

@@ -57,8 +57,8 @@ class TrainingConfig:
     """Number of sequences per step, summed over all data ranks."""
 
     initial_batch_size: int = 0
-    """Number of sequences of the first steps, summed over all data ranks. The batch grows by this number at a time,
-    during the first `ramp_steps` steps, to `batch_size`. Must divide `batch_size`. 0 means that all steps have
+    """Number of sequences of the first steps, summed over all data ranks. During the first `ramp_steps` steps, the
+    batch grows to `batch_size` in increments of this number. Must divide `batch_size`. 0 means that all steps have
     `batch_size` sequences."""
 
     ramp_steps: int = 0
@@ -67,8 +67,8 @@ class TrainingConfig:
 
     micro_batch_size: int = 0
     """Number of sequences per forward pass of one data rank. Gradients are accumulated over the micro-batches of a
-    step. 0 runs a rank's whole batch at once, or with `initial_batch_size` as many sequences as a rank has in the first
-    step."""
+    step. 0 processes the whole batch of a rank at once or, with `initial_batch_size`, as many sequences as a rank has
+    in the first step."""
 
     sequence_length: int = 1024
     """Number of tokens per sequence."""
@@ -89,8 +89,8 @@ class TrainingConfig:
     includes the z-loss, and validation and evaluation leave it out."""
 
     initial_spread: InitialSpread = InitialSpread.PAPER
-    """Standard deviation of the initial weights of matrices and embeddings: `paper` is 0.02 for each of them; `fan_in`
-    is 1 / sqrt(number of inputs). An embedding has one input, or `model.hidden_size` inputs if it is also the output
+    """Standard deviation of the initial weights of matrices and embeddings: `paper` is always 0.02; `fan_in` is 1 /
+    sqrt(number of inputs). An embedding has one input, or `model.hidden_size` inputs if it is also the output
     projection. In both cases, matrices before a residual sum are divided by sqrt(2 `model.num_layers`)."""
 
     zero_initial_outputs: bool = False
@@ -218,7 +218,7 @@ class TrainingConfig:
 
     @property
     def smallest_batch(self) -> tuple[str, int]:
-        """Key and value of the smallest batch of the run, which every layout must be able to divide."""
+        """Key and value of the run's smallest batch. The layout must divide this batch evenly."""
         name = "initial_batch_size" if self.initial_batch_size else "batch_size"
         return f"training.{name}", getattr(self, name)
 

@@ -36,9 +36,9 @@ def layer_activations(
 ) -> Kept:
     """Bytes of activations that the first layer saves on one rank for its backward pass, by purpose.
 
-    `mode` replaces `training.recompute`. With `mode` "none", the result is all activations of the layer. A
-    recomputed layer holds these bytes too, but only during its backward pass. `capability` is the compute capability of
-    the GPU, which decides whether the attention kernel can share key-value heads.
+    `mode` replaces `training.recompute`. With `mode` "none", the result covers all activations of the layer. A
+    recomputed layer also holds all its activations, but only during its own backward pass. `capability` is the compute
+    capability of the GPU, which decides whether the attention kernel can share key-value heads.
     """
     run = Candidate.of(run, precision_on(device))
     target = target_of(run, device=device, capability=capability)
@@ -59,9 +59,10 @@ def activations_of(layer: Layer, run: Planned, target: Target, mode: str) -> tup
 
 
 def _cast_weights(layer: Layer, run: Planned) -> int:
-    """Bytes of the copy of a layer's weights in the compute type; 0 if the weights have this type.
+    """Bytes of the copy of a layer's weights in the compute type. 0 if the weights are stored in the compute type.
 
-    Also 0 if the data ranks shard the weights: the gathered weights have the compute type and count as buffers.
+    The result is also 0 if the data ranks shard the weights, because the gathered weights have the compute type and
+    count as buffers.
     """
     precision = run.training.numbers
     is_same = precision.compute == precision.accumulation

@@ -4,8 +4,8 @@ The count covers matrix products only; a multiplication and an addition count as
 from `crosscut.architecture`. For GPT-2, the forward pass of a sequence of `S` tokens takes 24 S H^2 + 4 S^2 H in each
 layer and 2 S H V in the output projection. The backward pass takes twice as many FLOPs as the forward pass, half of
 them for the input gradients and half for the weight gradients. Frozen weights have no gradients, so a model with
-adapters takes fewer. Recomputation runs the forward pass of every layer a
-second time, but not the output projection. The totals agree with Narayanan et al. 2021 (arXiv 2104.04473):
+adapters takes fewer FLOPs. Recomputation runs the forward pass of every layer a second time, but not the output
+projection. The totals agree with Narayanan et al. 2021 (arXiv 2104.04473):
 
     without recomputation   72 B S L H^2 (1 + S / 6H + V / 12LH)
     with recomputation      96 B S L H^2 (1 + S / 6H + V / 16LH)
@@ -90,8 +90,9 @@ def hardware_flops_per_rank(run: Planned, *, compiled: bool = False) -> int:
     """FLOPs that one rank computes in one step, including recomputation.
 
     The tensor ranks divide the products evenly, with one exception: if there are fewer key-value heads than tensor
-    ranks, several ranks compute the same head. The duplicated FLOPs count here, but not in `flops_per_step`. The
-    products of Muon, which every rank computes, count here, too. Raises `ConfigError` if `model.vocab_size` is still 0.
+    ranks, several ranks compute the same head. This function includes the duplicated FLOPs, but `flops_per_step` does
+    not. This function also includes the products of Muon, which every rank computes. Raises `ConfigError` if
+    `model.vocab_size` is still 0.
     """
     tensor = run.layout.tensor
     decoder = describe(run.model)
@@ -118,8 +119,8 @@ def _layers(model: ModelConfig, sequence_length: int) -> int:
 
 
 def _second_gradients(model: ModelConfig, sequence_length: int) -> int:
-    """FLOPs of one token's gradients of the second factors of all layers' products: of weights that train, and of the
-    second operands of attention's products.
+    """FLOPs per token for the gradients of the second factors in the products of all layers. The second factors are the
+    trained weights, and the keys and values in attention.
     """
     kinds = describe(model).kinds.items()
     return sum(
@@ -138,6 +139,6 @@ def _head(model: ModelConfig, length: int, fraction: float) -> int:
     known_vocab_size(model)
     if not model.predicts_masked:
         return describe(model).head.flops(_ONE_TOKEN)
-    sequences = ceil(1000 / length)  # many tokens, so that the rounding of their fraction has no effect
+    sequences = ceil(1000 / length)  # enough tokens to make the rounding negligible
     target = Target(sequences=sequences, length=length, predicted=round(fraction * sequences * length))
     return describe(model).head.flops(target) // target.tokens

@@ -59,7 +59,7 @@ def to_json(plans: Plans, *, top: int, tokens: float | None, price: Price | None
 
 
 def hardware_facts(hardware: Hardware) -> dict[str, Any]:
-    """Facts of a device's file, in bytes, bytes per second and FLOP/s."""
+    """Figures of a device file as plain values, in bytes, bytes per second and FLOP/s."""
     return {
         "key": hardware.key,
         "name": hardware.name,
@@ -74,7 +74,7 @@ def hardware_facts(hardware: Hardware) -> dict[str, Any]:
 
 
 def plan_facts(plan: Plan, num_ranks: int, *, tokens: float | None, price: Price | None) -> dict[str, Any]:
-    """Facts of one layout: its settings, bytes per rank, seconds and messages of a step, and throughput."""
+    """Forecast of a layout as plain values: settings, bytes per rank, seconds and messages of a step, throughput."""
     memory = {name: getattr(plan.memory, name) for name in MEMORY_CATEGORIES}
     seconds = {name: getattr(plan.time, name) for name in TIME_CATEGORIES}
     return {
@@ -90,7 +90,7 @@ def plan_facts(plan: Plan, num_ranks: int, *, tokens: float | None, price: Price
 
 
 def traffic_facts(plan: Plan) -> list[dict[str, Any]]:
-    """Messages of one rank in one step, added up by operation, axis and link, sorted by time with the longest first."""
+    """Messages of one rank in one step, summed by operation, axis and link. The slowest messages come first."""
     kinds: dict[tuple[str, str, str], dict[str, Any]] = {}
     for entry in plan.time.exchanges:
         message: Collective = entry.collective

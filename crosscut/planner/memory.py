@@ -92,17 +92,17 @@ def forecast_instants(run: Planned, *, device: Device = "cuda") -> list[MemoryFo
 
 
 class _Root(NamedTuple):
-    """Parameters outside of the layers on one rank, in elements."""
+    """Parameters outside of the layers (the root) on one rank, in elements."""
 
     size: int
     share: int
     """Elements of the shard that a data rank keeps."""
     trained: int
-    """Elements of this shard that train."""
+    """Trained elements of this shard."""
     vocabulary: int
     """Elements of the matrix of the output projection."""
     vocabulary_gradient: int
-    """Elements of the gradient of this matrix; 0 if the matrix is frozen."""
+    """Elements of the gradient of the output projection's matrix. 0 if the matrix is frozen."""
 
 
 class _LayerState(NamedTuple):
@@ -112,7 +112,7 @@ class _LayerState(NamedTuple):
     share: int
     """Elements of the shard that a data rank keeps."""
     trained: int
-    """Elements of this shard that train."""
+    """Trained elements of this shard."""
     last_matrix: int
     """Elements of the gradient of the layer's last matrix, which the backward pass computes first."""
     kept: Kept
@@ -120,7 +120,7 @@ class _LayerState(NamedTuple):
     plain: Kept
     """Activations that the layer keeps without recomputation."""
     again: int
-    """Bytes of recomputed activations that the layer holds, besides `kept`, during its backward pass."""
+    """Bytes of recomputed activations that the layer holds during its backward pass, in addition to `kept`."""
     temporary: int
     """Bytes of temporary tensors of the layer's backward pass."""
 
@@ -135,8 +135,8 @@ def _root(decoder: Decoder, tensor: int, shares: int) -> _Root:
 
 @lru_cache(maxsize=4096)
 def _sizes(layer: Layer, tensor: int, shares: int) -> tuple[int, int, int, int]:
-    """Elements of a layer's parameters on one tensor rank, of a data rank's shard, of the part of this shard that
-    trains, and of the gradient of the last matrix.
+    """Four numbers of elements of a layer: its parameters on one tensor rank, the shard of one data rank, the trained
+    part of this shard, and the gradient of the last matrix.
     """
     parts = layer_parameters(layer, tensor)
     return _size(parts), *_shares(parts, shares), last_matrix(layer, tensor)
@@ -147,7 +147,7 @@ def _size(parts: Sequence[LocalParameter]) -> int:
 
 
 def _shares(parts: Sequence[LocalParameter], shares: int) -> tuple[int, int]:
-    """Elements of a data rank's shard of some parameters, and of those of them that train."""
+    """Number of elements in a data rank's shard of `parts`, and number of trained elements in this shard."""
     trained = sum(_share(part, shares) for part in parts if not part.is_frozen)
     return sum(_share(part, shares) for part in parts), trained
 
@@ -159,7 +159,7 @@ def _share(part: LocalParameter, shares: int) -> int:
 
 @lru_cache(maxsize=16384)
 def _first(decoder: Decoder, number: int, every: int) -> tuple[Counter[Layer], Counter[Layer]]:
-    """Number of recomputed and of other layers, by kind, among the first `number` layers.
+    """Number of recomputed layers and of other layers of each kind, among the first `number` layers.
 
     Every `every`-th layer is recomputed, starting with the first layer. If `every` is 0, no layer is recomputed.
     """
@@ -199,7 +199,8 @@ class _Step:
         self.kept_outside = self.between * 2 * leaves + sum(
             value.bytes(self.target) for step in ends for value in step.keeps
         )
-        """Bytes that the root keeps: values of the embedding and of the final norm, and values not yet on the host."""
+        """Bytes of activations saved outside of the layers: by the embedding and the final norm, and activations whose
+        copy to the host is not finished."""
 
     def _layer_state(self, layer: Layer) -> _LayerState:
         run, mode = self.run, Recompute(self.run.training.recompute)
@@ -233,7 +234,7 @@ class _Step:
         return sum(number * bytes_of(self.layers[layer]) for layer, number in kinds.items())
 
     def _from(self, first: int, elements_of: Callable[[_LayerState], int], until: int | None = None) -> int:
-        """Sum of elements over the layers from `first` up to, but not including, `until` (by default to the end)."""
+        """Sum of elements over the layers from `first` to `until` - 1, by default to the last layer."""
         kinds = Counter(self.decoder.layers[first:until]) if first or until is not None else self.decoder.kinds
         return self._sum(kinds, elements_of)
 
@@ -263,7 +264,7 @@ class _Step:
         )
 
     def _backward(self, layer: int) -> MemoryForecast:
-        """Peak in the backward pass of a layer: at its last matrix but one, or at attention."""
+        """Peak in the backward pass of a layer: at the second-to-last matrix of the layer, or at attention."""
         run, state = self.run, self.layers[self.decoder.layers[layer]]
         weights, activations = self._held(layer)
         if self.every and layer % self.every == 0:
@@ -285,7 +286,7 @@ class _Step:
         """Peak in the backward pass of the embedding, when all gradients exist.
 
         With tied embeddings, the gradient of the looked-up rows is added to the gradient of the output projection.
-        Otherwise, it has a tensor of its own.
+        Otherwise, the gradient of the looked-up rows is a separate tensor.
         """
         run, vocabulary = self.run, self.root.vocabulary_gradient
         layers = self._from(0, lambda each: each.trained)
@@ -347,7 +348,7 @@ class _Step:
         return self.device == "cuda" and "optimizer" in self.run.training.offload
 
     def _held(self, layer: int) -> tuple[int, int]:
-        """Bytes of cast weights, and of activations, that the layers 0 to `layer` and the root keep."""
+        """Bytes of cast weights and of saved activations, in the layers 0 to `layer` and outside of the layers."""
         again, plain = _first(self.decoder, layer + 1, self.every)
         return (
             self._sum(again, lambda each: each.kept.weights) + self._sum(plain, lambda each: each.plain.weights),
@@ -365,7 +366,7 @@ class _Step:
         return self.between * (2 if self.run.model.dropout else 1) + split
 
     def _summed(self, done: int) -> int:
-        """Bytes of finished gradients when `done` layers have run their backward pass."""
+        """Bytes of finished gradients after `done` layers have run their backward pass."""
         if self._accumulates:
             return self.trained * self.wide
         return self._from(len(self.decoder.layers) - done, lambda each: each.trained) * self.wide if done else 0
@@ -381,10 +382,10 @@ class _Step:
         return self.run.model.num_layers if self._accumulates else left
 
     def _gathered(self, number: int, left: int = 0) -> int:
-        """Bytes of the gathered weights of the root and of `number` layers.
+        """Bytes of the gathered weights outside of the layers, and in `number` layers.
 
-        With `left`, these are the last `number` layers of the model's first `left` layers. If `left` is 0, these are
-        the first `number` layers of the model.
+        If `left` is 0, these layers are the first `number` layers of the model. Otherwise, these layers are the last
+        `number` of the model's first `left` layers.
         """
         if not self.is_sharded:
             return 0

@@ -21,7 +21,7 @@ MUON_BYTES = 52
 """Bytes per parameter in float32 that Muon reads and writes on the rank's own part, without the orthogonalization:
 three operators that read two tensors and write one, and two operators that read one tensor and write one."""
 MUON_KERNELS = 12
-"""Kernels of one parameter's update besides the products of its orthogonalization."""
+"""Kernels of one parameter's update, excluding the products that orthogonalize the update."""
 
 
 def muon_parameters(run: Planned) -> Counter[Parameter]:
@@ -45,7 +45,7 @@ def muon_share(run: Planned) -> int:
 
 
 def largest_muon_share(run: Planned) -> int:
-    """Elements that one rank stores of the largest parameter; 0 without Muon."""
+    """Number of elements of the largest parameter that one rank stores. 0 without Muon."""
     return max((_share(run, parameter) for parameter in muon_parameters(run)), default=0)
 
 
@@ -72,8 +72,9 @@ def muon_flops(run: Planned) -> int:
 def muon_buffers(run: Planned) -> int:
     """Largest number of bytes that the update of one parameter needs besides parameter, gradient and momentum.
 
-    The rank's part of the update exists in the type of the parameters. The iteration holds the gathered update, the
-    matrix of the last step and the matrix of this step, and two products of the size of the smaller dimension.
+    The rank's part of the update exists in the type of the parameters. The Newton-Schulz iteration holds the gathered
+    update, the matrices of the previous and of the current step, and two square products whose width is the smaller
+    dimension.
     """
     numbers = run.training.numbers
     return max((_buffers(run, parameter, numbers.muon_bytes) for parameter in muon_parameters(run)), default=0)

@@ -112,7 +112,7 @@ def optimizer_bytes(run: Planned, program: Program) -> float:
 
 @lru_cache(maxsize=4096)
 def _layer_parameters(model: ModelConfig, tensor: int) -> tuple[int, int]:
-    """Number of parameters of all layers on one tensor rank, and of those that train."""
+    """Number of parameters of all layers on one tensor rank, and number of trained parameters among them."""
     kinds = describe(model).kinds.items()
     parts = [(p, count) for layer, count in kinds for p in layer_parameters(layer, tensor)]
     return sum(count * p.size for p, count in parts), sum(count * p.size for p, count in parts if not p.is_frozen)

@@ -34,8 +34,8 @@ CHOSEN = frozenset({
     "layout.tensor", "layout.data", "layout.sequence_parallel", "layout.sharding", "layout.shard_group",
     "training.micro_batch_size", "training.recompute", "training.recompute_every",
 })  # fmt: skip
-"""Settings that the search chooses itself. The search ignores the values of these settings in the run, except that the
-run's layout gives the default number of devices."""
+"""Settings that the search chooses. The search ignores their values in the run, except that the run's layout gives the
+default number of devices."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,13 +249,15 @@ def _layouts(run: RunConfig, hardware: Hardware, plain: Layout) -> Iterator[Layo
 
 
 def kept_offload(training: TrainingConfig, recompute: str) -> tuple[Offload, ...]:
-    """Offloads of the run that work with this recomputation. Activations are offloaded only with "full"."""
+    """Parts of `training.offload` that work with this kind of recomputation. Activations are offloaded only with
+    "full".
+    """
     return tuple(item for item in training.offload if item != "activations" or recompute == "full")
 
 
 @lru_cache
 def reason_against_tensor(model: ModelConfig, tensor: int) -> str:
-    """Reason why the model cannot be cut over `tensor` ranks, as a clause. Empty if it can be cut."""
+    """Reason why the model cannot be cut over `tensor` ranks, as a clause. Empty if the model can be cut."""
     try:
         require_tensor_axis(model, tensor)
     except LayoutError:
@@ -308,7 +310,7 @@ def memory_of_rank(hardware: Hardware, num_ranks: int) -> int:
 
 
 def _reason_against_memory(candidate: Candidate, memory: MemoryForecast, hardware: Hardware) -> str:
-    """Reason why a candidate does not fit into the memory of a rank; empty if it fits.
+    """Reason why a candidate does not fit into the memory of a rank. Empty if the candidate fits.
 
     The reason names the weights and the optimizer if their bytes alone exceed the memory. If only the bytes of weights,
     optimizer and gradients together exceed the memory, the reason names all three. Otherwise, the reason names the

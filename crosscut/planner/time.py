@@ -84,7 +84,8 @@ class _Layer:
     """Seconds of one layer in one micro-batch."""
 
     products: Mapping[str, tuple[float, float, float]]
-    """Seconds of products by the name of the region's entry or exit: forward, input gradient, weight gradient."""
+    """Seconds of the forward, input gradient and weight gradient products, by the name of the parallel region's entry
+    or exit."""
     not_repeated: float
     """Seconds of the forward products that full recomputation does not repeat."""
     attention: tuple[float, float]
@@ -129,7 +130,7 @@ class _Layers:
         again = decoder.recomputed(recomputation_step(run))
         repeated = [(again[layer], timed[layer].repeated(run.training.recompute)) for layer in decoder.kinds]
         self.again = tuple(sum(count * seconds[i] for count, seconds in repeated) for i in range(3))
-        """Seconds of products, attention and passes that recomputation repeats in all layers."""
+        """Seconds that all layers take to repeat products, attention and passes for recomputation."""
 
     def total(self, seconds: Callable[[_Layer], float]) -> float:
         """Sum over all layers."""
@@ -287,7 +288,7 @@ def _moments_from_host(run: Planned, hardware: Hardware) -> float:
     if "optimizer" not in run.training.offload or not hardware.host_bandwidth:
         return 0.0
     own = trained_parameters_per_rank(run.model, run.layout) / run.layout.shard_size
-    return 8 * own / hardware.host_bandwidth  # both moments in float32; in and out at the same time
+    return 8 * own / hardware.host_bandwidth  # two moments in float32, copied in both directions at the same time
 
 
 def _starts(run: Planned, hardware: Hardware) -> float:

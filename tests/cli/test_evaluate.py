@@ -126,7 +126,7 @@ def test_messages_name_the_options(model, options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "Either files (`--task`, `--text`) or lm-eval tasks (`--harness`) must be given to score, not both, but"),
+        ((), "Either files (`--task`, `--text`) or lm-eval tasks (`--harness`) must be given, not both, but"),
         (("--task", "lambda=x"), "`--task` must be `wikitext103=FILE` or `lambada=FILE`, but is `lambda=x`."),
         (("--task", "lambada"), "`--task` must be `wikitext103=FILE` or `lambada=FILE`, but is `lambada`."),
         (

@@ -104,8 +104,8 @@ class AddPositions(Pointwise):
 
     def on(self, target: Target) -> Step:
         """Return the step for a target. If positions restart at each document, each sequence has its own positions, and
-        the step saves them for the backward pass. Otherwise all sequences have the same positions, and the step saves
-        nothing.
+        the step saves these positions for the backward pass. Otherwise, all sequences have the same positions, and the
+        step saves nothing.
         """
         if not target.document_mask:
             return self

@@ -3,8 +3,8 @@ norms come after the residual sums has no final norm. A model that solves a task
 of the product with the vocabulary.
 
 The loss works on one chunk of tokens after the other, so the logits of all tokens never exist at the same time. For
-each chunk, the forward pass already computes the gradients of the hidden states and of the output projection's weight.
-So the rules for the steps of a layer do not fit, and the class `Loss` counts the memory and the messages of the loss.
+each chunk, the forward pass also computes the gradients of the hidden states and of the output projection's weight. The
+loss therefore differs from the steps of a layer, and the class `Loss` counts its memory and messages separately.
 """
 
 from dataclasses import dataclass, replace

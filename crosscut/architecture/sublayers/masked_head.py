@@ -6,9 +6,9 @@ tokens to predict, so that only their logits are computed:
 
     X --f--> rows to predict --> dense --> GeLU --> norm --> logits W_i^T + b_i, and the loss
 
-Every rank computes the dense layer and the norm whole. In the backward pass, every rank starts from its own part of the
-vocabulary, so the gradients of the dense layer and the norm are summed over the ranks. The head for the order of
-segments is the pooler and the classifier of `pooled_head`, on the first token:
+Every rank computes the whole dense layer and the whole norm. In the backward pass, every rank starts from the logits of
+its own part of the vocabulary, so the gradients of the dense layer and the norm are summed over the ranks. The head for
+the order of segments is the pooler and the classifier of `pooled_head`, on the first token:
 
     X --f--> first token --> pooler and classifier --> logits of both orders, and the loss
 """
@@ -23,7 +23,7 @@ from crosscut.architecture.target import Kind
 from crosscut.config import ModelConfig
 
 NUM_ORDERS = 2
-"""Number of orders of two segments: that of their text, and swapped."""
+"""Number of possible orders of two segments: as in the text, or swapped."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ KINDS = (FeedForward.GELU, FeedForward.GELU_EXACT, FeedForward.RELU2)
 
 
 _EAGER_PASSES = {FeedForward.GELU: (2, 3), FeedForward.GELU_EXACT: (2, 3), FeedForward.RELU2: (4, 7)}
-"""Number of tensors that the activation's uncompiled kernels read or write, forward and backward."""
+"""Number of tensors that the uncompiled kernels of an activation function read or write: forward, backward."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class Norm:
         return (1, Kind.ROOT) if self.kind is NormKind.RMS else (2, Kind.DEVIATION)
 
     def step(self, name: str, x: Value) -> tuple[Value, "Normalise"]:
-        """Normalise `x`, a value outside of the heads. Return the result, and the step that computes the result."""
+        """Describe the norm of `x`, a value that is not divided into heads. Return the norm's result, and the step."""
         width, kind = self.statistics
         normed = replace(x, name=f"{name} out", is_cheap=True)
         statistics = Value(f"{name} statistics", width, x.rows, kind=kind)

@@ -26,13 +26,13 @@ def add_residual(name: str, x: Value, *, around: Value, dropout: float) -> tuple
 
 
 def dropout_mask(name: str, width: int) -> Value:
-    """Mask of a dropout on the residual stream."""
+    """Dropout mask for the residual stream."""
     return Value(name, width, Rows.STREAM, kind=Kind.MASK)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draw(Pointwise):
-    """Draw the mask of a dropout."""
+    """Draw a dropout mask."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Index of a checkpoint: the file and position of every part of every tensor, and the values beside the tensors.
+"""Index of a checkpoint: the file and position of every part of every tensor, and the values that are not tensors.
 
 The index is JSON and ends with its own hash, because a repair must know that no value in it has changed. Reading the
 index yields only numbers and texts and runs no code, so an index from an unknown author is safe to read. Checkpoints of
@@ -25,11 +25,11 @@ MOST_INDEX_BYTES = 1 << 30
 the index has 700 MiB."""
 
 DTYPES_BY_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
-"""Types of elements that a checkpoint can hold, by torch's names such as `float32`."""
+"""Element types that a checkpoint can hold, by their names in torch, such as `float32`."""
 _PART_FIELDS = ("offsets", "sizes", "file", "start", "crc32")
 
 Value = Any
-"""A value beside the tensors, of types that JSON can express."""
+"""A stored value that is not a tensor. JSON can express its type."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Part:
     start: int
     """Position of the block's first byte in the file."""
     crc32: int = 0
-    """CRC-32 of the block's bytes. Only a repair checks it, if the hash of the whole file is lost."""
+    """CRC-32 of the block's bytes. Only a repair checks the CRC-32, if the hash of the whole file is lost."""
     archive_bytes: int = 0
     """In a checkpoint of format 1, the size of the zip archive that starts at `start` and holds the block; its checksum
     is in the archive. Otherwise 0."""
@@ -81,7 +81,7 @@ class Index:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Name of a type of elements, such as `float32`."""
+    """Name of an element type, such as `float32`."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -107,7 +107,7 @@ def dump_index(index: Index) -> bytes:
 
 
 def _sealed(body: bytes) -> bytes:
-    """Complete `body`, which is JSON without its last brace, with its hash."""
+    """Append the hash of `body` and the closing brace to `body`, which is JSON without its closing brace."""
     return body + _seal(body)
 
 
@@ -157,7 +157,7 @@ def _entry(name: str, table: Mapping[str, Any]) -> Entry:
 def checked_entry(name: str, shape: tuple[int, ...], dtype: str, parts: tuple[Part, ...]) -> Entry:
     """Return a tensor whose parts lie inside its shape and have as many elements as the shape.
 
-    Raises `ValueError` for other parts, and for an unknown type of elements.
+    Raises `ValueError` for any other parts, and for an unknown element type.
     """
     if dtype not in DTYPES_BY_NAME:
         raise ValueError(f"`{name}` has elements of an unknown type")

@@ -25,8 +25,8 @@ In format 1, the tensors and their index have PyTorch's own format (`old_format`
 _READABLE = (1, FORMAT)
 
 MODEL, AVERAGE = "model", "average"
-"""Groups of a checkpoint's tensors: the last weights, and the moving average of the weights, if the run keeps one. Both
-have the names of the parameters."""
+"""Groups of a checkpoint's tensors: the last weights and, if the run keeps a moving average of the weights, this
+average. In both groups, the tensors have the names of the parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ class Manifest:
 
 
 def holds_average(manifest: Manifest) -> bool:
-    """Whether a checkpoint holds a moving average of the weights beside the last weights."""
+    """Whether a checkpoint holds a moving average of the weights in addition to the last weights."""
     return any(name.startswith(f"{AVERAGE}.") for name in manifest.tensors)
 
 
@@ -137,7 +137,7 @@ def read_manifest(folder: Folder) -> Manifest:
 
 def parse_manifest(content: bytes, path: str) -> Manifest:
     """Parse the content of a `manifest.json`. Raises `DamagedCheckpointError` for content that is damaged or edited,
-    and `CheckpointError` for another format; the message names the file by `path`.
+    and `CheckpointError` for another format. The message contains `path`.
     """
     try:
         table = parse_table(content)

@@ -1,12 +1,12 @@
 """Reading of checkpoints of format 1, whose files are in the format of `torch.distributed.checkpoint`.
 
 Their index, `.metadata`, is a pickle. A pickle can call any function that its reader finds by name, so a foreign
-checkpoint could run any program. The reader here accepts only the names that an old index needs, and each name stands
-for an empty class, a plain type of Python or a text. No module is imported for a name. The objects that the
-pickle builds are then checked like the JSON of a newer checkpoint.
+checkpoint could run any program. This module's reader accepts only the names that an old index needs. It replaces each
+name by an empty class, a plain type of Python or a text, and imports no module. The objects that the pickle builds are
+then checked like the JSON of a newer checkpoint.
 
-Each part of a tensor is a zip archive that `torch.save` has written. The tensor's bytes lie in it uncompressed, so they
-are read without PyTorch's help.
+Each part of a tensor is a zip archive that `torch.save` has written. The archive stores the tensor's bytes
+uncompressed, so they are read without PyTorch.
 """
 
 import dataclasses
@@ -43,18 +43,19 @@ _PLAIN_TYPES: Mapping[tuple[str, str], type] = {
     ("torch.serialization", "_get_layout"): str,
 }
 _DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
-"""Names in the module `torch` that the reader replaces by the same name as a text."""
+"""Names in the module `torch` that the reader replaces by a text with the same name."""
 
 _LOCAL_HEADER = 30
 """Number of bytes in a zip entry's header before the name. The last four bytes are the lengths of the name and of the
 extra field."""
 
 _MOST_READ = 1 << 24
-"""Maximum size in bytes of a value, or of the directory of a tensor's archive. Both have a few hundred bytes."""
+"""Maximum size in bytes of a value, or of the directory of a tensor's archive. Their usual size is a few hundred
+bytes."""
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reader of pickles that knows the names of an old index and no others."""
+    """Unpickler that accepts only the names that an old index needs."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(io.BytesIO(content))
@@ -72,12 +73,14 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _keep_dtype(properties: Any, state: tuple[Any, ...]) -> None:
-    """Keep the first of a tensor's properties; the others are always the same."""
+    """Keep only the first property of a tensor. The other properties are the same for all tensors."""
     properties.dtype = state[0]
 
 
 def read_old_index(folder: Folder) -> Index:
-    """Read the index of a checkpoint of format 1. Raises `CheckpointError` if it names or holds anything unknown."""
+    """Read the index of a checkpoint of format 1. Raises `CheckpointError` if the index contains an unknown name or an
+    unknown type.
+    """
     content = folder.read(OLD_INDEX_FILE)
     try:
         metadata = vars(_Unpickler(content).load())
@@ -99,7 +102,7 @@ def read_old_index(folder: Folder) -> Index:
 
 
 def _places(storage: Mapping[Any, Any]) -> dict[tuple[str, tuple[int, ...]], Mapping[str, Any]]:
-    """Places in the files by tensor and offset. A value's offset is empty."""
+    """File positions by tensor and offset. The offset of a value is empty."""
     found = {}
     for index, place in storage.items():
         described = vars(index)
@@ -157,8 +160,8 @@ def without_archive(file: IO[bytes], part: Part) -> Part:
 
 
 class _FileSlice(io.RawIOBase):
-    """A section of a file, with the interface of a file. Only values and directories of archives are read through it.
-    They are small, so `read` raises `ValueError` for more than `_MOST_READ` bytes.
+    """A section of a file, with the interface of a file. The class is only used to read values and the directories of
+    archives, which are small, so `read` raises `ValueError` for more than `_MOST_READ` bytes.
     """
 
     def __init__(self, file: IO[bytes], offset: int, length: int) -> None:

@@ -26,7 +26,7 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""Types of elements that a file can hold, by safetensors' names."""
+"""Element types that a file can hold, by their names in safetensors."""
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _ALIGNMENT = 8
@@ -46,7 +46,7 @@ class Form(NamedTuple):
 
 
 def file_header(tensors: Mapping[str, Form]) -> bytes:
-    """Header of a file that holds these tensors in this order."""
+    """Header of a file that holds the tensors of `forms` in this order."""
     table: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, form in tensors.items():

@@ -1,1 +1,1 @@
-"""Checkpoints that exist: description, comparison and repair, for `crosscut checkpoint`."""
+"""Description, comparison and repair of existing checkpoints, for `crosscut checkpoint`."""

@@ -1,4 +1,4 @@
-"""Comparison of two checkpoints: their tensors, their other values, and the settings of the runs that wrote them.
+"""Comparison of two checkpoints: tensors, other stored values, and the settings of the runs that wrote the checkpoints.
 
 Only one tensor of each checkpoint is in memory at a time. The layouts may differ, because each tensor is assembled from
 its shards before the comparison. If two vocabularies are padded to different sizes, only the rows without padding are
@@ -35,8 +35,8 @@ class TensorDifference:
 
     @property
     def same(self) -> bool:
-        """Whether a and b are equal in all elements, compared as numbers. 0 equals -0. NaN and infinity equal
-        nothing.
+        """Whether all elements of a and b are equal as numbers. 0 equals -0, but NaN and infinity do not equal
+        anything.
         """
         return self.largest == 0
 
@@ -75,7 +75,7 @@ def compare(first: Folder, second: Folder, *, advance: Callable[[str], None] = l
 
 
 def _vocab_size(manifest: Manifest) -> int:
-    """Number of rows of the padded tensors without their padding. 0 if the checkpoint does not give the number."""
+    """Number of rows without padding, in tensors that are padded. 0 if the checkpoint does not state this number."""
     model = manifest.progress.config.get("model")
     size = model.get("vocab_size") if isinstance(model, dict) else None
     return size if type(size) is int and size > 0 else 0

@@ -1,8 +1,9 @@
 """Repair of a folder of checkpoints, limited to changes that cannot hide damage.
 
-Half-written folders of killed runs are removed. A damaged checkpoint is renamed to `damaged-...`: it can no longer be
-mistaken for a good checkpoint, and its data is not lost. A manifest is rebuilt only if all other files are undamaged:
-every tensor can be read and passes its checksum. The new manifest records that a repair wrote it.
+Half-written folders of killed runs are removed. A damaged checkpoint is renamed to `damaged-...`, so that nobody
+mistakes it for a good checkpoint, and its data is not lost. A manifest is rebuilt only if all other files are
+undamaged, that is, if every tensor can be read and passes its checksum. The new manifest records that a repair has
+written it.
 """
 
 import dataclasses
@@ -128,6 +129,6 @@ def _rebuilt(folder: Folder, good: list[Folder]) -> Manifest:
 
 
 def _progress(step: int, neighbour: Progress) -> Progress:
-    """Progress of the same run at another step. Every step consumes the same number of samples."""
+    """Progress of the run of `progress` at another step. Every step consumes the same number of samples."""
     per_step = neighbour.samples // neighbour.step if neighbour.step else 0
     return dataclasses.replace(neighbour, step=step, samples=per_step * step)

@@ -1,1 +1,1 @@
-"""Saving of a checkpoint in the background: copies in host memory, and their atomic writing."""
+"""Saving of checkpoints in the background: the state is copied to host memory, and the copy is written atomically."""

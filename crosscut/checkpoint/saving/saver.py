@@ -98,8 +98,9 @@ class Saver:
 
         The state is copied in the background, and the next optimizer step waits for the end of the copy. The call first
         waits for the previous checkpoint. If the previous checkpoint could not be written and `config.on_failure` is
-        `stop`, `CheckpointError` is raised on every rank. With `final`, that error is not raised, because the state of
-        the last step would otherwise be lost. `require_saved` then tells whether the final checkpoint was written.
+        `stop`, `CheckpointError` is raised on every rank. If `final` is true, this error is not raised, because
+        otherwise the state of the last step would be lost. Call `require_saved` afterwards to check that the final
+        checkpoint was written.
         """
         start = time.perf_counter()
         if final:
@@ -149,7 +150,7 @@ class Saver:
 
     def _work(self, job: _Job) -> None:
         """Copy and write the state, in the background thread. A rank that cannot copy still takes part in the
-        communication, so that no other rank waits forever.
+        communication. Otherwise, the other ranks would wait forever.
         """
         staged: dict[str, Tensor] = {}
         failed: BaseException | None = None
@@ -171,8 +172,7 @@ class Saver:
         try:
             dcp.save(job.state, storage_writer=writer, planner=DefaultSavePlanner(), process_group=self._group)
         except (Exception, CheckpointException) as error:
-            # An error of the storage, including a lost connection to an object store, arrives as one of these two
-            # classes.
+            # Every error of the storage, including a lost connection to an object store, has one of these two classes.
             ours = isinstance(error, CheckpointException | CheckpointError)
             if not ours and isinstance(error, Exception) and is_lost_connection(error):
                 raise  # another rank has failed, which `launch.processes` reports
@@ -208,7 +208,7 @@ class Saver:
         )
 
     def _warn(self, error: CheckpointError) -> None:
-        """Report the error as soon as it happens. The ranks can act on it only together, at the next checkpoint."""
+        """Report the error as soon as it happens. The ranks act on the error together, at the next checkpoint."""
         follows = "continues" if self.config.on_failure == "continue" else "stops at its next checkpoint"
         echo(f"crosscut: A checkpoint could not be written, and the run {follows}. {error}", err=True)
 

@@ -33,7 +33,7 @@ class HostBuffers:
         if ready is None:
             return {name: self._copy(name, local_part(tensor)) for name, tensor in tensors.items()}
         if not all(local_part(tensor).is_cuda for tensor in tensors.values()):
-            ready.synchronize()  # the host does not wait by itself for a device that writes to host memory
+            ready.synchronize()  # the host must wait explicitly for a device that writes to host memory
         with torch.cuda.device(ready.device):
             stream = torch.cuda.Stream()
             with torch.cuda.stream(stream):
@@ -53,9 +53,7 @@ class HostBuffers:
 
 
 def computed(device: torch.device) -> "torch.cuda.Event | None":
-    """Record a CUDA event after all work that is queued on the device so far, and return the event. Returns None on the
-    CPU.
-    """
+    """Record a CUDA event after all work that is queued on the device, and return it. Returns None on the CPU."""
     if device.type != "cuda":
         return None
     event = torch.cuda.Event()
@@ -78,7 +76,7 @@ class CopyGuard:
         self._done.clear()
 
     def end(self) -> None:
-        """Stop delaying optimizer steps. The caller calls this method when the copy is complete or has failed."""
+        """Stop delaying optimizer steps. Call this method when the copy is complete or has failed."""
         self._done.set()
 
     def wait(self) -> None:

@@ -1,12 +1,12 @@
 """Atomic writing of a checkpoint, as a storage writer of `torch.distributed.checkpoint`.
 
-PyTorch plans which rank writes which part of which tensor. Each rank writes its parts to one safetensors file, whose
-bytes are hashed on their way, so no file is read again. The hashes are sent to the coordinator together with the
+PyTorch decides which parts of the tensors each rank writes. Each rank writes its parts to one safetensors file and
+hashes the bytes as it writes them, so no file is read again. The hashes are sent to the coordinator together with the
 results. When all ranks have written their files, the coordinator adds the index and the manifest, and publishes the
-folder. So if `dcp.save` returns on one rank, the checkpoint is complete, and if it raises on one rank, it raises on
-all.
+folder. Therefore, if `dcp.save` returns on one rank, the checkpoint is complete, and if `dcp.save` raises an error on
+one rank, it raises an error on all ranks.
 
-The module relies on this behaviour of PyTorch: `finish` receives from each rank the list that `write_data` returned.
+The module relies on the fact that PyTorch passes the list that `write_data` returns on each rank to `finish`.
 """
 
 import dataclasses
@@ -56,8 +56,8 @@ class CheckpointWriter(dcp.StorageWriter):
         published: Callable[[], None] = lambda: None,
         failed: BaseException | None = None,
     ) -> None:
-        """Create the writer. It plans with the live tensors and writes the copies in `staged`, which holds this rank's
-        parts by flat name. `published` is called on the coordinator when the checkpoint is complete.
+        """Create the writer. PyTorch plans with the live tensors, and the writer writes the copies in `staged`, which
+        holds this rank's parts by flat name. `published` is called on the coordinator when the checkpoint is complete.
 
         `failed` is an error of this rank, such as a failed copy. If an error is given, the save fails on all ranks.
         """
@@ -79,8 +79,8 @@ class CheckpointWriter(dcp.StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Give each rank its file. The folder is emptied first, because a killed run may have left a part of the same
-        checkpoint in it.
+        """Assign a file to each rank. The folder is emptied first, because a killed run may have left files of the same
+        checkpoint.
         """
         with self._told():
             self.draft.begin(MANIFEST_FILE)
@@ -88,7 +88,9 @@ class CheckpointWriter(dcp.StorageWriter):
         return [dataclasses.replace(plan, storage_data=f"rank-{i}{DATA_SUFFIX}") for i, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's tensors to its file. Values travel to the coordinator together with the results."""
+        """Write this rank's tensors to its file. Values that are not tensors are sent to the coordinator with the
+        results.
+        """
         assert isinstance(planner, DefaultSavePlanner)
         values = [item for item in plan.items if item.type == WriteItemType.BYTE_IO]
         results = [WriteResult(item.index, 0, planner.lookup_object(item.index)) for item in values]
@@ -132,24 +134,24 @@ class CheckpointWriter(dcp.StorageWriter):
             self.published()
 
     def discard(self) -> None:
-        """Remove the files of a save that failed, on the coordinator. They would take up the room that the next
-        checkpoint needs. Files that cannot be removed are left.
+        """Remove the files of a save that failed, on the coordinator. These files would take up space that the next
+        checkpoint needs. A file that cannot be removed is left in place.
         """
         if self._has_begun:
             with suppress(Exception):  # the storage may be the cause of the failure
                 self.draft.remove(MANIFEST_FILE)
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """Do nothing, because a writer writes one checkpoint."""
+        """Do nothing, because a writer writes only one checkpoint."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Raise `NotImplementedError`. The folder is given, so PyTorch never asks."""
+        """Raise `NotImplementedError`. PyTorch does not call this method, because the writer has its folder."""
         raise NotImplementedError
 
     def _require_present(self, files: Mapping[str, FileEntry]) -> None:
-        """Raise `CheckpointError` if files are missing. They are lost if the folder is removed and created again during
-        the writing.
+        """Raise `CheckpointError` if files are missing, for example because somebody removed and recreated the folder
+        during the save.
         """
         present = self.draft.files()
         for name, entry in files.items():
@@ -161,15 +163,17 @@ class CheckpointWriter(dcp.StorageWriter):
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Convert errors to `CheckpointError`, which can be sent to the other ranks. An object store's own error may
-        not be picklable.
+        """Convert errors to `CheckpointError`, which can be sent to other ranks. The errors of an object store may not
+        be picklable.
         """
         with storage_errors_told(self.folder, "writable"):
             yield
 
 
 class _Written(list[WriteResult]):
-    """Results of one rank, with the hashes of its files. The class is a list because PyTorch transports a list."""
+    """Results of one rank, with the hashes of its files. The class is a list because PyTorch sends a list to the
+    coordinator.
+    """
 
     def __init__(
         self, results: list[WriteResult], files: Mapping[str, FileEntry], placements: Mapping[str, str]
@@ -231,5 +235,5 @@ class _HashingStream:
         return crc32
 
     def entry(self) -> FileEntry:
-        """Size and hash of what was written."""
+        """Size and hash of the written bytes."""
         return FileEntry(self.size, self._digest.hexdigest())

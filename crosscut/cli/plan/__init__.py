@@ -1,1 +1,1 @@
-"""`crosscut plan`, one name for three commands: the forecast, the calibration and the dry run."""
+"""`crosscut plan`: the forecast, the calibration and the dry run, which are three commands with one name."""

@@ -1,4 +1,4 @@
-"""The run that `crosscut plan` forecasts, from a file or from a preset, and the device."""
+"""Run and device that the user gives to `crosscut plan`. The run comes from a file or from a preset."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def asked_run(arguments: tuple[str, ...], model: str | None, *, layout: Layout | None = None) -> RunConfig:
     """Load the run to plan from its file in `arguments` or from the preset `model`. Overrides in `arguments` apply, and
-    a given `layout` replaces the run's.
+    a given `layout` replaces the layout of the run.
 
     Raises `ConfigError` unless exactly one of the file and the preset is given.
     """
@@ -31,8 +31,8 @@ def asked_run(arguments: tuple[str, ...], model: str | None, *, layout: Layout |
 
 
 def recipe_of_batch(arguments: tuple[str, ...], model: str | None) -> str:
-    """Name of the recipe that gives the batch size of the preset `model`. Empty if an override or a file may give
-    the batch size.
+    """Name of the recipe that sets the batch size of the preset `model`. Empty if an override or a file may set the
+    batch size.
     """
     given = {name: value.strip("\"'") for name, _, value in (argument.partition("=") for argument in arguments)}
     if model is None or "training.batch_size" in given:
@@ -49,8 +49,8 @@ def with_vocabulary(run: RunConfig) -> RunConfig:
 
 
 def asked_device(name: str, *, as_json: bool) -> "Hardware":
-    """Return the device that `--gpu` names. If the name fits several devices, say which of them is taken; beside JSON,
-    on the error stream.
+    """Return the device that `--gpu` names. If the name matches several devices, print which of them is used, on the
+    error stream if the output is JSON.
     """
     from crosscut.planner.hardware import named_hardware, other_matches
 
@@ -58,7 +58,8 @@ def asked_device(name: str, *, as_json: bool) -> "Hardware":
     if others := other_matches(name):
         choices = listed(f"`{key}`" for key in others)
         echo(
-            f"`--gpu {name}` means `{hardware.key}` here, the most common one. For another one, type {choices}.",
+            f"`--gpu {name}` matches several devices. This plan is for `{hardware.key}`, the most common one. "
+            f"For another one, type {choices}.",
             err=as_json,
         )
     return hardware

@@ -19,7 +19,7 @@ from crosscut.config.system.terminal import echo
 _model = click.option(
     "--model",
     metavar="NAME",
-    help="Preset to plan instead of RUN.toml. The end of a preset's name is enough, such as 8.3B for megatron-8.3b.",
+    help="Preset to plan instead of RUN.toml. The end of the name is enough, such as 8.3B for megatron-8.3b.",
 )
 _gpu = click.option("--gpu", metavar="NAME|FILE", help="Device, such as h100-sxm or v100-32gb-dgx2h, or a .toml file.")
 _json = click.option(
@@ -72,14 +72,16 @@ def calibration(calibrate: Path) -> None:
 def dry_run(options: DryRunOptions) -> None:
     """Run a real step of one rank of any layout on tensors without data.
 
-    The command prints the memory, FLOPs and messages of the step beside the planner's forecast. docs/dry-run.md
+    The command prints the memory, FLOPs and messages of the step next to the planner's forecast. docs/dry-run.md
     explains the figures.
     """
     show_dry_run(options)
 
 
 class _Plan(RunCommand):
-    """The forecast command. With `--calibrate` or `--dry-run`, the command of that option parses the arguments."""
+    """The forecast command. If the arguments contain `--calibrate` or `--dry-run`, the command for this option parses
+    them.
+    """
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -120,12 +122,12 @@ class _Plan(RunCommand):
 def plan(options: ForecastOptions) -> None:
     """Forecast the memory and the speed of each layout of a model.
 
-    The plan says which layouts fit into the device's memory, and which of these layouts is the fastest. The plan needs
-    a run's file or a preset (--model 8.3B), the device (--gpu) and the number of devices (--gpus). Any key can be
-    overridden, for example with training.batch_size=1024. The plan covers every layout that the model and the batch
-    allow. The plan also tries the useful recomputation modes and micro-batch sizes, even if the run's file sets these
-    keys. For each layout, the plan gives the memory of a rank, the messages that a rank sends and the time of a step.
-    docs/planner.md explains the formulas and compares forecasts with measurements.
+    The plan shows which layouts fit into the device's memory, and which of them is the fastest. Give a run's file or a
+    preset (--model 8.3B), the device (--gpu) and the number of devices (--gpus). Any key can be overridden, for example
+    with training.batch_size=1024. The plan covers every layout that the model and the batch allow. It also tries the
+    useful recomputation modes and micro-batch sizes, even if the run's file sets these keys. For each layout, the plan
+    gives the memory of a rank, the messages that a rank sends and the time of a step. docs/planner.md explains the
+    formulas and compares forecasts with measurements.
     """
     show_forecast(options)
 

@@ -28,7 +28,7 @@ class DryRunOptions:
 
 
 def show_dry_run(options: DryRunOptions) -> None:
-    """Run a step of one rank on tensors without data. Print the memory, FLOPs and messages of the step beside the
+    """Run a step of one rank on tensors without data. Print the memory, FLOPs and messages of the step next to the
     planner's forecast.
     """
     from crosscut.planner.search import require_device
@@ -51,7 +51,7 @@ def show_dry_run(options: DryRunOptions) -> None:
 
 
 def _text_against_memory(rehearsal: "Rehearsal", hardware: "Hardware") -> str:
-    """Say that the step does not fit into the memory of a rank, and what to change; empty if the step fits."""
+    """Message that the step does not fit into the memory of a rank, with a remedy. Empty if the step fits."""
     from crosscut.planner.search import memory_of_rank
     from crosscut.rehearsal.comparison import rehearsed_forecast
 
@@ -74,7 +74,9 @@ def _text_against_memory(rehearsal: "Rehearsal", hardware: "Hardware") -> str:
 
 
 def _fitting_micro_batch(run: RunConfig, hardware: "Hardware", limit: int) -> int:
-    """Largest micro-batch size, smaller than the run's, whose forecast fits into `limit` bytes; 0 if none fits."""
+    """Largest micro-batch size, below the micro-batch size of the run, whose forecast fits into `limit` bytes. 0 if
+    none fits.
+    """
     from crosscut.planner.memory import forecast_memory
 
     for size in reversed(divisors(run.micro_batch_size)[:-1]):

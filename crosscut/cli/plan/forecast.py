@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _MOST = 1e18
-"""Upper limit for `--tokens` and for `--price`, so that no product of the two is infinite."""
+"""Upper limit for `--tokens` and for `--price`, so that their product is always finite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ def show_forecast(options: ForecastOptions) -> None:
 
 
 def _show_written(options: ForecastOptions, asked: RunConfig) -> None:
-    """Say which files were written and what to do with them. With `--json`, use the error stream."""
+    """Print which files were written and how to use them. With `--json`, print to the error stream."""
     if options.write is not None:
         echo(
             f"{options.write}: the run with the first layout. To train it: crosscut train {options.write}"
@@ -115,8 +115,8 @@ def _show_written(options: ForecastOptions, asked: RunConfig) -> None:
 
 
 def _missing_data(asked: RunConfig) -> str:
-    """Overrides for the data that `crosscut train` still needs. A model with a larger vocabulary than `data.vocab_size`
-    also needs its own tokenizer, because the run would otherwise train a small one.
+    """Overrides for the data that `crosscut train` still needs. If the model has a larger vocabulary than
+    `data.vocab_size`, the run also needs the model's own tokenizer. Otherwise, the run would train a smaller tokenizer.
     """
     data = asked.data
     if data.tokens or data.mixture:
@@ -154,9 +154,7 @@ def _write_best(plans: "Plans", path: Path, asked: RunConfig, tokens: float | No
 
 
 def _with_steps_for(run: RunConfig, tokens: float) -> RunConfig:
-    """Return the run with as many steps as `tokens` tokens take. Warm-up and ramp become at most a tenth of these
-    steps.
-    """
+    """Return the run with enough steps for `tokens` tokens. Warm-up and ramp are limited to a tenth of the steps."""
     training = run.training
     steps = max(1, round(tokens / (training.batch_size * training.sequence_length)))
     if training.initial_batch_size:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _SEQUENCE = {
     "whole": "every tensor rank holds whole sequences between the layers",
-    "split": "the tensor ranks share each sequence there (sequence parallelism)",
-    "pieces": "split, and products overlap with their messages (symmetric memory)",
+    "split": "the tensor ranks share each sequence between the layers (sequence parallelism)",
+    "pieces": "as split, and products overlap with their messages (symmetric memory)",
 }
 _SHARDING = {
     "none": "every data rank has a whole copy of the state",
@@ -63,11 +63,11 @@ def columns(plans: "Plans", options: "ForecastOptions") -> list[Column]:
 
 
 def ranking(shown: Sequence[Column], *, width: int) -> Table:
-    """Table of the layouts, the fastest first. Two spaces are between columns, or one if the table would be wider than
-    `width` characters. The columns never shrink, so a table that is still too wide stays whole.
+    """Table of the layouts, the fastest first. Columns are separated by two spaces, or by one space if the table would
+    be wider than `width` characters. Columns are never cut, so the table may still be wider.
     """
     widths = [max(map(cell_len, [*column.heading.split("\n"), *column.cells])) for column in shown]
-    padding = 1 if sum(widths) + 2 * len(widths) - 1 <= width else 0  # besides the space that the box draws
+    padding = 1 if sum(widths) + 2 * len(widths) - 1 <= width else 0  # in addition to the space that the box draws
     table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, padding, 0, 0), show_edge=False)
     for column, needed in zip(shown, widths, strict=True):
         table.add_column(
@@ -121,17 +121,17 @@ def _sequence(layout: Layout) -> str:
 
 
 def _several(number: int) -> int:
-    """Number to show behind a value. 0, which shows no number, replaces 1."""
+    """Number to show after a value, or 0 to show none: a number of 1 is not shown."""
     return number if number > 1 else 0
 
 
 def _with_number(value: str, number: int) -> str:
-    """The value of a cell, such as `zero3` or, with a number, `zero3/8`."""
+    """Value of a cell, such as `zero3` or, with a number, `zero3/8`."""
     return f"{value}/{number}" if number else value
 
 
 def _meanings(table: Mapping[str, str], cells: Iterable[str], numbered: str = "") -> str:
-    """Meaning of each value in the cells. `numbered` says what a number behind a slash means."""
+    """Meaning of each value in the cells. `numbered` is the meaning of a number after a slash."""
     found = [cell.partition("/")[::2] for cell in cells]
     values = [f"{value}: {meaning}" for value, meaning in table.items() if value in dict(found)]
     numbers = sorted({int(number) for _, number in found if number})

@@ -56,7 +56,7 @@ def show_plans(plans: "Plans", options: "ForecastOptions", asked: RunConfig) -> 
 
 
 def _show_margin(console: Console, plans: "Plans") -> None:
-    """Name the first layout with a margin of memory, if the fastest layout has none."""
+    """Print the fastest layout that leaves a margin of memory, if the first layout leaves none."""
     best = plans.fitting[0]
     roomy = next((plan for plan in plans.fitting if not plans.is_near_limit(plan)), None)
     if roomy is None or roomy is best:

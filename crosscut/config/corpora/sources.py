@@ -62,8 +62,8 @@ class SourceConfig:
     CC-Stories."""
 
     weight: float = 1.0
-    """Number of copies of each training document of this source: 2 writes each document twice, 0.25 writes a quarter of
-    the documents, chosen by the seed."""
+    """Number of copies of each training document of this source. 2 writes each document twice, and 0.25 writes a
+    quarter of the documents, chosen by the seed."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

@@ -169,7 +169,7 @@ class TokensConfig:
     """Vocabulary size of the tokenizer that is trained if `tokenizer` is empty."""
 
     objective: Objective = Objective.CAUSAL
-    """Prediction for which the tokens are made: `causal` (GPT) or `masked` (BERT), as for `data.objective` of a
+    """Kind of prediction for which the tokens are made: `causal` (GPT) or `masked` (BERT), as in `data.objective` of a
     run."""
 
     num_shards: int = 5

@@ -1,6 +1,6 @@
 """Loading of a checked `RunConfig` or `CorpusConfig` from a TOML file and command-line overrides, and writing to TOML.
 
-All mistakes of the file and the command line are collected and reported together, each with its line.
+All mistakes in the file and on the command line are collected and reported together, each with its line number.
 """
 
 from crosscut.config.loading.load import (

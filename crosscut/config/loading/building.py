@@ -1,4 +1,4 @@
-"""Building of a config dataclass from nested tables. All mistakes are noted, not only the first."""
+"""Building of a config dataclass from nested tables. All mistakes are recorded, not only the first mistake."""
 
 import dataclasses
 import types
@@ -35,10 +35,10 @@ def parsed(value: Any) -> Any:
 
 
 class Builder:
-    """Builder of one config. It notes every mistake in `mistakes`.
+    """Builder of one config. It records every mistake in `mistakes`.
 
-    `keys` are the names of all keys that the config may have. After a mistake in one value, the builder goes on with
-    the default of this value, and finds the next mistake.
+    `keys` are the names of all keys that the config may have. After a mistake in a value, the builder continues with
+    the default of this value to find further mistakes.
     """
 
     def __init__(self, keys: Iterable[str], mistakes: Mistakes) -> None:
@@ -47,10 +47,10 @@ class Builder:
         self._given: set[str] = set()
 
     def build(self, kind: type, table: Any, path: str = "", place: str = "") -> Any:
-        """Build the dataclass `kind` from a table, recursively. Returns None if a mistake prevents this.
+        """Build the dataclass `kind` from a table, recursively. Returns None if a mistake makes this impossible.
 
-        `path` is the dotted name of the table, such as `data.mixture`. In an array of tables, `place` is this name with
-        the index of the table: `data.mixture.1` is the second table `[[data.mixture]]`. By default, `place` is `path`.
+        `path` is the dotted name of the table, such as `data.mixture`. For a table in an array of tables, `place` is
+        this name with an index: `data.mixture.1` is the second table `[[data.mixture]]`. By default, `place` is `path`.
         """
         table, place = parsed(table), place or path
         if self._mistakes.is_doubtful(path):
@@ -66,8 +66,8 @@ class Builder:
         self._mistakes.note(ConfigError(message), place)
 
     def _refuse_unknown(self, kind: type, table: Mapping[str, Any], path: str, place: str) -> dict[str, Any]:
-        """Note all keys that `kind` does not have. Returns the values of required fields whose key is misspelt, by the
-        correct key, so that the other checks can use the values.
+        """Record all keys that `kind` does not have as mistakes. If the key of a required field is misspelt, the result
+        maps the correct key to the given value, so that other checks can use this value.
         """
         known = _names(kind)
         meant: dict[str, Any] = {}
@@ -84,7 +84,7 @@ class Builder:
         return {field: value for field, value in meant.items() if field not in table}
 
     def _refuse_at_top(self, kind: type, key: str, value: Any) -> None:
-        """Note a key without a section, or all keys of an unknown section."""
+        """Record a mistake for a key without a section, or for each key of an unknown section."""
         names = [f"{key}.{inner}" for inner in value] if isinstance(value, Mapping) else [key]
         found = {name: meant_keys(name, self._keys) for name in names}
         if not any(found.values()):
@@ -99,8 +99,8 @@ class Builder:
 
     def _values(self, kind: type, table: Mapping[str, Any], path: str, place: str) -> dict[str, Any] | None:
         """Values of the fields that the table gives. None if a section is missing or cannot be built, or a value
-        without a default is missing. Only a model gets stand-ins for its missing values, so that its other fields and
-        the other sections are checked.
+        without a default is missing. Missing values of a model are replaced by stand-ins, so that the other fields of
+        the model and the other sections are still checked.
         """
         fields, hints = _fields(kind), typing.get_type_hints(kind)
         values: dict[str, Any] = {}
@@ -123,8 +123,8 @@ class Builder:
         return None if failed else values
 
     def _missing(self, kind: type, table: Mapping[str, Any], path: str, place: str) -> list[str]:
-        """Required fields that the table does not give. They are noted, unless a key that resembles no other may be a
-        misspelt one of them.
+        """Required fields that the table does not give. They are recorded as mistakes, unless the table has a key that
+        is similar to no known key, because this key may be meant for one of them.
         """
         missing = [key for key in _required(kind) if key not in table]
         names = [name for key in missing if not self._mistakes.is_doubtful(name := _joined(path, key))]
@@ -136,9 +136,11 @@ class Builder:
         return missing
 
     def _stand_in(self, key: str, values: dict[str, Any]) -> None:
-        """Set a size of the model that is missing or wrong to a value with which the other fields can be checked.
+        """Replace a missing or wrong size of the model by a stand-in, a value with which the other fields can be
+        checked.
 
-        The size, and the sizes that are computed from it, are not the user's. Mistakes that name them are not noted.
+        The user did not give this value, so mistakes that name the size, or a size that is computed from it, are not
+        recorded.
         """
         heads = values.get("num_heads", 1)
         values[key] = _HEAD_SIZE * min(max(heads, 1), _MOST_HEADS) if key == "hidden_size" else 1
@@ -146,7 +148,7 @@ class Builder:
         self._mistakes.doubt(f"model.{name}" for name in (key, *derived))
 
     def _construct(self, kind: type, values: dict[str, Any], path: str, place: str) -> Any:
-        """Create the dataclass. A value that it refuses is noted and replaced by the default."""
+        """Create the dataclass. If the dataclass refuses a value, the mistake is recorded and the default is used."""
         while True:
             try:
                 return kind(**values)
@@ -158,10 +160,10 @@ class Builder:
                     return None
 
     def _leave_out(self, kind: type, values: dict[str, Any], names: Iterable[str], path: str) -> bool:
-        """Replace the first of the keys `names` that the user gave by its default, or by a stand-in if it is a size of
-        the model without a default. Returns whether this was possible.
+        """Find the first key of `names` that the user gave, and replace its value by the default. A size of the model
+        without a default gets a stand-in. Returns whether there is such a key.
 
-        `values` holds values or, at the top, whole sections.
+        `values` holds the values of a section or, at the top level, whole sections.
         """
         name = next((name for name in names if name in self._given), "")
         section, _, key = name.removeprefix(f"{path}.").rpartition(".")
@@ -221,9 +223,7 @@ def _strings(value: Any, name: str) -> tuple[str, ...]:
 
 
 def _require_usual(name: str, value: object) -> None:
-    """Raise `ConfigError` for a value of the right type that no field can have, because neither a computation nor a
-    file can hold it.
-    """
+    """Raise `ConfigError` for a number that no field can have, such as nan or a number beyond 64 bits."""
     if isinstance(value, int) and abs(value) > MOST_SEED:
         raise ConfigError(f"`{name}` must be between -2^63 and 2^63, but is {shown(value)}.")
     if isinstance(value, float) and isnan(value):
@@ -256,16 +256,16 @@ _MODEL_HINT = (
     f" Give {quoted([f'model.{name}' for name in _required(ModelConfig)])}, or a `model.preset` such as `gpt2-small`, "
     "`llama3-8b` or `demo` (docs/configuration.md lists all presets)."
 )
-"""Advice for a model without its sizes, with a space in front."""
+"""Advice for a model section without sizes. Starts with a space."""
 
 _HEAD_SIZE, _MOST_HEADS = 128, 1 << 13
-"""Width of a head in a model whose hidden size is unknown, and the number of heads up to which the hidden size is
-allowed."""
+"""Width of a head in the stand-in of an unknown hidden size, and the largest number of heads for which this hidden size
+is allowed."""
 
 _DERIVED: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
     {"hidden_size": ("head_size", "mlp_size"), "num_heads": ("head_size", "num_kv_heads")}
 )
-"""Fields of a model whose defaults are computed from a size, by the size."""
+"""Fields of a model whose defaults depend on another size, by the name of this size."""
 
 
 _TYPE_NAMES: Mapping[type, str] = types.MappingProxyType(

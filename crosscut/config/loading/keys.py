@@ -1,6 +1,6 @@
-"""Names of all keys of a config, and search for the key that a user meant.
+"""Names of all keys of a config, and a search for the key that a user meant.
 
-Users type a key without its section, in another section, with a typo, or by the name that another program has for it.
+Users type a key without its section, in the wrong section, with a typo, or by its name in another program.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ _LONGEST_NAME = 100
 """Longest name that is compared with the keys, in characters. The comparison takes quadratic time."""
 
 _SAME_SECTION = 0.15
-"""Bonus of a key in the section that the user named, on a scale where identical names have 1."""
+"""Bonus for a key in the section that the user named. Identical names have a similarity of 1."""
 
 _CLOSE = 0.6
 """Minimum similarity of two names for a suggestion."""
@@ -73,14 +73,14 @@ SYNONYMS = MappingProxyType(
         "output.folder": "folder out out_dir output_dir save_dir",
     }
 )
-"""Names that other programs have for a key, by the key."""
+"""Names of each key in other programs."""
 
 _BY_SYNONYM = MappingProxyType({name: key for key, names in SYNONYMS.items() for name in names.split()})
 
 
 @cache
 def keys_of(kind: type, prefix: str = "") -> tuple[str, ...]:
-    """Dotted names of all keys of a config dataclass, in the order of its fields. `prefix` is put in front of each."""
+    """Dotted names of all keys of a config dataclass, in the order of its fields. Each name starts with `prefix`."""
     keys: list[str] = []
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
@@ -101,10 +101,10 @@ def section_of(annotation: object) -> type | None:
 
 
 def meant_keys(name: str, keys: Sequence[str]) -> list[str]:
-    """Keys that a user may have meant by a name that is not among `keys`. Empty if nothing is similar.
+    """Keys that a user may have meant by an unknown name. Empty if no key is similar.
 
-    The name is tried as another program's name for a key, as a key without its section or in another section, as a key
-    without its dot, and as a key with a typo, in this order.
+    The search tries four explanations in this order: the name of the key in another program, a missing or wrong
+    section, a missing dot, and a typo.
     """
     name = name.lower().replace("-", "_")
     last = name.rpartition(".")[2]
@@ -127,20 +127,20 @@ def _joined(name: str) -> str:
 
 
 def _similarity(name: str, key: str) -> float:
-    """Similarity of the last parts of two names, with a bonus for the same section."""
+    """Similarity of the last parts of two names, plus a bonus if both names have the same section."""
     (section, _, last), (of, _, key_last) = name.rpartition("."), key.rpartition(".")
     return difflib.SequenceMatcher(None, last, key_last).ratio() + (_SAME_SECTION if section == of != "" else 0)
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The word among `known` that is most similar to `word`, or None if none is similar."""
+    """Word in `known` that is most similar to `word`. None if no word is similar."""
     close = difflib.get_close_matches(word[:_LONGEST_NAME], list(known), n=1, cutoff=0.5)
     return close[0] if close else None
 
 
 def advice(found: Sequence[str], choices: Iterable[str] = ()) -> str:
-    """Sentence for the end of a message, with a space in front: the names that were `found`, or else the `choices`.
-    Empty if there are neither.
+    """Sentence for the end of a message, starting with a space. It names the keys in `found` or, if this list is empty,
+    the `choices`. Empty if both are empty.
     """
     if not found:
         words = [f"`{name}`" for name in choices]

@@ -89,18 +89,16 @@ def load_layout(text: str) -> Layout:
 
 
 def meant_settings(name: str) -> list[str]:
-    """Keys of a run that a user may have meant by `name`, which may be a full or a short name. Empty if none is
-    similar.
-    """
+    """Keys of a run that a user may have meant by `name`, with or without its section. Empty if no key is similar."""
     keys = keys_of(RunConfig)
     return [name] if name in keys else meant_keys(name, keys)
 
 
 def with_line(message: str, path: Path, overrides: Iterable[str] = ()) -> str:
-    """The message of an error, with the config file and the line of the key at fault in front.
+    """Put the config file and the line number of the wrong key in front of an error message.
 
-    The message is unchanged if it names no key of the file, if one of the `overrides` gives the key, or if it has a
-    line already.
+    The message is unchanged if it names no key of the file, if one of the `overrides` sets the key, or if the message
+    already has a line number.
     """
     text = _read_toml(path)[1]
     mistakes = Mistakes(key_lines(text), file=path, text=text)
@@ -122,7 +120,9 @@ def write_toml(config: RunConfig | CorpusConfig, path: Path) -> None:
 
 
 def _read(source: Path | Mapping[str, Any], keys: Iterable[str]) -> tuple[Table, Mistakes]:
-    """The table of a config, with an empty list of its mistakes. `keys` are all keys that the config may have."""
+    """Read the table of a config. The result includes an empty list of mistakes. `keys` are all keys that the config
+    may have.
+    """
     if not isinstance(source, Path):
         return {key: _copy(value) for key, value in source.items()}, Mistakes(keys)
     table, text = _read_toml(source)
@@ -134,7 +134,7 @@ def _copy(value: Any) -> Any:
 
 
 def _read_toml(path: Path) -> tuple[Table, str]:
-    """The table and the text of a TOML file."""
+    """Read a TOML file. Return the table and the text."""
     try:
         text = read_small(path)
         return parse_toml(text), text
@@ -154,8 +154,8 @@ def _read_toml(path: Path) -> tuple[Table, str]:
 
 
 def _not_toml(path: Path, text: str, reason: str) -> str:
-    """The message of a text that is not TOML, with the file and the line in front. `reason` is Python's own message,
-    which ends with the line and the column, or with "at end of document".
+    """Message for a text that is not TOML, starting with the file and the line number. `reason` is the message of
+    Python's parser, which ends with the line and the column, or with "at end of document".
     """
     lines = text.splitlines() or [""]
     place = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", reason)
@@ -173,7 +173,7 @@ def _not_toml(path: Path, text: str, reason: str) -> str:
 
 
 def _leave_model_out(table: Table) -> None:
-    """Remove a model section without a preset. Its keys would otherwise modify the preset that an override names."""
+    """Remove a model section without a preset. Otherwise, its keys would change the preset that an override names."""
     if isinstance(model := table.get("model"), dict) and "preset" not in model:
         del table["model"]
 
@@ -193,7 +193,7 @@ def _override(table: Table, overrides: Iterable[str], mistakes: Mistakes) -> Non
 
 
 def _dashed(option: str, value: str) -> ConfigError:
-    """Error for a setting that is written like an option."""
+    """Error for a setting that was typed with dashes, like an option."""
     settings = " or ".join(f"{key}={value}" for key in meant_settings(option.lstrip("-")))
     return ConfigError(
         f"`{option}` must be an option of this command, but there is no such option. Settings are written without "
@@ -213,10 +213,11 @@ def _apply(table: Table, name: str, text: str, mistakes: Mistakes) -> None:
 
 
 def _expand_preset(table: Table, mistakes: Mistakes) -> str:
-    """Replace `model.preset` by the settings of the model. Returns the name of the preset, or an empty text.
+    """Replace `model.preset` by the settings of the model. Returns the name of the preset, or an empty string.
 
-    A misspelt name is noted, and stands for the nearest preset, so that the other settings are checked. If no preset is
-    near, mistakes are not noted if they name a setting that every preset gives and the user does not.
+    A misspelt name is recorded as a mistake. The most similar preset is used in its place, so that the other settings
+    are checked. If no preset is similar, mistakes that name a setting that every preset gives and the user does not
+    give are not recorded.
     """
     model = table.get("model")
     if not isinstance(model, dict) or "preset" not in model:
@@ -236,13 +237,13 @@ def _expand_preset(table: Table, mistakes: Mistakes) -> str:
 
 
 _OWN = {"dropout", "lora_rank", "lora_alpha"}
-"""Settings of a model that a run chooses itself, even if the run starts from a published model."""
+"""Settings of the model that a run may choose even if it starts from a published model."""
 
 
 def _expand_published(table: Table, mistakes: Mistakes) -> None:
-    """Fill in the model, and the tokenizer for its text, from the folder in `training.initialize_from`.
+    """Fill in the model and the tokenizer from the folder in `training.initialize_from`.
 
-    A resumed run does not need the folder, because its resolved config already contains both.
+    A resumed run does not need the folder, because its resolved config already contains the model and the tokenizer.
     """
     training, model, data = (table.get(name, {}) for name in ("training", "model", "data"))
     if not all(isinstance(section, dict) for section in (training, model, data)):
@@ -264,8 +265,8 @@ def _expand_published(table: Table, mistakes: Mistakes) -> None:
 
 
 def _agreeing(model: Table, published: Table, folder: str) -> Table:
-    """Keys of a run's model section that may differ from the folder's model: those of `_OWN`, and unknown keys, which
-    later raise an error. Raises `ConfigError` for any other key that contradicts the folder.
+    """Keys of a run's model section that may differ from the folder's model: the keys in `_OWN`, and unknown keys,
+    which are reported later. Raises `ConfigError` for any other key that contradicts the folder.
     """
     for key in published.keys() & model.keys() - _OWN:
         given = parsed(model[key])

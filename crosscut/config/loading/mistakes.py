@@ -10,14 +10,14 @@ from crosscut.config.loading.toml_lines import key_lines
 
 _NAME = re.compile(r"`(\w+)`|\b(\w+(?:\.\w+)+)")
 _COMMAND_LINE = 1 << 62
-"""Line number of a mistake that is not in the file, so that it comes after all mistakes in the file."""
+"""Line number for mistakes on the command line, which are sorted after all mistakes in the file."""
 
 
 class Mistakes:
-    """Mistakes of one config. A mistake in a file has the file and the line in front of its message.
+    """Mistakes in one config. The message of a mistake in a file starts with the file and the line number.
 
-    `keys` are the names of all keys that the config may have. `file` and `text` are the name and the content of its
-    file; without them, the config is a table that has no lines.
+    `keys` are the names of all keys that the config may have. `file` and `text` are the name and the content of the
+    file. A config without a file is a table, which has no line numbers.
     """
 
     def __init__(self, keys: Iterable[str], *, file: Path | None = None, text: str = "") -> None:
@@ -32,15 +32,13 @@ class Mistakes:
         return key_lines(self._text)
 
     def override(self, name: str) -> None:
-        """Record that the value of the key `name` comes from the command line, so that the file's line is not at
-        fault.
-        """
+        """Record that the command line sets the key `name`, so that a message does not refer to a line of the file."""
         self._overridden.add(name)
 
     def doubt(self, names: Iterable[str]) -> None:
-        """Record keys and sections that do not have the value that the user meant, because of a mistake such as a
-        misspelt key. From then on, `note` ignores errors that name these keys, because such errors only follow from the
-        mistake.
+        """Record keys and sections whose value is not the one that the user meant, because of a mistake such as a
+        misspelt key. From then on, `note` ignores errors that name these keys, because they are only a consequence of
+        the mistake.
         """
         self._doubtful.update(names)
 
@@ -49,14 +47,14 @@ class Mistakes:
         return name in self._doubtful
 
     def note(self, error: ConfigError, place: str = "") -> None:
-        """Note a mistake. `place` is the key or section that is at fault, if the message does not name it first."""
+        """Record a mistake. If the message does not begin with the wrong key or section, `place` names it."""
         names = self.named_in(str(error))
         if self._doubtful.isdisjoint(names):
             line = self._line([place, *names] if place else names)
             self._noted.setdefault(self._placed(str(error), line), (line or _COMMAND_LINE, error))
 
     def placed(self, message: str) -> str:
-        """The message with the file and the line of the key at fault in front, if the file gives this key."""
+        """Put the file and the line number of the wrong key in front of the message, if the file contains this key."""
         return self._placed(message, self._line(self.named_in(message)))
 
     def named_in(self, message: str) -> list[str]:
@@ -78,8 +76,8 @@ class Mistakes:
         return f"{self._file}:{line}: {message}" if line else message
 
     def _line(self, names: list[str]) -> int | None:
-        """Line of the first of `names` that the file gives, or else of the section of the first name. None if the
-        command line gives a name before the file does.
+        """Line number of the first of `names` that the file contains. If the file contains none, the line number of the
+        first name's section. None if the command line sets an earlier name.
         """
         if self._file is None:
             return None

@@ -14,25 +14,27 @@ from crosscut.config.recipes import RECIPES, default_recipe
 from crosscut.config.training import TrainingConfig
 
 _WARM_UP_SHARE, _VALIDATIONS, _DECAY = 20, 10, 10
-"""Unless the run says otherwise, the warm-up takes at most a twentieth of the steps, a run has at least ten
-validations, and the learning rate falls at least to a tenth of its maximum."""
+"""Limits for settings that the run does not give: the warm-up takes at most a twentieth of the steps, a run has at
+least ten validations, and the learning rate falls at least to a tenth of its maximum."""
 
 _INITIAL_WEIGHTS = ("initial_spread", "zero_initial_outputs")
-"""Keys of `[training]` that choose random initial weights. A run from published weights does not have them."""
+"""Keys of `[training]` for random initial weights. A run that starts from published weights does not have these
+keys."""
 
 
 def expand_recipe(table: dict[str, Any], preset: str, mistakes: Mistakes) -> None:
     """Replace the key `recipe` by the recipe's settings, except those that the run gives. If the key is missing,
     `default_recipe` chooses a recipe for the model. `preset` is the name of the model's preset, or empty.
 
-    For some settings, the recipe gives only a maximum. Their values are lower in a run with few steps, short sequences
-    or a low learning rate: `optimizer.warmup_steps`, `training.validate_every`, `training.sequence_length` and
-    `optimizer.min_learning_rate`. The batch is raised to the next multiple of the data ranks. An output projection that
-    is tied to the embedding has no learning rate of its own, and neither have matrices that Muon does not update. A run
-    with `training.initialize_from` has the model and the initial weights of that folder, so the recipe sets neither.
+    For some settings, the recipe gives only a maximum, and a run with few steps, short sequences or a low learning rate
+    gets a lower value: `optimizer.warmup_steps`, `training.validate_every`, `training.sequence_length` and
+    `optimizer.min_learning_rate`. The batch is raised to the next multiple of the data ranks. The recipe sets no
+    separate learning rate for an output projection that is tied to the embedding, or for matrices that Muon does not
+    update. In a run with `training.initialize_from`, the folder gives the model and the initial weights, so the recipe
+    sets neither.
 
-    An unknown recipe is noted. The nearest recipe, or the default one, then takes its place, so that no other setting
-    is wrong only because the recipe is.
+    An unknown recipe is recorded as a mistake. The most similar recipe, or the default recipe, is used in its place, so
+    that the mistake does not cause further errors.
     """
     training = table.get("training")
     initial = parsed(training.get("initialize_from", "")) if isinstance(training, dict) else ""
@@ -56,13 +58,13 @@ def expand_recipe(table: dict[str, Any], preset: str, mistakes: Mistakes) -> Non
 
 
 def _for_published_weights(recipe: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The recipe without the settings that the folder in `training.initialize_from` decides."""
+    """Recipe without the settings that the folder in `training.initialize_from` determines."""
     training = {key: value for key, value in recipe.get("training", {}).items() if key not in _INITIAL_WEIGHTS}
     return {"training": training, "optimizer": recipe.get("optimizer", {})}
 
 
 def _limit(table: dict[str, Any], defaults: dict[str, dict[str, Any]], preset: str) -> None:
-    """Set the settings whose values depend on other settings, unless the run gives them."""
+    """Compute the settings that depend on other settings, except those that the run gives."""
     training, optimizer = table["training"], table["optimizer"]
     steps, rate = (_number(table, defaults, *key) for key in (("training", "steps"), ("optimizer", "learning_rate")))
     if steps is not None:

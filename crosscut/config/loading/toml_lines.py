@@ -1,4 +1,4 @@
-"""Line numbers of the keys in a TOML file. Python's own reader does not keep them."""
+"""Line numbers of the keys in a TOML file. Python's TOML parser does not report line numbers."""
 
 import re
 from collections import Counter
@@ -18,7 +18,7 @@ _DEPTHS = {"[": 1, "{": 1, "]": -1, "}": -1}
 
 
 def key_lines(text: str) -> dict[str, int]:
-    """Line of each section and each key in a valid TOML file, by dotted name; the first line has the number 1.
+    """Line number, counted from 1, of each section and each key in a valid TOML file, by dotted name.
 
     The items of an array of tables are numbered from 0, as in `sources.0.name`. The keys of an inline table are left
     out.
@@ -40,12 +40,12 @@ def key_lines(text: str) -> dict[str, int]:
 
 
 def _heads(text: str) -> Iterator[tuple[int, str]]:
-    """Line and text of each section's header and of each key, up to its equals sign."""
+    """Line number and text of each section header, and of each key up to the equals sign."""
     number, depth, head, in_value = 1, 0, "", False
     for part in _PART.findall(f"{text}\n"):
         depth += _DEPTHS.get(part, 0)
         if part == "\n" and not depth:
-            if head.strip() and not in_value:  # a header
+            if head.strip() and not in_value:  # a section header
                 yield number, head.strip()
             head, in_value = "", False
         elif part == "=" and not in_value:

@@ -18,25 +18,24 @@ class Family:
     fixed: Mapping[str, Any]
     """Fields of `ModelConfig` that have the same value in all models of the family."""
     defaults: Mapping[str, Any]
-    """Values of fields whose key is missing in a file, if the family's default differs from the default of
-    `ModelConfig`."""
+    """Family's default values of fields, where they differ from the defaults of `ModelConfig`. They apply if a file
+    omits the key."""
     required: Mapping[str, tuple[Any, ...]]
-    """Other keys that change the computation, with the values that Crosscut supports. A missing key means the first
-    value."""
+    """Other keys that change the computation, with the values that Crosscut supports. The first value applies if a file
+    omits the key."""
     biases: tuple[str, ...] = ()
     """Keys that say whether all matrices have biases. If a file omits these keys, the value in `fixed` applies."""
     dropouts: tuple[str, ...] = ()
     """Additional keys for dropout. Crosscut writes these keys on export and ignores them on import."""
     window: int | None = None
-    """Length of the sliding attention window, in tokens, if a file does not name the length. None means full
-    attention."""
+    """Length of the sliding attention window in tokens, if a file does not give it. None means full attention."""
     is_windowed: bool = False
     """Whether the sliding window is active even if a file does not set `use_sliding_window`."""
     heads: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Fields of `ModelConfig` for heads other than that of `architecture`, by the architecture in the file. Heads of
-    other architectures are left out."""
+    """Fields of `ModelConfig` for the heads of other architectures than `architecture`, by the name of the architecture
+    in the file. An unknown architecture is read without its head."""
     first_position: int = 0
-    """Row of a text's first position in the table of learned positions. The rows before it belong to no position."""
+    """Row of the first position in the table of learned positions. No text uses the rows before it."""
 
 
 _LLAMA_KEYS = {
@@ -52,7 +51,7 @@ _LLAMA_KEYS = {
     "tied": "tie_word_embeddings",
 }
 SOFT_CAP_FIELD = "logit_softcap"
-"""Field of `ModelConfig` for the soft cap. A family with a soft cap writes null instead of 0."""
+"""Field of `ModelConfig` for the soft cap. Families with a soft cap write null for a model without one."""
 _PLAIN = {
     "attention": "causal",
     "norm_place": "before",
@@ -63,7 +62,7 @@ _PLAIN = {
     "embedding_norm": False,
     SOFT_CAP_FIELD: 0.0,
 }
-"""Values of settings that only few families have."""
+"""Values of settings that few families support."""
 _LLAMA_FIXED = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "qk_norm": False, **_PLAIN}
 _LLAMA_DEFAULTS = {"norm_epsilon": 1e-6, "tied": False, "dropout": 0.0}
 _LLAMA_REQUIRED = {"hidden_act": ("silu",), "quantization_config": (None,)}

@@ -1,7 +1,8 @@
 """Conversion between the `config.json` of a published model on Hugging Face and `ModelConfig`.
 
-The table in `families` serves both directions: it maps our fields to the keys of a family, and lists the values that a
-family fixes. If a key changes the model's computation but `ModelConfig` has no field for it, an error names the key.
+The table in `families` is used in both directions. It maps our fields to the keys of a family, and lists the values
+that are the same in all models of a family. If a key changes the model's computation but `ModelConfig` has no field for
+this key, an error names the key.
 """
 
 from collections.abc import Mapping
@@ -70,14 +71,14 @@ def read_published(folder: Path) -> Published:
 
 
 def first_position_of(folder: Path) -> int:
-    """Row of a text's first position in the table of learned positions of a published model. 0 if `folder` does not
-    hold the configuration of a published model.
+    """Row of the first position in a published model's table of learned positions. 0 if `folder` does not hold the
+    configuration of a published model.
     """
     return _family_of(_Table(folder / MODEL_FILE)).first_position if is_published(folder) else 0
 
 
 def _model(fields: Mapping[str, Any], family: Family, path: Path) -> ModelConfig:
-    """Model with the values of a `config.json`. Errors name the file's keys instead of our fields."""
+    """Build a model from the values of a `config.json`. Errors name the file's keys instead of our fields."""
     try:
         return ModelConfig(**fields)
     except ConfigError as error:
@@ -88,7 +89,8 @@ def _model(fields: Mapping[str, Any], family: Family, path: Path) -> ModelConfig
 
 
 def end_ids(folder: Path) -> dict[Path, tuple[int, ...]]:
-    """Token ids that end a text of the model, by the file in `folder` that names them. `config.json` comes first.
+    """Token ids that end a text of the model, by the name of the file in `folder` that gives them. `config.json` comes
+    first.
 
     The model may belong to any family, including families that Crosscut does not support. Raises `ConfigError` for a
     file that cannot be read and for a value that is not an id.
@@ -123,7 +125,7 @@ def begin_id(folder: Path) -> int | None:
 
 
 def reason_against_export(model: ModelConfig) -> str:
-    """Reason why no family can express the model, as a clause that follows a colon. The reason names all settings that
+    """Reason why the model belongs to no family, as a clause that follows a colon. The reason names all settings that
     differ from the closest family. Empty if the model can be exported.
     """
     if model.mlp_pattern:
@@ -140,7 +142,7 @@ def reason_against_export(model: ModelConfig) -> str:
 
 
 def require_exportable(model: ModelConfig) -> None:
-    """Raise `ConfigError` for a model that no family can express."""
+    """Raise `ConfigError` for a model that belongs to no family."""
     if reason := reason_against_export(model):
         raise ConfigError(f"{reason}. Crosscut can export only models of the families that it knows.")
 
@@ -152,7 +154,7 @@ def published_table(
     token id with which a text begins, `stops` are the token ids that end a text, and `labels` are the names of the
     classes of a model with `head = "classes"`.
 
-    Raises `ConfigError` for a model that no family can express, and if the number of labels is not the number of
+    Raises `ConfigError` for a model that belongs to no family, and if the number of labels is not the number of
     classes.
     """
     require_exportable(model)
@@ -172,7 +174,7 @@ def published_table(
 
 
 def _named_classes(number: int, labels: tuple[str, ...]) -> dict[str, Any]:
-    """Keys for the names of the classes. Without labels, the names are those of `transformers`."""
+    """Keys for the names of the classes. Without labels, the names are the defaults of `transformers`."""
     names = labels or tuple(f"LABEL_{index}" for index in range(number))
     if len(names) != number or len(set(names)) != number:
         raise ConfigError(
@@ -205,7 +207,7 @@ class _Table:
         return self.values[key] if key in self else default
 
     def take(self, key: str, field: str) -> Any:
-        """The value for one of our fields. Raises `ConfigError` unless the value has the field's type."""
+        """Value for a field of `ModelConfig`. Raises `ConfigError` unless the value has the field's type."""
         value, kind = self.values[key], ModelConfig.__annotations__[field]
         if kind is float:
             return self.number(key, value)
@@ -214,7 +216,9 @@ class _Table:
         return value
 
     def section(self, key: str) -> dict[str, Any]:
-        """The object under a key, or an empty one. Raises `ConfigError` for a value that is not an object."""
+        """The object under a key, or an empty object if the key is missing. Raises `ConfigError` for a value that is
+        not an object.
+        """
         if not isinstance(value := self.get(key, {}), dict):
             raise ConfigError(f"`{key}` in `{self.path}` must be an object, but is {shown(value)}. Correct the file.")
         return value
@@ -260,8 +264,8 @@ def _family_of(table: _Table) -> Family:
 
 
 def _heads(table: _Table, family: Family) -> Mapping[str, Any]:
-    """Fields for the heads of the file's architecture. Empty if Crosscut does not have these heads: an output for
-    masked tokens that is not tied, or numbers and several classes in place of one class.
+    """Fields for the heads of the file's architecture. Empty if Crosscut does not support these heads: an output
+    projection for masked tokens that is not tied, or a classifier that predicts numbers or several classes at once.
     """
     architectures = table.get("architectures", [])
     if not isinstance(architectures, list) or len(architectures) != 1:
@@ -277,7 +281,7 @@ def _heads(table: _Table, family: Family) -> Mapping[str, Any]:
 
 
 _ONE_CLASS = "single_label_classification"
-"""The `problem_type` of a model that gives each text one class."""
+"""Value of `problem_type` in a model that assigns exactly one class to each text."""
 
 
 def _labels(table: _Table) -> tuple[str, ...]:
@@ -304,7 +308,7 @@ def _architecture(family: Family, model: ModelConfig) -> str:
 
 
 def _biases(table: _Table, family: Family) -> dict[str, Any]:
-    """Value of `model.biases`, "all" or "none", if the family leaves the choice to the file. Empty otherwise."""
+    """Value of `model.biases`, "all" or "none", if the file gives it. Empty otherwise."""
     if not family.biases:
         return {}
     *others, last = ((key, bool(table.get(key, family.fixed["biases"] == "all"))) for key in family.biases)
@@ -355,8 +359,8 @@ def _rope_scaling(model: ModelConfig) -> dict[str, Any] | None:
 
 
 def _window(table: _Table, family: Family, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Longest sequence of a model with a sliding window. Up to the window's length, a sliding window sees everything,
-    so the model equals one with full attention and this maximum length.
+    """Maximum sequence length of a model with a sliding window: the length of the window. For sequences up to this
+    length, a sliding window is the same as full attention.
     """
     is_used = family.is_windowed or bool(table.get("use_sliding_window", False))
     window = table.values.get("sliding_window", family.window) if is_used else None
@@ -366,8 +370,8 @@ def _window(table: _Table, family: Family, fields: Mapping[str, Any]) -> dict[st
 
 
 def _nearest(model: ModelConfig) -> tuple[Family, dict[str, Any]]:
-    """Closest family to a model, with the family's values for the fields in which the model differs. An empty mapping
-    is a perfect match.
+    """Family that is closest to a model, and the family's values of the fields in which the model differs. The mapping
+    of values is empty if the model belongs to the family.
     """
     candidates = [_differences(family, model) for family in FAMILIES.values() if family not in (MISTRAL, ROBERTA)]
     return min(candidates, key=lambda candidate: len(candidate[1]))

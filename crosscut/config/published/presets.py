@@ -67,7 +67,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     # BERT (Devlin et al. 2018), section 3. It has the norms after the sublayers.
     "bert-base": _bert(12, 768, 12, vocab_size=BERT_VOCAB_SIZE, **_ORIGINAL_BERT),
     "bert-large": _bert(24, 1024, 16, vocab_size=BERT_VOCAB_SIZE, **_ORIGINAL_BERT),
-    # Published models of the Llama kind, as in their own configurations.
+    # Published models of the Llama kind, with the values of their own configurations.
     "smollm2-135m": _llama(
         30,
         576,
@@ -126,7 +126,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         rotary_base=500_000.0,
         tied=False,
     ),
-    # Models for a laptop's CPU. The vocabulary is the tokenizer's.
+    # Models for a laptop's CPU. The tokenizer determines the vocabulary size.
     "laptop-tiny": _shape(2, 64, 4, max_sequence_length=128),
     "laptop-small": _shape(4, 256, 4, max_sequence_length=256),
     "laptop-base": _shape(6, 384, 6, max_sequence_length=256),
@@ -143,8 +143,8 @@ DEMO_PRESET = "demo"
 """Preset of the demo's model, whose recipe is "modern"."""
 
 _TRAINED_ON = {"smollm2-135m": 2048, "qwen2.5-0.5b": 4096, "qwen3-0.6b": 4096}
-"""Tokens per sequence in most of the training, for models that were trained on longer sequences only at the end:
-SmolLM2 (arXiv 2502.02737), Qwen2.5 (arXiv 2412.15115) and Qwen3 (arXiv 2505.09388)."""
+"""Tokens per sequence in the main part of the training, for models that were trained on longer sequences only at the
+end: SmolLM2 (arXiv 2502.02737), Qwen2.5 (arXiv 2412.15115) and Qwen3 (arXiv 2505.09388)."""
 
 
 def sequence_length_of(preset: str) -> int:

@@ -1,1 +1,1 @@
-"""Operating system below a run: files, locks on folders, facts about the machine, and the terminal."""
+"""Access to the operating system: files, locks on folders, facts about the machine, and the terminal."""

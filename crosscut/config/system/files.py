@@ -1,8 +1,8 @@
-"""Reading of files that others wrote, atomic writing of small files, and a check that a file can be written.
+"""Safe reading of files from unknown sources, atomic writing of small files, and a check that a file can be written.
 
 A file that a user names, or that came with a downloaded model, may be anything: a FIFO that never ends, a device, text
-in another encoding, or extremely nested JSON. The functions here read such files and raise `OSError` or `ValueError`
-with the reason, or a `CrosscutError` with the whole message.
+in another encoding, or extremely nested JSON. The functions of this module read such files. They raise `OSError` or
+`ValueError` with the reason, or a `CrosscutError` with the whole message.
 """
 
 import errno
@@ -30,8 +30,8 @@ _ENDLESS = {
 
 
 class NotRegularError(OSError):
-    """A named pipe, a socket or a device in place of a file: reading it may wait or go on forever, and it cannot be
-    read a second time.
+    """Error for a named pipe, a socket or a device in place of a file. Reading it may block or never end, and it cannot
+    be read a second time.
     """
 
 
@@ -55,8 +55,8 @@ def read_text(path: Path) -> str:
 
 
 def read_small(path: Path) -> str:
-    """Read a text file whose content is parsed as a whole. Raises as `read_text` does, and `OSError` if the file is
-    larger than 256 MiB.
+    """Read a text file whose content is parsed as a whole. Raises the errors of `read_text`, and `OSError` if the file
+    is larger than 256 MiB.
     """
     require_regular(path)
     if path.stat().st_size > MOST_BYTES:
@@ -76,8 +76,8 @@ def read_json(
     invalid: type[CrosscutError] | None = None,
     remedy: str = "",
 ) -> dict[str, Any]:
-    """Read the JSON object in a file. Raises `error`, with `remedy` at the end of its message, if the file cannot be
-    read, and `invalid` (by default `error`) if it does not hold a JSON object.
+    """Read the JSON object in a file. Raises `error` if the file cannot be read, and `invalid` (by default `error`) if
+    the file does not hold a JSON object. `remedy` is the end of the message.
     """
     invalid = invalid or error
     remedy = remedy and f" {remedy}"
@@ -128,13 +128,13 @@ def write_whole(path: Path, content: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError:  # a full disk: a part of the file would only take up room
+    except OSError:  # on a full disk, an incomplete file would only take up space
         temporary.unlink(missing_ok=True)
         raise
 
 
 def flush_to_disk(path: Path) -> None:
-    """Make a file, or the names in a folder, survive a power failure."""
+    """Flush a file, or the names in a folder, to the disk, so that they survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -143,8 +143,8 @@ def flush_to_disk(path: Path) -> None:
 
 
 def require_writable_file(setting: str, path: Path) -> None:
-    """Raise `ConfigError`, which names `setting`, unless a file can be written at `path`. Call this before the work
-    starts; the check leaves no file behind.
+    """Raise `ConfigError` unless a file can be written at `path`. The message names `setting`. Call this function
+    before the work starts. The check leaves no file behind.
     """
     try:
         if path.is_dir():

@@ -3,8 +3,8 @@
 The lock is a file in each folder, created exclusively. The processes that hold the lock renew the file's time every
 `BEAT` seconds. On the same machine, another process can see whether these processes still run. On another machine, a
 lock counts as abandoned once its file is older than `STALE` seconds. Both times in this comparison are set by the file
-system, so the clocks of the machines may differ. A file whose time is more than `STALE` seconds in the future is not
-renewed by anybody, so its lock counts as abandoned as well.
+system, so the clocks of the machines may differ. If the time of a file is more than `STALE` seconds in the future,
+nobody renews the file, so the lock also counts as abandoned.
 
 If a run was halted for longer than `STALE` seconds, another run may have taken its lock. A run therefore calls
 `require_held` before it writes.
@@ -36,9 +36,11 @@ STALE = 60.0
 _MOST_BYTES = 1 << 20
 """Maximum size of a lock file. A process takes about 30 bytes."""
 _ENDING = 1.0
-"""Seconds after which a process that was killed before the lock was read has ended."""
+"""Seconds within which a killed process ends. A process that was killed before the lock was read has ended after this
+time."""
 _SETTLE = 0.5
-"""Seconds after which two processes that took the same abandoned lock both see which of them has it."""
+"""Seconds to wait after taking an abandoned lock. If two processes have taken the same lock, both then see which of
+them holds it."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,9 @@ class Holder:
         return cls(token, socket.gethostname(), machine_identity(), started, time.strftime("%Y-%m-%d %H:%M:%S"))
 
     def __post_init__(self) -> None:
-        """Raise `TypeError` or `ValueError` if a value is not of its field's type: the file may hold anything."""
+        """Raise `TypeError` or `ValueError` if a value does not have the type of its field, because the file may hold
+        anything.
+        """
         texts = (self.token, self.host, self.machine, self.since)
         if not isinstance(self.processes, dict) or not all(
             isinstance(text, str) for text in (*texts, *self.processes, *self.processes.values())
@@ -73,7 +77,9 @@ class Holder:
 
     @property
     def runs(self) -> bool | None:
-        """Whether a process of the holder still runs. None if only the age of the lock can tell."""
+        """Whether a process of the holder is still running. None on another machine, where only the age of the lock
+        shows this.
+        """
         if self.machine != machine_identity():
             return None
         return any(process_start(int(pid)) == started for pid, started in self.processes.items())
@@ -123,7 +129,7 @@ class FolderLock:
         path, first_seen = folder / LOCK_FILE, 0.0
         while not self._create_file(path):
             holder = _read(path)
-            if holder is None:  # released in the meantime
+            if holder is None:  # the lock was released in the meantime
                 continue
             runs, (seen, age) = holder.runs, self._age(path)
             is_first_look, first_seen = not first_seen, first_seen or seen
@@ -142,7 +148,7 @@ class FolderLock:
             if is_first_look:
                 told(
                     f"`{folder}` was used {max(age, 0.0):.0f} s ago by {holder}. Waiting for up to {STALE - age:.0f} "
-                    "s, to see whether that run still lives."
+                    f"s to see whether that run is still alive."
                 )
             time.sleep(BEAT / 2)
 
@@ -155,7 +161,7 @@ class FolderLock:
         try:
             with file:
                 json.dump(asdict(Holder.here(self.token)), file)
-        except OSError:  # a full disk: an empty lock would count as the lock of another machine
+        except OSError:  # on a full disk, an empty lock file would count as the lock of another machine
             path.unlink()
             raise
         return True
@@ -184,8 +190,8 @@ class FolderLock:
 
     @contextmanager
     def renewed(self) -> Iterator[None]:
-        """Renew the lock inside the block, in a thread of this process. The processes of a run may do this at the same
-        time; the lock then lives as long as any of them.
+        """Renew the lock inside the block, in a thread of this process. Several processes of a run may renew the lock
+        at the same time. The lock is then held until the last of them ends.
         """
         for folder in self.folders:
             self._join(folder / LOCK_FILE)
@@ -209,15 +215,15 @@ class FolderLock:
         while not ended.wait(BEAT):
             for folder in self.folders:
                 path = folder / LOCK_FILE
-                with suppress(OSError):  # a file system that does not answer for a while; the next renewal tells more
+                with suppress(OSError):  # the file system may not respond for a while, so the next renewal decides
                     self.is_lost = not self._is_ours(path)
                     if self.is_lost:
                         return
                     os.utime(path)
 
     def require_held(self) -> None:
-        """Raise `TrainingError` if this run no longer holds its folders: another run has taken over the lock, or a
-        folder was moved or removed.
+        """Raise `TrainingError` if this run no longer holds its folders, because another run has taken over the lock or
+        a folder was moved or removed.
         """
         for folder in self.folders:
             if self.is_lost or not self._is_ours(folder / LOCK_FILE):
@@ -239,7 +245,7 @@ class FolderLock:
     def _is_ours(self, path: Path) -> bool:
         try:
             holder = _read(path)
-        except ConfigError:  # something else has taken the name of the lock
+        except ConfigError:  # the lock's name now belongs to something that is not a file
             return False
         return holder is not None and holder.token == self.token
 
@@ -265,8 +271,8 @@ def _not_writable(folder: Path, error: OSError) -> ConfigError:
 
 
 def require_unused(folder: Path) -> None:
-    """Raise `ConfigError` if a run holds the lock of a folder, or if the lock is not a file. Reads only, so the folder
-    may be read-only.
+    """Raise `ConfigError` if a run holds the lock of a folder, or if the lock is not a file. The folder may be
+    read-only, because nothing is written.
     """
     path = folder / LOCK_FILE
     holder = _read(path)
@@ -280,7 +286,8 @@ def _read(path: Path) -> Holder | None:
     """Read a lock file. Returns None if there is none. Raises `ConfigError` if a FIFO, a folder, a link or a device has
     the name of the lock; no run creates any of these.
 
-    Opening the file makes NFS ask the server for its content and time; a cached time could be a minute old.
+    Opening the file makes NFS ask the server for its content and time. Without opening, NFS could return a cached time
+    that is a minute old.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -299,7 +306,7 @@ def _read(path: Path) -> Holder | None:
     try:
         fields: dict[str, Any] = parse_json(content)
         return Holder(**fields)
-    except (ValueError, TypeError):  # another process is just writing the file, or was killed while it did
+    except (ValueError, TypeError):  # another process is writing the file, or was killed while writing
         return Holder("", "an unknown machine", "", {}, "an unknown time")
 
 

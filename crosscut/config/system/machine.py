@@ -14,7 +14,7 @@ from crosscut.config.errors import ConfigError, CrosscutError
 
 _PROCESSES_PER_CORE = 32
 """Maximum number of processes per core. A process needs about 3 seconds of a core to import PyTorch, so 32 processes
-per core start in a minute and a half. The processes then wait for each other."""
+per core take a minute and a half to start. More processes would only wait for each other."""
 
 _BYTES_PER_PROCESS = 192 << 20
 """Memory of a process that has imported PyTorch and computes nothing."""
@@ -28,14 +28,14 @@ def available_cores() -> int:
 def available_memory() -> int:
     """Size of the memory that the processes of this machine or container may use, in bytes."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with suppress(OSError, ValueError):  # no Linux, no container, or "max"
+    with suppress(OSError, ValueError):  # not Linux, not a container, or "max"
         return min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8")))
     return memory
 
 
 def require_room(name: str, num_processes: int, *, remedy: str, error: type[CrosscutError] = ConfigError) -> None:
-    """Raise `error` if this machine's cores or memory are too few for `num_processes` processes. The message names the
-    setting by `name` and ends with `remedy`. Call this before the first process starts.
+    """Raise `error` if this machine has too few cores or too little memory for `num_processes` processes. The message
+    names the setting by `name` and ends with `remedy`. Call this before the first process starts.
     """
     cores, memory = available_cores(), available_memory()
     most = max(1, min(_PROCESSES_PER_CORE * cores, memory // _BYTES_PER_PROCESS))
@@ -79,8 +79,8 @@ def machine_identity() -> str:
 
 
 def process_start(pid: int) -> str | None:
-    """Start time of a running process, in the system's units; empty if the system does not tell. None if no such
-    process runs. A process is identified by its number together with its start time, because numbers are reused.
+    """Start time of a running process, in the system's units. Empty if the system does not give the time, and None if
+    there is no such process. A number together with a start time identifies a process, because numbers are reused.
     """
     try:
         with suppress(PermissionError):  # another user's process
@@ -97,8 +97,8 @@ def process_start(pid: int) -> str | None:
 def leave_with_parent() -> None:
     """End this process as soon as its parent process ends, even if the parent is killed by SIGKILL.
 
-    Without this call, the process would go on writing files although the run has ended and a new run may write the same
-    files. The call has no effect in a process that `multiprocessing` did not start.
+    Without this call, the process would continue to write files after the end of the run, when a new run may write the
+    same files. The call has no effect in a process that `multiprocessing` did not start.
     """
     threading.Thread(target=_wait_for_parent, daemon=True, name="leave with parent").start()
 

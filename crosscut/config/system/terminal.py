@@ -1,8 +1,8 @@
 """Output to the user's terminal. Every command and every rank prints through the functions of this module.
 
-Names, messages and generated text may come from others. On a terminal, a control character in such text can rename the
-window, hide lines or type commands. Therefore `printable` replaces control characters by visible escapes whenever text
-goes to a terminal, and always in errors. Text that goes to a file or a pipe is not changed.
+Names, messages and generated text may come from unknown sources. On a terminal, a control character in such a text can
+rename the window, hide lines or type commands. Therefore, `printable` replaces control characters by visible escapes in
+all text for a terminal, and in all errors. Text that goes to a file or a pipe is not changed.
 """
 
 import os
@@ -20,7 +20,7 @@ _CONTROLS = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u206a-\u206f\ud800-\udfff]|\r(?!\n)"
 )
 """Control characters of ASCII and Latin-1 except tabs and line ends; characters that reorder the text around them; and
-lone surrogates. Marks of ordinary text, such as the joiner in an emoji, are not among them."""
+lone surrogates. Marks of ordinary text, such as the joiner in an emoji, are not included."""
 
 
 def printable(text: str) -> str:
@@ -33,8 +33,8 @@ def _escape(code: int) -> str:
 
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True, bold: bool = False, red: bool = False) -> None:
-    """Print text, to the error stream if `err` is set, with a line end if `nl` is set. Only a terminal with colours
-    shows `bold` and `red`.
+    """Print text. `err` selects the error stream, and `nl` adds a line end. `bold` and `red` have an effect only on a
+    terminal with colours.
     """
     is_terminal = (sys.stderr if err else sys.stdout).isatty()
     shown = printable(str(text)) if err or is_terminal else str(text)
@@ -44,7 +44,7 @@ def echo(text: object = "", *, err: bool = False, nl: bool = True, bold: bool = 
 
 
 def _has_colours() -> bool:
-    """Whether the terminal shows colours. `NO_COLOR` and a dumb terminal turn them off, as they do for rich."""
+    """Whether the terminal shows colours. As in rich, `NO_COLOR` and a dumb terminal turn colours off."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
@@ -72,6 +72,6 @@ def new_console(*, stderr: bool = False, width: int | None = None) -> "Console":
 
 
 def show_cursor() -> None:
-    """Show the cursor of the terminal again, which a progress bar has hidden. Does nothing without a terminal."""
+    """Show the terminal's cursor again after a progress bar has hidden it. Does nothing without a terminal."""
     if sys.stdout.isatty():
         click.echo("\x1b[?25h", nl=False)

@@ -99,7 +99,7 @@ class Hardware:
     """Stated memory bandwidth in bytes per second."""
 
     memory_attained: float
-    """Share of `memory_bandwidth` that is attained by operators that mainly read and write memory."""
+    """Share of `memory_bandwidth` that memory-bound operators attain."""
 
     flops: Mapping[str, float]
     """Stated FLOP/s of dense matrix products by precision: `float64`, `float32` (true float32), `tf32`, `float16`,
@@ -125,8 +125,8 @@ class Hardware:
     traffic. 0 if the memory traffic hides the arithmetic."""
 
     layer_host: tuple[float, float]
-    """Seconds that the host takes to start all operators of a layer, forward and backward; 0 if the host runs ahead of
-    the device."""
+    """Seconds that the host takes to start all operators of a layer, in the forward and in the backward pass. 0 if the
+    host runs ahead of the device."""
 
     tensor_host: float
     """Seconds per step that the host takes for each parameter tensor (norm, clipping, AdamW); 0 if the host runs ahead

@@ -54,8 +54,8 @@ _KEYS = {
 _SECTIONS = tuple(name for name in _KEYS if name)
 
 _MOST_COMMON = {"h100": "h100-sxm"}
-"""Device that a name means although several devices begin with it. Servers of eight SXM modules are what clouds and
-clusters offer as H100s."""
+"""Default device for a name that is the beginning of several device names. Clouds and clusters offer H100s mostly in
+servers with eight SXM modules."""
 
 
 def read_hardware(path: Path) -> Hardware:
@@ -188,16 +188,16 @@ def named_hardware(name: str) -> Hardware:
 
 
 def other_matches(name: str) -> list[str]:
-    """Names of the devices that a value of `--gpu` fits besides the most common one, which `named_hardware` returns;
-    empty if the value names one device only.
+    """Names of the other devices that match a value of `--gpu`, besides the most common device, which `named_hardware`
+    returns. Empty if the value matches only one device.
     """
     common = _MOST_COMMON.get(_plain(name))
     return [key for key in _matching(name) if key != common] if common else []
 
 
 def _matching(name: str) -> list[str]:
-    """Names of the known devices that equal `name` or, if no device does, begin with `name`. The comparison ignores
-    "NVIDIA" at the start, case, dashes, underscores and spaces.
+    """Names of the known devices that equal `name`. If there are none, the names that begin with `name`. The comparison
+    ignores "NVIDIA" at the start, upper and lower case, dashes, underscores and spaces.
     """
     wanted = _plain(name)
     exact = [key for key in KNOWN_HARDWARE if _plain(key) == wanted]

@@ -44,8 +44,8 @@ class Collective:
     """Computation that overlaps with the message."""
 
     beside: tuple[Product, ...] = ()
-    """Forward products of the parallel region. The message overlaps with these products or with the products that
-    compute their gradients."""
+    """Forward products of the parallel region. The message overlaps with these products, or with the products that
+    compute the gradients."""
 
     pieces: int = 1
     """Number of equal messages into which a tensor is split."""

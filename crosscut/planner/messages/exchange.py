@@ -71,7 +71,7 @@ def ring_seconds(
 
 @lru_cache(maxsize=4096)
 def fewest_in_a_node(stride: int, size: int, *, per_node: int, ranks: int) -> int:
-    """Smallest number of ranks of one group in one node, over all groups and the nodes that the groups use.
+    """Smallest number of ranks that any group has in any node that the group uses.
 
     `ranks` ranks form groups of `size` ranks. The ranks of a group are `stride` apart, and a node has `per_node` ranks.
     If every group fits into one node, the result is `size`. Every group fits if there is only one node, or if each node
@@ -97,7 +97,7 @@ class Beside(NamedTuple):
     """Computation that can overlap with messages, in seconds per micro-batch."""
 
     speed: Speed
-    """Source of the times of matrix products."""
+    """Forecast of the time of matrix products."""
     layer_forward: float
     """Mean seconds of one layer's forward pass."""
     layer_backward: float
@@ -111,7 +111,9 @@ class Beside(NamedTuple):
 
 
 def exchange(collective: Collective, run: Planned, hardware: Hardware, program: Program, beside: Beside) -> Exchange:
-    """Time of one entry of `step_traffic`, and the part that does not overlap with the computation in `beside`."""
+    """Time of one collective of `step_traffic`, and the part of this time that does not overlap with the computation in
+    `beside`.
+    """
     where, each = ring_seconds(collective, run, hardware, bucket_bytes=program.bucket_bytes)
     seconds = collective.count * each
     if collective.axis == "tensor":

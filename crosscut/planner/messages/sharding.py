@@ -23,7 +23,7 @@ from crosscut.planner.messages.collective import Axis, Collective
 
 
 def sharded_parameters(run: Planned) -> list[Collective]:
-    """Collectives of one step for the weights and gradients of a run with sharding (`layout.sharding`)."""
+    """Collectives of one step that gather weights and reduce gradients in a run with sharding (`layout.sharding`)."""
     precision, tensor = run.training.numbers, run.layout.tensor
     decoder = describe(run.model)
     units = [

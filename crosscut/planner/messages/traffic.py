@@ -102,11 +102,11 @@ def wire_bytes_per_step(collectives: Iterable[Collective], axis: Axis | None = N
 
 
 def reason_against_halves(run: Planned) -> str:
-    """Return the reason why the micro-batch is not split into halves; empty if there is nothing to report.
+    """Return the reason why the micro-batch is not split into halves, as a clause that fits after "because".
 
-    Without halves, the forward messages overlap with no product. The reason is a clause that fits after "because". The
-    result is empty if the micro-batch is split. The result is also empty if the run needs no halves: the sequence is
-    not split, symmetric memory is on, or the tensors are too small.
+    Without halves, the forward messages overlap with no product. The result is empty if the micro-batch is split. The
+    result is also empty if the run needs no halves: the sequence is not split, symmetric memory is on, or the tensors
+    are too small.
     """
     is_split = run.layout.splits_sequence and not run.layout.symmetric_memory
     sequences, elements = run.micro_batch_size, _activation_elements(run)
@@ -200,7 +200,7 @@ def _loss(run: Planned, chunk_tokens: int) -> list[Collective]:
 
 
 def _once_per_step(run: Planned) -> partial[Collective]:
-    """An all-reduce once per step, in the type of the gradients."""
+    """One all-reduce per step, in the data type of the gradients."""
     size = run.training.numbers.accumulation_bytes
     return partial(Collective, operation=Operation.ALL_REDUCE, phase=Phase.STEP, count=1, element_bytes=size)
 

@@ -50,8 +50,8 @@ class Term(NamedTuple):
 
     name: str
     formula: str
-    """Formula of the bytes or the waits, for readers. L is the number of layers, E the size of the residual stream in
-    bytes, T the number of tensor ranks."""
+    """Formula for the bytes or the waits, printed in the report. L is the number of layers, E the size of the residual
+    stream in bytes, T the number of tensor ranks."""
     seconds: Callable[[RunConfig, float], float]
     """Function that returns the seconds of the term on one rank in one step. The arguments are a run and the rate of
     copies in bytes per second."""

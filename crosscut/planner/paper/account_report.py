@@ -64,7 +64,7 @@ def besides() -> Section:
         '"caused major performance issues for +4 GPU cases".'
     )
     names = (f"{preset.removeprefix('megatron-')}, T = {tensor}" for preset, tensor in settings)
-    return Section("What else the paper's program did", words, ("seconds of a step", "formula", *names), rows)
+    return Section("Additional work of the paper's program", words, ("seconds of a step", "formula", *names), rows)
 
 
 def with_besides() -> Section:

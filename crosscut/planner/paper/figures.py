@@ -31,9 +31,10 @@ _OTHERS = (
 )
 """Presets to compare the run's model with."""
 _LARGER = {"18B": (40, 6144, 48), "39B": (48, 8192, 64), "76B": (60, 10240, 80), "146B": (80, 12288, 96)}
-"""Layers, hidden size and heads of Narayanan et al. 2021 (arXiv 2104.04473), Table 1."""
+"""Number of layers, hidden size and number of heads of larger models: Narayanan et al. 2021 (arXiv 2104.04473), Table
+1."""
 _LARGER_LENGTH = 2048
-"""Tokens per sequence of these models, also from Narayanan et al. 2021."""
+"""Tokens per sequence of the models in `_LARGER`, from the same source."""
 _MOST_TENSOR = 16
 _MICRO_BATCHES = (1, 2, 4, 8)
 _RECOMPUTE = {"none": "nothing", "operators": "cheap operators", "full": "whole layers"}
@@ -133,7 +134,9 @@ def _micro_batches(plans: Plans) -> list[int]:
 
 
 def _opening(plans: Plans, model: int, tensors: Sequence[int], micros: Sequence[int]) -> dict[str, Any]:
-    """Positions of the controls when the page opens: the fastest layout, except for settings that the page lacks."""
+    """Positions of the controls when the page opens. They show the fastest layout, except for settings that have no
+    control.
+    """
     opening: dict[str, Any] = {"model": model, "tensor": 0, "micro": 0, "recompute": "none", "sharding": "none"}
     if plans.fitting:
         best = plans.fitting[0].candidate

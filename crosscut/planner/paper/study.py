@@ -104,7 +104,8 @@ def _three_meanings() -> Section:
     words = (
         "The paper uses three different definitions of scaling. A fourth definition follows from Table 4 of the paper."
     )
-    return Section("What 76, 77 and 74% are", words, ("paper", "definition", "computed from the paper's figures"), rows)
+    header = ("paper", "definition", "computed from the paper's figures")
+    return Section("Origin of 76, 77 and 74%", words, header, rows)
 
 
 def _heads() -> Section:

@@ -106,7 +106,10 @@ def test_a_column_that_is_zero_everywhere_is_left_out() -> None:
 
 def test_a_gpu_of_several_kinds_is_the_most_common_one_and_the_plan_says_so() -> None:
     small = ("plan", "--model", "gpt2-small", "training.batch_size=8", "--gpu", "h100")
-    told = "`--gpu h100` means `h100-sxm` here, the most common one. For another one, type `h100-pcie`."
+    told = (
+        "`--gpu h100` matches several devices. This plan is for `h100-sxm`, the most common one. "
+        "For another one, type `h100-pcie`."
+    )
     lines = run(*small).splitlines()
     assert lines[0] == told
     assert "on 1 x H100 SXM, in " in lines[1]

@@ -122,7 +122,7 @@ def test_the_lock_of_a_live_run_on_another_machine_holds(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=r"is in use by process \d+ on node7"), FolderLock(tmp_path).held(told.append):
         pass
     assert len(told) == 1
-    assert "whether that run still lives" in told[0]
+    assert "whether that run is still alive" in told[0]
 
 
 def test_the_lock_of_a_dead_run_on_another_machine_is_waited_for_and_taken_over(tmp_path: Path) -> None:

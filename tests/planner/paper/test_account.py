@@ -1,4 +1,4 @@
-"""The account of what the paper's program did besides, apart from the forecast."""
+"""The additional work of the paper's program, apart from the forecast."""
 
 import pytest
 
