@@ -1,6 +1,6 @@
 """Tensor-parallel layers, the operators at which ranks communicate, and distributed parameters and gradients.
 
-This package can be used without the rest of Crosscut: build your own model from these layers and train the model on any
+This package also works without the rest of Crosscut: you can build your own model from these layers and train it on any
 layout. Importing this package imports torch.
 """
 

@@ -29,8 +29,8 @@ _ops = torch.ops._c10d_functional  # registered by `import torch.distributed`
 
 
 def start_all_reduce(x: Tensor, axis: Axis, operation: str = "sum") -> Tensor:
-    """Start an all-reduce of `x` over the axis and return its result, which is valid after `wait`. `operation` is "sum"
-    or "max".
+    """Start an all-reduce of `x` over the axis. The returned tensor is valid after `wait`. `operation` is "sum" or
+    "max".
     """
     if axis.size == 1:
         return x
@@ -43,7 +43,7 @@ def start_all_reduce_owned(x: Tensor, axis: Axis) -> Tensor:
 
     The caller must hold the only reference to `x` and use only the returned tensor, which is valid after `wait`.
     """
-    if axis.size == 1 or torch.compiler.is_compiling():  # the compiler reuses memory by itself
+    if axis.size == 1 or torch.compiler.is_compiling():  # in compiled code, the compiler decides which memory is reused
         return start_all_reduce(x, axis)
     reduced: Tensor = _ops.all_reduce_(x.contiguous(), "sum", axis.group_name)
     return reduced
@@ -85,7 +85,7 @@ def wait_and_join(x: Tensor, axis: Axis, dim: int) -> Tensor:
     joined = wait(x, axis)
     if dim == 0:
         return joined
-    if joined.shape[:dim].numel() == axis.size:  # a reshape is enough, without a copy
+    if joined.shape[:dim].numel() == axis.size:  # a reshape joins the parts without a copy
         return joined.reshape(*[1] * dim, axis.size * joined.shape[dim], *joined.shape[dim + 1 :])
     return torch.cat(joined.chunk(axis.size), dim)
 
@@ -127,9 +127,7 @@ def split(x: Tensor, axis: Axis, dim: int) -> Tensor:
 
 
 def _require_divisible(x: Tensor, axis: Axis, dim: int) -> None:
-    """Raise `LayoutError` on all ranks if the parts would be uneven. Otherwise ranks could wait for each other
-    forever.
-    """
+    """Raise `LayoutError` on all ranks if the parts are uneven. Otherwise, ranks could wait for each other forever."""
     if x.shape[dim] % axis.size:
         raise LayoutError(
             f"Dimension {dim} of a tensor that is split over the {axis.name} axis must be a multiple of the number of "

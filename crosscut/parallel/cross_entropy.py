@@ -78,7 +78,7 @@ class _Plan(NamedTuple):
     """Number of tokens whose logits are in memory at once."""
     needs_grad: bool
     needs_weight: bool
-    """Whether the weight's gradient is needed, too. False for a frozen weight."""
+    """Whether the weight needs a gradient. False for a frozen weight."""
 
 
 class _Rows(NamedTuple):
@@ -201,19 +201,19 @@ class _ProjectAndCompare(Function):
             keep = targets[piece] != IGNORED
             total += losses.masked_fill(~keep, 0.0).sum()
             if error is not None and grad_hidden is not None:
-                keep = keep.unsqueeze(1)  # ignored tokens are masked in tensors of width H, which are narrower than V
+                keep = keep.unsqueeze(1)  # mask ignored tokens in tensors of width H, because the logits are wider
                 multiply_into(grad_hidden[piece], error, rows.weight.t())
                 grad_hidden[piece].mul_(keep)
                 if grad_weight is not None:
                     add_product(grad_weight, error.t(), hidden[piece] * keep, is_first=start == 0)
                 if grad_bias is not None:
                     add_product(grad_bias.unsqueeze(1), error.t(), keep.to(error.dtype))
-            del error  # free it before the next chunk's logits are computed
+            del error  # free this memory before the next chunk's logits are computed
         scale = plan.settings.scale
         scale = scale.to(wide) if isinstance(scale, Tensor) else scale
         if grad_hidden is not None:
             if grad_weight is not None and not hidden.shape[0]:
-                grad_weight.zero_()  # there was no chunk to fill it
+                grad_weight.zero_()  # without a token, no chunk has filled the gradient
             ctx.gradients = (grad_hidden, grad_weight, grad_bias, scale)
         return total * scale
 
@@ -226,7 +226,7 @@ class _ProjectAndCompare(Function):
                 "begun. Call `backward` once per loss."
             )
         grad_hidden, grad_weight, grad_bias, scale = ctx.gradients
-        ctx.gradients = None  # they are scaled in place, so a second backward pass would get wrong values
+        ctx.gradients = None  # the gradients are scaled in place, so a second backward pass would get wrong values
         factor = grad * scale
         grad_weight = None if grad_weight is None else grad_weight.mul_(factor)
         grad_bias = None if grad_bias is None else grad_bias.mul_(factor)
@@ -263,8 +263,8 @@ def _losses_of_chunk(
 
 
 def _compare(logits: Tensor, targets: Tensor, part: VocabularyPart) -> tuple[Tensor, Tensor, Tensor]:
-    """Replace the logits by log probabilities [C, V/T], in place. Compute the cross entropies [C], and the logarithms
-    of the softmax's denominator [C], log Z.
+    """Replace the logits by log probabilities [C, V/T], in place. Return the cross entropies [C] and the logarithms [C]
+    of the softmax's denominator, log Z.
     """
     log_p, log_sum = log_softmax_(logits, part.num_real)  # normalised over this rank's part only
     highest = all_reduce(log_sum, part.axis, "max")
@@ -281,7 +281,7 @@ def _compare_compiled(
     product: Tensor, targets: Tensor, part: VocabularyPart, plan: _Plan
 ) -> tuple[Tensor, Tensor | None]:
     """Return the losses [C] and, if gradients are needed, the gradients of the logits [C, V/T], with compiled passes.
-    `product` [C, V/T] are the logits before the soft cap.
+    `product` [C, V/T] holds the logits before the soft cap.
     """
     passes = plan.settings.passes
     assert passes is not None

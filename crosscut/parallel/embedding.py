@@ -82,8 +82,9 @@ class VocabParallelEmbedding(nn.Module):
         return (hidden, TiedWeight(again)) if with_weight else hidden
 
     def _own_index(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each token's row on this rank, and whether another rank holds the token. If another rank does, the row
-        is arbitrary. These arbitrary rows are spread out, so that not all such tokens read the same row.
+        """Return each token's row on this rank, and whether another rank holds the token. If another rank holds the
+        token, the row is arbitrary. Arbitrary rows are spread over the weight, so that these tokens do not all read the
+        same row.
         """
         elsewhere = (tokens < self.first) | (tokens >= self.first + self.local_size)
         return tokens.remainder(self.local_size), elsewhere  # each rank's first id is a multiple of `local_size`
@@ -101,7 +102,7 @@ class VocabParallelOutput(nn.Module):
         self, vocab_size: int, hidden_size: int, *, mesh: ParallelMesh, dtype: torch.dtype = torch.float32
     ) -> None:
         super().__init__()
-        self.products = ORDINARY  # for scores; the loss has its own products
+        self.products = ORDINARY  # used for scores: the loss computes its products itself
         shape = (padded_vocab_size(vocab_size, mesh.tensor.size), hidden_size)
         self.weight = sharded_parameter(shape, mesh.tensor, dim=0, dtype=dtype, device=mesh.parameter_device)
 
@@ -147,7 +148,7 @@ class PositionEmbedding(nn.Module):
 
     def at(self, places: Tensor) -> Tensor:
         """Return the embeddings of the positions `places` [B, S]: [B, S, H], or [B, S/T, H] under sequence parallelism.
-        Used when a model continues texts, and when positions restart at each document.
+        This method is used in generation, and if positions restart at each document.
 
         Positions of P or more must be padding. Such positions get the embedding of position P - 1.
         """

@@ -4,8 +4,9 @@ f and g are the paper's operators at the two ends of a parallel region. f (`ente
 into the region, and g (`leave_tensor_parallel`) sums the partial results of all ranks. `enter_and_multiply` fuses f
 with the matrix products after f. `multiply_and_leave` fuses g with the matrix product before g.
 
-Each fused function stands below its plain twin: a function of two lines that computes the same result, but runs
-messages and products one after another. The fused function runs a product between the start and the end of a message:
+In this file, each fused function follows its plain twin: a function of two lines that computes the same result, but
+runs messages and products one after another. The fused function runs a product between the start and the end of a
+message:
 
         twin, backward:    grad_x = grad W,  sum grad_x,  grad_W = grad^T x
         fused, backward:   grad_x = grad W,  start the sum of grad_x,  grad_W = grad^T x,  wait for the sum
@@ -119,7 +120,7 @@ class _EnterAndMultiply(Function):
 
 
 class LowRank(NamedTuple):
-    """Second product that is added to X_i A_i before g: the product of an adapter."""
+    """Product of an adapter, which is added to X_i A_i before g."""
 
     low: Tensor
     """First factor, [B, S, r]: the input in the low rank."""
@@ -163,7 +164,7 @@ def multiply_and_leave(
     """
     require_sequence(x, mesh)
     if mesh.symmetric_memory:
-        if adapter is not None:  # the sum of two products is one product of the joined factors
+        if adapter is not None:  # compute the sum of two products as one product of concatenated factors
             x, weight = torch.cat([x, adapter.low], -1), torch.cat([weight, adapter.up], -1)
         product = multiply_and_scatter(x, weight, mesh)
         return product if bias is None else product + bias
@@ -180,8 +181,8 @@ def skip_and_leave(
     products: Products = ORDINARY,
     adapter: LowRank | None = None,
 ) -> Tensor:
-    """`multiply_and_leave` for an output that no code reads. The forward pass returns zeros, and multiplies and sends
-    nothing. The backward pass is the same.
+    """Replace `multiply_and_leave` if no code reads the output. The forward pass returns zeros without multiplying or
+    sending. The backward pass is the same as that of `multiply_and_leave`.
     """
     require_sequence(x, mesh)
     left: Tensor = run(_SkipProduct, x, mesh, products, weight, bias, *(adapter or (None, None)))
@@ -228,7 +229,7 @@ class _MultiplyAndLeave(Function):
 
 
 class _SkipProduct(_MultiplyAndLeave):
-    """`multiply_and_leave` for an output that no code reads: zeros, with the same backward pass."""
+    """Autograd function of `skip_and_leave`: zeros, with the backward pass of `multiply_and_leave`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mesh: ParallelMesh, products: Products, *others: Tensor | None) -> Tensor:
@@ -246,11 +247,13 @@ def _sum_of_products(products: Products, x: Tensor, weight: Tensor, low: Tensor 
 
 
 _Factors = tuple[Tensor, Tensor, bool, bool]
-"""Factors of a product, and whether the gradient of each of them is needed."""
+"""Factors of a product, and whether each factor needs a gradient."""
 
 
 def _factor_gradients(products: Products, grad: Tensor, factors: _Factors) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of both factors of a product whose gradient is `grad`; None where no gradient is needed."""
+    """Gradients of both factors of a product. `grad` is the gradient of the product. None for a factor that needs no
+    gradient.
+    """
     x, weight, needs_x, needs_weight = factors
     return (
         products.input_gradient(grad, weight) if needs_x else None,
@@ -281,8 +284,8 @@ def _factor_gradients_in_pieces(
 def _pieces(x: Tensor, mesh: ParallelMesh, products: Products, elements: int) -> list[Tensor]:
     """Cut `x` into pieces along the batch, so that one piece is sent while another piece is multiplied.
 
-    Without sequence parallelism, `x` stays whole, and f and g send one all-reduce each. For products in 8 bits, `x`
-    stays whole, too, because each piece would be cast separately.
+    Without sequence parallelism, `x` stays whole, and f and g send one all-reduce each. For 8-bit products, `x` also
+    stays whole, because otherwise each piece would be cast separately.
     """
     if not mesh.sequence_parallel or products is not ORDINARY:
         return [x]

@@ -28,15 +28,15 @@ def start_gather(x: Tensor, mesh: ParallelMesh) -> Tensor:
 
 
 def start_gather_again(x: Tensor, grad: Tensor, mesh: ParallelMesh) -> Tensor:
-    """Start to gather `x` [B, S/T, H] again in the backward pass, so that the gathered tensor need not be kept from the
-    forward pass. `finish_gather` returns the result. Without sequence parallelism, return `x` unchanged.
+    """Start to gather `x` [B, S/T, H] again in the backward pass, so that the gathered tensor of the forward pass need
+    not stay in memory. `finish_gather` returns the result. Without sequence parallelism, return `x` unchanged.
 
     `grad` is any gradient of this backward pass. The dependency on `grad` keeps `torch.compile` from moving the gather
     to the forward pass.
     """
     if not mesh.sequence_parallel:
         return x
-    if torch.compiler.is_compiling():  # the compiler would gather once, in the forward pass, and keep the result
+    if torch.compiler.is_compiling():  # otherwise, the compiler would keep the result of the forward pass
         x = _after(x, grad)
     return start_all_gather(x, mesh.tensor)
 
@@ -67,7 +67,7 @@ def summed_shape(x: Tensor, mesh: ParallelMesh) -> tuple[int, ...]:
 
 @torch.library.custom_op("crosscut::after", mutates_args=())
 def _after(x: Tensor, _grad: Tensor) -> Tensor:
-    """Copy `x` as soon as the gradient exists.
+    """Copy `x`, after the gradient has been computed.
 
     A compiler sees the forward and the backward pass together. Both passes gather `x`, so the compiler would gather
     only once and keep the result in memory. The dependency on the gradient prevents this.

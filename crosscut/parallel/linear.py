@@ -6,8 +6,8 @@ r"""Linear layers with the two cuts of the paper's section 3: one matrix cut by 
 
 f (`operators.enter_tensor_parallel`) passes the input into the parallel region. g (`operators.leave_tensor_parallel`)
 sums the partial results of all ranks. In the forward pass, the first product therefore needs no communication, and the
-second product needs one sum. Each layer calls one function of the module `fused` that does both the operator and the
-product, and overlaps messages with products. In `fused`, the plain twin of each function shows the two steps
+second product needs one sum. Each layer calls one function of the module `fused`, which does both steps, the operator
+and the product, and overlaps messages with products. In `fused`, the plain twin of each function shows the two steps
 separately.
 
 Shapes: B batch, S sequence, I in, O out, T tensor ranks. PyTorch stores weights as [O, I], so the paper's columns are
@@ -44,13 +44,13 @@ class Multiplication:
     """Implementation of the products in the forward and the backward pass."""
     skips_repetition: bool = False
     """Whether a row-parallel layer skips its work when a backward pass recomputes the layer. Set this to true if no
-    code reads the recomputed output. The recomputed layer then keeps its input, multiplies and sends nothing, and
-    returns zeros.
+    code reads the recomputed output. The recomputed layer then keeps its input and returns zeros, without multiplying
+    or sending.
     """
 
 
 MULTIPLICATION = Multiplication()
-"""Default settings: multiply in the element type of the arguments, and do not skip recomputed products."""
+"""Default settings: products in the element type of the arguments, and no skipped products."""
 
 
 class Blocks(NamedTuple):
@@ -122,10 +122,10 @@ class ColumnParallelLinear(nn.Module):
         """Give the layer a low-rank adapter, and freeze the weight and the bias: Y_i = f(X) A_i + scale (f(X) D) U_i +
         b_i. The adapter changes nothing until `adapter.up` differs from zero.
 
-        If the output consists of several matrices whose blocks alternate (`num_matrices`), each has an adapter of its
-        own. Parameters: `adapter.down` [r, I] as Replicate, with the matrices one after the other, and `adapter.up`
-        [O, r], placed like the weight. Each rank's gradient of `adapter.down` is partial. An adapter sends nothing.
-        Source: Hu et al. 2021, section 4.1.
+        If the output consists of several matrices whose blocks alternate (`num_matrices`), each matrix has its own
+        adapter. Parameters: `adapter.down` [r, I] as Replicate, with the adapters of the matrices one after the other,
+        and `adapter.up` [O, r], placed like the weight. Each rank's gradient of `adapter.down` is partial. An adapter
+        sends nothing. Source: Hu et al. 2021, section 4.1.
         """
         _freeze(self)
         place: Any = {"dtype": self.weight.dtype, "device": self.mesh.parameter_device}
@@ -166,7 +166,7 @@ class ColumnParallelLinear(nn.Module):
 
 
 def _rows_of_block(out_features: int, num_blocks: int | None, axis: Axis) -> slice | None:
-    """Rows of this rank's block, if several ranks compute the same block; None if the rows are cut."""
+    """Rows of this rank's block if several ranks compute the same block. None if the ranks divide the rows."""
     if num_blocks is None or num_blocks % axis.size == 0:
         return None
     if axis.size % num_blocks:
@@ -307,9 +307,9 @@ class ReplicatedLinear(nn.Module):
     """Linear layer inside a parallel region that every rank computes whole: Y = X A + b.
 
     Input [..., I], the same on all ranks; output [..., O]. Parameters: `weight` [O, I] and `bias` [O] as Replicate;
-    zeros until initialised. Sends nothing. In the backward pass, every rank gets another gradient of Y, such as that of
-    its own part of the vocabulary. Each rank's gradients are therefore partial, and `gradients.GradientReducer` sums
-    these over the tensor ranks.
+    zeros until initialised. Sends nothing. In the backward pass, each rank gets a different gradient of Y, for example
+    from its own part of the vocabulary. Each rank's gradients of the parameters are therefore partial, and
+    `gradients.GradientReducer` sums them over the tensor ranks.
     """
 
     def __init__(

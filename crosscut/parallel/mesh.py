@@ -163,12 +163,14 @@ def _sharding(layout: Layout, lines: "_Lines") -> Sharding | None:
 
 
 def _mesh_axes_of(option: str, layout: Layout) -> tuple[str, ...]:
-    """Names of the device mesh's axes that together form one field of the layout."""
+    """Names of the device mesh's axes that belong to one field of the layout."""
     return tuple(name for name in layout.mesh_axes if name == option or name in {r.name for r in OPTIONS[option]})
 
 
 class _Lines:
-    """Axes of a device mesh, single or several joined into one. Each process group is created once."""
+    """Axes of a device mesh. An axis is one axis of the mesh, or joins several of them. Each process group is created
+    only once.
+    """
 
     def __init__(self, device_mesh: DeviceMesh) -> None:
         self.device_mesh = device_mesh
@@ -187,7 +189,9 @@ class _Lines:
 
 
 def _device_mesh(device: torch.device, axes: dict[str, int]) -> DeviceMesh:
-    """Make the device mesh of these axes. If there are more processes, an outermost axis `repetition` is added."""
+    """Make the device mesh of the axes in `sizes`. If there are more processes than ranks, an outermost axis
+    `repetition` is added.
+    """
     repetitions = dist.get_world_size() // prod(axes.values())
     axes = {"repetition": repetitions, **axes} if repetitions > 1 else axes
     return init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))

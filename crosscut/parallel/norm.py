@@ -14,7 +14,7 @@ from crosscut.parallel.state.parameters import local_inside, local_on_sequence, 
 
 
 class NormPlace(NamedTuple):
-    """Place of a norm in the model."""
+    """Place of a norm: inside or outside of the parallel regions."""
 
     inside: bool = False
     """Whether the norm is inside a parallel region, for example on a rank's own heads. The gradients of its parameters
@@ -25,7 +25,7 @@ class NormPlace(NamedTuple):
 
 
 IN_STREAM = NormPlace()
-"""Place of a norm between the parallel regions."""
+"""Place of a norm outside of the parallel regions."""
 
 
 class _Norm(nn.Module, ABC):
@@ -64,7 +64,7 @@ class _Norm(nn.Module, ABC):
         """Compute the result of `forward`."""
 
     def _own(self, parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        """Return this rank's copy of a parameter; None if the norm has no such parameter. The gradient of the copy is
+        """Return this rank's copy of a parameter. None if the norm lacks the parameter. The gradient of the copy is
         `Partial` inside a parallel region or on a split sequence.
         """
         if parameter is None:
@@ -85,8 +85,8 @@ class LayerNorm(_Norm):
         weight, bias = (self._own(parameter, x.dtype) for parameter in (self.weight, self.bias))
         if not self.place.inside or x.dim() < 4:
             return F.layer_norm(x, self.size, weight, bias, self.epsilon)
-        # Heads [B, A, S, D] are stored as [B, S, A, D]. The result of PyTorch's norm would be stored in another order,
-        # and attention would have to copy it.
+        # Heads [B, A, S, D] are stored as [B, S, A, D]. PyTorch's norm would return them in another order, and
+        # attention would have to copy them.
         return F.layer_norm(x.transpose(1, 2), self.size, weight, bias, self.epsilon).transpose(1, 2)
 
 

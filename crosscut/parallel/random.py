@@ -6,8 +6,8 @@ little more than it holds. (Exception: if the tensor axis cuts dimension 1 of a 
 of the model, each data rank draws the tensor rank's whole part and keeps only its own rows.)
 
 *Dropout*: outside the parallel regions, all tensor ranks must drop the same elements. Inside a parallel region, each
-rank drops elements of its own. There are therefore two random streams, one shared by the tensor ranks and one per rank.
-Both streams restart at every forward pass. The new state depends only on the seed, the step, the micro-batch and the
+rank drops other elements. There are therefore two random streams, one shared by the tensor ranks and one per rank. Both
+streams restart at every forward pass. The new state depends only on the seed, the step, the micro-batch and the
 position of the rank in the layout, so a resumed run needs no saved random state. Under sequence parallelism, ranks hold
 different tokens outside the parallel regions, too, so only the per-rank stream is used.
 """
@@ -30,7 +30,7 @@ _BLOCK = 64
 
 
 def seed_of(*parts: object) -> int:
-    """Return a 63-bit seed computed from `parts`. Equal parts give equal seeds in all processes and on all machines."""
+    """Compute a 63-bit seed from `parts`. Equal parts give equal seeds in all processes and on all machines."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -133,15 +133,16 @@ class RandomStreams:
             self._set_state(shared)
 
     def place(self) -> tuple[Tensor, Tensor | None]:
-        """Return the states of the default generator and of the per-rank stream, for `repeated_from`. The second state
-        is None if there is only one stream.
+        """Return the current states of the default generator and of the per-rank stream, for `repeated_from`. The
+        second state is None if there is only one stream.
         """
         return self._get_state(), self._per_rank_state
 
     @contextmanager
     def repeated_from(self, place: tuple[Tensor, Tensor | None]) -> Iterator[None]:
-        """Context in which the streams start again from `place`, a result of the method `place`. Recomputation thereby
-        draws the same numbers as the first time. On exit, the streams return to their states before the context.
+        """Context in which the streams start again from `place`, a result of the method `place`. Recomputation
+        therefore draws the same numbers as the first forward pass. On exit, the streams return to their states before
+        the context.
         """
         before = self.place()
         shared, self._per_rank_state = place
@@ -181,8 +182,8 @@ class Dropout(nn.Module):
 
     Input and output: [B, S, H]. All tensor ranks drop the same elements, so the residual stream stays identical on all
     tensor ranks. Under sequence parallelism, input and output are [B, S/T, H], and each rank drops elements of its own
-    part. With `inside`, input and output are this rank's part of any tensor, and each rank drops elements of its own.
-    Sends nothing. Source: paper, section 3.1.
+    part. With `inside`, input and output are this rank's part of any tensor, and each rank draws its own elements to
+    drop. Sends nothing. Source: paper, section 3.1.
     """
 
     def __init__(self, probability: float, *, streams: RandomStreams, inside: bool = False) -> None:

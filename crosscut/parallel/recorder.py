@@ -50,13 +50,13 @@ _FUSED = {
     "symm_mem::fused_all_gather_matmul": ("all_gather", 3),
     "symm_mem::fused_matmul_reduce_scatter": ("reduce_scatter", 4),
 }
-"""Matrix products that send in pieces. For each: the collective that would send the same elements at once, and the
-position of the group among the arguments."""
+"""Matrix products that send their messages in pieces. Each maps to the collective that would send the same elements at
+once, and to the position of the group among the arguments."""
 
 
 def comes_again(types: Sequence[type]) -> bool:
-    """Whether an operator has distributed tensors among its arguments, given the arguments' types. If so, PyTorch calls
-    the dispatch mode again, with operators on the local tensors.
+    """Whether distributed tensors are among the argument types `types` of an operator. PyTorch then calls the dispatch
+    mode again for the operators on the local tensors.
     """
     return any(issubclass(kind, DTensor) for kind in types)
 

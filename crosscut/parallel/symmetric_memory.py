@@ -10,7 +10,7 @@ asynchronous tensor parallelism). Two conjugate operators suffice:
 
 Both operators need sequence parallelism. The weight's gradient needs the whole sequence. In its backward pass, the
 first operator gathers the sequence again, overlapped with the product of the input's gradient. The backward pass of the
-second operator gathers the sequence in any case.
+second operator gathers the sequence anyway.
 
 Shapes: B batch, S sequence, I in, O out, T tensor ranks.
 """
@@ -124,7 +124,7 @@ def enable_symmetric_memory(mesh: ParallelMesh) -> None:
     if not mesh.symmetric_memory or mesh.device.type != "cuda":
         return
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # newer versions of PyTorch do not need this call
+        warnings.simplefilter("ignore", FutureWarning)  # not needed in newer versions of PyTorch
         enable: Any = _symmetric_memory.enable_symm_mem_for_group
         enable(mesh.tensor.group_name)
 
@@ -145,7 +145,8 @@ def _reason_against(layout: Layout, device: torch.device) -> str:
     on_this_machine = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world_size))
     if on_this_machine % num_ranks:
         return f"The {num_ranks} tensor ranks are not all on one machine (this machine runs {on_this_machine} ranks)"
-    for one in range(on_this_machine) if own is None else [int(own)]:  # the process that starts ranks checks all GPUs
+    # A rank checks its own GPU. The process that starts the ranks checks all GPUs.
+    for one in range(on_this_machine) if own is None else [int(own)]:
         first = one // num_ranks * num_ranks
         for other in range(first, first + num_ranks):
             if one != other and not torch.cuda.can_device_access_peer(one, other):

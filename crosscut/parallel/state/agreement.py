@@ -5,7 +5,7 @@ bug gives ranks different gradients. Each rank then trains a different model, an
 The table of axes (`config/axes.py`) says which ranks hold the same bits:
 
 - Data ranks hold the same part of every parameter, unless data ranks share one copy of the model.
-- If several groups of data ranks share a copy each, the ranks with the same shard hold the same bits.
+- If several groups of data ranks each share a copy, the ranks with the same shard hold the same bits.
 - Tensor ranks hold the same bits of every parameter that the tensor axis does not cut. (If data ranks share a copy,
   these tensor ranks must also have the same position in the shard group.)
 
@@ -53,7 +53,7 @@ class Drift(NamedTuple):
     ranks: tuple[int, ...]
     """Ranks that differ from the majority. Without a majority, all ranks that should hold the same values."""
     others: tuple[int, ...]
-    """Ranks of the majority, which hold the most common values; empty if there is no majority."""
+    """Ranks of the majority, which hold the most common values. Empty if there is no majority."""
     size: float = 0.0
     """Largest difference of any element between the ranks, divided by the largest finite absolute value of the
     parameter. Infinite if a NaN or infinite element differs.
@@ -90,7 +90,7 @@ def find_drift(parameters: Mapping[str, Tensor], mesh: ParallelMesh) -> Drift | 
     drifted = torch.zeros((), dtype=torch.bool, device=hashes.device)
     if copies is not None:
         drifted = _differs(hashes, copies).any()
-    # A drift in one group is unknown to the ranks of other groups. Share it, so that all ranks take the same branch
+    # The ranks of other groups do not know of a drift in one group. Share it, so that all ranks take the same branch
     # below.
     chosen = hashes[torch.tensor(replicated, dtype=torch.int64, device=hashes.device)]
     drifted = _differs(chosen, mesh.tensor, also=drifted).any()
@@ -119,14 +119,12 @@ def hash_of(tensor: Tensor) -> Tensor:
 
 
 def _wrapped(number: int) -> int:
-    """Reduce a number modulo 2^64 to a signed 64-bit integer."""
+    """Convert a number modulo 2^64 to a signed 64-bit integer."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _differs(hashes: Tensor, axis: Axis, *, also: Tensor | None = None) -> Tensor:
-    """For each hash, whether it differs along the axis; the last element says whether `also` is true on any rank of the
-    axis.
-    """
+    """Whether each hash differs along the axis. The last element says whether `also` is true on any of its ranks."""
     flag = [] if also is None else [also.to(torch.int64).view(1)]
     highest = all_reduce(torch.cat([hashes, ~hashes, *flag]), axis, "max")
     count = hashes.numel()
@@ -155,7 +153,7 @@ def _difference(parameter: Tensor, mesh: ParallelMesh) -> float:
 
 
 def _describe(names: list[str], replicated: set[int], mine: list[int], mesh: ParallelMesh) -> Drift:
-    """Gather all hashes and describe the first parameter that differs. Every rank must call this."""
+    """Gather all hashes and describe the first parameter that differs. Every rank must call this function."""
     held_by: list[list[int]] = from_all_ranks(mine, mesh)
     groups = {is_replicated: _same_ranks(layout_of(mesh), is_replicated) for is_replicated in (False, True)}
     found: list[Drift] = []

@@ -54,8 +54,8 @@ class GradientReducer:
         loss.backward()
         reducer.finish()
 
-    Every rank must call `arm` and `finish` in the same steps. Parameters that need no gradient when the reducer is
-    created are ignored. A parameter that the backward pass does not reach gets a gradient of zeros.
+    Every rank must call `arm` and `finish` in the same steps. The reducer ignores parameters that need no gradient when
+    the reducer is created. A parameter that the backward pass does not reach gets a gradient of zeros.
 
     Communication: one all-reduce per bucket over `mesh.tokens` (the data axis), overlapped with the backward pass, and
     at most one all-reduce per element type over the tensor axis. Raises `LayoutError` if a parameter is not a
@@ -91,7 +91,7 @@ class GradientReducer:
         """Wait for all messages and store the summed gradients in each parameter's `.grad`."""
         self._armed = False
         for bucket in self._buckets:
-            if bucket.sent is None:  # not sent during the backward pass, because a parameter had no gradient
+            if bucket.sent is None:  # a parameter without a gradient has kept the bucket from being sent
                 self._send(bucket)
         for bucket in self._buckets:
             self._receive(bucket)
@@ -157,15 +157,15 @@ def global_gradient_norm(parameters: Sequence[nn.Parameter], owners: Iterable[Ax
     decide over which axes the squares are summed. `owners` are axes along which ranks hold different parameters
     (`ParallelMesh.owners`); the gradients of all these parameters count.
 
-    Squares are summed in float64. On the CPU, they are summed from the norms of short pieces, because PyTorch's own
-    norm of 20 million float32 elements has a relative error of a thousandth on the CPU, and the error would depend on
-    the layout. Communication: an all-reduce of one element over each axis that cuts gradients (the tensor axis and,
-    with sharding, data axes), and over each axis of `owners`.
+    Squares are summed in float64. On the CPU, the sum is computed from the norms of short pieces. PyTorch's own norm of
+    20 million float32 elements has a relative error of a thousandth on the CPU, and this error depends on the layout.
+    Communication: an all-reduce of one element over each axis that cuts gradients (the tensor axis and, with sharding,
+    data axes), and over each axis of `owners`.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     assert not any(map(_is_partial, gradients)), "gradients must be summed before their norm is taken"
     sums = {cuts: _sum_of_squares([_local(g) for g in alike]) for cuts, alike in _by_cuts(gradients).items()}
-    spread = sum(sums.values()) * 0.0  # a NaN or infinity on one replica thereby reaches all replicas
+    spread = sum(sums.values()) * 0.0  # this also spreads a NaN or infinity from one replica to all replicas
     while cuts := max(sums, key=len, default=()):  # sum over one axis, then add to the sum for the other axes
         squares = all_reduce(sums.pop(cuts) + spread, _axis(gradients[0], cuts[0]))
         sums[cuts[1:]] = squares + sums.get(cuts[1:], 0.0)
@@ -200,8 +200,8 @@ def _axes_that_cut(cuts: tuple[Cut, ...]) -> tuple[str, ...]:
 
 
 def _sum_of_squares(tensors: list[Tensor]) -> Tensor:
-    """Return the sum of all squares as a float64 scalar. On the CPU, norms are computed of short pieces, because
-    PyTorch's kernel for the CPU adds all elements one after another.
+    """Return the sum of all squares as a float64 scalar. On the CPU, the norms of short pieces are computed, because
+    PyTorch's CPU kernel adds all elements one after another, which is inaccurate.
     """
     if tensors[0].device.type == "cpu":
         flat = [tensor.reshape(-1) for tensor in tensors]
@@ -218,7 +218,7 @@ def clip_gradients_(parameters: Sequence[nn.Parameter], norm: Tensor | float, ma
     """Scale all gradients down to a global norm of `max_norm` if `norm` is larger (paper, section 4.1.1).
 
     `norm` is the result of `global_gradient_norm`, as a tensor or as a float. With a tensor, the host does not wait for
-    the device. If no scaling is needed, the gradients keep their bits. The arithmetic is that of PyTorch's
+    the device. If no scaling is needed, the gradients keep their bits. The arithmetic is the same as in PyTorch's
     `clip_grad_norm_`.
     """
     gradients = [_local(p.grad) for p in parameters if p.grad is not None]
@@ -234,12 +234,12 @@ def _sum_partial(parameters: list[nn.Parameter], axis: Axis) -> None:
     for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
         alike = [parameter for parameter in parameters if parameter.dtype == dtype]
         summed = all_reduce(torch.cat([_flat_gradient(p) for p in alike]), axis)
-        _set_gradients(alike, summed, [None] * len(alike))  # they are no longer Partial
+        _set_gradients(alike, summed, [None] * len(alike))  # after the sum, the gradients are no longer Partial
 
 
 def _set_gradients(parameters: list[nn.Parameter], flat: Tensor, placements: Sequence[_Placements]) -> None:
-    """Make each parameter's gradient a view of its piece of `flat`. If a given placement is None, the gradient gets the
-    placement of its parameter.
+    """Make each parameter's gradient a view of its piece of `flat`. A placement of None means the placement of the
+    parameter.
     """
     for (parameter, piece), placed in zip(_pieces(parameters, flat), placements, strict=True):
         assert isinstance(parameter, DTensor)
@@ -269,8 +269,8 @@ def require_distributed(parameters: Iterable[Tensor]) -> None:
 
 
 def _require_use_alike(bucket: _Bucket, summed: Tensor) -> None:
-    """Raise `RuntimeError` if a parameter without a gradient here has a gradient, perhaps a partial one, on another
-    data rank.
+    """Raise `RuntimeError` if a parameter has no gradient on this rank, but has a gradient (or a part of one) on
+    another data rank.
 
     On CUDA, the error is raised when the device reaches the check; the step does not wait for it.
     """

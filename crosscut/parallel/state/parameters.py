@@ -60,7 +60,7 @@ def replicated_parameter(
 
 
 def initial_value_of(parameter: Tensor) -> float:
-    """Value that fills a new parameter: the argument `value` of `replicated_parameter`; 0 for a sharded parameter."""
+    """Value of a new parameter: the argument `value` of `replicated_parameter`, or 0 for a sharded parameter."""
     value: float = getattr(parameter, "initial_value", 0.0)
     return value
 
@@ -129,7 +129,7 @@ def with_local_part(tensor: Tensor, part: Tensor) -> Tensor:
 
 
 def placement_of(tensor: Tensor) -> str:
-    """Text that describes a tensor's placement, such as `Shard(0) over tensor=2`; `whole` for an ordinary tensor."""
+    """Description of a tensor's placement, such as `Shard(0) over tensor=2`. `whole` for an ordinary tensor."""
     if not isinstance(tensor, DTensor):
         return "whole"
     mesh = tensor.device_mesh
@@ -179,7 +179,7 @@ class Cut(NamedTuple):
     dim: int
     """Dimension of the tensor that is cut."""
     num_parts: int
-    """Number of parts, which is the number of ranks along the axis. If 1, the tensor is not really cut."""
+    """Number of parts: the number of ranks along the axis. 1 if the tensor is not really cut."""
 
     @property
     def is_of_model(self) -> bool:
@@ -227,15 +227,17 @@ def local_offsets(tensor: Tensor) -> list[int]:
 
 
 def _chunk(size: int, num_parts: int, index: int) -> tuple[int, int]:
-    """Return start and length of part `index`, as `torch.chunk` cuts: the last parts may be shorter or empty."""
+    """Return start and length of part `index` of a dimension that is cut as by `torch.chunk`: the last parts may be
+    shorter or empty.
+    """
     length = -(-size // num_parts)
     first = min(size, index * length)
     return first, min(length, size - first)
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the whole of a distributed tensor on every rank of the tensor's mesh, for example to write the tensor to
-    disk. Every rank of the mesh must call this function.
+    """Gather a whole distributed tensor on every rank of the tensor's mesh, for example to write the tensor to disk.
+    Every rank of the mesh must call this function.
 
     Communication: an all-gather along each axis that cuts the tensor.
     """
@@ -260,8 +262,8 @@ def gathered_over_data(tensor: Tensor) -> Tensor:
 
 
 def gathered(part: Tensor, like: Tensor) -> Tensor:
-    """Gather a tensor whose parts are cut like the distributed tensor `like`. `part` is this rank's part; the result is
-    the whole tensor, on every rank. If nothing is cut, the result is `part` itself.
+    """Gather a tensor that is cut like the distributed tensor `like`. `part` is this rank's part. Returns the whole
+    tensor on every rank, or `part` itself if `like` is not cut.
 
     Every rank that holds a part must call this function. Communication: an all-gather along each axis that cuts `like`:
     first over data ranks, then over the tensor axis.
@@ -275,8 +277,8 @@ def gathered(part: Tensor, like: Tensor) -> Tensor:
 
 
 def own_region(whole: Tensor, like: Tensor) -> Tensor:
-    """Return the region of the whole tensor `whole` that this rank holds of the distributed tensor `like`. The result
-    is a view. Sends nothing. `own_region` undoes `gathered`.
+    """Return the region of `whole`, a whole tensor, that this rank would hold if `whole` were cut like the distributed
+    tensor `like`. The result is a view. Sends nothing. `own_region` undoes `gathered`.
     """
     if not isinstance(like, DTensor):
         return whole

@@ -7,7 +7,7 @@ the shard group. A rank therefore never holds the whole gradients of more than o
 several copies of the model (`layout.shard_group`), the gradients of the shards are also summed over the copies, once
 per step.
 
-The *root* is one more unit. It contains the parameters outside all layers, such as tied embeddings and the last norm.
+The *root* is an additional unit with the parameters outside of all layers, such as tied embeddings and the last norm.
 The root's parameters stay gathered from the forward pass to the end of the backward pass. They are gathered in float32,
 because the embedding of a frequent token sums many gradients.
 """
@@ -138,8 +138,8 @@ class ShardedReducer:
     """`Reducer` of a model that `shard_model` has sharded.
 
     Each backward pass sums the gradients over the shard group, and each rank keeps one shard of the sum. The backward
-    pass after `arm` also sums over the copies of the model. Under ZeRO-2, gathered weights stay in memory until the end
-    of this backward pass.
+    pass after `arm` also sums the gradients over the copies of the model. Under ZeRO-2, gathered weights stay in memory
+    until the end of this backward pass.
 
     Parameters that need no gradient are ignored. A parameter that no backward pass reaches gets a gradient of zeros. If
     only some data ranks use a parameter, the gradient is the sum over these ranks. PyTorch before 2.12 (without
