@@ -80,6 +80,46 @@ def test_words_and_texts_are_those_of_the_fill_mask_pipeline(ranks: RankPool, fo
     assert first.to_json()["tokens"] == [expected[0]["token"]]
 
 
+@pytest.fixture(scope="module")
+def roberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A RoBERTa whose mask token takes the space before it, as the published one does."""
+    from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
+    from tokenizers import Tokenizer as Inner
+
+    folder = tmp_path_factory.mktemp("filling") / "roberta"
+    make_encoder(folder, "roberta with a head")
+    inner = Inner(models.BPE())
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=V, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    inner.train_from_iterator(["the quick brown fox jumps over the lazy dog " * 50], trainer)
+    inner.add_special_tokens([AddedToken("<mask>", lstrip=True, special=True)])
+    inner.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    inner.save(str(folder / "tokenizer.json"))
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "mask_token": "<mask>", "pad_token": "<pad>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+    return folder
+
+
+def _fill_one(source: ModelSource, layout: Layout, prompt: str) -> Filled:
+    return Filler(source).fill(load(source, layout, "float64"), [prompt])[0]
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(tensor=2)], ids=str)
+def test_roberta_fills_in_words_as_the_pipeline_does(ranks: RankPool, roberta, layout):
+    from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
+
+    model = AutoModelForMaskedLM.from_pretrained(roberta, dtype=torch.float64)
+    prompt = "the <mask> fox"
+    expected = pipeline("fill-mask", model, tokenizer=AutoTokenizer.from_pretrained(roberta))(prompt)
+    for filled in ranks.run(layout.world_size, _fill_one, find_model(roberta), layout, prompt):
+        (words,) = filled.masks
+        assert [(word.token, word.text) for word in words] == [(one["token"], one["token_str"]) for one in expected]
+        assert [word.probability for word in words] == pytest.approx([one["score"] for one in expected], abs=1e-9)
+        assert filled.text == expected[0]["sequence"]
+
+
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
