@@ -32,7 +32,7 @@ def plot_confusion(table: Any, names: tuple[str, ...], path: Path) -> None:
             told = f"{table[row, column]:,}"
             axes.text(column, row, told, ha="center", va="center", color="white" if dark else "black")
     picture = io.BytesIO()
-    figure.savefig(picture, dpi=150)
+    figure.savefig(picture, dpi=150, bbox_inches="tight")
     pyplot.close(figure)
     write_whole(path, picture.getvalue())
 
