@@ -43,7 +43,7 @@ RATES = (1e-3, 2e-3, 4e-3, 8e-3)
 
 SIZES = (
     "model.num_layers=4", "model.hidden_size=128", "model.num_heads=4", "model.max_sequence_length=128",
-    "model.dropout=0.0", "training.sequence_length=128", "training.batch_size=8", "training.validation_sequences=0",
+    "model.dropout=0.0", "training.sequence_length=128", "training.batch_size=8", "training.validation_sequences=256",
     "layout.tensor=1", "output.sample_tokens=0",
 )  # fmt: skip
 RECIPES = {
