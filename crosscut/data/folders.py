@@ -50,7 +50,7 @@ def unwritable(path: Path, error: OSError, *, setting: str, kept: str) -> DataEr
 
     `setting` is the name of the option that holds the path, and `kept` is a sentence about the work that is not lost.
     """
-    reason = os.strerror(error.errno) if error.errno else error  # pyarrow adds its own words to the system's
+    reason = os.strerror(error.errno) if error.errno else error  # pyarrow adds text to the system's message
     room = ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         place = next(place for place in (path, *path.absolute().parents) if place.is_dir())
@@ -63,7 +63,7 @@ def unwritable(path: Path, error: OSError, *, setting: str, kept: str) -> DataEr
 
 def exchange(temporary: Path, target: Path) -> None:
     """Replace the folder at `target` by `temporary`, a folder that `beside` made, and remove the old folder."""
-    old = temporary.with_name(f"{temporary.name}.old")  # ends in no process id, so that a later `beside` removes it
+    old = temporary.with_name(f"{temporary.name}.old")  # without a process id, a later `beside` removes it
     if target.exists():
         target.rename(old)
     temporary.rename(target)

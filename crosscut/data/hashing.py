@@ -17,13 +17,13 @@ def sha256(path: Path) -> str:
 
 
 def sha256_of_all(paths: Sequence[Path]) -> list[str]:
-    """SHA-256 of several files, in their order. Raises `OSError` for a file that cannot be read."""
+    """SHA-256 of several files, in the given order. Raises `OSError` for a file that cannot be read."""
     return list(sha256_of_each(paths))
 
 
 def sha256_of_each(paths: Sequence[Path]) -> Iterator[str]:
-    """Yield the SHA-256 of several files, in their order, each as soon as it is known. Raises `OSError` for a file that
-    cannot be read.
+    """Yield the SHA-256 of several files, in the given order, each as soon as it is known. Raises `OSError` for a file
+    that cannot be read.
     """
     with ThreadPoolExecutor(available_cores()) as pool:
         yield from pool.map(sha256, paths)

@@ -48,7 +48,7 @@ class Settings:
     """Number of training documents per validation document."""
 
     trained_vocab_size: int
-    """Vocabulary size that was requested when the tokenizer was trained on the text. 0 if the tokenizer was given."""
+    """Requested vocabulary size of a tokenizer that was trained on the text. 0 if the tokenizer was given."""
 
     given_tokenizer: str
     """SHA-256 of the given tokenizer's file. Empty if the tokenizer was trained."""
@@ -222,8 +222,8 @@ class Manifest:
 
 
 def _typed(kind: type[_Entry], table: Mapping[str, Any]) -> _Entry:
-    """Make an entry of the manifest from its JSON object. Raises `TypeError` or `ValueError` if a value has another
-    type than its field, is a negative number, or contains a NUL character, or if a shard would lie in another folder.
+    """Make an entry of the manifest from its JSON object. Raises `TypeError` or `ValueError` if a value does not have
+    the type of its field, is negative, or contains a NUL character, or if a shard would be in another folder.
     """
     entry = kind(**table)
     for name in table:

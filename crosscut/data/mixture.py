@@ -34,7 +34,7 @@ BLOCK_SAMPLES = 1024
 """Number of samples of a block."""
 
 _MIXTURE_KEY = 5
-"""Key of the random numbers that order a block. The split and `Sampler` have the keys 1 to 4."""
+"""Key of the random numbers that order a block. The split and `Sampler` use the keys 1 to 4."""
 
 _GOLDEN_RATIO = 0.6180339887498949
 """Distance between the offsets of successive blocks. Multiples of the golden ratio, modulo 1, are spread evenly."""
@@ -74,7 +74,7 @@ class TokenMixture:
 
     @property
     def vocab_size(self) -> int:
-        """Highest id + 1, in any folder."""
+        """Highest id of all folders, plus 1."""
         return max(folder.vocab_size for folder in self.folders)
 
     @property
@@ -97,7 +97,7 @@ def open_tokens(config: DataConfig, folder: Path, *, verify: bool) -> Tokens:
 
 
 def folders_of(tokens: Tokens) -> dict[TokenFolder, float]:
-    """Return the token folders, in order, and the share of the training tokens that comes from each."""
+    """Return the token folders, in order, and each folder's share of the training tokens."""
     if isinstance(tokens, TokenFolder):
         return {tokens: 1.0}
     return dict(zip(tokens.folders, shares_of(tokens.weights), strict=True))
@@ -159,7 +159,7 @@ class MixedSampler(Samples):
         return self._samplers[int(folders[0])].documents(int(places[0]))
 
     def epochs(self, num_samples: int) -> tuple[float, ...]:
-        """Return how many times the first `num_samples` samples go through each token folder, [F]."""
+        """Return the number of epochs of each token folder that the first `num_samples` samples cover, [F]."""
         block, within = divmod(num_samples, BLOCK_SAMPLES)
         before = self._samples_before(block) + np.bincount(self._block(block)[:within], minlength=len(self._samplers))
         return tuple(
@@ -208,8 +208,8 @@ class MixedValidationSampler(ValidationSamples):
     """Samples from the validation shards of several token folders, one folder after the other.
 
     Each folder's number of samples is proportional to its weight, so that the loss is the loss of the mixture. Without
-    a limit, the total is the largest for which every folder has enough samples for its share. Every folder gives at
-    least one sample.
+    a limit, the total is the largest number for which every folder has enough samples. Every folder gives at least one
+    sample.
     """
 
     def __init__(self, samplers: Sequence[ValidationSampler], weights: Sequence[float]) -> None:

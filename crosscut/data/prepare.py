@@ -1,7 +1,7 @@
 """Preparation of a token folder from raw text: find the text, train or load the tokenizer, encode, split, write.
 
-The folder is created atomically, so a run that dies in the meantime leaves no incomplete token folder. An existing
-folder is reused if it was made from the same text with the same settings. A folder with other content is an error.
+The folder is created atomically, so a run that is killed leaves no incomplete token folder. An existing folder is
+reused if it was made from the same text with the same settings. A folder with other content is an error.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -46,7 +46,7 @@ def prepare(
     empty, the folder must already exist and is opened unchanged.
 
     Raises `DataError` for text that cannot be read (see `read_documents`), for an existing folder with other content or
-    from other settings, for a disk that is full, and in the cases in which `TokenFolder.open` raises `DataError`.
+    from other settings, and for a full disk. Also raises the errors of `TokenFolder.open`.
     """
     if config.mixture:
         return open_tokens(config, folder, verify=config.verify)
@@ -75,7 +75,7 @@ def _check_made_from(config: DataConfig, target: Path, sources: Sequence[Source]
     manifest = Manifest.read(target)
     differences = list(_differences(made=manifest.settings, asked=settings))
     if settings.given_tokenizer and settings.given_tokenizer == manifest.settings.given_tokenizer:
-        end = Tokenizer.load(Path(config.tokenizer)).end_of_text  # files beside the tokenizer may have changed
+        end = Tokenizer.load(Path(config.tokenizer)).end_of_text  # from files that may change
         if end != manifest.end_of_text:
             differences.append(f"documents that end with id {manifest.end_of_text} instead of {end}")
     if not _same_text(sources, manifest.sources):
@@ -89,7 +89,7 @@ def _check_made_from(config: DataConfig, target: Path, sources: Sequence[Source]
 
 
 def _differences(*, made: Settings, asked: Settings) -> Iterator[str]:
-    """Settings that differ between the existing tokens (`made`) and the run (`asked`), by the keys that a user sets."""
+    """Descriptions of the settings that differ between the existing tokens (`made`) and the run (`asked`)."""
     for key, theirs, ours in (
         ("training.seed", made.seed, asked.seed),
         ("data.objective", made.objective, asked.objective),
@@ -208,7 +208,7 @@ def _held_whole(sources: Sequence[Source], train_to_validation: int) -> frozense
 
 
 def _whole_items(documents: Iterable[TokenDocument], whole: frozenset[int]) -> Iterator[list[TokenDocument]]:
-    """Yield the items of the split: all pieces of a file in `whole`, and every other document alone."""
+    """Yield the items of the split. An item consists of all pieces of a file in `whole`, or of one other document."""
     for source, pieces in groupby(documents, attrgetter("source")):
         if source in whole:
             yield list(pieces)

@@ -59,8 +59,8 @@ class Phase:
         self._task = progress.add_task(description, total=total_bytes, rate="") if progress is not None else None
 
     def advance(self, position: int, num_bytes: int = 0) -> None:
-        """Report that the files have been read up to byte `position`, and that `num_bytes` more bytes of text have been
-        processed.
+        """Report that the files have been read up to byte `position`, and that another `num_bytes` bytes of text have
+        been processed.
         """
         self._num_bytes += num_bytes
         # Many documents come from one piece of a file. The bar is drawn once for all of them.

@@ -49,7 +49,7 @@ class Rows(ABC):
     """Rows of token ids, reproducible from the seed and the row's index. One row is one sample."""
 
     sequence_length: int
-    """Number of tokens of a sample, without the token after them."""
+    """Number of tokens of a sample, excluding the token after the sample."""
 
     row_length: int
     """Number of tokens of a row: S + 1 if a row ends with the token after the sample, and otherwise S."""
@@ -70,7 +70,7 @@ class Rows(ABC):
 
     @abstractmethod
     def epochs(self, num_samples: int) -> tuple[float, ...]:
-        """Return how many times the first `num_samples` samples go through each token folder, [folders]."""
+        """Return the number of epochs of each token folder that the first `num_samples` samples cover, [folders]."""
 
 
 class FolderRows(Protocol):
@@ -108,8 +108,9 @@ class Samples(Rows):
         return self.batch_from(step * batch_size, batch_size=batch_size, rank=rank, size=size)
 
     def batch_from(self, first_sample: int, *, batch_size: int, rank: int = 0, size: int = 1) -> tuple[Ids, Ids]:
-        """Return this rank's slice of the batch that starts at sample `first_sample`, as `batch` does. Use this if the
-        batch size grows during the run: the first sample then does not follow from the step and the batch size.
+        """Return this rank's slice of the batch that starts at sample `first_sample`, in the form of `batch`. Use this
+        method if the batch size grows during the run, because the first sample then does not follow from the step and
+        the batch size.
         """
         local, first = share_of_batch(batch_size, rank, size)
         rows = self.batch_at(first_sample + first, local)
@@ -150,7 +151,7 @@ class Sampler(Samples):
         return rows
 
     def epochs(self, num_samples: int) -> tuple[float, ...]:
-        """Return how many times `num_samples` samples go through the folder."""
+        """Return the number of epochs of the folder that `num_samples` samples cover."""
         return (num_samples / self.samples_per_epoch,)
 
     def documents(self, index: int) -> list[tuple[str, int]]:
@@ -189,7 +190,7 @@ class Sampler(Samples):
         begins = portions * self.sequence_length
         firsts, lasts = _span(arrangement.starts, begins, begins + self.sequence_length)
         for row, begin, first, last in zip(rows, begins.tolist(), firsts.tolist(), lasts.tolist(), strict=True):
-            # Lists, because numbers of an array are slow to take one by one.
+            # Lists, because reading single numbers from an array is slow.
             starts, places = (
                 arrangement.starts[first : last + 2].tolist(),
                 arrangement.places[first : last + 1].tolist(),
@@ -203,7 +204,8 @@ class Sampler(Samples):
 
 
 def share_of_batch(batch_size: int, rank: int, size: int) -> tuple[int, int]:
-    """Return the number of samples of a batch that a rank takes, and the position of the first of them in the batch.
+    """Return the number of samples in one rank's slice of a batch, and the position of the first of these samples in
+    the batch.
 
     The batch is divided among `size` ranks. Raises `DataError` unless `size` divides `batch_size`.
     """
@@ -219,8 +221,9 @@ def shuffled(count: int, *key: int) -> Ids:
     """Return a permutation of `count` numbers, drawn from `key`.
 
     The order results from sorting random bits. NumPy guarantees that the bits of a bit generator never change (NEP 19),
-    but not the results of `Generator.permutation`. The low bits of each random number are replaced by its position.
-    This makes all numbers distinct, so a plain sort, which is the fastest, gives the same order everywhere.
+    but not the results of `Generator.permutation`. The low bits of each random number are replaced by the position of
+    the number. All numbers are then distinct, so the fastest sort, which is not stable, gives the same order
+    everywhere.
     """
     keys: npt.NDArray[np.uint64] = np.random.PCG64(np.random.SeedSequence(key)).random_raw(count)
     low = np.uint64(max(count - 1, 0).bit_length())

@@ -117,5 +117,5 @@ class ValidationSampler(ValidationSamples):
 
 
 def _blank(length: int) -> tuple[Ids, Ids]:
-    """Tokens and targets of a sample without targets."""
+    """Tokens and targets of a padding sample, which has no token to predict."""
     return np.zeros(length, dtype=np.int64), np.full(length, IGNORED, dtype=np.int64)

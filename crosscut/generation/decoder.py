@@ -1,13 +1,13 @@
 """Decoding of many texts at once. Every running text has a row in a shared key-value cache, and each step adds one
 token to every row.
 
-A new text waits until a row is free. Later texts of a request let texts that arrived after them go first (`_YIELDED`),
-so that a request for many texts does not delay requests for one text. The text's prompt is then read in chunks of at
-most 512 tokens per step, so that a long prompt does not delay the other texts. After the prompt, the text gets one
-token per step until it ends. Its row then goes to the next text. A text does not depend on the other texts, because its
-tokens are chosen from its own scores and random numbers (`sampling`). If the probabilities of a prompt are requested,
-the probabilities are computed for a few tokens at a time while the prompt is read. The scores [S, V] of the whole
-prompt are therefore never in memory.
+A new text waits until a row is free. If a request has many texts, its later texts give way to texts that arrive after
+them (`_YIELDED`), so that the request does not delay requests for a single text. When a text gets a row, its prompt is
+read in chunks of at most 512 tokens per step, so that a long prompt does not delay the other texts. After the prompt,
+the text gets one token per step until it ends. Its row then goes to the next text. A text does not depend on the other
+texts, because its tokens are chosen from its own scores and random numbers (`sampling`). If the probabilities of a
+prompt are requested, the probabilities are computed for a few tokens at a time while the prompt is read. The scores [S,
+V] of the whole prompt are therefore never in memory.
 
 If a text of n tokens is longer than the window W, the model sees only the last tokens of the text. Shifting the window
 changes the positions of all tokens, so the whole cache of the row becomes invalid. To limit the cost, the window shifts
@@ -52,11 +52,11 @@ _FIRST_CAPACITY = 64
 """Initial number of tokens per row in the cache. When a row needs more, the cache grows by half, up to the window."""
 
 _YIELDED = 512
-"""The text with index i of a request (`sample`) lets `_YIELDED` x i texts that arrived later go first, but no more, so
-that it does not wait forever."""
+"""Number of later texts to which a text gives way, per position in its request: the text with index i (`sample`) gives
+way to at most `_YIELDED` x i texts that arrive later, so no text waits forever."""
 
 _FAILED = -1
-"""Stands for the next token if choosing the token raised an error."""
+"""Placeholder for the next token if an error was raised when the token was chosen."""
 
 
 class Decoder:
@@ -91,11 +91,12 @@ class Decoder:
         self._waiting: dict[int, Text] = {}
         """Texts that wait for a row, by number."""
         self._queue: list[tuple[int, int]] = []
-        """Heap of (turn, number) of the texts that wait or were cancelled while they waited. The lowest turn is next.
+        """Heap of (turn, number) for the waiting texts and for texts that were cancelled while they waited. The lowest
+        turn is next.
         """
         self._num_added = 0
         self._is_alone = all(axis.size == 1 for axis in model.mesh.axes)
-        """Whether no other rank takes part in a pass, so that a pass can be abandoned after any error."""
+        """Whether this rank alone computes a pass, so that a pass can be abandoned after any error."""
 
     @property
     def is_idle(self) -> bool:
@@ -142,7 +143,7 @@ class Decoder:
         for row, text in enumerate(self._rows):
             if text is None and self._waiting:
                 self._rows[row] = self._next_waiting()
-        # Both sets are determined before either runs, so that no text gets two tokens in one step.
+        # The rows of both passes are determined before the first pass, so that no text gets two tokens in one step.
         steps = [rows for rows in (self._writing(), self._reading()) if rows]
         pieces = [piece for rows in steps for piece in self._advance(rows)]
         if self.is_idle:
@@ -187,7 +188,7 @@ class Decoder:
             raise ConfigError("`stop` needs a tokenizer to decode the tokens, but there is none. Pass a tokenizer.")
 
     def _first_seen(self, length: int) -> int:
-        """First position that is visible when the next token of a text of `length` tokens is chosen."""
+        """First position that the model sees when it chooses the next token of a text of `length` tokens."""
         drop = self.window - self.window // 2
         return max(0, -(-(length - self.window) // drop) * drop)
 
@@ -197,12 +198,12 @@ class Decoder:
         return self._waiting.pop(number)
 
     def _writing(self) -> dict[int, int]:
-        """Rows in which only the last token is unread, with the number of tokens to read in each row."""
+        """Rows that generate: only their last token is unread. Each row comes with its number of tokens to read."""
         return {row: 1 for row, text in enumerate(self._rows) if text is not None and text.unread == 1}
 
     def _reading(self) -> dict[int, int]:
-        """The row whose prompt has waited longest, and adjacent rows whose prompts can be read in the same pass, with
-        the number of tokens to read in each row.
+        """Row whose prompt has waited longest, and adjacent rows whose prompts can be read in the same pass. Each row
+        comes with its number of tokens to read.
         """
         waiting = {row: text for row, text in enumerate(self._rows) if text is not None and text.unread > 1}
         if not waiting:
@@ -226,7 +227,7 @@ class Decoder:
         return failed + (self._pass(counts) if counts else [])
 
     def _pass(self, counts: dict[int, int]) -> list[Piece]:
-        """Do the work of `_advance` with a cache that has room for the tokens."""
+        """Do the work of `_advance`. The cache must have room for the tokens."""
         rows = range(min(counts), max(counts) + 1)
         before = [self._cache.lengths[row] for row in rows]
         try:
@@ -245,8 +246,8 @@ class Decoder:
         return told + self._follow(going_on, logits.float(), first_row=rows.start)
 
     def _read(self, rows: range, counts: dict[int, int]) -> tuple[Tensor, Tensor]:
-        """Last hidden states [B, S or more, H] of the next tokens of adjacent rows, and the scores [B, V] after the
-        last one.
+        """Read the next tokens of adjacent rows. Return their last hidden states [B, S or more, H], and the scores [B,
+        V] after each row's last token.
         """
         length = max(counts.values())
         ids, ends = [], []
@@ -286,7 +287,7 @@ class Decoder:
         return [self._fail(row, _no_room(before, failure)) for row in too_long if self._rows[row] is not None]
 
     def _on_any_rank(self, event: bool) -> bool:
-        """Whether `event` is true on some of the ranks that read the same texts."""
+        """Whether `event` is true on at least one of the ranks that generate the same texts."""
         mesh = self.model.mesh
         flag = torch.tensor([event], dtype=torch.int32, device=mesh.device)
         for axis in (mesh.tensor, *(() if mesh.sharding is None else (mesh.data,))):
@@ -326,8 +327,8 @@ class Decoder:
         return pieces
 
     def _likelihoods(self, hidden: Tensor, tokens: Sequence[int], num_alternatives: int | None) -> list[Likelihood]:
-        """Likelihood of each of N `tokens` from its own row of the last hidden states [at least N, H]. The likelihoods
-        are empty if they are not requested. Raises `GenerationError` if scores are not finite.
+        """Likelihoods of N `tokens`. Row i of the last hidden states [at least N, H] gives the likelihood of token i.
+        The likelihoods are empty if they are not requested. Raises `GenerationError` if scores are not finite.
         """
         if num_alternatives is None:
             return [Likelihood()] * len(tokens)
@@ -341,8 +342,8 @@ class Decoder:
         return found
 
     def _follow(self, counts: dict[int, int], scores: Tensor, *, first_row: int) -> list[Piece]:
-        """Choose the next token of each row whose tokens have all been read. The `scores` [B, V] begin with row
-        `first_row`.
+        """Choose the next token of each row that has no unread token. `scores` [B, V] are the scores of the rows from
+        `first_row` on.
         """
         ready: list[int] = []
         for row, count in counts.items():
@@ -358,7 +359,7 @@ class Decoder:
         for row in ready:
             try:
                 choices.append(self._text(row).choose(of_row[row], is_finite=row not in broken))
-            except Exception as error:  # it ends only this text
+            except Exception as error:  # the error ends only this text
                 errors[row] = error
                 choices.append(_FAILED)
         pieces = []
@@ -417,8 +418,8 @@ def _no_room(num_tokens: int, failure: Exception | None) -> GenerationError:
 
 
 def _agreed(choices: list[int], mesh: ParallelMesh) -> list[int]:
-    """Make all ranks that gather layers together use the same choices. Without this step, different kinds of devices
-    might round nearly equal scores differently and choose different tokens.
+    """Make all ranks that gather layers together choose the same tokens. Otherwise, different kinds of devices might
+    round nearly equal scores differently and choose different tokens.
     """
     if mesh.sharding is None or not choices:
         return choices

@@ -64,7 +64,7 @@ class Display(ABC):
 
 @final
 class Silent(Display):
-    """Display for ranks other than the first: shows nothing."""
+    """Display without output, for all ranks except the first."""
 
     def show(self, text: Written, piece: Piece) -> None:
         """Show nothing."""
@@ -128,7 +128,7 @@ class Columns(Display):
         return self
 
     def show(self, text: Written, piece: Piece) -> None:
-        """Do nothing, because the table refreshes itself several times per second."""
+        """Do nothing, because the table is refreshed several times per second."""
 
     def __exit__(self, *_error: object) -> None:
         """Print the complete table, even if it is longer than the terminal."""
@@ -147,8 +147,8 @@ class Columns(Display):
 
 
 def display_for(texts: Sequence[Written], *, as_json: bool) -> Display:
-    """Choose the display for `texts`: a stream for a single text, a table for several texts on a terminal, or else one
-    text after the other.
+    """Choose the display for `texts`: a stream for a single text, a table for several texts on a terminal, and
+    otherwise one text after the other.
     """
     if len(texts) == 1 and not as_json:
         return Stream(texts)

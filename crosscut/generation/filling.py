@@ -1,8 +1,9 @@
-"""Filling in masked words: the likeliest tokens in place of each mask token of a text. The model has a head for masked
-tokens.
+"""Prediction of masked words: the likeliest tokens in place of each mask token of a text. The model must have a head
+for masked tokens.
 
-The tokens of several masks are predicted independently: each prediction sees the other masks, not their words. The
-probabilities are the softmax of the model's logits over the whole vocabulary (BERT, arXiv 1810.04805, section 3.1).
+The tokens of several masks are predicted independently: for each prediction, the model sees the other masks, but not
+their predictions. The probabilities are the softmax of the model's logits over the whole vocabulary (BERT, arXiv
+1810.04805, section 3.1).
 
 Shapes: B texts, S sequence, H hidden, N masks of a batch, V vocabulary.
 """
@@ -52,7 +53,7 @@ class Filled:
     text: str
     """Text of the prompt's tokens with the likeliest token in place of each mask, without other special tokens."""
     masks: tuple[tuple[Word, ...], ...]
-    """For each mask, in the order of the text: the likeliest tokens, the likeliest one first."""
+    """Predictions for each mask, in the order of the text. The likeliest token comes first."""
 
     def to_json(self) -> dict[str, Any]:
         """Fields of the JSON line that `--json` prints."""

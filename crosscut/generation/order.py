@@ -59,7 +59,7 @@ class Order:
     num_words: int = USUAL_WORDS
     """Number of predictions per mask, with a model that predicts masked tokens."""
     only_for_texts: tuple[str, ...] = ()
-    """Options that the user gave and that have no meaning for a model that predicts masked tokens."""
+    """Options that the user gave and that do not apply to a model that predicts masked tokens."""
 
     def __post_init__(self) -> None:
         require_at_least("--samples", self.samples, 1)
@@ -125,7 +125,7 @@ def _write(order: Order, found: Mapping[str, Any], device: torch.device) -> None
     for prompts in _rounds(order, mesh):
         try:
             requests = [_request(prompt, tokenizer, source, order) for prompt in prompts]
-        except ConfigError as error:  # an error in a prompt just typed; prompts from the command line were checked
+        except ConfigError as error:  # only a typed prompt can be wrong here
             if mesh.is_first_rank:
                 echo(f"crosscut: {error}", err=True)
             continue
@@ -138,7 +138,7 @@ def _fill(model: GPT, source: ModelSource, order: Order, mesh: ParallelMesh) -> 
     for prompts in _rounds(order, mesh):
         try:
             filled = filler.fill(model, prompts)
-        except ConfigError as error:  # an error in a prompt just typed; prompts from the command line were checked
+        except ConfigError as error:  # only a typed prompt can be wrong here
             if mesh.is_first_rank:
                 echo(f"crosscut: {error}", err=True)
             continue
@@ -147,7 +147,7 @@ def _fill(model: GPT, source: ModelSource, order: Order, mesh: ParallelMesh) -> 
 
 
 def _rounds(order: Order, mesh: ParallelMesh) -> Iterator[tuple[str, ...]]:
-    """Yield the prompts that are continued together: all prompts of the command line, or each typed prompt."""
+    """Yield lists of prompts to continue together: all prompts of the command line, or a list for each typed prompt."""
     if order.prompts:
         yield order.prompts
         return

@@ -32,11 +32,11 @@ class Piece:
     """Reason why the text ends with this token: "stop" for an end-of-text token or a stop string, "length" for the
     maximum length, "error" for an error. Empty if the text continues."""
     is_prompt: bool = False
-    """Whether the token belongs to the prompt. The field `text` is then empty. If no tokens are generated, the piece of
-    the prompt's last token is the text's last piece.
+    """Whether the token belongs to the prompt. The field `text` is then empty. If no tokens are generated, the report
+    of the prompt's last token is the last report of the text.
     """
     error: Exception | None = None
-    """Error that ended the text, if `finish` is "error", otherwise None. The piece then repeats the text's last token
+    """Error that ended the text if `finish` is "error", otherwise None. The report of an error repeats the last token
     before the error."""
 
 

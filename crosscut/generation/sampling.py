@@ -41,7 +41,7 @@ tokens are sorted.
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Options that say how a text's tokens are chosen and when the text ends. Raises `ConfigError` for values out of
+    """Options for the choice of a text's tokens and for the end of the text. Raises `ConfigError` for values out of
     range.
     """
 
@@ -120,9 +120,7 @@ class Numbers:
 
 
 class History:
-    """Tokens of a text that penalties need: the set of all tokens in the text, and the number of occurrences of each
-    generated token.
-    """
+    """Data for penalties: the set of all tokens in the text, and the number of occurrences of each generated token."""
 
     def __init__(self, sampling: Sampling, prompt: Iterable[int] = (), written: Iterable[int] = ()) -> None:
         self._keeps_seen = sampling.repetition_penalty != 1.0
@@ -153,7 +151,7 @@ def rows_not_finite(scores: Tensor) -> frozenset[int]:
 
 
 def not_finite(scores: Tensor, place: str) -> GenerationError:
-    """Error for `scores` that hold NaN or an infinite number. `place` names the token that they belong to."""
+    """Error for `scores` that hold NaN or an infinite number. `place` names the token to which the scores belong."""
     kind = "NaN" if scores.isnan().any() else "infinite"
     return GenerationError(
         f"The model's logits must be finite, but are not: some are {kind} at {place}. The weights are damaged, or the "
@@ -208,7 +206,7 @@ def _adjusted(scores: Tensor, sampling: Sampling, history: History) -> Tensor:
 
 
 def _columns(of_token: Iterable[tuple[int, float]], scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Token ids and their values, as tensors on the device of the scores."""
+    """Token ids and the values for these tokens, as tensors on the device of the scores."""
     tokens, values = zip(*of_token, strict=True)
     return torch.tensor(tokens, device=scores.device), torch.tensor(values, dtype=scores.dtype, device=scores.device)
 

@@ -56,7 +56,9 @@ class TextStream:
         return self._stops.push(self._tokenizer.decode(self._ids)[self._num_shown :]) + self._stops.finish()
 
     def _settle(self) -> None:
-        """Drop tokens whose text has been returned, except for the last few, with which the next tokens are decoded."""
+        """Drop tokens whose text has been returned, except for the last few tokens, which are decoded together with the
+        next tokens.
+        """
         self._ids, self._num_unsettled = self._ids[-_CONTEXT:], 0
         self._num_shown = len(self._tokenizer.decode(self._ids))
 
@@ -89,7 +91,7 @@ class _Stops:
         return text[:final]
 
     def finish(self) -> str:
-        """Return the text that was held back for a stop string that did not follow."""
+        """Return the text that was held back as the possible beginning of a stop string."""
         held, self._held = self._held, ""
         return held
 
@@ -97,8 +99,8 @@ class _Stops:
 class _Match:
     """Search for one string in text that arrives character by character (Knuth, Morris and Pratt, 1977).
 
-    The number of operations is proportional to the length of the text, however long the string is: the table of borders
-    only covers the part of the string that the text has reached.
+    The number of operations is proportional to the length of the text for strings of any length, because the table of
+    borders covers only the part of the string that the text has reached.
     """
 
     def __init__(self, string: str) -> None:
@@ -107,7 +109,7 @@ class _Match:
         """Number of characters at the start of the string with which the text ends."""
         self._borders = [0]
         """Entry k - 1 is the length of the longest proper prefix of the string's first k characters that is also a
-        suffix of them.
+        suffix of these characters.
         """
 
     def push(self, character: str) -> bool:

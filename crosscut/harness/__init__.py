@@ -1,5 +1,5 @@
-"""EleutherAI's lm-eval on a model in any layout. lm-eval gives the tasks and protocols; Crosscut's model gives the
-probabilities and texts.
+"""Evaluation of a model on any layout with EleutherAI's lm-eval. lm-eval provides the tasks and protocols, and
+Crosscut's model computes the probabilities and generates the texts.
 
 This package needs the optional extra `harness`. lm-eval is imported only when a function needs it, not when this
 package is imported.

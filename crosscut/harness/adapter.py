@@ -30,10 +30,10 @@ from crosscut.planner import count_parameters
 from crosscut.pretrained import ModelSource
 
 _Pair = tuple[tuple[str, str], list[int], list[int]]
-"""Texts of a context and its continuation, followed by the token ids of each."""
+"""Texts of a context and of its continuation, followed by the token ids of both."""
 
 _LOG = logging.getLogger("lm_eval.crosscut")
-"""Child of lm-eval's own logger. lm-eval's logger is silent on all ranks except the first."""
+"""Child of lm-eval's logger, which is silent on all ranks except the first."""
 
 
 @register_model(MODEL)

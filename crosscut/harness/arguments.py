@@ -20,7 +20,7 @@ _NAMES = ("pretrained", "tensor", "data", "precision")
 """Names of the arguments that `--model_args` may contain."""
 
 _UNTOLD = "cuda:0"
-"""Device that lm-eval's command passes if no device is given, even on a machine without GPUs."""
+"""Device that lm-eval's command passes if the user gives no device, even on a machine without GPUs."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,14 @@ def _ranks(axis: str, given: Mapping[str, Any]) -> int:
 
 
 def refuse_chat_template() -> NoReturn:
-    """Raise a `ConfigError` that says why `--apply_chat_template` is refused."""
+    """Raise the `ConfigError` for `--apply_chat_template`."""
     raise ConfigError(
         f"`--apply_chat_template` must be omitted with `--model {MODEL}`. Crosscut scores every text unchanged."
     )
 
 
 def refuse_cache() -> NoReturn:
-    """Raise a `ConfigError` that says why `--use_cache` is refused on several ranks."""
+    """Raise the `ConfigError` for `--use_cache` on several ranks."""
     raise ConfigError(
         f"`--use_cache` must be omitted if `--model {MODEL}` runs on several ranks. lm-eval gives each rank a cache of "
         "its own, and ranks with different cached answers would wait for each other forever."

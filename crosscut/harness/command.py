@@ -33,7 +33,7 @@ def run_command(arguments: Sequence[str]) -> None:
 
 
 def _model_of(arguments: Sequence[str]) -> ModelArguments | None:
-    """Return the Crosscut model that the arguments ask for; None if they ask for another model or for none."""
+    """Return the Crosscut model that the arguments name. None if they name another model or no model."""
     asked = _asked(arguments)
     if asked is None or asked.model != MODEL:
         return None
@@ -47,7 +47,7 @@ def _model_of(arguments: Sequence[str]) -> ModelArguments | None:
 
 
 def _asked(arguments: Sequence[str]) -> Any:
-    """Parse the arguments as lm-eval does, including the file of `--config`; None if there is nothing to run."""
+    """Parse the arguments as lm-eval does, including the file of `--config`. None if there is nothing to run."""
     from lm_eval._cli import HarnessCLI
     from lm_eval.config.evaluate_config import EvaluatorConfig
 
@@ -56,7 +56,7 @@ def _asked(arguments: Sequence[str]) -> Any:
     if parsed.command != "run":
         return None
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-        return EvaluatorConfig.from_cli(parsed)  # its messages are silenced, because lm-eval prints them again later
+        return EvaluatorConfig.from_cli(parsed)  # lm-eval prints these messages again later
 
 
 def _do_on_rank(arguments: Sequence[str], _device: torch.device) -> None:

@@ -97,7 +97,7 @@ def require_installed(asked: str) -> None:
 
 
 def _require_tasks(harness: Harness) -> None:
-    """Raise `ConfigError` for a task that lm-eval does not know; the message names the task."""
+    """Raise `ConfigError` for a task that lm-eval does not know. The message names the task."""
     if harness.folder and not Path(harness.folder).is_dir():
         raise ConfigError(
             f"`--harness-folder` must be a folder with task files, but `{harness.folder}` is not a folder."

@@ -21,7 +21,9 @@ def call(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
 
 
 class _Forgetful:
-    """Context for a forward pass without a backward pass. It discards the tensors that would be saved."""
+    """Context of an autograd function for a forward pass without a backward pass. It discards the tensors that would be
+    saved.
+    """
 
     def save_for_backward(self, *_tensors: object) -> None:
         """Discard the tensors."""
@@ -37,7 +39,7 @@ def run(function: type[Function], *arguments: Any, twin: Callable[..., Any] | No
     token by a small matrix. Also, if a function takes a variable number of arguments and has no backward pass, a
     compiler may mistake the function's context for a tensor.
     """
-    if twin is not None and torch.compiler.is_compiling():  # the compiler fuses, and decides what to keep, by itself
+    if twin is not None and torch.compiler.is_compiling():  # the compiler decides what to fuse and save
         return twin(*arguments)
     if torch.is_grad_enabled():
         return function.apply(*arguments)

@@ -66,8 +66,8 @@ def _sums(logits: Logits, highest: Tensor, index: Tensor) -> Tensor:
 
 
 def _error(logits: Logits, highest: Tensor, sums: Tensor, index: Tensor, growth: Tensor | None) -> Tensor:
-    """Gradients of the logits [C, V/T], in the type of the logits; 0 for padding. They are the probabilities minus one
-    at the target. `growth` [C] multiplies the probabilities; None means 1.
+    """Gradients of the logits [C, V/T], in the type of the logits; 0 for padding. The gradients are the probabilities,
+    minus 1 at the target. `growth` [C] multiplies the probabilities; None means 1.
     """
     values, num_real, cap = logits
     columns = _columns(values)
@@ -88,7 +88,7 @@ def log_softmax_(logits: Tensor, num_real: int) -> tuple[Tensor, Tensor]:
     logarithm is -inf.
     """
     if num_real == 0:
-        logits.zero_()  # any finite value: the logarithm -inf, returned below, means no probability
+        logits.zero_()  # any finite value works, because the returned logarithm of -inf stands for a probability of 0
     elif num_real < logits.shape[1]:
         logits[:, num_real:] = -torch.inf
     # PyTorch's log-softmax processes a row while it is in the cache. The logarithm of its sum is the amount by which

@@ -7,9 +7,9 @@ and `torch.compile` uses oneDNN for linear layers. This module calls the operato
 The operator has four limits. This module avoids or works around each limit:
 
 - The operator has no backward pass. It is called only when gradients are off.
-- The operator cannot write its result into a given tensor. A result that goes into a larger tensor, or is added to
-  another tensor, is therefore computed in blocks that fit into a core's cache. (Computing the whole result at once
-  would need new memory pages. For a chunk of logits, these pages would cost half of the speed gain.)
+- The operator cannot write its result into a given tensor. If a result is to be written into a larger tensor or added
+  to another tensor, it is therefore computed in blocks that fit into a core's cache. (Computing the whole result at
+  once would need new memory pages. For a chunk of logits, these pages would cost half of the speed gain.)
 - The operator runs slow reference code if neither the rows nor the columns of the weight are contiguous. Such products
   go to PyTorch's own library.
 - The operator keeps 500 KB of code for each shape. Texts of many lengths would fill gigabytes, so the number of tokens
@@ -28,9 +28,9 @@ from torch import Tensor
 from crosscut.config.system.machine import processor_vendor
 
 _LEAST_FLOPS = 1 << 25
-"""Minimum number of floating-point operations for a call of oneDNN. A call takes 10 us longer than PyTorch's own
-product. The product of a weight's gradient, which needs a transposed copy, is faster from this size on. All other
-products are faster from a quarter of this size on.
+"""Minimum number of floating-point operations for which oneDNN is used. A call takes 10 us longer than PyTorch's own
+product. From this size on, oneDNN is faster for the product of a weight's gradient, which needs a transposed copy. All
+other products are faster from a quarter of this size on.
 """
 
 _BLOCK_ELEMENTS = 1 << 18
@@ -66,7 +66,7 @@ def may_take(x: Tensor) -> bool:
     must be off, and `torch.compile` must not be tracing the code.
     """
     return (
-        not torch.compiler.is_compiling()  # tested first: a compiler calls oneDNN itself and traces no further
+        not torch.compiler.is_compiling()  # tested first, so that a compiler does not trace the rest
         and x.dtype == torch.float32
         and x.device.type == "cpu"
         and not torch.is_grad_enabled()
@@ -104,9 +104,9 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
     """Compute grad^T x [O, I] from `grad` [N, O] and `x` [N, I]. Both arguments must be contiguous.
 
-    oneDNN makes a transposed copy of the first factor of a product, which takes a good part of the product's time. If
-    `x` and the result together have fewer elements than `grad`, it is cheaper to copy `x` and transpose the result. In
-    this case, the function computes x^T grad and returns the transpose of x^T grad.
+    oneDNN makes a transposed copy of the first factor, which takes a considerable part of the product's time. If `x`
+    and the result together have fewer elements than `grad`, it is cheaper to copy `x` and transpose the result. In this
+    case, the function computes x^T grad and returns the transpose of x^T grad.
     """
     (num_tokens, num_outputs), num_inputs = grad.shape, x.shape[1]
     if (num_tokens + num_outputs) * num_inputs < num_tokens * num_outputs:
@@ -124,7 +124,7 @@ def packed(weight: Tensor, *, num_tokens: int) -> Tensor:
 
 def linear_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
     """Multiply `x` [N, I] by `weight` [O, I], add `bias` [O] and write the result into `out` [N, O]."""
-    if not weight.is_contiguous():  # a block of its rows would not be contiguous in either direction
+    if not weight.is_contiguous():  # a block of rows would not be contiguous in either direction
         out.copy_(linear(x, weight, bias))
         return
     for rows in _blocks(weight.shape[0], width=x.shape[0]):

@@ -29,8 +29,8 @@ from crosscut.kernels import onednn
 from crosscut.kernels.products import IN_BLOCKS, Products
 
 _TOKENS = 8
-"""Number of tokens for which weights are packed. Products with another number of tokens are as fast, because oneDNN
-packs a weight in the same way for every number.
+"""Number of tokens for which weights are packed. Products with other numbers of tokens are equally fast, because oneDNN
+packs a weight in the same way for every number of tokens.
 """
 
 _NO_GRADIENT = (

@@ -8,8 +8,8 @@ bits of exponent, 3 of mantissa). Gradients are cast to e5m2, because they need 
 et al. 2022, section 3).
 
 Scales are powers of two, so casting rounds mantissas only. A rank's shard of a matrix may have another scale than the
-whole matrix, because the shard's largest element may be smaller. Normal numbers are still rounded alike in the shard
-and in the whole matrix. Only elements below the normal range of the whole matrix can be rounded differently:
+whole matrix, because the shard's largest element may be smaller. Normal numbers are still rounded in the same way in
+the shard and in the whole matrix. Only elements below the normal range of the whole matrix can be rounded differently:
 
 | as a fraction of the matrix's largest element | e4m3  | e5m2  |
 |-----------------------------------------------|-------|-------|
@@ -31,7 +31,7 @@ from crosscut.config.precision import FLOAT8_MULTIPLE
 from crosscut.kernels import onednn
 
 FEW = range(1, 33)
-"""Numbers of tokens for which a product on the CPU avoids `F.linear`, if gradients are off.
+"""Numbers of tokens for which a product on the CPU does not use `F.linear`, if gradients are off.
 
 Measured in float32 on two cores of an AMD EPYC, with weights of 0.9 to 113 MB. The unit is GB/s of the weight:
 
@@ -230,7 +230,7 @@ def _multiply(a: Tensor, b: Tensor, kind: torch.dtype, *, bias: Tensor | None = 
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Reshape [..., K] to [N, K], with rows of zeros added up to the hardware's multiple."""
+    """Reshape [..., K] to [N, K], and append rows of zeros up to the hardware's multiple."""
     rows = as_rows(x)
     missing = -rows.shape[0] % FLOAT8_MULTIPLE
     return F.pad(rows, (0, 0, 0, missing)) if missing else rows

@@ -8,11 +8,12 @@ import os
 from contextlib import suppress
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-"""Parameters of glibc's `mallopt`: the free memory kept at the end of the heap, and the size from which a block gets
-pages of its own."""
+"""Parameters of glibc's `mallopt`: the amount of free memory kept at the end of the heap, and the minimum size of a
+block with separate pages."""
 
 _KEPT_BYTES, _OWN_PAGES_BYTES = 64 << 20, 8 << 20
-"""Free memory kept at the end of the heap, in bytes, and size from which a freed tensor is returned to the system."""
+"""Amount of free memory kept at the end of the heap, and minimum size of a freed tensor that is returned to the system,
+in bytes."""
 
 LEAN_BYTES = 2 << 20
 """Argument `least` of `give_freed_tensors_back`, in bytes, for runs that accept slower steps to save memory."""
@@ -37,7 +38,7 @@ def give_freed_tensors_back(least: int = _OWN_PAGES_BYTES) -> None:
     """
     if HEAP_SETTINGS & os.environ.keys():
         return
-    with suppress(AttributeError, OSError, TypeError):  # another C library
+    with suppress(AttributeError, OSError, TypeError):  # not glibc
         library = ctypes.CDLL(None)
         library.mallopt(_M_MMAP_THRESHOLD, least)
         library.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
@@ -48,5 +49,5 @@ def return_freed_memory() -> None:
 
     Call this function after many tensors were replaced by larger tensors, which do not fit into the freed blocks.
     """
-    with suppress(AttributeError, OSError, TypeError):  # another C library
+    with suppress(AttributeError, OSError, TypeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)

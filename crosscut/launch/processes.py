@@ -157,8 +157,8 @@ def share_cores() -> None:
 def _take_as_many_threads() -> None:
     """Set the number of threads on every rank to the smallest of any rank.
 
-    The last bits of a kernel's sums depend on the number of threads. Replicas on machines with different numbers of
-    cores would otherwise drift apart.
+    The last bits of a kernel's sums depend on the number of threads, so replicas on machines with different numbers of
+    cores would otherwise diverge.
     """
     threads = torch.tensor([torch.get_num_threads()])
     dist.all_reduce(threads, dist.ReduceOp.MIN)
@@ -190,7 +190,7 @@ def launch(
         return function(*arguments)
     result, requests = _run_ranks(function, arguments, num_ranks, signals)
     if result.is_failed():
-        (failure,) = result.failures.values()  # the first failure; the other ranks were stopped because of it
+        (failure,) = result.failures.values()  # the first failure, because of which the other ranks were stopped
         if requests.first and -failure.exitcode in signals:  # the rank was not yet handling requests
             raise SystemExit(128 + requests.first)
         _raise(failure, num_ranks)
@@ -201,7 +201,9 @@ def launch(
 def _run_ranks(
     function: Callable[..., object], arguments: tuple[Any, ...], num_ranks: int, signals: tuple[int, ...]
 ) -> tuple[RunProcsResult, "_PassedOn"]:
-    """Start the ranks and wait until all have ended. No rank is left at the end, whatever ends the wait."""
+    """Start the ranks and wait until all of them have ended. No rank is left running, even if an error or a signal ends
+    the wait.
+    """
     store = dist.TCPStore(_LOOPBACK, 0, is_master=True, wait_for_workers=False)
     with _signals_and_logs_restored(), tempfile.TemporaryDirectory(prefix="crosscut-ranks-") as folder:
         others = set(multiprocessing.active_children())
@@ -221,7 +223,7 @@ def _run_ranks(
                 raise KeyboardInterrupt from None
             raise SystemExit(128 + stopped.sigval) from None
         finally:
-            for rank in set(multiprocessing.active_children()) - others:  # also if the start itself was interrupted
+            for rank in set(multiprocessing.active_children()) - others:  # also runs if the start was interrupted
                 rank.kill()
                 rank.join(5)
     assert result is not None
@@ -275,8 +277,8 @@ def _signals_and_logs_restored() -> Iterator[None]:
 def _run_rank(function: Callable[..., _T], arguments: tuple[Any, ...]) -> _T:
     """Run `function` in a rank's process and record its error.
 
-    A rank that only lost its connection waits, so that the launcher notices the rank that failed first and stops this
-    one.
+    If this rank only lost its connection, it waits, so that the launcher finds the rank that failed first and then
+    stops this rank.
     """
     leave_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # end without a traceback; the launching process reports the interrupt

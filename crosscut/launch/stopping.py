@@ -1,4 +1,4 @@
-"""Stop all ranks after the same step when a scheduler sends SIGTERM or SIGUSR1, or a user presses Ctrl-C.
+"""Stop of all ranks after the same step when a scheduler sends SIGTERM or SIGUSR1, or a user presses Ctrl-C.
 
 A signal may reach some ranks later than others, or not at all. If one rank stopped alone, the other ranks would wait
 forever. The ranks therefore vote at every check. A vote is an all-reduce (max) of one byte over all ranks. A check
@@ -30,7 +30,7 @@ REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
 """Signals by which a scheduler asks a program to stop."""
 
 INTERRUPTIBLE = (*REQUESTS, signal.SIGINT)
-"""Signals to handle in a program that stops in an orderly way on Ctrl-C, too: `REQUESTS` and SIGINT."""
+"""Signals to handle in a program that also stops in an orderly way on Ctrl-C: `REQUESTS` and SIGINT."""
 
 SAME_REQUEST = 2.0
 """Number of seconds after the first signal during which more signals count as copies of the first signal. Copies occur
@@ -76,7 +76,7 @@ class StopRequest:
 
     Call the method `check` at every point at which the ranks may stop, for example after each step. The ranks vote in
     `check`: after a rank has received a signal, `check` raises `Stopped` on every rank. The method `meet` waits until
-    every rank has called `meet`. The method `accept` records that the ranks have agreed to stop in another way than by
+    every rank has called `meet`. The method `accept` records that the ranks have agreed to stop without calling
     `check`.
 
     The argument `signals` lists the signals to handle (by default SIGTERM and SIGUSR1). The argument `told` is a
@@ -135,8 +135,8 @@ class StopRequest:
             raise Stopped
 
     def accept(self) -> None:
-        """Record that all ranks have agreed to stop in another way than by `check`. The process then ignores signals
-        after the context has ended.
+        """Record that all ranks have agreed to stop without calling `check`. The process then ignores signals after the
+        context has ended.
         """
         self._agreed = True
 
@@ -168,7 +168,7 @@ class StopRequest:
 
 
 class _Signals:
-    """Receives the process's signals in a thread of its own, instead of Python's main thread."""
+    """Receiver of the process's signals in a separate thread, instead of Python's main thread."""
 
     def __init__(self, ask: Callable[[int], None], numbers: tuple[int, ...]) -> None:
         self._ask = ask
@@ -190,7 +190,7 @@ class _Signals:
     def give_back(self, *, finished: bool, ignored: bool) -> None:
         """Restore the previous signal handlers or, with `ignored`, ignore the signals.
 
-        Unless `finished`, a SIGTERM that may mean the failure of another rank still ends this process.
+        If `finished` is false, a SIGTERM that may report the failure of another rank still ends this process.
         """
         if not self._handlers:
             return

@@ -12,7 +12,7 @@ from crosscut.rehearsal.rehearse import Rehearsal
 
 
 class Row(NamedTuple):
-    """One figure of a rank's step: planned by formulas and counted in the program."""
+    """One figure of a rank's step: the value from the planner's formula, and the value counted in the program."""
 
     name: str
     planned: int

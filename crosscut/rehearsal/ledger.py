@@ -78,7 +78,7 @@ class Ledger(TorchDispatchMode):
     """Context manager that records the memory and the FLOPs of the code inside.
 
     `vocabulary` is the width of the logits on a rank. `shapes` are the shapes of the parameters on the rank. With
-    `host_apart`, tensors that are offloaded to host memory are not counted.
+    `host_apart`, tensors in host memory (offloaded tensors) are not counted.
     """
 
     def __init__(self, *, vocabulary: int, shapes: Iterable[Sequence[int]], host_apart: bool) -> None:
@@ -174,7 +174,7 @@ class Ledger(TorchDispatchMode):
         self._take(storage, category, module, instant=self._instant(module))
 
     def _category(self, func: Any, tensor: Tensor, sources: list[Piece]) -> str | None:
-        """Return the category of a new tensor; None for a tensor that no device would hold."""
+        """Return the category of a new tensor. None for a tensor that would not exist on a real device."""
         file, function = _maker()
         if _SHAPES in file:
             return None
@@ -245,7 +245,9 @@ def _maker() -> tuple[str, str]:
 
 
 def _scores_and_values(query: Tensor, key: Tensor) -> int:
-    """FLOPs of two products of [S, D] and [D, S] per head, even if a kernel skips or repeats parts of the products."""
+    """FLOPs of two products of [S, D] and [D, S] per head. Parts that a kernel skips or repeats do not change the
+    count.
+    """
     batch, heads, length, width = query.shape
     return 4 * batch * heads * length * key.shape[-2] * width
 

@@ -47,7 +47,7 @@ class WithoutMemory(FakeTensorMode):
     ) -> Any:
         """Run the operator if all its tensors have memory, otherwise return a fake result."""
         if is_wait(func):
-            return args[0]  # as with a real message; PyTorch's fake version would be a copy
+            return args[0]  # a real wait returns the same tensor, but PyTorch's fake wait would copy it
         tensors = [x for x in tree_leaves((args, kwargs or {})) if isinstance(x, Tensor)]
         if tensors and all(type(x) in (Tensor, nn.Parameter) for x in tensors):
             return func(*args, **(kwargs or {}))

@@ -32,7 +32,7 @@ def to_json(rehearsal: Rehearsal) -> dict[str, Any]:
 
 
 def print_rehearsal(rehearsal: Rehearsal) -> None:
-    """Print the counted figures next to the planner's."""
+    """Print the counted figures next to the planner's figures."""
     console = new_console()
     run, peak = rehearsal.run, rehearsal.peak
     console.print(
@@ -58,7 +58,7 @@ def print_rehearsal(rehearsal: Rehearsal) -> None:
 
 
 def _gigabytes(size: int, largest: int) -> str:
-    """Format bytes in GB, with as many decimals as give the size `largest` four digits."""
+    """Format bytes in GB, with the number of decimals that gives the size `largest` four digits."""
     return f"{size / 1e9:,.{_decimals(largest / 1e9)}f}"
 
 

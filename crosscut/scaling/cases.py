@@ -37,8 +37,8 @@ DEFAULT_RUNS: dict[str, dict[str, Any]] = {
     },
 }
 """Model and batch of one rank if the user gives no run: 8 sequences as in the paper, and a model with as many heads as
-the paper's smallest model and a tenth of its layers. The hidden size is the paper's on a GPU, and a sixth of it on a
-CPU core.
+the paper's smallest model and a tenth of its layers. The hidden size is that of the paper's model on a GPU, and a sixth
+of this size on a CPU core.
 """
 
 

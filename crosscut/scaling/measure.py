@@ -19,7 +19,8 @@ from crosscut.training.step import Trainer
 from crosscut.training.watching.throughput import synchronize
 
 _WARM_UP = 1
-"""Number of first turns that are not counted: memory is allocated, and the optimizer creates its moments."""
+"""Number of turns at the start that are not counted, because memory is allocated and the optimizer creates its
+moments."""
 _STEPS = 2
 """Number of steps of a case in one turn. Only the last step is counted."""
 

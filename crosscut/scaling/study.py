@@ -1,4 +1,4 @@
-"""A whole measured study, from the user's arguments to the results."""
+"""Complete measured study, from the user's arguments to the results."""
 
 import platform
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
-"""Training of a model from a config: the loop, the optimizer step, and the code that watches a run or saves its memory
-and time.
+"""Training of a model from a config: the loop, the optimizer step, and the code that watches a run or reduces its
+memory or time.
 """
 
 from crosscut.training.job import run_training

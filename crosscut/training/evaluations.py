@@ -45,11 +45,11 @@ class Evaluations:
     """No checkpoint is chosen by these scores."""
 
     def __init__(self, run: RunConfig, tokens: Tokens) -> None:
-        """Read the texts. Raises `ConfigError` or `DataError`."""
+        """Read the texts of all tasks. Raises `ConfigError` or `DataError`."""
         self.run = run
         self.tasks: list[Task] = []
         if run.evaluation.has_tasks:
-            # Training uses positions up to its sequence length only, even if the model has more.
+            # Training uses only the positions up to its sequence length, even if the model has more positions.
             sizes = {"longest": run.training.sequence_length, "vocab_size": run.model.vocab_size}
             begin, is_masked = begin_of_run(run, tokens.path), run.model.head is HeadKind.MASKED_TOKENS
             self.tasks = make_tasks(
@@ -70,12 +70,12 @@ class Evaluations:
         shown: bool = False,
     ) -> dict[str, float]:
         """Score the model on all tasks. Returns the figures under the names `<task>_<figure>`. Every rank must call
-        this.
+        this method.
 
-        With `request`, the method raises `Stopped` if the ranks agree to stop during the scoring. With `shown`, the
-        first rank shows a progress bar.
+        With `request`, the method raises `Stopped` if the ranks agree to stop while they score. With `shown`, the first
+        rank shows a progress bar.
         """
-        with uncompiled(model):  # layers are compiled for the shape of training batches; windows have other shapes
+        with uncompiled(model):  # windows have other shapes than training batches
             results = evaluate(
                 model,
                 self.tasks,

@@ -55,8 +55,7 @@ class LossScale:
         """Halve the scale if `overflow` (a float32 scalar) is 1. If `overflow` is 0, count a good step, and double the
         scale after `GROWTH_INTERVAL` good steps in a row.
 
-        Call this after the optimizer's step, not before: until that step begins, a checkpoint may still be copying the
-        scale.
+        Call this method after the optimizer's step. Before this step, a checkpoint may still be copying the scale.
         """
         torch._amp_update_scale_(self.scale, self.good_steps, overflow, 2.0, 0.5, GROWTH_INTERVAL)
 
@@ -70,8 +69,8 @@ class LossScale:
         return {"scale": self.scale, "good_steps": self.good_steps}
 
     def require_usable(self, checkpoint: object) -> None:
-        """Raise `CheckpointError` if the scale that was loaded from `checkpoint` is not a positive number: with NaN or
-        infinity, every step would be skipped, and the scale would never fall. All ranks have the same scale.
+        """Raise `CheckpointError` unless the scale that was loaded from `checkpoint` is a positive, finite number. With
+        NaN or infinity, every step would be skipped, and the scale would never fall. All ranks have the same scale.
         """
         scale, good_steps = self.scale.item(), self.good_steps.item()
         if not 0 < scale < float("inf") or good_steps < 0:

@@ -1,4 +1,4 @@
-"""Requirements of a run on this machine and on its output folder, checked before its ranks start."""
+"""Checks of this machine and of the output folder, which run before the ranks start."""
 
 import shlex
 from pathlib import Path
@@ -31,8 +31,8 @@ def require_capabilities(run: ResolvedRun, *, only_to_verify: bool = False) -> N
 
 
 def require_objective(run: RunConfig) -> None:
-    """Raise `ConfigError` if the data are not those that the model predicts, or if a token would attend to the token
-    that it has to predict.
+    """Raise `ConfigError` if the data do not fit the model's kind of prediction, or if a token would attend to the
+    token that it has to predict.
     """
     model, masked = run.model, run.data.objective is Objective.MASKED
     if model.solves_task:
@@ -77,8 +77,8 @@ def require_no_conversations(folder: Path) -> None:
 
 
 def require_own_names(folder: Path) -> None:
-    """Raise `ConfigError` if something else in a run's output folder has the name of a file or a folder that the run
-    writes. A folder in place of a file would end the run at its first step, and a FIFO would halt it.
+    """Raise `ConfigError` if a name in the output folder that the run needs for a file or folder is taken by something
+    else. A folder in place of a file would end the run at its first step, and a FIFO would block it.
     """
     for name in (*_FILES, *_FOLDERS):
         path, is_file = folder / name, name in _FILES

@@ -46,8 +46,8 @@ class NonFiniteError(Exception):
         super().__init__(f"step {step + 1}: loss {loss}, gradient norm {norm}")
         self.step = step
         self.exhausted = exhausted
-        """Error for the user if only the loss scale is at fault: the scale has fallen too low, although the forward
-        pass is finite. None without a loss scale.
+        """Error for the user if the loss scale is the only cause: the forward pass is finite, but the scale has fallen
+        too low. None without a loss scale.
         """
 
 
@@ -69,7 +69,9 @@ class StepResult:
     def __init__(
         self, step: int, rate: float, *, loss: Tensor, norm: Tensor, held: Tensor, loss_scale: LossScale | None
     ) -> None:
-        """`held` is a scalar tensor: 1 if the step changed nothing. `loss_scale` has the value that the step used."""
+        """Queue copies of the figures to the host. `held` is a scalar tensor: 1 if the step changed nothing.
+        `loss_scale` has the value that the step used.
+        """
         self.step = step
         """Index of the step, counted from 0."""
         self.learning_rate = rate
@@ -141,4 +143,4 @@ class StepResult:
 
 def _to_host(numbers: Tensor) -> Tensor:
     """Queue a copy of the numbers to host memory, without waiting for it."""
-    return numbers.to("cpu", non_blocking=True) if numbers.is_cuda else numbers  # the copy is in pinned memory
+    return numbers.to("cpu", non_blocking=True) if numbers.is_cuda else numbers  # the host tensor is in pinned memory

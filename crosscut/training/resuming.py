@@ -1,5 +1,5 @@
 """Conditions under which a run may resume from a checkpoint, and messages about changes in the resumed run: a jump of
-the learning rate, another z-loss, and a moving average of the weights that begins or ends.
+the learning rate, a different z-loss, and a moving average of the weights that begins or ends.
 """
 
 import dataclasses
@@ -22,16 +22,17 @@ from crosscut.data import Tokens, folders_of
 from crosscut.training.optimization.schedule import describe_jump
 
 _BATCHES = ("batch_size", "initial_batch_size", "ramp_steps", "sequence_length", "seed", "document_mask")
-"""Settings of `[training]` that decide the batches: the order of the data, and what a token of a sequence sees."""
+"""Settings of `[training]` that determine the batches: the order of the data, and the tokens to which a token
+attends."""
 
 _MASKED = ("objective", "pairs", "mask_fraction", "mask_words")
-"""Settings of `[data]` that decide the samples of a masked language model."""
+"""Settings of `[data]` that determine the samples of a masked language model."""
 
 
 def identity_of(run: RunConfig, tokens: Tokens) -> dict[str, Any]:
     """Return the values that must be equal for a run to resume from a checkpoint: the model's settings except dropout,
-    the settings that decide the batches, the optimizer of matrices, a hash of the tokens, and the share of each token
-    folder.
+    the settings that determine the batches, the optimizer of matrices, a hash of the tokens, and the share of each
+    token folder.
     """
     folders = folders_of(tokens)
     manifests = [folder.manifest for folder in folders]
@@ -66,7 +67,8 @@ def defaults_of_identity() -> dict[str, Any]:
 
 
 def require_resumable(run: RunConfig, checkpoint: Folder, identity: Mapping[str, Any], *, may_be_all: bool) -> Progress:
-    """Return the progress of a checkpoint from which the run resumes. With `may_be_all`, no step need be left.
+    """Return the progress of a checkpoint from which the run resumes. With `may_be_all`, the checkpoint may be of the
+    last step.
 
     Raises `CheckpointError` if the checkpoint belongs to another run, and `ConfigError` if no steps are left.
     """
@@ -94,15 +96,14 @@ def describe_new_settings(run: RunConfig, progress: Progress) -> list[str]:
     told = [describe_jump(progress.step, saved=saved, run=run)]
     if (now := run.training.z_loss) != (before := saved.training.z_loss):
         told.append(
-            f"The loss of step {progress.step + 1} has another z-loss: `training.z_loss` is {now:g} instead of "
-            f"{before:g}."
+            f"The z-loss changes at step {progress.step + 1}: `training.z_loss` is {now:g} instead of {before:g}."
         )
     return [text for text in told if text]
 
 
 def describe_new_average(run: RunConfig, manifest: Manifest) -> str:
-    """Describe what becomes of the moving average of the weights if the run resumes with `optimizer.ema_decay` from a
-    checkpoint without an average, or the other way round; empty otherwise.
+    """Message about the moving average of the weights, if only one of the checkpoint and the resumed run has one
+    (`optimizer.ema_decay`). Empty otherwise.
     """
     step, is_kept, is_there = manifest.progress.step, bool(run.optimizer.ema_decay), holds_average(manifest)
     if is_kept and not is_there:
@@ -112,8 +113,9 @@ def describe_new_average(run: RunConfig, manifest: Manifest) -> str:
         )
     if is_there and not is_kept:
         return (
-            f"The checkpoint of step {step} holds a moving average of the weights, but `optimizer.ema_decay` is 0. The "
-            "run drops the average, and its scores, samples and checkpoints are of the last weights. To continue the "
+            f"The checkpoint of step {step} holds a moving average of the weights, but `optimizer.ema_decay` is 0. "
+            f"The run drops the average, and uses the last weights for scores, samples and checkpoints. To continue "
+            f"the "
             "average, set `optimizer.ema_decay`."
         )
     return ""

@@ -20,7 +20,7 @@ from crosscut.training.speed.compilation import CompiledCode, Compiler, marked_c
 def make_runners(
     training: TrainingConfig, *, streams: RandomStreams, device: torch.device, compiler: Compiler | None
 ) -> Callable[[int], Runner]:
-    """Return a function from a layer's index to the layer's runner.
+    """Return a function that takes the index of a layer and returns the runner of this layer.
 
     Starting with the first layer, every `training.recompute_every`-th layer recomputes as `training.recompute` says.
     Compiled code runs inside recomputation. With `training.recompute="full"` on the CPU, this call also makes the

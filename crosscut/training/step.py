@@ -97,8 +97,8 @@ class Trainer:
     @property
     def more_state(self) -> dict[str, dict[str, Tensor]]:
         """State that checkpoints store besides the model and the optimizer: the tensors of the loss scale under
-        `loss_scale`, and the average of the weights under `AVERAGE`. A run without one of them lacks its key. The
-        tensors are live, not copied.
+        `loss_scale`, and the average of the weights under `AVERAGE`. The key is missing if the run has no loss scale or
+        no average. The tensors are live, not copied.
         """
         state = {} if self.loss_scale is None else {"loss_scale": self.loss_scale.state()}
         return state if self.average is None else {**state, AVERAGE: self.average.tensors}
@@ -142,8 +142,8 @@ class Trainer:
         leave the summed gradients in `.grad`.
 
         The mean is over the target tokens of all ranks that see different tokens (`mesh.tokens`), so the loss does not
-        depend on how the batch is split. If the model predicts the order of segments, the loss is the sum of two means:
-        this one, and the mean over all pairs of segments.
+        depend on how the batch is split. If the model predicts the order of segments, the mean over all pairs of
+        segments is added to the loss.
         """
         scale, order_scale = self._scales(micro_batches)
         total = torch.zeros((), dtype=torch.float32, device=self.mesh.device)
@@ -162,8 +162,8 @@ class Trainer:
         return all_reduce(total, self.mesh.tokens)
 
     def _scales(self, micro_batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
-        """Return the factors of the sums of both losses: 1 / number of target tokens over all ranks, and 1 / number of
-        pairs of segments over all ranks. A model without the second loss has the same factor twice.
+        """Return the factors for the sums of both losses: 1 / number of target tokens over all ranks, and 1 / number of
+        pairs of segments over all ranks. For a model without the second loss, both factors are the first.
         """
         counts = [sum(batch.num_targets for batch in micro_batches)]
         if self.run.model.sentence_order:

@@ -210,9 +210,7 @@ def test_a_jump_of_the_learning_rate_is_told(trained, run_with, capsys):
 def test_another_z_loss_is_told(trained, run_with, capsys):
     same_rate = ("training.steps=12", "optimizer.learning_rate=1e-4", "optimizer.schedule=constant")
     prepare_run(run_with(*same_rate, "training.z_loss=1e-4"), resume=True)
-    assert capsys.readouterr().err == (
-        "The loss of step 7 has another z-loss: `training.z_loss` is 0.0001 instead of 0.\n"
-    )
+    assert capsys.readouterr().err == "The z-loss changes at step 7: `training.z_loss` is 0.0001 instead of 0.\n"
 
 
 def test_the_same_schedule_is_no_news(trained, capsys):

@@ -1,1 +1,1 @@
-"""Samples for masked language modelling: pairs of segments or packed documents, with some of their words masked."""
+"""Samples for masked language modelling: pairs of segments or packed documents in which some words are masked."""

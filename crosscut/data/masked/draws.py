@@ -1,8 +1,8 @@
 """Random bits as a pure function of a key and an index, for many indexes at once.
 
 The generator is SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): the i-th number of a stream is a mix of start + i x
-`_STEP`, in 64-bit integers. Every index has a stream of its own, so that a sample can be drawn without the samples
-before it, and the bits do not depend on the version of numpy.
+`_STEP`, in 64-bit integers. Every index has its own stream, so a sample can be drawn without the samples before it. The
+bits do not depend on the version of numpy.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,9 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
 def key_of(*parts: int) -> np.uint64:
-    """Return a key that depends on all parts, such as a seed, the number of a use and the number of a shard."""
+    """Return a key that depends on all parts, such as a seed, a number for the purpose of the key, and the number of a
+    shard.
+    """
     key = np.zeros(1, dtype=np.uint64)
     for part in parts:
         key = _mixed(_mixed(key + _STEP) + np.array([part % 2**64], dtype=np.uint64) * _STEP)

@@ -1,4 +1,4 @@
-"""Masking of whole words: which words of a sample a model predicts, and what stands in their place.
+"""Masking of whole words: the choice of the words that a model predicts, and their replacement.
 
 A masked n-gram is a run of n consecutive words, with n from 1 to `max_words` and a probability proportional to 1 / n
 (the sampling of SpanBERT's and Megatron-LM's n-gram masking). With E[n] words on average, a sample of W words has
@@ -6,7 +6,7 @@ fraction x W / E[n] n-grams, rounded up or down at random so that the mean is ex
 of the n-grams among the other words are equally likely. On average, `fraction` of the words is therefore masked.
 
 Each token of a masked word is replaced by `[MASK]` with probability 0.8 and by a random token with probability 0.1, and
-stays as it is otherwise (BERT, section 3.1). The model predicts it in all three cases.
+is otherwise unchanged (BERT, section 3.1). The model predicts the token in all three cases.
 
 Legend: R rows, S tokens of a row, V vocabulary, N n-grams of a row, W words of a row.
 """
@@ -64,8 +64,8 @@ class Masking:
         return Masked(self._replaced(tokens, is_masked, bits[:, 1 + 2 * length :]), targets)
 
     def _number_words(self, tokens: Ids) -> tuple[Ids, Ids]:
-        """Number of the word to which each token belongs, [R, S], and number of words, [R]. A special token has the
-        number of some word.
+        """Number of the word to which each token belongs, [R, S], and number of words, [R]. The number of a special
+        token has no meaning.
         """
         is_text = self._vocabulary.is_text(tokens)
         begins = self._vocabulary.begins_word[tokens]
@@ -76,7 +76,8 @@ class Masking:
         return np.maximum(numbers - 1, 0), numbers[:, -1]
 
     def _spans(self, num_words: Ids, bits: Bits) -> tuple[Ids, Ids]:
-        """First word and number of words of each n-gram, each [R, N]. Rows with fewer n-grams have n-grams of no words.
+        """First word and number of words of each n-gram, each [R, N]. Rows with fewer than N n-grams also have n-grams
+        without words.
 
         An arrangement of the n-grams among the other words is a choice of slots: each slot holds an n-gram or one word
         that is not masked.
@@ -112,7 +113,7 @@ def _choose(bits: Bits, num_slots: Ids, counts: Ids, most: int) -> Ids:
     """
     length = bits.shape[1]
     low = np.uint64((1 << max(length - 1, 1).bit_length()) - 1)
-    keys = (bits & ~low) | np.arange(length, dtype=np.uint64)  # all keys differ, so every sort gives the same order
+    keys = (bits & ~low) | np.arange(length, dtype=np.uint64)  # keys differ, so every sort gives the same order
     keys[np.arange(length) >= num_slots[:, None]] = np.iinfo(np.uint64).max
     chosen = (np.sort(keys, axis=1)[:, :most] & low).astype(np.int64)
     is_there = np.arange(most) < counts[:, None]

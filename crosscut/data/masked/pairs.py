@@ -7,9 +7,11 @@ sentences, at random, into segments A and B, and becomes
 
 A tenth of the pairs are shorter, with a random length, so that a model also meets short texts (BERT, appendix A.2).
 Every sentence is in exactly one pair of an epoch, except the sentence of a document that has only one. The pairs of a
-folder are the same in every epoch; their order and their cuts are drawn anew from (seed, epoch) and (seed, index).
+folder are the same in every epoch. Their order is drawn from (seed, epoch), and the cut of each pair from (seed,
+index).
 
-While a shard is read, 24 bytes per pair are in memory, and for a moment 8 bytes per sentence of the shard.
+Memory holds 24 bytes for each pair of the current shard and, while the pairs are found, 8 bytes for each sentence of
+the shard.
 """
 
 from bisect import bisect_right
@@ -31,7 +33,7 @@ SHORT = 0.1
 NUM_SPECIAL = 3
 """Number of special tokens of a pair: `[CLS]` and two `[SEP]`."""
 
-_LENGTHS_KEY, _CUTS_KEY, _SHARDS_KEY, _PAIRS_KEY = 6, 7, 8, 9  # the split, `Sampler` and mixtures have the keys 1 to 5
+_LENGTHS_KEY, _CUTS_KEY, _SHARDS_KEY, _PAIRS_KEY = 6, 7, 8, 9  # the split, `Sampler` and mixtures use the keys 1 to 5
 
 
 class Pairs(NamedTuple):
@@ -48,8 +50,8 @@ class Pairs(NamedTuple):
 
 
 def find_pairs(shard: Shard, *, room: int, key: np.uint64) -> Pairs:
-    """Group the sentences of a shard into pairs of at most `room` tokens. A pair of two sentences may be longer, and a
-    pair of three if they are the last of their document.
+    """Group the sentences of a shard into pairs of at most `room` tokens. A pair may be longer if it has only two
+    sentences, or if it has three sentences that are the last sentences of a document.
     """
     assert shard.sentences is not None
     ends: Ids = shard.sentences[:].astype(np.int64)
@@ -63,7 +65,7 @@ def find_pairs(shard: Shard, *, room: int, key: np.uint64) -> Pairs:
     while len(cursors):  # the next pair of every document that has sentences left
         until = np.searchsorted(ends, begins + _lengths(cursors, room, key), side="right")
         until = np.minimum(np.maximum(until, cursors + 2), stops)
-        # A last sentence alone cannot be a pair: the pair before gives one sentence back, or takes the last one.
+        # A single last sentence is not a pair: it gets a sentence from the previous pair, or is added to that pair.
         alone = stops - until == 1
         until = np.where(alone, np.where(until - cursors > 2, until - 1, stops), until)
         found.append(Pairs(begins, cursors, until - cursors))
@@ -121,7 +123,7 @@ class PairSampler(Rows):
         return rows
 
     def epochs(self, num_samples: int) -> tuple[float, ...]:
-        """Return how many times `num_samples` samples go through the folder."""
+        """Return the number of epochs of the folder that `num_samples` samples cover."""
         return (num_samples / self.samples_per_epoch,)
 
     def documents(self, index: int) -> list[tuple[str, int]]:
@@ -132,7 +134,7 @@ class PairSampler(Rows):
         return [shard.origin(int(np.searchsorted(shard.ends.astype(np.int64), place, side="right")))]
 
     def _locate(self, index: int) -> tuple[int, Ids, int]:
-        """Shard of a sample, the order of the shard's pairs in this epoch, and the sample's place in this order."""
+        """Shard of a sample, order of the shard's pairs in this epoch, and position of the sample in this order."""
         epoch, within = divmod(index, self.samples_per_epoch)
         shards = shuffled(len(self._shards), self._seed, _SHARDS_KEY, epoch).tolist()
         starts = [0, *accumulate(self._num_pairs[shard] for shard in shards)]
@@ -151,8 +153,8 @@ class PairSampler(Rows):
         return self._found[1]
 
     def _fill(self, row: Ids, shard: Shard, place: tuple[int, int, int], cut: float) -> None:
-        """Write a pair into a row. If the pair is too long, the segments are cut at their outer ends, the longer one
-        first, so that they still meet.
+        """Write a pair into a row. If the pair is too long, the segments are cut at their outer ends, the longer
+        segment first, so that the segments remain adjacent.
         """
         begin, first, count = place
         assert shard.sentences is not None

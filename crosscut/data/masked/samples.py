@@ -2,7 +2,7 @@
 
 A row of tokens (a pair of segments, or a part of packed documents) comes from a sampler of rows. Everything else is
 drawn from (seed, index): whether the two segments are swapped, with probability 1/2, and which words are masked. A
-batch is therefore the same on every layout and after a resume, and every epoch masks other words.
+batch is therefore the same on every layout and after a resume, and every epoch masks different words.
 
 Packed documents have the form of RoBERTa's (section 4.2 there, FULL-SENTENCES): `[CLS]` at the start of a row, then
 documents one after another, each followed by `[SEP]`. A document may begin or end in the middle of a row.
@@ -65,7 +65,9 @@ class MaskedSampler:
     """Samples for masked language modelling, in the order of a sampler of rows."""
 
     def __init__(self, rows: Rows, vocabulary: Vocabulary, masking: Masking, *, pairs: bool, seed: int) -> None:
-        """`rows` are those of a `PairSampler` with `pairs`, and otherwise those of a `Sampler`, or a mixture."""
+        """`rows` come from a `PairSampler` if `pairs` is true, and otherwise from a `Sampler`. A mixture has several of
+        these samplers.
+        """
         self.pairs = pairs
         """Whether a sample is a pair of segments. Otherwise, a sample is a row of packed documents."""
         self.sequence_length = rows.row_length
@@ -104,7 +106,7 @@ class MaskedSampler:
         return self._rows.documents(index)
 
     def epochs(self, num_samples: int) -> tuple[float, ...]:
-        """Return how many times the first `num_samples` samples go through each token folder, [folders]."""
+        """Return the number of epochs of each token folder that the first `num_samples` samples cover, [folders]."""
         return self._rows.epochs(num_samples)
 
 
@@ -145,8 +147,8 @@ def masked_samples(tokens: Tokens, config: DataConfig, *, sequence_length: int, 
 
 def masked_validation(tokens: Tokens, config: DataConfig, *, sequence_length: int, seed: int) -> MaskedValidation:
     """Return the validation samples of a run. Each folder of a mixture gives a share of the samples in proportion to
-    its weight. Without a limit, there are as many samples as the folder that runs out first allows. Raises `DataError`
-    in the cases in which `masked_samples` raises `DataError`.
+    its weight. Without a limit, the number of samples is the largest for which no folder runs out of samples. Raises
+    the same errors as `masked_samples`.
     """
     seed = int(key_of(seed, _VALIDATION_KEY))
     parts = {folder: (folder.validation,) for folder in folders_of(tokens)}
@@ -164,7 +166,7 @@ def _rows(
     sequence_length: int,
     seed: int,
 ) -> list[PairSampler | Sampler]:
-    """Rows from some of the shards of each folder."""
+    """Rows from the chosen shards of each folder."""
     special = tokens.tokenizer().special_tokens()
     rows: list[PairSampler | Sampler] = []
     for folder, shards in parts.items():
@@ -201,9 +203,9 @@ def _arranged(rows: Ids, order: Ids, *, separator: int, padding: int) -> tuple[I
     """
     mask = rows != padding
     places = np.broadcast_to(np.arange(rows.shape[1]), rows.shape)
-    border = (rows == separator).argmax(axis=1)[:, None]  # number of tokens of A, + 1
+    border = (rows == separator).argmax(axis=1)[:, None]  # number of tokens of A, plus 1
     last = mask.sum(axis=1)[:, None] - 1
-    of_b = last - border  # number of tokens of B, + 1
+    of_b = last - border  # number of tokens of B, plus 1
     moved = np.where(places < of_b, places + border, np.where(places == of_b, last, places - of_b))
     is_inner = (places > 0) & (places < last)
     rows = np.take_along_axis(rows, np.where(is_inner & (order[:, None] == 1), moved, places), axis=1)

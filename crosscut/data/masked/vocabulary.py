@@ -1,4 +1,4 @@
-"""Facts about the tokens of a tokenizer that masking needs.
+"""Facts that masking needs about the tokens of a tokenizer.
 
 Legend: V vocabulary.
 """
@@ -17,7 +17,7 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """Facts about every token that masking needs."""
+    """Facts that masking needs about every token."""
 
     special: SpecialTokens
     """Ids of the special tokens."""
@@ -26,10 +26,10 @@ class Vocabulary:
     """Whether a token begins a word, [V]. Other tokens continue the word before them."""
 
     replacements: Ids
-    """Ids that may stand in place of a masked token: all tokens but special ones, [replacements]."""
+    """Ids that may replace a masked token: all tokens except special tokens, [replacements]."""
 
     def is_text(self, tokens: Ids) -> Flags:
-        """Whether each token comes from the text, that is, is none of `special`."""
+        """Whether each token comes from the text, which means that it is not in `special`."""
         is_text = np.ones(len(self.begins_word), dtype=np.bool_)
         is_text[list(self.special)] = False
         return is_text[tokens]

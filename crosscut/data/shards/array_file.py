@@ -24,10 +24,10 @@ _REMEDY = (
 
 
 class ArrayFile:
-    """One-dimensional array in a file. Slices and elements are read when they are asked for, as read-only arrays.
+    """One-dimensional array in a file. Slices and elements are read on access, as read-only arrays.
 
-    Several threads may read at the same time. The file stays open as long as the object exists, so a file that is
-    deleted or replaced in the meantime is still read as it was.
+    Several threads may read at the same time. The file stays open as long as the object exists, so the old content is
+    still read if the file is deleted or replaced.
     """
 
     def __init__(self, path: Path, dtype: npt.DTypeLike, length: int, *, offset: int = 0) -> None:
@@ -69,7 +69,7 @@ class ArrayFile:
         place, size = self._offset + start * self._width, count * self._width
         try:
             data = os.pread(self._descriptor, size, place)
-            while len(data) < size:  # one read returns at most 2 GB
+            while len(data) < size:  # a single read returns at most 2 GB
                 more = os.pread(self._descriptor, size - len(data), place + len(data))
                 if not more:
                     self.check_unchanged()

@@ -124,7 +124,7 @@ def _stored(dtype: npt.DTypeLike) -> np.dtype[Any]:
 
 
 def _read_index(path: Path) -> tuple[np.dtype[Any], Numbers, Numbers, Numbers]:
-    """Type of an id, sizes, pointers and documents."""
+    """Read the `.idx`. Return the type of an id, the sizes, the pointers and the documents."""
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(_HEADER.size)

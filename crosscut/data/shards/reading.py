@@ -100,7 +100,7 @@ class TokenFolder:
 
         The manifest and the length of every file are always checked. With `verify`, all files are also read: each file
         must match its hash, every token must lie within the vocabulary, and every index must ascend. If a check fails,
-        `DamagedDataError` is raised with the name of the file.
+        `DamagedDataError` is raised. The message names the file.
         """
         manifest = Manifest.read(path)
         entries = (*manifest.train, manifest.validation)
@@ -191,7 +191,9 @@ def _check_shard(path: Path, manifest: Manifest, shard: Shard, *, thoroughly: bo
 
 
 def _sentences_fit(shard: Shard) -> bool:
-    """Whether the sentences of a shard ascend, and the last one of each document ends before its end of text."""
+    """Whether the sentences of a shard are in ascending order, and the last sentence of each document ends before the
+    document's end of text.
+    """
     assert shard.sentences is not None
     ends: npt.NDArray[np.uint64] = shard.sentences[:]
     documents = shard.ends
@@ -201,5 +203,5 @@ def _sentences_fit(shard: Shard) -> bool:
 
 
 def _highest(shard: Shard) -> int:
-    """Highest id of a shard that has tokens."""
+    """Highest id in a shard. The shard must have tokens."""
     return max(int(shard.tokens[start : start + _AT_ONCE].max()) for start in range(0, shard.num_tokens, _AT_ONCE))

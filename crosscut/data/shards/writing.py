@@ -28,7 +28,7 @@ INDEX_DTYPE = np.dtype([("end", "<u8"), ("record", "<u8"), ("source", "<u8")])
 index of its source.
 """
 
-_INDEX_ROW = struct.Struct("<QQQ")  # same layout, but much faster than numpy for a single row
+_INDEX_ROW = struct.Struct("<QQQ")  # the same format, but much faster than numpy for a single row
 
 SENTENCE_DTYPE = np.dtype("<u8")
 """End of a sentence: number of tokens from the start of the shard."""

@@ -1,4 +1,4 @@
-"""Boundaries of sentences, by rules that need no model and no list for the language.
+"""Boundaries of sentences, found by rules that need no model.
 
 A new sentence begins
 
@@ -7,8 +7,8 @@ A new sentence begins
    or a full stop belongs to an initial (`J.`) or to one of `ABBREVIATIONS`;
 3. after a full stop of Chinese or Japanese, with or without a blank.
 
-The aim is pairs of consecutive segments for pretraining, as for BERT. A boundary that the rules miss or add makes a
-segment longer or shorter, and no token depends on it.
+The aim is pairs of consecutive segments for pretraining, as for BERT. A missing or additional boundary only makes a
+segment longer or shorter, and does not change any token.
 """
 
 import re
@@ -20,7 +20,7 @@ ABBREVIATIONS = frozenset(
         "vol vols pp ed eds ch sec jan feb mar apr jun jul aug sept oct nov dec ca bzw vgl nr bd str art",
     )
 )
-"""Abbreviations that other words usually follow, in lower case and without the full stop."""
+"""Abbreviations that usually stand before another word, in lower case and without the full stop."""
 
 _CANDIDATE = re.compile(
     r"""(?P<paragraph>\n[^\S\n]*\n\s*)
@@ -32,12 +32,12 @@ _CANDIDATE = re.compile(
 _OPENING = "\"'`\u2018\u201c\u201e\u00ab\u00bf\u00a1([{_*"
 
 _WORD_CHARACTERS = 12
-"""Number of characters before a full stop in which an abbreviation is looked for."""
+"""Number of characters before a full stop that are searched for an abbreviation."""
 
 
 def sentence_starts(text: str) -> list[int]:
     """Return the position of the first character of each sentence except the first, in ascending order. A blank between
-    two sentences belongs to the first of them.
+    two sentences belongs to the first sentence.
     """
     starts = []
     for match in _CANDIDATE.finditer(text, len(text) - len(text.lstrip())):
@@ -51,7 +51,7 @@ def sentence_starts(text: str) -> list[int]:
 
 
 def _ends(text: str, place: int, mark: str, start: int) -> bool:
-    """Whether a mark at `place` ends a sentence, if the next sentence would begin at `start`."""
+    """Whether the punctuation mark at `place` ends a sentence. The next sentence would begin at `start`."""
     following = start
     while following < len(text) - 1 and text[following] in _OPENING:
         following += 1

@@ -159,7 +159,7 @@ def read_chunks(source: Source) -> Iterator[tuple[bytes, int]]:
 
 
 class BrokenOffError(DamagedDataError):
-    """Compressed data is damaged or truncated. The data that was read before the error is correct."""
+    """Error for compressed data that is damaged or truncated. The data that was read before the error is correct."""
 
     def __init__(self, message: str, place: int = 0) -> None:
         super().__init__(message)

@@ -2,8 +2,8 @@
 
 Text is sent to worker processes in batches of about 262,144 characters, and the results are collected in the same
 order. The result therefore does not depend on the number of workers. The number of batches in progress is limited, so
-memory does not grow with the corpus. Processes are used instead of the library's own threads, because processes do not
-compete for one memory allocator, and because the conversion of encodings to arrays then also runs on all cores.
+memory does not grow with the corpus. Processes are used instead of the library's own threads for two reasons: processes
+do not compete for one memory allocator, and the conversion of encodings to arrays also runs on all cores.
 """
 
 import multiprocessing
@@ -49,7 +49,8 @@ class EncodedBatch(NamedTuple):
     """Number of bytes on disk, over the whole corpus, that had been read when the batch was complete."""
 
     sentences: list[npt.NDArray[np.uint32]] | None = None
-    """Ends of the sentences of each document, in tokens from the start of the document. None if not asked for."""
+    """Ends of the sentences of each document, in tokens from the start of the document. None if they were not
+    requested."""
 
 
 Encoded = tuple[Tokens, npt.NDArray[np.int64], list[npt.NDArray[np.uint32]] | None]
@@ -141,14 +142,14 @@ def encode(tokenizer: Tokenizer, texts: list[str], *, sentences: bool) -> Encode
     return *tokenizer.encode_documents(texts), None
 
 
-_worker_tokenizer: list[Tokenizer] = []  # filled once per worker process, because a worker has no other place for it
+_worker_tokenizer: list[Tokenizer] = []  # set once per worker process: a worker cannot store it elsewhere
 
 
 def _start_worker(tokenizer: Path, end_of_text: int | None) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the worker processes already provide the parallelism
     for number in (signal.SIGINT, signal.SIGUSR1):  # the parent stops the workers
         signal.signal(number, signal.SIG_IGN)
-    leave_with_parent()  # other workers hold the pool's pipes open, so the end of the parent would go unnoticed
+    leave_with_parent()  # other workers keep the pool's pipes open after the parent has ended
     _worker_tokenizer.append(Tokenizer.load(tokenizer, end_of_text=end_of_text))
 
 

@@ -1,4 +1,5 @@
-"""Search for the token that ends a text. A `tokenizer.json` does not name this token, but files beside it do.
+"""Search for the token that ends a text. A `tokenizer.json` does not name this token, but other files in the same
+folder do.
 
 The first source that names a token is used:
 
@@ -49,7 +50,7 @@ def end_said_beside(path: Path, inner: tokenizers.Tokenizer) -> int | None:
 
 
 def _holds_tokens(folder: Path) -> bool:
-    """Whether the folder's manifest belongs to a token folder, because other programs also write files of this name."""
+    """Whether the manifest in the folder belongs to a token folder. Other programs also write files with this name."""
     try:
         table = parse_json(read_small(folder / MANIFEST_NAME))
     except (OSError, ValueError):

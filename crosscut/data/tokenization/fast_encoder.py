@@ -1,9 +1,9 @@
 """Encoding with gigatoken instead of the tokenizers library, if gigatoken gives the same ids.
 
-gigatoken is many times faster, but young. It is therefore used only for byte-level BPE without a normalizer, the only
-kind of tokenizer for which its ids were compared. Before use, it must also encode samples in the same way as the
-tokenizers library. The samples cover the cases in which tokenizer libraries tend to differ. If a condition fails, there
-is no fast encoder, and encoding is only slower.
+gigatoken is many times faster, but new. It is therefore used only for byte-level BPE without a normalizer, the only
+kind of tokenizer for which the ids of both libraries were compared. Before use, it must also encode samples in the same
+way as the tokenizers library. The samples cover the cases in which tokenizer libraries tend to differ. If a condition
+fails, there is no fast encoder, and encoding is only slower.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _UNUSUAL = (
     "\u1160\u180e\u1e9e\u2000\u200b\u200d\u2028\u2029\u202f\u2060\u20dd\u2160\u2460\u3000\u3007\u3042\u4e00\uac00\ufb01"
     "\ufe0f\ufeff\uff21\uff11\ufffd\uffff\U00010400\U0001d7ce\U0001f1e9\U0001f468\U0001f3fd\U0002f800\U000e0067\U0010ffff"
 )
-"""One character of each kind that regular expressions for words distinguish, and some that such expressions overlook.
+"""One character of each class that the regular expressions for words distinguish, and some characters that the
+expressions do not match.
 """
 
 SAMPLES = (

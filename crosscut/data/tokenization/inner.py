@@ -29,6 +29,6 @@ def read_inner(path: Path, *, setting: str = "data.tokenizer") -> tokenizers.Tok
         kind, reason = "readable `tokenizer.json`", str(getattr(error, "strerror", "it is not UTF-8"))
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # plain Exception, or a panic of Rust, which is not an Exception
+    except BaseException as error:  # the library raises plain Exception; a panic of Rust is no Exception
         reason = str(error)
     raise DataError(f"`{path}` must be a {kind}, but is not: {reason}. Check `{setting}`.")

@@ -1,4 +1,4 @@
-"""Special tokens of masked language modelling, by the names that BERT and RoBERTa gave them."""
+"""Special tokens of masked language modelling, with their names in BERT and RoBERTa."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def special_tokens(inner: tokenizers.Tokenizer, *, name: str) -> SpecialTokens:
             raise DataError(
                 f"{name} must have a token that {_PURPOSES[purpose]} ({listed(f'`{token}`' for token in names)}) for "
                 "masked language modelling, but has none. Use the tokenizer of a BERT or a RoBERTa, or leave the "
-                "option empty to train one."
+                "option empty to train a tokenizer."
             )
         ids[purpose] = found[0]
     return SpecialTokens(**ids)

@@ -19,8 +19,9 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 
 class TokenBytes:
-    """Bytes of every token of a tokenizer. The conversion reproduces the decoders of byte-level BPE, sentencepiece and
-    WordPiece. A WordPiece keeps no blanks, so a blank precedes every token that begins a word.
+    """Bytes of every token of a tokenizer. The conversion gives the same bytes as the decoders of byte-level BPE,
+    sentencepiece and WordPiece. A WordPiece does not store blanks, so a blank is put before every token that begins a
+    word.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
@@ -38,7 +39,7 @@ class TokenBytes:
 
     @property
     def is_byte_level(self) -> bool:
-        """Whether the tokens are those of byte-level BPE: the bytes of a text are the bytes of its tokens."""
+        """Whether the tokenizer is a byte-level BPE, in which the bytes of a text are the bytes of its tokens."""
         return self._by_character is not None
 
     def is_byte(self, token: int) -> bool:
@@ -82,7 +83,7 @@ def _decoders(inner: tokenizers.Tokenizer) -> list[dict[str, Any]]:
 
 
 def _pattern(decoder: dict[str, Any]) -> str:
-    """String that a decoder replaces. Empty if it replaces none."""
+    """String that a decoder replaces. Empty if the decoder replaces no string."""
     pattern = decoder.get("pattern")
     return str(pattern.get("String", "")) if isinstance(pattern, dict) else ""
 

@@ -51,8 +51,8 @@ class Tokenizer:
     """A tokenizer of the `tokenizers` library with its end-of-text token.
 
     Names of special tokens in a document are encoded as plain text: a document that contains the characters
-    `<|endoftext|>` is encoded as these characters, so the end-of-text id occurs only at the ends of documents. Only in
-    a prompt are the names encoded as special tokens.
+    `<|endoftext|>` is encoded as these characters, so the end-of-text id occurs only at the ends of documents. Names of
+    special tokens in a prompt are encoded as these tokens.
     """
 
     def __init__(
@@ -91,7 +91,9 @@ class Tokenizer:
 
     @classmethod
     def train_for(cls, objective: Objective, texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
-        """Train a WordPiece for masked language modelling, and otherwise a byte-level BPE."""
+        """Train a tokenizer for the objective: a WordPiece for masked language modelling, and otherwise a byte-level
+        BPE.
+        """
         train = cls.train_wordpiece if objective is Objective.MASKED else cls.train
         return train(texts, vocab_size=vocab_size)
 
@@ -144,18 +146,20 @@ class Tokenizer:
     def encode_prompt(self, text: str, *, begin: int | None = None) -> list[int]:
         """Return the ids of a prompt. Names of special tokens in the prompt are encoded as these tokens.
 
-        `begin` is the id that the model expects at the start of every text, or None. It is put in front of the ids
-        unless they already start with it. No other id is added. Several threads may call this method at the same time.
+        `begin` is the id that the model expects at the start of every text, or None. If the ids do not already start
+        with `begin`, it is put in front of them. No other id is added. Several threads may call this method at the same
+        time.
         """
         ids: list[int] = self._reading_special.encode(text, add_special_tokens=False).ids
         return ids if begin is None or ids[:1] == [begin] else [begin, *ids]
 
     @cached_property
     def _reading_special(self) -> tokenizers.Tokenizer:
-        """Second tokenizer, which encodes the names of special tokens as these tokens. Whether a tokenizer does so is
-        part of its state, and threads share the first tokenizer, so the first cannot be switched.
+        """Second tokenizer, which encodes the names of special tokens as these tokens. A switch of the first tokenizer
+        is not possible, because the switch would change its state, and threads share the first tokenizer.
 
-        Raises `DataError` if two tokens of the vocabulary have the same id. Only making the copy reveals this fault.
+        Raises `DataError` if two tokens of the vocabulary have the same id. This fault is detected only when the copy
+        is made.
         """
         try:
             return type(self._inner).from_str(self._inner.to_str())
@@ -223,7 +227,7 @@ class Tokenizer:
 
     def num_bytes(self, ids: Sequence[int] | npt.NDArray[np.integer]) -> int:
         """Return the number of UTF-8 bytes of the text that `ids` decode to. `ids` must be the first tokens of a
-        document, or all of them.
+        document, or all of its tokens.
 
         Special tokens and the end of text have no bytes. If `ids` end inside a character, only the bytes that `ids`
         hold are counted.
@@ -232,7 +236,7 @@ class Tokenizer:
             return int(self._byte_level_lengths[ids].sum())
         spelled = [token for token in map(int, ids) if token != self.end_of_text]
         whole = len(spelled)
-        while whole and self._bytes.is_byte(spelled[whole - 1]):  # these bytes may be a part of a character
+        while whole and self._bytes.is_byte(spelled[whole - 1]):  # the last bytes may be a part of a character
             whole -= 1
         return len(self.decode(spelled[:whole]).encode()) + len(spelled) - whole
 
@@ -255,11 +259,13 @@ class Tokenizer:
         return TokenBytes(self._inner)
 
     def special_tokens(self) -> SpecialTokens:
-        """Return the special tokens of masked language modelling. Raises `DataError` if the tokenizer lacks one."""
+        """Return the special tokens of masked language modelling. Raises `DataError` if the tokenizer lacks one of
+        them.
+        """
         return special_tokens(self._inner, name=self._name)
 
     def word_starts(self) -> npt.NDArray[np.bool_]:
-        """Whether each token begins a word, [vocabulary]. Ids without a token begin one."""
+        """Whether each token begins a word, [vocabulary]. True for ids without a token."""
         starts = np.ones(self.vocab_size, dtype=np.bool_)
         for token in self._inner.get_vocab(with_added_tokens=True).values():
             starts[token] = self._bytes.begins_word(token)
@@ -294,8 +300,8 @@ class Tokenizer:
             shutil.copyfile(given, path)
 
     def settings(self) -> dict[str, Any]:
-        """Return a minimal `tokenizer_config.json`, from which `load` and `transformers` can read the end-of-text
-        token and, if the tokenizer has them all, the special tokens of masked language modelling.
+        """Return a minimal `tokenizer_config.json`, from which `load` and `transformers` can read the end-of-text token
+        and, if the tokenizer has all of them, the special tokens of masked language modelling.
         """
         end = self._inner.id_to_token(self.end_of_text)
         return {

@@ -33,10 +33,11 @@ CONTINUATION = "##"
 """Prefix of an entry that continues a word."""
 
 MOST_CHARACTERS = 1000
-"""Maximum number of different characters in a trained vocabulary, as for BERT's own. Rarer ones become `[UNK]`."""
+"""Maximum number of different characters in a trained vocabulary, as in BERT's vocabulary. Words with rarer characters
+become `[UNK]`."""
 
 _CHARACTERS_AT_ONCE = 1 << 12
-"""Maximum number of characters in a text that repeats one word."""
+"""Maximum number of characters in a training text that repeats a single word."""
 
 
 def train_wordpiece(texts: Iterable[str], *, vocab_size: int) -> tokenizers.Tokenizer:
@@ -81,7 +82,9 @@ def _count_words(texts: Iterable[str], inner: tokenizers.Tokenizer) -> Counter[s
 
 
 def _alphabet(words: Mapping[str, int], inner: tokenizers.Tokenizer, most: int) -> tuple[list[str], list[str]]:
-    """Return the `most` most frequent characters, and those of them that continue a word, each in ascending order."""
+    """Return the `most` most frequent characters, and the characters among them that continue a word, each in ascending
+    order.
+    """
     assert inner.pre_tokenizer is not None
     counts: Counter[str] = Counter()
     continuing: set[str] = set()
@@ -160,7 +163,9 @@ def _new(vocabulary: dict[str, int], *, is_uncased: bool) -> tokenizers.Tokenize
 
 
 def _with_template(inner: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """Let other programs that read the tokenizer put a text, or a pair of texts, between BERT's special tokens."""
+    """Add a template to the tokenizer, so that other programs put a text, or a pair of texts, between BERT's special
+    tokens.
+    """
     from tokenizers import processors
 
     ids = inner.get_vocab()

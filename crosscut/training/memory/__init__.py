@@ -1,3 +1,3 @@
-"""Recomputation of activations, and offload of activations and moments to host memory. Recomputation and offload save
-device memory and cost time.
+"""Recomputation of activations, and offload of activations and moments to host memory. Both save device memory at the
+cost of time.
 """

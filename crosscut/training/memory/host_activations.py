@@ -26,11 +26,11 @@ one slow copy does not delay the layers.
 
 @dataclass(eq=False)
 class _Waiting:
-    """Tensor in host memory."""
+    """Offloaded tensor."""
 
     host: Tensor
     before: "ReferenceType[_Waiting] | None"
-    """Tensor that was offloaded just before this one. The backward pass needs it just after this one."""
+    """Tensor that was offloaded just before this tensor. The backward pass needs it just after this tensor."""
     is_out: torch.cuda.Event | None = None
     """Event at the end of the copy to the host."""
     device: Tensor | None = None
@@ -42,7 +42,9 @@ class _Waiting:
 
 
 class HostActivations:
-    """Offloads saved tensors of one device to host memory and copies them back in reverse order."""
+    """Offload of the saved tensors of one device. The tensors are copied to host memory and copied back in reverse
+    order.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -51,14 +53,14 @@ class HostActivations:
         self._back = torch.cuda.Stream(device) if self._is_cuda else None
         self._last: ReferenceType[_Waiting] | None = None
         self._leaving: deque[tuple[Tensor, torch.cuda.Event]] = deque()
-        """Tensors on their way to the host. Each is held until the event at the end of its copy."""
+        """Tensors that are being copied to the host. Each tensor is held until the event at the end of its copy."""
 
     def instead_of_device(self) -> AbstractContextManager[None]:
         """Context in which autograd saves its tensors in host memory."""
         return saved_tensors_hooks(self._put, self._get)
 
     def _put(self, tensor: Tensor) -> _Waiting | Tensor:
-        if tensor.device.type != self.device.type or not tensor.numel():  # empty tensors: internal markers of PyTorch
+        if tensor.device.type != self.device.type or not tensor.numel():  # empty: a marker of PyTorch
             return tensor
         host = torch.empty_like(tensor, device="cpu", pin_memory=self._is_cuda)
         waiting = _Waiting(host, self._last)
@@ -85,7 +87,7 @@ class HostActivations:
         waiting.device = waiting.is_back = None
         waiting.is_used = True
         before = waiting.before() if waiting.before is not None else None
-        if before is not None and not before.is_used:  # used before: it belongs to an earlier forward pass
+        if before is not None and not before.is_used:  # a used tensor is of an earlier forward pass
             self._fetch(before)
         return tensor
 
@@ -97,8 +99,8 @@ class HostActivations:
     #   work queued until then. So copies run at most one layer ahead. The same holds for a copy that nobody uses.
 
     def _let_go(self, num_left: int) -> None:
-        """Free all but the last `num_left` tensors on their way to the host, after making the layers' stream wait for
-        their copies.
+        """Free all tensors that are being copied to the host, except the last `num_left`. The layers' stream first
+        waits for the copies of the freed tensors.
         """
         while len(self._leaving) > num_left:
             _, is_out = self._leaving.popleft()

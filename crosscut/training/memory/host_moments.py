@@ -30,7 +30,7 @@ in the whole tensor.
 
 
 class _Slice(NamedTuple):
-    """Elements `first` to `last` (exclusive) of entry `entry` of the whole `Piece`."""
+    """Elements `first` to `last` (exclusive) of entry `entry` in the whole `Piece`."""
 
     entry: int
     first: int
@@ -97,7 +97,9 @@ class InHostMemory:
 
 
 class _Copies:
-    """Copies of one step's moments between host memory and two buffers on the device, each on a stream of its own."""
+    """Copies of one step's moments between host memory and two buffers on the device. Each direction has its own
+    stream.
+    """
 
     def __init__(
         self, flat: Piece, cuts: list[list[_Slice]], streams: tuple[torch.cuda.Stream, torch.cuda.Stream]
@@ -126,7 +128,7 @@ class _Copies:
         self._main.wait_stream(self._outward)
 
     def _load(self, number: int) -> Piece:
-        """Begin to copy a piece to the buffer that the piece before the previous one has left."""
+        """Begin to copy a piece to the device, to the buffer of the second-to-last piece."""
         with torch.cuda.stream(self._inward):
             if number >= 2:
                 self._inward.wait_event(self._stored[number - 2])

@@ -32,10 +32,10 @@ from crosscut.training.memory.host_activations import HostActivations
 
 @final
 class Recomputed:
-    """Calls a function and keeps only its inputs; the backward pass calls the function again.
+    """Caller of a function that keeps only the inputs of the function. The backward pass calls the function again.
 
-    `call` calls the function, in the forward and in the backward pass: `call(function, *inputs)`. With `host`, the
-    inputs are kept in host memory.
+    In both passes, the function is called by `call(function, *inputs)`. With `host`, the inputs are kept in host
+    memory.
     """
 
     def __init__(self, streams: RandomStreams, *, call: Call = call, host: HostActivations | None = None) -> None:
@@ -60,8 +60,8 @@ class Recomputed:
 
 
 class _SameNumbers(AbstractContextManager[None]):
-    """Context in which both random streams start from their position at the time this object was made. It can be
-    entered many times.
+    """Context in which both random streams start from the position that they had when this object was created. The
+    context can be entered many times.
     """
 
     def __init__(self, streams: RandomStreams) -> None:
@@ -77,28 +77,28 @@ class _SameNumbers(AbstractContextManager[None]):
 
 
 class _Recipe(NamedTuple):
-    """Recipe for computing a tensor again from the inputs of the cheap function that made it. Autograd keeps these
-    inputs in any case.
+    """Recipe for recomputing a tensor from the inputs of the cheap function that returned it. Autograd keeps these
+    inputs anyway.
     """
 
     make: Callable[..., Tensor]
     sources: tuple[Tensor, ...]
     versions: tuple[int, ...]
-    """Version counters of the sources at the time they were used."""
+    """Version counters of the sources at the time of the call."""
 
 
 @final
 class CheapOutputs:
-    """Calls a layer and the cheap functions inside the layer. Instead of the output of a cheap function, autograd saves
-    a recipe to compute this output again.
+    """Caller of a layer and of the cheap functions inside the layer. Instead of the output of a cheap function,
+    autograd saves a recipe for recomputing the output.
 
-    An output is saved as a tensor if it was changed in place after its function returned, or replaced by a hook. Layers
-    of a model run one after the other, so they can share one object.
+    If an output was changed in place after the function returned, or was replaced by a hook, autograd saves the tensor
+    itself. The layers of a model run one after the other, so they can share one object.
     """
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[ReferenceType[Tensor], int, _Recipe]] = {}
-        """Output, version counter and recipe of each cheap call, by the output's storage."""
+        """Output, version counter and recipe of each call of a cheap function, by the storage of the output."""
 
     def layer(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
         """Return the output of a layer. During the call, autograd saves recipes instead of the outputs of cheap
@@ -113,7 +113,7 @@ class CheapOutputs:
                 self._made.clear()
 
     def cheap(self, function: Callable[..., Tensor], *sources: Tensor) -> Tensor:
-        """Return the output of a cheap function, and note the recipe to compute this output again."""
+        """Return the output of a cheap function, and record the recipe for recomputing this output."""
         y = function(*sources)
         if torch.is_grad_enabled():
             recipe = _Recipe(function, tuple(x.detach() for x in sources), tuple(x._version for x in sources))
@@ -121,7 +121,7 @@ class CheapOutputs:
         return y
 
     def _pack(self, saved: Tensor) -> Tensor | _Recipe:
-        """Return the recipe of a tensor that autograd saves; the tensor itself if it has no valid recipe."""
+        """Return the recipe of a tensor that autograd saves, or the tensor itself if there is no valid recipe."""
         if (found := self._made.get(_storage(saved))) is None:
             return saved
         output, version, recipe = found
@@ -134,7 +134,7 @@ class CheapOutputs:
         return recipe if is_same else saved
 
     def _unpack(self, kept: Tensor | _Recipe) -> Tensor:
-        """Return the saved tensor, or compute it again from its recipe."""
+        """Return a saved tensor, or recompute the tensor from its recipe."""
         if isinstance(kept, Tensor):
             return kept
         if tuple(source._version for source in kept.sources) != kept.versions:

@@ -4,10 +4,10 @@ After step n, counted from 0, the average A of a weight W changes by
 
     A <- d A + (1 - d) W,   d = min(ema_decay, (1 + n) / (10 + n))
 
-A begins as the initial weights. The second term of the minimum is the warm-up of the decay, as in TensorFlow's
-`tf.train.ExponentialMovingAverage` with `num_updates`: the average covers about the last tenth of the steps so far,
-until d reaches `ema_decay`. An average with a constant decay of 0.999 would still contain 37% of the initial weights
-after 1,000 steps. With the warm-up, their share is below 1e-20.
+At first, A is equal to the initial weights. The second term of the minimum is the warm-up of the decay, as in
+TensorFlow's `tf.train.ExponentialMovingAverage` with `num_updates`. Until d reaches `ema_decay`, the average covers
+about the last tenth of the steps so far. An average with a constant decay of 0.999 would still contain 37% of the
+initial weights after 1,000 steps. With the warm-up, their share is below 1e-20.
 
 The average is cut like the parameters, so each rank updates its own part and sends nothing.
 """
@@ -22,7 +22,7 @@ from crosscut.parallel import reshard
 from crosscut.parallel.state.parameters import local_part
 
 SCORED = "of the averaged weights"
-"""Words that follow a score or a sample of the averaged weights."""
+"""Phrase after a score or a sample of the averaged weights."""
 
 WARMUP = 10
 """Constant of the warm-up: after n steps, the decay is at most (1 + n) / (WARMUP + n)."""
@@ -41,28 +41,31 @@ class WeightAverage:
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        """`decay` is the maximum of the decay, at least 0 and below 1."""
+        """Create the average. `decay` is the maximum of the decay, at least 0 and below 1."""
         self.model, self.decay = model, decay
         reshard(model)
         self._parameters = list(model.parameters())
         self.tensors = {name: torch.zeros_like(p, requires_grad=False) for name, p in model.named_parameters()}
-        """The average by the names of the parameters, distributed like the parameters. The values count only once
-        `has_begun` is true."""
+        """Average of each parameter by the parameter's name, distributed like the parameter. The values are valid only
+        if `has_begun` is true."""
         self.has_begun = False
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Set the average to the current weights, if it has not begun. The optimizer's first step must come later."""
+        """Set the average to the current weights, unless the average has already begun. Call this method before the
+        optimizer's first step.
+        """
         if not self.has_begun:
             torch._foreach_copy_(*self._parts())
             self.has_begun = True
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take the weights after step `step`, counted from 0, into the average. The average must have begun.
+        """Update the average with the weights after step `step`, counted from 0. The average must have begun.
 
-        Call this after the optimizer's step, which waits for the end of a checkpoint's copy. If the step has left the
-        weights unchanged, for example because float16 has overflowed, the unchanged weights count.
+        Call this method after the optimizer's step, which waits until a checkpoint has copied the average. If the step
+        has not changed the weights, for example because of an overflow in float16, the average is updated with the
+        unchanged weights.
         """
         assert self.has_begun, "the average begins before the first step"
         torch._foreach_lerp_(*self._parts(), 1 - decay_after(step, self.decay))
@@ -70,7 +73,7 @@ class WeightAverage:
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Exchange the weights and the average inside the context, so that the model computes with the average. After
-        the context, each has its old values to the last bit. The optimizer must not step inside.
+        the context, both have their old values, bit for bit. The optimizer must not step inside the context.
         """
         self.begin()
         self._exchange()

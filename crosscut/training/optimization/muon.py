@@ -11,8 +11,8 @@ values near 1. Five Newton-Schulz steps compute O(U) with matrix products alone.
 weight decay; its scale 0.2 sqrt(max(rows, columns)) is not used here.
 
 O(U) depends on the whole matrix. Momentum is stored in shards, like the weight; the ranks gather U, every rank computes
-O(U) of the whole matrix, and each rank takes its own part. The update is therefore the same on every layout. A
-parameter may store several matrices of the model (keys and values); each is orthogonalized by itself.
+O(U) of the whole matrix, and each rank takes its own part. The update is therefore the same on every layout. If a
+parameter stores several matrices of the model (keys and values), each matrix is orthogonalized separately.
 """
 
 from collections.abc import Mapping
@@ -28,8 +28,8 @@ MOMENTUM = 0.95
 """Decay rate of the momentum, and share of the momentum in the Nesterov update (Jordan et al. 2024)."""
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Coefficients a, b and c of one step: X <- a X + b (X X^T) X + c (X X^T)^2 X. They raise small singular values
-fastest; the result's singular values lie between about 0.7 and 1.2 (Jordan et al. 2024).
+"""Coefficients a, b and c of one step: X <- a X + b (X X^T) X + c (X X^T)^2 X. With these coefficients, small singular
+values grow fastest, and the singular values of the result are between about 0.7 and 1.2 (Jordan et al. 2024).
 """
 
 AMPLIFICATION = COEFFICIENTS[0] ** NEWTON_SCHULZ_STEPS
@@ -76,8 +76,8 @@ class Muon:
 
 
 def orthogonalized(matrix: Tensor) -> Tensor:
-    """Approximate the nearest matrix with orthonormal rows or columns, by Newton-Schulz steps. A matrix of zeros stays
-    zeros. Shapes: [rows, columns] to [rows, columns].
+    """Approximate the nearest matrix with orthonormal rows or columns, by Newton-Schulz steps. A matrix of zeros does
+    not change. Shapes: [rows, columns] to [rows, columns].
     """
     a, b, c = COEFFICIENTS
     is_tall = matrix.shape[0] > matrix.shape[1]
@@ -95,6 +95,6 @@ def scaled(matrix: Tensor) -> Tensor:
 
 
 def gradient_of(parameter: Tensor) -> Tensor:
-    """Gradient of a parameter that has one."""
+    """Gradient of a parameter. The parameter must have a gradient."""
     assert parameter.grad is not None
     return parameter.grad

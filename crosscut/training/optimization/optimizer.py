@@ -34,8 +34,8 @@ momentum."""
 
 
 class Piece(NamedTuple):
-    """Arguments of one call of the fused kernel: lists of local tensors of one element type. Entry i of every list
-    belongs to the same parameter.
+    """Arguments of one call of the fused kernel: lists of local tensors with the same element type. Entry i of every
+    list belongs to the same parameter.
     """
 
     parameters: list[Tensor]
@@ -66,7 +66,7 @@ class Home(Protocol):
 
 
 class OnDevice:
-    """Moments stored on the device, like the parameters."""
+    """Storage of the moments on the device, beside the parameters."""
 
     def new(self, parameter: Tensor) -> Tensor:
         """Return zeros with the shape and placement of `parameter`."""
@@ -81,7 +81,7 @@ class OnDevice:
         yield whole
 
     def borrowed(self, moment: Tensor, parameter: Tensor) -> AbstractContextManager[Tensor]:
-        """Return a context with this rank's part of the moment itself."""
+        """Return a context that gives this rank's part of the moment, without a copy."""
         del parameter
         return nullcontext(local_part(moment))
 
@@ -91,13 +91,13 @@ class LocalAdamW(AdamW):
     parameters; their state is the momentum alone.
 
     PyTorch's own step would send every argument through the dispatch of distributed tensors, and needs all moments on
-    the device at once. The learning rate of a parameter is the rate of its group times a constant factor of its own.
-    The factors are not part of the groups, so a checkpoint can be loaded with other factors.
+    the device at once. The learning rate of a parameter is the rate of PyTorch's parameter group times a constant
+    factor. The factors are not stored in the group, so a checkpoint can be loaded with other factors.
     """
 
     found_inf: Tensor | None = None
-    """Float32 scalar on the device. If it is 1, a step changes neither the parameters nor the state. None means that
-    every step applies.
+    """Float32 scalar on the device. If the scalar is 1, a step changes neither the parameters nor the state. None means
+    that every step changes them.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class LocalAdamW(AdamW):
         factors: Mapping[Tensor, float] = MappingProxyType({}),
         muon: Muon | None = None,
     ) -> None:
-        """`factors` are the factors of learning rates, by parameter. The factor of any other parameter is 1. `muon`
-        updates the parameters that it describes; None means that AdamW updates all parameters.
+        """Create the optimizer. `factors` maps a parameter to the factor of its learning rate; other parameters have
+        the factor 1. `muon` updates the parameters that it describes. None means that AdamW updates all parameters.
         """
         betas = (config.beta1, config.beta2)
         super().__init__(groups, lr=config.learning_rate, betas=betas, eps=config.epsilon, fused=True)
@@ -159,7 +159,9 @@ class LocalAdamW(AdamW):
                     self.state[parameter][name] = self.home.keep(saved[key][name], parameter)
 
     def _kind(self, parameter: Tensor) -> tuple[torch.dtype, float]:
-        """Element type of a parameter, and factor of its learning rate. One call of the kernel updates one kind."""
+        """Element type of a parameter, and factor of its learning rate. One call of the kernel updates all parameters
+        of one kind.
+        """
         return parameter.dtype, self.factors.get(parameter, 1.0)
 
     def _update_matrix(self, parameter: Tensor, group: dict[str, Any]) -> None:
@@ -217,13 +219,13 @@ class Rules:
     undecayed: Collection[str] = ()
     """Parameters without weight decay."""
     factors: Mapping[str, float] = field(default_factory=dict)
-    """Factors between parameters' learning rates and `optimizer.learning_rate`."""
+    """Factors by which `optimizer.learning_rate` is multiplied for a parameter."""
     matrices: Mapping[str, Parameter] = field(default_factory=dict)
     """Descriptions of the parameters that Muon updates. AdamW updates the others."""
 
 
 NO_RULES = Rules()
-"""The same AdamW for all parameters."""
+"""Rules by which AdamW updates all parameters in the same way."""
 
 
 def rules_of(model: ModelConfig, config: OptimizerConfig) -> Rules:
@@ -245,7 +247,7 @@ def make_optimizer(
     muon_dtype: torch.dtype | None = None,
     home: Home | None = None,
 ) -> LocalAdamW:
-    """Create the optimizer of a model's parameters, without the frozen ones. The caller sets the learning rate before
+    """Create the optimizer of a model's parameters, except frozen parameters. The caller sets the learning rate before
     every step with `set_learning_rate`.
 
     `muon_dtype` is the element type in which Muon orthogonalizes; None means the parameters' own type. `home` stores
@@ -265,6 +267,6 @@ def make_optimizer(
 
 
 def set_learning_rate(optimizer: AdamW, rate: float) -> None:
-    """Set the learning rate of the steps that follow."""
+    """Set the learning rate for the next steps."""
     for group in optimizer.param_groups:
         group["lr"] = rate

@@ -40,8 +40,8 @@ _SETTINGS = ("schedule", "learning_rate", "min_learning_rate", "warmup_steps", "
 
 
 def describe_jump(done: int, *, saved: RunConfig, run: RunConfig) -> str:
-    """Describe the change of the learning rate for a run that resumes after `done` steps with other settings than the
-    `saved` ones; empty if the rate of the next step stays the same.
+    """Message about a jump of the learning rate in a run that resumes after `done` steps, if its settings differ from
+    the settings in the checkpoint (`saved`). Empty if the rate of the next step stays the same.
     """
     before, after = (learning_rate(done, config=one.optimizer, num_steps=one.training.steps) for one in (saved, run))
     if math.isclose(before, after, rel_tol=1e-9):

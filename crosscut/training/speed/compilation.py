@@ -43,8 +43,8 @@ for a collective right after starting it, so nothing overlaps with the collectiv
 
 _ALIKE = {"deterministic": True}
 """Further Inductor settings for tensor ranks that compute the same values. By default, Inductor times its reduction
-kernels on each GPU and takes the fastest. Two ranks may then sum a norm's row in different orders and get different
-bits.
+kernels on each GPU and uses the fastest kernel. Two ranks may then sum the row of a norm in different orders and get
+different bits.
 """
 
 _CHEAP = "crosscut_cheap"
@@ -55,7 +55,7 @@ def make_compiler(run: ResolvedRun, mesh: ParallelMesh) -> "Compiler | None":
     """Make the compiler of the layers, if the run asks for compiled code.
 
     Returns None if layers are not compiled. If `training.compile` is `auto` and layers cannot be compiled on a GPU, the
-    first rank prints the reason. Raises `ConfigError` as `require_compilation` does.
+    first rank prints the reason. Raises the `ConfigError` of `require_compilation`.
     """
     require_compilation(run, mesh.device)
     if not _is_wanted(run, mesh.device):
@@ -90,10 +90,10 @@ def _is_wanted(run: ResolvedRun, device: torch.device) -> bool:
 
 
 def _reason_against(run: ResolvedRun, device: torch.device) -> str:
-    """Reason why layers cannot be compiled, as text to follow a colon; empty if they can be compiled."""
+    """Reason why layers cannot be compiled, as a clause to follow a colon. Empty if layers can be compiled."""
     if reason := run.config.reason_against_compiling:
         return reason
-    if torch._dynamo.config.disable or os.environ.get("TORCHDYNAMO_DISABLE") == "1":  # PyTorch reads it only later
+    if torch._dynamo.config.disable or os.environ.get("TORCHDYNAMO_DISABLE") == "1":  # not read by PyTorch yet
         return "TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE in the environment turns compilation off"
     if device.type == "cpu" and run.training.recompute == "selective" and run.model.dropout:
         return 'attention with dropout keeps its scores on the CPU, but training.recompute="selective" keeps none'
@@ -118,7 +118,7 @@ def _has_cpp_compiler() -> bool:
 
 
 class Compiler:
-    """Compiles the layers of one model, or its loss, and counts the graphs and their runs.
+    """Compiler of a model's layers or of its loss. It counts the graphs and their runs.
 
     `inductor_settings` override the defaults of Inductor; other backends ignore them.
     """
@@ -165,8 +165,8 @@ class Compiler:
         return result
 
     def _own_copy(self, function: Any) -> types.FunctionType:
-        """Copy the function with a code object of its own for this model. PyTorch limits the number of graphs per code
-        object, and all models in a process would otherwise share this limit.
+        """Copy the function with a new code object for this model. PyTorch limits the number of graphs per code object,
+        and otherwise all models in a process would share this limit.
         """
         if function not in self._copies:
             self._copies[function] = types.FunctionType(
@@ -209,7 +209,7 @@ def marked_cheap(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
 
 @final
 class CompiledCode:
-    """Calls a layer's method as compiled code, which all layers share. Raises `TrainingError` if PyTorch runs
+    """Caller of layers' methods as compiled code, which all layers share. Raises `TrainingError` if PyTorch runs
     uncompiled code.
 
     With `recomputes_operators`, layers do not keep the outputs of cheap operators.
@@ -241,8 +241,8 @@ def _not_compiled(what: str, reason: str) -> TrainingError:
 
 
 def compiled_modules(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the compiled modules. The modules inside a compiled module are part of its graph and are not
-    called one by one.
+    """Return the names of the compiled modules. Modules inside a compiled module are part of its graph, so they are not
+    called separately.
     """
     return tuple(
         name
@@ -254,7 +254,7 @@ def compiled_modules(model: nn.Module) -> tuple[str, ...]:
 @contextmanager
 def uncompiled(model: nn.Module) -> Iterator[None]:
     """Run layers and loss uncompiled inside the context. Use this context to inspect layers, or for input shapes that
-    occur only once. Do not train inside it.
+    occur only once. Do not train inside the context.
     """
     runners = [module.runner for module in model.modules() if isinstance(module, Block)]
     compilers = {runner.compiler for runner in runners if runner.compiler is not None}

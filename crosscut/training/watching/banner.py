@@ -26,7 +26,7 @@ COUNTS = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
 """Unit letters for `short`, for parameters and tokens."""
 
 _WORTH_A_NOTE = 1.05
-"""Smallest forecast gain of one rank over several that is worth a note."""
+"""Minimum speed-up of one rank over several ranks, according to the forecast, for which a note is printed."""
 
 
 def print_banner(
@@ -38,7 +38,7 @@ def print_banner(
     *,
     done: int,
 ) -> None:
-    """Print what the run will do, before its first step. `done` is the number of steps that the run has done before."""
+    """Print the facts of a run before its first step. `done` is the number of steps that were done before a restart."""
     config, training = run.config, run.training
     folders = folders_of(samples.tokens)
     corpus = sum(shard.num_tokens for folder in folders for shard in folder.train)
@@ -61,8 +61,8 @@ def print_banner(
 
 
 def _epochs(run: RunConfig, samples: RunSamples, corpus: int) -> float:
-    """Number of times that the run goes through its `corpus` tokens. Pairs of segments have fewer tokens than places,
-    so their samples are counted.
+    """Number of times that the run goes through its `corpus` tokens. For pairs of segments, the samples are counted
+    instead of the tokens, because these samples contain padding.
     """
     num_samples = run.training.samples_before(run.training.steps)
     if run.data.objective is Objective.MASKED and not run.data.mixture:
@@ -90,14 +90,14 @@ def expected_seconds(
     validations = 1 + (-(-left // training.validate_every) if training.validate_every else 1)
     filled = samples.validation.count(training.validation_sequences) * training.sequence_length
     validated = min(filled, sum(folder.validation.num_tokens for folder in folders_of(samples.tokens)))
-    # A step is a forward pass and a backward pass of twice its work.
+    # A backward pass takes twice the work of a forward pass.
     forward = validated / (training.batch_size * training.sequence_length) / 3
     return step_time(run.config, hardware).total * (whole + validations * forward)
 
 
 def gain_of_one_rank(run: RunConfig, peak: Peak, device: torch.device) -> float:
-    """Forecast how many times as fast one rank would train on the processor that the ranks share; 1 if the ranks do not
-    share a processor, or if one rank is hardly faster. `training.precision` of the run must not be `auto`.
+    """Forecast how many times as fast a single rank would train on the processor that the ranks share. 1 if the ranks
+    do not share a processor, or if a single rank is hardly faster. The run's `training.precision` must not be `auto`.
     """
     hardware = _hardware(run, peak, device)
     if hardware is None or device.type != "cpu" or not 1 < run.layout.world_size <= hardware.ranks_per_node:

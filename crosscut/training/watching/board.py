@@ -25,7 +25,7 @@ class Board:
     def __init__(self, folder: Path, *, first_step: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
-        self._file = (folder / name).open("wb", buffering=0)  # unbuffered: a record that failed is never written later
+        self._file = (folder / name).open("wb", buffering=0)  # unbuffered, so that a failed record is not written later
         self._write(step=first_step, file_version="brain.Event:2")
         self._write(step=first_step, session_log=SessionLog(status=SessionLog.START))
 
@@ -38,7 +38,9 @@ class Board:
         self._file.close()
 
     def _write(self, **fields: Any) -> None:
-        """Write one record. A record that does not fit on the disk leaves nothing, so later records can be read."""
+        """Write one record. If a record does not fit on the disk, no part of it is left in the file, so that later
+        records can be read.
+        """
         record = io.BytesIO()
         RecordWriter(record).write(Event(wall_time=time.time(), **fields).SerializeToString())
         start, left = self._file.tell(), record.getvalue()

@@ -1,4 +1,4 @@
-"""Origin of a loss or gradient that is NaN or infinite: the step, the layer and the documents."""
+"""Search for the origin of a loss or gradient that is NaN or infinite: the step, the layer and the documents."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,11 +17,11 @@ _MAX_DOCUMENTS = 8
 
 
 class _Origin(NamedTuple):
-    """Place where a non-finite value was first seen. Origins sort by time: the smallest is the earliest."""
+    """Place of the first non-finite value. Origins are ordered by time: the smallest origin is the earliest."""
 
     micro_batch: int
     order: int
-    """Number of modules (or, in the backward pass, parameters) that were checked before this one."""
+    """Number of modules (or, in the backward pass, parameters) that were checked before this place."""
     data_rank: int
     place: str
 
@@ -30,14 +30,14 @@ def explain_non_finite(
     step: int, trainer: Trainer, batches: BatchSource, *, exhausted: TrainingError | None = None
 ) -> TrainingError:
     """Return the error that tells the user where the loss or the gradient of `step` stopped being finite. Every rank
-    must call this.
+    must call this function.
 
     The step is repeated with the same dropout and weights. The origin is the first module with an input or output that
     is not finite on at least one rank. If all inputs and outputs are finite, the origin is the non-finite parameter
     gradient closest to the loss.
 
-    If the loss scale has fallen too low, `exhausted` is the error that says this. The function returns `exhausted` if
-    the forward pass is finite, because the forward pass does not use the scale.
+    `exhausted` is the error for a loss scale that has fallen too low, or None. The function returns `exhausted` if the
+    forward pass is finite, because the forward pass does not use the scale.
     """
     forward = _first_over_ranks(_origin_in_forward(step, trainer, batches), trainer)
     if forward is None and exhausted is not None:
@@ -63,7 +63,7 @@ def explain_non_finite(
 
 
 def _first_over_ranks(origin: _Origin | None, trainer: Trainer) -> _Origin | None:
-    """Return the earliest origin that any rank saw; None if no rank saw one. Every rank must call this."""
+    """Return the earliest origin of all ranks. None if no rank found an origin. Every rank must call this function."""
     for axis in reversed(trainer.mesh.axes):
         origin = min(filter(None, all_gather_objects(origin, axis)), default=None)
     return origin
@@ -89,8 +89,8 @@ def _origin_in_forward(step: int, trainer: Trainer, batches: BatchSource) -> _Or
 
 @contextmanager
 def _watched(model: nn.Module, seen: list[str]) -> Iterator[list[int]]:
-    """Inside the context, append the first place with a non-finite value to `seen`. Yields a list with one number: the
-    number of places that were checked until this place was found.
+    """Context that appends the first place with a non-finite value to `seen`. It yields a list with one number: the
+    number of places that were checked before this place.
 
     The pass is never cut short, because the other ranks wait for this rank's collectives.
     """
@@ -114,7 +114,7 @@ def _watched(model: nn.Module, seen: list[str]) -> Iterator[list[int]]:
 
 
 def _origin_in_backward(step: int, trainer: Trainer, batches: BatchSource) -> _Origin | None:
-    trainer.optimizer.zero_grad()  # remove gradients of a step that was launched after the failed one
+    trainer.optimizer.zero_grad()  # remove the gradients of a step that was launched after the failed step
     trainer.accumulate(step, batches.micro_batches(step))
     backward_order = reversed(list(trainer.model.named_parameters()))
     for order, (name, parameter) in enumerate(backward_order):

@@ -16,7 +16,7 @@ Tell = Callable[[StepResult, float], None]
 
 
 class Follower:
-    """Launches steps. Reports each step when the next step has been launched, or when `catch_up` is called."""
+    """Launcher of steps. It reports each step after the next step has been launched, or when `catch_up` is called."""
 
     def __init__(self, tell: Tell, device: torch.device) -> None:
         self.tell, self.device = tell, device

@@ -1,4 +1,4 @@
-"""Account of memory during a step: which code holds the memory at the peak.
+"""Account of memory during a step, which shows the code that holds the memory at the peak.
 
 An account lists the memory held before the step, then every allocation and release in order. On the CPU, a dispatch
 mode sees each tensor's storage come and go. On CUDA, the account comes from the caching allocator's own history, which
@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 PACKAGE = Path(__file__).resolve().parents[2]
 _ELSEWHERE = "outside of crosscut"
 _NO_HOLDERS = {__file__, str(Path(__file__).with_name("profiling.py")), str(PACKAGE / "kernels" / "functions.py")}
-"""Files that never count as holders: they only watch, or only call functions of other files."""
+"""Files that are never named as holders, because they only measure, or only call functions of other files."""
 
 
 @dataclass
@@ -35,11 +35,11 @@ class Account:
     """Allocations and releases of memory, with the holder of each."""
 
     before: dict[int, tuple[int, str]] = field(default_factory=dict)
-    """Memory held before the step, as block key -> (bytes, holder)."""
+    """Memory held before the step: bytes and holder by block key."""
     events: list[tuple[int, int, str]] = field(default_factory=list)
     """Allocations and releases in order, as (key, bytes, holder). A release has 0 bytes."""
     names: dict[int, str] = field(default_factory=dict)
-    """Better names for holders, by block key. A name replaces the holder of the last block that had this key."""
+    """Names that replace holders, by block key. A name applies to the last block that had this key."""
 
     def call(self, tensors: Iterable[Tensor], holder: str) -> None:
         """Attribute the memory of `tensors` to `holder`, starting with the allocation of this memory. Call this while
@@ -96,7 +96,7 @@ def holder_of(frames: Iterable[tuple[str, int]]) -> str:
 
 
 def _module_at(file: str, line: int) -> str:
-    """Name of the module or autograd function whose code contains a line; empty if the line lies in other code."""
+    """Name of the module or autograd function whose code contains a line. Empty if the line is in other code."""
     return next((name for first, last, name in _modules_in(file) if first <= line <= last), "")
 
 
@@ -116,10 +116,10 @@ def _modules_in(file: str) -> list[tuple[int, int, str]]:
 
 @contextmanager
 def account_of(named: Mapping[str, Iterable[Tensor]], device: torch.device) -> Iterator[Account]:
-    """Record the memory of the code inside the context. `named` maps a holder to the tensors that exist before this
-    code runs.
+    """Record the memory that the code inside the context allocates. `named` maps the name of a holder to tensors that
+    exist before this code runs.
 
-    On the CPU, the code inside must not be compiled: a dispatch mode does not see the memory of compiled code.
+    On the CPU, the code inside must not be compiled, because a dispatch mode does not see the memory of compiled code.
     """
     account = Account()
     names = {_key(tensor): name for name, tensors in named.items() for tensor in _plain(tensors)}
@@ -157,7 +157,7 @@ def resizing_told_to(tell: Callable[[torch.UntypedStorage], None]) -> Iterator[N
 
 
 def _plain(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield the local tensors that have memory."""
+    """Yield the local tensors that own memory."""
     for tensor in tensors:
         local: Any = getattr(tensor, "_local_tensor", tensor)
         if local.untyped_storage().nbytes():
@@ -171,7 +171,7 @@ def _key(tensor: Tensor) -> int:
 
 
 class _StorageMode(TorchDispatchMode):
-    """Dispatch mode that notes every new storage and its release."""
+    """Dispatch mode that records every new storage and its release."""
 
     def __init__(self, account: Account) -> None:
         super().__init__()
@@ -185,9 +185,9 @@ class _StorageMode(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run the operator and note the storages of its results."""
+        """Run the operator and record the storages of its results."""
         if any(hasattr(kind, "_local_tensor") or kind.__name__ == "DTensor" for kind in types):
-            return NotImplemented  # PyTorch calls again with the operators on local tensors
+            return NotImplemented  # PyTorch calls this method again for the operators on local tensors
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor) and type(tensor).__name__ not in ("DTensor", "FakeTensor"):
@@ -221,7 +221,9 @@ def _frames() -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def _history(device: torch.device, names: Mapping[int, str], account: Account) -> Iterator[None]:
-    """Record the caching allocator's history of the code inside, and put it into the account at the end."""
+    """Record the caching allocator's history of the code inside the context, and add the history to the account at the
+    end.
+    """
     torch.cuda.synchronize(device)
     torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=1_000_000, device=device)
     try:

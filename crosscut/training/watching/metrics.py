@@ -28,7 +28,7 @@ METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
 _SECONDS_BETWEEN_LINES = 10.0
 _LONGEST_LINE = 1 << 20
-"""Maximum number of characters in a row of the metrics. A run writes less than a thousand."""
+"""Maximum number of characters in a row of the metrics. Rows of a run have less than a thousand characters."""
 
 Value = float | int | None
 
@@ -37,8 +37,8 @@ class Metrics:
     """Metrics of one run. Use the object as a context manager: leaving the context closes the files.
 
     `start` is the step from which the run continues. Rows of later steps, written by an earlier start of the run, are
-    removed. `scored` names the weights that are scored, unless they are the weights of the last step. Raises
-    `TrainingError` if the files cannot be written.
+    removed. `scored` names the weights that are scored. Empty for the weights of the last step. Raises `TrainingError`
+    if the files cannot be written.
     """
 
     def __init__(self, folder: Path, *, num_steps: int, start: int, active: bool, scored: str = "") -> None:
@@ -47,7 +47,7 @@ class Metrics:
         self.num_steps = num_steps
         if not active:
             return
-        from crosscut.training.watching.board import Board  # its imports take time, so only on the rank that writes
+        from crosscut.training.watching.board import Board  # slow, so only on the rank that writes
 
         try:
             kept = _drop_after(folder / METRICS_FILE, start)
@@ -139,9 +139,9 @@ def _as_json(value: Value) -> Value:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Read the rows of a run's `metrics.jsonl`. Incomplete lines, which a crash or a full disk can leave, are skipped,
-    and so are lines that no run writes. Returns no rows if the file is missing. Raises `OSError` if the file cannot be
-    read or is not a regular file.
+    """Read the rows of a run's `metrics.jsonl`. Lines that a run cannot have written are skipped, and so are incomplete
+    lines, which a crash or a full disk can leave. Returns no rows if the file is missing. Raises `OSError` if the file
+    cannot be read or is not a regular file.
     """
     rows = []
     path = folder / METRICS_FILE
@@ -176,7 +176,7 @@ def _drop_after(path: Path, start: int) -> list[dict[str, Any]]:
 
 
 def _scale(value: Mapping[str, float]) -> str:
-    """Text for the loss scale of a step and whether the step was skipped; empty without a loss scale."""
+    """Text with the loss scale of a step, and with "(skipped)" if the step was skipped. Empty without a loss scale."""
     if "loss_scale" not in value:
         return ""
     return f"scale {value['loss_scale']:g}{' (skipped)' if value['skipped'] else ''}  "
@@ -192,7 +192,7 @@ class _Display:
         self._first = start + 1
         self._first_ended = 0.0
         self._bar = Progress(
-            # One column, so that a narrow terminal cuts off its end and keeps the step and the time left.
+            # One column: a narrow terminal cuts off the end, but shows the step and the remaining time.
             TextColumn("{task.fields[told]}", markup=False, table_column=Column(no_wrap=True)),
             BarColumn(bar_width=None, table_column=Column(ratio=1)),
             console=self.console,
@@ -203,8 +203,8 @@ class _Display:
         self._bar.start()
 
     def _left(self, step: int) -> str:
-        """Text for the time that the rest of the run takes. The first step is not counted and has no such text, because
-        it takes longer than the others.
+        """Text with the remaining time of the run. The first step is not counted, because it takes longer than other
+        steps, and has no such text.
         """
         if step == self._first:
             self._first_ended = time.monotonic()
@@ -230,7 +230,7 @@ class _Display:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Hide this progress bar inside the context, in which another bar may be shown: two bars on one terminal would
+        """Hide this progress bar inside the context, so that another bar can be shown. Two bars on one terminal would
         overwrite each other.
         """
         self._bar.live.transient = True

@@ -55,7 +55,7 @@ class Profile:
     steps: list[Shares]
     """Compute, overlapped, communication and idle time of each recorded step on the first rank."""
     operators: list[dict[str, Any]]
-    """Name, calls and milliseconds per step of each operator (on a GPU: of each kernel), longest first."""
+    """Name, calls and milliseconds per step of each operator, or of each kernel on a GPU, longest first."""
     peak_bytes: int
     """Largest number of bytes that were held at one time during a step."""
     holders: dict[str, int]
@@ -66,7 +66,7 @@ class Profile:
 
 
 class Profiler:
-    """Profiles a few steps after the warm-up. Every step of the run must run inside `around`."""
+    """Profiler of a few steps after the warm-up. Every step of the run must run inside `around`."""
 
     def __init__(self, trainer: Trainer, folder: Path) -> None:
         self.trainer, self.mesh, self.folder = trainer, trainer.mesh, folder / PROFILE_FOLDER
@@ -77,7 +77,7 @@ class Profiler:
 
     @contextmanager
     def around(self, step: int) -> Iterator[None]:
-        """Context inside which the caller runs step `step`. The first call starts the warm-up."""
+        """Context in which the caller runs step `step`. The first call starts the warm-up."""
         self._first = step if self._first is None else self._first
         index = step - self._first - WARM_UP_STEPS
         if 0 <= index < RECORDED_STEPS:
@@ -94,7 +94,7 @@ class Profiler:
     def _recorded(self, step: int, *, last: bool) -> Iterator[None]:
         if self.mesh.is_first_rank and self._recorder is None:
             # Only one cycle is recorded; `acc_events` stops PyTorch 2.11 from warning that it drops earlier cycles.
-            os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # PyTorch's recorder would print lines of its own
+            os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise, PyTorch's recorder would print lines
             self._recorder = torch.profiler.profile(activities=_activities(self.mesh), acc_events=True)
             self._recorder.start()
         synchronize(self.mesh.device)
@@ -140,8 +140,8 @@ class Profiler:
             handle.remove()
 
     def _finish(self) -> None:
-        """Gather the seconds of all ranks; the first rank writes and prints the profile. All ranks call this in the
-        same step.
+        """Gather the seconds of all ranks, and write and print the profile on the first rank. All ranks must call this
+        method in the same step.
         """
         seconds = gather_to_first(self._seconds)
         self._recorder = None
@@ -210,7 +210,7 @@ def _operators(events: Any) -> list[dict[str, Any]]:
 
 
 def print_profile(profile: Profile, folder: Path, console: Console) -> None:
-    """Print how the time of each step divides, the longest operators, and the largest holders of memory."""
+    """Print the shares of each step's time, the longest operators, and the largest holders of memory."""
     shares = _table("step", "seconds", "compute", "overlapped", "communication", "idle")
     for step in profile.steps:
         parts = (step.compute, step.overlapped, step.communication, step.idle)

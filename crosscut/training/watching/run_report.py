@@ -51,12 +51,12 @@ _NAMES = (
     PLOT_FILE, SAMPLE_FILE, METRICS_FILE, SUMMARY_FILE, CONFIG_FILE, TENSORBOARD_FOLDER, PROFILE_FOLDER,
     INITIAL_FOLDER, TOKENS_FOLDER,
 )  # fmt: skip
-"""Files and folders of a run that may exist, besides its checkpoints."""
+"""Names of the files and folders that a run may contain, except for its checkpoints."""
 
 
 def write_report(run: RunConfig, model: GPT, samples: RunSamples, outcome: Outcome) -> str:
     """Generate the samples on all ranks, if `output.sample_tokens` is above 0. The first rank writes the files and
-    prints the summary. Every rank must call this.
+    prints the summary. Every rank must call this function.
 
     Returns the reason why a file could not be written, on the first rank; empty if all files are written.
     """
@@ -76,7 +76,7 @@ def write_report(run: RunConfig, model: GPT, samples: RunSamples, outcome: Outco
             unwritten.remove(SAMPLE_FILE)
         plot_losses(folder, scored=f" {SCORED}" if run.optimizer.ema_decay else "")
         unwritten.remove(PLOT_FILE)
-        write_whole(folder / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")  # last: it marks a complete report
+        write_whole(folder / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")  # last: marks a complete report
         unwritten.remove(SUMMARY_FILE)
     except OSError as error:
         failure = error.strerror or str(error)
@@ -86,7 +86,7 @@ def write_report(run: RunConfig, model: GPT, samples: RunSamples, outcome: Outco
 
 def _samples(run: RunConfig, model: GPT, tokens: Tokens) -> dict[str, str]:
     """Generate the samples, by title: a new document and, if the run has a prompt, a continuation of the prompt. The
-    samples are not selected: each is the first that is drawn.
+    samples are not selected: each sample is the first one that is drawn.
     """
     output = run.output
     if not output.sample_tokens or run.model.predicts_masked:
@@ -97,7 +97,7 @@ def _samples(run: RunConfig, model: GPT, tokens: Tokens) -> dict[str, str]:
     sampling = Sampling(num_tokens=output.sample_tokens, temperature=output.sample_temperature, seed=run.training.seed)
     begin = begin_of_run(run, tokens.path)
     samples = {}
-    with uncompiled(model):  # each token lengthens the text, and each length would need its own compiled graph
+    with uncompiled(model):  # the text grows with each token, and each length would need its own compiled graph
         for title, prompt in prompts.items():
             try:
                 samples[title] = continue_text(model, tokens, prompt, sampling, begin_of_text=begin)
@@ -140,8 +140,8 @@ def summarize(run: RunConfig, outcome: Outcome, device: torch.device) -> dict[st
 
 
 def plot_losses(folder: Path, *, scored: str = "") -> None:
-    """Plot the training and validation losses of a run's `metrics.jsonl` to `loss.png`. `scored` says which weights
-    were validated, if these are not the weights of the last step.
+    """Plot the training and validation losses of a run's `metrics.jsonl` to `loss.png`. `scored` names the weights that
+    were validated. Empty for the weights of the last step.
     """
     import matplotlib
 
@@ -163,7 +163,7 @@ def plot_losses(folder: Path, *, scored: str = "") -> None:
     axes.margins(y=0.12)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="upper right")  # a loss falls, so this corner is free
+    axes.legend(frameon=False, loc="upper right")  # a loss falls, so this corner of the plot is empty
     picture = io.BytesIO()
     figure.savefig(picture, dpi=150)
     pyplot.close(figure)
@@ -171,15 +171,15 @@ def plot_losses(folder: Path, *, scored: str = "") -> None:
 
 
 def _told(row: dict[str, Any]) -> str:
-    """Text for a validation in the legend of the plot. Rows that older versions wrote have no bits per byte."""
+    """Text for a validation in the legend of the plot. Rows from older versions have no bits per byte."""
     bits = row.get("validation_bits_per_byte")
     perplexity = f"perplexity {math.exp(min(row['validation_loss'], 700)):,.1f}"
     return perplexity if bits is None else f"{perplexity}, {bits:.3f} bits per byte"
 
 
 def _smoothed(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Average each point with the points before it: with a twentieth of all points, and with fewer at the start, where
-    the loss falls fast.
+    """Average each point with the points before it. The average covers a twentieth of all points, and fewer points at
+    the start, where the loss falls fast.
     """
     means = []
     for i in range(len(points)):

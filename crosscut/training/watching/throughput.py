@@ -19,12 +19,13 @@ from crosscut.training.precision import compute_dtype
 _WARM_UP = 2
 """Number of matrix products that are run before the measurement starts."""
 _SECONDS_TO_MEASURE = 0.1
-"""Minimum duration of the measurement. A CPU without float16 instructions needs as long for a product of 512 rows."""
+"""Minimum duration of the measurement. A CPU without float16 instructions takes this long for one product of 512
+rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """Peak matrix rate that utilisation is measured against."""
+    """Peak matrix rate, to which utilisation refers."""
 
     name: str
     flops_per_second: float
@@ -40,8 +41,8 @@ class Throughput:
 
     @classmethod
     def of(cls, run: ResolvedRun, mesh: ParallelMesh) -> "Throughput":
-        """Make the conversion for the steps of a run. Every rank must call this, because the ranks measure the peak
-        rate together.
+        """Create the conversion for the steps of a run. Every rank must call this method, because the ranks measure the
+        peak rate together.
         """
         length = run.training.sequence_length
         return cls(
@@ -65,7 +66,7 @@ class Throughput:
 
 def find_peak(precision: str, mesh: ParallelMesh) -> Peak:
     """Return the published dense peak of all ranks' GPUs together. If a rank's GPU is unknown or a rank is on a CPU,
-    return the matrix rate measured on all ranks at the same time. Every rank must call this.
+    return the matrix rate measured on all ranks at the same time. Every rank must call this function.
     """
     published = from_all_ranks(_published_peak(precision, mesh.device), mesh)
     known = [peak for peak in published if peak is not None]

@@ -102,7 +102,9 @@ def union(spans: Iterable[Span]) -> list[Span]:
 
 
 def _without(spans: Sequence[Span], holes: Sequence[Span]) -> list[Span]:
-    """Return the parts of `spans` outside `holes`. Both must be disjoint and in order, as `union` returns them."""
+    """Return the parts of `spans` that are outside of `holes`. The spans of each list must be disjoint and sorted, as
+    `union` returns them.
+    """
     left = []
     next_hole = 0
     for start, end in spans:

@@ -114,7 +114,8 @@ def test_tokenizer_without_a_mask_token_is_an_error(corpus: Path, tokenizer_file
         prepare(config, tmp_path / "tokens", seed=1, progress=False)
     assert str(error.value) == (
         f"`{tokenizer_file}` must have a token that begins a sequence (`[CLS]` or `<s>`) for masked language "
-        "modelling, but has none. Use the tokenizer of a BERT or a RoBERTa, or leave the option empty to train one."
+        "modelling, but has none. Use the tokenizer of a BERT or a RoBERTa, or leave the option empty to train a "
+        "tokenizer."
     )
 
 
