@@ -39,8 +39,8 @@ class Collection:
 
     parts: tuple[Part, ...]
     earlier: tuple[str, ...] = ()
-    """One entry for each part of an earlier run: the output folder of that run, as spelled in `duplicates.against`.
-    `parts` begins with these parts, in the order of this tuple."""
+    """Output folder of the run, as spelled in `duplicates.against`, for each part of an earlier run. `parts` begins
+    with the parts of earlier runs, in the same order."""
 
     @property
     def num_earlier(self) -> int:
@@ -53,11 +53,11 @@ class Collection:
         return self.parts[self.num_earlier :]
 
     def numbers(self, index: int, rows: Rows) -> Numbers:
-        """Numbers of the documents in the given rows of the part `parts[index]`."""
+        """Document numbers for the given rows of the part `parts[index]`."""
         return first_number(index) + rows.astype(np.uint64)
 
     def is_earlier(self, numbers: Numbers) -> npt.NDArray[np.bool_]:
-        """For each document number, whether the document belongs to an earlier run."""
+        """Whether each document belongs to an earlier run, by document number."""
         return numbers < first_number(self.num_earlier)
 
     def earlier_digests(self) -> list[str]:
@@ -98,7 +98,7 @@ def earlier_id(folder: str, document_id: str) -> str:
 
 
 def first_number(index: int) -> np.uint64:
-    """Number of the document in row 0 of the part at `index`."""
+    """Document number of row 0 in the part at `index`."""
     return np.uint64(index) << _ROW_BITS
 
 
@@ -136,7 +136,8 @@ def require_finished_run(folder: str) -> FinishedRun:
 
 @contextmanager
 def reading(earlier: tuple[str, ...]) -> Iterator[None]:
-    """Hold shared locks on the output folders of earlier runs, so that no process changes the folders in the meantime.
+    """Hold shared locks on the output folders of earlier runs, so that no process changes the folders while this run
+    reads them.
 
     Other runs may read the folders at the same time. A folder whose lock file is missing or not readable is used
     without a lock. Raises `DataError` if a process is preparing one of the folders.

@@ -63,7 +63,7 @@ class Document(NamedTuple):
     """Row of the document in its part, from 0. A document has the same row in the files of all stages."""
 
     id: str
-    """Id `source/file#record`, which says where the text comes from."""
+    """Id `source/file#record`, which names the origin of the text."""
 
     text: str
     """Text of the document. After the stage `cleaning`, this is the repaired text."""
@@ -117,7 +117,7 @@ class Part:
     """Names of the filters that have already run, in order. Documents that these filters dropped are left out."""
 
     cleaned: bool = False
-    """True if texts are read from the stage `cleaning`, False if texts are read from the stage `ingest`."""
+    """Whether texts are read from the stage `cleaning`. If false, texts are read from the stage `ingest`."""
 
     def documents(self) -> Iterator[Document]:
         """Read the documents that none of the `filters` dropped, in the order of their rows."""
@@ -188,7 +188,7 @@ def read_columns(path: Path, *names: str) -> pa.Table:
 def write_table(path: Path, columns: Mapping[str, Any], schema: pa.Schema, *, packed: bool = False) -> None:
     """Write columns as an Arrow file. The same values always give the same bytes.
 
-    `packed` compresses the file with LZ4, which suits files that are always read completely.
+    `packed` compresses the file with LZ4. Use this for files that are always read completely.
     """
     table = pa.table(dict(columns), schema=schema)
     options = pa.ipc.IpcWriteOptions(compression="lz4" if packed else None)

@@ -1,7 +1,7 @@
-"""Mark a finished run with a file in its `work` folder.
+"""Mark of a finished run: a file in the run's `work` folder.
 
 A run removes the file when it begins, and writes it again when it succeeds. A `work` folder with this file is complete
-and holds only the stages of that run. Later runs that extend the corpus require the file.
+and holds only the stages of the finished run. Later runs that extend the corpus require the file.
 """
 
 from __future__ import annotations

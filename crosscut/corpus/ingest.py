@@ -28,8 +28,8 @@ TASK_BYTES = 64 << 20
 """Maximum number of bytes on disk that a task reads. A task that consists of a single file may read more."""
 
 SLOWNESS = {"html": 8, "mail": 8, "wikipedia": 8}
-"""Cost of a byte in each format that is slow to read; a byte of any other format costs 1. A higher cost makes tasks
-smaller, so that all workers share the slow files."""
+"""Cost of reading one byte, for each format that is slow to read. A byte of any other format costs 1. A higher cost
+makes tasks smaller, so that all workers share the slow files."""
 
 FILE_BYTES = 4096
 """Minimum cost of a file in bytes. Opening a file takes about as long as reading this many bytes."""
@@ -150,7 +150,7 @@ def _described(source: str, file: File, reject: Reject) -> dict[str, Any]:
 
 @dataclass
 class _Dropped:
-    """Records of a task that become no document. Unreadable records are listed in `file`."""
+    """Records of a task that do not become documents. Unreadable records are listed in `file`."""
 
     source: str
     file: TextIO
@@ -177,7 +177,7 @@ class _Dropped:
 
 
 class _Parts:
-    """Collects the documents of a task and writes a part as soon as it has enough text."""
+    """Writer of a task's documents. It writes a part as soon as it has collected enough text."""
 
     def __init__(self, task: str, part_bytes: int, output: Output) -> None:
         self._task = task
@@ -248,8 +248,8 @@ def check_rejects(records: Sequence[Record], config: CorpusConfig) -> None:
 def check_damage(records: Sequence[Record], config: CorpusConfig) -> None:
     """Raise `DamagedDataError` if more files than `ingest.max_damaged_files` are damaged.
 
-    The lost rest of a file counts as one reject, however many documents it held, so `ingest.max_rejects` would let it
-    pass. Damage is therefore counted by files.
+    The lost rest of a file counts as a single reject, even if many documents are lost, so `ingest.max_rejects` would
+    not report the loss. Damage is therefore counted by files.
     """
     damaged = [one for record in records for one in record.counts["damaged"]]
     allowed = config.ingest.max_damaged_files

@@ -1,5 +1,5 @@
 """Rows of the .jsonl files that stages write into a corpus's `work` folder. A faulty disk or another program may have
-damaged these files in the meantime.
+damaged these files since then.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _LONGEST_LINE = 1 << 24
 def read_rows(path: Path, keys: frozenset[str]) -> Iterator[dict[str, Any]]:
     """Yield the rows of a .jsonl file. Each row is a JSON object with at least these keys.
 
-    Raises `DataError` if the file cannot be read, and `DamagedDataError` for a line of other content.
+    Raises `DataError` if the file cannot be read, and `DamagedDataError` for a line with other content.
     """
     try:
         require_regular(path)

@@ -2,8 +2,9 @@
 
 The key is the text or the URL. Three stages do this work without holding all keys in memory. The first stage writes the
 keys of each part (an Arrow file of documents) as 128-bit hashes. In the second stage, each task sorts one share of the
-hashes of all parts, and writes which documents repeat an earlier key. The third stage drops these documents, with one
-task per part. Memory is bounded by the size of a share, which does not depend on the size of the corpus.
+hashes of all parts, and writes the numbers of the documents that repeat an earlier key. The third stage drops these
+documents, with one task per part. Memory is bounded by the size of a share, which does not depend on the size of the
+corpus.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def prepare_corpus(config: CorpusConfig, *, progress: bool = True) -> CorpusResu
 def _begin(stages: _StageList) -> None:
     """Mark the run as unfinished, and remove the folders of stages that this run does not have.
 
-    A reader of the work folder would otherwise take an older run's files for files of this run.
+    Otherwise, a reader of the work folder could mistake the files of an older run for files of this run.
     """
     names = {stage.name for stage in stages.all}
     stages.work.mkdir(exist_ok=True)

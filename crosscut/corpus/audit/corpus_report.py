@@ -37,7 +37,7 @@ PACKAGES = ("crosscut", "pyarrow", "numpy", "ftfy", "eldc", "gigatoken", "abloom
 """Packages whose versions the page shows."""
 
 _WHERE = ("engine", "folder")
-"""Settings that decide where a corpus is made and do not affect the result."""
+"""Settings that determine where a corpus is made. They do not affect the result."""
 
 Counts = Mapping[str, Any]
 
@@ -74,7 +74,7 @@ def build_report(results: Sequence[StageResult], config: CorpusConfig, work: Pat
 
 
 def _damaged(counts: Counts) -> list[dict[str, Any]]:
-    """Files that were read only up to their damage."""
+    """Damaged files, which were read only up to the damage."""
     return [{key: one[key] for key in ("name", "place", "documents")} for one in counts.get("damaged", [])]
 
 
@@ -117,7 +117,7 @@ def _summary(flow: Sequence[Counts]) -> dict[str, Any]:
 
 
 def _add_samples(flow: Sequence[dict[str, Any]], counts: Counts, config: CorpusConfig, runs: Runs) -> None:
-    """Add samples to the rules of a flow, and to each sample the text of the document that it was matched with."""
+    """Add samples to the rules of a flow. Each sample also gets the text of its matching document."""
     samples = merge_samples(runs.work)
     dropped = [one for (_, rule), of_rule in samples.items() if rule != CHANGED for one in of_rule]
     places = {one["id"]: Place(runs.work, *one.pop("at")) for one in dropped}
@@ -148,7 +148,8 @@ class _Texts:
         return excerpt(self._texts[self._places[name]]) if name in self._places else ""
 
     def beside(self, sample: dict[str, Any], place: Place) -> dict[str, Any]:
-        """Add the text of the matched document to a sample. Both excerpts start near the first difference of the texts.
+        """Add the text of the matching document to a sample. Both excerpts start near the first difference between the
+        texts.
 
         A sample without a known match is returned unchanged.
         """
@@ -159,8 +160,8 @@ class _Texts:
 
 
 def _columns(amounts: Counts, ratio: float | None, name: str) -> list[dict[str, Any]]:
-    """Convert amounts by label to a list: languages with their `name`, numbers with the lower bound `from` of their
-    bucket.
+    """Convert amounts by label to a list. A language has its `name`, and a number has the lower bound of its bucket,
+    `from`.
     """
     kind = str if name == "name" else float
     columns = ({name: kind(label), **with_estimate(amount, ratio)} for label, amount in amounts.items())
@@ -193,8 +194,8 @@ def _duplicates(counts: Counts, config: CorpusConfig, runs: Runs) -> dict[str, A
 
 
 def _sizes(sizes: Mapping[int, int]) -> list[dict[str, Any]]:
-    """Number of clusters of each size (2, 3, 4, 5 to 8, 9 to 16, and so on), and the number of documents removed from
-    them.
+    """Number of clusters of each size (2, 3, 4, 5 to 8, 9 to 16, and so on), and number of documents removed from these
+    clusters.
     """
     rows: list[dict[str, Any]] = []
     low = high = 2
@@ -256,8 +257,8 @@ def _leakage(counts: Counts, config: CorpusConfig) -> dict[str, Any]:
 def _sources(counts: Counts, config: CorpusConfig, ratio: float | None) -> list[dict[str, Any]]:
     """Amounts that were read, kept and written, by source.
 
-    The written amount includes end-of-text tokens and counts each document as many times as the weight of its source
-    repeats it.
+    The written amount includes end-of-text tokens, and counts a document several times if the weight of its source
+    repeats the document.
     """
     read = counts.get(INGEST, {}).get("sources", {})
     kept = counts.get("audit", {}).get("sources", {})

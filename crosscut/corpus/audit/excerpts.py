@@ -26,7 +26,7 @@ def excerpts_of_pair(one: str, other: str) -> tuple[str, str]:
 
 
 def _start(text: str, at: int) -> int:
-    """Start of a word some characters before `at`. For two texts that are equal up to `at`, the result is the same."""
+    """Start of a word some characters before `at`. The result depends only on the text before `at`."""
     if at <= LEAD:
         return 0
     blank = text.find(" ", at - LEAD, at)

@@ -1,4 +1,5 @@
-"""History of one document: where it was read, what each stage did to it and why, and which shards hold its tokens.
+"""History of one document: its source, the changes by each stage with their reasons, and the shards that hold its
+tokens.
 
 The search for the document reads the ids of the whole corpus. Texts are read only for the explained document and for
 the document that a stage reported as its match.
@@ -131,7 +132,7 @@ class _Story:
         ]
 
     def _match(self, other: str) -> list[str]:
-        """Both texts, if the document was matched with another document."""
+        """Texts of the document and of its match, if there is a match."""
         if not other:
             return []
         work, document_id = self._runs.locate(other)
@@ -210,12 +211,12 @@ def _spelled(value: Any) -> str:
 
 
 def _spelled_out(text: str, at: int) -> str:
-    """Some characters around a position, with invisible characters escaped."""
+    """Characters around a position, with invisible characters escaped."""
     return repr(text[max(0, at - 30) : at + 40])[1:-1]
 
 
 def _quoted(name: str, text: str) -> list[str]:
-    """A text on a few lines, preceded by its name."""
+    """Name of a text, followed by the text on a few lines."""
     head = f"{name:<7}" if name else ""
     room = _WIDTH - _LABEL - len(head) - 2
     lines = textwrap.wrap(" ".join(text.split()), room, max_lines=3, placeholder=" ...") or [""]
@@ -223,7 +224,7 @@ def _quoted(name: str, text: str) -> list[str]:
 
 
 def _rejected(work: Path, document_id: str) -> str:
-    """History of a record that could not be read. Raises `DataError` if there is no such record either."""
+    """History of a record that could not be read. Raises `DataError` if no record has this id."""
     name, _, record = document_id.rpartition("#")
     for reject in read_rejects(work):
         called = reject.get("name", f"{reject['source']}/{reject['file']}")  # older corpora have no `name`

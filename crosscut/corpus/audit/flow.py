@@ -4,7 +4,7 @@ The stage `length` counts the tokens of each document, without end-of-text token
 dropped, the number of tokens is estimated: the number of bytes times the average number of tokens per byte. The number
 of tokens that later stages cut out of documents is computed from the final count of the stage `tokens`. If the stage
 `tokens` did not run, or if several stages cut text, the tokens of each cut are estimated from the bytes of the cut.
-Every estimate is marked.
+Every estimate is marked in the report.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NOT_PASSED = ("audit", "packing")
 
 
 def make_flow(results: Sequence[StageResult]) -> list[dict[str, Any]]:
-    """Describe what each stage received, dropped and passed on, with one entry per stage in order.
+    """Describe the amounts that each stage received, dropped and passed on, with one entry per stage in order.
 
     The stage `tokens` has an entry only if it dropped something. `in` and `out` are the amounts before and after a
     stage. An amount has the keys `documents`, `bytes` and `tokens`, and the key `estimated` if the tokens are an
@@ -71,7 +71,7 @@ def _entry(name: str, counts: Counts) -> dict[str, Any]:
         **sides,
         "rules": dict(sorted(rules.items(), key=lambda item: (-item[1]["documents"], item[0]))),
     }
-    if name == INGEST:  # bytes in and bytes of rules refer to files on disk, which are often compressed
+    if name == INGEST:  # the bytes of the input and of rules are bytes on disk, which are often compressed
         sides["in"].pop("bytes", None)
         for amount in rules.values():
             amount.pop("bytes", None)
@@ -146,8 +146,8 @@ def _estimate(entry: dict[str, Any], ratio: float) -> None:
 def _subtract(flow: Sequence[dict[str, Any]], tokens: int, ratio: float, counts: Counts) -> None:
     """Write the tokens before and after each stage into the flow: `tokens` minus the losses to rules and cuts.
 
-    The total number of tokens in all cuts is exact if the stage `tokens` has counted the final texts. Several cuts
-    share this total in proportion to their bytes. Otherwise, the tokens of cuts are estimates.
+    If the stage `tokens` has counted the final texts, the total number of tokens in all cuts is exact. This total is
+    divided among several cuts in proportion to their bytes. Otherwise, the tokens of cuts are estimates.
     """
     ruled = sum(amount.get("tokens", 0) for entry in flow for amount in entry["rules"].values())
     cuts = [entry["cut"] for entry in flow if "cut" in entry]

@@ -1,4 +1,4 @@
-"""Report of a corpus as a single HTML file, which contains its style, scripts and data.
+"""Report of a corpus as a single HTML file that contains its style, scripts and data.
 
 Text from documents is always data and never markup: the page stores all text in a block of JSON, and no text can end
 this block. In addition, the page's content security policy allows only scripts and styles with a listed hash.

@@ -43,13 +43,13 @@ NOTHING = {"documents": 0, "bytes": 0, "tokens": 0, "uncounted": 0}
 
 Numbers = npt.NDArray[np.int64]
 Amount = dict[str, int]
-"""Size of a set of documents: the number of `documents`, their `bytes`, the `tokens` of all documents whose tokens were
-counted, and in `uncounted` the bytes of all other documents."""
+"""Size of a set of documents: the number of `documents`, their `bytes`, and their `tokens`. `tokens` covers only
+documents whose tokens were counted, and `uncounted` holds the bytes of all other documents."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditStage:
-    """The stage `audit`, which counts and samples the documents of every part after all filters are done."""
+    """The stage `audit`, which counts and samples the documents of every part after all filters."""
 
     filters: tuple[str, ...]
     """Names of all filters of the corpus, in order."""
@@ -83,7 +83,7 @@ def _marks_of(part: Part) -> tuple[Path, ...]:
 
 
 def _written_of(part: Part) -> tuple[Path, ...]:
-    """Files that record which pieces of each document were written: the index of tokens, and the cuts."""
+    """Files that record the written pieces of each document: the index of tokens, and the cuts."""
     if TOKENS not in part.filters:
         return ()
     cuts = [part.work / LEAKAGE / cuts_name(part.name)] if LEAKAGE in part.filters else []
@@ -159,7 +159,7 @@ class _Documents:
 
 
 def _take_written(part: Part, documents: _Documents) -> None:
-    """Replace the bytes and tokens of each document before cuts by those that the stage `tokens` wrote."""
+    """Replace the bytes and tokens of each document before cuts by the values from the stage `tokens`."""
     written = read_table(part.work / TOKENS / index_name(part.name))
     rows = written["row"].to_numpy()
     documents.tokens = _sums(rows, written["tokens"].to_numpy().astype(np.int64) - 1, len(documents))
@@ -177,7 +177,7 @@ def _sums(group: Numbers, values: Numbers, size: int) -> Numbers:
 
 
 def _mark(part: Part, name: str) -> tuple[npt.NDArray[np.uint32], npt.NDArray[Any]] | None:
-    """Rows and values of a measurement by a filter. None if no filter measured it."""
+    """Rows and values of a measurement by a filter. None if no filter has made this measurement."""
     for path in _marks_of(part):
         table = read_table(path)
         if name in table.column_names:
@@ -190,8 +190,8 @@ def _by_rule(documents: _Documents, drops: pa.Table) -> dict[str, Amount]:
 
 
 def _histograms(part: Part, documents: _Documents) -> Counts:
-    """Amounts by language, score and length. Each histogram covers the documents that were still in the corpus when its
-    measurement was made.
+    """Amounts by language, score and length. Each histogram covers the documents that were in the corpus at the time of
+    the measurement.
     """
     counts: Counts = {}
     for mark, name, label in (
@@ -208,12 +208,12 @@ def _histograms(part: Part, documents: _Documents) -> Counts:
 
 
 def score_bucket(score: float) -> str:
-    """Lower bound of the histogram bucket that a score belongs to. Buckets are 0.05 wide."""
+    """Lower bound of the histogram bucket of a score. Buckets are 0.05 wide."""
     return f"{min(int(score * 20 + 1e-9), 19) / 20:.2f}"
 
 
 def length_bucket(tokens: int) -> str:
-    """Lower bound of the histogram bucket that a number of tokens belongs to, with two buckets per doubling.
+    """Lower bound of the histogram bucket of a number of tokens. There are two buckets per doubling.
 
     The lower bounds are 0, 1, 2, 3, 4, 6, 8, 12, 16, and so on.
     """

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 MIN_WIDTH = 40
-"""Minimum width of hard-wrapped text, in characters. Lines of narrower text are not joined."""
+"""Minimum width of hard-wrapped text, in characters. The lines of narrower texts are not joined."""
 
 MAX_WIDTH = 130
 """Maximum width of hard-wrapped text, in characters. A longer line counts as a whole paragraph."""
@@ -52,7 +52,7 @@ def join_lines(text: str) -> str:
 
 
 def _width(blocks: Sequence[Sequence[str]]) -> int:
-    """Width that a text is wrapped to, or 0 if the text is not wrapped."""
+    """Width to which a text is wrapped, or 0 if the text is not wrapped."""
     pairs = [(line, after) for lines in blocks for line, after in _pairs(lines)]
     lengths = sorted(len(line) for line, _ in pairs)
     if not lengths:
@@ -106,7 +106,7 @@ def _join(lines: Sequence[str], width: int, own: int, known: frozenset[str]) -> 
 
 
 def _stands_alone(line: str, after: str) -> bool:
-    """Whether the second line begins something new, or one of the two lines is not prose."""
+    """Whether the second line does not continue the first line, or one of the two lines is not prose."""
     indent, indent_after = (len(one) - len(one.lstrip()) for one in (line, after))
     return bool(
         _ITEM.match(after)
@@ -126,7 +126,7 @@ def _has_columns(line: str) -> bool:
 
 
 def _is_broken(line: str, after: str, known: frozenset[str]) -> bool:
-    """Whether the hyphen at the end of a line only splits a word that the text contains elsewhere without a hyphen."""
+    """Whether the hyphen at the end of a line splits a word that occurs elsewhere in the text without a hyphen."""
     if not line.endswith("-"):
         return False
     start = _WORD.match(after)

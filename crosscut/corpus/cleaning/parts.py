@@ -21,7 +21,8 @@ CLEANERS: Mapping[str, Callable[[str], str]] = {"join_lines": join_lines}
 
 
 def clean_part(part: Part, config: CleaningConfig, cleaners: Mapping[str, tuple[str, ...]], output: Output) -> Counts:
-    """Run a task: clean the texts of a part. `cleaners` maps the name of a source to the names of its own cleaners.
+    """Run a task: clean the texts of a part. `cleaners` maps the name of a source to the names of its additional
+    cleaners.
 
     Writes `PART.arrow` (columns `TEXTS`) with the texts of the remaining documents, and `PART.drops.arrow` with the
     documents that contain only white space (rule `empty`). The counts of the task, which are

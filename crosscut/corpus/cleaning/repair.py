@@ -3,8 +3,8 @@
 ftfy sends each line of a text through a dozen passes until nothing changes. Most lines do not change, or change only in
 their curly quotes and line ends. This module first searches the whole text for lines that could change in any other
 way. Only these lines go through ftfy. In all other lines, quotes and line ends are replaced directly. If the search
-finds too many lines, the repair only takes longer. The search must never miss a line that ftfy would change. A
-comment at each condition of the search says why the condition misses no such line.
+finds too many lines, the repair only takes longer. The search must never miss a line that ftfy would change. A comment
+at each condition of the search explains why no such line is missed.
 """
 
 import re
@@ -57,7 +57,7 @@ def repair(text: str) -> str:
 
 
 class _Stretch(NamedTuple):
-    """A stretch of whole lines of a text, at most `MAX_LINE` characters long."""
+    """Stretch of whole lines of a text, at most `MAX_LINE` characters long."""
 
     start: int
     stop: int
@@ -122,7 +122,7 @@ class _Engine:
                 yield start, place
 
     def _denormalized(self, text: str, stretch: _Stretch) -> Iterator[tuple[int, int]]:
-        """Do the work of `suspects` for a stretch that is not in NFC, where each line must be checked for NFC too."""
+        """Do the work of `suspects` for a stretch that is not in NFC. Each line must then also be checked for NFC."""
         search = self._searches[stretch.unescape]
         place = stretch.start
         while place < stretch.stop:
@@ -154,8 +154,9 @@ class _Engine:
 _ORDINARY = r"\t\n\x0c\x20-\x25\x27-\x7e"
 _SIGN = rf"(?<=[{LONE_SIGNS}\x80-\x9f])|(?<=[{SIGNS}])(?=[{SIGNS}])|(?<=[{SIGNS}][{SIGNS}])"
 _DOUBTFUL = re.compile(rf"[^{_ORDINARY}&{EASY}](?:{_SIGN})")
-"""Pattern for text that may be mojibake: a control character of Latin-1, one of `LONE_SIGNS`, or two of `SIGNS` that
-are not both in `EASY`. ftfy's heuristic `is_bad` is never true for a line without this pattern."""
+"""Pattern for text that may be mojibake: a control character of Latin-1, one character of `LONE_SIGNS`, or two
+characters of `SIGNS` that are not both in `EASY`. ftfy's heuristic `is_bad` is never true for a line without this
+pattern."""
 
 
 class _Search:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 LOSS = 0.05
 """Share of the allowed misses (1 - recall) that the comparison of whole sketches may cause. The bands are chosen for a
-higher recall, so that the whole search reaches the recall that the user sets."""
+higher recall, so that the search as a whole reaches the recall that the user sets."""
 
 CLOSE_PAIR = 300.0
 """Cost of comparing the texts of two documents. The unit is the cost of computing one MinHash value of one document."""

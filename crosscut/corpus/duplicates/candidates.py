@@ -2,10 +2,10 @@
 
 If up to `GROUP_LIMIT` documents have an equal band, all their pairs are written. A larger group of documents is written
 as a list, because the number of pairs grows with the square of the group: ten thousand pages of one template would make
-fifty million pairs. The list begins with the documents that would be kept. The module `similarity` compares each
-document of the list only with earlier documents of the list that are not duplicates themselves. A pair is skipped only
-if one of its documents is already a duplicate of a preferred document. Therefore, of any two similar documents in the
-group, one is still dropped.
+fifty million pairs. The documents of the list are in the order of preference, in which documents are kept. The module
+`similarity` compares each document only with earlier documents of the list that are not duplicates themselves. A pair
+is skipped only if one of its documents is already a duplicate of a preferred document. Therefore, one of any two
+similar documents in the group is still dropped.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class Pairs(NamedTuple):
 
 
 class Share(NamedTuple):
-    """One task's share of the search: some bands, and in each band the keys whose remainder modulo `of` is `which`.
+    """One task's share of the search: some of the bands, and in each of these bands the keys whose remainder modulo
+    `of` is `which`.
 
     A key is the hash of a document's values in a band (see `band_keys`). `of` is the number of tasks among which
     the keys of these bands are divided, and `which` is the index of this task.
@@ -159,8 +160,8 @@ def by_preference(collection: Collection, sketches: Sketches, members: Numbers) 
 def preference(is_earlier: npt.NDArray[np.bool_], lengths: npt.NDArray[np.uint64], numbers: Numbers) -> Places:
     """Order documents by preference: documents of earlier runs first, then longer documents, then lower numbers.
 
-    Returns the indices of the documents in this order. Of two duplicates, the document that comes first in this order
-    is kept.
+    Returns the indices of the documents in this order. If two documents are duplicates, the first document in this
+    order is kept.
     """
     return np.lexsort((numbers, -lengths.astype(np.int64), ~is_earlier))
 
@@ -178,5 +179,5 @@ def distinct(pairs: Sequence[Pairs]) -> Pairs:
 
 def without_earlier(collection: Collection, pairs: Pairs) -> Pairs:
     """Keep only the pairs in which at least one document belongs to this run."""
-    new = ~collection.is_earlier(pairs.right)  # the right number is the greater one, and earlier runs come first
+    new = ~collection.is_earlier(pairs.right)  # earlier runs have the smaller numbers
     return Pairs(pairs.left[new], pairs.right[new])

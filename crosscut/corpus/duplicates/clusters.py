@@ -51,7 +51,7 @@ class Clusters(NamedTuple):
         return np.diff(self.starts, append=len(self.numbers))
 
     def kept(self) -> Numbers:
-        """For each document in `numbers`, the number of the document that its cluster keeps."""
+        """Document number that the cluster keeps, for each document in `numbers`."""
         return np.repeat(self.numbers[self.starts], self.sizes())
 
 
@@ -87,8 +87,8 @@ def find_clusters(collection: Collection, edges: Edges) -> Clusters:
 def connect(left: Places, right: Places, count: int) -> Places:
     """For each of `count` nodes, find the lowest node of its connected component.
 
-    `left` and `right` are the ends of the edges. This is union-find on arrays: each round attaches the roots of both
-    ends of an edge to the lower root, and then lets every node point at its root.
+    `left` and `right` are the ends of the edges. The algorithm is union-find on arrays: each round attaches the roots
+    of both ends of an edge to the lower root, and then makes every node point to its root.
     """
     labels = np.arange(count)
     while len(left):
@@ -105,8 +105,9 @@ def connect(left: Places, right: Places, count: int) -> Places:
 def best_matches(edges: Edges, clusters: Clusters) -> Edges:
     """Choose, for each dropped document, the document that is reported as its match.
 
-    The match is the document that the cluster keeps, if the two are near-duplicates. If they are not, the match is the
-    most similar near-duplicate. In the result, `left` holds the dropped documents in ascending order.
+    The match is the document that the cluster keeps, if the dropped document is a near-duplicate of this document.
+    Otherwise, the match is the most similar near-duplicate. In the result, `left` holds the dropped documents in
+    ascending order.
     """
     stays = np.zeros(len(clusters.numbers), dtype=bool)
     stays[clusters.starts] = True

@@ -1,8 +1,8 @@
-"""Short references to a collection (the numbered parts of a corpus), which tasks hold instead of the collection.
+"""Short references to a collection (the numbered parts of a corpus). Tasks hold a reference instead of the collection.
 
 The number of tasks grows with the number of parts. If each task held a list of all parts, the total size of the tasks
 would grow with the square of the corpus. A reference has a few bytes, and each process builds the collection once. For
-the same reason, `common_digest` computes one hash of all files that every task of a stage depends on.
+the same reason, `common_digest` computes a single hash for all files on which every task of a stage depends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from crosscut.corpus.execution.stages import Counts, read_records
 
 
 class Gathered(NamedTuple):
-    """Reference to a collection: everything that `collect` needs to build the collection. Instances can be pickled."""
+    """Reference to a collection: the data from which `collect` builds the collection. Instances can be pickled."""
 
     work: Path
     earlier: tuple[str, ...]
@@ -40,7 +40,9 @@ def _gather(gathered: Gathered) -> Collection:
 
 
 class Gather(NamedTuple):
-    """Settings that choose the documents of a collection: earlier runs, filters, and whether texts are cleaned."""
+    """Settings that determine the documents of a collection: the earlier runs, the filters, and whether texts are
+    cleaned.
+    """
 
     earlier: tuple[str, ...]
     """Output folders of earlier runs."""

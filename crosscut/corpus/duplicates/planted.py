@@ -53,10 +53,10 @@ def spread_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
 
 
 def measure_planted(parts: Sequence[Part], config: DuplicatesConfig, seed: int, output: Output) -> Counts:
-    """Run the task: plant duplicates in a sample from `parts`, search for duplicates in it, and measure the precision
-    of the search and its recall for each range of similarity.
+    """Run the task: plant duplicates in a sample from `parts`, search the sample for duplicates, and measure the
+    precision and, for each range of similarity, the recall of the search.
     """
-    del output  # the result consists of counts only
+    del output  # the result contains only counts
     chance = random.Random(seed)  # noqa: S311 - the numbers only choose a sample
     originals = _sample(parts, chance)
     copies = [plant(text, chance.uniform(LOWEST, HIGHEST), config.ngram, originals, chance) for text in originals[::2]]

@@ -41,7 +41,7 @@ Groups = tuple[tuple[Path, list[int]], ...]
 
 
 class Check(NamedTuple):
-    """Settings that decide whether two documents are near-duplicates: the words per n-gram, and two thresholds."""
+    """Definition of near-duplicates: the number of words per n-gram, and two thresholds."""
 
     ngram: int
     jaccard: float
@@ -163,7 +163,9 @@ def measure(collection: Collection, pairs: Pairs, ngram: int) -> Edges:
 
 
 def _portions(collection: Collection, pairs: Pairs) -> Iterator[tuple[Pairs, Numbers]]:
-    """Split pairs into portions of about `CHARACTERS_AT_A_TIME`. Each portion has the numbers of its documents."""
+    """Split pairs into portions of about `CHARACTERS_AT_A_TIME` characters. Each portion comes with the numbers of its
+    documents.
+    """
     if not len(pairs.left):
         return
     numbers = np.unique(np.concatenate(pairs))
@@ -236,8 +238,8 @@ def _write(path: Path, measured: Sequence[Edges], check: Check, *, candidates: i
 def count_pairs(files: Sequence[Path], *, candidates: int) -> Counts:
     """Count the compared pairs in the files of all tasks. Each pair counts once, even if several tasks compared it.
 
-    `candidates` is the number of candidate pairs, summed over the tasks, in which a pair that several tasks compared
-    counts several times. The result holds the number without these repetitions.
+    `candidates` is the number of candidate pairs, summed over the tasks. It counts a pair several times if several
+    tasks compared the pair. The result contains the number without repetitions.
     """
     tables = [read_table(path) for path in files]
     edges = concatenate([Edges(*(table[name].to_numpy() for name in Edges._fields)) for table in tables])

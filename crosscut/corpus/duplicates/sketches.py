@@ -1,6 +1,7 @@
 """Compute the sketches of documents.
 
-A sketch consists of MinHash values, from which the share of n-grams that two documents have in common can be estimated.
+A sketch consists of MinHash values. The sketches of two documents are an estimate of the share of n-grams that the
+documents have in common.
 
 Sketches and the exact comparison use the same n-grams (`crosscut.corpus.words.ngrams`). Value j of a document is the
 smallest hash of the document's n-grams after permutation j of the 32-bit numbers:
@@ -145,7 +146,7 @@ class Sketches(NamedTuple):
 
 
 def read_band(collection: Collection, index: int, band: int) -> Sketches:
-    """Read one band of the sketches of the part at `index`. Documents that an earlier run dropped are left out."""
+    """Read one band of the sketches in the part at `index`. Documents that an earlier run dropped are left out."""
     table = _read(collection.parts[index])
     rows = table["row"].to_numpy()
     sketches = Sketches(collection.numbers(index, rows), table["length"].to_numpy(), _band(table, band))

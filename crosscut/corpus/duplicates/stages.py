@@ -46,11 +46,11 @@ from crosscut.corpus.parts import PartStage, files_of, find_parts
 
 EXACT = "exact"
 _SAMPLED = 16
-"""Every n-th pair is sampled to divide the pairs evenly among the tasks."""
+"""Interval between sampled pairs: every n-th pair is sampled, to divide the pairs evenly among the tasks."""
 
 
 def duplicate_stages(config: CorpusConfig, filters: tuple[str, ...], cleaned: bool) -> list[Stage]:
-    """List the stages that remove duplicates. The stages see the documents that the given `filters` kept.
+    """List the stages that remove duplicates. The stages process the documents that the given `filters` kept.
 
     The stages that drop documents are `exact` and, if `duplicates.jaccard` is below 1, `near`. Raises `DataError` if a
     run in `duplicates.against` has not finished, has other settings, is this run, or is named twice.

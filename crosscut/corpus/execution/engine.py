@@ -1,7 +1,7 @@
 """Engines run tasks: in processes on this machine, or on an existing Ray cluster. Every engine calls `execute`.
 
-A task reads and writes files, so an engine only has to call the task somewhere and return its record. All machines of a
-Ray cluster must see the corpus's folder under the same path.
+A task reads and writes files, so an engine only has to call the task in some process and return its record. All
+machines of a Ray cluster must see the corpus's folder under the same path.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Call(NamedTuple):
 
 
 class Engine(Protocol):
-    """Runs the tasks of a stage."""
+    """Engine that runs the tasks of a stage."""
 
     def run(self, calls: Sequence[Call]) -> Iterator[Record]:
         """Run tasks and yield their records as the tasks finish, in any order. Exceptions of tasks reach the caller."""
@@ -57,7 +57,8 @@ def check_workers(config: EngineConfig) -> None:
 
 @contextmanager
 def start_engine(config: EngineConfig, work: Path) -> Iterator[Engine]:
-    """Start the engine that the config names, and stop the engine when the context ends. Tasks write into `work`.
+    """Start the engine that the config names, and stop the engine when the context ends. Tasks write to the folder
+    `work`.
 
     If an earlier run was killed, this function first waits a second or two until the workers of that run have ended.
     Raises `DataError` if Ray is configured but not installed, if the Ray cluster does not answer, or if the lock of the

@@ -1,4 +1,6 @@
-"""Run one stage: keep the results of finished tasks, let the engine run the other tasks, and add up all counts."""
+"""Run of one stage: the results of finished tasks are kept, the engine runs the other tasks, and all counts are added
+up.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Output:
         self._folder = folder
 
     def path(self, name: str) -> Path:
-        """Path in the temporary folder for the file that will be called `name` in the stage's folder."""
+        """Path in the temporary folder for the file that will have the name `name` in the stage's folder."""
         return self._folder / name
 
 
@@ -114,8 +114,8 @@ class Record:
 
     @classmethod
     def read(cls, path: Path) -> Record | None:
-        """Read the record at `path`. Return None if the file does not exist, cannot be read, or is not as it was
-        written.
+        """Read the record at `path`. Return None if the file does not exist, cannot be read, or has changed since it
+        was written.
         """
         try:
             content = read_small(path)
@@ -126,7 +126,7 @@ class Record:
             return None
 
     def content(self) -> str:
-        """Return the record as JSON. The last value is the hash of the others, so an edited record is detected."""
+        """Return the record as JSON. The last value is a hash of the other values, which reveals an edited record."""
         fields = asdict(self)
         return json.dumps({**fields, "sha256": hashlib.sha256(json.dumps(fields).encode()).hexdigest()})
 
@@ -148,7 +148,9 @@ class Digests:
         self._known.update({folder / name: digest for name, digest in record.files.items()})
 
     def key(self, stage: Stage, task: Task) -> str:
-        """Hash everything that the result of a task depends on. The hashes of all input files must be known."""
+        """Compute the key of a task: a hash of everything on which the result depends. The hashes of all input files
+        must be known.
+        """
         content = {
             "stage": stage.name,
             "version": stage.version,

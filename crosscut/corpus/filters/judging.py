@@ -22,7 +22,7 @@ def judge_part(
 
     Writes the dropped documents to `PART.drops.arrow`, and the measurements, if the filter makes any, to
     `PART.marks.arrow`. A process calls `make` only once for the same `arguments` and `depends`. `arguments` must be
-    hashable. `depends` describes everything else that the filter depends on, such as the content of a file.
+    hashable. `depends` describes everything else on which the filter depends, such as the content of a file.
     """
     documents = list(part.documents())
     judgement = _made(make, arguments, depends)(documents)
@@ -51,7 +51,7 @@ def count_drops(documents: Sequence[Document], drops: Sequence[Drop]) -> Counts:
 
 
 def count_rows(sizes: Mapping[int, int], drops: Sequence[Drop]) -> Counts:
-    """Count documents and bytes as `count_drops` does, but from the sizes of the documents alone.
+    """Count documents and bytes as `count_drops` does, but use only the sizes of the documents.
 
     `sizes` maps the row of each document to the number of bytes of its text.
     """

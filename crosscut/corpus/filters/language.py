@@ -1,12 +1,12 @@
 """Keep documents in chosen languages.
 
 The language is detected in three passages of each document: the beginning, the middle and the end. Detectors are
-unreliable on mixed languages, so each passage is examined separately. A notice in another language at the top therefore
-does not decide the result, and a book takes no longer than a page. The language of a document is the most frequent
-language of its passages. The score of a document is the sum of the scores of the passages in this language, divided by
-the number of all passages. A text in which the detector finds no language, such as a table of numbers, has the language
-`und` with score 0 and is dropped. Texts of a few words are often detected wrongly; the filter on length drops such
-documents anyway.
+unreliable on mixed languages, so each passage is examined separately. A notice in another language at the beginning
+therefore does not determine the result, and a book takes no more time than a page. The language of a document is the
+most frequent language of its passages. The score of a document is the sum of the scores of the passages in this
+language, divided by the number of all passages. A text in which the detector finds no language, such as a table of
+numbers, has the language `und` with score 0 and is dropped. Texts of a few words are often detected wrongly; the filter
+on length drops such documents anyway.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Detector(NamedTuple):
 
 
 class LanguageFilter:
-    """Keeps documents in chosen languages.
+    """Filter that keeps documents in chosen languages.
 
     Dropped documents get the rule `language`. All documents get the measurements `language` and `score`. The
     constructor checks the config before a run: it raises `DataError` if the detector is not installed, and
@@ -71,7 +71,9 @@ class LanguageFilter:
                 )
 
     def __call__(self, documents: Sequence[Document]) -> Judgement:
-        """Drop documents in other languages or with too low a score. Drop and measure nothing if `keep` is empty."""
+        """Drop documents in other languages or with a low score. If `keep` is empty, no document is dropped or
+        measured.
+        """
         if not self._config.keep:
             return Judgement()
         found = [_told(document.text, self._detector) for document in documents]

@@ -13,7 +13,7 @@ from crosscut.corpus.tokens.tokenizer import count_tokens, load_tokenizer
 
 
 class LengthFilter:
-    """Drops documents with fewer than `min_tokens` tokens.
+    """Filter that drops documents with fewer than `min_tokens` tokens.
 
     Dropped documents get the rule `too short`. All documents get the measurement `tokens`, the number of tokens without
     the end-of-text token.

@@ -35,7 +35,7 @@ _DEFAULT_PORTS = {"http": (80,), "https": (443,), "": (80, 443)}
 
 
 class UrlFilter:
-    """Drops documents by the host and the file type of their URL, and by their karma, the number of votes.
+    """Filter that drops documents by the host and the file type of their URL, and by their karma, the number of votes.
 
     The rules are `domain`, `file type` and `karma`. A listed domain includes its subdomains. The constructor checks the
     config before a run: it raises `DataError` if a list cannot be read or has an invalid entry.
@@ -48,7 +48,7 @@ class UrlFilter:
 
     @property
     def settings(self) -> dict[str, object]:
-        """Everything that the result depends on, as JSON values. Lists are given by content, not by path."""
+        """Settings on which the result depends, as JSON values. A list is given by its content, not by its path."""
         return {"domains": sorted(self._domains), "types": sorted(self._types), "min_karma": self._min_karma}
 
     def __call__(self, documents: Sequence[Document]) -> Judgement:

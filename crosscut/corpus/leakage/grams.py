@@ -1,8 +1,9 @@
 """N-grams of all test sets.
 
-They are gathered once, and every process that searches for them maps them into memory from a file.
+The n-grams are gathered once and written to a file. Every process that searches for the n-grams maps this file into
+memory.
 
-An n-gram of a document must pass three checks: the Bloom filter, which admits the n-grams of test sets and few others;
+An n-gram of a document must pass three checks: the Bloom filter, which few other n-grams pass than those of test sets;
 a look-up in the sorted hashes; and a comparison of the words. False positives of the Bloom filter and equal hashes of
 different n-grams therefore cost time but never cause a false hit.
 """
@@ -82,7 +83,7 @@ def _gather(items: Sequence[Item], n: int) -> _Gathered:
     spoken, places, owners, hashes = _all_grams(items, n)
     distinct, firsts, numbers = np.unique(hashes, return_index=True, return_inverse=True)
     texts = [" ".join(spoken[place : place + n]) for place in places[firsts].tolist()]
-    # If different n-grams have the same hash, only the first is kept; the others are not searched for.
+    # If different n-grams have the same hash, only the first n-gram is kept, and the search ignores the others.
     again = np.flatnonzero(firsts[numbers] != np.arange(len(numbers)))
     same = np.ones(len(numbers), dtype=np.bool_)
     same[again] = [
@@ -129,8 +130,8 @@ class Grams:
     """Words of each n-gram, [grams]."""
 
     items: npt.NDArray[np.uint32]
-    """Items that contain each n-gram, concatenated. The items of n-gram i are the elements `starts[i]` up to, but not
-    including, `starts[i + 1]`."""
+    """Items that contain each n-gram, concatenated. The items of n-gram i are the elements `starts[i]` to `starts[i +
+    1] - 1`."""
 
     starts: Places
     """Index in `items` of each n-gram's first item, [grams + 1]."""

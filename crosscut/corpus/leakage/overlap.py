@@ -1,7 +1,7 @@
 """The stage `overlap`: compute the share of each test set that the corpus contains, and list passages (paper, 4.1.2).
 
-The share is computed before anything is cut, so it is the share that a model would have seen without the check. An
-n-gram that occurs in many documents is a common phrase and not a leak, so the most frequent n-grams are listed too.
+The share is computed before passages are cut, so it is the share that a model would see without the check. An n-gram
+that occurs in many documents is a common phrase and not a leak, so the most frequent n-grams are listed too.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def _frequent(grams: Grams, documents: Numbers, sets: np.ndarray[Any, np.dtype[n
 
 
 class _Passages:
-    """For each test set: the number of shared passages, the number of documents with passages, the longest passages."""
+    """Passages of each test set: the number of shared passages, the number of documents with passages, and the longest
+    passages.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         self._counts = {name: {"documents_touched": 0, "passages": 0} for name in names}

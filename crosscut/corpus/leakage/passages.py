@@ -93,7 +93,7 @@ def _join(of_slices: list[Shared]) -> Shared:
 
 def _confirm(one: _Slice, places: Places, numbers: Numbers, grams: Grams) -> Shared:
     located = WordPlaces(one.text)
-    whole = places + grams.n <= len(located)  # the single n-gram of a text of fewer than n words does not count
+    whole = places + grams.n <= len(located)  # not the short n-gram of a short text
     places, numbers = places[whole], numbers[whole]
     expected = grams.texts.take(numbers).to_pylist()
     same = [located.words(place, grams.n) == words for place, words in zip(places.tolist(), expected, strict=True)]

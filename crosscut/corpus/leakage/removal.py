@@ -115,7 +115,7 @@ def _spoken(title: str) -> str:
 def _treat(
     document: Document, shared: Shared, article: int | None, grams: Grams, config: LeakageConfig, outcome: _Outcome
 ) -> None:
-    """Record the n-grams that a document shares with test sets, and decide whether to cut or drop it."""
+    """Record the n-grams that a document shares with test sets, and decide whether to cut or drop the document."""
     distinct = np.unique(shared.numbers)
     found = list(passages(shared, grams))
     outcome.grams.append(distinct)
@@ -145,8 +145,8 @@ def _match(document: Document, passage: Passage, grams: Grams) -> tuple[Any, ...
 def _leak(
     row: int, num_grams: int, num_cuts: int, found: Sequence[Passage], grams: Grams, config: LeakageConfig
 ) -> Drop:
-    """Make the `Drop` of a document that shares too much with test sets. The drop names the set with most shared
-    n-grams.
+    """Make the `Drop` of a document that shares too much with test sets. The drop names the test set with the most
+    shared n-grams.
     """
     by_set = np.zeros(len(grams.set_names), dtype=np.int64)
     for passage in found:
@@ -158,7 +158,7 @@ def _leak(
 
 
 def _article(row: int, titled: int | None, distinct: Numbers, grams: Grams) -> Drop | None:
-    """Make the `Drop` of a document whose title or n-grams are those of an article of a test set. None for other
+    """Make the `Drop` of a document with the title or the n-grams of an article in a test set. None for other
     documents.
     """
     item, detail = titled, "by its title"

@@ -24,7 +24,7 @@ GATHERING, LEAKAGE, OVERLAP = "test-sets", "leakage", "overlap"
 def leakage_stages(config: LeakageConfig, work: Path, *, filters: tuple[str, ...], cleaned: bool) -> Sequence[Stage]:
     """List the stages that search a corpus for text of test sets. Without test sets, the list is empty.
 
-    The stages see the documents that the given `filters` kept. Only the stage `leakage` drops documents. Raises
+    The stages process the documents that the given `filters` kept. Only the stage `leakage` drops documents. Raises
     `DataError` if a test set cannot be read.
     """
     if not config.test_sets:
@@ -44,7 +44,7 @@ def leakage_stages(config: LeakageConfig, work: Path, *, filters: tuple[str, ...
 
 
 def _digests(config: LeakageConfig) -> tuple[str, ...]:
-    for file in config.test_sets:  # report a faulty test set now and not hours later
+    for file in config.test_sets:  # report a faulty test set now, instead of hours later
         read_test_set(Path(file), text_key=config.text_key)
     try:
         return tuple(sha256(Path(file)) for file in config.test_sets)

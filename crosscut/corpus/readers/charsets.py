@@ -14,9 +14,9 @@ _MULTIBYTE = ("big5", "cp932", "cp949", "euc", "gb", "hz", "iso2022", "iso-2022"
 def decode(data: bytes, declared: str = "") -> tuple[str, bool] | None:
     """Decode bytes. Returns the text, and whether a charset other than the declared one was used.
 
-    Returns None if no charset fits. UTF-8 is tried before a declared single-byte charset, because non-ASCII bytes that
-    happen to be valid UTF-8 are hardly ever in another charset. If neither charset fits, the charset is guessed from
-    the bytes, and undecodable bytes become U+FFFD.
+    Returns None if no charset fits. UTF-8 is tried before a declared single-byte charset, because non-ASCII bytes in
+    another charset are hardly ever valid UTF-8. If neither charset fits, the charset is guessed from the bytes, and
+    undecodable bytes become U+FFFD.
     """
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", "replace"), False

@@ -32,7 +32,7 @@ SUFFIXES = {
 COMPRESSIONS = (".gz", ".zst", ".bz2")
 
 NAMED_FREELY = ("text", "html", "mail")
-"""Formats whose files may have any suffix. If a source names one of these formats, all files of a folder are read."""
+"""Formats whose files may have any suffix. If a source has one of these formats, all files of a folder are read."""
 
 _VERSIONS = ("mtime", "ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated", "created")
 """Keys under which file systems report the version or the last change of a file."""
@@ -98,8 +98,8 @@ def find_files(source: SourceConfig) -> list[File]:
 
     A file that matches several entries is listed once. Folders are searched recursively for files with a known suffix;
     if the source has a format of `NAMED_FREELY`, all files are taken. Hidden files are skipped. Raises `DataError` if
-    an entry matches nothing, if a folder cannot be read, if a file's suffix does not tell its format, or if a format
-    does not support the file's compression or location.
+    an entry matches nothing, if a folder cannot be read, if a file's suffix does not show the format, or if the reader
+    of a format does not support the file's compression or location.
     """
     files: dict[str, File] = {}
     names: set[str] = set()
@@ -278,7 +278,7 @@ def _tokens_of(url: str) -> os.stat_result:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Split a file's name, in lower case, into the name without the suffix of its compression, and that suffix."""
+    """Split a file's name, in lower case, into the name without the suffix of the compression, and the suffix."""
     lower = name.lower()
     compression = next((suffix for suffix in COMPRESSIONS if lower.endswith(suffix)), "")
     return lower.removesuffix(compression), compression

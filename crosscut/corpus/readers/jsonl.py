@@ -13,7 +13,7 @@ from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, ex
 from crosscut.data.text.json_text import encodable, parse_record
 
 _INCOMPLETE = ("no JSON", "no UTF-8")
-"""Rules that reject a record that is cut off."""
+"""Rules whose rejects may be truncated records."""
 
 
 def read_jsonl(file: File, reading: Reading) -> Iterator[Item]:

@@ -24,7 +24,7 @@ class Line(NamedTuple):
     """Whether the line is longer than the argument `max_bytes` of `read_lines`."""
 
     unended: bool = False
-    """Whether the file ends within this line, without a line end. The line may be incomplete."""
+    """Whether this line is the end of the file and has no line end. The line may then be incomplete."""
 
 
 def read_lines(file: File, max_bytes: int) -> Iterator[Line | Reject]:

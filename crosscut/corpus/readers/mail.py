@@ -66,7 +66,7 @@ def _split(file: File, max_bytes: int) -> Iterator[tuple[bytes, int]]:
             del held[: start.end()]
             started, searched, first = True, 0, b""
         searched = max(len(held) - _START_BYTES, 0)
-        if searched > max_bytes:  # the message is too long; the rest is only searched for the next message
+        if searched > max_bytes:  # the message is too long, so its rest is only searched for the next message
             first = first or bytes(held[: max_bytes + 1])
             del held[:searched]
             searched = 0
@@ -104,7 +104,7 @@ def _read_message(raw: bytes, number: int, position: int) -> Item:
 
 
 class _Texts:
-    """Collects the texts of a message, part by part."""
+    """Collector of the texts of a message, part by part."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
@@ -125,7 +125,7 @@ class _Texts:
             for part in parts:
                 self.take(part)
             return
-        # The parts are versions of one text. Take the first version that is not blank, plain text before HTML.
+        # The parts are versions of one text. Use the first version that is not blank. Plain text comes before HTML.
         before = len(self.found)
         for part in sorted(parts, key=lambda part: part.get_content_type() != "text/plain"):
             if len(self.found) == before:

@@ -44,8 +44,8 @@ class Reject(NamedTuple):
     """First characters of the record, for the report."""
 
     lost: int = 0
-    """Number of lost bytes on disk if more than one record is lost, as in the rest of a damaged file; at least 1 if
-    this number is unknown. 0 if only this record is lost."""
+    """Number of lost bytes on disk if more than one record is lost, as in the rest of a damaged file. At least 1 if the
+    number is unknown, and 0 if only this record is lost."""
 
 
 class Skip(NamedTuple):
@@ -75,7 +75,7 @@ class Reading:
 
     @classmethod
     def of(cls, config: CorpusConfig, source: SourceConfig) -> "Reading":
-        """Take the settings for one source from the config of a corpus."""
+        """Create the settings for one source from the config of a corpus."""
         return cls(
             text_key=source.text_key,
             url_key=source.url_key,

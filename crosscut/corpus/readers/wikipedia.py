@@ -39,7 +39,7 @@ _EMPTY_BRACKETS = re.compile(r" ?\(\s*[,;]?\s*\)")
 
 
 def read_wikipedia(file: File, reading: Reading) -> Iterator[Item]:
-    """Yield the articles of a dump. Each page is a record. Of several revisions of a page, the last is taken."""
+    """Yield the articles of a dump. Each page is a record. If a page has several revisions, the last is used."""
     stream = _Stream(file)
     number = 0
     try:
@@ -84,7 +84,7 @@ class _Stream(io.RawIOBase):
 
 
 class _Site(NamedTuple):
-    """Facts that a dump states about its wiki: the base URL and the namespaces that are not articles."""
+    """Facts about the wiki of a dump: the base URL, and the namespaces whose pages are not articles."""
 
     base: str
     namespaces: frozenset[str]

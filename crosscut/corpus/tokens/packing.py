@@ -1,9 +1,9 @@
 """The stage `packing`: write the tokens of all parts as a token folder, which `crosscut train` reads (paper, 4.1.3).
 
-Documents are split at random into training and validation. The weight of a source then says how often its training
-documents are written: with weight 2 each document is written twice; with weight 0.25 a quarter of the documents is
-written once, chosen by the seed and the document's id. Validation documents are therefore never in training and never
-repeated. All pieces of one document go to the same side of the split.
+Documents are split at random into training and validation. The weight of a source is the number of times that each of
+its training documents is written. With weight 2, each document is written twice. With weight 0.25, a quarter of the
+documents is written once; the seed and the id of a document determine whether it is written. Validation documents are
+therefore never in training and never repeated. All pieces of one document go to the same side of the split.
 
 The task writes the token folder's files into the stage's folder. `publish` then links the files into place, all at
 once.
@@ -49,7 +49,7 @@ _INDEX = ".idx"
 
 
 class TooFewDocuments(DataError):  # noqa: N818 - the name says what happened
-    """Raised if the filters leave too few documents to train and validate on."""
+    """Error if the filters leave too few documents for training and validation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +146,7 @@ def pack(work: Path, parts: Sequence[str], tokenizer: Path, config: CorpusConfig
 def _finished(
     shards: Sequence[ShardEntry], packed: _Packed, folder: Path, megatron_dtype: np.dtype[Any] | None
 ) -> Counts:
-    """Write the indexes for Megatron-LM if asked for, and return the counts of the task."""
+    """Write the indexes for Megatron-LM if they are requested, and return the counts of the task."""
     if megatron_dtype is not None:
         for entry in shards:
             _index_for_megatron(folder, entry.name, megatron_dtype)
@@ -197,7 +197,7 @@ class _Document(NamedTuple):
 
 @dataclass
 class _Packed:
-    """Reads documents from the parts, repeats them by weight, and counts them."""
+    """Reader of the documents in the parts. It repeats documents by weight, and counts them."""
 
     weights: Mapping[str, float]
     seed: int
@@ -312,7 +312,7 @@ def _check_whole(folder: Path, record: Record, phase: Phase) -> None:
     phase.finish()
     if damaged:
         for name in damaged:
-            (folder / name).unlink()  # so the task counts as not done
+            (folder / name).unlink()  # the task then counts as not done
         raise DamagedDataError(
             f"`{folder / damaged[0]}` must be unchanged since it was written, but is damaged. Start again to "
             "rewrite the shards."

@@ -71,7 +71,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _hash_block(text: str) -> tuple[Hashes, Places]:
-    """Hash the words of a text, which must begin and end outside a word. Returns the hashes and the start positions."""
+    """Hash the words of a text that begins and ends outside a word. Returns the hashes and the start positions."""
     if text.isascii():
         encoded = text.encode("ascii")
         edges = _edges(np.frombuffer(encoded.translate(_ASCII_IN_WORDS), np.bool_))

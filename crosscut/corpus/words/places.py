@@ -32,7 +32,8 @@ class WordPlaces:
         return " ".join(words(self._lowered[self._starts[first] : self._ends[first + count - 1]]))
 
     def spans(self, firsts: Places, count: int) -> tuple[Places, Places]:
-        """For each word number in `firsts`, return where the sequence of `count` words from that word begins and ends.
+        """Return the begin and the end of sequences of `count` words. `firsts` holds the number of each sequence's
+        first word.
 
         Positions are in characters of the original text. The end is exclusive.
         """
