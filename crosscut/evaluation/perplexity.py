@@ -29,6 +29,8 @@ class Score:
     """Number of target tokens that were scored."""
     num_bytes: int = 0
     """Number of UTF-8 bytes of the text of these tokens. 0 if unknown, or if all tokens are ends of text."""
+    of_labels: bool = False
+    """Whether the targets are the labels of a task, not tokens. Labels have no perplexity."""
 
     @property
     def bits_per_byte(self) -> float | None:
@@ -36,8 +38,10 @@ class Score:
         return bits_per_byte(self.loss * self.num_tokens, self.num_bytes) if self.num_bytes else None
 
     @property
-    def perplexity(self) -> float:
-        """Exponential of the loss, or infinity if the exponential overflows."""
+    def perplexity(self) -> float | None:
+        """Exponential of the loss, or infinity if the exponential overflows. None for labels."""
+        if self.of_labels:
+            return None
         return math.inf if self.loss > 700 else math.exp(self.loss)
 
 
@@ -65,4 +69,5 @@ def evaluate_loss(model: GPT, batches: Iterable[Batch], *, num_bytes: int = 0) -
         reshard(model)
         model.train(was_training)
     loss, count = all_reduce(sums, model.mesh.tokens).tolist()
-    return Score(loss=loss / max(count, 1), num_tokens=int(count), num_bytes=num_bytes)
+    of_labels = model.config.solves_task
+    return Score(loss=loss / max(count, 1), num_tokens=int(count), num_bytes=num_bytes, of_labels=of_labels)

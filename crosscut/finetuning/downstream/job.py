@@ -330,7 +330,7 @@ def _score_best(prepared: _Prepared, loop: Loop, rows: Mapping[str, Rows], outco
 
 def _write_result(run: RunConfig, best: int, scores: Mapping[str, Any], outcome: Outcome, device: torch.device) -> None:
     folder = Path(run.output.folder)
-    plot_losses(folder)
+    plot_losses(folder, per="example")
     result = {
         "seed": run.training.seed,
         "steps": run.training.steps,

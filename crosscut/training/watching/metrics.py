@@ -86,7 +86,8 @@ class Metrics:
             figures = {"loss": score.loss, "perplexity": score.perplexity, "bits_per_byte": score.bits_per_byte}
             if step not in self._validated:
                 self._write(step, {f"validation_{name}": value for name, value in figures.items()})
-            told = f"validation loss {score.loss:.4f}  perplexity {score.perplexity:.2f}"
+            told = f"validation loss {score.loss:.4f}"
+            told += "" if score.perplexity is None else f"  perplexity {score.perplexity:.2f}"
             bits = "" if score.bits_per_byte is None else f"  bits per byte {score.bits_per_byte:.4f}"
             self._display.line(f"step {step:>6}  {told}{bits}{self._scored}")
 

@@ -139,9 +139,10 @@ def summarize(run: RunConfig, outcome: Outcome, device: torch.device) -> dict[st
     }
 
 
-def plot_losses(folder: Path, *, scored: str = "") -> None:
+def plot_losses(folder: Path, *, scored: str = "", per: str = "token") -> None:
     """Plot the training and validation losses of a run's `metrics.jsonl` to `loss.png`. `scored` names the weights that
-    were validated. Empty for the weights of the last step.
+    were validated. Empty for the weights of the last step. `per` names what one loss belongs to: a token, or an example
+    of a task.
     """
     import matplotlib
 
@@ -157,9 +158,9 @@ def plot_losses(folder: Path, *, scored: str = "") -> None:
         axes.plot(*zip(*_smoothed(trained), strict=True), color="#1f5f99", linewidth=2, label="training, smoothed")
     if validated:  # a full disk may have lost the rows
         points = [(row["step"], row["validation_loss"]) for row in validated]
-        label = f"validation{scored}, at the end {_told(validated[-1])}"
+        label = f"validation{scored}, at the end {_told(validated[-1], per)}"
         axes.plot(*zip(*points, strict=True), color="#c8502d", marker="o", markersize=4, label=label)
-    axes.set(xlabel="step", ylabel="cross entropy per token (nats)")
+    axes.set(xlabel="step", ylabel=f"cross entropy per {per} (nats)")
     axes.margins(y=0.12)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
@@ -170,8 +171,10 @@ def plot_losses(folder: Path, *, scored: str = "") -> None:
     write_whole(folder / PLOT_FILE, picture.getvalue())
 
 
-def _told(row: dict[str, Any]) -> str:
+def _told(row: dict[str, Any], per: str) -> str:
     """Text for a validation in the legend of the plot. Rows from older versions have no bits per byte."""
+    if per != "token":
+        return f"{row['validation_loss']:.4f}"
     bits = row.get("validation_bits_per_byte")
     perplexity = f"perplexity {math.exp(min(row['validation_loss'], 700)):,.1f}"
     return perplexity if bits is None else f"{perplexity}, {bits:.3f} bits per byte"

@@ -87,6 +87,13 @@ def test_numbers_that_are_none_are_null(tmp_path):
     assert "NaN" not in line
 
 
+def test_the_loss_of_labels_has_no_perplexity(tmp_path, capsys):
+    with Metrics(tmp_path, num_steps=1, start=0, active=True) as metrics:
+        metrics.validation(0, Score(loss=0.5, num_tokens=8, of_labels=True))
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["validation_perplexity"] is None
+    assert capsys.readouterr().out.strip() == "step      0  validation loss 0.5000"
+
+
 def test_only_the_first_rank_writes(tmp_path):
     with Metrics(tmp_path, num_steps=1, start=0, active=False) as metrics:
         metrics.step(1, VALUES)
