@@ -21,8 +21,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from crosscut.config import write_whole
-from crosscut.config.loading import dump_toml
+from crosscut.config import RunConfig, write_whole
 from crosscut.config.model import HeadKind
 from crosscut.finetuning.downstream.folder import Kept, load_outputs, result_of
 from crosscut.finetuning.downstream.pictures import plot_confusion
@@ -151,7 +150,22 @@ def _lines(results: Results, table: Any, names: tuple[str, ...]) -> Iterator[str
     yield from _mistakes(results)
     yield from ["## Settings and machine", ""]
     yield from _machine(results)
-    yield from ["", "```toml", dump_toml(kept.run).rstrip(), "```"]
+    where = "config.toml" if kept.num_seeds == 1 else f"seed-{kept.seeds[0]}/config.toml"
+    yield from ["", f"Settings that differ from their defaults. `{where}` has all settings.", ""]
+    yield from ["```toml", _changed_settings(kept.run).rstrip(), "```"]
+
+
+def _changed_settings(run: RunConfig) -> str:
+    """Settings of the model, the layout and the training that differ from their defaults, as TOML."""
+    import tomli_w
+
+    table = {}
+    for name in ("model", "layout", "training", "optimizer"):
+        section = getattr(run, name)
+        values = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
+        defaults = {field.name: field.default for field in dataclasses.fields(section)}
+        table[name] = {key: value for key, value in values.items() if value != defaults[key]}
+    return tomli_w.dumps({name: values for name, values in table.items() if values})
 
 
 def _score_table(results: Results) -> tuple[list[str], list[list[str]]]:
