@@ -15,13 +15,11 @@ Shapes: N sequences, S sequence length.
 """
 
 import hashlib
-import zlib
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
-from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +27,7 @@ import numpy.typing as npt
 from crosscut.config import IGNORED, DataError
 from crosscut.config.conventions import CONFIG_FILE
 from crosscut.data.sampler import shuffled
+from crosscut.finetuning.arrays import load_arrays, save_arrays
 from crosscut.finetuning.chat.masking import Encoded
 
 Ids = npt.NDArray[np.int64]
@@ -93,21 +92,13 @@ class Packed:
 
     def save(self, path: Path) -> None:
         """Write the sequences to a file."""
-        with path.open("wb") as file:
-            np.savez_compressed(file, **{field.name: getattr(self, field.name) for field in fields(self)})
+        save_arrays(self, path)
 
     @classmethod
     def load(cls, path: Path) -> "Packed":
         """Read the sequences from a file. Raises `DataError` if the file cannot be read."""
-        try:
-            # np.load would leave a damaged file open.
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                return cls(**{field.name: arrays[field.name] for field in fields(cls)})
-        except (OSError, EOFError, ValueError, KeyError, BadZipFile, zlib.error) as error:
-            raise DataError(
-                f"`{path}` must hold the packed conversations of the run, but cannot be read: {error}. Remove "
-                f"`{CONFIG_FILE}` and the checkpoints, and start the run again."
-            ) from None
+        remedy = f"Remove `{CONFIG_FILE}` and the checkpoints, and start the run again."
+        return load_arrays(cls, path, content="the packed conversations", remedy=remedy)
 
 
 def pack(conversations: Sequence[Encoded], *, length: int, padding: int) -> Packed:

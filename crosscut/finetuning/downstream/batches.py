@@ -78,8 +78,8 @@ class TaskBatches:
 
 
 def to_batch(padded: Padded, model: ModelConfig) -> Batch:
-    """Make a batch of what the model uses: segments only if it has types of tokens."""
-    segments = torch.from_numpy(padded.segments) if model.token_types else None
+    """Make a batch of what the model uses: segments only if it has several types of tokens."""
+    segments = torch.from_numpy(padded.segments) if model.token_types > 1 else None
     return Batch.labelled(
         torch.from_numpy(padded.tokens),
         torch.from_numpy(padded.labels),

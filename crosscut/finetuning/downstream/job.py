@@ -46,7 +46,7 @@ from crosscut.training.resuming import identity_of_settings, require_resumable
 from crosscut.training.step import Trainer
 from crosscut.training.watching.banner import device_name, facts_panel, model_rows
 from crosscut.training.watching.metrics import read_metrics
-from crosscut.training.watching.run_report import plot_losses
+from crosscut.training.watching.run_report import plot_losses, typed_command
 
 
 class _Job(NamedTuple):
@@ -149,6 +149,11 @@ def _resumed(order: TaskOrder) -> Kept:
     settings that would make other runs: the seed, and what decides the batches.
     """
     before, kept = Kept.load(Path(order.output)), Kept.load(Path(order.output), order.overrides)
+    if kept.task.name != order.task.name:
+        raise ConfigError(
+            f"`--output` must name the folder of a run of the task {order.task.name!r}, but `{order.output}` holds one "
+            f"of {kept.task.name!r}. Resume with `{typed_command()} finetune {kept.task.name}`."
+        )
     theirs, ours = identity_of_settings(before.run), identity_of_settings(kept.run)
     if changed := next((name for name in theirs if theirs[name] != ours[name]), ""):
         raise ConfigError(

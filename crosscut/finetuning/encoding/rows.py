@@ -12,20 +12,18 @@ Shapes: T tokens of all rows, R rows, E examples, B examples of a batch, S token
 """
 
 import hashlib
-import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
-from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
 
 from crosscut.config.conventions import IGNORED
-from crosscut.config.errors import DataError
 from crosscut.data.sampler import shuffled
+from crosscut.finetuning.arrays import load_arrays, save_arrays
 
 if TYPE_CHECKING:
     import tokenizers
@@ -150,21 +148,13 @@ class Rows:
 
     def save(self, path: Path) -> None:
         """Write the rows to a file."""
-        with path.open("wb") as file:
-            np.savez_compressed(file, **{field.name: getattr(self, field.name) for field in fields(self)})
+        save_arrays(self, path)
 
     @classmethod
     def load(cls, path: Path) -> "Rows":
         """Read the rows from a file. Raises `DataError` if the file cannot be read."""
-        try:
-            # np.load would leave a damaged file open.
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                return cls(**{field.name: arrays[field.name] for field in fields(cls)})
-        except (OSError, EOFError, ValueError, KeyError, BadZipFile, zlib.error) as error:
-            raise DataError(
-                f"`{path}` must hold the encoded examples of the run, but cannot be read: {error}. Remove the folder, "
-                "and start the run again."
-            ) from None
+        remedy = "Remove the folder, and start the run again."
+        return load_arrays(cls, path, content="the encoded examples", remedy=remedy)
 
     @classmethod
     def of(cls, rows: Sequence[Row], labels: npt.ArrayLike, sources: Sequence[int]) -> "Rows":

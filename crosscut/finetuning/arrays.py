@@ -1,0 +1,35 @@
+"""Files of arrays in the folder of a fine-tuned run. The module needs no torch."""
+
+import zlib
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+from zipfile import BadZipFile
+
+import numpy as np
+
+from crosscut.config.errors import DataError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_Arrays = TypeVar("_Arrays", bound="DataclassInstance")
+"""A dataclass whose fields are arrays."""
+
+
+def save_arrays(arrays: "DataclassInstance", path: Path) -> None:
+    """Write the fields of a dataclass, which are arrays, to a file."""
+    with path.open("wb") as file:
+        np.savez_compressed(file, **{field.name: getattr(arrays, field.name) for field in fields(arrays)})
+
+
+def load_arrays(kind: type[_Arrays], path: Path, *, content: str, remedy: str) -> _Arrays:
+    """Read a dataclass that `save_arrays` wrote. Raises `DataError` if the file cannot be read. `content` says what the
+    file must hold, and `remedy` what to do, for the message.
+    """
+    try:
+        # np.load would leave a damaged file open.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return kind(**{field.name: arrays[field.name] for field in fields(kind)})
+    except (OSError, EOFError, ValueError, KeyError, BadZipFile, zlib.error) as error:
+        raise DataError(f"`{path}` must hold {content} of the run, but cannot be read: {error}. {remedy}") from None

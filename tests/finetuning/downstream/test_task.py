@@ -1,0 +1,79 @@
+"""Files of a task under their published names, and predictions from a model's outputs."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from crosscut.config import ConfigError
+from crosscut.finetuning.downstream.predictions import predict, probabilities_of, scores_of
+from crosscut.finetuning.downstream.task import TASKS, Task, files_of
+from crosscut.finetuning.encoding import Special, best_answers, encode_questions
+from crosscut.finetuning.tasks import Columns, SpanExample, TextExample
+from tests.finetuning.encoding.conftest import TEXT, encoder_of, wordpiece  # noqa: F401 - a fixture
+
+
+@pytest.mark.parametrize(
+    ("name", "names"),
+    [
+        ("mnli", {"train": "train.tsv", "dev": "dev_matched.tsv", "test": "dev_mismatched.tsv"}),
+        ("rte", {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}),
+        ("squad", {"train": "train-v2.0.json", "dev": "dev-v2.0.json"}),
+        ("race", {"train": "train", "dev": "dev", "test": "test"}),
+        ("table", {"train": "train.jsonl", "dev": "dev.tsv"}),
+    ],
+)
+def test_files_are_found_under_their_published_names(tmp_path: Path, name: str, names: dict[str, str]) -> None:
+    assert name in TASKS
+    for one in names.values():
+        (tmp_path / one).write_text("")
+    assert files_of(name, str(tmp_path), {}) == {part: tmp_path / one for part, one in names.items()}
+    own = files_of(name, str(tmp_path), {"dev": "mine.tsv", "test": ""})
+    assert own == {part: Path("mine.tsv") if part == "dev" else tmp_path / one for part, one in names.items()}
+    (tmp_path / names["dev"]).unlink()
+    with pytest.raises(ConfigError, match=r"`--dev` must name the examples of the task, or .* Pass --dev."):
+        files_of(name, str(tmp_path), {})
+
+
+def test_a_task_is_kept_as_json() -> None:
+    task = Task(name="table", labels=("a", "b"), columns=Columns("text", "", "kind"), special=Special(None, 3))
+    assert Task.from_json(json.loads(json.dumps(task.to_json()))) == task
+
+
+def test_lines_that_the_published_file_lacks_columns_in_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "train.tsv"
+    path.write_text("id\tquestion1\tquestion2\tis_duplicate\n0\ta\tb\t1\n1\ta\n")
+    task, examples, skipped = Task(name="qqp").read(path)
+    assert (task.labels, len(examples), skipped) == (("0", "1"), 1, 1)
+
+
+def test_probabilities_of_classes_are_a_softmax() -> None:
+    task, examples = Task(name="sst-2", labels=("0", "1")), [TextExample(text="x", pair=None, label=1)] * 2
+    outputs = np.array([[0.0, np.log(3.0)], [1000.0, 0.0]])
+    found = predict(task, None, examples, probabilities_of(task, None, outputs))  # type: ignore[arg-type]
+    assert [(one.text, one.probability) for one in found] == [("1", pytest.approx(0.75)), ("0", pytest.approx(1.0))]
+    assert scores_of(task, found, examples) == {"accuracy": 0.5}
+    unlabelled = [TextExample(text="x", pair=None, label=None)] * 2
+    assert scores_of(task, found, unlabelled) == {}
+
+
+@pytest.mark.parametrize("may_be_empty", [False, True])
+def test_probabilities_of_spans_keep_the_best_answers(wordpiece: Path, may_be_empty: bool) -> None:  # noqa: F811
+    examples = [
+        SpanExample(id=f"q{i}", context=TEXT, question="Who gave their name?", answers=(), starts=()) for i in range(6)
+    ]
+    rows = encode_questions(encoder_of(wordpiece, length=32), examples, name="dev.json", stride=6)
+    outputs = np.random.default_rng(1).normal(size=(len(rows.ids), 2)) * 3
+    task = Task(name="squad", may_be_empty=may_be_empty)
+    probabilities = probabilities_of(task, rows, outputs)
+    owners = np.repeat(rows.sources, rows.lengths)
+    for column in (0, 1):
+        sums = np.bincount(owners, probabilities[:, column])
+        np.testing.assert_allclose(sums, np.ones(len(examples)))
+    assert (probabilities[(rows.offsets[:, 0] < 0).nonzero()[0]] > 0).all(1).sum() == len(rows.ends)
+    windows = [outputs[rows.row(window)] for window in range(len(rows.ends))]
+    best = best_answers(rows, windows, dict.fromkeys(range(6), TEXT), is_causal=False)
+    wanted = [best[i].chosen(may_be_empty=may_be_empty).text for i in range(6)]
+    assert [one.text for one in predict(task, rows, examples, probabilities)] == wanted
+    assert len(set(wanted)) > 2
