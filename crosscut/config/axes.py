@@ -115,8 +115,8 @@ def role_of(name: str) -> Role:
 
 def arrangements(num_ranks: int) -> Iterator[dict[str, int]]:
     """Yield all ways to arrange `num_ranks` ranks along the supported axes. Each result maps the fields of `Layout` to
-    sizes whose product is `num_ranks`. The innermost axis comes first in a result, and the results are in ascending
-    order of its size.
+    sizes whose product is `num_ranks`. In a result, the innermost axis comes first. The results are in ascending order
+    of the innermost axis's size.
     """
     options = [name for name, (row, *_) in OPTIONS.items() if row.is_supported and not row.is_folded]
     return _arranged(num_ranks, options[::-1])

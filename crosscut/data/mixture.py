@@ -54,8 +54,7 @@ class TokenMixture:
     def open(cls, config: DataConfig, *, verify: bool) -> "TokenMixture":
         """Open the folders of `data.mixture`. With `verify`, check the hashes of all files.
 
-        Raises `DataError` for folders with different tokenizers, and in the cases in which `TokenFolder.open` raises
-        `DataError`.
+        Raises `DataError` for folders with different tokenizers, and the errors of `TokenFolder.open`.
         """
         folders = tuple(TokenFolder.open(Path(part.folder), verify=verify) for part in config.mixture)
         for other in folders[1:]:

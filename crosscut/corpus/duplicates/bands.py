@@ -76,7 +76,7 @@ def _mean_recall(shape: Bands, jaccard: float) -> float:
 def least_equal(shape: Bands, jaccard: float, recall: float) -> int:
     """Minimum number of equal MinHash values that a pair must have for its texts to be compared.
 
-    Of the pairs with Jaccard similarity `jaccard`, at most the share `LOSS * (1 - recall)` has fewer equal values.
+    At most the share `LOSS * (1 - recall)` of the pairs with Jaccard similarity `jaccard` has fewer equal values.
     """
     budget = LOSS * (1 - recall)
     below = 0.0

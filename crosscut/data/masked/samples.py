@@ -62,7 +62,7 @@ class MaskedBatch(NamedTuple):
 
 @final
 class MaskedSampler:
-    """Samples for masked language modelling, in the order of a sampler of rows."""
+    """Samples for masked language modelling. A sampler gives the rows and their order."""
 
     def __init__(self, rows: Rows, vocabulary: Vocabulary, masking: Masking, *, pairs: bool, seed: int) -> None:
         """`rows` come from a `PairSampler` if `pairs` is true, and otherwise from a `Sampler`. A mixture has several of

@@ -52,9 +52,9 @@ def read_documents(
     `text_key` is the key (jsonl) or the column (parquet) of the text. `setting` is the name of the option that holds
     `patterns`, for messages. Blank documents are skipped unless `blank` is set.
 
-    Raises `DataError` in all cases in which `find_sources` and `read_chunks` raise `DataError`. Also raises
-    `DataError`, with the file and the line or row, for bytes that are not UTF-8, for a line that is not JSON, and for a
-    text that is missing or not a string. Raises `DataError` at the end if no document has text.
+    Raises the errors of `find_sources` and `read_chunks`. Also raises `DataError`, with the file and the line or row,
+    for bytes that are not UTF-8, for a line that is not JSON, and for a text that is missing or not a string. Raises
+    `DataError` at the end if no document has text.
     """
     return read_sources(find_sources(patterns, setting=setting), text_key=text_key, blank=blank)
 
