@@ -40,7 +40,7 @@ from crosscut.data import Tokens, prepare
 from crosscut.evaluation.perplexity import evaluate_loss
 from crosscut.launch import process_group
 from crosscut.parallel import ParallelMesh, make_mesh
-from crosscut.training.batches import TokenBatches, batches_of
+from crosscut.training.batches import TokenBatches, batches_of, samples_of
 from crosscut.training.precision import resolve_on
 from crosscut.training.step import Trainer
 
@@ -89,7 +89,7 @@ def run_of(case: Case, tokens: Tokens, steps: int, precision: str = "float32") -
 def train(case: Case, tokens: Tokens, steps: int, mesh: ParallelMesh) -> dict[str, Any]:
     """Train one run. Return its curve and its validation loss, in nats, which is None if the run diverged."""
     run = run_of(case, tokens, steps)
-    trainer, batches = Trainer(run, mesh), batches_of(run.config, tokens, mesh)
+    trainer, batches = Trainer(run, mesh), batches_of(run.config, samples_of(run.config, tokens), mesh)
     losses, norms, begin = [], [], time.perf_counter()
     try:
         for step in range(steps):
@@ -110,7 +110,7 @@ def train(case: Case, tokens: Tokens, steps: int, mesh: ParallelMesh) -> dict[st
 def gradient_norms(case: Case, tokens: Tokens, mesh: ParallelMesh) -> list[float]:
     """Norm of the gradient of each layer before the first step, in float64, from the first batch of the run."""
     run = run_of(case, tokens, 1, precision="float64")
-    trainer, batches = Trainer(run, mesh), batches_of(run.config, tokens, mesh)
+    trainer, batches = Trainer(run, mesh), batches_of(run.config, samples_of(run.config, tokens), mesh)
     trainer.accumulate(0, batches.micro_batches(0))
     return [
         math.sqrt(sum(float(each.grad.square().sum()) for each in block.parameters() if each.grad is not None))
@@ -146,7 +146,7 @@ def study(tokens: Tokens, results: Path, *, steps: int, seeds: int) -> dict[str,
         first = run_of(cases(1)[0], tokens, steps).config
         mesh = make_mesh(first.layout, device)
         if not found:
-            loss = frequency_loss(batches_of(first, tokens, mesh), first.model.vocab_size, steps)
+            loss = frequency_loss(batches_of(first, samples_of(first, tokens), mesh), first.model.vocab_size, steps)
             norms = {
                 f"{place} {depth}": gradient_norms(Case(1, RATES[0], place, depth), tokens, mesh)
                 for place, depth in product(PLACES, DEPTHS)
