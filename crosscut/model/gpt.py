@@ -176,7 +176,8 @@ class GPT(nn.Module):
 
         `context` gives the documents, the segments and the padding of the tokens.
 
-        A model that solves a task ignores `targets`, and its cross entropies are those of the context's labels.
+        A model that solves a task ignores `targets`, and its cross entropies are those of the context's labels
+        (`task_logits` says where padding may be).
 
         To train on the mean, set `scale` to 1 / (number of targets over all data ranks), as a number or a scalar tensor
         on the device. Raises `ConfigError` for labels that the model cannot use, and if the labels of a task are
@@ -226,8 +227,9 @@ class GPT(nn.Module):
         the first and the last token of `spans`, or [B / C, C] of `choice`. `num_choices` is the number C of texts of
         each question of `choice`; the texts of a question are successive sequences.
 
-        `tokens` is [B, S]; S may be any length. The logits of spans include padding. Raises `ConfigError` if the model
-        solves no task, or if `num_choices` does not divide B.
+        `tokens` is [B, S]; S may be any length. The logits of spans include padding. `classes` and `choice` of a model
+        with causal attention need padding at the ends of the sequences: no other token sees it there, so attention
+        needs no mask. Raises `ConfigError` if the model solves no task, or if `num_choices` does not divide B.
         """
         if self.task is None:
             raise ConfigError(
@@ -245,7 +247,9 @@ class GPT(nn.Module):
         """Logits of a batch with `num_labels` labels. Each question of a choice has one label."""
         assert self.task is not None
         length = tokens.shape[1]
-        last = last_places(context.mask, tokens) if self.config.is_causal else None
+        last = None
+        if self.config.is_causal and self.config.head is not HeadKind.SPANS:
+            last, context = last_places(context.mask, tokens), context._replace(mask=None)
         num_filled = self._num_filled(length)
         hidden = self(F.pad(tokens, (0, num_filled)), context.padded(num_filled, tokens), num_filled=num_filled)
         logits = task_logits(self.task, hidden, last, self.mesh)

@@ -137,6 +137,8 @@ def _inner_flops(layer: Layer, sequence_length: int) -> int:
 def _head(model: ModelConfig, length: int, fraction: float) -> int:
     """FLOPs of the head's forward pass, as a mean over the tokens of a sequence."""
     known_vocab_size(model)
+    if model.solves_task:
+        return describe(model).head.flops(Target(length=length)) // length
     if not model.predicts_masked:
         return describe(model).head.flops(_ONE_TOKEN)
     sequences = ceil(1000 / length)  # enough tokens to make the rounding negligible

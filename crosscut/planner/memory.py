@@ -100,9 +100,12 @@ class _Root(NamedTuple):
     trained: int
     """Trained elements of this shard."""
     vocabulary: int
-    """Elements of the matrix of the output projection."""
+    """Elements of the matrix of the output projection; 0 for a model that solves a task."""
     vocabulary_gradient: int
     """Elements of the gradient of the output projection's matrix. 0 if the matrix is frozen."""
+    last_gradient: int
+    """Elements of the gradient that the backward pass of the embedding completes: that of the output projection, or, in
+    a model that solves a task, of the token embedding."""
 
 
 class _LayerState(NamedTuple):
@@ -130,7 +133,9 @@ def _root(decoder: Decoder, tensor: int, shares: int) -> _Root:
     root = root_parameters(decoder, tensor)
     vocabulary = decoder.head.vocabulary.on(tensor)
     gradient = 0 if vocabulary.is_frozen else vocabulary.size
-    return _Root(_size(root), *_shares(root, shares), vocabulary.size, gradient)
+    if decoder.head.task is not None:
+        return _Root(_size(root), *_shares(root, shares), 0, 0, gradient)
+    return _Root(_size(root), *_shares(root, shares), vocabulary.size, gradient, gradient)
 
 
 @lru_cache(maxsize=4096)
@@ -250,7 +255,7 @@ class _Step:
         loss, vocabulary = self.decoder.loss, self.root.vocabulary
         rows = vocabulary // self.run.model.hidden_size
         predicted = self.target.predicted_tokens
-        chunk = min(predicted, default_loss_chunk(rows, predicted, device=self.device))
+        chunk = min(predicted, default_loss_chunk(max(rows, 1), predicted, device=self.device))
         weights, activations = self._held(self.run.model.num_layers - 1)
         cast = vocabulary * self.size * self.is_mixed
         on_cpu = self.device == "cpu"  # the loss on a CPU is never compiled
@@ -258,10 +263,15 @@ class _Step:
             "loss",
             weights=weights + cast,
             gradients=self._summed(0) + self.root.vocabulary_gradient * (self.wide + self.size * self.is_mixed),
-            activations=activations + 2 * self.whole + chunk * self.whole // self.tokens,
+            activations=activations + self._ends_of_layers + chunk * self.whole // self.tokens,
             logits=chunk * rows * loss.logit_bytes(replace(self.target, compiled=False) if on_cpu else self.target),
             buffers=self._gathered(self.run.model.num_layers if self._keeps_weights else 0),
         )
+
+    @property
+    def _ends_of_layers(self) -> int:
+        """Bytes of the last hidden states and of their gradient. The head of a task does not gather them."""
+        return 2 * (self.whole if self.root.vocabulary else self.between)
 
     def _backward(self, layer: int) -> MemoryForecast:
         """Peak in the backward pass of a layer: at the second-to-last matrix of the layer, or at attention."""
@@ -288,7 +298,7 @@ class _Step:
         With tied embeddings, the gradient of the looked-up rows is added to the gradient of the output projection.
         Otherwise, the gradient of the looked-up rows is a separate tensor.
         """
-        run, vocabulary = self.run, self.root.vocabulary_gradient
+        run, vocabulary = self.run, self.root.last_gradient
         layers = self._from(0, lambda each: each.trained)
         ready = self.trained if self._accumulates else layers if self.is_sharded else self.trained - vocabulary
         first = self.layers[self.decoder.layers[0]]
@@ -309,7 +319,7 @@ class _Step:
         The other gradients have already moved into their buckets.
         """
         own = self.trained * self.wide
-        others = (self.trained - self.root.vocabulary_gradient) * self.wide // BUCKET_BYTES * BUCKET_BYTES
+        others = (self.trained - self.root.last_gradient) * self.wide // BUCKET_BYTES * BUCKET_BYTES
         copies = self.run.layout.data > 1 and not self.is_sharded
         return self._at("reduction", gradients=own, buffers=(own - others) * copies)
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from crosscut.architecture import describe
-from crosscut.config import ResolvedRun, RunConfig, default_loss_chunk, padded_vocab_size, resolve
+from crosscut.config import ModelConfig, ResolvedRun, RunConfig, default_loss_chunk, padded_vocab_size, resolve
+from crosscut.config.model import HeadKind
 from crosscut.config.precision import precision_on
 from crosscut.config.training import Compile
 from crosscut.model import Batch
@@ -106,6 +107,12 @@ def _enter_state(ledger: Ledger, trainer: Trainer) -> None:
             ledger.enter("optimizer", moments)
 
 
+def _labels(model: ModelConfig, num_sequences: int) -> Tensor:
+    """Labels of a micro-batch of a task. All sequences are the options of one question of a choice."""
+    shapes = {HeadKind.SPANS: (num_sequences, 2), HeadKind.CHOICE: (1,)}
+    return torch.zeros(shapes.get(model.head, (num_sequences,)), dtype=torch.long)
+
+
 def _batches(run: ResolvedRun) -> list[Batch]:
     shape = (run.micro_batch_size, run.training.sequence_length + 1)
     batches: list[Batch] = []
@@ -119,6 +126,8 @@ def _batches(run: ResolvedRun) -> list[Batch]:
             batch = replace(batch, predicted=indexes)
         if run.model.sentence_order:
             batch = replace(batch, order=torch.zeros(run.micro_batch_size, dtype=torch.long))
+        if run.model.solves_task:
+            batch = replace(batch, labels=_labels(run.model, run.micro_batch_size))
         if run.model.token_types:
             batch = replace(batch, segments=torch.zeros_like(batch.tokens))
         batches.append(batch.with_documents(0) if run.training.document_mask else batch)

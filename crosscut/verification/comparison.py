@@ -285,8 +285,9 @@ class Comparison:
 
 
 _LOSS_CAUSE = (
-    "All activations agree, but the loss does not: check each rank's shard of the vocabulary (offsets, mask, padding), "
-    "the target's logit, and the number of targets by which the loss is divided."
+    "All activations agree, but the loss does not: check the head (the tokens that it reads, and its sums over the "
+    "ranks), each rank's shard of the vocabulary (offsets, mask, padding), the target's logit, and the number of "
+    "targets or labels by which the loss is divided."
 )
 
 

@@ -12,12 +12,10 @@ from torch import Tensor
 
 from crosscut.architecture import Role, describe
 from crosscut.config import (
-    IGNORED,
     ConfigError,
     EvaluationConfig,
     Layout,
     RunConfig,
-    padded_vocab_size,
 )
 from crosscut.config.optimizer import OptimizerConfig, ParameterGroup, rate_field
 from crosscut.config.precision import PRECISIONS, Precision
@@ -27,7 +25,7 @@ from crosscut.launch import Ranks, in_ranks
 from crosscut.launch.processes import choose_device, is_first_started, was_started
 from crosscut.model import Batch
 from crosscut.model.initialization import zero_padding
-from crosscut.parallel import CollectiveRecorder, ParallelMesh, disturb_, make_mesh, seed_of
+from crosscut.parallel import CollectiveRecorder, ParallelMesh, disturb_, make_mesh
 from crosscut.parallel.collectives import gather_to_first
 from crosscut.planner import count_parameters, step_traffic
 from crosscut.training.optimization.muon import AMPLIFICATION
@@ -37,9 +35,10 @@ from crosscut.training.requirements import require_capabilities
 from crosscut.training.speed.compilation import compiled_modules
 from crosscut.training.step import Trainer
 from crosscut.verification.averaging import compare_average, parts_of
+from crosscut.verification.batches.made_up import END_OF_TEXT, made_up_batch, num_options_of
+from crosscut.verification.batches.packing import compare_documents
 from crosscut.verification.mixing import compare_mixture
 from crosscut.verification.module import CLIP_NORM, LEARNING_RATE
-from crosscut.verification.packing import compare_documents, pack
 from crosscut.verification.proof import Claim, prove
 from crosscut.verification.recording import Step
 from crosscut.verification.report import AVERAGE, AVERAGES, DRAWS, ROUNDING, Check, Report
@@ -67,8 +66,6 @@ MOST_WARMUP_STEPS = 2
 """Maximum number of warm-up steps of the verified run."""
 MOST_DECAY_STEPS = 6
 """Maximum number of steps of the decay of the schedule `wsd` in the verified run."""
-END_OF_TEXT = 1
-"""Id of the end-of-text token in the generated batch."""
 
 
 def scale_down(run: RunConfig, *, num_layers: int | None, hidden_size: int | None) -> RunConfig:
@@ -94,12 +91,13 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
         length = max(length // layout.tensor, 1) * layout.tensor
     accumulates = 0 < run.training.micro_batch_size * layout.data < run.training.batch_size
     accumulates |= run.training.initial_batch_size > 0  # the first batch limits the micro-batch
+    sequences = SEQUENCES_PER_DATA_RANK * num_options_of(model)
     training = dataclasses.replace(
         run.training,
-        batch_size=SEQUENCES_PER_DATA_RANK * layout.data * (MICRO_BATCHES if accumulates else 1),
+        batch_size=sequences * layout.data * (MICRO_BATCHES if accumulates else 1),
         initial_batch_size=0,
         ramp_steps=0,
-        micro_batch_size=SEQUENCES_PER_DATA_RANK if accumulates else 0,
+        micro_batch_size=sequences if accumulates else 0,
         sequence_length=length,
         steps=STEPS,
     )
@@ -315,54 +313,6 @@ def zero_matrices(run: RunConfig) -> set[str]:
     """
     roles = {Role.UP, Role.BEFORE_RESIDUAL} if run.training.zero_initial_outputs else {Role.UP}
     return {parameter.name for parameter in describe(run.model).parameters() if parameter.role in roles}
-
-
-def made_up_batch(run: RunConfig) -> Batch:
-    """Generate tokens and targets for all data ranks, each [B, S] with B sequences of S tokens.
-
-    The first and last id of every tensor rank's shard of the vocabulary occur as tokens and as targets. The sequences
-    have different numbers of targets, so the data ranks have different numbers of targets, too. With
-    `training.document_mask`, every sequence holds several documents. With bidirectional attention, tokens without a
-    target are padding. If the model has token types, every token has a random type.
-    """
-    batch, length, vocabulary = run.training.batch_size, run.training.sequence_length, run.model.vocab_size
-    generator = torch.Generator().manual_seed(seed_of("verify", run.training.seed))
-    tokens = torch.randint(0, vocabulary, (batch, length + 1), generator=generator)
-    part = padded_vocab_size(vocabulary, run.layout.tensor) // run.layout.tensor
-    edges = {0, vocabulary - 1} | {edge + side for edge in range(part, vocabulary, part) for side in (-1, 0)}
-    if run.training.document_mask:
-        num_free = length - 1 - -(-len(edges) // batch)
-        pack(tokens, end_of_text=END_OF_TEXT, num_free=num_free, generator=generator)
-    for i, edge in enumerate(sorted(edges)):
-        tokens[i % batch, -2 - (i // batch) % length] = edge  # near the end, where every sequence has targets
-    targets = tokens[:, 1:].clone()
-    for i in range(batch):
-        targets[i, : i * length // (2 * batch)] = IGNORED
-    types = torch.randint(0, max(run.model.token_types, 1), targets.shape, generator=generator)
-    orders = torch.randint(0, 2, (batch,), generator=generator)
-    orders[0] = IGNORED  # the data ranks have different numbers of pairs
-    return Batch(
-        tokens=tokens[:, :-1],
-        targets=_few(run, targets) if run.model.predicts_masked else targets,
-        segments=types if run.model.token_types else None,
-        mask=None if run.model.is_causal else targets != IGNORED,
-        order=orders if run.model.sentence_order else None,
-    )
-
-
-def _few(run: RunConfig, targets: Tensor) -> Tensor:
-    """Keep about as many targets in each micro-batch of a data rank as a masked language model is expected to have. The
-    numbers differ between the data ranks. The last targets of the sequences are kept, because the edges of the
-    vocabulary's shards are among these.
-    """
-    parts = []
-    for i, part in enumerate(targets.split(run.micro_batch_size)):
-        from_the_end = part.flip(1).t()  # [S, B]
-        has_target = from_the_end != IGNORED
-        numbers = has_target.flatten().cumsum(0).view_as(has_target)
-        too_many = numbers > max(1, run.predicted_tokens - i % 3)
-        parts.append(from_the_end.masked_fill(too_many, IGNORED).t().flip(1))
-    return torch.cat(parts)
 
 
 def _further_checks(step: Step, tolerance: float) -> list[Check]:

@@ -65,7 +65,10 @@ def step(source: ModelSource, architecture: str, layout: Layout) -> tuple[Tensor
     loss = model.loss(*batch.with_context(), scale=1 / (int(batch.num_targets) * layout.data))
     loss.backward()
     reducer.finish()
-    gradients = {name: parameter.grad.full_tensor() for name, parameter in model.named_parameters()}
+    gradients = {
+        name: torch.zeros(p.shape, dtype=p.dtype) if p.grad is None else p.grad.full_tensor()
+        for name, p in model.named_parameters()
+    }
     with torch.no_grad():
         num_choices = NUM_CHOICES if source.model.head == "choice" else 1
         logits = model.task_logits(batch.tokens, batch.with_context()[2], num_choices=num_choices)

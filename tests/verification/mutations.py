@@ -22,7 +22,7 @@ from crosscut.data import mixture
 from crosscut.model import attention, batch, block, gated_mlp, gpt, initialization, mlp
 from crosscut.model.building import Builder
 from crosscut.model.documents import Context
-from crosscut.model.heads import pooled_head
+from crosscut.model.heads import pooled_head, task_head
 from crosscut.parallel import (
     GradientReducer,
     LayerNorm,
@@ -54,7 +54,7 @@ from crosscut.training.optimization import averaging, muon
 from crosscut.training.speed import compilation
 from crosscut.verification import Report, for_verification, verify_module, verify_on_mesh
 from crosscut.verification.run_proof import MICRO_BATCHES
-from tests.verification.runs import BERT, CPU, MASKED, tiny_run
+from tests.verification.runs import BERT, CHOICE, CLASSES, CPU, MASKED, SPANS, tiny_run
 
 Patch = pytest.MonkeyPatch
 
@@ -598,6 +598,80 @@ def _own_count(patch: Patch, which: int) -> None:
         return summed
 
     patch.setattr(training_step, "all_reduce", own)
+
+
+@fault("the summary is the first token of every rank's part of the sequence", "loss", SPLIT, **BERT, **CLASSES)
+def summary_of_own_part(patch: Patch) -> None:
+    patch.setattr(task_head, "take_summaries", lambda hidden, _last, _mesh: hidden[:, 0])
+
+
+@fault("the last token is counted in a rank's own part of the sequence", "loss", SPLIT, **CLASSES)
+def last_token_of_own_part(patch: Patch) -> None:
+    def own(hidden: Tensor, last: Tensor, _mesh: ParallelMesh) -> Tensor:
+        return hidden[torch.arange(len(hidden)), last.clamp(max=hidden.shape[1] - 1)]
+
+    patch.setattr(task_head, "take_summaries", own)
+
+
+@fault("the logits of the classes not summed", "loss", **BERT, **CLASSES)
+def classes_not_summed(patch: Patch) -> None:
+    patch.setattr(pooled_head, "reduce_from_tensor_parallel", lambda x, axis: x)
+
+
+@fault("gradients of the summaries not summed", "loss", **BERT, **CLASSES)
+def summaries_not_summed(patch: Patch) -> None:
+    patch.setattr(task_head, "copy_to_tensor_parallel", lambda x, axis: x)
+
+
+@fault("dropout of the pooled vector from the stream that ranks share", "task.dropout", **BERT, **CLASSES)
+def pooled_dropout_shared(patch: Patch) -> None:
+    def forward(self: random.Dropout, x: Tensor) -> Tensor:
+        if not self.training or not self.probability:
+            return x
+        with self.streams.between_regions():
+            return F.dropout(x, self.probability)
+
+    patch.setattr(random.Dropout, "forward", forward)
+
+
+@fault("loss of a task normalised by a rank's own labels", "loss", DATA, **BERT, **CLASSES)
+def own_labels(patch: Patch) -> None:
+    _own_count(patch, 0)
+
+
+@fault("the softmax of a choice runs over all questions of a data rank", "loss", DATA, **BERT, **CHOICE)
+def choice_over_all_questions(patch: Patch) -> None:
+    plain = gpt.task_loss
+
+    def over_all(logits: Tensor, labels: Tensor) -> Tensor:
+        places = labels + torch.arange(len(labels)) * logits.shape[1]
+        return plain(logits.view(1, -1).expand(len(labels), -1), places.where(labels != IGNORED, IGNORED))
+
+    patch.setattr(gpt, "task_loss", over_all)
+
+
+@fault("the options of a question are spread over the batch", "loss", DATA, **BERT, **CHOICE)
+def options_not_beside_each_other(patch: Patch) -> None:
+    plain = gpt.task_loss
+    patch.setattr(gpt, "task_loss", lambda logits, labels: plain(logits.flatten().view(-1, len(labels)).t(), labels))
+
+
+@fault("logits of spans are another rank's part of the sequence", "loss", SPLIT, **BERT, **SPANS)
+def spans_of_another_rank(patch: Patch) -> None:
+    join = task_head.join_from_sequence_parallel
+    patch.setattr(
+        task_head, "join_from_sequence_parallel", lambda x, axis: torch.cat(join(x, axis).chunk(axis.size, 1)[::-1], 1)
+    )
+
+
+@fault("gradients of the logits of spans are summed over the ranks", "loss", SPLIT, **BERT, **SPANS)
+def spans_summed(patch: Patch) -> None:
+    patch.setattr(task_head, "join_from_sequence_parallel", operators.gather_from_sequence_parallel)
+
+
+@fault("gradients of the classifier of spans not summed", "task.classifier", SPLIT, **BERT, **SPANS)
+def classifier_of_spans_not_summed(patch: Patch) -> None:
+    patch.setattr(task_head, "local_on_sequence", lambda parameter, _mesh, dtype: local(parameter, dtype))
 
 
 # --- norm, clipping, normalisation -----------------------------------------------------------------------------------

@@ -17,6 +17,9 @@ MODERN: dict[str, Any] = {
 """A model with all the options of the modern recipe (docs/recipe.md)."""
 BERT: dict[str, Any] = {"attention": "bidirectional", "norm_place": "after", "token_types": 3, "mlp": "gelu_exact"}
 MASKED: dict[str, Any] = {"head": "masked_tokens", "sentence_order": True}
+CLASSES: dict[str, Any] = {"head": "classes", "num_classes": 3}
+SPANS: dict[str, Any] = {"head": "spans"}
+CHOICE: dict[str, Any] = {"head": "choice"}
 
 
 def tiny_run(

@@ -8,7 +8,7 @@ from crosscut.config import Layout
 from crosscut.parallel import make_mesh
 from crosscut.verification import Report, for_verification, verify_on_mesh, verify_runs
 from tests.ranks import RankPool
-from tests.verification.runs import BERT, CPU, LLAMA, MASKED, MODERN, tiny_run
+from tests.verification.runs import BERT, CHOICE, CLASSES, CPU, LLAMA, MASKED, MODERN, SPANS, tiny_run
 
 QWEN3 = {**LLAMA, "qk_norm": True, "head_size": 12}
 CASES = [
@@ -47,6 +47,15 @@ CASES = [
     ({**BERT, **MASKED, "tied": False}, Layout(tensor=2, data=2, sharding="zero3", sequence_parallel=True)),
     ({**BERT, **MASKED, "norm_place": "before"}, Layout(data=2, sharding="zero2")),
     ({"norm_place": "after"}, Layout(tensor=2, sequence_parallel=True)),
+    ({**BERT, **CLASSES}, Layout(tensor=2, data=2)),
+    ({**BERT, **CLASSES, "norm_place": "before"}, Layout(tensor=4, sequence_parallel=True)),
+    ({**BERT, **CHOICE}, Layout(tensor=2, data=2, sharding="zero3", sequence_parallel=True)),
+    ({**BERT, **SPANS}, Layout(tensor=2)),
+    ({**BERT, **SPANS}, Layout(tensor=2, data=2, sharding="zero2", sequence_parallel=True)),
+    ({**LLAMA, **CLASSES}, Layout(tensor=4, sequence_parallel=True)),
+    (CLASSES, Layout(tensor=2, data=2, sharding="zero3")),
+    (CHOICE, Layout(tensor=2, data=2)),
+    ({**LLAMA, **SPANS}, Layout(tensor=2, sequence_parallel=True)),
 ]
 
 
@@ -64,7 +73,7 @@ def test_every_family_is_the_uncut_model(ranks: RankPool, model: dict[str, Any],
     report = ranks.run(layout.world_size, _verify, layout, model)[0]
     assert report.same, report.first
     # The heads run after the model's own forward call, so only their gradients and the loss are compared.
-    of_heads = ("order", "prediction")
+    of_heads = ("order", "prediction", "task")
     silent = {row.module for row in report.rows if row.forward is None and not row.module.startswith(of_heads)}
     assert {module for module in silent if not module.endswith(".adapter")} <= {"output"}
 

@@ -21,7 +21,7 @@ from crosscut.training.loss_scale import LossScale
 from crosscut.training.precision import resolve_on
 from crosscut.training.requirements import require_capabilities
 from crosscut.verification import Report, for_verification, scale_down, verify_on_mesh, verify_runs
-from crosscut.verification.run_proof import made_up_batch
+from crosscut.verification.batches.made_up import made_up_batch
 from tests.ranks import RankPool
 from tests.verification.mutations import MIXED, g_missing
 from tests.verification.runs import CPU, LLAMA, MODERN, tiny_run

@@ -27,9 +27,14 @@ class PooledHead:
 
     @classmethod
     def of(cls, name: str, hidden: int, num_outputs: int, *, role: Role, dropout: float = 0.0) -> "PooledHead":
-        """Describe a head with `num_outputs` logits per sequence. `role` is the role of the classifier's weight."""
+        """Describe a head with `num_outputs` logits per sequence. `role` is the role of the classifier's weight.
+
+        A head with one logit compares sequences by a softmax over their logits. The bias has no effect on the softmax,
+        so its gradient would be rounding alone, and it is frozen.
+        """
         weight = Parameter(f"{name}.classifier.weight", (num_outputs, hidden), role, Cut.ROWS)
-        bias = Parameter(f"{name}.classifier.bias", (num_outputs,), Role.BIAS, on_whole=True)
+        is_frozen = num_outputs == 1
+        bias = Parameter(f"{name}.classifier.bias", (num_outputs,), Role.BIAS, on_whole=True, is_frozen=is_frozen)
         return cls(columns(f"{name}.pooler", hidden, hidden, bias=True), Matrix(weight, bias), dropout)
 
     def steps(self, first: Value) -> tuple[Value, list[Step]]:

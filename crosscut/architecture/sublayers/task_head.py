@@ -45,7 +45,8 @@ class TaskHead:
         hidden = model.hidden_size
         if model.head is HeadKind.SPANS:
             weight = Parameter(f"{_NAME}.classifier.weight", (2, hidden), Role.HEAD)
-            return cls(of_tokens=Matrix(weight, Parameter(f"{_NAME}.classifier.bias", (2,), Role.BIAS)))
+            # A bias has no effect on the softmax over the tokens. Its gradient would be rounding alone.
+            return cls(of_tokens=Matrix(weight, Parameter(f"{_NAME}.classifier.bias", (2,), Role.BIAS, is_frozen=True)))
         num_outputs = model.num_classes or 1
         if model.has_pooler:
             return cls(pooled=PooledHead.of(_NAME, hidden, num_outputs, role=Role.HEAD, dropout=model.dropout))

@@ -40,8 +40,8 @@ class TokenHead(nn.Module):
     """Classifier of every token: [B, S, H] to [B, S, C].
 
     Under sequence parallelism, each rank computes the logits of its own tokens. Forward: all-gather of the logits.
-    Backward: nothing is sent, because every rank computes the whole loss; the partial gradients of the weight and of
-    the bias are summed over the tensor ranks once per step.
+    Backward: nothing is sent, because every rank computes the whole loss; the partial gradients of the weight are
+    summed over the tensor ranks once per step.
     """
 
     def __init__(self, matrix: Matrix, build: Builder) -> None:

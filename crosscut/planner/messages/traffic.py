@@ -55,7 +55,7 @@ def step_traffic(
     if loss_chunk_tokens is None:
         target = target_of(run, device="cpu")
         rows = describe(run.model).loss.local_vocabulary(target)
-        loss_chunk_tokens = default_loss_chunk(rows, run.predicted_tokens, device=run.training.device)
+        loss_chunk_tokens = default_loss_chunk(max(rows, 1), run.predicted_tokens, device=run.training.device)
     require_at_least("loss_chunk_tokens", loss_chunk_tokens, 1)
     if compiled is None:
         compiled = is_compiled(run, run.training.device)

@@ -11,7 +11,7 @@ from crosscut.model import Batch
 from crosscut.parallel import make_mesh
 from crosscut.training.speed import compilation
 from crosscut.verification import Report, for_verification, verify_on_mesh
-from crosscut.verification.packing import pack, separated
+from crosscut.verification.batches.packing import pack, separated
 from tests.ranks import RankPool
 from tests.verification.runs import BERT, CPU, LLAMA, tiny_run
 
