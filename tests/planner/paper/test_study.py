@@ -18,7 +18,7 @@ def test_the_fewest_tensor_ranks_that_fit_are_the_papers(sections: Sequence[Sect
 
 
 def test_three_meanings_are_kept_apart(sections: Sequence[Section]) -> None:
-    rows = next(section.rows for section in sections if section.title.startswith("What 76"))
+    rows = next(section.rows for section in sections if section.title.startswith("Origin of 76"))
     assert [row[2] for row in rows] == ["75.6%", "77.0%", "74.0%", "69.2%"]
 
 
