@@ -7,6 +7,7 @@ decompressors directly, because most file-like readers accept a truncated stream
 
 import bz2
 import glob
+import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ def find_sources(patterns: Iterable[str], *, setting: str = "data.text") -> list
     found: dict[Path, Source] = {}
     for pattern in patterns:
         for name, path in _match(pattern, setting):
-            key = path.resolve()
+            key = Path(os.path.realpath(path))  # unlike `resolve`, takes a link to itself
             if key not in found:
                 found[key] = _describe(len(found), name, path)
     if not found:

@@ -112,6 +112,17 @@ def test_empty_pattern_is_an_error() -> None:
     check_message([""], "`data.text` must name files, folders or globs, but one name is empty. Remove this name.")
 
 
+@pytest.mark.parametrize("is_in_folder", [False, True])
+def test_link_to_itself_is_an_error(tmp_path: Path, is_in_folder: bool) -> None:
+    link = tmp_path / "a.txt"
+    link.symlink_to(link.name)
+    pattern = tmp_path if is_in_folder else link
+    check_message(
+        [str(pattern)],
+        f"`{link}` must be a readable file, but is not: Too many levels of symbolic links. Check the path.",
+    )
+
+
 def test_pattern_that_matches_nothing_is_an_error(tmp_path: Path) -> None:
     pattern = str(tmp_path / "*.txt")
     check_message([pattern], f"`data.text` must name existing files, but nothing matches `{pattern}`. Check the path.")
