@@ -6,7 +6,7 @@
     python benchmarks/fuzz.py --replay findings/.../case.json
     python benchmarks/fuzz.py --tiny
 
-Five kinds of cases run one after another, each until its number of cases is reached or its share of the time has
+Nine kinds of cases run one after another, each until its number of cases is reached or its share of the time has
 passed. A case is a valid input, made by Crosscut itself, with one to four edits: numbers that are huge, negative or not
 a number, integers of 5,000 digits, lone surrogates, NUL, terminal escapes, 100,000 brackets, wrong types, missing and
 repeated keys, flipped, cut and removed bytes, and folders, pipes and loops in place of files. The real commands run, in
@@ -53,7 +53,7 @@ import crosscut.training  # noqa: F401
 from benchmarks.fuzzing.cases import BATCH, Case, draw
 from benchmarks.fuzzing.findings import CLASSES
 from benchmarks.fuzzing.kinds import KINDS, Kind
-from benchmarks.fuzzing.requests import Server, run_requests
+from benchmarks.fuzzing.requests import SERVICES, Server, run_requests
 from benchmarks.fuzzing.sandbox import LONGEST, MEMORY_BYTES
 from benchmarks.fuzzing.valid import make_valid
 from benchmarks.fuzzing.worker import Figures, Setting, run_batch, run_case, strategy_of
@@ -158,13 +158,13 @@ def _batches(
 ) -> Iterator[Figures]:
     """Run the batches of a kind until all cases are run or the time is over, and yield the figures of each."""
     sizes = {batch: min(BATCH, count - batch * BATCH) for batch in range(-(-count // BATCH))}
-    if kind.name == "requests":
+    if kind.name in SERVICES:
         server: list[Server] = []
         try:
             for batch, size in sizes.items():
                 if time.monotonic() > setting.deadline:
                     return
-                yield run_requests(batch, size, replace(setting, known=frozenset(figures.findings)), server)
+                yield run_requests(kind.name, batch, size, replace(setting, known=frozenset(figures.findings)), server)
         finally:
             for one in server:
                 one.stop()
@@ -242,7 +242,7 @@ def replay(name: str, setting: Setting) -> bool:
         case = batch[int(number) % BATCH]
     for edit in case.edits:
         print(f"edit  {printable(str(edit))}")
-    if case.kind == "requests":
+    if case.kind in SERVICES:
         sys.exit("a request runs with its batch: see `request.bin` in the folder of the finding")
     findings, outcome = run_case(case, setting)
     print(

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
 
+from benchmarks.fuzzing.arrays import ARRAYS, names_of
 from benchmarks.fuzzing.edits import ARGUMENTS, BYTES, COMMAND_LINE, FILES, PLACES, TEXT, TREE, Edit
 from benchmarks.fuzzing.formats import format_of, packing_of, paths_of
 from benchmarks.fuzzing.hostile import JSON, TEMPLATES
@@ -24,7 +25,7 @@ BATCH = 100
 """Cases that are drawn together."""
 
 _MOST_EDITS = 4
-_TEXTS = (".json", ".jsonl", ".toml", ".txt", ".jinja", ".html", ".eml", ".mbox", ".xml", ".warc")
+_TEXTS = (".json", ".jsonl", ".toml", ".txt", ".jinja", ".html", ".eml", ".mbox", ".xml", ".warc", ".tsv")
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,10 @@ def _edits_of(name: str, path: Path) -> st.SearchStrategy[Edit]:
         ways += [st.builds(Edit, file, st.sampled_from(TEXT), place, values)] * 8
     if inner.endswith(".jinja"):
         ways += [st.builds(Edit, file, st.just("template"), st.just(()), st.sampled_from(list(TEMPLATES)))] * 48
+    if inner.endswith(".npz"):
+        damages = st.sampled_from([*ARRAYS, "missing"])
+        arrays = st.sampled_from(names_of(path.read_bytes())).map(lambda array: (array,))
+        ways += [st.builds(Edit, file, st.just("array"), arrays, damages)] * 32
     if name not in ("head.txt", "body.json"):  # not files, but parts of a request
         ways += [st.builds(Edit, file, st.sampled_from(FILES))]
     return _weighted(ways)

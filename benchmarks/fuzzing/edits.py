@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.fuzzing.arrays import damaged_arrays
 from benchmarks.fuzzing.formats import Format, format_of, packing_of, rebuilt
 from benchmarks.fuzzing.hostile import ARGUMENTS as VALUES
 from benchmarks.fuzzing.hostile import JSON, TEMPLATES, WORDS
@@ -83,6 +84,8 @@ def damage(name: str, content: bytes, edits: Sequence[Edit]) -> bytes:
     if form is not None and any(edit.action in TREE for edit in edits):
         text = rebuilt(inner, text, _edit_tree(form, text, [edit for edit in edits if edit.action in TREE]))
     values = form.values if form is not None else JSON | TEMPLATES
+    if arrays := {str(edit.where[0]): edit.value for edit in edits if edit.action == "array"}:
+        text = damaged_arrays(text, arrays)
     for edit in edits:
         if edit.action in TEXT:
             text = _edit_text(text, edit, values)

@@ -1,6 +1,6 @@
-"""The kinds of cases that run as commands, and what must hold for them: configs, folders, checkpoints and corpora.
+"""The kinds of cases, and what must hold for those that run as commands.
 
-The fifth kind, requests, needs a running server (`requests`).
+Requests need a running server (`requests`). The commands on encoders and fine-tunings are in `tunings`.
 """
 
 import bz2
@@ -21,7 +21,9 @@ from benchmarks.fuzzing.calls import CHAT
 from benchmarks.fuzzing.cases import Base, Case
 from benchmarks.fuzzing.edits import BYTES, apply, copied
 from benchmarks.fuzzing.sandbox import Outcome
+from benchmarks.fuzzing.tunings import chats, encoders, tasks
 from benchmarks.fuzzing.valid import REQUESTS, SOURCES
+from benchmarks.fuzzing.valid_tunings import EMBEDDING_REQUESTS
 from crosscut.config import CorpusConfig, RunConfig
 
 _STEP = "run/checkpoints/step-00000004"
@@ -235,15 +237,27 @@ def _lost_text_is_told(case: Case, folder: Path, valid: Path, outcome: Outcome) 
     return "" if rejects else f"prepare exits with 0 and counts no rejects, but {base.name} is damaged"
 
 
+def _requests(folder: str, requests: Mapping[str, tuple[str, object]]) -> tuple[Base, ...]:
+    return tuple(
+        Base(name, ("whole",), {file: f"{folder}/{name}/{file}" for file in ("head.txt", "body.json")})
+        for name in requests
+    )
+
+
 CONFIGS = Kind("configs", "configs and command lines", 100_000, 0.30, _configs(), together=100)
-REQUESTS_KIND = Kind(
-    "requests", "requests to a running server", 20_000, 0.20,
-    tuple(Base(name, ("whole",), {file: f"requests/{name}/{file}" for file in ("head.txt", "body.json")})
-          for name in REQUESTS),
-)  # fmt: skip
+REQUESTS_KIND = Kind("requests", "requests to a running server", 20_000, 0.20, _requests("requests", REQUESTS))
 FOLDERS = Kind("folders", "Hugging Face folders and templates", 5_000, 0.20, _folders())
 CHECKPOINTS = Kind("checkpoints", "checkpoints", 5_000, 0.20, _checkpoints(), oracle=_stored_damage_is_found)
 CORPORA = Kind("corpora", "corpora", 2_000, 0.10, _corpora(), oracle=_lost_text_is_told)
 
-KINDS: Mapping[str, Kind] = {kind.name: kind for kind in (CONFIGS, REQUESTS_KIND, FOLDERS, CHECKPOINTS, CORPORA)}
+EMBEDDINGS = Kind("embeddings", "requests for embeddings", 2_000, 0.04,
+                  _requests("embeddings", EMBEDDING_REQUESTS))  # fmt: skip
+TASKS = Kind("tasks", "fine-tunings for tasks", 2_000, 0.10, tasks(_options))
+CHATS = Kind("chats", "conversations and adapters", 2_000, 0.10, chats(_options))
+ENCODERS = Kind("encoders", "encoders and masked text", 2_000, 0.06, encoders(_options, _RUN_KEYS))
+
+KINDS: Mapping[str, Kind] = {
+    kind.name: kind
+    for kind in (CONFIGS, REQUESTS_KIND, FOLDERS, CHECKPOINTS, CORPORA, EMBEDDINGS, TASKS, CHATS, ENCODERS)
+}
 """All kinds, in the order in which they run."""

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import tty
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,9 +27,10 @@ from typing import Any
 from benchmarks.fuzzing.cases import Case, draw
 from benchmarks.fuzzing.edits import damage
 from benchmarks.fuzzing.findings import Finding, keep, raw_in
-from benchmarks.fuzzing.kinds import REQUESTS_KIND
+from benchmarks.fuzzing.kinds import EMBEDDINGS, REQUESTS_KIND
 from benchmarks.fuzzing.sandbox import HARD_BYTES, LONGEST, MEMORY_BYTES, frames_in, place_in
 from benchmarks.fuzzing.valid import MODEL, REQUESTS
+from benchmarks.fuzzing.valid_tunings import EMBEDDING_REQUESTS, ENCODER
 from benchmarks.fuzzing.worker import Figures, Setting, prepare_process, strategy_of
 
 WAYS = (
@@ -46,9 +48,38 @@ WAYS = (
 
 _CLIENTS = 8
 _STATUSES = {200, 400, 401, 403, 404, 405, 408, 411, 413, 414, 415, 421, 422, 429, 431, 501, 503, 505}
-_HONEST = {"model": MODEL, "prompt": "The state of", "max_tokens": 6, "temperature": 0, "logprobs": 1}
 _MOST_ANSWER = 32 << 20
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
+
+
+@dataclass(frozen=True)
+class Service:
+    """A model to serve, and its requests."""
+
+    model: str
+    """Folder of the model."""
+    requests: Mapping[str, tuple[str, Mapping[str, Any]]]
+    """Path and body of the valid requests, by name."""
+    folder: str
+    """Folder of the valid requests."""
+    honest: tuple[str, Mapping[str, Any]]
+    """Path and body of the honest request."""
+    key: str
+    """Key of its answer that must stay as it is."""
+
+
+SERVICES = {
+    REQUESTS_KIND.name: Service(
+        MODEL, REQUESTS, "requests",
+        ("/v1/completions", {"model": MODEL, "prompt": "The state of", "max_tokens": 6, "temperature": 0,
+                             "logprobs": 1}), "choices",
+    ),
+    EMBEDDINGS.name: Service(
+        ENCODER, EMBEDDING_REQUESTS, "embeddings",
+        ("/v1/embeddings", {"model": ENCODER, "input": ["the state", "my fellow citizens"]}), "data",
+    ),
+}  # fmt: skip
+"""Services by the name of their kind."""
 
 
 @dataclass
@@ -62,7 +93,8 @@ class Answer:
 class Server:
     """A running `crosscut serve` whose output goes to a terminal."""
 
-    def __init__(self, valid: Path) -> None:
+    def __init__(self, valid: Path, service: Service) -> None:
+        self._service = service
         self._output, terminal = pty.openpty()
         tty.setraw(terminal)
         command = [
@@ -72,7 +104,7 @@ class Server:
             "-m",
             "crosscut",
             "serve",
-            MODEL,
+            service.model,
             "--port",
             "0",
             "--device",
@@ -119,15 +151,16 @@ class Server:
         return 0
 
     def ask_honestly(self) -> Any:
-        """Text and log-probabilities that the server gives to the honest request. Raises `OSError` or `ValueError`."""
-        body = json.dumps(_HONEST).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"  # noqa: E501
+        """Answer of the server to the honest request. Raises `OSError`, `ValueError` or `KeyError`."""
+        path, fields = self._service.honest
+        body = json.dumps(fields).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"  # noqa: E501
         with socket.create_connection(("127.0.0.1", self.port), timeout=LONGEST) as client:
             client.sendall(head.encode() + body)
             answer = b""
             while piece := client.recv(1 << 16):
                 answer += piece
-        return json.loads(answer.partition(b"\r\n\r\n")[2])["choices"]
+        return json.loads(answer.partition(b"\r\n\r\n")[2])[self._service.key]
 
     def stacks(self) -> str:
         """End the server and return the stacks of its threads."""
@@ -146,19 +179,19 @@ class Server:
             os.close(self._output)
 
 
-def run_requests(batch: int, most: int, setting: Setting, server: list[Server]) -> Figures:
+def run_requests(kind: str, batch: int, most: int, setting: Setting, server: list[Server]) -> Figures:
     """Send the first `most` requests of a batch. `server` holds the running server, if there is one."""
     prepare_process()
     figures = Figures()
-    cases = draw(strategy_of(REQUESTS_KIND.name, setting.valid), setting.seed, REQUESTS_KIND.name, batch)[:most]
-    running = _running(server, setting)
+    cases = draw(strategy_of(kind, setting.valid), setting.seed, kind, batch)[:most]
+    running = _running(server, setting, SERVICES[kind])
     with suppress(OSError):
         Path(f"/proc/{running.process.pid}/clear_refs").write_text("5")
     with ThreadPoolExecutor(_CLIENTS) as pool:
         answers = list(pool.map(lambda case: _send(running, case, setting), cases))
     findings = []
     for case, answer in zip(cases, answers, strict=True):
-        figures.note(f"{setting.seed}/{REQUESTS_KIND.name}/{case.number}", answer.seconds, 0)
+        figures.note(f"{setting.seed}/{kind}/{case.number}", answer.seconds, 0)
         findings += [_finding(case, failure, setting) for failure in answer.failures]
     peak = max(0, running.memory("VmHWM") - running.idle)
     if peak > figures.peak:
@@ -182,9 +215,9 @@ def run_requests(batch: int, most: int, setting: Setting, server: list[Server]) 
     return figures
 
 
-def _running(server: list[Server], setting: Setting) -> Server:
+def _running(server: list[Server], setting: Setting, service: Service) -> Server:
     if not server:
-        server.append(Server(setting.valid))
+        server.append(Server(setting.valid, service))
     return server[0]
 
 
@@ -213,16 +246,16 @@ def _server_failures(running: Server, server: list[Server], peak: int) -> list[t
 
 def _finding(case: Case, failure: tuple[str, str, str], setting: Setting, trace: str = "") -> Finding:
     name, place, detail = failure
-    way = WAYS[case.number % len(WAYS)]
-    return Finding(kind=case.kind, failure=name, place=place or f"{REQUESTS[case.base][0]}, {way}", detail=detail,
-                   case=case, seed=setting.seed, reproduction=f"request {case.base}, {way}", trace=trace)  # fmt: skip
+    way, (path, _) = WAYS[case.number % len(WAYS)], SERVICES[case.kind].requests[case.base]
+    return Finding(kind=case.kind, failure=name, place=place or f"{path}, {way}", detail=detail, case=case,
+                   seed=setting.seed, reproduction=f"request {case.base}, {way}", trace=trace)  # fmt: skip
 
 
 def _message(case: Case, setting: Setting) -> tuple[bytes, bytes]:
     """Head and body of a request."""
     parts = {}
     for name in ("body.json", "head.txt"):
-        content = (setting.valid / "requests" / case.base / name).read_bytes()
+        content = (setting.valid / SERVICES[case.kind].folder / case.base / name).read_bytes()
         if edits := [edit for edit in case.edits if edit.file == name]:
             content = damage(name, content, edits)
         parts[name] = content

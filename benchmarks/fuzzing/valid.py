@@ -7,13 +7,16 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
+from benchmarks.fuzzing.valid_tunings import EMBEDDING_REQUESTS, ENCODER, make_tunings
 from crosscut.data import read_documents
 
 TEMPLATE = "{% for m in messages %}{{ '<' + m['role'] + '> ' + m['content'] + '\\n' }}{% endfor %}"
@@ -163,7 +166,9 @@ def make_valid(folder: Path, *, tensor: int) -> None:
     shutil.copyfile(folder / MODEL / "tokenizer.json", folder / "tokenizer.json")
     _write_sources(folder / "sources", text)
     _finish_corpus(folder)
-    _write_requests(folder / "requests")
+    make_tunings(folder, crosscut)
+    _write_requests(folder / "embeddings", EMBEDDING_REQUESTS, ENCODER)
+    _write_requests(folder / "requests", REQUESTS, MODEL)  # last: `make_valid` is not called again
 
 
 def crosscut(folder: Path, *arguments: str) -> None:
@@ -240,8 +245,8 @@ def _finish_corpus(folder: Path) -> None:
         shutil.copyfile(place / "out" / "tokens" / f"train-0{suffix}", folder / "sources" / f"s{suffix}")
 
 
-def _write_requests(folder: Path) -> None:
-    for name, (path, body) in REQUESTS.items():
+def _write_requests(folder: Path, requests: Mapping[str, tuple[str, Mapping[str, Any]]], model: str) -> None:
+    for name, (path, body) in requests.items():
         (folder / name).mkdir(parents=True)
         (folder / name / "head.txt").write_bytes(HEAD.replace("PATH", path).encode())
-        (folder / name / "body.json").write_text(json.dumps({"model": MODEL, **body}, indent=1))
+        (folder / name / "body.json").write_text(json.dumps({"model": model, **body}, indent=1))

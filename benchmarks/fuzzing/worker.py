@@ -205,7 +205,19 @@ def warm_up(kind: str, valid: Path, scratch: Path) -> None:
                      f"{outcome.trace}{outcome.output.decode(errors='replace')[-2000:]}")  # fmt: skip
         for name in outcome.modules:
             if name.startswith(
-                ("crosscut", "torch", "pyarrow", "jinja2", "rich", "numpy", "tokenizers", "safetensors")
+                (
+                    "crosscut",
+                    "torch",
+                    "pyarrow",
+                    "jinja2",
+                    "rich",
+                    "numpy",
+                    "tokenizers",
+                    "safetensors",
+                    "matplotlib",
+                    "PIL",
+                    "tensorboard",
+                )
             ):
                 with suppress(Exception):
                     import_module(name)

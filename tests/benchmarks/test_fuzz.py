@@ -38,6 +38,20 @@ def test_edits_are_applied_in_one_order_and_missing_places_do_nothing(tmp_path):
     assert '"c"' not in text
 
 
+def test_every_damage_of_an_array_leaves_an_archive_that_can_be_read(tmp_path):
+    import numpy as np
+
+    from benchmarks.fuzzing.arrays import ARRAYS, names_of
+    from benchmarks.fuzzing.edits import Edit, apply
+
+    for damage in (*ARRAYS, "missing"):
+        np.savez_compressed(tmp_path / "a.npz", ids=np.arange(6, dtype=np.int32).reshape(3, 2), ends=np.array([3, 6]))
+        before = (tmp_path / "a.npz").read_bytes()
+        apply([Edit("a.npz", "array", ("ids",), damage)], tmp_path, [])
+        assert names_of((tmp_path / "a.npz").read_bytes()) == (["ends"] if damage == "missing" else ["ids", "ends"])
+        assert (tmp_path / "a.npz").read_bytes() != before, damage
+
+
 def test_the_same_seed_draws_the_same_cases(tmp_path):
     from benchmarks.fuzzing.cases import Base, Case, cases_of, draw
 
@@ -93,9 +107,11 @@ def test_colours_of_tables_are_not_raw():
 def test_every_kind_runs(tmp_path):  # starts a server, and imports PyTorch five times
     figures, page = tmp_path / "figures.json", tmp_path / "page.md"
     page.write_text("before\n<!-- fuzz: begin -->\n<!-- fuzz: end -->\nafter\n")
-    done = fuzz("--tiny", "--minutes", 3, "--json", figures, "--keep", tmp_path / "keep", "--write", page)
+    done = fuzz("--tiny", "--minutes", 6, "--json", figures, "--keep", tmp_path / "keep", "--write", page, timeout=600)
     told = json.loads(figures.read_text())
-    assert list(told["kinds"]) == ["configs", "requests", "folders", "checkpoints", "corpora"]
+    assert list(told["kinds"]) == [
+        "configs", "requests", "folders", "checkpoints", "corpora", "embeddings", "tasks", "chats", "encoders",
+    ]  # fmt: skip
     assert all(kind["cases"] for kind in told["kinds"].values()), done.stderr
     assert done.returncode == (0 if told["well"] else 1), done.stderr
     assert "requests to a running server" in page.read_text()
