@@ -1,6 +1,8 @@
 """Files of arrays in the folder of a fine-tuned run. The module needs no torch."""
 
+import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -16,6 +18,12 @@ if TYPE_CHECKING:
 _Arrays = TypeVar("_Arrays", bound="DataclassInstance")
 """A dataclass whose fields are arrays."""
 
+_DAMAGES = (OSError, EOFError, ValueError, KeyError, BadZipFile, zlib.error, struct.error, OverflowError, MemoryError,
+            RuntimeError)  # fmt: skip
+"""Errors of numpy and zipfile at a damaged file. A flipped bit can make an entry encrypted, or compressed by another
+method (`RuntimeError`), or larger than the memory.
+"""
+
 
 def save_arrays(arrays: "DataclassInstance", path: Path) -> None:
     """Write the fields of a dataclass, which are arrays, to a file."""
@@ -23,13 +31,19 @@ def save_arrays(arrays: "DataclassInstance", path: Path) -> None:
         np.savez_compressed(file, **{field.name: getattr(arrays, field.name) for field in fields(arrays)})
 
 
-def load_arrays(kind: type[_Arrays], path: Path, *, content: str, remedy: str) -> _Arrays:
-    """Read a dataclass that `save_arrays` wrote. Raises `DataError` if the file cannot be read. `content` says what the
-    file must hold, and `remedy` what to do, for the message.
+def load_arrays(
+    kind: type[_Arrays], path: Path, fits: Callable[[_Arrays], bool], *, content: str, remedy: str
+) -> _Arrays:
+    """Read a dataclass that `save_arrays` wrote. Raises `DataError` if the file cannot be read, or if the types, shapes
+    and numbers of its arrays do not fit together, which `fits` says. `content` says what the file must hold, and
+    `remedy` what to do, for the message.
     """
     try:
         # np.load would leave a damaged file open.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return kind(**{field.name: arrays[field.name] for field in fields(kind)})
-    except (OSError, EOFError, ValueError, KeyError, BadZipFile, zlib.error) as error:
+            found = kind(**{field.name: arrays[field.name] for field in fields(kind)})
+        if not fits(found):
+            raise ValueError("the types, shapes or numbers of its arrays do not fit together")
+    except _DAMAGES as error:
         raise DataError(f"`{path}` must hold {content} of the run, but cannot be read: {error}. {remedy}") from None
+    return found

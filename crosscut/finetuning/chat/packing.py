@@ -96,9 +96,23 @@ class Packed:
 
     @classmethod
     def load(cls, path: Path) -> "Packed":
-        """Read the sequences from a file. Raises `DataError` if the file cannot be read."""
+        """Read the sequences from a file. Raises `DataError` if the file cannot be read, or if its arrays contradict
+        each other.
+        """
         remedy = f"Remove `{CONFIG_FILE}` and the checkpoints, and start the run again."
-        return load_arrays(cls, path, content="the packed conversations", remedy=remedy)
+        return load_arrays(cls, path, _fit, content="the packed conversations", remedy=remedy)
+
+
+def _fit(packed: Packed) -> bool:
+    """Whether the types, shapes and numbers of the arrays fit together."""
+    arrays = (packed.tokens, packed.targets, packed.documents, packed.positions)
+    if packed.tokens.ndim != 2 or not packed.tokens.size or packed.places.shape != packed.tokens.shape[:1]:
+        return False
+    if any(array.shape != packed.tokens.shape or array.dtype.kind not in "iu" for array in arrays):
+        return False
+    has_targets = bool(((packed.targets >= 0) | (packed.targets == IGNORED)).all())
+    are_counts = all((array >= 0).all() for array in (packed.tokens, packed.documents, packed.positions))
+    return has_targets and are_counts and packed.places.dtype.kind == "U"
 
 
 def pack(conversations: Sequence[Encoded], *, length: int, padding: int) -> Packed:

@@ -152,9 +152,11 @@ class Rows:
 
     @classmethod
     def load(cls, path: Path) -> "Rows":
-        """Read the rows from a file. Raises `DataError` if the file cannot be read."""
+        """Read the rows from a file. Raises `DataError` if the file cannot be read, or if its arrays contradict each
+        other.
+        """
         remedy = "Remove the folder, and start the run again."
-        return load_arrays(cls, path, content="the encoded examples", remedy=remedy)
+        return load_arrays(cls, path, _fit, content="the encoded examples", remedy=remedy)
 
     @classmethod
     def of(cls, rows: Sequence[Row], labels: npt.ArrayLike, sources: Sequence[int]) -> "Rows":
@@ -167,6 +169,19 @@ class Rows:
             sources=np.asarray(sources, dtype=np.int64),
             offsets=np.empty((0, 2), dtype=np.int32),
         )
+
+
+def _fit(rows: Rows) -> bool:
+    """Whether the types, shapes and numbers of the arrays fit together."""
+    flat, number = (rows.ids, rows.types, rows.ends, rows.sources), len(rows.sources) if rows.sources.ndim else 0
+    shapes = {(number,), (number, 2)}, {(0, 2), (rows.ids.size, 2)}
+    has_shapes = all(array.ndim == 1 for array in flat) and rows.labels.shape in shapes[0]
+    if not has_shapes or rows.offsets.shape not in shapes[1] or not number or not rows.ends.size:
+        return False
+    if any(array.dtype.kind not in "iu" for array in (*flat, rows.labels, rows.offsets)):
+        return False
+    sizes = rows.ids.size == rows.types.size == int(rows.ends[-1]) and rows.ends.size % number == 0
+    return bool(sizes and (rows.lengths > 0).all() and (rows.ids >= 0).all() and (rows.sources >= 0).all())
 
 
 @lru_cache(maxsize=2)

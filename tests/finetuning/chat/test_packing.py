@@ -1,5 +1,7 @@
 """Packed conversations: whole, apart from each other, the same on every layout."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -66,6 +68,24 @@ def test_sequences_are_stored(tmp_path):
         (tmp_path / "chats.npz").write_bytes(damaged)
         with pytest.raises(DataError, match="must hold the packed conversations of the run, but cannot be read"):
             Packed.load(tmp_path / "chats.npz")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tokens", np.zeros(8, dtype=np.int32)),
+        ("tokens", np.full((1, 8), -1)),
+        ("targets", np.full((1, 8), -5)),
+        ("documents", np.zeros((1, 7), dtype=np.int32)),
+        ("positions", np.full((1, 8), np.nan)),
+        ("places", np.zeros(1)),
+        ("places", np.array(["a", "b"])),
+    ],
+)
+def test_arrays_that_contradict_each_other_are_not_read(tmp_path, name, value):
+    replace(pack(encoded(5, 4), length=8, padding=7), **{name: value}).save(tmp_path / "chats.npz")
+    with pytest.raises(DataError, match="cannot be read: the types, shapes or numbers of its arrays do not fit"):
+        Packed.load(tmp_path / "chats.npz")
 
 
 def test_an_epoch_holds_every_sequence_once_in_an_order_of_its_own():

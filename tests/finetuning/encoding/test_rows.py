@@ -1,9 +1,12 @@
 """Batches of encoded examples."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from crosscut.config import DataError
@@ -57,3 +60,38 @@ def test_rows_are_kept_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "rows.npz").write_bytes((tmp_path / "rows.npz").read_bytes()[:200])
     with pytest.raises(DataError, match="must hold the encoded examples of the run, but cannot be read"):
         Rows.load(tmp_path / "rows.npz")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ids", np.zeros((10, 1), dtype=np.int32)),
+        ("ids", np.full(10, -1, dtype=np.int32)),
+        ("ids", np.full(10, 0.5)),
+        ("types", np.zeros(9, dtype=np.uint8)),
+        ("ends", np.array([2, 1, 10])),
+        ("ends", np.array([], dtype=np.int64)),
+        ("labels", np.zeros((3, 3), dtype=np.int64)),
+        ("labels", np.zeros(2, dtype=np.int64)),
+        ("labels", np.full(3, "a")),
+        ("sources", np.array(0)),
+        ("sources", np.array([0, 1, -2])),
+        ("offsets", np.zeros((4, 2), dtype=np.int32)),
+    ],
+)
+def test_arrays_that_contradict_each_other_are_not_read(tmp_path: Path, name: str, value: npt.NDArray[Any]) -> None:
+    rows = rows_of([2, 5, 3])
+    assert (rows.num_examples, rows.ids.size) == (3, 10)
+    replace(rows, **{name: value}).save(tmp_path / "rows.npz")
+    with pytest.raises(DataError, match="cannot be read: the types, shapes or numbers of its arrays do not fit"):
+        Rows.load(tmp_path / "rows.npz")
+
+
+def test_an_archive_of_a_method_that_is_not_supported_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "rows.npz"
+    rows_of([2]).save(path)
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\x01\x02") + 10] = 77  # the method of the first entry
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="cannot be read: That compression method is not supported"):
+        Rows.load(path)
