@@ -91,7 +91,7 @@ class Kept:
             task, run = Task.from_json(table.pop("task")), table.pop("run")
             settings = load_run(run, (*overrides, f"output.folder={json.dumps(str(folder))}"))
             return cls(**{**table, "task": task, "run": settings})
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ConfigError(
                 f"`{path}` must describe a fine-tuning, but cannot be read: {type(error).__name__} at {error}. Restore "
                 "the file."
@@ -106,7 +106,7 @@ class Kept:
         path = self.folder / DATA_FOLDER / f"{part}.jsonl"
         kind = _KINDS.get(self.task.head, TextExample)
         try:
-            return tuple(kind(**_tuples(parse_json(line))) for line in lines_of(read_text(path)) if line)
+            return tuple(_checked(kind(**_tuples(parse_json(line)))) for line in lines_of(read_text(path)) if line)
         except (OSError, ValueError, TypeError) as error:
             raise DataError(
                 f"`{path}` must hold the examples of the run, but cannot be read: {error}. Remove the folder, and "
@@ -125,6 +125,14 @@ class Kept:
 
 def _tuples(table: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+
+
+def _checked(example: Any) -> Any:
+    """Return an example. Raises `TypeError` unless its label is a number, and its other fields are texts or lists."""
+    for name, value in vars(example).items():
+        if not isinstance(value, (int if name == "label" else str | tuple) | None):
+            raise TypeError(f"`{name}` is {value!r:.60}")
+    return example
 
 
 def save_outputs(run: RunConfig, part: str, outputs: Outputs) -> None:
