@@ -32,8 +32,8 @@ class SpanExample:
 def read_squad(path: Path) -> tuple[SpanExample, ...]:
     """Read a JSON file of SQuAD 1.1 or 2.0. The questions are in the order of the file.
 
-    Raises `DataError` if the file cannot be read or has another format, and if answers do not occur in their text at
-    the place that the file names.
+    Raises `DataError` if the file cannot be read, has another format or has no question, and if answers do
+    not occur in their text at the place that the file names.
     """
     table = read_json(path, DataError, remedy="Check the path.")
     try:
@@ -43,6 +43,8 @@ def read_squad(path: Path) -> tuple[SpanExample, ...]:
             f"`{path}` must have SQuAD's format (data, paragraphs, qas, answers), but has not: "
             f"{type(error).__name__} at {error}. Check that this is a file of SQuAD 1.1 or 2.0."
         ) from None
+    if not examples:
+        raise DataError(f"`{path}` must have at least one question, but has none. Check that this is a file of SQuAD.")
     wrong = [
         (example.id, answer)
         for example in examples

@@ -158,3 +158,10 @@ def test_faults_of_race_are_errors(tmp_path: Path) -> None:
         f"Question 2 in `{path}` must have a question, a list of options and an answer from A to D, but has the answer "
         "'E' to 'Which letter is _ ?'. Correct the file."
     )
+
+
+def test_a_file_without_questions_is_an_error(tmp_path):
+    path = tmp_path / "empty.json"
+    path.write_text('{"data": []}')
+    with pytest.raises(DataError, match="must have at least one question, but has none"):
+        read_squad(path)
