@@ -22,8 +22,9 @@ MOST_WAITING = 8192
 """Maximum number of texts that wait for a row."""
 
 _SHARE = 16
-"""A request may take at most 1 / `_SHARE` of the free places, or one place if this share is smaller. However many large
-requests there are, they leave places for small requests: a request for one text is refused only if no place is free."""
+"""A request may take at most 1 / `_SHARE` of the free places, or one place if this share is smaller than one. Large
+requests therefore always leave places for small requests: a request for one text is refused only if no place is free.
+"""
 
 MOST_BEGUN = 8192
 """Maximum number of prompt tokens of the texts that begin before one step, unless a single text has more. All running
@@ -33,7 +34,8 @@ MOST_EMBEDDED = 1 << 16
 """Maximum number of texts that wait to be embedded. A request may have 2,048, as with OpenAI."""
 
 MOST_EMBEDDED_BEGUN = 1 << 17
-"""As `MOST_BEGUN`, for texts to embed. To begin such a text is only to check it."""
+"""Maximum number of tokens of the texts to embed that begin before one step. A text to embed begins with a check of its
+token ids, which takes little time."""
 
 MOST_UNREAD = 4096
 """Maximum number of tokens of a request that wait for the client to read them."""
@@ -89,9 +91,9 @@ class Job(Generic[PartT]):
 
 
 class Desk(Generic[PartT]):
-    """The exchange of one server, which works on `num_rows` texts at the same time and lets `most_waiting` more texts
-    wait. Texts of up to `most_begun` tokens begin before one step. `grace` is the time in seconds that running texts
-    have to end after `stop`.
+    """Exchange of one server. The server works on `num_rows` texts at the same time, and `most_waiting` more texts may
+    wait. Texts with up to `most_begun` tokens in total begin before one step. `grace` is the time in seconds that
+    running texts have to end after `stop`.
     """
 
     def __init__(
@@ -166,14 +168,15 @@ class Desk(Generic[PartT]):
         return job
 
     def withdraw(self, job: Job[PartT]) -> None:
-        """Cancel those texts of a job that have not ended. Called from the clients' thread."""
+        """Cancel all texts of a job that have not ended. Called from the clients' thread."""
         for key in job.keys:
             if self._jobs.pop(key, None) is not None:
                 self._inbox.put(key)
 
     def take(self, *, idle: bool) -> News | None:
-        """Take the changes since the last step, or None if there are none. If the decoder is `idle`, wait up to
-        `HEARTBEAT` seconds for changes. Only the computing thread calls this.
+        """Return the changes since the last step, or None if nothing has changed. `idle` says that the decoder has no
+        texts to work on; the call then waits up to `HEARTBEAT` seconds for changes. Only the computing thread calls
+        this.
         """
         cancelled = []
         for came in self._arrivals(wait=idle and not self._arrived and not self.is_stopping):
@@ -195,9 +198,9 @@ class Desk(Generic[PartT]):
         return {key: self._arrived.pop(key) for key in list(islice(self._arrived, num_next))}
 
     def began(self, begun: Sequence[int | Exception]) -> None:
-        """Register the results of beginning the orders that the last `take` returned. `begun` holds one result per
-        order, in the sequence of the orders: the number that the decoder or the embedder gave to the text, or the
-        error because of which the text could not begin. Only the computing thread calls this.
+        """Report to the desk which of the orders from the last `take` have begun. `begun` holds one entry per order, in
+        the sequence of the orders: the number that the decoder or the embedder gave to the text, or the error that kept
+        the text from beginning. Only the computing thread calls this.
         """
         for key, outcome in zip(self._beginning, begun, strict=True):
             if isinstance(outcome, Exception):
@@ -206,8 +209,8 @@ class Desk(Generic[PartT]):
                 self._numbers[key], self._known[outcome] = outcome, key
 
     def deliver(self, pieces: Sequence[PartT]) -> None:
-        """Send pieces to the jobs that wait for them. A text that ended with an error fails its whole job. Only the
-        computing thread calls this.
+        """Send pieces to the jobs that wait for the pieces. If one text ended with an error, the whole job of this text
+        fails. Only the computing thread calls this.
         """
         keyed = [(self._known[piece.number], piece) for piece in pieces]
         for key, piece in keyed:
@@ -260,7 +263,7 @@ class Desk(Generic[PartT]):
                     del self._jobs[key]
 
     def _refuse(self, key: int, why: Refusal) -> None:
-        """End the job of a text with a refusal, which takes the place of the pieces that nobody has read."""
+        """End the job of a text with a refusal. The refusal replaces the pieces that the client has not read."""
         if key in self._jobs:
             job, _ = self._jobs[key]
             self.withdraw(job)

@@ -30,10 +30,10 @@ def write_texts(decoder: Decoder, desk: Desk[Piece] | None) -> None:
     None.
 
     On several ranks, an error inside a forward pass that texts share ends the server, because the other ranks wait for
-    this rank's part of a sum. A request has little influence on such a pass: its checks are made before (`_begin`), a
-    pass has a limited number of prompt tokens, and the cache, which grows with the texts, grows before the pass, where
-    all ranks agree (`Decoder.step`). The remaining causes are broken devices, lost ranks, and a device that is so full
-    that the pass of a long prompt does not fit.
+    this rank's part of an all-reduce. A request can hardly cause such an error: the request is checked before the pass
+    (`_begin`), the number of prompt tokens of a pass is limited, and the cache grows before the pass, in a step in
+    which all ranks agree (`Decoder.step`). The remaining causes are a broken device, a lost rank, and a device with too
+    little free memory for the forward pass of a long prompt.
     """
 
     def begin(order: Order) -> int:
@@ -77,8 +77,8 @@ def _work(worker: _Worker[_PartT], begin: Callable[[Order], int], desk: Desk[_Pa
 
 
 def _begin(begin: Callable[[Order], int], order: Order) -> int | Exception:
-    """Number of a new text, or the error that `begin` raises for it. All ranks find the same error, because they make
-    the same checks.
+    """Number of a new text, or the error that `begin` raises for this text. All ranks make the same checks, so all
+    ranks find the same error.
     """
     try:
         return begin(order)

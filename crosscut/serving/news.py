@@ -1,7 +1,7 @@
 """Messages from the first rank to the other ranks of a server: the texts to begin and to cancel before a step.
 
-They are sent as JSON, which holds only data. A process that intercepts the messages therefore cannot make a rank run
-code. JSON represents every number of an order exactly.
+The messages are JSON, which holds only data. A process that intercepts and changes a message therefore cannot make a
+rank run code. JSON represents every number of an order exactly.
 """
 
 import json

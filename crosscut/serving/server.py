@@ -72,17 +72,18 @@ class ServerOptions:
     slide: bool = False
     """Whether texts may become longer than the model's window. The model then no longer sees their beginning."""
     last_weights: bool = False
-    """Whether to serve the last weights of a checkpoint, also if it holds a moving average of the weights."""
+    """Whether to serve the last weights of a checkpoint even if the checkpoint also holds a moving average of the
+    weights."""
     adapter: str = ""
     """Folder of an adapter that is merged into the model; empty for none."""
 
     def __post_init__(self) -> None:
         if self.api_key == "":
-            raise ConfigError("`--api-key` must not be empty, but is. Remove it, or unset CROSSCUT_API_KEY.")
+            raise ConfigError("`--api-key` must not be empty, but is. Remove --api-key, or unset CROSSCUT_API_KEY.")
         if bad := next((character for character in self.api_key or "" if not "!" <= character <= "~"), None):
             raise ConfigError(
-                "`--api-key` must consist of letters, digits and signs of ASCII, because clients send no other "
-                f"characters in a header, but contains {bad!r}. Choose another key."
+                f"`--api-key` must consist of letters, digits and signs of ASCII, but contains {bad!r}. HTTP clients "
+                "send only ASCII in a header. Choose another key."
             )
         if not 0 <= self.port <= _MOST_PORT:
             raise ConfigError(f"`--port` must be from 0 to {_MOST_PORT}, but is {self.port}.")
@@ -119,8 +120,8 @@ def _checked(place: str, options: ServerOptions) -> ModelSource:
         ChatTemplate.find(source.tokenizer)  # raises before any process starts, if the template is invalid
     elif options.slide:
         raise ConfigError(
-            f"`--slide` must not be set for an encoder, which writes no text, but is, and `{place}` holds an encoder. "
-            "Remove --slide."
+            f"`--slide` must be used only with a model that generates text, but `{place}` holds an encoder. Remove "
+            "--slide."
         )
     else:
         require_embeddings(source, options.tensor)
@@ -243,7 +244,7 @@ class _Server(uvicorn.Server):
             connection.transport.abort()
         if unread:
             number = "1 client" if len(unread) == 1 else f"{len(unread):,} clients"
-            echo(f"crosscut: {number} did not read an answer to its end in time and got no more of it.", err=True)
+            echo(f"crosscut: {number} did not read the whole answer in time. The rest was not sent.", err=True)
 
 
 @contextmanager

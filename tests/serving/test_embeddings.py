@@ -118,7 +118,10 @@ REFUSED: list[tuple[object, str]] = [
     (asked(input={"text": "fox"}), f'{INPUTS}{{"text": "fox"}}.'),
     (asked(input="\ud800"), f'{INPUTS}"\\ud800".'),
     (asked(input=DEEP), f"{INPUTS}[[["),
-    (asked(input=["a"] * (MOST_INPUTS + 1)), f"`input` must hold at most {MOST_INPUTS} texts, but is "),
+    (
+        asked(input=["a"] * (MOST_INPUTS + 1)),
+        f"`input` must hold at most {MOST_INPUTS} texts, but has {MOST_INPUTS + 1}. Send several requests.",
+    ),
     (asked(input=[[5, 300]]), "`input[0]` must hold only tokens of the model, which has ids from 0 to 299, but holds"),
     (asked(input=[5, -1]), "`input` must hold only tokens of the model, which has ids from 0 to 299, but holds the id"),
     (
@@ -216,7 +219,5 @@ def test_server_of_one_rank_stops_after_its_answers(encoder_folder):
 
 
 def test_slide_is_refused_for_an_encoder(encoder_folder):
-    with pytest.raises(
-        ConfigError, match="`--slide` must not be set for an encoder, which writes no text, but is, and"
-    ):
+    with pytest.raises(ConfigError, match="`--slide` must be used only with a model that generates text, but"):
         serve(str(encoder_folder), ServerOptions(slide=True, device="cpu"))

@@ -182,7 +182,7 @@ def test_a_server_with_slow_templates_ends_and_its_log_has_the_number_of_a_failu
     """The server ends with this test, which reads its log. Clients of slow templates delay nobody, once they leave."""
     status, content = odd.ask(TEXT, text(**LONG))
     assert status == 500
-    (number,) = re.findall(r"The server's log has more under the number ([0-9]{8})\.$", content["error"]["message"])
+    (number,) = re.findall(r"log describes the failure under the number ([0-9]{8})\.$", content["error"]["message"])
     with ExitStack() as stack:
         for _ in range(6):
             stack.enter_context(closing(posted(odd, CHAT, says("loop"))))

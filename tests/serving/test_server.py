@@ -171,7 +171,7 @@ def test_a_client_that_never_reads_is_told_in_one_line_at_the_end(monkeypatch, c
                 client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 assert client.recv(1)
         assert capfd.readouterr().err == (
-            "crosscut: 2 clients did not read an answer to its end in time and got no more of it.\n"
+            "crosscut: 2 clients did not read the whole answer in time. The rest was not sent.\n"
         )
 
 
@@ -199,8 +199,8 @@ def test_a_key_that_no_header_can_carry_is_refused_without_showing_it(key, bad):
     with pytest.raises(ConfigError) as error:
         ServerOptions(api_key=key)
     assert str(error.value) == (
-        "`--api-key` must consist of letters, digits and signs of ASCII, because clients send no other characters in a "
-        f"header, but contains {bad!r}. Choose another key."
+        f"`--api-key` must consist of letters, digits and signs of ASCII, but contains {bad!r}. HTTP clients send only "
+        "ASCII in a header. Choose another key."
     )
 
 

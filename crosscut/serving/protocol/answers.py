@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 
 class Answer(ABC):
-    """Answer to one request in the form of a protocol. `spell` returns the bytes of a token."""
+    """Answer to one request in the form of a protocol. `spell` is a function that returns the bytes of a token."""
 
     prefix: str
     """First part of the answer's id."""
@@ -33,11 +33,15 @@ class Answer(ABC):
 
     @abstractmethod
     def opening(self, which: int) -> Json | None:
-        """First chunk of a choice, before any of its tokens. None if the protocol has no such chunk here."""
+        """First chunk of the choice with the index `which`, before the choice's tokens. None if no chunk precedes the
+        tokens.
+        """
 
     @abstractmethod
     def delta(self, which: int, piece: Piece) -> Json:
-        """JSON object of the choice `which` in a chunk of a stream. The object describes only the token in `piece`."""
+        """JSON object of the choice with the index `which` in a chunk of a stream. The object describes only the token
+        in `piece`.
+        """
 
     @abstractmethod
     def choice(self, which: int, pieces: Sequence[Piece]) -> Json:
@@ -146,7 +150,7 @@ class CompletionAnswer(Answer):
         return own | {self._spelled(token): logprob for token, logprob in reversed(piece.alternatives)}
 
     def _spelled(self, token: int) -> str:
-        """Spelling of a token in this protocol, which also covers tokens that are not whole characters."""
+        """Spelling of a token in this protocol, also for a token that is not made of whole characters."""
         content = self.spell(token)
         try:
             return content.decode()

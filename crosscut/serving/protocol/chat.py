@@ -79,7 +79,7 @@ class ChatTemplate:
         return None
 
     def tokens(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Encode the prompt that requests an answer to the messages, as at least one token.
+        """Return the token ids, at least one, of the prompt that asks the model to answer the messages.
 
         Raises `Refusal` for messages that the template rejects or from which it renders nothing.
         """
@@ -87,9 +87,9 @@ class ChatTemplate:
         return tokens
 
     def render(self, messages: Sequence[Mapping[str, str]], **names: Any) -> str:
-        """Render messages with the template. `names` are further names that the template may use, such as
-        `add_generation_prompt` (by default false). If `generation_mark` is given, this text is written at both ends of
-        each passage that the template marks with `{% generation %}`.
+        """Render messages with the template. `names` are further variables of the template, such as
+        `add_generation_prompt` (false by default). The variable `generation_mark` is a text that is written at both
+        ends of each passage that the template marks with `{% generation %}`.
 
         Raises `Refusal` for messages that the template rejects, and for messages that contain a special token.
         """
@@ -103,8 +103,8 @@ class ChatTemplate:
             raise Refusal(f"`messages` must suit the model's chat template, but {what}.", field="messages") from None
 
     def encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Encode a rendered text. Returns the token ids, and the first character of each token and the character after
-        its last one. Raises `Refusal` if there is no token.
+        """Encode a rendered text. Returns the token ids and, for each token, the index of its first character and the
+        index after its last character. Raises `Refusal` if there is no token.
         """
         encoded = self._tokenizer.encode(text, add_special_tokens=False)
         if not encoded.ids:
@@ -126,7 +126,9 @@ class ChatTemplate:
 
 
 def _source(value: object, file: Path) -> str | None:
-    """Template in the settings, which is a text or the text named `default` in a list of several templates."""
+    """Template in the value of `chat_template`: the value itself if it is a text, or the text with the name `default`
+    if the value is a list of templates.
+    """
     if isinstance(value, list) and all(isinstance(one, Mapping) for one in value):
         value = next((one.get("template") for one in value if one.get("name") == "default"), None)
     if value is not None and not is_text(value):

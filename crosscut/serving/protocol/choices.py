@@ -26,8 +26,8 @@ def read_sampling(
 ) -> Sampling:
     """Read the sampling parameters of a request. Raises `Refusal`.
 
-    `num_tokens`, `alternatives` and `tell_prompt` have been read before, because the two protocols name their fields
-    differently. `logit_bias` may hold ids below `vocab_size`.
+    The caller has already read `num_tokens`, `alternatives` and `tell_prompt`, because the names of these fields differ
+    between the two protocols. The token ids in `logit_bias` must be below `vocab_size`.
     """
     temperature = fields.number("temperature", 0, 2)
     seed = fields.integer("seed", -_SEEDS, _SEEDS - 1)

@@ -53,7 +53,7 @@ class EmbeddingRequest:
     texts: tuple[tuple[int, ...], ...]
     """Token ids of each text."""
     is_base64: bool
-    """Whether an embedding is written as its bytes (float32, little endian) in base64 instead of a list of numbers."""
+    """Whether an embedding is written in base64 (float32, little endian), not as a list of numbers."""
 
     def orders(self) -> Iterator[Order]:
         """The texts to embed."""
@@ -99,7 +99,10 @@ def _texts(fields: Fields, served: ServedEncoder) -> tuple[tuple[int, ...], ...]
     if not inputs:
         fields.refuse("input", "have at least one text")
     if len(inputs) > MOST_INPUTS:
-        fields.refuse("input", f"hold at most {MOST_INPUTS} texts", "Send several requests.")
+        raise Refusal(
+            f"`input` must hold at most {MOST_INPUTS} texts, but has {len(inputs)}. Send several requests.",
+            field="input",
+        )
     texts = [text.strip() for text in inputs if is_text(text)]
     if len(texts) == len(inputs):
         found = [encoded.ids for encoded in served.inner.encode_batch(texts)]

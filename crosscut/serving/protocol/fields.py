@@ -37,7 +37,7 @@ class Fields:
         return f"{self._place}.{name}" if self._place else name
 
     def refuse(self, name: str, must: str, do: str = "") -> NoReturn:
-        """Raise a `Refusal` for this field, which says what the field `must` be and what to `do`."""
+        """Raise a `Refusal` for this field. The message says what the field `must` be, its value, and what to `do`."""
         path, value = self.path(name), self._values.get(name)
         what = "is missing" if value is None else f"is {shown(value)}"
         raise Refusal(f"`{path}` must {must}, but {what}.{f' {do}' if do else ''}", field=path)
@@ -79,7 +79,7 @@ class Fields:
         return float(value)
 
     def only(self, name: str, harmless: Sequence[object], reason: str) -> None:
-        """Refuse an unsupported field, except for values that have no effect."""
+        """Refuse an unsupported field unless its value is in `harmless`, the values that have no effect."""
         value = self.get(name)
         if value is not None and not any(_same(value, one) for one in harmless):
             spelled = " or ".join(["omitted", *(shown(one) for one in harmless)])
@@ -104,7 +104,7 @@ def is_text(value: object) -> TypeGuard[str]:
 
 
 def shown(value: object) -> str:
-    """A value as JSON, truncated if it is long. The rest of a long or deeply nested value is not even encoded."""
+    """Format a value as JSON, shortened if the JSON is long. The rest of a long or nested value is not encoded."""
     text = ""
     for part in json.JSONEncoder().iterencode(value):
         text += part

@@ -32,7 +32,8 @@ class Refusal(Exception):  # noqa: N818 - the name describes an event
 
 
 def failure_of(error: Exception) -> Refusal:
-    """Answer to a request that failed with `error`, which is not the client's mistake: status 500 and a number.
+    """Answer to a request that failed with `error`, which is not the client's mistake: a refusal with status 500 and
+    the number of the failure.
 
     The error is printed to the server's log under the same number. Only the log shows the traceback.
     """
@@ -43,7 +44,8 @@ def failure_of(error: Exception) -> Refusal:
         told = "The server failed on this request."
         logged = "".join(traceback.format_exception(error)).rstrip()
     echo(f"crosscut: Failure {number}: {_encodable(logged)}", err=True)
-    return Refusal(f"{told} The server's log has more under the number {number}.", status=500, code="failure")
+    told += f" The server's log describes the failure under the number {number}."
+    return Refusal(told, status=500, code="failure")
 
 
 def _encodable(text: str) -> str:

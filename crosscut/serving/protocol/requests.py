@@ -47,9 +47,9 @@ class Served:
     """Number of ids that both the model and the tokenizer know. The tokenizer may have further tokens, which the model
     cannot read."""
     begin: int | None
-    """Id that the model expects at the start of every text. None if the model expects no id."""
+    """Token id that the model expects at the start of every text. None if the model expects no such token."""
     end_of_text: int
-    """Id that ends a document. If there is no `begin` id, a text without a prompt starts with this id."""
+    """Token id that ends a document. If `begin` is None, a text without a prompt starts with this id."""
     stops: frozenset[int]
     """Ids that end a text."""
     template: ChatTemplate | None
@@ -192,13 +192,16 @@ def _prompts(fields: Fields, served: Served) -> tuple[tuple[tuple[int, ...], str
     else:
         prompts = [value]
     if len(prompts) > MOST_CHOICES:
-        fields.refuse("prompt", f"hold at most {MOST_CHOICES} prompts", "Send several requests.")
+        raise Refusal(
+            f"`prompt` must hold at most {MOST_CHOICES} prompts, but has {len(prompts)}. Send several requests.",
+            field="prompt",
+        )
     return tuple(_prompt(fields, prompt, served) for prompt in prompts)
 
 
 def _prompt(fields: Fields, prompt: object, served: Served) -> tuple[tuple[int, ...], str]:
-    """The ids of one prompt and its text. The ids of a string start with the id that the model expects, and names of
-    special tokens in the string are encoded as these tokens.
+    """Token ids and text of one prompt. If the prompt is a string, its ids start with the id that the model expects at
+    the start of a text, and the name of a special token in the string is encoded as this special token.
     """
     if is_text(prompt):
         ids = tuple(served.tokenizer.encode_prompt(prompt, begin=served.begin) or [served.end_of_text])

@@ -121,9 +121,9 @@ def _render(source: str, names: Mapping[str, Any], most_characters: int) -> str:
 
 
 class _Generation(Extension):
-    """Extension for the tag `{% generation %}`, with which some templates mark answers for training. The tag has no
-    effect unless the names of a rendering contain `generation_mark`. This text is then written at both ends of each
-    answer.
+    """Extension for the tag `{% generation %}`, with which some templates mark answers for training. If the names of a
+    rendering contain `generation_mark`, the text of `generation_mark` is written at both ends of each answer.
+    Otherwise, the tag has no effect.
     """
 
     tags = {"generation"}  # noqa: RUF012 - declared by Jinja without ClassVar

@@ -20,7 +20,8 @@ _PASSED_ON = ("PATH", "PYTHONHOME", "PYTHONPATH", "LD_LIBRARY_PATH", "TZ")
 """Environment variables that the process gets. Other variables may hold secrets, such as the server's key."""
 
 _USUAL_SECONDS = 0.1
-"""Time in seconds, far longer than usual, after which a rendering gets only the time that other processes leave."""
+"""Time in seconds after which the process of a rendering gets the lowest scheduling priority. A usual rendering takes
+far less time."""
 
 
 class RenderingError(Exception):
@@ -90,8 +91,9 @@ class Renderer:
     def _answer(
         self, process: "subprocess.Popen[bytes]", message: Mapping[str, Any], *, patience: float | None = None
     ) -> str:
-        """Send a message to the process and return the text that it answers. After `patience` seconds, the process
-        yields the processor to others. Raises `RenderingError` if the answer is an error, or if the process has ended.
+        """Send a message to the process and return the text of its answer. If the answer takes longer than `patience`
+        seconds, the process gets the lowest scheduling priority. Raises `RenderingError` if the answer is an error, or
+        if the process has ended.
         """
         assert process.stdin is not None
         assert process.stdout is not None

@@ -1,4 +1,6 @@
-"""Paths of the endpoints that use the model. Every server has all of them; those that its model lacks are refused."""
+"""Paths of the endpoints that use the model. Every server has all these paths. A path that the served model does not
+support answers with a refusal.
+"""
 
 from collections.abc import Awaitable, Callable
 

@@ -1,5 +1,5 @@
-"""Guard in front of all routes, which checks the client's permission and the size of the request, and that the client
-sends its request and reads its answer in time.
+"""Guard in front of all routes. The guard checks the client's permission and the size of the request, and ends a
+request whose client sends too slowly or reads the answer too slowly.
 
 Without a key, the server accepts only requests addressed to names of this machine. A foreign web page in a local
 browser can send requests to this machine under a host name of its own, so the guard checks the `Host` header.

@@ -47,9 +47,9 @@ async def read_request(
 
 
 async def _body(request: HttpRequest, pace: Pace) -> bytes:
-    """Body of a request, returned when it is the request's turn. A small body is read before the turn, so that the
-    request is dropped if its client disconnects. A large body is read at its turn, and delays the next request by the
-    time that reading takes.
+    """Wait for a request's turn and return the request's body. A small body is read before the turn, so that the
+    request is dropped if its client disconnects. A large body is read at the request's turn; the next request waits for
+    the time that this reading takes.
     """
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) <= _SMALL:

@@ -37,7 +37,7 @@ class Readers:
         """Run `work` in a thread and return its result.
 
         If the caller is cancelled before the work begins, the work never begins. If the caller is cancelled later, the
-        work continues, and counts as one of `count` until it ends.
+        work continues, and its thread counts towards the limit of `count` threads until the work ends.
         """
         await self._turns.acquire()
         loop = asyncio.get_running_loop()

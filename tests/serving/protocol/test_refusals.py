@@ -60,7 +60,7 @@ TEXTS: list[tuple[object, str]] = [
     (text(prompt="\ud800"), f'{PROMPTS}"\\ud800".'),
     (text(prompt=[1, 100_000]), "`prompt` must hold ids from 0 to 401, but is [1, 100000]."),
     (text(prompt=[-1]), "`prompt` must hold ids from 0 to 401, but is [-1]."),
-    (text(prompt=["a"] * 129), "`prompt` must hold at most 128 prompts, but is "),
+    (text(prompt=["a"] * 129), "`prompt` must hold at most 128 prompts, but has 129. "),
     (text(prompt=["a"] * 65, n=2), "`prompt` x `n` must be at most 128 texts, but is 130."),
     (
         text(prompt="word " * 300),
