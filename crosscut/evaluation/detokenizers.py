@@ -2,10 +2,10 @@
 
 There are two detokenizers:
 
-- `paper` has the rules of the paper's authors. Later evaluations use the same rules. With GPT-2's tokenizer, the test
-  set has 270,329 tokens, as in the paper. The paper calls its detokenizers invertible, but these rules are not. The
-  rules treat every second apostrophe of the whole text as an opening quotation mark and the other apostrophes as
-  closing marks, and remove the spaces beside the marks.
+- `paper` applies the rules of the paper's authors. Later evaluations use the same rules. With GPT-2's tokenizer, the
+  test set has 270,329 tokens, as in the paper. The paper calls its detokenizers invertible, but the authors' rules
+  cannot be inverted. The rules treat every second apostrophe of the whole text as an opening quotation mark and the
+  other apostrophes as closing quotation marks, and remove the spaces beside these marks.
 - `invertible` loses no information: `restore` returns the original file byte by byte, so the probability of the text
   equals the probability of the words. If the words of a line could not be restored, the line is kept unchanged and
   marked with a tab at its start.

@@ -28,10 +28,10 @@ def make_tasks(
     """Create the tasks of a config and read their files. The model has `vocab_size` tokens and reads at most `longest`
     tokens at once.
 
-    `begin_of_text` is the id that the model expects at the start of every text, and is put in front of each text. If it
-    is None, texts start with the end-of-text id, as in training, and LAMBADA's passages start without an additional id.
-    `is_masked` says that the model predicts masked tokens; such a model is scored only on `text`. Raises `ConfigError`
-    or `DataError`.
+    `begin_of_text` is the token id that the model expects at the start of every text; each text then starts with this
+    id. If `begin_of_text` is None, texts start with the end-of-text id, as in training, and LAMBADA's passages start
+    without an additional id. `is_masked` says that the model predicts masked tokens. Such a model is scored only on
+    the user's own text (`evaluation.text`). Raises `ConfigError` or `DataError`.
     """
     if tokenizer.vocab_size > vocab_size:
         raise ConfigError(
@@ -76,10 +76,10 @@ def evaluate(
 ) -> list[Result]:
     """Evaluate a model on tasks, on any layout. Every rank must call this function and gets the same figures.
 
-    With `shown`, the first rank shows a progress bar. With `forecast`, the first rank also prints the size and the
-    expected time of each task before the bar. A rank reads the windows of a task in rounds, and every rank has the same
-    number of rounds. `around` is a function that receives the rounds of a task and yields them again. This function
-    can, for example, end the evaluation early.
+    If `shown` is true, the first rank shows a progress bar. If `forecast` is also true, the first rank prints the size
+    and the expected time of each task before the bar. A rank reads the windows of a task in rounds, and every rank has
+    the same number of rounds. `around` is a generator function that receives the rounds of a task and yields them
+    again. The function can, for example, end the evaluation early.
     """
     return [_done(model, task, batch_size, shown=shown, forecast=forecast, around=around) for task in tasks]
 

@@ -20,10 +20,10 @@ class Lambada:
     """Task LAMBADA: predict the last word of each passage. The passages are in their raw form.
 
     The task reports the paper's accuracy. The task also reports the accuracy of the last token alone, which other
-    evaluations use, and the perplexity of the last word. The ids `before` are put in front of every passage. For the
-    paper's models, `before` is empty. With a `limit` above 0, only this many passages from the start of the file are
-    scored. Raises `DataError` for a file that cannot be read or a passage of a single word, and `ConfigError` for a
-    window that is too short for a last word.
+    evaluations use, and the perplexity of the last word. Every passage starts with the token ids `before`, which are
+    empty for the paper's models. If `limit` is above 0, only the first `limit` passages of the file are scored. Raises
+    `DataError` for a file that cannot be read or a passage of a single word, and `ConfigError` for a window that is too
+    short for a last word.
     """
 
     name = "lambada"

@@ -37,7 +37,7 @@ def evaluate_place(
     JSON, unless `output` is None.
 
     `place` is a run's folder, a checkpoint or a Hugging Face folder. Files, sizes and the model are checked before a
-    rank starts. With `shown`, the size and the expected time of each task are printed, and a progress bar is shown.
+    rank starts. If `shown` is true, the size and the expected time of each task and a progress bar are printed.
     Raises `ConfigError`, `LayoutError`, `DataError` or `CheckpointError`, and `GenerationError` if a figure is NaN.
     """
     require_writable(output)

@@ -29,8 +29,9 @@ class Bar(NamedTuple):
     name: str
     shown: bool
     size: str = ""
-    """Description of the task, which is printed first. After about a second of measured work, the expected time of the
-    whole task is printed, and the bar starts. A task that ends sooner has no forecast. If empty, there is only the bar.
+    """Description of the task's size, which is printed first. After about a second of measured work, the expected time
+    of the whole task is printed, and the bar starts. A task that ends sooner has no forecast. If the description is
+    empty, neither the description nor the expected time is printed.
     """
 
 

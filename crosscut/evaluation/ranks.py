@@ -40,7 +40,7 @@ class Machinery:
     """Folder of an adapter that is merged into the model; empty for none."""
 
     def ranks(self) -> Ranks:
-        """Return the ranks of the layout. Raises `ConfigError` or `LayoutError` as `Ranks` does."""
+        """Return the ranks of the layout. Raises the same `ConfigError` or `LayoutError` as `Ranks`."""
         return Ranks(layout=self.layout, device=self.device)
 
 

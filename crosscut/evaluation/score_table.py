@@ -14,7 +14,7 @@ _COUNTED = {
     "documents_blank": ("blank document left out", "blank documents left out"),
     "masked_tokens": ("masked token", "masked tokens"),
 }
-"""Words for counts whose name does not begin with the counted thing: for one and for several."""
+"""Singular and plural of the counted thing, for counts whose name does not begin with the counted thing."""
 
 _PROTOCOL = {
     "first_id": "each text begins with the token id",
@@ -22,7 +22,7 @@ _PROTOCOL = {
     "mask_words": "masked words in a row, at most",
     "seed": "seed of the masks",
 }
-"""Words for settings whose name alone says too little."""
+"""Descriptions of settings, by name. Settings without a description are shown by their name."""
 
 _COLUMNS = ("tokens", "masked_tokens", "perplexity", "bits_per_byte", "accuracy")
 """Columns of the table of documents, if the task has them."""

@@ -128,7 +128,9 @@ def _batch(texts: Sequence[Ids], windows: Sequence[Window]) -> tuple[Batch, Tens
 
 
 def _masked_batch(texts: MaskedTexts, windows: Sequence[Window]) -> tuple[Batch, Tensor]:
-    """As `_batch`, for texts with masked tokens. The batch says which tokens are padding."""
+    """Batch of windows over texts with masked tokens, in the same form as in `_batch`. The batch also has a mask of the
+    padding.
+    """
     size = (max(1, len(windows)), max((window.length for window in windows), default=1))
     tokens, targets = np.zeros(size, dtype=np.int64), np.full(size, IGNORED, dtype=np.int64)
     is_real = np.zeros(size, dtype=np.bool_)

@@ -45,8 +45,8 @@ class Task(Protocol):
     windows: list[Window]
     """Windows over the texts."""
     protocol: dict[str, Any]
-    """Settings that affect the task's figures; None for a setting that is not used. `first_id` is the id that is put in
-    front of each text."""
+    """Settings that affect the task's figures. The value of an unused setting is None. `first_id` is the token id with
+    which each text starts."""
     data: list[dict[str, str]]
     """Files of the task with their hashes."""
 

@@ -35,9 +35,10 @@ class TokenScores(NamedTuple):
 
 @torch.no_grad()
 def score_tokens(model: GPT, tokens: Tensor, targets: Tensor, mask: Tensor | None = None) -> TokenScores:
-    """Score `targets` [B, S] given `tokens` [B, S]: the next tokens, or the masked ones of a model that predicts masked
-    tokens. The losses and hits have shape [B, S], and are the same on all tensor ranks. `mask` [B, S] is false for
-    padding; None means that no token attends to padding anyway.
+    """Score `targets` [B, S] given `tokens` [B, S]. The targets are the next tokens or, for a model that predicts
+    masked tokens, the original tokens at the masked places. The losses and hits have shape [B, S], and are the same on
+    all tensor ranks. `mask` [B, S] is false for padding. `mask` may be None if there is no padding, or if attention is
+    causal and the padding is at the end of each sequence.
 
     Logits are computed only for targets that are not ignored. The sequences may have any length. Communication: the
     collectives of the forward pass and of `vocab_parallel_scores`.

@@ -33,10 +33,12 @@ class Window(NamedTuple):
 
 
 def sliding_windows(text: int, length: int, *, window: int, overlap: int) -> Iterator[Window]:
-    """Yield the windows over the text with index `text` and `length` tokens. All tokens except the first are scored.
+    """Yield the windows over one text. `text` is the index of the text, and `length` is its number of tokens. All
+    tokens of the text except the first token are scored.
 
-    The model reads at most `window` tokens of a window. The last window ends at the end of the text and has the same
-    length as the other windows, so the last window may advance by less than `overlap`.
+    The model reads at most `window` tokens at once, and each window starts `overlap` tokens after the previous window.
+    The last window ends at the end of the text. In a text that is longer than one window, the last window is as long as
+    the other windows, so it may start less than `overlap` tokens after the previous window.
     """
     first, stop = 1, min(length, window + 1)
     while first < stop:

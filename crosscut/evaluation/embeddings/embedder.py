@@ -1,10 +1,10 @@
 """Embedding of texts that arrive one after another, from many clients. Texts of several clients share a forward pass.
 
-Texts are taken in the order of fair queueing (Demers, Keshav and Shenker 1989): a clock counts the texts that were
-taken of one request, text i of a request gets the time of its arrival plus i, and the lowest time is next. Requests
-that wait together therefore get the same number of texts per pass, and a request for one text does not wait behind a
-request for thousands. The next `_PASSES` x `num_rows` texts are sorted by their length before they are divided into
-passes, so that little padding is computed.
+Texts are taken in the order of fair queueing (Demers, Keshav and Shenker 1989). A clock counts the texts that were
+taken from one request. Text i of a request gets a time: the clock at its arrival plus i. The text with the lowest time
+is next. Requests that wait together therefore get the same number of texts per pass, and a request for one text does
+not wait behind a request for thousands of texts. The next `_PASSES` x `num_rows` texts are sorted by their length
+before they are divided into passes, so that little padding is computed.
 
 All ranks make the same calls in the same order.
 """
@@ -25,7 +25,7 @@ _PASSES = 2
 
 @dataclass(frozen=True, eq=False)
 class Embedded:
-    """Report of one text: its embedding, or the error because of which it has none."""
+    """Result for one text: the text's embedding, or the error that prevented the embedding."""
 
     number: int
     """The text's number, as returned by `Embedder.add`."""
@@ -40,7 +40,9 @@ class Embedded:
 
 
 class Embedder:
-    """Embedder of many texts with one encoder; see the module's docstring. A pass has at most `num_rows` texts."""
+    """Embedder of many texts with one encoder (see the module's docstring). A forward pass has at most `num_rows`
+    texts.
+    """
 
     def __init__(self, model: GPT, *, num_rows: int) -> None:
         self._model = model.eval()
@@ -54,7 +56,7 @@ class Embedder:
         self._time = 0
         self._num_added = 0
         self._is_alone = all(axis.size == 1 for axis in model.mesh.axes)
-        """Whether no other rank takes part in a pass, so that a pass can be abandoned after any error."""
+        """Whether this rank computes a pass alone. The rank can then abandon a pass after any error."""
 
     @property
     def is_idle(self) -> bool:
@@ -92,8 +94,9 @@ class Embedder:
     def step(self) -> list[Embedded]:
         """Embed the texts of the next pass. Every rank must call this method, and only if there is a waiting text.
 
-        An embedding that is not finite, and a pass that fails, end only their own texts. On several ranks, the error of
-        a pass is raised, because the other ranks may not have the error and would wait.
+        If an embedding is not finite, only its text gets an error. If a pass fails, only the texts of this pass get the
+        error. On several ranks, the error of a pass is raised instead: the other ranks may have no error, and would
+        wait for this rank.
         """
         texts = {number: self._waiting.pop(number) for number in self._next_pass()}
         try:

@@ -61,7 +61,9 @@ def require_embeddings(source: ModelSource, tensor: int) -> None:
 
 
 def encode_texts(place: str, read: Callable[[], Sequence[str]], on: Machinery, max_tokens: int) -> Encoded:
-    """Find the model, and encode the texts as the model's tokenizer does. Raises the errors of `embed`."""
+    """Find the model at `place`, and encode the texts that `read` returns with the model's tokenizer. Raises the same
+    errors as `embed`.
+    """
     source = find_model(place, last_weights=on.last_weights, adapter=on.adapter)
     if source.model.is_causal:
         raise ConfigError(
@@ -86,8 +88,10 @@ def encode_texts(place: str, read: Callable[[], Sequence[str]], on: Machinery, m
 
 
 def longest_text(source: ModelSource, asked: int = 0) -> int:
-    """Maximum number of tokens of a text: `asked`. 0 means the length in the model's `sentence_bert_config.json`, or
-    else the model's longest sequence. Raises `ConfigError` for a length that the model does not have.
+    """Return the maximum number of tokens of a text to embed. `asked` is the maximum that the user requests. If `asked`
+    is 0, the maximum is `max_seq_length` in the model's `sentence_bert_config.json` or, without this setting, the
+    length of the model's longest sequence. Raises `ConfigError` if `asked` exceeds the model's longest sequence, or if
+    `max_seq_length` is not a whole number of at least 1.
     """
     most = source.model.max_sequence_length
     require_at_least("max_tokens", asked, 0, maximum=most)
@@ -101,7 +105,9 @@ def longest_text(source: ModelSource, asked: int = 0) -> int:
 
 
 def _require_recipe(folder: Path) -> None:
-    """Raise `ConfigError` if the files of a sentence-transformers model ask for another recipe."""
+    """Raise `ConfigError` if the files of a sentence-transformers model require other steps than the mean of the tokens
+    and scaling to length 1.
+    """
     modules = folder / MODULES_FILE
     if modules.is_file():
         kinds = [str(one.get("type")) if isinstance(one, dict) else str(one) for one in _listed(modules)]

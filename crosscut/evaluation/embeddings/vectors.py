@@ -41,10 +41,10 @@ def embed(
     """Return the embedding of each text that `read` returns, with the encoder at `place`, on the ranks of `on`.
 
     Texts of similar length share a batch of `batch_size` texts. A text is cut after `max_tokens` tokens; 0 means the
-    length in the model's `sentence_bert_config.json`, or else the model's longest sequence. `tell` receives messages
-    about heads that are left out and texts that are cut. Raises `ConfigError` for a model that is not an encoder or
-    needs another recipe, `DataError` for a text without tokens, and the errors of `read` and of `find_model`, before a
-    rank starts.
+    length in the model's `sentence_bert_config.json`, or, without this file, the model's longest sequence. `tell` is
+    called with messages about heads that are not loaded and texts that are cut. Before a rank starts, raises
+    `ConfigError` for a model that is not an encoder or that computes embeddings in another way, `DataError` for a text
+    without tokens, and the errors of `read` and of `find_model`.
     """
     require_at_least("batch_size", batch_size, 1)
 
@@ -69,9 +69,9 @@ def print_embeddings(
     tensor: int,
     **choices: Any,
 ) -> None:
-    """Print the embeddings of `texts`, or of the lines of a file, or of standard input if there are neither, as lines
-    of JSON. `choices` are the other fields of `Machinery`. Raises the errors of `embed`, and `DataError` if the lines
-    cannot be read.
+    """Print embeddings as lines of JSON. The texts are `texts`, or the lines of a file, or, if neither is given, the
+    lines of standard input. `choices` are the fields of `Machinery` that have no argument of their own here. Raises the
+    same errors as `embed`, and `DataError` if the lines cannot be read.
     """
     on = Machinery(layout=Layout(tensor=tensor), **choices)
     vectors = embed(

@@ -27,7 +27,8 @@ FRACTION, MOST_WORDS = DataConfig.mask_fraction, DataConfig.mask_words
 """Fraction of masked words, and maximum number of consecutive words that are masked together."""
 
 _KEY = 12
-"""Distinguishes these masks from those of training and validation with the same seed (`data.masked.samples`)."""
+"""Stream of random numbers for the masks of this task. Training and validation use other streams of the same seed
+(`data.masked.samples`)."""
 
 
 class MaskedText:
@@ -111,6 +112,6 @@ class MaskedText:
 
 
 def _figures(loss: float, num_hits: int, num_masked: int) -> dict[str, float]:
-    """Figures of texts with `num_masked` masked tokens; a text whose only tokens are special ones has none."""
+    """Figures of texts with `num_masked` masked tokens. `num_masked` is 0 for a text that has only special tokens."""
     mean = loss / max(num_masked, 1)
     return {"loss": mean, "perplexity": exponential(mean), "accuracy": num_hits / max(num_masked, 1)}
