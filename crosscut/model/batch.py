@@ -40,9 +40,10 @@ class Batch:
     that the order is not predicted.
     """
     labels: Tensor | None = None
-    """Labels of a model that solves a task, `IGNORED` for none: the class of each sequence [B]; or the index of the
-    right one of C texts for each question [B / C], where the C texts of a question are successive sequences; or the
-    first and the last token of the answer in each sequence [B, 2].
+    """Labels for a model that solves a task. Their meaning depends on the model's head: the class of each sequence [B];
+    or, for each question, the index of the right one of its C texts [B / C], where the C texts of a question are
+    successive sequences; or the first and the last token of the answer in each sequence [B, 2]. The label is `IGNORED`
+    where an example has no label.
     """
     predicted: Tensor | None = None
     """Indexes [N] of the tokens whose logits are computed, in the flattened batch (`with_predicted`). None means all
@@ -73,9 +74,10 @@ class Batch:
         return self.targets.new_zeros(()) if self.order is None else (self.order != IGNORED).sum()
 
     def with_predicted(self, fraction: float) -> Self:
-        """Return the batch with the indexes of the tokens whose logits are computed: all tokens with a target, and a
-        few others that fill up their number (`config.conventions.predicted_rows`). `fraction` is the expected fraction
-        of tokens with a target. Call this on the host, since the number depends on the targets.
+        """Return the batch with the indexes of the tokens whose logits are computed. These are all tokens with a
+        target, and a few other tokens that fill up the number of indexes (`config.conventions.predicted_rows`).
+        `fraction` is the expected fraction of tokens with a target. Call this while the batch is on the host, because
+        the number of indexes depends on the targets.
         """
         has_none = (self.targets == IGNORED).flatten()
         count = predicted_rows(int((~has_none).sum()), has_none.numel(), fraction)

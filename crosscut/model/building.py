@@ -26,7 +26,7 @@ from crosscut.parallel import (
 
 @dataclass(frozen=True, kw_only=True)
 class Builder:
-    """Builds the modules of one layer on one rank."""
+    """Builder of the modules of one layer on one rank."""
 
     mesh: ParallelMesh
     streams: RandomStreams

@@ -95,8 +95,8 @@ def find_documents(tokens: Tensor, *, end_of_text: int) -> Documents:
 
 
 def attention_mask(context: Context, dtype: torch.dtype, *, is_causal: bool) -> AttentionMask | None:
-    """Make the mask under which a token sees the tokens of its document that are not padding: with `is_causal` only
-    itself and earlier tokens. None if no document and no padding has to be hidden.
+    """Make the attention mask. A token may see the tokens of its document that are not padding. `is_causal` restricts
+    this to the token itself and earlier tokens. None if there are no documents and no padding to hide.
 
     The mask has the type `dtype`, which must be the type of the queries. With documents, its memory grows with S
     squared, but does not depend on the number of layers or heads. In a sequence without any real token, and for a query

@@ -23,7 +23,7 @@ def pack_weights(model: nn.Module, mesh: ParallelMesh, *, num_texts: int) -> Non
     the output layer unless it is tied to the embedding.
 
     The call does nothing unless the model is on the CPU in float32, oneDNN is available, data ranks share no weights,
-    and products for this many texts are faster with packed weights. A packed model only runs without gradients, and
+    and products for `num_texts` texts are faster with packed weights. A packed model only runs without gradients, and
     cannot be trained, saved or compared. During packing, one weight at a time is in memory twice.
     """
     layers = [module for module in model.modules() if isinstance(module, _PACKABLE)]

@@ -23,7 +23,9 @@ class Pausable(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Runner:
-    """Calls the functions of one layer, and chooses the products of its linear layers. Layers may share a runner."""
+    """Runner of one layer: calls the layer's functions and chooses how its linear layers compute their matrix products.
+    Several layers may share a runner.
+    """
 
     layer: Call = call
     """Function that calls the whole layer."""
@@ -44,12 +46,12 @@ class Runner:
 
     @property
     def linear(self) -> Multiplication:
-        """Multiplication for every linear layer except the last."""
+        """Function that computes the matrix product of every linear layer except the last one."""
         return Multiplication(self.products)
 
     @property
     def last_linear(self) -> Multiplication:
-        """Multiplication for the last linear layer, whose result goes to the residual sum."""
+        """Function that computes the matrix product of the last linear layer, whose result goes to the residual sum."""
         return Multiplication(self.products, skips_repetition=self.skips_last_product)
 
 

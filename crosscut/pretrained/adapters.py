@@ -171,7 +171,9 @@ def _change(
 
 
 def _alpha(path: Path, name: str, settings: Mapping[str, Any]) -> float:
-    """Value of alpha for a published weight. A key of `alpha_pattern` is a pattern for the end of a module's name."""
+    """Value of alpha (`lora_alpha`) for a published weight. In `alpha_pattern`, alpha depends on the module: each key
+    is a pattern for the end of a module's name.
+    """
     module, _, _ = name.rpartition(".")
     patterns = settings.get("alpha_pattern") or {}
     found = next((patterns[key] for key in patterns if re.fullmatch(rf"(.*\.)?({key})", module)), None)
@@ -194,8 +196,8 @@ def _outputs(weight: Weight, source: Source) -> int:
 
 
 def with_adapters(model: ModelConfig, read: Callable[[str], Tensor]) -> Callable[[str], Tensor]:
-    """Return a function like `read`, which returns a parameter of a run by its name, but with the run's own adapters
-    merged into the weights. Without adapters, return `read` itself.
+    """Return a function that returns a parameter of a run by its name, with the run's own adapters merged into the
+    weight. `read` returns the parameter without adapters. If the run has no adapters, the result is `read` itself.
     """
     if not model.lora_rank:
         return read

@@ -47,8 +47,8 @@ def keep_labels(folder: Path, labels: Sequence[str]) -> None:
 
 
 def labels_of(folders: Iterable[Path], num_classes: int) -> tuple[str, ...]:
-    """Names of a run's classes, from the first of the folders that has them; empty if none has. Raises `ConfigError`
-    for a file that does not hold one name for each class.
+    """Names of a run's classes, from the first folder that has a file of names. Empty if no folder has such a file.
+    Raises `ConfigError` for a file that does not hold one name for each class.
     """
     path = next((folder / LABELS_FILE for folder in folders if (folder / LABELS_FILE).is_file()), None)
     if path is None or not num_classes:
@@ -114,7 +114,7 @@ def _begin(tokenizer: Path, ends: Container[int]) -> int | None:
 
 
 def _is_same_file(one: Path, other: Path) -> bool:
-    """Whether the files have the same content. Files of different sizes, and one file under two names, are not read."""
+    """Whether two files have the same content. The files are read only if they have equal sizes and different paths."""
     if not one.is_file() or one.stat().st_size != other.stat().st_size:
         return False
     return one.samefile(other) or sha256(one) == sha256(other)

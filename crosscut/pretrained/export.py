@@ -118,8 +118,9 @@ class _Target:
 
 
 def _padding(tokenizer: Path) -> dict[str, int]:
-    """Key for the id of padding, by which `transformers` finds the last token of a text. Empty if the tokenizer has no
-    token for padding alone; `transformers` then reads one text at a time.
+    """Entry of `config.json` with the token id of padding. `transformers` needs this id to find the last token of a
+    text. Empty if the tokenizer has no token that is used only for padding; `transformers` then reads one text at a
+    time.
     """
     inner = read_inner(tokenizer)
     found = [inner.token_to_id(name) for name in ("[PAD]", "<pad>")]

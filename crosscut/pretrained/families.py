@@ -105,7 +105,7 @@ class _Names:
 
 _OUTPUT = Source("lm_head")
 _CLASSES, _SPANS, _SCORE = Source("classifier"), Source("qa_outputs"), Source("score")
-"""Sources of the classifiers of tasks. `score` is that of a decoder."""
+"""Sources of the classifiers of tasks. The name `score` belongs to the classifier of a decoder."""
 _BESIDE = (_OUTPUT.name, "cls.", _CLASSES.name, _SPANS.name, _SCORE.name)
 """Beginnings of the names of heads beside the bare model."""
 
@@ -213,7 +213,7 @@ _BERT_WITH_HEADS = replace(
     },
 )
 _OLD_KINDS = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
-"""Ends of names of norms in BERT's oldest files, with their names today."""
+"""Endings of the names of norms in BERT's oldest files, with the endings in today's files."""
 
 _OF_ROBERTA = {"classifier.dense.": "pooler.dense.", "classifier.out_proj.": f"{_CLASSES.name}."}
 """Beginnings of names in RoBERTa's head for classes, with BERT's names for the same layers."""
@@ -248,9 +248,9 @@ def _family_names(config: ModelConfig) -> _Names:
 
 
 def weights_of(config: ModelConfig, *, first_position: int = 0) -> list[Weight]:
-    """All parameters of a model except its adapters, with the published tensors that hold their rows: first the
-    parameters outside the layers, then the layers. `first_position` is the row of the first position in the published
-    table of positions.
+    """List the parameters of a model, each with the published tensors from which its rows are taken. The parameters
+    outside the layers come first, then the parameters of each layer. Adapters are not listed. `first_position` is the
+    index of the row that holds position 0 in the published table of positions.
     """
     names, decoder = _names_of(config), describe(config.without_adapters)
     weights = []
@@ -269,7 +269,7 @@ def weights_of(config: ModelConfig, *, first_position: int = 0) -> list[Weight]:
 
 
 def _prefix(names: _Names, name: str) -> str:
-    """Prefix of a tensor outside the layers. Heads beside the bare model have none."""
+    """Prefix of a tensor outside the layers. The name of a head beside the bare model has no prefix."""
     return "" if name.startswith(_BESIDE) else names.prefix
 
 

@@ -17,7 +17,8 @@ _ELEMENTS_AT_ONCE = 1 << 22
 @torch.no_grad()
 def require_finite(model: GPT, place: object, *, is_published: bool) -> None:
     """Raise the same `CheckpointError` on all ranks if a weight contains NaN or infinity. The message names the tensor
-    and `place`, from which the weights were loaded. With `is_published`, the message uses the tensor's published name.
+    and `place`, from which the weights were loaded. `is_published` says that the weights come from a published model;
+    the message then uses the tensor's published name.
 
     Every rank must call this. Each rank checks its own part of each parameter. Communication: for each parameter, the
     offsets of the rank's part and the number of values in it that are not finite.
@@ -62,7 +63,9 @@ def count_not_finite(tensor: Tensor) -> int:
 
 
 def not_finite(place: object, name: str, count: int, remedy: str, *, num_more: int = 0) -> CheckpointError:
-    """Error for weights that are not finite: `count` in the tensor `name`, and some in `num_more` other tensors."""
+    """Return the error for weights that are not finite: `count` elements of the tensor `name`, and at least one element
+    in each of `num_more` other tensors.
+    """
     values = "1 value" if count == 1 else f"{count:,} values"
     more = f" and further ones in {num_more} other tensor{'s' * (num_more > 1)}" if num_more else ""
     return CheckpointError(

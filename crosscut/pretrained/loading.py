@@ -50,8 +50,8 @@ def require_weights(config: ModelConfig, folder: Path) -> dict[str, StoredTensor
     num_layers = count_layers(config, tensors)
     if num_layers and num_layers != config.num_layers:  # before all layers of the config are listed
         raise CheckpointError(
-            f"`{folder}` must hold the tensors of {config.num_layers:,} layers, as its `config.json` says, but holds "
-            f"those of {num_layers:,}. Download the model again."
+            f"`{folder}` must hold the tensors of {config.num_layers:,} layers (`config.json`), but holds "
+            f"{num_layers:,} layers. Download the model again."
         )
     shapes = published_shapes(config, first_position=first_position_of(folder))
     if missing := [name for name in shapes if name not in tensors]:

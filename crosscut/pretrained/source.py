@@ -87,8 +87,8 @@ class ModelSource:
         return cls(**{**table, **places, **lists, "model": ModelConfig(**table["model"])})
 
     def require_decoder(self, place: str | Path) -> None:
-        """Raise `ConfigError` for an encoder, whose tokens see the next token and cannot predict it, and for a model
-        that solves a task. `place` is the place of the model, for the message.
+        """Raise `ConfigError` for a model that does not predict the next token: an encoder, in which each token also
+        sees the next token, or a model that solves a task. `place` is the place of the model, for the message.
         """
         if self.model.solves_task:
             raise ConfigError(

@@ -271,8 +271,8 @@ def test_number_of_layers_is_compared_with_the_files(published, tmp_path, model,
     with pytest.raises(CheckpointError) as told:
         find_model(folder)
     assert str(told.value) == (
-        f"`{folder}` must hold the tensors of {num_layers:,} layers, as its `config.json` says, but holds those of "
-        f"{table[key]}. Download the model again."
+        f"`{folder}` must hold the tensors of {num_layers:,} layers (`config.json`), but holds "
+        f"{table[key]} layers. Download the model again."
     )
 
 

@@ -25,7 +25,9 @@ from crosscut.parallel.state.parameters import local
 
 
 class SummaryHead(nn.Module):
-    """Classifier of the summaries of sequences, which every rank computes whole: [B, H] to [B, C]. Sends nothing."""
+    """Classifier of summaries: [B, H] to [B, C]. A summary is the hidden state of one token of a sequence. Every rank
+    computes all logits and sends nothing.
+    """
 
     def __init__(self, matrix: Matrix, build: Builder) -> None:
         super().__init__()
@@ -98,8 +100,8 @@ def task_logits(head: TaskHead, hidden: Tensor, last: Tensor | None, mesh: Paral
 
 
 def take_summaries(hidden: Tensor, last: Tensor | None, mesh: ParallelMesh) -> Tensor:
-    """Return the hidden states [B, H] of one token of each sequence, the same on every tensor rank. `last` as in
-    `task_logits`.
+    """Return the hidden states [B, H] of one token of each sequence, the same on every tensor rank. `last` [B] are
+    the indexes of these tokens in their sequences; None means the first token of each sequence.
 
     Under sequence parallelism, the rank that holds a token sends it. Forward: all-reduce. Backward: nothing is sent,
     because every rank must have the same gradient.
@@ -115,8 +117,8 @@ def take_summaries(hidden: Tensor, last: Tensor | None, mesh: ParallelMesh) -> T
 
 
 def last_places(mask: Tensor | None, tokens: Tensor) -> Tensor:
-    """Index [B] of the last token of each sequence that is no padding. `mask` [B, S] is false for padding; None means
-    that there is no padding. The index of a sequence of padding alone is 0.
+    """Index [B] of the last token of each sequence that is not padding. `mask` [B, S] is false for padding; None means
+    that there is no padding. If a sequence consists only of padding, the index is 0.
     """
     places = torch.arange(tokens.shape[1], device=tokens.device)
     shown = places.expand_as(tokens) if mask is None else places * mask
