@@ -101,8 +101,8 @@ class Masker:
             if len(answers) == len(conversation.answers):
                 return text, spans
             raise DataError(
-                f"{conversation.place}: The chat template must mark each of the {len(answers)} answers once, so that "
-                f"those of weight 0 can be left out, but marks {len(spans)} passages. Remove `weight`."
+                f"{conversation.place}: The chat template must mark each of the {len(answers)} answers once, but "
+                f"marks {len(spans)} passages. Answers of weight 0 cannot be left out then. Remove `weight`."
             )
         return text, [span for i, span in zip(answers, spans, strict=True) if i in conversation.answers]
 
@@ -114,8 +114,8 @@ class Masker:
             through = self.template.render(messages[: i + 1])
             if not through.startswith(prompt) or not text.startswith(through):
                 raise DataError(
-                    f"{conversation.place}: The chat template must render earlier messages alike, whatever follows, "
-                    f"but renders the messages before `messages[{i}]` otherwise. Mark the answers in the template with "
+                    f"{conversation.place}: The chat template must not change earlier messages when later messages "
+                    f"follow, but changes the messages up to `messages[{i}]`. Mark the answers in the template with "
                     "`{% generation %}` and `{% endgeneration %}`."
                 )
             spans.append((len(prompt), len(through)))

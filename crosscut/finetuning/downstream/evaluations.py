@@ -26,7 +26,7 @@ class DevScores:
         padding: int,
         rows_before: Iterable[Mapping[str, Any]] = (),
     ) -> None:
-        """`rows_before` are the rows of `metrics.jsonl` of the steps that a resumed run has done before."""
+        """`rows_before` are the rows of `metrics.jsonl` that a resumed run wrote before it was stopped."""
         self.task, self.run, self.padding = task, run, padding
         self.rows, self.examples = rows, examples
         self._best: tuple[int, float] | None = None
@@ -53,8 +53,8 @@ class DevScores:
         """Score the model after `step` steps. Returns the scores under the names `dev_<score>`. Every rank must call
         this.
 
-        With `request`, the method raises `Stopped` if the ranks agree to stop during the scoring. With `shown`, the
-        first rank shows a progress bar.
+        `request` is the request to stop the run, if any: the method raises `Stopped` if the ranks agree to stop during
+        the scoring. If `shown` is true, the first rank shows a progress bar.
         """
         around = request.checked if request else iter
         outputs = outputs_shown(
@@ -88,8 +88,9 @@ def outputs_shown(
     name: str = "",
     around: Callable[[Rounds], Iterable[Sequence[int]]] = iter,
 ) -> Outputs:
-    """Compute the outputs of `task_outputs` with a progress bar on the first rank. `name` is the name in the bar; empty
-    for no bar. The rounds of examples pass through the generator `around(rounds)`.
+    """Compute the outputs of a model with `task_outputs` and show a progress bar on the first rank. `name` is the name
+    in the bar; if `name` is empty, there is no bar. The generator function `around` receives the rounds of examples and
+    yields them again.
     """
     lengths = rows.lengths.reshape(-1, rows.width).sum(1)
     total = int(lengths.sum())

@@ -50,8 +50,9 @@ def predict_file(place: str, file: Path, on: Machinery, *, batch_size: int = 32)
 
 
 def print_predictions(place: str, file: Path, *, batch_size: int, tensor: int, **choices: Any) -> None:
-    """Print the prediction for each example of a file as a line of JSON. `choices` are the other fields of `Machinery`.
-    Raises the errors of `predict_file`.
+    """Print the prediction for each example of a file as a line of JSON. `place` is the folder of the run. `choices`
+    are the device, the precision and the other fields of `Machinery` apart from the layout. Raises the same errors as
+    `predict_file`.
     """
     on = Machinery(layout=Layout(tensor=tensor), **choices)
     task, predictions = predict_file(place, file, on, batch_size=batch_size)
@@ -76,14 +77,16 @@ def _encoded(place: str, file: Path, on: Machinery) -> _Encoded:
 
 
 def _folder_of_seed(kept: Kept, folder: Path) -> Path:
-    """Folder of the run whose model predicts: the named one, or that of the seed with the best development score."""
+    """Folder of the run whose model predicts: `folder` itself if it belongs to one seed, otherwise the folder of the
+    seed with the best development score.
+    """
     if folder.resolve() != kept.folder.resolve():
         return folder
     results = {seed: result_of(kept.run_of(seed)) for seed in kept.seeds}
     complete = {seed: result for seed, result in results.items() if result is not None}
     if not complete:
         raise ConfigError(
-            f"`{folder}` must hold a complete run, but its training has not ended. Continue it with --resume."
+            f"`{folder}` must hold a complete run, but its training has not ended. Continue the run with --resume."
         )
     name = kept.task.score_names[0]
     best = max(complete, key=lambda seed: complete[seed]["scores"][DEV][name])

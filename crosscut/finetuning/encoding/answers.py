@@ -1,8 +1,9 @@
 """Answers from the scores of spans: the best span over all windows of a question, or "no answer".
 
 The score of a span is the sum of the scores of its first and of its last token. A span lies in the text, and has at
-most 30 tokens. The score of "no answer" is the sum of both scores of the summary token, and the smallest of all windows
-counts, as in BERT's program for SQuAD 2.0: a question has no answer only if no window has one.
+most 30 tokens. In each window, the score of "no answer" is the sum of both scores of the summary token. The smallest of
+these sums counts for the question, as in BERT's program for SQuAD 2.0: a question has no answer only if no window has
+an answer.
 
 Shapes: S tokens of a window.
 """

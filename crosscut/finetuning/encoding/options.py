@@ -20,10 +20,11 @@ _BLANK = "_"
 
 
 def encode_options(encoder: TextEncoder, examples: Sequence[ChoiceExample], *, name: str, long: Long) -> Encoded:
-    """Encode questions with their options. An example is long if one of its rows is.
+    """Encode questions with their options. An example is too long if one of its rows exceeds the maximum length.
 
     `name` is the name of the files, for messages. Raises `DataError` if questions have different numbers of options, if
-    a question with an option leaves no room for the passage, and as `encode_texts` does.
+    a question with an option leaves no room for the passage, if examples are too long and `long` is "refuse", or if
+    every example is dropped.
     """
     width = _num_options(examples, name)
     texts = [_asked(example.question, option) for example in examples for option in example.options]

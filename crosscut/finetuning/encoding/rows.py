@@ -77,8 +77,8 @@ class Rows:
     sources: Ids
     """Index of each example in its file [E]. Several windows of one question have the same index."""
     offsets: Numbers
-    """First and last character of each token in the text of a question [T, 2], and -1 for tokens outside of this text.
-    Empty for other tasks.
+    """Place of each token in the text that a question is about [T, 2]: the token's first and last character, or -1 for
+    a token outside of this text. Empty for other tasks.
     """
 
     @property
@@ -160,7 +160,9 @@ class Rows:
 
     @classmethod
     def of(cls, rows: Sequence[Row], labels: npt.ArrayLike, sources: Sequence[int]) -> "Rows":
-        """Put rows together."""
+        """Join rows to one object. `labels` are the labels of the examples, and `sources` are the indices of the
+        examples in their file.
+        """
         return cls(
             ids=np.concatenate([row.ids for row in rows]),
             types=np.concatenate([row.types for row in rows]),
@@ -186,5 +188,5 @@ def _fit(rows: Rows) -> bool:
 
 @lru_cache(maxsize=2)
 def _order(number: int, seed: int, epoch: int) -> Ids:
-    """Order of the examples in an epoch. Every step of the epoch needs it."""
+    """Order of the examples in an epoch, kept in a cache because every step of the epoch needs the order."""
     return shuffled(number, seed, _ORDER_KEY, epoch)

@@ -46,12 +46,15 @@ def encode_texts(encoder: TextEncoder, examples: Sequence[TextExample], *, name:
 
 
 def labels_of(labels: Iterable[int | None]) -> list[int]:
-    """Labels, with `IGNORED` for examples that have none."""
+    """Labels of examples. An example without a label gets `IGNORED`."""
     return [IGNORED if label is None else label for label in labels]
 
 
 def require_fit(name: str, num_long: int, number: int, length: int, long: Long) -> None:
-    """Raise `DataError` if examples are too long and must not be, or if no example is left."""
+    """Raise `DataError` if `long` is "refuse" and an example is too long, or if no example is left.
+
+    `num_long` of the `number` examples in the file `name` have more than `length` tokens.
+    """
     if long is Long.REFUSE and num_long:
         raise DataError(
             f"Every example of `{name}` must fit into `training.sequence_length` ({length} tokens), but {num_long:,} "

@@ -34,7 +34,7 @@ class Special(NamedTuple):
     """Special token ids of a decoder."""
 
     begin: int | None
-    """Id at the start of a text. None if the model expects none."""
+    """Token id at the start of a text. None if the model expects no such token."""
     end: int
     """Id that ends a text."""
 
@@ -71,8 +71,8 @@ class TextEncoder:
     def encode(
         self, pairs: Sequence[Pair], *, cut: Cut = "longest_first", stride: int = 0
     ) -> Iterator[tokenizers.Encoding]:
-        """Encode texts or pairs of texts, cut to the maximum length. `overflowing` of a result holds what was cut off,
-        as further windows that overlap by `stride` tokens.
+        """Encode texts or pairs of texts, cut to the maximum length. The attribute `overflowing` of a result holds the
+        rest of the text, in further windows that overlap by `stride` tokens.
 
         Raises `ConfigError` for ids that the model does not have.
         """
