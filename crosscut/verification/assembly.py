@@ -1,10 +1,10 @@
 """Assembly of the tensors on all ranks into the tensor of the uncut model.
 
-A parameter's placement says how the parameter is sharded. How an activation is sharded follows from its shapes. If a
-dimension of the uncut tensor is larger than on one rank, the ranks of an axis hold shards along this dimension. If no
-dimension is larger, the ranks hold copies. Adjacent ranks may also hold copies of the same shard, for example if there
-are fewer key and value heads than ranks. If two arrangements fit the shapes, the assembly takes the arrangement whose
-result is closer to the uncut tensor. A bug makes both results differ.
+A parameter's placement says how the parameter is sharded. An activation has no placement, so the assembly compares
+shapes: if a dimension of the uncut tensor is larger than on one rank, the ranks of an axis hold shards along this
+dimension. If no dimension is larger, the ranks hold copies. Adjacent ranks may also hold copies of the same shard, for
+example if there are fewer key and value heads than ranks. If two arrangements fit the shapes, the assembly takes the
+arrangement whose result is closer to the uncut tensor. A bug makes both results differ.
 
 The ranks form a grid over the layout's axes (`Layout.axes`). By default, the axes are data and tensor, and a rank's
 number is its data rank x the number of tensor ranks + its tensor rank. The table of axes gives each axis a role. The
@@ -41,8 +41,8 @@ class Grid:
         return [[rank + place * stride for place in range(size)] for rank in firsts]
 
     def line(self, role: Role) -> list[Tensor]:
-        """Parts of the first rank and of all ranks whose positions differ from the first rank's only along axes with
-        this role.
+        """Parts of the ranks on one line of the grid. The line starts at the first rank and runs along the axes with
+        this role; on all other axes, its ranks have position 0.
         """
         others = [(self._stride(name), size) for name, size in self.axes.items() if role_of(name) is not role]
         ranks = range(len(self.parts))

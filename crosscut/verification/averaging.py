@@ -1,8 +1,8 @@
 """Check that the moving average of the weights follows its formula on every rank (`optimizer.ema_decay`).
 
-The formula is written here once more, and shares nothing with the code that updates the average during training. The
-cut and the uncut average are compared like parameters (`comparison`), which finds differences between layouts; this
-check finds what both of them would share.
+This module computes the formula again, without the code that updates the average during training. `comparison` compares
+the cut average with the uncut average and finds differences between layouts. This check finds errors that the cut and
+the uncut average have in common.
 """
 
 from collections.abc import Mapping

@@ -40,8 +40,8 @@ class Draw(NamedTuple):
 
 
 class Disagreement(NamedTuple):
-    """First pair of draws that breaks the rule in the docstring of this module. `told` says how the draws of the two
-    ranks break the rule.
+    """First pair of draws that breaks the rule in the docstring of this module. `told` describes how the pair breaks
+    the rule.
     """
 
     module: str

@@ -177,7 +177,9 @@ def _bounds(step: Step, uncut: Recording, dtype: torch.dtype, product_dtype: tor
 
 
 def _judge_draws(cut: list[Draw], uncut: list[Draw], disagreement: Disagreement | None) -> tuple[Check, First | None]:
-    """Check that the random draws are those of the uncut model, and equal or different between ranks as required."""
+    """Check that the cut model makes the same random draws as the uncut model, and that the draws of different ranks
+    are equal or different as the rule in `draws` requires.
+    """
     if disagreement is None:
         for mine, other in zip_longest(cut, uncut):
             if mine is None or other is None or (mine.module, mine.operator) != (other.module, other.operator):

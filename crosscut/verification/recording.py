@@ -139,8 +139,8 @@ def _copy(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def _watched(model: nn.Module, recording: Recording, *, again: bool) -> Iterator[None]:
-    """Context that records outputs and returned gradients of the model's first call. With `again`, every call is
-    recorded. A compiled module is recorded as a whole.
+    """Context that records outputs and returned gradients of the model's first call. If `again` is true, every
+    call is recorded. A compiled module is recorded as a whole.
     """
     watch = _Watch(recording, again=again)
     handles = []
@@ -166,8 +166,8 @@ def display_name(model: nn.Module) -> str:
 
 
 class _Watch:
-    """Names the calls of modules and follows tensors between the calls. Recomputation in the backward pass does not
-    count as a call.
+    """Watcher of one step: gives each module call a name and follows tensors between the calls. Recomputation in the
+    backward pass does not count as a call.
     """
 
     def __init__(self, recording: Recording, *, again: bool) -> None:

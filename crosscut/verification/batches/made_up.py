@@ -17,7 +17,9 @@ _NUM_OPTIONS = 2
 
 
 def num_options_of(model: ModelConfig) -> int:
-    """Number of sequences that share a label: the options of a question of a choice, and otherwise 1."""
+    """Number of sequences that share a label: the number of options of a question if the model's head is "choice",
+    otherwise 1.
+    """
     return _NUM_OPTIONS if model.head is HeadKind.CHOICE else 1
 
 
@@ -59,9 +61,9 @@ def made_up_batch(run: RunConfig) -> Batch:
 
 
 def _few(run: RunConfig, targets: Tensor) -> Tensor:
-    """Keep about as many targets in each micro-batch of a data rank as a masked language model is expected to have. The
-    numbers differ between the data ranks. The last targets of the sequences are kept, because the edges of the
-    vocabulary's shards are among these.
+    """Remove targets until each micro-batch of a data rank has about the number of targets that masked language
+    modelling gives. This number differs between the data ranks. The last targets of the sequences are kept, because
+    they include the edges of the vocabulary's shards.
     """
     parts = []
     for i, part in enumerate(targets.split(run.micro_batch_size)):
@@ -77,8 +79,8 @@ def _labelled(model: ModelConfig, tokens: Tensor, segments: Tensor | None, gener
     """Make a batch of a task with random labels from `tokens` [B, S]. The first example has no label, so the data ranks
     have different numbers of labels.
 
-    The sequences end with padding. Each is shorter than the one before, so with a split sequence, their last tokens are
-    in the parts of different ranks.
+    The sequences end with padding. Each sequence is shorter than the sequence before. If the ranks split the sequence
+    dimension, the last tokens of the sequences are therefore on different ranks.
     """
     num_sequences, length = tokens.shape
     ends = length - torch.arange(num_sequences) * length // num_sequences

@@ -1,4 +1,4 @@
-"""Check that a packed sequence computes what its documents compute as sequences of their own.
+"""Check that packed documents give the same results as the same documents in separate sequences.
 
 With `training.document_mask`, a sequence holds several documents that do not see each other. The check runs the cut
 model on packed sequences, and again on one sequence per document without mask and with ordinary positions. Both runs
