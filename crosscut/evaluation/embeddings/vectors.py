@@ -2,7 +2,7 @@
 
     embedding = m / |m|,    m = mean of the hidden states of the tokens that are not padding
 
-This is the recipe of Sentence-BERT (Reimers and Gurevych 2019, arXiv 1908.10084, section 3) with its default pooling.
+This is the method of Sentence-BERT (Reimers and Gurevych 2019, arXiv 1908.10084, section 3) with its default pooling.
 The tokens include those that the tokenizer puts around a text, such as `[CLS]` and `[SEP]`.
 """
 
