@@ -315,8 +315,7 @@ def _score_best(prepared: _Prepared, loop: Loop, rows: Mapping[str, Rows], outco
     """Score the checkpoint with the best development score on all parts except training, and write the result."""
     kept, run, model = prepared.kept, loop.run, loop.trainer.model
     assert loop.evaluations is not None
-    best = loop.evaluations.best_step
-    assert best is not None, "the last step is scored"
+    best = loop.evaluations.best_step or outcome.last_step  # a resumed run whose metrics are lost has no scores
     if best != outcome.last_step:
         folder = checkpoint_folder(run.checkpoints_folder, best)
         load_model(folder, model=model, padded=model.padded_rows)

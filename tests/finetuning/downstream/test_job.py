@@ -100,6 +100,10 @@ def test_runs_are_resumed_on_another_layout_without_their_files(bert, tables, tm
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
     assert len(list_checkpoints(second / "checkpoints")) == 1
     assert "| ensemble |" in (tmp_path / "killed" / "report.md").read_text()
+    for name in ("summary.json", "metrics.jsonl"):
+        (second / name).unlink()
+    finetune("table", "--resume", "--output", tmp_path / "killed")
+    assert json.loads((second / "summary.json").read_text())["best_step"] == 6, "without metrics, the last step counts"
 
 
 @pytest.mark.parametrize("tensor", [1, 2])
