@@ -114,8 +114,8 @@ def score_with_progress(
     bar: Bar,
     around: Follow = iter,
 ) -> WindowScores:
-    """Score windows as `score_windows` does. The first rank also shows `bar`. `around` has the same meaning as in
-    `evaluate`.
+    """Score windows with `score_windows`, and show the progress bar `bar` on the first rank. The generator function
+    `around` receives the rounds of the rank and yields them again, as in `evaluate`.
     """
     num_tokens = sum(window.length for window in windows)
     with progress(bar._replace(shown=bar.shown and model.mesh.is_first_rank), num_tokens) as advance:

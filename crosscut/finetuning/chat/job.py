@@ -1,8 +1,8 @@
 """Fine-tuning of a decoder on conversations: read and pack them, start or join the ranks, train, write the report.
 
-The training loop, its checkpoints and its metrics are those of `crosscut train`. The run's folder is therefore an
-ordinary run: `generate`, `evaluate`, `serve` and `checkpoint` read it. The packed conversations are kept in the run's
-folder, so a resumed run does not need the original files.
+The fine-tuning uses the training loop of `crosscut train`, with its checkpoints and metrics. The run's folder is
+therefore an ordinary run: `generate`, `evaluate`, `serve` and `checkpoint` read it. The packed conversations are kept
+in the run's folder, so a resumed run does not need the original files.
 """
 
 import contextlib

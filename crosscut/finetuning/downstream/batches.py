@@ -78,7 +78,7 @@ class TaskBatches:
 
 
 def to_batch(padded: Padded, model: ModelConfig) -> Batch:
-    """Make a batch of what the model uses: segments only if it has several types of tokens."""
+    """Make a batch of padded rows. The batch has segments only if the model has several types of tokens."""
     segments = torch.from_numpy(padded.segments) if model.token_types > 1 else None
     return Batch.labelled(
         torch.from_numpy(padded.tokens),

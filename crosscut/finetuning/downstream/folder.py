@@ -3,8 +3,8 @@
 | file | content |
 |---|---|
 | `task.json` | the task, the files of its parts, the seeds and the settings |
-| `data/` | the encoded examples, and the texts of the predicted ones, so that a run is resumed without its files |
-| `seed-N/` | the run of one seed. If there is only one, the folder itself is the run |
+| `data/` | the encoded examples, and the texts of the predicted examples, so that a run can resume without its files |
+| `seed-N/` | the run of one seed. If there is only one seed, the folder itself is the run |
 | `outputs-dev.npy`, `outputs-test.npy` | outputs of the best checkpoint, in the folder of a seed |
 | `summary.json` | scores of the best checkpoint, in the folder of a seed. The file says that the seed is complete |
 """
@@ -41,7 +41,7 @@ class Kept:
 
     task: Task
     run: RunConfig
-    """Settings of the runs. The seed is that of the first run, and the folder is that of all runs."""
+    """Settings of the runs, with the seed of the first run and the folder of all runs."""
     model: str
     """Place of the model before the fine-tuning."""
     files: Mapping[str, str]
@@ -165,8 +165,8 @@ def result_of(run: RunConfig) -> dict[str, Any] | None:
 
 
 def keep_best(run: RunConfig, best: int) -> Folder:
-    """Remove all checkpoints of a run except that of its best step, and return the folder of the latter. Raises
-    `CheckpointError` if this checkpoint is missing.
+    """Keep the checkpoint of a run's best step and remove all other checkpoints. Returns the folder of the kept
+    checkpoint. Raises `CheckpointError` if the checkpoint of the best step is missing.
     """
     kept = None
     for checkpoint in list_checkpoints(run.checkpoints_folder):

@@ -1,7 +1,7 @@
 """Fine-tuning for a task: read and encode the examples, start or join the ranks, train a run for each seed, report.
 
-The training loop, its checkpoints and its metrics are those of `crosscut train`, so the folder of a seed is an ordinary
-run. The checkpoint with the best score on the development examples is kept.
+The fine-tuning uses the training loop of `crosscut train`, with its checkpoints and metrics, so the folder of a seed is
+an ordinary run. The checkpoint with the best score on the development examples is kept.
 """
 
 import contextlib
@@ -109,7 +109,7 @@ def _asked(order: TaskOrder, source: ModelSource | None) -> RunConfig:
 
 
 def _model_for(task: Task, source: ModelSource) -> ModelConfig:
-    """The model with the head of a task. Labels that are not known yet count as two classes."""
+    """Return the model with the head of a task. If the labels are not known yet, the head has two classes."""
     classes = max(2, task.num_classes) if task.head == "classes" else 0
     return source.model.with_head(task.head, num_classes=classes)
 
@@ -145,8 +145,8 @@ def _prepare(
 
 
 def _resumed(order: TaskOrder) -> Kept:
-    """Description of a resumed run. An ensemble may be asked for when the run is resumed. Raises `ConfigError` for
-    settings that would make other runs: the seed, and what decides the batches.
+    """Read the description of a resumed run. A run that is resumed with `--ensemble` gets an ensemble. Raises
+    `ConfigError` if a setting that decides the seeds or the batches differs from the setting of the run.
     """
     before, kept = Kept.load(Path(order.output)), Kept.load(Path(order.output), order.overrides)
     if kept.task.name != order.task.name:
@@ -209,7 +209,7 @@ def _new(order: TaskOrder, asked: RunConfig, source: ModelSource) -> Kept:
 
 
 def _read(task: Task, files: Mapping[str, Path]) -> tuple[Task, dict[str, tuple[Example, ...]]]:
-    """Read the examples of all parts. The labels of the examples to train on are those of all parts."""
+    """Read the examples of all parts. The training examples decide the labels of all parts."""
     examples: dict[str, tuple[Example, ...]] = {}
     for part in PARTS:
         if part in files:

@@ -88,7 +88,7 @@ def _softmax(outputs: Outputs) -> Outputs:
 
 
 def _counted_tokens(rows: Rows, *, is_causal: bool) -> npt.NDArray[np.int64]:
-    """Tokens at which an answer may begin or end: those of the texts, and the summary token of each window."""
+    """Tokens at which an answer may begin or end: the tokens of the texts, and the summary token of each window."""
     counted = rows.offsets[:, 0] >= 0
     counted[rows.ends - 1 if is_causal else rows.ends - rows.lengths] = True
     return counted.nonzero()[0]

@@ -6,8 +6,8 @@
 | `confusion.png` | confusion matrix of the development examples |
 | `predictions-PART.tsv` or `.json` | the prediction for each example; the JSON is that of SQuAD's official program |
 
-Predictions, confusion matrix and mistakes are those of the ensemble if it was asked for, and otherwise those of the
-seed with the best development score.
+Predictions, confusion matrix and mistakes come from the ensemble if the run has one, and otherwise from the seed with
+the best development score.
 """
 
 import dataclasses
@@ -43,11 +43,11 @@ class Results:
 
     kept: Kept
     by_seed: Mapping[int, Mapping[str, Any]]
-    """Result of each seed, as `summary.json` holds it."""
+    """Result of each seed, with the content of the seed's `summary.json`."""
     ensemble: Mapping[str, Mapping[str, float]]
-    """Scores of the ensemble by part. Empty if it was not asked for."""
+    """Scores of the ensemble, by part. Empty if the run has no ensemble."""
     predictions: Mapping[str, Sequence[Prediction]]
-    """Predictions by part: those of the ensemble, or of the best seed."""
+    """Predictions of the ensemble or, without an ensemble, of the best seed, by part."""
 
     @property
     def names(self) -> list[tuple[str, str]]:
@@ -111,7 +111,7 @@ def _gold(task: Task, example: Any) -> int:
 
 
 def _confusion(results: Results) -> tuple[Any, tuple[str, ...]]:
-    """Confusion matrix of the development examples, and the names of its rows. No names if there is none."""
+    """Confusion matrix of the development examples, and the names of its rows. Without a matrix, there are no names."""
     task = results.kept.task
     names = task.labels
     if task.head is HeadKind.SPANS:
@@ -128,7 +128,7 @@ def _lines(results: Results, table: Any, names: tuple[str, ...]) -> Iterator[str
     for part, path in kept.files.items():
         yield f"- {part}: `{path}`, {kept.rows(part).num_examples:,} examples"
     yield ""
-    yield "Scores are times 100. The test score is that of the checkpoint with the best development score."
+    yield "Scores are times 100. The test score belongs to the checkpoint with the best development score."
     yield ""
     yield from _markdown(*_score_table(results))
     yield from ["", "## Scores by step", ""]

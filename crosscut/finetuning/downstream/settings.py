@@ -40,21 +40,22 @@ class TaskOrder:
     ensemble: bool = False
     """Whether to score the mean of the runs' probabilities, too."""
     epochs: float | None = None
-    """Number of times that a run reads all examples. None means the settings file's, or 3."""
+    """Number of times that a run reads all examples. None means the value in the settings file or, without it, 3."""
     warmup: float | None = None
-    """Fraction of the steps in which the learning rate rises. None means the settings file's, or 0.06."""
+    """Fraction of the steps in which the learning rate rises. None means the value in the settings file or, without
+    it, 0.06."""
     resume: bool = False
     settings: str = ""
     """File with settings; empty for none."""
     overrides: tuple[str, ...] = ()
-    """Settings of the run, `section.key=value`, which replace those of the file."""
+    """Settings of the run, `section.key=value`, which replace the settings of the file."""
 
 
 def settings_of(order: TaskOrder, model: ModelConfig, steps_per_epoch: int = 0) -> RunConfig:
     """Return the settings of the runs of an order. `model` is the model with the head of the task.
 
-    `steps_per_epoch` is the number of batches of an epoch; 0 if it is not known yet. Raises `ConfigError` or
-    `LayoutError` for settings that are wrong or have no effect.
+    `steps_per_epoch` is the number of batches of an epoch; 0 means that the number is not known yet. Raises
+    `ConfigError` or `LayoutError` for settings that are wrong or have no effect.
     """
     file, course = _settings_file(order.settings)
     given = {f"{section}.{key}" for section, values in file.items() if isinstance(values, dict) for key in values}
@@ -96,7 +97,9 @@ def _defaults(order: TaskOrder, model: ModelConfig) -> dict[str, dict[str, Any]]
 
 
 def _settings_file(path: str) -> tuple[dict[str, Any], dict[str, float]]:
-    """The tables of a settings file: those of the run, and the number of epochs and the fraction of the warm-up."""
+    """Read a settings file. Returns the tables with the settings of a run, and the table with the number of epochs and
+    the fraction of the warm-up.
+    """
     if not path:
         return {}, {}
     try:
@@ -129,8 +132,8 @@ def require_course(course: Mapping[str, Any], where: str = "") -> None:
 def _with_course(
     table: dict[str, Any], run: RunConfig, given: set[str], course: Mapping[str, float], steps_per_epoch: int
 ) -> dict[str, Any]:
-    """The table with the number of steps, the warm-up, and a validation and a checkpoint at the end of each epoch,
-    unless these are given.
+    """Return the table with the number of steps and of warm-up steps, and with a validation and a checkpoint at the end
+    of each epoch. Settings in `given` keep their values.
     """
     steps = run.training.steps
     if "training.steps" not in given:

@@ -115,10 +115,11 @@ class Task:
         return cls(**values)
 
     def read(self, path: Path, *, has_labels: bool = True) -> tuple["Task", tuple[Example, ...], int]:
-        """Read a file, or a folder of RACE. Returns the task, with the labels that the file has if the task has none
-        yet, the examples, and the number of lines that were left out.
+        """Read a file, or a folder of RACE. Returns the task, the examples, and the number of lines that were left out.
+        If the task has no labels yet, the returned task has the labels of the file.
 
-        With `has_labels`, `DataError` is raised for examples without labels. Raises the errors of the readers.
+        `has_labels` says that the examples must have labels; `DataError` is raised otherwise. Raises the errors of the
+        readers.
         """
         if self.name == SQUAD:
             questions = read_squad(path)
@@ -142,8 +143,8 @@ class Task:
         return read_table(path, columns=columns, labels=self.labels)
 
     def encode(self, encoder: TextEncoder, examples: Sequence[Any], *, name: str, may_drop: bool) -> Encoded:
-        """Encode examples. With `may_drop`, examples that are too long may be dropped, and otherwise they are cut.
-        `name` is the name of the file, for messages. Raises the errors of the encoders.
+        """Encode examples. If `may_drop` is true, examples that are too long may be dropped; otherwise, such examples
+        are cut. `name` is the name of the file, for messages. Raises the errors of the encoders.
         """
         long = Long.CUT if self.long is Long.DROP and not may_drop else self.long
         if self.head is HeadKind.SPANS:
@@ -155,8 +156,8 @@ class Task:
 
 
 def files_of(name: str, folder: str, given: Mapping[str, str]) -> dict[str, Path]:
-    """Files of the parts of a task: the given ones, and for the other parts those in `folder` with the published names.
-    `folder` may be empty.
+    """Files of the parts of a task. `given` are the files that the user names, by part. For every other part, the file
+    is the one with the published name in `folder`, which may be empty.
 
     Raises `ConfigError` if the files to train on or to develop on are missing, or if a folder has several of them.
     """

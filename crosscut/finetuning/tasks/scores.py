@@ -53,7 +53,8 @@ def matthews(predicted: Labels, labels: Labels) -> float:
 
 def confusion(predicted: Labels, labels: Labels, *, num_labels: int = 0) -> npt.NDArray[np.int64]:
     """Return the confusion matrix, [labels, labels]: element (i, j) counts examples of label i that were predicted as
-    label j. `num_labels` is the least number of rows. Raises as `accuracy` does.
+    label j. `num_labels` is the minimum number of rows. Raises `DataError` unless there are as many predictions
+    as labels, and at least one.
     """
     theirs, ours = np.asarray(labels, dtype=np.int64), np.asarray(predicted, dtype=np.int64)
     if len(theirs) != len(ours) or not len(theirs):
@@ -66,13 +67,15 @@ def confusion(predicted: Labels, labels: Labels, *, num_labels: int = 0) -> npt.
 
 
 class SpanScores(NamedTuple):
-    """Scores of SQuAD, as fractions. Those of a group without questions are 0."""
+    """Scores of SQuAD, as fractions. The scores of a group without questions are 0."""
 
     exact: float
     """Fraction of predictions that equal an answer, apart from case, punctuation, articles and blanks."""
 
     f1: float
-    """Mean F1 of the words of a prediction and of the answer that it shares most with."""
+    """Mean F1 of the words of a prediction and of an answer. If a question has several answers, the highest F1
+    counts.
+    """
 
     exact_with_answer: float
     """`exact` of the questions that have an answer."""
