@@ -1,8 +1,8 @@
 """Partial reading of the safetensors files of a folder.
 
 A rank requests the rows and columns that it holds, and receives them in blocks. A file that is mapped into memory
-counts as the rank's own memory, and the operating system maps more than the accessed pages. Therefore the file is
-opened for each block and closed after the block, so that a rank never has more than one block of whole rows mapped.
+counts as the rank's own memory, and the operating system maps more pages than the rank reads. The file is therefore
+opened for each block and closed after the block, so that a rank maps at most one block of whole rows at a time.
 """
 
 import math
@@ -72,7 +72,7 @@ def list_file(path: Path) -> dict[str, StoredTensor]:
 
 
 def read_whole(tensor: StoredTensor) -> Tensor:
-    """Read a whole tensor. For small tensors, such as those of an adapter."""
+    """Read a whole tensor. Use this only for small tensors, such as the matrices of an adapter."""
     with _opened(tensor.path) as file:
         whole: Tensor = file.get_tensor(tensor.name)
     return whole

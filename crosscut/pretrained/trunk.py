@@ -1,4 +1,6 @@
-"""Loading of a model's layers into a model with another head, such as a BERT for masked tokens into one for classes."""
+"""Loading of a model's layers into a model with another head. For example, the layers of a BERT for masked tokens are
+loaded into a BERT for classes.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
@@ -22,16 +24,16 @@ _HEADS = ("task.", "order.", "prediction.", "output.")
 """Beginnings of the names of parameters that belong to a head."""
 _CLASSIFIER = "task.classifier."
 _POOLERS = ("order.pooler.", "task.pooler.")
-"""Beginnings of the names of a pooler. Every head with a pooler can use that of another head."""
+"""Beginnings of the names of a pooler's parameters. A head with a pooler can use the pooler of another head."""
 
 
 def load_trunk(model: GPT, source: ModelSource) -> tuple[str, ...]:
-    """Fill a model, on any layout and sharding, with the weights of a source that may have another head. The pooler of
-    another head is read, too, and so is the classifier of a head of the same kind and size.
+    """Fill a model, on any layout and sharding, with the weights of a source that may have another head. If both heads
+    have a pooler, the pooler is loaded. If both heads have the same kind and size, the classifier is loaded, too.
 
-    Returns the names of the parameters that the source does not have. They keep their values, so initialise the model
-    first. Every rank must call this function. Raises `ConfigError` if the layers of the model and of the source differ,
-    and `CheckpointError` if the weights cannot be read or are not finite.
+    Returns the names of the parameters that the source does not have. These parameters keep their values, so initialise
+    the model first. Every rank must call this function. Raises `ConfigError` if the layers of the model and of the
+    source differ, and `CheckpointError` if the weights cannot be read or are not finite.
     """
     _require_same_layers(model.config, source)
     new = _from_published(model, source) if source.is_published else _from_checkpoint(model, source)
@@ -54,7 +56,7 @@ def _require_same_layers(model: ModelConfig, source: ModelSource) -> None:
         name = different[0]
         raise ConfigError(
             f"`model.{name}` must be {shown(theirs[name])} to load the layers of `{source.folder}`, but is "
-            f"{shown(ours[name])}. Make the model from that of `{source.folder}`, with another head."
+            f"{shown(ours[name])}. Use the settings of the model in `{source.folder}`, and change only the head."
         )
 
 
@@ -110,7 +112,7 @@ def _from_checkpoint(model: GPT, source: ModelSource) -> tuple[str, ...]:
 
 
 def _candidates(name: str, ours: ModelConfig, theirs: ModelConfig) -> Iterable[str]:
-    """Names under which the source may hold a parameter. The classifier of another kind of head is none of them."""
+    """Names under which the source may hold a parameter, except for the classifier of another kind of head."""
     if ours.head is theirs.head or not name.startswith(_CLASSIFIER):
         yield name
     if start := next((start for start in _POOLERS if name.startswith(start)), ""):
@@ -118,7 +120,9 @@ def _candidates(name: str, ours: ModelConfig, theirs: ModelConfig) -> Iterable[s
 
 
 def _only_heads(new: list[str], source: ModelSource) -> tuple[str, ...]:
-    """Return the names. Raises `CheckpointError` if one of them belongs to no head."""
+    """Return the names `new` of parameters that the source lacks. Raises `CheckpointError` if one of these parameters
+    belongs to no head.
+    """
     if missing := [name for name in new if not name.startswith(_HEADS)]:
         raise CheckpointError(
             f"`{source.folder}` must hold the weights of all layers, but lacks {listed(missing)}. Choose another model."

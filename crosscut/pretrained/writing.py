@@ -18,7 +18,7 @@ from crosscut.pretrained.tensors import INDEX_FILE, SINGLE_FILE
 
 @dataclass(frozen=True)
 class PlannedFile:
-    """A safetensors file to write, with the tensors that it will contain."""
+    """A safetensors file to write, with the names and shapes of its tensors."""
 
     name: str
     shapes: Mapping[str, tuple[int, ...]]
