@@ -272,7 +272,7 @@ def test_a_model_for_a_task_predicts_no_next_token(folder):
     [
         (
             {"num_layers": 3},
-            r"^`model.num_layers` must be 2 to load the layers of `.*`, but is 3\. Make the model from",
+            r"^`model.num_layers` must be 2 to load the layers of `.*`, but is 3\. Use the settings of the model in",
         ),
         ({"norm_epsilon": 1e-3}, r"^`model.norm_epsilon` must be 1e-12 to load the layers of `.*`, but is 0.001\."),
     ],
