@@ -74,9 +74,16 @@ def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    """Every test draws the same numbers, whichever run before it; where PyTorch is not imported, nothing draws."""
+    """Every test draws the same numbers, whichever run before it; where PyTorch is not imported, nothing draws.
+
+    Where several processes run the tests, each computes with one thread. With more threads than cores, every operator
+    would wait for a thread that has no core.
+    """
     if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(0)
+        torch = sys.modules["torch"]
+        torch.manual_seed(0)
+        if "PYTEST_XDIST_WORKER" in os.environ and torch.get_num_threads() > 1:
+            torch.set_num_threads(1)
 
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")

@@ -13,7 +13,7 @@ A peer without a GPT-2 trains a Llama with as many parameters, beside Crosscut's
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from benchmarks.contenders.programs import LLAMA_PEERS, PEERS, is_installed
+from benchmarks.contenders.programs import PEERS_OF, is_installed
 from benchmarks.contenders.task import Shape
 
 
@@ -102,7 +102,7 @@ def full_plan(memory: int, installed: Callable[[str], bool] = is_installed) -> l
 
     `selective` is measured uncompiled, because a compiled layer leaves the scores to the attention kernel anyway.
     """
-    peers = sorted(filter(installed, PEERS), key=lambda peer: peer != "plain")
+    peers = sorted(filter(installed, PEERS_OF["GPT-2"]), key=lambda peer: peer != "plain")
     ours = {model: _measurement("crosscut", model, shape) for model, shape in LARGE.items()}
     short, wide, long = LARGE
     compiled = [
@@ -115,7 +115,7 @@ def full_plan(memory: int, installed: Callable[[str], bool] = is_installed) -> l
         for peer in peers
         for model, shape in LARGE.items()
     ]
-    llamas = _llamas([*filter(installed, LLAMA_PEERS)])
+    llamas = _llamas([*filter(installed, PEERS_OF["Llama"])])
     plan = [
         ours[short],
         ours[wide],
@@ -150,9 +150,9 @@ def tiny_plan() -> list[Measurement]:
     llama = replace(ours, name="crosscut, Llama tiny", shape=replace(TINY, family="Llama"))
     return [
         ours,
-        *(replace(ours, name=f"{peer}, tiny", program=peer) for peer in PEERS if is_installed(peer)),
+        *(replace(ours, name=f"{peer}, tiny", program=peer) for peer in PEERS_OF["GPT-2"] if is_installed(peer)),
         llama,
-        *(replace(llama, name=f"{peer}, Llama tiny", program=peer) for peer in LLAMA_PEERS if is_installed(peer)),
+        *(replace(llama, name=f"{peer}, Llama tiny", program=peer) for peer in PEERS_OF["Llama"] if is_installed(peer)),
         _variant(ours, "precision", "float8, tiny", precision="float8"),
         *(replace(m, compiled=False) for m in _layouts(TINY, tensor=8, data=64)),
         _variant(ours, "recomputation", "recompute full, tiny", overrides=("training.recompute=full",)),

@@ -28,7 +28,7 @@ from unittest.mock import patch
 import torch
 from torch.nn.attention import SDPBackend
 
-from benchmarks.contenders.programs import LLAMA_PEERS, CrosscutStep, make_step, require_compiled
+from benchmarks.contenders.programs import PEERS_OF, CrosscutStep, make_step, require_compiled
 from benchmarks.contenders.task import Step, Way
 from benchmarks.gpu.plan import Measurement
 from benchmarks.machine import describe_machine
@@ -212,7 +212,7 @@ def _group(measurement: Measurement, device: torch.device) -> Iterator[None]:
     It is this process alone, or rank 0 of a layout whose other ranks do not exist. In the second case collectives do
     nothing. A sum is then the rank's own part, so losses are meaningless, and times do not include messages.
     """
-    if measurement.program not in ("crosscut", *LLAMA_PEERS):
+    if measurement.program not in ("crosscut", *PEERS_OF["Llama"]):
         yield
     elif measurement.tensor * measurement.data == 1:
         from crosscut.launch import process_group

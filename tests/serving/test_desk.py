@@ -157,7 +157,7 @@ def test_a_text_that_fails_ends_its_request_and_no_other(capsys):
         desk.began([0, 1, 2, ValueError("an order that cannot begin")])
         desk.deliver([Piece(1, 9, finish="error", error=GenerationError("no logits")), Piece(2, 4, "a", finish="stop")])
         for job, message in (
-            (jobs[0], "no logits The server's log has"),
+            (jobs[0], "no logits The server's log describes the failure"),
             (jobs[2], "The server failed on this request"),
         ):
             with pytest.raises(Refusal, match=message) as refused:

@@ -75,12 +75,12 @@ def test_gpu_benchmark_writes_after_every_measurement(tiny_run):
 
 
 def test_gpu_plan_has_llamas_only_beside_a_peer_that_trains_them():
-    from benchmarks.contenders.programs import LLAMA_PEERS, crosscut_run
+    from benchmarks.contenders.programs import PEERS_OF, crosscut_run
     from benchmarks.contenders.task import Shape, Way
     from benchmarks.gpu.plan import LLAMAS, full_plan
     from crosscut.planner import count_parameters
 
-    alone = full_plan(141 * 10**9, installed=lambda program: program not in LLAMA_PEERS)
+    alone = full_plan(141 * 10**9, installed=lambda program: program not in PEERS_OF["Llama"])
     assert not [m for m in alone if m.shape.family == "Llama"]
     beside = full_plan(141 * 10**9, installed=lambda program: True)
     assert {m.name for m in beside} - {m.name for m in alone} == {

@@ -47,7 +47,7 @@ def in_threes(published, tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("rank", [4, 0], ids=["adapters", "all weights"])
+@pytest.mark.parametrize("rank", [4, pytest.param(0, marks=pytest.mark.slow)], ids=["adapters", "all weights"])
 def test_three_tensor_ranks_train_the_same_model_as_one(in_threes, tmp_path, forked_ranks, rank):
     for tensor in (1, 3):
         run_chat(
