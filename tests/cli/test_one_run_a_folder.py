@@ -44,6 +44,7 @@ def test_a_live_run_holds_its_folder_and_a_killed_one_does_not(crosscut_here, st
     assert [row["step"] for row in rows if "loss" in row] == list(range(1, steps + 1))
 
 
+@pytest.mark.slow  # a whole run
 @pytest.mark.parametrize("layout", ["layout.tensor=1", pytest.param("layout.tensor=2", marks=pytest.mark.slow)])
 def test_a_run_whose_folder_is_moved_away_ends_and_does_not_make_it_anew(start, command, tmp_path, layout):
     run, moved = tmp_path / "run", tmp_path / "moved"

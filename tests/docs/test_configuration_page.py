@@ -81,6 +81,7 @@ def test_a_bar_does_not_break_the_table() -> None:
         assert generator.field_docs(Section) == {"choice": r"a \| b, or c"}
 
 
+@pytest.mark.slow  # it makes all pages
 def test_a_stale_page_fails_the_check_and_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert generator.main(["--check"], tmp_path) == 1
     assert not list(tmp_path.iterdir())

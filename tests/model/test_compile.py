@@ -83,6 +83,7 @@ def _layer_and_what_a_compiler_is_given(layout: Layout, family: str) -> tuple[li
     return changed, list(zip(found, expected, strict=True))
 
 
+@pytest.mark.slow  # it compiles every function
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("layout", [Layout(), Layout(tensor=2, sequence_parallel=True)], ids=str)
 @pytest.mark.parametrize("family", ["GPT-2", "Llama"])

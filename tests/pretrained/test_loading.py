@@ -27,7 +27,6 @@ LAYOUTS = [
     Layout(),
     Layout(tensor=2),
     Layout(tensor=4, sequence_parallel=True),
-    Layout(data=2, sharding="zero3"),
     Layout(tensor=2, data=2, sharding="zero3", sequence_parallel=True),
 ]
 LAYOUTS_IN_THREES = [Layout(tensor=3), Layout(tensor=3, sequence_parallel=True)]

@@ -61,6 +61,7 @@ def _verify_modern(layout: Layout, recompute: str) -> Report:
         return verify_on_mesh(for_verification(run, layout, "float64"), make_mesh(layout, CPU))
 
 
+@pytest.mark.slow  # compiled combinations are verified as well
 @pytest.mark.parametrize("recompute", ["operators", pytest.param("full", marks=pytest.mark.slow)])
 def test_a_modern_recipe_is_the_uncut_model_in_compiled_layers(ranks: RankPool, recompute: str) -> None:
     layout = Layout(tensor=2, sequence_parallel=True)

@@ -35,6 +35,7 @@ def test_a_dry_run_stands_beside_the_formulas() -> None:
     assert "does not fit" not in text
 
 
+@pytest.mark.slow  # several dry runs
 def test_a_step_that_does_not_fit_into_the_gpu_is_told_with_what_fits() -> None:
     large = ("training.batch_size=4096", "training.sequence_length=256", "--gpu", "h100-sxm", "model.num_layers=8")
     told = run(*SMALL, *large).splitlines()[-1]

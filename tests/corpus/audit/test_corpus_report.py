@@ -142,6 +142,7 @@ def test_sources_add_up(report):
         assert sum(one[side]["documents"] for one in report["sources"]) == report["summary"][side]["documents"]
 
 
+@pytest.mark.slow  # several whole corpora
 def test_the_report_is_the_same_however_the_corpus_is_run_and_cut(audited, tmp_path, report):
     again = build_report(run(Path(audited.config.folder)).results, audited.config, audited.work)
     assert json.dumps(again) == json.dumps(report)

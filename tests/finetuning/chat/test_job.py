@@ -86,6 +86,7 @@ def test_a_run_is_resumed_on_another_layout_without_its_files(ranks, model, tmp_
     assert summary["validation_loss_after"] < summary["validation_loss_before"]
 
 
+@pytest.mark.slow  # a whole run
 def test_a_validation_file_replaces_the_conversations_held_out(model, tmp_path, forked_ranks):
     for name, number in (("chats", 4), ("others", 3)):
         write_chats(tmp_path / f"{name}.jsonl", chats(number))
@@ -148,11 +149,13 @@ def test_mistakes_are_told_before_any_process_starts(model, tmp_path, arguments,
         run_chat(*filled, "--output", str(tmp_path / "run"), *length)
 
 
+@pytest.mark.slow  # it imports everything in a new process
 def test_no_web_server_is_needed():
     code = "import sys; sys.modules.update(uvicorn=None, starlette=None); import crosscut.finetuning.chat.job"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow  # a whole run
 def test_conversations_that_are_too_long_may_be_left_out(model, tmp_path, forked_ranks):
     records = chats(12)
     records[3]["messages"][0]["content"] = "fox " * 200

@@ -57,6 +57,7 @@ def test_several_seeds_are_scored_and_reported(bert, tables, tmp_path, forked_ra
     assert rows_of(out / "seed-1234", "loss") != rows_of(out / "seed-1235", "loss")
 
 
+@pytest.mark.slow  # the resumed run trains on two layouts
 def test_layouts_train_the_same_model(bert, tables, tmp_path, forked_ranks):
     layouts = ((), ("layout.tensor=2", "layout.sequence_parallel=true"), ("layout.data=2", "layout.sharding=zero3"))
     for number, layout in enumerate(layouts):

@@ -84,6 +84,7 @@ def test_options_are_chosen_on_any_layout(bert, tmp_path, forked_ranks):
     assert find_model(one).model.head == "choice"
 
 
+@pytest.mark.slow  # several whole runs
 def test_decoders_are_fine_tuned(gpt2, tables, tmp_path, forked_ranks):
     for number, layout in enumerate(("layout.tensor=1", "layout.tensor=2")):
         finetune(
