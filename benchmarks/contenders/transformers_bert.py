@@ -42,8 +42,9 @@ class TrainerStep:
     def __init__(self, model: Any, shape: Shape, way: Way) -> None:
         self.orders: queue.Queue[Any] = queue.Queue()
         self.answers: queue.Queue[float | BaseException] = queue.Queue()
+        self.folder = tempfile.TemporaryDirectory()
         arguments = Arguments(
-            output_dir=tempfile.mkdtemp(), per_device_train_batch_size=shape.batch_size, max_steps=1000, report_to=[],
+            output_dir=self.folder.name, per_device_train_batch_size=shape.batch_size, max_steps=1000, report_to=[],
             learning_rate=1e-4, weight_decay=0.01, warmup_steps=100, optim="adamw_torch_fused", save_strategy="no",
             logging_steps=1, disable_tqdm=True, use_cpu=way.device == "cpu", torch_compile=way.compiled,
             dataloader_pin_memory=False,
@@ -81,7 +82,7 @@ class Waiting(IterableDataset[Any]):
             yield self.orders.get()
 
 
-class Tell(TrainerCallback):  # type: ignore[misc, unused-ignore]
+class Tell(TrainerCallback):
     """Tells the loss of each step."""
 
     def __init__(self, answers: queue.Queue[float | BaseException]) -> None:

@@ -25,7 +25,6 @@ class MaskedPrediction(nn.Module):
         self.norm = build.region_norm(part.norm)
         shape, axis = part.bias.padded_shape(build.mesh.tensor.size), build.mesh.tensor
         self.bias = sharded_parameter(shape, axis, dim=0, dtype=build.dtype, device=build.mesh.parameter_device)
-        self._mesh = build.mesh
 
     def forward(self, entered: Tensor) -> Tensor:
         """Compute the hidden states that the output projection multiplies."""
