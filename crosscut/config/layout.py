@@ -21,6 +21,15 @@ class ZeroStage(Choice):
     ZERO3 = "zero3"
 
 
+class ContextAttention(Choice):
+    """Way in which attention is computed over a sequence that several ranks share."""
+
+    AUTO = "auto"
+    GATHER = "gather"
+    ALL_TO_ALL = "all_to_all"
+    RING = "ring"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """Number of ranks along each axis. No layout changes the model that is trained.

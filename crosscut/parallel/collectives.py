@@ -76,6 +76,32 @@ def start_all_gather(x: Tensor, axis: Axis) -> Tensor:
     return gathered
 
 
+def start_all_to_all(x: Tensor, axis: Axis) -> Tensor:
+    """Start an all-to-all: send the r-th part of dimension 0 of `x` to the r-th rank of the axis. The returned tensor
+    has the parts from all ranks in dimension 0, in the order of the ranks, and is valid after `wait`.
+
+    Raises `LayoutError` if the size of dimension 0 is not a multiple of the number of ranks on the axis.
+    """
+    if axis.size == 1:
+        return x
+    _require_divisible(x, axis, 0)
+    rows = [x.shape[0] // axis.size] * axis.size
+    exchanged: Tensor = _ops.all_to_all_single(x.contiguous(), rows, rows, axis.group_name)
+    return exchanged
+
+
+def start_shift(x: Tensor, axis: Axis) -> Tensor:
+    """Start to send `x` to the next rank of the axis; the last rank sends to the first one. The returned tensor is the
+    tensor of the previous rank, and is valid after `wait`.
+    """
+    if axis.size == 1:
+        return x
+    to, from_ = [0] * axis.size, [0] * axis.size
+    to[(axis.rank + 1) % axis.size] = from_[(axis.rank - 1) % axis.size] = x.shape[0]
+    shifted: Tensor = _ops.all_to_all_single(x.contiguous(), from_, to, axis.group_name)
+    return shifted
+
+
 def wait_and_join(x: Tensor, axis: Axis, dim: int) -> Tensor:
     """Wait for a result of `start_all_gather` and concatenate the tensors of all ranks along dimension `dim`, in the
     order of the ranks.
@@ -91,9 +117,7 @@ def wait_and_join(x: Tensor, axis: Axis, dim: int) -> Tensor:
 
 
 def wait(x: Tensor, axis: Axis) -> Tensor:
-    """Wait until `x`, a result of `start_all_reduce`, `start_all_reduce_owned` or `start_reduce_scatter`, is valid, and
-    return `x`.
-    """
+    """Wait until `x`, a result of a `start_` function other than `start_all_gather`, is valid, and return `x`."""
     return x if axis.size == 1 else _ops.wait_tensor(x)
 
 
@@ -113,6 +137,15 @@ def reduce_scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
 def all_gather(x: Tensor, axis: Axis, dim: int) -> Tensor:
     """Concatenate the tensors `x` of all ranks along dimension `dim`, in the order of the ranks."""
     return wait_and_join(start_all_gather(x, axis), axis, dim)
+
+
+def all_to_all(x: Tensor, axis: Axis) -> Tensor:
+    """Send the r-th part of dimension 0 of `x` to the r-th rank of the axis. Return the parts from all ranks in
+    dimension 0, in the order of the ranks.
+
+    Raises `LayoutError` if the size of dimension 0 is not a multiple of the number of ranks on the axis.
+    """
+    return wait(start_all_to_all(x, axis), axis)
 
 
 def split(x: Tensor, axis: Axis, dim: int) -> Tensor:

@@ -18,12 +18,14 @@ class Sent(NamedTuple):
     """One recorded collective."""
 
     operation: str
-    """`all_reduce`, `all_gather` or `reduce_scatter`."""
+    """`all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all` or `shift`. A shift sends a tensor to the next rank of
+    the axis.
+    """
     axis: str
     """Name of the axis: `tensor` or `data`. If the data axis is split, also `replica` or `shard`."""
     elements: int
-    """Number of elements of one rank's largest tensor: the input of an all-reduce, the output of an all-gather, or the
-    input of a reduce-scatter.
+    """Number of elements of one rank's largest tensor: the output of an all-gather, or the input of any other
+    operation.
     """
 
 
@@ -36,6 +38,8 @@ _OPERATIONS = {
     "_c10d_functional::reduce_scatter_tensor_out": "reduce_scatter",
 }
 
+_EXCHANGE = "_c10d_functional::all_to_all_single"
+"""Operator that sends other elements to each rank of the group. If all elements go to one rank, this is a shift."""
 
 _DIRECT_OPERATIONS = {
     "c10d::allreduce_": "all_reduce",
@@ -62,8 +66,8 @@ def comes_again(types: Sequence[type]) -> bool:
 
 
 class CollectiveRecorder(TorchDispatchMode):
-    """Context that records all all-reduces, all-gathers and reduce-scatters of tensors in the list `sent`. Collectives
-    of the backward pass are recorded, too.
+    """Context that records all collectives of tensors in the list `sent`. Collectives of the backward pass are
+    recorded, too.
 
     The recorder finds the name of a collective's axis by the process group. A group of no mesh axis is recorded under
     the group's own name.
@@ -110,6 +114,9 @@ class CollectiveRecorder(TorchDispatchMode):
             operation = _OPERATIONS[name]
             elements = args[0].numel() * (args[1] if operation == "all_gather" else 1)  # args[1]: ranks of the group
             self._note(operation, args[-1], elements, args[0])
+        elif name == _EXCHANGE:
+            is_shift = sum(rows > 0 for rows in args[2]) == 1  # args[2]: rows for each rank of the group
+            self._note("shift" if is_shift else "all_to_all", args[-1], args[0].numel(), args[0])
         elif name in _DIRECT_OPERATIONS:
             self._note_direct(_DIRECT_OPERATIONS[name], args)
         return func(*args, **(kwargs or {}))

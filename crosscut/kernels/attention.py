@@ -1,0 +1,173 @@
+"""Attention over a block of keys, with the log-sum-exp of the scores, for results that are merged over several blocks.
+
+    scores = Q K^T / sqrt(D) + mask,   lse_i = log sum_j exp(scores_ij),   result_i = sum_j exp(scores_ij - lse_i) V_j
+
+The results of two blocks can be merged if both log-sum-exps are known. A row whose keys are all hidden has a
+log-sum-exp of minus infinity and a result of zeros. PyTorch's CPU kernel returns 0 for the log-sum-exp of such a row,
+so this module corrects it.
+
+The gradients of a block follow from the result and the log-sum-exp of *all* blocks (Dao et al. 2022, arXiv 2205.14135,
+appendix B.2): with P_ij = exp(scores_ij - lse_i) and the gradient dO of the result O,
+
+    dV = P^T dO,   dS_ij = P_ij (dO_i . V_j - dO_i . O_i),   dQ = dS K / sqrt(D),   dK = dS^T Q / sqrt(D)
+
+Shapes: B batch, A query heads, K heads of keys and values, S queries, L keys, D elements of a head. K must divide A;
+adjacent query heads then share a head of keys and values.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from crosscut.config.conventions import AMPERE
+
+_aten = torch.ops.aten
+
+
+class Block(NamedTuple):
+    """Queries [B, A, S, D], and the keys and values [B, K, L, D] of one block."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    is_causal: bool = False
+    """Whether query i sees only the keys up to key i. Needs L = S and no mask."""
+    mask: Tensor | None = None
+    """Term that is added to the scores, 0 or minus infinity: [B or 1, 1, S or 1, L], in the type of the queries. None
+    means that no term is added."""
+
+
+class Attended(NamedTuple):
+    """Result of attention."""
+
+    result: Tensor
+    """Weighted sums of the values [B, A, S, D], in the type of the queries."""
+    lse: Tensor
+    """Log-sum-exp of the scores [B, A, S], at least float32."""
+
+
+def attend_block(block: Block) -> Attended:
+    """Compute attention over a block of keys. Nothing is saved for autograd."""
+    if block.q.device.type == "cpu":
+        result, lse = _aten._scaled_dot_product_flash_attention_for_cpu(
+            block.q, block.k, block.v, is_causal=block.is_causal, attn_mask=block.mask
+        )
+        return Attended(result, _without_hidden(lse, block.mask))
+    if _has_flash(block):
+        shared = _shared_heads(block)
+        result, lse, *_ = _aten._scaled_dot_product_flash_attention(block.q, *shared, is_causal=block.is_causal)
+        return Attended(result, lse)
+    return plain_attention(block)
+
+
+def attend_block_backward(grad: Tensor, block: Block, attended: Attended) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the gradients of queries, keys and values of a block. `grad` [B, A, S, D] is the gradient of the merged
+    result, and `attended` is the merged result with its log-sum-exp.
+    """
+    if block.q.device.type == "cpu":
+        grads: tuple[Tensor, Tensor, Tensor] = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad,
+            block.q,
+            block.k,
+            block.v,
+            attended.result,
+            attended.lse,
+            0.0,
+            block.is_causal,
+            attn_mask=block.mask,
+        )
+        return grads
+    if _has_flash(block):
+        return _flash_backward(grad, block, attended)
+    return plain_attention_backward(grad, block, attended)
+
+
+def plain_attention(block: Block) -> Attended:
+    """Compute `attend_block` with ordinary matrix products, on any device and in any type. All scores are in memory."""
+    weights, v = _scores(block), _repeated(block.v, block.q).to(_wide(block.q))
+    largest = weights.amax(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).min)
+    weights = (weights - largest).exp()
+    total = weights.sum(-1, keepdim=True)
+    result = weights @ v / total.clamp(min=torch.finfo(weights.dtype).tiny)
+    return Attended(result.to(block.q.dtype), (largest + total.log()).squeeze(-1))
+
+
+def plain_attention_backward(grad: Tensor, block: Block, attended: Attended) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute `attend_block_backward` with ordinary matrix products, on any device and in any type."""
+    wide = _wide(block.q)
+    q, k, v = (_repeated(x, block.q).to(wide) for x in block[:3])
+    grad, result = grad.to(wide), attended.result.to(wide)
+    weights = (_scores(block) - attended.lse.unsqueeze(-1)).exp()
+    inner = (grad * result).sum(-1, keepdim=True)
+    of_scores = weights * (grad @ v.mT - inner) * block.q.shape[-1] ** -0.5
+    grads = of_scores @ k, _summed(of_scores.mT @ q, block.k), _summed(weights.mT @ grad, block.v)
+    return grads[0].to(block.q.dtype), grads[1].to(block.k.dtype), grads[2].to(block.v.dtype)
+
+
+def _scores(block: Block) -> Tensor:
+    """Scores with the mask [B, A, S, L], in at least float32."""
+    wide = _wide(block.q)
+    scores: Tensor = block.q.to(wide) @ _repeated(block.k, block.q).to(wide).mT * block.q.shape[-1] ** -0.5
+    if block.mask is not None:
+        scores = scores + block.mask
+    if block.is_causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(later, float("-inf"))
+    return scores
+
+
+def _without_hidden(lse: Tensor, mask: Tensor | None) -> Tensor:
+    """Set the log-sum-exp of rows whose keys are all hidden to minus infinity."""
+    return lse if mask is None else lse.masked_fill(mask.isneginf().all(-1), float("-inf"))
+
+
+def _has_flash(block: Block) -> bool:
+    """Whether the GPU's FlashAttention can compute the block: 16-bit elements, no mask, and a head size that is a
+    multiple of 8 and at most 256.
+    """
+    size = block.q.shape[-1]
+    if block.mask is not None or block.q.dtype not in (torch.bfloat16, torch.float16) or size % 8 or size > 256:
+        return False
+    return torch.cuda.get_device_capability(block.q.device) >= AMPERE
+
+
+def _shared_heads(block: Block) -> tuple[Tensor, Tensor]:
+    """Keys and values, repeated for each query head."""
+    return _repeated(block.k, block.q), _repeated(block.v, block.q)
+
+
+def _flash_backward(grad: Tensor, block: Block, attended: Attended) -> tuple[Tensor, Tensor, Tensor]:
+    k, v = _shared_heads(block)
+    unused = torch.empty(0, dtype=torch.int64, device=block.q.device)  # lengths of ragged sequences, random state
+    dq, dk, dv = _aten._scaled_dot_product_flash_attention_backward(
+        grad,
+        block.q,
+        k,
+        v,
+        attended.result,
+        attended.lse,
+        None,
+        None,
+        block.q.shape[2],
+        k.shape[2],
+        0.0,
+        block.is_causal,
+        unused,
+        unused,
+    )
+    return dq, _summed(dk, block.k), _summed(dv, block.v)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _repeated(x: Tensor, q: Tensor) -> Tensor:
+    """Repeat heads of keys or values for each query head."""
+    return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
+
+
+def _summed(grad: Tensor, x: Tensor) -> Tensor:
+    """Sum the gradient of repeated heads over the query heads that share a head of `x`."""
+    return grad if grad.shape[1] == x.shape[1] else grad.unflatten(1, (x.shape[1], -1)).sum(2)

@@ -1,0 +1,142 @@
+"""Operators at which context ranks communicate inside attention. Each rank has the queries, keys and values of its part
+of the sequence (`zigzag`), and every query needs the keys and values of the whole sequence.
+
+| way          | `enter_context`                       | forward, backward          | `leave_context`             |
+|--------------|---------------------------------------|----------------------------|-----------------------------|
+| `gather`     | own queries, all keys and values      | all-gather, reduce-scatter | identity                    |
+| `all_to_all` | all tokens of 1/C of the rank's heads | all-to-all, all-to-all     | own tokens of all the heads |
+
+Between the two operators, any attention kernel works, with any mask. The third way, `ring`, communicates during
+attention (`ring.ring_attention`). Sources: gather as in Llama 3 (Dubey et al. 2024, arXiv 2407.21783, section 3.3.2);
+all-to-all as in DeepSpeed-Ulysses (Jacobs et al. 2023, arXiv 2309.14509).
+
+Shapes: B batch, S sequence, C context ranks, A query heads, K heads of keys and values, D elements of a head.
+"""
+
+from itertools import chain
+from math import gcd
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from crosscut.config import LayoutError
+from crosscut.config.layout import ContextAttention
+from crosscut.parallel.collectives import all_gather, all_to_all, reduce_scatter
+from crosscut.parallel.context.zigzag import join_zigzag, split_zigzag
+from crosscut.parallel.mesh import Axis
+
+HEADS, TOKENS = 1, 2
+"""Dimensions of queries, keys and values."""
+
+Operands = tuple[Tensor, Tensor, Tensor]
+"""Queries, keys and values."""
+
+
+class _GatherSequence(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return join_zigzag(all_gather(x, axis, 0).chunk(axis.size), TOKENS)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return reduce_scatter(torch.cat(split_zigzag(grad, ctx.axis.size, TOKENS)), ctx.axis, 0), None
+
+
+class _ExchangeHeads(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return join_zigzag(all_to_all(torch.cat(x.chunk(axis.size, HEADS)), axis).chunk(axis.size), TOKENS)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _ExchangeTokens.forward(ctx, grad, ctx.axis), None
+
+
+class _ExchangeTokens(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return torch.cat(all_to_all(torch.cat(split_zigzag(x, axis.size, TOKENS)), axis).chunk(axis.size), HEADS)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _ExchangeHeads.forward(ctx, grad, ctx.axis), None
+
+
+def gather_sequence(x: Tensor, axis: Axis) -> Tensor:
+    """Join the parts of the sequence in their order: [B, K, S/C, D] to [B, K, S, D].
+
+    Forward: all-gather. Backward: reduce-scatter.
+    """
+    return x if axis.size == 1 else _GatherSequence.apply(x, axis)
+
+
+def exchange_heads(x: Tensor, axis: Axis) -> Tensor:
+    """Exchange heads for tokens: [B, A, S/C, D] to [B, A/C, S, D]. Rank r gets the r-th part of the heads.
+
+    Forward: all-to-all. Backward: all-to-all.
+    """
+    return x if axis.size == 1 else _ExchangeHeads.apply(x, axis)
+
+
+def exchange_tokens(x: Tensor, axis: Axis) -> Tensor:
+    """Exchange tokens for heads: [B, A/C, S, D] to [B, A, S/C, D]. `exchange_tokens` undoes `exchange_heads`.
+
+    Forward: all-to-all. Backward: all-to-all.
+    """
+    return x if axis.size == 1 else _ExchangeTokens.apply(x, axis)
+
+
+def enter_context(q: Tensor, k: Tensor, v: Tensor, axis: Axis, way: ContextAttention) -> Operands:
+    """Return the queries of this rank, and the keys and values that these queries need.
+
+    `q` is [B, A, S/C, D], and `k` and `v` are [B, K, S/C, D]. With `gather`, the results are `q` and all keys and
+    values [B, K, S, D]. With `all_to_all`, the results have all S tokens of 1/C of the heads; if C does not divide K,
+    keys and values are repeated for the query heads that share them. Each way sends one message forward and one
+    message backward. Raises `LayoutError` for `all_to_all` if C does not divide A.
+    """
+    if axis.size == 1:
+        return q, k, v
+    if way is ContextAttention.GATHER:
+        k, v = gather_sequence(torch.cat((k, v), HEADS), axis).chunk(2, HEADS)
+        return q, k, v
+    return _heads_of_rank(q, k, v, axis)
+
+
+def leave_context(heads: Tensor, axis: Axis, way: ContextAttention) -> Tensor:
+    """Return the results [B, A, S/C, D] of attention for this rank's tokens.
+
+    With `all_to_all`, `heads` is [B, A/C, S, D], and one message is sent forward and one backward. With `gather`,
+    `heads` is returned unchanged.
+    """
+    return exchange_tokens(heads, axis) if way is ContextAttention.ALL_TO_ALL else heads
+
+
+def repeats(num_heads: int, num_kv_heads: int, num_ranks: int) -> int:
+    """Number of times that all-to-all attention repeats each head of keys and values, so that `num_ranks` divides their
+    number. `num_heads` and `num_kv_heads` are the heads of one tensor rank, and `num_ranks` divides `num_heads`.
+    """
+    needed = num_ranks // gcd(num_ranks, num_kv_heads)
+    shared = num_heads // num_kv_heads  # the repetitions must divide this number, so that each copy serves whole heads
+    return next(times for times in range(needed, shared + 1) if not shared % times and not times % needed)
+
+
+def _heads_of_rank(q: Tensor, k: Tensor, v: Tensor, axis: Axis) -> Operands:
+    """Exchange heads for tokens, in one message for queries, keys and values."""
+    if q.shape[HEADS] % axis.size:
+        raise LayoutError(
+            f"The number of query heads of a rank must be a multiple of the number of context ranks ({axis.size}) for "
+            f'all-to-all attention, but is {q.shape[HEADS]}. Set layout.context_attention="gather" or "ring".'
+        )
+    times = repeats(q.shape[HEADS], k.shape[HEADS], axis.size)
+    if times > 1:
+        k, v = k.repeat_interleave(times, HEADS), v.repeat_interleave(times, HEADS)
+    by_rank = zip(*(x.chunk(axis.size, HEADS) for x in (q, k, v)), strict=True)
+    exchanged = exchange_heads(torch.cat(list(chain.from_iterable(by_rank)), HEADS), axis)
+    own = [x.shape[HEADS] // axis.size for x in (q, k, v)]
+    q, k, v = exchanged.split(own, HEADS)
+    return q, k, v

@@ -1,0 +1,154 @@
+"""Ring attention: keys and values are passed round the context ranks, and each rank merges the results of all blocks.
+
+    for each of C steps:  attend to the block of keys and values that is here, while the block of the next step arrives
+
+A rank never holds keys and values of more than two parts of the sequence. The results of the blocks are merged by their
+log-sum-exps, relative to the largest one, so that no exponential overflows. In the backward pass, keys and values are
+passed round again, followed by the sums of their gradients. Source: Liu et al. 2023, arXiv 2310.01889.
+
+The order of the tokens is `zigzag`. In causal attention, a rank's early piece sees the early pieces of all earlier
+ranks. The late piece sees the early pieces of all ranks, and the late pieces of all later ranks. Each step but the
+first therefore computes exactly half of the pairs of a query and a key, on every rank.
+
+Shapes: B batch, S sequence, C context ranks, A query heads, K heads of keys and values, D elements of a head.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from crosscut.kernels.attention import Attended, Block, attend_block, attend_block_backward
+from crosscut.parallel.collectives import start_shift, wait
+from crosscut.parallel.context.zigzag import split_zigzag
+from crosscut.parallel.mesh import Axis
+
+_ALL = slice(None)
+
+
+class _View(NamedTuple):
+    """Queries and keys of a step that see each other. All other pairs of the step are hidden."""
+
+    queries: slice
+    keys: slice
+    hides_later: bool
+    """Whether query i sees only the keys up to key i: causal attention of tokens to themselves, without a mask."""
+    mask: Tensor | None
+
+
+class _Ring(NamedTuple):
+    """Ranks of the ring, and the kind of attention."""
+
+    axis: Axis
+    is_causal: bool
+
+
+class _RingAttention(Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ring: _Ring) -> Tensor:
+        axis = ring.axis
+        merged = _Merged(q)
+        both = torch.stack((k, v))
+        for step, view in enumerate(_views(ring, q.shape[2], mask)):
+            arriving = start_shift(both, axis) if step < axis.size - 1 else both
+            merged.add(attend_block(_block(q, both, view)), view.queries)
+            both = wait(arriving, axis) if step < axis.size - 1 else both
+        result, lse = merged.finish(q.dtype)
+        ctx.save_for_backward(q, k, v, result, lse, mask)
+        ctx.ring = ring
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        q, k, v, result, lse, mask = ctx.saved_tensors
+        ring: _Ring = ctx.ring
+        axis = ring.axis
+        wide = torch.promote_types(q.dtype, torch.float32)
+        grad_q, sums = torch.zeros_like(q, dtype=wide), torch.zeros((2, *k.shape), dtype=wide, device=k.device)
+        both, sums_arriving = torch.stack((k, v)), sums
+        for step, view in enumerate(_views(ring, q.shape[2], mask)):
+            arriving = start_shift(both, axis) if step < axis.size - 1 else both
+            rows, keys = view.queries, view.keys
+            attended = Attended(result[:, :, rows], lse[:, :, rows])
+            block = _block(q, both, view)
+            grads = attend_block_backward(grad[:, :, rows], block, attended)
+            sums = wait(sums_arriving, axis) if step else sums
+            grad_q[:, :, rows] += grads[0]
+            sums[0, :, :, keys] += grads[1]
+            sums[1, :, :, keys] += grads[2]
+            sums_arriving = start_shift(sums, axis)  # after the last step, the sums arrive at the rank of their keys
+            both = wait(arriving, axis) if step < axis.size - 1 else both
+        grad_k, grad_v = wait(sums_arriving, axis).to(k.dtype).unbind()
+        return grad_q.to(q.dtype), grad_k, grad_v, None, None
+
+
+def ring_attention(q: Tensor, k: Tensor, v: Tensor, axis: Axis, *, is_causal: bool, mask: Tensor | None) -> Tensor:
+    """Attend from this rank's tokens to the whole sequence: queries [B, A, S/C, D], keys and values [B, K, S/C, D] to
+    [B, A, S/C, D]. There must be at least two ranks.
+
+    `mask` is added to the scores: [B, 1, S/C, S] or [B, 1, 1, S], 0 or minus infinity, with the keys in the order of
+    the sequence. In causal attention, `mask` must also hide later keys. Every query must see a key.
+
+    Forward: C - 1 shifts of keys and values. Backward: C - 1 shifts of keys and values, and C shifts of the sums of
+    their gradients, in float32 or wider. A shift sends 2 B K S/C D elements to the next rank.
+    """
+    attended: Tensor = _RingAttention.apply(q, k, v, mask, _Ring(axis, is_causal))
+    return attended
+
+
+class _Merged:
+    """Results of all blocks so far: sums of exponentials, relative to the largest log-sum-exp of each query."""
+
+    def __init__(self, q: Tensor) -> None:
+        wide = torch.promote_types(q.dtype, torch.float32)
+        self._values = torch.zeros_like(q, dtype=wide)  # sums of exp(lse - largest) x result
+        self._total = torch.zeros(q.shape[:3], dtype=wide, device=q.device)  # sums of exp(lse - largest)
+        self._largest = torch.full_like(self._total, float("-inf"))
+
+    def add(self, attended: Attended, rows: slice) -> None:
+        """Merge the result of a block for the queries `rows`."""
+        before = self._largest[:, :, rows]
+        largest = torch.maximum(before, attended.lse)
+        base = largest.clamp(min=torch.finfo(largest.dtype).min)  # minus infinity if no key was visible so far
+        kept, added = (before - base).exp(), (attended.lse - base).exp()
+        values = self._values[:, :, rows] * kept.unsqueeze(-1) + attended.result * added.unsqueeze(-1)
+        total = self._total[:, :, rows] * kept + added
+        self._values[:, :, rows], self._total[:, :, rows], self._largest[:, :, rows] = values, total, largest
+
+    def finish(self, dtype: torch.dtype) -> Attended:
+        """Return the result of attention over all blocks."""
+        result = (self._values / self._total.unsqueeze(-1)).to(dtype)
+        return Attended(result, self._largest + self._total.log())
+
+
+def _views(ring: _Ring, length: int, mask: Tensor | None) -> Iterator[_View]:
+    """Yield what the queries of this rank see in each step. In step i, the keys come from the i-th rank before this
+    rank. `length` is the number of the rank's tokens.
+    """
+    axis = ring.axis
+    parts = None if mask is None else split_zigzag(mask, axis.size, 3)
+    early, late = slice(0, length // 2), slice(length // 2, None)
+    for step in range(axis.size):
+        source = (axis.rank - step) % axis.size
+        queries, keys = _ALL, _ALL
+        if ring.is_causal and source < axis.rank:
+            keys = early
+        elif ring.is_causal and source > axis.rank:
+            queries = late
+        hides_later = ring.is_causal and source == axis.rank and mask is None
+        yield _View(queries, keys, hides_later, _part_of(parts, source, queries, keys))
+
+
+def _part_of(parts: list[Tensor] | None, source: int, queries: slice, keys: slice) -> Tensor | None:
+    """Part of the mask for some of this rank's queries and some of the keys of the rank `source`."""
+    if parts is None:
+        return None
+    part = parts[source]
+    return part[:, :, queries if part.shape[2] > 1 else _ALL, keys]
+
+
+def _block(q: Tensor, both: Tensor, view: _View) -> Block:
+    k, v = both[:, :, :, view.keys].unbind()
+    return Block(q[:, :, view.queries], k, v, view.hides_later, view.mask)
