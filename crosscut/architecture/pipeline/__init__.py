@@ -1,0 +1,33 @@
+"""Pipeline parallelism in plain Python: the schedules of the stages, their simulation, and the cut of the layers.
+
+A schedule is data: a list of actions for each rank (`schedules`). The training step performs these actions, the planner
+counts their messages and the activations in flight, and `simulate` computes when each action starts and ends.
+"""
+
+from crosscut.architecture.pipeline.cut import balanced_cut
+from crosscut.architecture.pipeline.schedules import (
+    Action,
+    Channel,
+    Message,
+    Pass,
+    Schedule,
+    interleaved,
+    one_forward_one_backward,
+    zero_bubble,
+)
+from crosscut.architecture.pipeline.simulation import Durations, Simulation, simulate
+
+__all__ = [
+    "Action",
+    "Channel",
+    "Durations",
+    "Message",
+    "Pass",
+    "Schedule",
+    "Simulation",
+    "balanced_cut",
+    "interleaved",
+    "one_forward_one_backward",
+    "simulate",
+    "zero_bubble",
+]
