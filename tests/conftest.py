@@ -1,5 +1,6 @@
 """What all tests share: the kept ranks, and a browser."""
 
+import gc
 import os
 import shutil
 import signal
@@ -53,6 +54,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(
         key=lambda item: (item.path.relative_to(root).parts[0] not in PROGRAMS, -num_tests[item.path], item.path)
     )
+
+
+def pytest_collection_finish() -> None:
+    """Keep Python's garbage collector away from the thousands of collected tests and imported modules. Otherwise each
+    full collection would go through all of them again.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
