@@ -117,13 +117,13 @@ def export(place: str, out: str, max_file_size: str, last_weights: bool, adapter
 
 
 @checkpoint.command(
-    help="Export the adapters of a run in PEFT's format.\n\nPLACE is the folder of a run with adapters "
-    "(`model.lora_rank`; its newest undamaged checkpoint is exported) or a single checkpoint. OUT is the folder to "
-    "write, which must be new or empty."
+    help="Export the adapters of a run in PEFT's format.\n\nPLACE is the folder of a run that trained adapters "
+    "(`model.lora_rank`), or a single checkpoint. For a run, the newest undamaged checkpoint is exported. OUT is the "
+    "folder to write, which must be new or empty."
 )
 @click.argument("place")
 @click.argument("out")
-@click.option("--base", default="", help="Name or folder of the adapters' model, to write to PEFT's config.")
+@click.option("--base", default="", help="Name or folder of the base model, to write to PEFT's config.")
 @last_weights_option
 def adapter(place: str, out: str, base: str, last_weights: bool) -> None:
     """Export the adapters of a run."""

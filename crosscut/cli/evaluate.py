@@ -92,7 +92,8 @@ class EvaluateOptions:
     "--stride",
     "--overlap",
     default=0,
-    help="Tokens by which the window moves each time.  [default: 32 for WikiText-103, half a window for --text]",
+    help="Tokens by which the window moves each time; the Megatron-LM paper calls this number the overlap.  "
+    "[default: 32 for WikiText-103, half a window for --text]",
 )
 @click.option("--mask-seed", default=0, show_default=True, help="Seed of the masks in --text, with a BERT.")
 @click.option(

@@ -27,7 +27,7 @@ _TASKS = {
     "qnli": "whether a sentence answers a question",
     "squad": "questions about a text, SQuAD 1.1 or 2.0",
     "race": "questions about a text with four options",
-    "table": "your own classes: a .tsv or .jsonl file with named columns",
+    "table": "your own classes, from a .tsv or .jsonl file with named columns",
 }
 """Tasks with their descriptions."""
 
@@ -186,7 +186,7 @@ class TaskOptions:
 @precision_option
 @naming_options({"layout.tensor": "--tensor", "batch_size": "--batch-size"})
 def predict(run: str, file: Path, **options: Any) -> None:
-    """Print the prediction for each example of FILE by a fine-tuned RUN.
+    """Print the predictions of a fine-tuned model for the examples in FILE.
 
     RUN is the folder of a run of `crosscut finetune TASK`, and FILE has the format of the task. Labels are not needed.
     Each prediction is a line of JSON.
@@ -201,12 +201,12 @@ _COMMON = (
     click.option("--output", default="", metavar="FOLDER", help="Folder of the run.  [default: runs/TASK]"),
     click.option("--data", default="", metavar="FOLDER", help="Folder with the files of the task as published."),
     click.option("--train", default="", metavar="FILE", help="Examples to train on, instead of those in --data."),
-    click.option("--dev", default="", metavar="FILE", help="Examples that choose the best checkpoint."),
+    click.option("--dev", default="", metavar="FILE", help="Examples by which the best checkpoint is chosen."),
     click.option("--test", default="", metavar="FILE", help="Examples on which the best checkpoint is scored."),
     click.option("--seeds", default=1, show_default=True, help="Number of runs, each with another seed."),
     click.option("--ensemble", is_flag=True, help="Also score the mean of the runs' probabilities."),
     click.option("--epochs", type=float, help="Number of times that all examples are read.  [default: 3]"),
-    click.option("--warmup", type=float, help="Fraction of the steps of the warm-up.  [default: 0.06]"),
+    click.option("--warmup", type=float, help="Warm-up as a fraction of all steps.  [default: 0.06]"),
     click.option("--resume", is_flag=True, help="Continue the runs in the folder --output, on any layout."),
 )
 _LONG = click.option(
@@ -218,15 +218,20 @@ _LONG = click.option(
 )
 _OF_SPANS = (
     click.option(
-        "--stride", default=128, show_default=True, help="Tokens of a window that occur in the next one, too."
+        "--stride", default=128, show_default=True, help="Number of tokens that successive windows of a text share."
     ),
-    click.option("--threshold", default=0.0, help='Margin by which "no answer" must be better than the best answer.'),
+    click.option("--threshold", default=0.0, help='Margin by which "no answer" must score higher than any answer.'),
 )
 _OF_TABLES = (
     click.option("--text", default="", metavar="COLUMN", help="Column of the text, or of the first of two texts."),
     click.option("--pair", default="", metavar="COLUMN", help="Column of the second text."),
     click.option("--label", default="", metavar="COLUMN", help="Column of the label."),
-    click.option("--labels", default="", metavar="A,B,...", help="Labels in order.  [default: those of the file]"),
+    click.option(
+        "--labels",
+        default="",
+        metavar="A,B,...",
+        help="All labels, in the order of the class ids.  [default: the labels in the file, in alphabetical order]",
+    ),
 )
 
 
