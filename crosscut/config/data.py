@@ -135,6 +135,6 @@ class DataConfig:
         folders = [part.folder for part in self.mixture]
         if twice := next((folder for folder in folders if folders.count(folder) > 1), ""):
             raise ConfigError(
-                f"`data.mixture` must name each folder once, but names `{twice}` {folders.count(twice)} times. Add up "
-                "its weights."
+                f"`data.mixture` must name each folder once, but names `{twice}` {folders.count(twice)} times. Name "
+                "the folder once, with the sum of its weights."
             )

@@ -258,7 +258,8 @@ class RunConfig:
             if (value := getattr(self.training, name)) != plain:
                 raise ConfigError(
                     f'`training.{name}` must be {shown(plain)} for a model with `model.head` = "{self.model.head}", '
-                    f"but is {shown(value)}. It is for models that predict tokens. Remove `training.{name}`."
+                    f"but is {shown(value)}. This setting is for models that predict tokens. Remove "
+                    f"`training.{name}`."
                 )
 
     def _check_sequence(self) -> None:

@@ -22,8 +22,9 @@ MOST_WAITING = 8192
 """Maximum number of texts that wait for a row."""
 
 _SHARE = 16
-"""A request may take at most 1 / `_SHARE` of the free places, or one place if this share is smaller than one. Large
-requests therefore always leave places for small requests: a request for one text is refused only if no place is free.
+"""A request may have at most 1 / `_SHARE` of the texts for which the server has room, or one text if this share is
+below one. Large requests therefore always leave room for small requests: a request for one text is refused only if the
+server has no room.
 """
 
 MOST_BEGUN = 8192
@@ -153,10 +154,11 @@ class Desk(Generic[PartT]):
         if self.is_stopping:
             raise Refusal("The server is about to stop and takes no new requests.", status=503, code="stopping")
         num_free = self.num_rows + self._most_waiting - len(self._jobs)
-        if len(orders) > min(num_free, max(1, num_free // _SHARE)):
+        most = min(num_free, max(1, num_free // _SHARE))
+        if len(orders) > most:
             raise Refusal(
-                f"A request may take at most 1/{_SHARE} of the {num_free} free places, or one place, but asks for "
-                f"{len(orders)}. Try again later, or ask for fewer texts at once.",
+                f"A request's number of texts must be at most {most} while the server has room for {num_free} more, "
+                f"but is {len(orders)}. Try again later, or send fewer texts at once.",
                 status=503,
                 code="overloaded",
                 retry=True,

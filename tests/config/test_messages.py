@@ -401,7 +401,10 @@ NOT_EMPTY = "`data.{}` must be empty with `data.mixture`, but is {}. Set data.{}
         ),
         (
             {"mixture": [MIX, {**MIX, "weight": 2.0}]},
-            "`data.mixture` must name each folder once, but names `books` 2 times. Add up its weights.",
+            (
+                "`data.mixture` must name each folder once, but names `books` 2 times. Name the folder once, with the "
+                "sum of its weights."
+            ),
         ),
         ({"mixture": [MIX], "text": ["book.txt"]}, NOT_EMPTY.format("text", "('book.txt',)", "text", "[]")),
         ({"mixture": [MIX], "tokens": "all"}, NOT_EMPTY.format("tokens", "'all'", "tokens", '""')),
@@ -445,8 +448,8 @@ def test_a_task_is_not_trained_with_options_for_tokens(name: str, value: Any, pl
     with pytest.raises(ConfigError) as error:
         replace(run, model=run.model.with_head("spans"))
     assert str(error.value) == (
-        f'`training.{name}` must be {plain} for a model with `model.head` = "spans", but is {str(value).lower()}. It '
-        f"is for models that predict tokens. Remove `training.{name}`."
+        f'`training.{name}` must be {plain} for a model with `model.head` = "spans", but is {str(value).lower()}. '
+        f"This setting is for models that predict tokens. Remove `training.{name}`."
     )
 
 

@@ -88,8 +88,9 @@ def test_more_ranks_than_this_machine_can_hold_are_refused(monkeypatch: pytest.M
         Ranks(layout=Layout(**sizes), device="cpu")
     number = sizes["data"] * sizes.get("tensor", 1)
     assert str(error.value) == (
-        f"`layout.tensor` x `layout.data` must be at most 64 on this machine, but is {number:,}. Each is a process, and"
-        " this machine has 2 cores and 16 GB of memory. Choose a smaller layout, or use several machines with torchrun."
+        f"`layout.tensor` x `layout.data` must be at most 64 on this machine, but is {number:,}. The machine "
+        f"has too few cores (2) or too little memory (16 GB) for {number:,} processes. Choose a smaller layout, or use "
+        "several machines with torchrun."
     )
     assert Ranks(layout=Layout(data=64), device="cpu")
 

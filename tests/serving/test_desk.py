@@ -81,7 +81,8 @@ def test_more_than_may_wait_is_refused_whole():
         first = desk.submit(orders(4))
         assert (desk.num_running, desk.num_waiting) == (2, 2)
         told = (
-            "A request may take at most 1/16 of the 60 free places, or one place, but asks for 4. Try again later, or"
+            "A request's number of texts must be at most 3 while the server has room for 60 more, but is 4. Try again "
+            "later, or send fewer texts at once."
         )
         with pytest.raises(Refusal, match=told) as refused:
             desk.submit(orders(4))
@@ -101,7 +102,7 @@ def test_large_requests_leave_places_to_small_ones(large):
         desk = Desk(num_rows=16)
         desk.open()
         taken = 0
-        with pytest.raises(Refusal, match="ask for fewer texts"):
+        with pytest.raises(Refusal, match="send fewer texts"):
             for taken in range(10_000):  # noqa: B007 - the number of requests that were taken
                 desk.submit(orders(large))
         assert taken * large > MOST_WAITING // 2
@@ -109,7 +110,7 @@ def test_large_requests_leave_places_to_small_ones(large):
         assert left >= 15 * large
         for _ in range(left):
             desk.submit(orders(1))
-        with pytest.raises(Refusal, match="of the 0 free places"):
+        with pytest.raises(Refusal, match="at most 0 while the server has room for 0 more, but is 1"):
             desk.submit(orders(1))
 
     run(talk)

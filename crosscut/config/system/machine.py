@@ -41,8 +41,8 @@ def require_room(name: str, num_processes: int, *, remedy: str, error: type[Cros
     most = max(1, min(_PROCESSES_PER_CORE * cores, memory // _BYTES_PER_PROCESS))
     if num_processes > most:
         raise error(
-            f"{name} must be at most {most:,} on this machine, but is {num_processes:,}. Each is a process, and this "
-            f"machine has {cores} cores and {memory / 1e9:.0f} GB of memory. {remedy}"
+            f"{name} must be at most {most:,} on this machine, but is {num_processes:,}. The machine has too few cores "
+            f"({cores}) or too little memory ({memory / 1e9:.0f} GB) for {num_processes:,} processes. {remedy}"
         )
 
 

@@ -180,8 +180,8 @@ def _check_shard(path: Path, manifest: Manifest, shard: Shard, *, thoroughly: bo
         )
     if thoroughly and shard.sentences is not None and not _sentences_fit(shard):
         raise DamagedDataError(
-            f"`{path / shard.name}.sentences` must ascend and end a sentence at the end of every document, but does "
-            f"not. {_PREPARE_AGAIN}"
+            f"`{path / shard.name}.sentences` must list the ends of sentences in ascending order, with the end of "
+            f"every document among them, but does not. {_PREPARE_AGAIN}"
         )
     if thoroughly and shard.num_tokens and (highest := _highest(shard)) >= manifest.vocab_size:
         raise DamagedDataError(

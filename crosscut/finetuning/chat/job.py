@@ -163,12 +163,12 @@ def _require_supported(run: RunConfig, overrides: Sequence[str]) -> None:
     if told := next((each for each in overrides if each.startswith("data.")), ""):
         raise ConfigError(
             f"`data` must not be set for `finetune chat`, which reads its conversations from the files of the command, "
-            f"but `{told}` is given. Remove it."
+            f"but `{told}` is given. Remove `{told}`."
         )
     if not run.training.document_mask:
         raise ConfigError(
-            "`training.document_mask` must be true for `finetune chat`, because conversations of a sequence do not see "
-            "each other, but is false. Remove it."
+            "`training.document_mask` must be true for `finetune chat`, so that conversations in the same sequence do "
+            "not see each other, but is false. Remove `training.document_mask`."
         )
     if run.evaluation.has_tasks:
         raise ConfigError(
@@ -234,7 +234,9 @@ def _short(conversations: Sequence[Encoded], length: int) -> list[Encoded]:
     """Conversations that fit into a sequence. Raises `DataError` if none does."""
     kept = [each for each in conversations if len(each.ids) - 1 <= length]
     if dropped := len(conversations) - len(kept):
-        new_console(stderr=True).print(f"{dropped} of {len(conversations)} conversations are too long and left out.")
+        new_console(stderr=True).print(
+            f"{dropped} of {len(conversations)} conversations are too long and are left out."
+        )
     if not kept:
         raise DataError(
             f"At least one conversation must fit into `training.sequence_length` ({length} tokens), but none does. "

@@ -151,8 +151,8 @@ def _resumed(order: TaskOrder) -> Kept:
     before, kept = Kept.load(Path(order.output)), Kept.load(Path(order.output), order.overrides)
     if kept.task.name != order.task.name:
         raise ConfigError(
-            f"`--output` must name the folder of a run of the task {order.task.name!r}, but `{order.output}` holds one "
-            f"of {kept.task.name!r}. Resume with `{typed_command()} finetune {kept.task.name}`."
+            f"`--output` must name the folder of a run of the task {order.task.name!r}, but `{order.output}` holds a "
+            f"run of {kept.task.name!r}. Resume with `{typed_command()} finetune {kept.task.name}`."
         )
     theirs, ours = identity_of_settings(before.run), identity_of_settings(kept.run)
     if changed := next((name for name in theirs if theirs[name] != ours[name]), ""):

@@ -41,10 +41,10 @@ def read_squad(path: Path) -> tuple[SpanExample, ...]:
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"`{path}` must have SQuAD's format (data, paragraphs, qas, answers), but has not: "
-            f"{type(error).__name__} at {error}. Check that this is a file of SQuAD 1.1 or 2.0."
+            f"{type(error).__name__} at {error}. Check that this is a SQuAD 1.1 or 2.0 file."
         ) from None
     if not examples:
-        raise DataError(f"`{path}` must have at least one question, but has none. Check that this is a file of SQuAD.")
+        raise DataError(f"`{path}` must have at least one question, but has none. Check that this is a SQuAD file.")
     wrong = [
         (example.id, answer)
         for example in examples

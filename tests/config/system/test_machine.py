@@ -39,7 +39,8 @@ def test_processes_must_fit_cores_and_memory(monkeypatch, cores, memory, most):
     monkeypatch.setattr(machine, "available_memory", lambda: memory)
     machine.require_room("`workers`", most, remedy="Use fewer.")
     with pytest.raises(
-        ConfigError, match=rf"^`workers` must be at most {most:,} on this .* but is {most + 1:,}\. Each"
+        ConfigError,
+        match=rf"^`workers` must be at most {most:,} on this .* but is {most + 1:,}\. The machine has too few",
     ):
         machine.require_room("`workers`", most + 1, remedy="Use fewer.")
 

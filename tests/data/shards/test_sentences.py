@@ -113,8 +113,8 @@ def test_sentences_that_do_not_fit_the_documents_are_an_error(folder: Path, chan
     damage(folder, change(np.fromfile(folder / "train-0.sentences", dtype="<u8")))
     check_message(
         folder,
-        f"`{folder / 'train-0'}.sentences` must ascend and end a sentence at the end of every document, but does not. "
-        f"{AGAIN}",
+        f"`{folder / 'train-0'}.sentences` must list the ends of sentences in ascending order, with the end of every "
+        f"document among them, but does not. {AGAIN}",
     )
 
 

@@ -76,7 +76,7 @@ def test_another_format_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path / "train.json", {"data": [{"paragraphs": [{"context": CONTEXT}]}]})
     assert message(path) == (
         f"`{path}` must have SQuAD's format (data, paragraphs, qas, answers), but has not: KeyError at 'qas'. Check "
-        "that this is a file of SQuAD 1.1 or 2.0."
+        "that this is a SQuAD 1.1 or 2.0 file."
     )
     assert message(tmp_path / "none.json").endswith("No such file or directory. Check the path.")
 
