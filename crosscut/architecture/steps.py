@@ -285,10 +285,11 @@ class Multiply(Step):
         return product, Product(rows, inputs, adapter.down.shape[0]), Product(rows, adapter.rank, outputs)
 
     def passes(self, target: Target) -> Passes:
-        """Bytes that the sum of the two products reads and writes; 0 without an adapter.
+        """Bytes that are read and written to add the adapter's product to the product with the weight; 0 without an
+        adapter.
 
-        In a row-parallel layer, the second product is added to the first product before g without reading or writing
-        more bytes.
+        In a row-parallel layer, the adapter's product is accumulated into the product with the weight before g, so the
+        addition reads and writes nothing more.
         """
         is_added = self.matrix.adapter is not None and self.gives[0].cut
         return Passes(forward=3 * self.gives[0].bytes(target) if is_added else 0)

@@ -39,7 +39,7 @@ class AttentionKind(Choice):
 
 
 class NormPosition(Choice):
-    """Place of the norms of the residual stream."""
+    """Place of the normalisation: before attention and the MLP, or after their residual sums."""
 
     BEFORE = "before"
     AFTER = "after"
@@ -63,7 +63,7 @@ class Positions(Choice):
 
 
 class NormKind(Choice):
-    """Norm of the residual stream."""
+    """Kind of normalisation: layer norm or RMS norm."""
 
     LAYER = "layer"
     RMS = "rms"

@@ -148,8 +148,9 @@ class RunConfig:
         return self.checkpoint.folder or f"{self.output.folder}/{CHECKPOINTS_FOLDER}"
 
     def with_vocabulary(self) -> "RunConfig":
-        """Return the run with `model.vocab_size` set to `data.vocab_size` if it is 0. 0 stands for the size of the
-        tokenizer that the run trains, and `data.vocab_size` is the maximum of this size.
+        """Return the run with a known vocabulary size: if `model.vocab_size` is 0, `data.vocab_size` replaces it.
+
+        0 means that the run trains a tokenizer. The tokenizer has at most `data.vocab_size` tokens.
         """
         return replace(self, model=replace(self.model, vocab_size=self.model.vocab_size or self.data.vocab_size))
 

@@ -216,11 +216,11 @@ class MixedValidationSampler(ValidationSamples):
         self._samplers, self._shares = tuple(samplers), shares_of(weights)
 
     def count(self, limit: int) -> int:
-        """Return the number of samples of a validation: about `limit`, but at least one from each folder."""
+        """Return the number of samples that a validation reads: about `limit`, but at least one from each folder."""
         return sum(self._counts(limit))
 
     def sample_at(self, position: int, limit: int) -> tuple[Ids, Ids]:
-        """Return a sample of a validation."""
+        """Return the tokens and targets, each [S], of the sample at `position`, counted over all folders."""
         ends = list(accumulate(self._counts(limit)))
         number = bisect_right(ends, position)
         return self._samplers[number].sample(position - (ends[number - 1] if number else 0))

@@ -24,13 +24,11 @@ class ValidationSamples(ABC):
 
     @abstractmethod
     def count(self, limit: int) -> int:
-        """Return the number of samples of a validation of at most `limit` samples. 0 means no limit."""
+        """Return the number of samples that a validation reads. `limit` is the maximum; 0 means no limit."""
 
     @abstractmethod
     def sample_at(self, position: int, limit: int) -> tuple[Ids, Ids]:
-        """Return the tokens and targets, each [S], of the sample at `position` in a validation of at most `limit`
-        samples.
-        """
+        """Return the tokens and targets, each [S], of the sample at `position` in a validation with this `limit`."""
 
     @abstractmethod
     def check_unchanged(self) -> None:
@@ -48,9 +46,9 @@ class ValidationSamples(ABC):
         """Yield this rank's slice of every batch: (tokens, targets), each [B / size, S].
 
         Each batch is divided among `size` ranks, and `rank` is the index of this rank. All ranks get the same number of
-        batches, with the same shape. Together, the batches hold each sample of a validation of at most `limit` samples
-        once. An incomplete last batch is padded with samples whose targets are all `IGNORED`. Raises `DataError` unless
-        `size` divides `batch_size`.
+        batches, with the same shape. Together, the batches hold each of the `count(limit)` samples once. An incomplete
+        last batch is padded with samples whose targets are all `IGNORED`. Raises `DataError` unless `size` divides
+        `batch_size`.
         """
         local, first = share_of_batch(batch_size, rank, size)
         num_samples = self.count(limit)
@@ -90,7 +88,7 @@ class ValidationSampler(ValidationSamples):
         return tokens, targets
 
     def count(self, limit: int) -> int:
-        """Return the number of samples of a validation of at most `limit` samples."""
+        """Return the number of samples that a validation reads; see `ValidationSamples.count`."""
         return min(limit, self.num_samples) if limit else self.num_samples
 
     def sample_at(self, position: int, limit: int) -> tuple[Ids, Ids]:

@@ -78,8 +78,8 @@ def evaluate(
 
     If `shown` is true, the first rank shows a progress bar. If `forecast` is also true, the first rank prints the size
     and the expected time of each task before the bar. A rank reads the windows of a task in rounds, and every rank has
-    the same number of rounds. `around` is a generator function that receives the rounds of a task and yields them
-    again. The function can, for example, end the evaluation early.
+    the same number of rounds. `around` is a generator function that yields each round that it receives, and can act
+    before and after the round. It can, for example, end the evaluation early.
     """
     return [_done(model, task, batch_size, shown=shown, forecast=forecast, around=around) for task in tasks]
 
@@ -114,8 +114,8 @@ def score_with_progress(
     bar: Bar,
     around: Follow = iter,
 ) -> WindowScores:
-    """Score windows with `score_windows`, and show the progress bar `bar` on the first rank. The generator function
-    `around` receives the rounds of the rank and yields them again, as in `evaluate`.
+    """Score windows with `score_windows`, and show the progress bar `bar` on the first rank. `around` acts
+    before and after each round of windows that this rank reads, as in `evaluate`.
     """
     num_tokens = sum(window.length for window in windows)
     with progress(bar._replace(shown=bar.shown and model.mesh.is_first_rank), num_tokens) as advance:

@@ -29,8 +29,8 @@ Rounds = Iterable[Sequence[int]]
 """Indices of the windows that a rank reads: one sequence per round. The windows of a round are read together."""
 
 Follow = Callable[[Rounds], Rounds]
-"""Function that receives the rounds of a rank and yields them again. The function can, for example, advance a progress
-bar after each round, or end the scoring early."""
+"""Generator function around the rounds of a rank: it yields each round that it receives, and can act before and after
+the round. It can, for example, advance a progress bar, or end the scoring early."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -57,7 +57,8 @@ class Runner:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LossRunner:
-    """Runner of the loss: compiled code, and the number of tokens whose logits the loss holds at once.
+    """Runner of the loss. It gives the loss compiled functions to call, and limits the number of tokens whose logits
+    are in memory at once.
 
     By default, nothing is compiled, and the device's default number of tokens is used.
     """
@@ -83,7 +84,7 @@ PLAIN = Runner()
 """Runner that calls functions unchanged and computes products in the element type of their arguments."""
 
 PLAIN_LOSS = LossRunner()
-"""Runner of the loss that compiles nothing."""
+"""Runner of the loss without compiled functions."""
 
 
 def plain_runner(_index: int) -> Runner:

@@ -1,4 +1,4 @@
-"""Splitting of a text at its tokens. A token may hold only a part of a character, which text cannot represent."""
+"""Splitting of a text at its tokens. If several tokens spell one character, the character is not split."""
 
 import codecs
 from collections.abc import Iterable

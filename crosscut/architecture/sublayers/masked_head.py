@@ -36,7 +36,7 @@ class MaskedPrediction:
 
     @classmethod
     def of(cls, model: ModelConfig) -> "MaskedPrediction":
-        """Describe the layers of a model."""
+        """Describe these layers of a model."""
         hidden = model.hidden_size
         weight = Parameter("prediction.dense.weight", (hidden, hidden), Role.MATRIX, inside=True)
         return cls(

@@ -1,4 +1,6 @@
-"""Let a command refuse options that belong to another command of the same name."""
+"""Refusal of options that belong to another mode of a command, such as `--rank` without `--dry-run`. Each mode is a
+click command of its own.
+"""
 
 from typing import Any
 

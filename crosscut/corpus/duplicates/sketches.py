@@ -1,6 +1,6 @@
 """Compute the sketches of documents.
 
-A sketch consists of MinHash values. The sketches of two documents are an estimate of the share of n-grams that the
+A sketch consists of MinHash values. The sketches of two documents give an estimate of the share of n-grams that the
 documents have in common.
 
 Sketches and the exact comparison use the same n-grams (`crosscut.corpus.words.ngrams`). Value j of a document is the

@@ -1,4 +1,4 @@
-"""Find the n-grams that documents share with test sets, join them to passages, and cut passages out.
+"""Find the n-grams that documents share with test sets, join the n-grams into passages, and cut passages out.
 
 A passage is a maximal sequence of consecutive n-grams of a document that all occur in one test set. A passage is either
 copied text or a common phrase.

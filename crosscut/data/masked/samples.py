@@ -118,7 +118,7 @@ class MaskedValidation:
         self._sampler, self.num_samples = sampler, num_samples
 
     def count(self, limit: int) -> int:
-        """Return the number of samples of a validation of at most `limit` samples. 0 means no limit."""
+        """Return the number of samples that a validation reads. `limit` is the maximum; 0 means no limit."""
         return min(limit, self.num_samples) if limit else self.num_samples
 
     def batches(self, *, batch_size: int, rank: int = 0, size: int = 1, limit: int = 0) -> Iterator[MaskedBatch]:

@@ -131,7 +131,9 @@ def read_vocabulary(path: Path, *, setting: str) -> tokenizers.Tokenizer:
 
 
 def is_uncased(path: Path) -> bool:
-    """Whether the tokenizer of a `vocab.txt` writes lower case. Raises `ConfigError` for an unknown setting."""
+    """Whether the tokenizer of the `vocab.txt` at `path` converts texts to lower case. Raises `ConfigError` if
+    `do_lower_case` is not true or false.
+    """
     file = path.with_name(TOKENIZER_CONFIG_FILE)
     answer = read_json(file).get("do_lower_case", True) if file.is_file() else True
     if not isinstance(answer, bool):

@@ -3,7 +3,7 @@
 | file | content |
 |---|---|
 | `task.json` | the task, the files of its parts, the seeds and the settings |
-| `data/` | the encoded examples, and the texts of the predicted examples, so that a run can resume without its files |
+| `data/` | the encoded examples, and the texts to which predictions refer, so that a run can resume without its files |
 | `seed-N/` | the run of one seed. If there is only one seed, the folder itself is the run |
 | `outputs-dev.npy`, `outputs-test.npy` | outputs of the best checkpoint, in the folder of a seed |
 | `summary.json` | scores of the best checkpoint, in the folder of a seed. The file says that the seed is complete |
@@ -102,7 +102,9 @@ class Kept:
         return Rows.load(self.folder / DATA_FOLDER / f"{part}.npz")
 
     def examples(self, part: str) -> tuple[Any, ...]:
-        """Read the examples of a part that is predicted. Raises `DataError` if the file is damaged."""
+        """Read the texts of a part's examples, which `save_part` wrote with `is_predicted`. Raises `DataError` if the
+        file is damaged.
+        """
         path = self.folder / DATA_FOLDER / f"{part}.jsonl"
         kind = _KINDS.get(self.task.head, TextExample)
         try:
@@ -114,7 +116,9 @@ class Kept:
             ) from None
 
     def save_part(self, part: str, rows: Rows, examples: Sequence[Any], *, is_predicted: bool) -> None:
-        """Write the encoded examples of a part and, if the part is predicted, its texts."""
+        """Write the encoded examples of a part. Also write their texts if `is_predicted` says that the run makes
+        predictions for this part.
+        """
         folder = self.folder / DATA_FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         rows.save(folder / f"{part}.npz")

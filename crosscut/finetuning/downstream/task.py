@@ -156,10 +156,11 @@ class Task:
 
 
 def files_of(name: str, folder: str, given: Mapping[str, str]) -> dict[str, Path]:
-    """Files of the parts of a task. `given` are the files that the user names, by part. For every other part, the file
-    is the one with the published name in `folder`, which may be empty.
+    """Find the file of each part of a task. `given` maps a part to the file that the user named. The files of the other
+    parts have the published names and are in `folder`. An empty `folder` means that the user named no folder.
 
-    Raises `ConfigError` if the files to train on or to develop on are missing, or if a folder has several of them.
+    Raises `ConfigError` if the file to train on or to develop on is missing, or if `folder` has several files for a
+    part.
     """
     files = {part: Path(path) for part, path in given.items() if path}
     for part in PARTS:

@@ -171,7 +171,9 @@ def _megatron_rate(row: MegatronRow, micro: int, hardware: Hardware) -> float:
 
 
 def megatron_errors(calibration: MegatronRow) -> dict[str, float]:
-    """Forecast minus published FLOP/s of each row, as a share of the peak, if `calibration` calibrates the H100."""
+    """Error of the forecast of each row: forecast minus published FLOP/s, as a share of the peak. The published FLOP/s
+    of the row `calibration` calibrate the H100.
+    """
     attained = megatron_attained(calibration)
     hardware = attaining(_H100, attained)
     peak = _H100.flops["bfloat16"]

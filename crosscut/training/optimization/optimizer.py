@@ -52,7 +52,9 @@ class Home(Protocol):
         """Return zeros with the shape and placement of `parameter`."""
 
     def keep(self, moment: Tensor, parameter: Tensor) -> Tensor:
-        """Move a moment of `parameter` that was loaded from a checkpoint to this place. Returns the moved moment."""
+        """Move `moment` to this place, and return the moved tensor. `moment` belongs to `parameter` and comes from a
+        checkpoint.
+        """
 
     def pieces(self, whole: Piece) -> Iterator[Piece]:
         """Split `whole`, the arguments of the fused kernel, into pieces. Yield the pieces, each with its moments on the

@@ -96,8 +96,9 @@ def expected_seconds(
 
 
 def gain_of_one_rank(run: RunConfig, peak: Peak, device: torch.device) -> float:
-    """Forecast how many times as fast a single rank would train on the processor that the ranks share. 1 if the ranks
-    do not share a processor, or if a single rank is hardly faster. The run's `training.precision` must not be `auto`.
+    """Forecast the speed-up of training with one rank instead of the run's ranks, which share one processor. 1 if the
+    ranks do not share a processor, or if a single rank is hardly faster. The run's `training.precision` must not be
+    `auto`.
     """
     hardware = _hardware(run, peak, device)
     if hardware is None or device.type != "cpu" or not 1 < run.layout.world_size <= hardware.ranks_per_node:

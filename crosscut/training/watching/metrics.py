@@ -37,8 +37,8 @@ class Metrics:
     """Metrics of one run. Use the object as a context manager: leaving the context closes the files.
 
     `start` is the step from which the run continues. Rows of later steps, written by an earlier start of the run, are
-    removed. `scored` names the weights that are scored. Empty for the weights of the last step. Raises `TrainingError`
-    if the files cannot be written.
+    removed. `scored` says which weights the validation scores, such as "of the averaged weights". An empty text means
+    the weights of the last step. Raises `TrainingError` if the files cannot be written.
     """
 
     def __init__(self, folder: Path, *, num_steps: int, start: int, active: bool, scored: str = "") -> None:

@@ -91,8 +91,9 @@ def _published_peak(precision: str, device: torch.device) -> tuple[str, float] |
 def measure_matrix_rate(device: torch.device, dtype: torch.dtype, *, size: int = 0) -> float:
     """Measure the FLOP/s that square matrix products attain on this rank's device for `_SECONDS_TO_MEASURE` seconds.
 
-    The result is the mean rate, not the best rate: ranks that share a core take turns, and the best product of each
-    rank would count the core once per rank. `size` is the number of rows; 0 means 8192 on CUDA and 512 on CPUs.
+    The result is the mean rate of all products, not the rate of the fastest product. Ranks that share a core take
+    turns, so the fastest product of each rank has the core to itself. The sum of these rates over the ranks would count
+    the core once per rank. `size` is the number of rows; 0 means 8192 on CUDA and 512 on CPUs.
     """
     size = size or (8192 if device.type == "cuda" else 512)
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
