@@ -43,7 +43,7 @@ class Kept:
     run: RunConfig
     """Settings of the runs, with the seed of the first run and the folder of all runs."""
     model: str
-    """Place of the model before the fine-tuning."""
+    """Path of the model from which the fine-tuning starts."""
     files: Mapping[str, str]
     """Files of the parts, by part."""
     padding: int

@@ -118,8 +118,7 @@ class Task:
         """Read a file, or a folder of RACE. Returns the task, the examples, and the number of lines that were left out.
         If the task has no labels yet, the returned task has the labels of the file.
 
-        `has_labels` says that the examples must have labels; `DataError` is raised otherwise. Raises the errors of the
-        readers.
+        Raises `DataError` if `has_labels` is true and an example has no label, and the errors of the readers.
         """
         if self.name == SQUAD:
             questions = read_squad(path)
@@ -143,8 +142,8 @@ class Task:
         return read_table(path, columns=columns, labels=self.labels)
 
     def encode(self, encoder: TextEncoder, examples: Sequence[Any], *, name: str, may_drop: bool) -> Encoded:
-        """Encode examples. If `may_drop` is true, examples that are too long may be dropped; otherwise, such examples
-        are cut. `name` is the name of the file, for messages. Raises the errors of the encoders.
+        """Encode examples. Examples that are too long are treated as `long` says, but if `may_drop` is false, they are
+        cut instead of dropped. `name` is the name of the file, for messages. Raises the errors of the encoders.
         """
         long = Long.CUT if self.long is Long.DROP and not may_drop else self.long
         if self.head is HeadKind.SPANS:
