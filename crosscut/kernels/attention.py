@@ -25,7 +25,7 @@ from crosscut.config.conventions import AMPERE
 _aten = torch.ops.aten
 
 
-class Block(NamedTuple):
+class KeyBlock(NamedTuple):
     """Queries [B, A, S, D], and the keys and values [B, K, L, D] of one block."""
 
     q: Tensor
@@ -47,7 +47,7 @@ class Attended(NamedTuple):
     """Log-sum-exp of the scores [B, A, S], at least float32."""
 
 
-def attend_block(block: Block) -> Attended:
+def attend_block(block: KeyBlock) -> Attended:
     """Compute attention over a block of keys. Nothing is saved for autograd."""
     if block.q.device.type == "cpu":
         result, lse = _aten._scaled_dot_product_flash_attention_for_cpu(
@@ -61,7 +61,7 @@ def attend_block(block: Block) -> Attended:
     return plain_attention(block)
 
 
-def attend_block_backward(grad: Tensor, block: Block, attended: Attended) -> tuple[Tensor, Tensor, Tensor]:
+def attend_block_backward(grad: Tensor, block: KeyBlock, attended: Attended) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of queries, keys and values of a block. `grad` [B, A, S, D] is the gradient of the merged
     result, and `attended` is the merged result with its log-sum-exp.
     """
@@ -83,7 +83,7 @@ def attend_block_backward(grad: Tensor, block: Block, attended: Attended) -> tup
     return plain_attention_backward(grad, block, attended)
 
 
-def plain_attention(block: Block) -> Attended:
+def plain_attention(block: KeyBlock) -> Attended:
     """Compute `attend_block` with ordinary matrix products, on any device and in any type. All scores are in memory."""
     weights, v = _scores(block), _repeated(block.v, block.q).to(_wide(block.q))
     largest = weights.amax(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).min)
@@ -93,7 +93,7 @@ def plain_attention(block: Block) -> Attended:
     return Attended(result.to(block.q.dtype), (largest + total.log()).squeeze(-1))
 
 
-def plain_attention_backward(grad: Tensor, block: Block, attended: Attended) -> tuple[Tensor, Tensor, Tensor]:
+def plain_attention_backward(grad: Tensor, block: KeyBlock, attended: Attended) -> tuple[Tensor, Tensor, Tensor]:
     """Compute `attend_block_backward` with ordinary matrix products, on any device and in any type."""
     wide = _wide(block.q)
     q, k, v = (_repeated(x, block.q).to(wide) for x in block[:3])
@@ -105,7 +105,7 @@ def plain_attention_backward(grad: Tensor, block: Block, attended: Attended) -> 
     return grads[0].to(block.q.dtype), grads[1].to(block.k.dtype), grads[2].to(block.v.dtype)
 
 
-def _scores(block: Block) -> Tensor:
+def _scores(block: KeyBlock) -> Tensor:
     """Scores with the mask [B, A, S, L], in at least float32."""
     wide = _wide(block.q)
     scores: Tensor = block.q.to(wide) @ _repeated(block.k, block.q).to(wide).mT * block.q.shape[-1] ** -0.5
@@ -122,7 +122,7 @@ def _without_hidden(lse: Tensor, mask: Tensor | None) -> Tensor:
     return lse if mask is None else lse.masked_fill(mask.isneginf().all(-1), float("-inf"))
 
 
-def _has_flash(block: Block) -> bool:
+def _has_flash(block: KeyBlock) -> bool:
     """Whether the GPU's FlashAttention can compute the block: 16-bit elements, no mask, and a head size that is a
     multiple of 8 and at most 256.
     """
@@ -132,12 +132,12 @@ def _has_flash(block: Block) -> bool:
     return torch.cuda.get_device_capability(block.q.device) >= AMPERE
 
 
-def _shared_heads(block: Block) -> tuple[Tensor, Tensor]:
+def _shared_heads(block: KeyBlock) -> tuple[Tensor, Tensor]:
     """Keys and values, repeated for each query head."""
     return _repeated(block.k, block.q), _repeated(block.v, block.q)
 
 
-def _flash_backward(grad: Tensor, block: Block, attended: Attended) -> tuple[Tensor, Tensor, Tensor]:
+def _flash_backward(grad: Tensor, block: KeyBlock, attended: Attended) -> tuple[Tensor, Tensor, Tensor]:
     k, v = _shared_heads(block)
     unused = torch.empty(0, dtype=torch.int64, device=block.q.device)  # lengths of ragged sequences, random state
     dq, dk, dv = _aten._scaled_dot_product_flash_attention_backward(

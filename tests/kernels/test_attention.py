@@ -8,7 +8,7 @@ from torch import Tensor
 
 from crosscut.kernels.attention import (
     Attended,
-    Block,
+    KeyBlock,
     attend_block,
     attend_block_backward,
     plain_attention,
@@ -21,7 +21,7 @@ FIRST = 7
 CASES = ["all keys", "causal", "mask", "mask of keys"]
 
 
-def _block(case: str, num_kv_heads: int, dtype: torch.dtype = torch.float64) -> Block:
+def _block(case: str, num_kv_heads: int, dtype: torch.dtype = torch.float64) -> KeyBlock:
     generator = torch.Generator().manual_seed(3)
     num_keys = 8 if case == "causal" else 12
     q = torch.randn(2, 6, 8, 4, generator=generator, dtype=torch.float64).to(dtype)
@@ -31,10 +31,10 @@ def _block(case: str, num_kv_heads: int, dtype: torch.dtype = torch.float64) -> 
         hidden = torch.rand(2, 1, 8 if case == "mask" else 1, num_keys, generator=generator) < 0.4
         hidden[1, :, 0] = torch.arange(num_keys) < FIRST  # a query that sees no key of the first block
         mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill(hidden, -math.inf)
-    return Block(q, k, v, case == "causal", mask)
+    return KeyBlock(q, k, v, case == "causal", mask)
 
 
-def _scores(block: Block) -> Tensor:
+def _scores(block: KeyBlock) -> Tensor:
     k = block.k.repeat_interleave(block.q.shape[1] // block.k.shape[1], 1)
     scores = torch.einsum("bhsd,bhld->bhsl", block.q, k) / math.sqrt(block.q.shape[-1])
     if block.mask is not None:
@@ -59,7 +59,7 @@ def test_result_and_log_sum_exp_are_those_of_the_formula(case: str, num_kv_heads
 def test_a_query_without_visible_keys_has_a_log_sum_exp_of_minus_infinity() -> None:
     whole = _block("mask", 3)
     assert whole.mask is not None
-    block = Block(whole.q, whole.k[:, :, :FIRST], whole.v[:, :, :FIRST], False, whole.mask[..., :FIRST])
+    block = KeyBlock(whole.q, whole.k[:, :, :FIRST], whole.v[:, :, :FIRST], False, whole.mask[..., :FIRST])
     for attended in (attend_block(block), plain_attention(block)):
         assert torch.equal(attended.lse[1, :, 0], torch.full((6,), -math.inf, dtype=torch.float64))
         assert not attended.result[1, :, 0].any()
@@ -72,7 +72,7 @@ def test_gradients_of_two_blocks_add_up_to_those_of_all_keys(case: str, num_kv_h
     whole = _block(case, num_kv_heads)
     grad = torch.randn(whole.q.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     leaves = [x.clone().requires_grad_() for x in whole[:3]]
-    scores = _scores(Block(*leaves, whole.is_causal, whole.mask)).softmax(-1)
+    scores = _scores(KeyBlock(*leaves, whole.is_causal, whole.mask)).softmax(-1)
     result = scores @ leaves[2].repeat_interleave(6 // num_kv_heads, 1)
     result.backward(grad)
     attended = Attended(result.detach(), _scores(whole).logsumexp(-1))
@@ -81,7 +81,7 @@ def test_gradients_of_two_blocks_add_up_to_those_of_all_keys(case: str, num_kv_h
         masks = [None, None] if whole.mask is None else [whole.mask[..., :FIRST], whole.mask[..., FIRST:]]
         halves = [slice(0, FIRST), slice(FIRST, None)]
         blocks = [
-            Block(whole.q, whole.k[:, :, keys], whole.v[:, :, keys], False, mask)
+            KeyBlock(whole.q, whole.k[:, :, keys], whole.v[:, :, keys], False, mask)
             for keys, mask in zip(halves, masks, strict=True)
         ]
     grads = [backward(grad, block, attended) for block in blocks]  # type: ignore[operator]

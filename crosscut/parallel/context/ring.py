@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from crosscut.kernels.attention import Attended, Block, attend_block, attend_block_backward
+from crosscut.kernels.attention import Attended, KeyBlock, attend_block, attend_block_backward
 from crosscut.parallel.collectives import start_shift, wait
 from crosscut.parallel.context.zigzag import split_zigzag
 from crosscut.parallel.mesh import Axis
@@ -149,6 +149,6 @@ def _part_of(parts: list[Tensor] | None, source: int, queries: slice, keys: slic
     return part[:, :, queries if part.shape[2] > 1 else _ALL, keys]
 
 
-def _block(q: Tensor, both: Tensor, view: _View) -> Block:
+def _block(q: Tensor, both: Tensor, view: _View) -> KeyBlock:
     k, v = both[:, :, :, view.keys].unbind()
-    return Block(q[:, :, view.queries], k, v, view.hides_later, view.mask)
+    return KeyBlock(q[:, :, view.queries], k, v, view.hides_later, view.mask)
