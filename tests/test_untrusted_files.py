@@ -7,7 +7,6 @@ Pickles, Python's own code and some forms of YAML can hold programs. Their reade
 import ast
 import re
 from collections.abc import Collection, Iterator
-from pathlib import Path
 
 import pytest
 

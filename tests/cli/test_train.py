@@ -110,6 +110,7 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@pytest.mark.slow  # tests/launch has ranks that are killed
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the ranks through /proc")
 def test_killed_rank_ends_the_run_in_seconds_and_leaves_the_last_checkpoint(book, tmp_path):
     run = tmp_path / "run"

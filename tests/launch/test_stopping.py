@@ -162,6 +162,7 @@ def alone(told: Connection) -> None:
     told.send("left")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize(("wait", "left"), [(0.1, True), (1.0, False)], ids=["a copy", "a second"])
 def test_a_second_signal_ends_the_process_at_once_but_a_copy_of_the_first_does_not(

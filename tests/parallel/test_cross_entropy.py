@@ -77,7 +77,7 @@ def _compiled_loss(
     return _loss(tensor, hidden, weight, targets, options, padding)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler does inside is not ours to mend
 @pytest.mark.parametrize("more", [{}, {"z_loss": 0.05, "soft_cap": 2.0}], ids=str)
 @pytest.mark.parametrize(("tensor", "dtype"), [(1, torch.bfloat16), (4, torch.float64)])
@@ -146,6 +146,7 @@ def _bias(dtype: torch.dtype) -> Tensor:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler does inside is not ours to mend
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize("tensor", SIZES)
 def test_a_bias_is_added_to_the_logits_of_the_rank_that_holds_it(

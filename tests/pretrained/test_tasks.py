@@ -77,7 +77,7 @@ def step(source: ModelSource, architecture: str, layout: Layout) -> tuple[Tensor
     return loss.detach() * layout.data, logits, named
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("architecture", MODELS)
 def test_losses_logits_and_gradients_are_those_of_transformers(ranks, folder, architecture, layout):
@@ -159,6 +159,7 @@ def loaded(source: ModelSource, config: ModelConfig, layout: Layout) -> tuple[tu
     return new, {name: p.detach().full_tensor() - before[name] for name, p in model.named_parameters()}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("layout", [Layout(), Layout(tensor=2, data=2, sharding="zero3")], ids=str)
 @pytest.mark.parametrize(
     ("architecture", "changes", "head", "new"),

@@ -41,6 +41,7 @@ def post(server: Server, body: object, headers: Mapping[str, str] = MappingProxy
     return connection
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole answer"])
 @pytest.mark.parametrize("name", ["whole", "cut"])
 def test_a_client_that_goes_away_frees_its_rows(name, stream, request):

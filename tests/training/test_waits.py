@@ -137,7 +137,7 @@ def callers(event: Any) -> set[str]:
     return {event.cpu_parent.name, *callers(event.cpu_parent)} if event.cpu_parent else set()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "options",
     [*LAYOUTS.values(), *SHARDED.values(), *ALSO.values(), *OFFLOADED.values()],

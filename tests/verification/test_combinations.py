@@ -180,7 +180,7 @@ def require_the_uncut_model(ranks: RankPool, values: Values) -> None:
     assert ("compiled layers" in {check.name for check in report.checks}) == (values["compile"] == "on")
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("values", PLAIN, ids=name_of)
 def test_any_two_of_them_together_are_the_uncut_model(ranks: RankPool, values: Values) -> None:
     require_the_uncut_model(ranks, values)

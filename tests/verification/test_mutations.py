@@ -19,7 +19,7 @@ PAGE = DOCS / "verification.md"
 FAULTS = (DOCS / "mutations.md").read_text(encoding="utf-8").splitlines()
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("index", range(len(MUTATIONS)), ids=[m.fault for m in MUTATIONS])
 def test_fault_is_found_and_its_module_named(ranks: RankPool, index: int) -> None:
     mutation = MUTATIONS[index]
