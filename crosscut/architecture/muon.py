@@ -1,7 +1,10 @@
-"""Muon's work on one matrix: the matrix products of the Newton-Schulz iteration.
+"""Muon's work: the products of the Newton-Schulz iteration, and the turns in which ranks orthogonalize parameters.
 
 `crosscut.training.optimization.muon` runs these products, and the planner counts them.
 """
+
+from collections.abc import Iterator
+from dataclasses import replace
 
 from crosscut.architecture.parameters import Parameter
 from crosscut.architecture.steps import Product
@@ -16,6 +19,22 @@ def takes_muon(parameter: Parameter) -> bool:
     layers.
     """
     return parameter.role.group is ParameterGroup.MATRIX and not parameter.is_frozen
+
+
+def without_name(parameter: Parameter) -> Parameter:
+    """Description that a parameter shares with all parameters that are equal to it, in any layer. The ranks that hold
+    parts of equal parameters orthogonalize these parameters in turns.
+    """
+    return replace(parameter, name="")
+
+
+def turns(number: int, num_ranks: int) -> Iterator[int]:
+    """Divide `number` equal parameters, each cut over `num_ranks` ranks, into turns. Yield the number of parameters of
+    each turn: one for each rank, and in the last turn what is left. The first ranks are busy in every turn.
+    """
+    yield from [num_ranks] * (number // num_ranks)
+    if number % num_ranks:
+        yield number % num_ranks
 
 
 def newton_schulz_products(parameter: Parameter) -> tuple[Product, ...]:

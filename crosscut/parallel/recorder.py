@@ -115,7 +115,8 @@ class CollectiveRecorder(TorchDispatchMode):
             elements = args[0].numel() * (args[1] if operation == "all_gather" else 1)  # args[1]: ranks of the group
             self._note(operation, args[-1], elements, args[0])
         elif name == _EXCHANGE:
-            is_shift = sum(rows > 0 for rows in args[2]) == 1  # args[2]: rows for each rank of the group
+            # args[1] and args[2]: rows from and for each rank of the group
+            is_shift = all(sum(rows > 0 for rows in split) == 1 for split in args[1:3])
             self._note("shift" if is_shift else "all_to_all", args[-1], args[0].numel(), args[0])
         elif name in _DIRECT_OPERATIONS:
             self._note_direct(_DIRECT_OPERATIONS[name], args)

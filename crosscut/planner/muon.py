@@ -1,20 +1,23 @@
 """Cost of Muon on one rank: stored momentum, memory, products and messages of a step (`training.optimization.muon`).
 
-Every rank gathers the update of each whole matrix and orthogonalizes the whole matrix, so the products of Muon do not
-shrink with the number of ranks. For a square matrix of width h, five Newton-Schulz steps take 30 h^3 FLOPs.
+Ranks that hold parts of equal parameters orthogonalize these parameters in turns. The products of Muon are therefore
+divided by the number of these ranks, as far as there are enough equal parameters. The first rank has the most products,
+and the figures here are those of the first rank. For a square matrix of width h, five Newton-Schulz steps take 30 h^3
+FLOPs.
 """
 
 from collections import Counter
-from functools import lru_cache, partial
+from collections.abc import Iterator
+from functools import lru_cache
 from math import prod
 
 from crosscut.architecture import Operation, Parameter, Product, describe
 from crosscut.architecture.messages import Phase
-from crosscut.architecture.muon import newton_schulz_products, takes_muon
+from crosscut.architecture.muon import newton_schulz_products, takes_muon, turns, without_name
 from crosscut.config import ModelConfig
 from crosscut.config.optimizer import MatrixOptimizer
 from crosscut.planner.candidate import Planned
-from crosscut.planner.messages.collective import Collective
+from crosscut.planner.messages.collective import Axis, Collective
 from crosscut.planner.messages.sharding import shard_axis
 
 MUON_BYTES = 52
@@ -35,7 +38,7 @@ def _matrices(model: ModelConfig) -> Counter[Parameter]:
     for layer, count in describe(model).kinds.items():
         for parameter in layer.parameters():
             if takes_muon(parameter):
-                found[parameter] += count
+                found[without_name(parameter)] += count
     return found
 
 
@@ -55,48 +58,75 @@ def _share(run: Planned, parameter: Parameter) -> int:
     return -(-rows // run.layout.shard_size) * prod(columns)
 
 
+def _holders(run: Planned, parameter: Parameter) -> int:
+    """Number of ranks over which a parameter is cut."""
+    layout = run.layout
+    return layout.shard_size * (1 if parameter.dim_cut(layout.tensor) is None else layout.tensor)
+
+
 def muon_products(run: Planned) -> Counter[Product]:
-    """Muon's matrix products on one rank in one step, and the number of times that each product is computed."""
+    """Muon's matrix products on the first rank in one step, and the number of times that each product is computed."""
     found: Counter[Product] = Counter()
     for parameter, count in muon_parameters(run).items():
+        num_turns = sum(1 for _ in turns(count, _holders(run, parameter)))
         for product in newton_schulz_products(parameter):
-            found[product] += count
+            found[product] += num_turns
     return found
 
 
 def muon_flops(run: Planned) -> int:
-    """FLOPs of Muon's matrix products on one rank in one step. Every rank computes all of these products."""
+    """FLOPs of Muon's matrix products on the first rank in one step."""
     return sum(count * product.flops for product, count in muon_products(run).items())
 
 
 def muon_buffers(run: Planned) -> int:
     """Largest number of bytes that the update of one parameter needs besides parameter, gradient and momentum.
 
-    The rank's part of the update exists in the type of the parameters. The Newton-Schulz iteration holds the gathered
-    update, the matrices of the previous and of the current step, and two square products whose width is the smaller
-    dimension.
+    The Newton-Schulz iteration holds the whole update, the matrices of the previous and of the current step, and two
+    square products whose width is the smaller dimension. The exchanges before and after the iteration need no more.
     """
-    numbers = run.training.numbers
-    return max((_buffers(run, parameter, numbers.muon_bytes) for parameter in muon_parameters(run)), default=0)
+    size = run.training.numbers.muon_bytes
+    return max((size * _largest(parameter) for parameter in muon_parameters(run)), default=0)
 
 
-def _buffers(run: Planned, parameter: Parameter, size: int) -> int:
+def _largest(parameter: Parameter) -> int:
+    """Elements that the iteration holds at once."""
     rows, columns = parameter.shape[0] // parameter.num_matrices, parameter.shape[1]
-    own = _share(run, parameter) * run.training.numbers.accumulation_bytes
-    return own + size * (prod(parameter.shape) + 2 * rows * columns + 2 * min(rows, columns) ** 2)
+    return prod(parameter.shape) + 2 * rows * columns + 2 * min(rows, columns) ** 2
 
 
 def muon_messages(run: Planned) -> list[Collective]:
-    """All-gathers of the updates of one step: over the data ranks that shard a copy, then over the tensor ranks."""
-    layout = run.layout
-    gather = partial(
-        Collective, operation=Operation.ALL_GATHER, phase=Phase.STEP, element_bytes=run.training.numbers.muon_bytes
-    )
-    over_shares = partial(gather, axis=shard_axis(layout), purpose="updates of shards", ranks=layout.shard_size)
-    over_tensor = partial(gather, axis="tensor", purpose="updates", ranks=layout.tensor)
-    found = []
+    """All-to-alls of one step on the first rank: each turn exchanges parts of the updates for whole updates, over the
+    data ranks that shard a copy and then over the tensor ranks, and exchanges the results back.
+    """
+    found: list[Collective] = []
     for parameter, count in muon_parameters(run).items():
-        found.append(over_shares(count=count, elements=_share(run, parameter) * layout.shard_size))
-        if parameter.dim_cut(layout.tensor) is not None:
-            found.append(over_tensor(count=count, elements=prod(parameter.shape)))
+        for number, num_turns in Counter(turns(count, _holders(run, parameter))).items():
+            found += _exchanges(run, parameter, number, num_turns)
     return found
+
+
+def _exchanges(run: Planned, parameter: Parameter, number: int, num_turns: int) -> Iterator[Collective]:
+    """All-to-alls of `num_turns` turns of `number` parameters. The first rank takes one tensor per rank inside a
+    level, as far as there are enough, and the sizes are those of the first rank's input there and back.
+    """
+    layout = run.layout
+    num_inner = layout.tensor if parameter.dim_cut(layout.tensor) is not None else 1
+    own = min(number, num_inner)
+    share = _share(run, parameter)
+    levels: tuple[tuple[Axis, str, int, int, int], ...] = (
+        (shard_axis(layout), "updates of shards", layout.shard_size, number * share, own * share),
+        ("tensor", "updates", num_inner, own * (part := prod(parameter.on(layout.tensor).shape)), part),
+    )
+    for axis, purpose, ranks, there, part_back in levels:
+        for elements, count in Counter((there, ranks * part_back)).items():
+            yield Collective(
+                operation=Operation.ALL_TO_ALL,
+                axis=axis,
+                phase=Phase.STEP,
+                purpose=purpose,
+                count=count * num_turns,
+                elements=elements,
+                element_bytes=run.training.numbers.muon_bytes,
+                ranks=ranks,
+            )

@@ -22,13 +22,21 @@ def run_of(optimizer: OptimizerConfig = MUON, layout: Layout | None = None, **tr
     return RunConfig(model=MODEL, layout=layout, training=TrainingConfig(**settings), optimizer=optimizer)
 
 
-def test_every_rank_orthogonalizes_every_matrix() -> None:
-    """Query, key, value and output are square; the two matrices of the MLP have 64 and 256 rows or columns."""
+def test_ranks_orthogonalize_the_matrices_in_turns() -> None:
+    """Query, key, value and output are square; the two matrices of the MLP have 64 and 256 rows or columns. Each of
+    them is in all three layers: two ranks need two turns, and more ranks than layers need one turn.
+    """
     square = 2 * 3 * H**3
     wide = 2 * (2 * H * INNER * H + H**3)
-    for layout in (Layout(), Layout(tensor=2, data=4, sharding="zero3")):
+    for layout, turns in (
+        (Layout(), LAYERS),
+        (Layout(tensor=2), 2),
+        (Layout(data=2), LAYERS),
+        (Layout(data=2, sharding="zero2"), 2),
+        (Layout(tensor=2, data=4, sharding="zero3"), 1),
+    ):
         with_muon, without = (hardware_flops_per_rank(run_of(optimizer, layout)) for optimizer in (MUON, ADAMW))
-        assert with_muon - without == LAYERS * 5 * (4 * square + 2 * wide)
+        assert with_muon - without == turns * 5 * (4 * square + 2 * wide), str(layout)
 
 
 def test_matrices_have_one_moment() -> None:
@@ -39,16 +47,23 @@ def test_matrices_have_one_moment() -> None:
 
 
 @pytest.mark.parametrize(("precision", "num_bytes"), [("float32", 4), ("bfloat16", 2), ("float16", 4), ("float64", 8)])
-def test_updates_are_gathered_over_shards_and_then_over_tensor_ranks(precision: str, num_bytes: int) -> None:
+def test_updates_are_exchanged_over_shards_and_over_tensor_ranks(precision: str, num_bytes: int) -> None:
+    """Four ranks share three equal parameters: one turn, in which the first rank gets one of them."""
     layout = Layout(tensor=2, data=4, sharding="zero3", shard_group=2)
     found = step_traffic(run_of(layout=layout, precision=precision))
+    assert {c.operation for c in found if c.purpose.startswith("updates")} == {"all_to_all"}
     sent = {
         purpose: sorted((c.axis, c.elements, c.count, c.element_bytes) for c in found if c.purpose == purpose)
         for purpose in ("updates", "updates of shards")
     }
-    sizes = sorted([H * H, H * H, 2 * H * H, H * INNER, H * INNER])  # query, output, keys and values, and the MLP
-    assert sent["updates"] == [("tensor", size, LAYERS, num_bytes) for size in sizes]
-    assert sent["updates of shards"] == [("shard", size // 2, LAYERS, num_bytes) for size in sizes]
+    sizes = [H * H, H * H, 2 * H * H, H * INNER, H * INNER]  # query, output, keys and values, and the MLP
+    # Two tensor ranks have two of the parameters, and the first rank sends a half of both, and then a half of its own
+    # parameter to either rank: as many elements as a whole parameter has.
+    assert sent["updates"] == sorted(("tensor", size, 2, num_bytes) for size in sizes)
+    # A data rank has quarters of three parameters, and sends back both halves of the two that it gets.
+    there = [("shard", 3 * size // 4, 1, num_bytes) for size in sizes]
+    back = [("shard", size, 1, num_bytes) for size in sizes]
+    assert sent["updates of shards"] == sorted(there + back)
 
 
 def test_the_step_takes_longer_by_the_products() -> None:

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from crosscut.architecture import GatedMLP, Layer
 from crosscut.config import IGNORED, Layout
+from crosscut.config.axes import Role, role_of
 from crosscut.config.model import FeedForward, NormPosition
 from crosscut.data import mixture
 from crosscut.model import attention, batch, block, gated_mlp, gpt, initialization, mlp
@@ -46,9 +47,9 @@ from crosscut.parallel import (
     sharded_parameter,
 )
 from crosscut.parallel.collectives import all_gather, all_reduce, split, start_all_reduce_owned, wait
-from crosscut.parallel.state import gradients, parameters
+from crosscut.parallel.state import gradients, turns
 from crosscut.parallel.state.gradients import _local
-from crosscut.parallel.state.parameters import Cut, cut_dim, local
+from crosscut.parallel.state.parameters import cut_dim, local
 from crosscut.training import step as training_step
 from crosscut.training.optimization import averaging, muon
 from crosscut.training.speed import compilation
@@ -789,32 +790,37 @@ def shares_drawn_alike(patch: Patch) -> None:
 
 @fault("a rank orthogonalizes only its own part of a matrix", AFTER, optimizer=MUON)
 def own_part_orthogonalized(patch: Patch) -> None:
-    _of_own_part(patch, lambda cut: cut.is_of_model)
+    _of_own_part(patch, Role.CUTS)
 
 
 @fault("a data rank orthogonalizes only its own shard of a matrix", AFTER, SHARED, optimizer=MUON)
 def own_shard_orthogonalized(patch: Patch) -> None:
-    _of_own_part(patch, lambda cut: not cut.is_of_model)
+    _of_own_part(patch, Role.TOKENS)
 
 
-def _of_own_part(patch: Patch, left_out: Callable[[Cut], bool]) -> None:
-    """Repeat a rank's own part in place of the other ranks' parts."""
-    plain = parameters._gathered_over
+def _of_own_part(patch: Patch, role: Role) -> None:
+    """Leave out what the other ranks of the axes with this role have sent."""
+    plain = turns._Level._joined
 
-    def alone(cut: Cut, part: Tensor, like: Any) -> Tensor:
-        if not left_out(cut):
-            return plain(cut, part, like)
-        plain(cut, part, like)  # what is sent stays as planned
-        empty = torch.zeros_like(part)
-        rank = like.device_mesh.get_local_rank(cut.mesh_dim)
-        return torch.cat([part if i == rank else empty for i in range(cut.num_parts)], cut.dim)
+    def alone(self: Any, parts: Tensor) -> Tensor:
+        if role_of(self.axis.name) is role:
+            own = parts[self.axis.rank].clone()
+            parts = torch.zeros_like(parts)
+            parts[self.axis.rank] = own
+        return plain(self, parts)
 
-    def gathered(part: Tensor, like: Any) -> Tensor:
-        with pytest.MonkeyPatch.context() as inside:
-            inside.setattr(parameters, "_gathered_over", alone)
-            return parameters.gathered(part, like)
+    patch.setattr(turns._Level, "_joined", alone)
 
-    patch.setattr(muon, "gathered", gathered)
+
+@fault("a rank takes the update of another rank's turn", AFTER, optimizer=MUON)
+def turns_mixed_up(patch: Patch) -> None:
+    plain = muon.given_back
+
+    def swapped(whole: Tensor | None, like: Any, number: int, dtype: torch.dtype) -> list[Tensor]:
+        back = plain(whole, like, number, dtype)
+        return back[::-1]
+
+    patch.setattr(muon, "given_back", swapped)
 
 
 @fault("keys and values orthogonalized as one matrix", AFTER, optimizer=MUON)
@@ -855,12 +861,13 @@ def momentum_not_summed(patch: Patch) -> None:
         for parameter in bucket.parameters:
             own[parameter] /= _local(parameter.grad).norm()  # so that clipping scales it too
 
-    def of_own(self: muon.Muon, weight: Tensor, momentum: Tensor, **how: Any) -> None:
-        if weight in own:
-            gradient = _local(weight.grad)
-            instead = own[weight] * gradient.norm() - gradient
-            momentum.add_(instead, alpha=(1 - muon.MOMENTUM) / muon.MOMENTUM)  # the update adds the summed gradient
-        update(self, weight, momentum, **how)
+    def of_own(self: muon.Muon, weights: list[Tensor], momenta: list[Tensor], **how: Any) -> None:
+        for weight, momentum in zip(weights, momenta, strict=True):
+            if weight in own:
+                gradient = _local(weight.grad)
+                instead = own[weight] * gradient.norm() - gradient
+                momentum.add_(instead, alpha=(1 - muon.MOMENTUM) / muon.MOMENTUM)  # the update adds the summed gradient
+        update(self, weights, momenta, **how)
 
     patch.setattr(GradientReducer, "_send", noted)
     patch.setattr(GradientReducer, "_receive", compared)

@@ -261,31 +261,6 @@ def gathered_over_data(tensor: Tensor) -> Tensor:
     return local.clone()
 
 
-def gathered(part: Tensor, like: Tensor) -> Tensor:
-    """Gather a tensor that is cut like the distributed tensor `like`. `part` is this rank's part. Returns the whole
-    tensor on every rank, or `part` itself if `like` is not cut.
-
-    Every rank that holds a part must call this function. Communication: an all-gather along each axis that cuts `like`:
-    first over data ranks, then over the tensor axis.
-    """
-    if not isinstance(like, DTensor):
-        return part
-    for cut in reversed(cuts_of(like)):
-        if cut.num_parts > 1:
-            part = _gathered_over(cut, part, like)
-    return part
-
-
-def own_region(whole: Tensor, like: Tensor) -> Tensor:
-    """Return the region of `whole`, a whole tensor, that this rank would hold if `whole` were cut like the distributed
-    tensor `like`. The result is a view. Sends nothing. `own_region` undoes `gathered`.
-    """
-    if not isinstance(like, DTensor):
-        return whole
-    sizes = like._local_tensor.shape
-    return whole[tuple(slice(first, first + size) for first, size in zip(local_offsets(like), sizes, strict=True))]
-
-
 def _gathered_over(cut: Cut, part: Tensor, like: DTensor) -> Tensor:
     """Gather `part`, which is cut like `like`, over the axis of `cut`. The axes after `cut` must be gathered already.
 

@@ -10,19 +10,21 @@ O(U) approximates the nearest matrix with orthonormal rows or columns: O(U) has 
 values near 1. Five Newton-Schulz steps compute O(U) with matrix products alone. Moonlight (arXiv 2502.16982) adds the
 weight decay; its scale 0.2 sqrt(max(rows, columns)) is not used here.
 
-O(U) depends on the whole matrix. Momentum is stored in shards, like the weight; the ranks gather U, every rank computes
-O(U) of the whole matrix, and each rank takes its own part. The update is therefore the same on every layout. If a
-parameter stores several matrices of the model (keys and values), each matrix is orthogonalized separately.
+O(U) depends on the whole matrix. Momentum is stored in shards, like the weight. The ranks that hold parts of equal
+parameters (one in each layer) take turns: they exchange their parts of U, each rank computes O(U) of another whole
+parameter, and they exchange the results (`parallel.state.turns`). The update is therefore the same on every layout. If
+a parameter stores several matrices of the model (keys and values), each matrix is orthogonalized separately.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from crosscut.architecture.muon import NEWTON_SCHULZ_STEPS
+from crosscut.architecture.muon import NEWTON_SCHULZ_STEPS, turns, without_name
 from crosscut.architecture.parameters import Parameter
-from crosscut.parallel.state.parameters import gathered, local_part, own_region
+from crosscut.parallel.state.parameters import local_part
+from crosscut.parallel.state.turns import given_back, num_holders, taken
 
 MOMENTUM = 0.95
 """Decay rate of the momentum, and share of the momentum in the Nesterov update (Jordan et al. 2024)."""
@@ -44,23 +46,53 @@ class Muon:
     def __init__(self, matrices: Mapping[Tensor, Parameter], *, dtype: torch.dtype | None = None) -> None:
         self.matrices, self.dtype = dict(matrices), dtype
 
-    def update(self, weight: Tensor, momentum: Tensor, *, rate: float, decay: float, found_inf: Tensor | None) -> None:
-        """Update a parameter and its momentum from the parameter's gradient. `momentum` is this rank's local part, on
-        the device. `rate` is the learning rate and `decay` the coefficient of weight decay.
-
-        If the scalar `found_inf` is 1, neither the parameter nor the momentum changes, even if the gradient is not
-        finite. Every rank that holds a part of the parameter must call this method.
-
-        Communication: an all-gather along each axis that cuts the parameter.
+    def turns(self, weights: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+        """Divide the parameters among `weights` that Muon updates into lists for `update`. Every rank gets the same
+        lists in the same order.
         """
-        gradient, own = local_part(gradient_of(weight)), local_part(weight)
-        applies = 1.0 if found_inf is None else (1 - found_inf).to(own.dtype)
+        equal: dict[Parameter, list[Tensor]] = {}
+        for weight in weights:
+            if weight in self.matrices:
+                equal.setdefault(without_name(self.matrices[weight]), []).append(weight)
+        for alike in equal.values():
+            left = iter(alike)
+            for number in turns(len(alike), num_holders(alike[0])):
+                yield [next(left) for _ in range(number)]
+
+    def update(
+        self,
+        weights: Sequence[Tensor],
+        momenta: Sequence[Tensor],
+        *,
+        rate: float,
+        decay: float,
+        found_inf: Tensor | None,
+    ) -> None:
+        """Update the parameters of one turn, and their momenta, from the parameters' gradients. `momenta` are this
+        rank's local parts, on the device. `rate` is the learning rate and `decay` the coefficient of weight decay.
+
+        If the scalar `found_inf` is 1, neither the parameters nor the momenta change, even if the gradients are not
+        finite. Every rank that holds parts of the parameters must call this method.
+
+        Communication: two all-to-alls along each axis that cuts the parameters.
+        """
+        first = weights[0]
+        dtype = self.dtype or first.dtype
+        applies = 1.0 if found_inf is None else (1 - found_inf).to(first.dtype)
+        pairs = zip(weights, momenta, strict=True)
+        whole = taken((self._direction(*pair, applies, found_inf).to(dtype) for pair in pairs), first)
+        whole = None if whole is None else self._orthogonal(whole, first)
+        for weight, update in zip(weights, given_back(whole, first, len(weights), dtype), strict=True):
+            own = local_part(weight)
+            own.mul_(1 - rate * decay * applies).sub_(update.to(own.dtype).mul_(rate * applies))
+
+    def _direction(self, weight: Tensor, momentum: Tensor, applies: float | Tensor, found_inf: Tensor | None) -> Tensor:
+        """Update the momentum, and return this rank's part of U."""
+        gradient = local_part(gradient_of(weight))
         if found_inf is not None:
-            gradient = torch.where(found_inf > 0, torch.zeros_like(found_inf, dtype=own.dtype), gradient)
+            gradient = torch.where(found_inf > 0, torch.zeros_like(found_inf, dtype=gradient.dtype), gradient)
         momentum.lerp_(gradient, (1 - MOMENTUM) * applies)
-        direction = gradient.lerp(momentum, MOMENTUM).to(self.dtype or own.dtype)
-        update = own_region(self._orthogonal(gathered(direction, weight), weight), weight).to(own.dtype)
-        own.mul_(1 - rate * decay * applies).sub_(update.mul_(rate * applies))
+        return gradient.lerp(momentum, MOMENTUM)
 
     def _orthogonal(self, whole: Tensor, weight: Tensor) -> Tensor:
         """Orthogonalize each matrix that a parameter stores, and scale the matrix by its shape. `whole` is the update

@@ -6,7 +6,7 @@ PyTorch calls `found_inf`, decides whether a step changes the weights, so the ho
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -128,9 +128,8 @@ class LocalAdamW(AdamW):
         assert closure is None, "the loss is computed by the trainer"
         for group in self.param_groups:
             used = [p for p in group["params"] if p.grad is not None]
-            for parameter in used:
-                if parameter in self.muon.matrices:
-                    self._update_matrix(parameter, group)
+            for turn in self.muon.turns(used):
+                self._update_matrices(turn, group)
             parameters = [p for p in used if p not in self.muon.matrices]
             for kind in dict.fromkeys(map(self._kind, parameters)):
                 self._update([p for p in parameters if self._kind(p) == kind], group, factor=kind[1])
@@ -166,10 +165,14 @@ class LocalAdamW(AdamW):
         """
         return parameter.dtype, self.factors.get(parameter, 1.0)
 
-    def _update_matrix(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        rate = group["lr"] * self._kind(parameter)[1]
-        with self.home.borrowed(self._state_of(parameter)[MOMENTUM], parameter) as momentum:
-            self.muon.update(parameter, momentum, rate=rate, decay=group["weight_decay"], found_inf=self.found_inf)
+    def _update_matrices(self, turn: Sequence[Tensor], group: dict[str, Any]) -> None:
+        rate = group["lr"] * self._kind(turn[0])[1]
+        with ExitStack() as borrowed:
+            momenta = [
+                borrowed.enter_context(self.home.borrowed(self._state_of(parameter)[MOMENTUM], parameter))
+                for parameter in turn
+            ]
+            self.muon.update(turn, momenta, rate=rate, decay=group["weight_decay"], found_inf=self.found_inf)
 
     def _update(self, parameters: Sequence[Tensor], group: dict[str, Any], *, factor: float) -> None:
         states = [self._state_of(parameter) for parameter in parameters]

@@ -1,0 +1,118 @@
+"""Whole tensors in turns: of several equal tensors that are cut over ranks, each rank gets one tensor whole.
+
+With all-gathers, every rank would get every whole tensor, and all ranks would do the same work. In a turn, the ranks
+exchange parts of as many tensors as there are ranks, so that each rank works on another tensor:
+
+    rank 0 holds    a0 b0            a0 a1    and, after its work on a,    a0 b0
+    rank 1 holds    a1 b1            b0 b1    and, after its work on b,    a1 b1
+
+`taken` is the exchange on the left, and `given_back` the exchange on the right. A rank sends and receives as many
+elements in both exchanges together as in all-gathers over two ranks, and fewer than in all-gathers over more ranks.
+"""
+
+from collections.abc import Iterable, Iterator
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from crosscut.parallel.collectives import exchange
+from crosscut.parallel.mesh import Axis
+from crosscut.parallel.state.parameters import cuts_of
+
+
+def num_holders(like: Tensor) -> int:
+    """Number of ranks over which a tensor is cut."""
+    return prod(cut.num_parts for cut in cuts_of(like)) if isinstance(like, DTensor) else 1
+
+
+def taken(parts: Iterable[Tensor], like: Tensor) -> Tensor | None:
+    """Exchange this rank's parts of equal tensors for one whole tensor, or for None if there are fewer tensors than
+    ranks and none is left for this rank.
+
+    The tensors are cut like the distributed tensor `like`, and there are at most `num_holders(like)` of them. Every
+    rank that holds parts must call this function. Communication: an all-to-all along each axis that cuts `like`: first
+    over data ranks, then over the tensor axis.
+    """
+    held = list(parts)
+    for level in _levels(like, len(held)):
+        held = level.taken(held)
+    return held[0] if held else None
+
+
+def given_back(whole: Tensor | None, like: Tensor, number: int, dtype: torch.dtype) -> list[Tensor]:
+    """Exchange the result of `taken`, of type `dtype`, for this rank's parts of all `number` tensors. `given_back`
+    undoes `taken`.
+
+    Communication: an all-to-all along each axis that cuts `like`, in the reverse order of `taken`.
+    """
+    held = [] if whole is None else [whole]
+    for level in reversed(list(_levels(like, number))):
+        held = level.given_back(held, torch.empty(0, dtype=dtype, device=like.device))
+    return held
+
+
+class _Level(NamedTuple):
+    """Exchange along one axis that cuts the tensors."""
+
+    axis: Axis
+    dim: int
+    """Dimension that the axis cuts."""
+    shape: tuple[int, ...]
+    """Shape of a tensor before this cut."""
+    counts: list[int]
+    """Number of tensors that each rank of the axis takes."""
+
+    def taken(self, held: list[Tensor]) -> list[Tensor]:
+        """Exchange parts of all tensors for the joined parts of the tensors that this rank takes."""
+        sent = held[0].new_zeros(len(held), *self._even_part())
+        for place, part in zip(sent, held, strict=True):
+            place.narrow(self.dim, 0, part.shape[self.dim]).copy_(part)
+        held.clear()
+        own = self.counts[self.axis.rank]
+        parts = exchange(sent, self.counts, [own] * self.axis.size, self.axis).unflatten(0, (self.axis.size, own))
+        return [self._joined(of_one) for of_one in parts.unbind(1)]
+
+    def given_back(self, held: list[Tensor], empty: Tensor) -> list[Tensor]:
+        """Exchange the tensors that this rank has taken for parts of all tensors. `empty` has their type and device."""
+        sent = empty.new_zeros(self.axis.size, len(held), *self._even_part())
+        for place, tensor in zip(sent.unbind(1), held, strict=True):
+            for part, values in zip(place, tensor.split(sent.shape[2 + self.dim], self.dim), strict=False):
+                part.narrow(self.dim, 0, values.shape[self.dim]).copy_(values)
+        own = len(held)
+        held.clear()
+        parts = exchange(sent.flatten(0, 1), [own] * self.axis.size, self.counts, self.axis)
+        even = parts.shape[1 + self.dim]
+        size = min(even, max(0, self.shape[self.dim] - self.axis.rank * even))
+        return list(parts.narrow(1 + self.dim, 0, size))
+
+    def _joined(self, parts: Tensor) -> Tensor:
+        """Join the parts [ranks, ...] of one tensor."""
+        joined = parts.flatten(0, 1) if self.dim == 0 else torch.cat(tuple(parts), self.dim)
+        return joined.narrow(self.dim, 0, self.shape[self.dim])
+
+    def _even_part(self) -> list[int]:
+        """Shape of the largest part. The parts of the last ranks may be smaller, and are padded for the message."""
+        shape = list(self.shape)
+        shape[self.dim] = -(-shape[self.dim] // self.axis.size)
+        return shape
+
+
+def _levels(like: Tensor, number: int) -> Iterator[_Level]:
+    """Exchanges in which this rank takes part, if `number` tensors are exchanged."""
+    if not isinstance(like, DTensor):
+        return
+    cuts = [cut for cut in reversed(cuts_of(like)) if cut.num_parts > 1]
+    for index, cut in enumerate(cuts):
+        if not number:  # the other ranks of the axis have no tensor either
+            return
+        inner, shape = cuts[index + 1 :], list(like.shape)
+        for other in inner:
+            shape[other.dim] //= other.num_parts
+        num_inner = prod(other.num_parts for other in inner)
+        counts = [min(max(number - rank * num_inner, 0), num_inner) for rank in range(cut.num_parts)]
+        level = _Level(Axis.of(like.device_mesh, cut.axis), cut.dim, tuple(shape), counts)
+        yield level
+        number = counts[level.axis.rank]
