@@ -7,14 +7,12 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 
-from tests.nursery import forked, start_forked
 from tests.ranks import RankPool
 
 # A shell has its background jobs ignore SIGINT, and so would what the tests start.
@@ -72,15 +70,6 @@ def ranks() -> Iterator[RankPool]:
     pool.close()
 
 
-@pytest.fixture
-def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that `crosscut.launch` starts are forks of a server that has imported torch (see `tests/nursery.py`)."""
-    from crosscut.launch import processes
-
-    forked()
-    monkeypatch.setattr(processes, "start_processes", partial(start_forked, processes.start_processes))
-
-
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     """Every test draws the same numbers, whichever run before it; where PyTorch is not imported, nothing draws.
@@ -93,6 +82,14 @@ def _seeded() -> None:
         torch.manual_seed(0)
         if "PYTEST_XDIST_WORKER" in os.environ and torch.get_num_threads() > 1:
             torch.set_num_threads(1)
+
+
+@pytest.fixture
+def forked_ranks() -> None:
+    """The server that forks the ranks of `crosscut.launch` has imported what most tests need."""
+    from tests.nursery import forked
+
+    forked()
 
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")

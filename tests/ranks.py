@@ -114,7 +114,8 @@ class RankPool:
     def _start(self) -> None:
         import torch.distributed as dist
 
-        from tests.nursery import Descriptor, forked
+        from crosscut.launch.server import Stream
+        from tests.nursery import forked
 
         atexit.register(self.close)  # before `multiprocessing` waits for all processes
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -123,7 +124,7 @@ class RankPool:
         for _ in range(self.size):
             ours, theirs = context.Pipe()
             printed = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the rank
-            with Descriptor(printed.fileno()) as output:
+            with Stream(printed.fileno()) as output:
                 told = {"START": (theirs, self._store.port, environment, output)}
                 process = context.Process(target=runpy.run_path, args=(__file__, told, "__main__"))
                 process.start()

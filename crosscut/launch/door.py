@@ -14,6 +14,7 @@ A rank does its work inside a process group. The module `processes` starts, join
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -33,6 +34,7 @@ from crosscut.launch.processes import (
     started_world_size,
     was_started,
 )
+from crosscut.launch.server import start_server
 from crosscut.launch.stopping import REQUESTS
 from crosscut.parallel.collectives import share_from_first, share_json_from_first
 from crosscut.parallel.mesh import world_size_message
@@ -116,6 +118,8 @@ def in_ranks(
             if isinstance(prepared, Done):
                 return prepared.result
             return work(prepared, choose_device(ranks.device))
+    if ranks.layout.world_size > 1:
+        start_server([_module_of(work)])  # it imports while this process prepares
     prepared = prepare()
     if isinstance(prepared, Done):
         return prepared.result
@@ -146,6 +150,13 @@ def _work_in_group(work: Callable[[_P, torch.device], _T], prepared: _P, name: s
     device = choose_device(name)
     with process_group(device):
         return work(prepared, device)
+
+
+def _module_of(work: Callable[..., object]) -> str:
+    """Name of the module that a process must import to call `work`, which may have some of its arguments already."""
+    while isinstance(work, partial):
+        work = work.func
+    return work.__module__
 
 
 def _share_prepared(prepare: Callable[[], _T], *, is_plain: bool) -> _T:

@@ -22,13 +22,14 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, RunProcsResult, SignalException, start_processes
+from torch.distributed.elastic.multiprocessing import RunProcsResult, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure, get_error_handler
 
 from crosscut.config import ConfigError, CrosscutError, LayoutError, RankFailure, errors
 from crosscut.config.system.machine import available_cores, leave_with_parent
 from crosscut.config.system.terminal import echo
 from crosscut.launch.heap import give_freed_tensors_back
+from crosscut.launch.server import start_ranks
 from crosscut.launch.stopping import REQUESTS, is_repeated
 
 _T = TypeVar("_T")
@@ -208,14 +209,8 @@ def _run_ranks(
     with _signals_and_logs_restored(), tempfile.TemporaryDirectory(prefix="crosscut-ranks-") as folder:
         others = set(multiprocessing.active_children())
         try:
-            context = start_processes(
-                name="crosscut",
-                entrypoint=_run_rank,
-                args=dict.fromkeys(range(num_ranks), (function, arguments)),
-                envs={rank: _environment(rank, num_ranks, store.port) for rank in range(num_ranks)},
-                logs_specs=DefaultLogsSpecs(log_dir=folder),
-                start_method="spawn",
-            )
+            environments = {rank: _environment(rank, num_ranks, store.port) for rank in range(num_ranks)}
+            context = start_ranks(_run_rank, (function, arguments), environments, folder)
             requests = _PassedOn(list(context.pids().values()), signals)
             result = context.wait(period=_POLL)
         except SignalException as stopped:

@@ -87,3 +87,13 @@ def run_python(*arguments: str, timeout: float = 120) -> subprocess.CompletedPro
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, timeout=timeout, env=environment, check=False
     )
+
+
+def ranks_of(pid: int) -> list[int]:
+    """Ranks of a running `crosscut`: the forks of the server that it has started. Needs /proc."""
+    servers = [child for child in _children(pid) if b"forkserver" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [rank for server in servers for rank in _children(server)]
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -14,7 +14,7 @@ import pytest
 
 from crosscut.checkpoint import list_checkpoints
 from crosscut.cli.train import train
-from tests.cli.conftest import TINY
+from tests.cli.conftest import TINY, ranks_of
 
 
 @pytest.mark.parametrize(
@@ -167,9 +167,10 @@ def test_a_second_ctrl_c_ends_a_run_at_once(start, book, tmp_path):
     run, layout = tmp_path / "run", "layout.tensor=2"
     process = start("-m", "crosscut", "train", *TINY, *ENDLESS, f"data.text={book}", layout, f"output.folder={run}")
     wait_for_steps(run, 3)
-    for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-        if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            os.kill(int(pid), signal.SIGSTOP)
+    ranks = ranks_of(process.pid)
+    assert len(ranks) == 2, "both ranks must be running"
+    for pid in ranks:
+        os.kill(pid, signal.SIGSTOP)
     os.killpg(process.pid, signal.SIGINT)
     time.sleep(1)
     os.killpg(process.pid, signal.SIGINT)

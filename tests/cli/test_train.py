@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import TINY, run_python
+from tests.cli.conftest import TINY, ranks_of, run_python
 
 # The loopback device has this name on Linux only; elsewhere gloo finds an interface by itself.
 ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
@@ -106,10 +106,6 @@ def test_a_profile_lets_no_line_of_pytorchs_recorder_through(book, tmp_path):
     assert ".cpp:" not in done.stderr
 
 
-def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 @pytest.mark.slow  # tests/launch has ranks that are killed
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the ranks through /proc")
 def test_killed_rank_ends_the_run_in_seconds_and_leaves_the_last_checkpoint(book, tmp_path):
@@ -122,7 +118,7 @@ def test_killed_rank_ends_the_run_in_seconds_and_leaves_the_last_checkpoint(book
     deadline = time.monotonic() + 300
     while not list((run / "checkpoints").glob("step-*")) and time.monotonic() < deadline:
         time.sleep(0.1)
-    ranks = [pid for pid in children_of(process.pid) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    ranks = ranks_of(process.pid)
     assert len(ranks) == 2, "both ranks must be running"
     killed = time.monotonic()
     os.kill(ranks[1], signal.SIGKILL)

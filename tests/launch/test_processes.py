@@ -58,9 +58,12 @@ def threads_of_first(folder: str) -> int:
 
 @pytest.fixture
 def nothing_left(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+    forked_ranks: None,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[None]:
-    """Nothing is printed and no file or signal handler stays."""
+    """Nothing is printed and no file or signal handler stays, apart from the server and its folder."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
     handlers = [signal.getsignal(number) for number in numbers]
     temporary = tmp_path_factory.mktemp("temporary")

@@ -1,0 +1,132 @@
+"""Server process that imports PyTorch once and forks the ranks of `processes.launch`.
+
+A new Python process needs two to three seconds of a core for its imports before it does any work. A fork of a process
+that has done these imports starts within milliseconds and shares the memory of the imported code. The server is
+`multiprocessing`'s fork server: it runs no other code and never touches a GPU, so a fork is safe.
+
+A fork has the environment and the output of the server, which may be older than those of the caller. `start_ranks`
+gives each rank the caller's. On systems other than Linux, where libraries may not survive a fork, ranks are new
+processes.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from multiprocessing import forkserver, reduction
+from typing import Any, Self
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, start_processes
+
+FORKS = sys.platform == "linux"
+"""Whether ranks are forks of the server."""
+
+_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""Signals that may reach all processes of a run at once. The server ignores them, so that it outlives its ranks."""
+
+_MARK = "CROSSCUT_IS_SERVER"
+"""Environment variable with which the server starts."""
+
+
+def start_server(modules: Iterable[str] = ()) -> None:
+    """Start the server if it does not run, and return at once. The server imports `modules`, and meanwhile this process
+    may do other work. Does nothing on systems where ranks are new processes.
+    """
+    if not FORKS:
+        return
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, *modules])
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)  # so that both import the same files
+    os.environ[_MARK] = "1"
+    try:
+        forkserver.ensure_running()
+    finally:
+        del os.environ[_MARK]
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def start_ranks(
+    entry: Callable[..., Any], arguments: tuple[Any, ...], environments: Mapping[int, Mapping[str, str]], logs: str
+) -> PContext:
+    """Start one process for each entry of `environments`, which maps the number of a rank to additional environment
+    variables. Each process calls `entry(*arguments)`. `logs` is an existing folder for PyTorch's files.
+    """
+    options: dict[str, Any] = {"name": "crosscut", "logs_specs": DefaultLogsSpecs(log_dir=logs)}
+    if not FORKS:
+        return start_processes(
+            entrypoint=entry,
+            args=dict.fromkeys(environments, arguments),
+            envs={rank: dict(more) for rank, more in environments.items()},
+            start_method="spawn",
+            **options,
+        )
+    start_server([entry.__module__])
+    envs = {rank: {**os.environ, **more} for rank, more in environments.items()}
+    with ExitStack() as outputs:
+        streams = tuple(outputs.enter_context(Stream(number)) for number in (1, 2))
+        return start_processes(
+            entrypoint=_in_fork,
+            args={rank: (entry, arguments, set(envs[rank]), streams) for rank in envs},
+            envs=envs,
+            start_method="forkserver",
+            **options,
+        )
+
+
+def _in_fork(entry: Callable[..., Any], arguments: tuple[Any, ...], names: set[str], streams: tuple[int, ...]) -> Any:
+    """Call `entry` in a fork whose environment variables are set. Removes other variables of the server first, and
+    writes to the caller's output.
+    """
+    for name in os.environ.keys() - names:
+        if not name.startswith("TORCHELASTIC_"):  # set by `start_processes`
+            del os.environ[name]
+    for theirs, ours in zip(streams, (1, 2), strict=True):
+        os.dup2(theirs, ours)
+        os.close(theirs)
+    return entry(*arguments)
+
+
+class Stream:
+    """Copy of an open file descriptor. A process of the fork server receives the copy as a number."""
+
+    def __init__(self, number: int) -> None:
+        """Copy the descriptor `number`."""
+        self._number = os.dup(number)
+
+    def __enter__(self) -> Self:
+        """Return the copy, for arguments of the process to start."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the copy of this process."""
+        os.close(self._number)
+
+    def __reduce__(self) -> tuple[Callable[[Any], int], tuple[Any]]:
+        return _number_here, (reduction.DupFd(self._number),)
+
+
+def _number_here(duplicate: Any) -> int:
+    number: int = duplicate.detach()
+    return number
+
+
+def _ignore_endings() -> None:
+    """Ignore the signals in the server. A fork takes the usual action again, from its first moment."""
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_IGN)
+    os.register_at_fork(after_in_child=_take_endings)
+
+
+def _take_endings() -> None:
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_DFL)
+
+
+if os.environ.pop(_MARK, ""):
+    _ignore_endings()
