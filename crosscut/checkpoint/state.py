@@ -76,7 +76,7 @@ def load_checkpoint(
     _make_state(optimizer)
     held = {name: t for name, t in (more or {}).items() if all(f"{name}.{key}" in manifest.tensors for key in t)}
     state = state_of(model, optimizer, held)
-    groups = copy.deepcopy(state["optimizer"]["param_groups"])
+    groups = copy.deepcopy(state["optimizer"].pop("param_groups"))  # the checkpoint's settings are not used
     with _reading(folder):
         _load(state, folder, padded or {})
         state["optimizer"]["param_groups"] = groups

@@ -56,6 +56,8 @@ class AxisRow:
     """Whether meshes and descriptions include the axis even at size 1."""
     is_supported: bool = True
     """Whether the axis may be larger than 1."""
+    is_planned: bool = True
+    """Whether `crosscut plan` searches layouts in which the axis is larger than 1."""
 
     @property
     def splits_tokens(self) -> bool:
@@ -76,7 +78,7 @@ AXES = (
         option="pipeline",
         shares="the model's layers, in stages",
         role=Role.OWNS,
-        is_supported=False,
+        is_planned=False,
     ),
     AxisRow(name="replica", option="data", shares="the batch", role=Role.TOKENS, is_permanent=True),
     AxisRow(name="shard", option="data", shares="the batch", role=Role.TOKENS, stores_slices=True, is_permanent=True),
@@ -114,11 +116,11 @@ def role_of(name: str) -> Role:
 
 
 def arrangements(num_ranks: int) -> Iterator[dict[str, int]]:
-    """Yield all ways to arrange `num_ranks` ranks along the supported axes. Each result maps the fields of `Layout` to
+    """Yield all ways to arrange `num_ranks` ranks along the planned axes. Each result maps the fields of `Layout` to
     sizes whose product is `num_ranks`. In a result, the innermost axis comes first. The results are in ascending order
     of the innermost axis's size.
     """
-    options = [name for name, (row, *_) in OPTIONS.items() if row.is_supported and not row.is_folded]
+    options = [name for name, (row, *_) in OPTIONS.items() if row.is_supported and row.is_planned and not row.is_folded]
     return _arranged(num_ranks, options[::-1])
 
 

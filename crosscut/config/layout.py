@@ -30,6 +30,13 @@ class ContextAttention(Choice):
     RING = "ring"
 
 
+class PipelineSchedule(Choice):
+    """Order of the forward and backward passes of pipeline stages."""
+
+    ONE_FORWARD_ONE_BACKWARD = "1f1b"
+    ZERO_BUBBLE = "zero_bubble"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """Number of ranks along each axis. No layout changes the model that is trained.
@@ -53,7 +60,24 @@ class Layout:
     """Number of ranks that share each sequence. Must be 1: Crosscut cannot split sequences yet."""
 
     pipeline: int = 1
-    """Number of ranks that share the model's layers, in stages. Must be 1: Crosscut has no pipeline stages yet."""
+    """Number of ranks that share the model's layers, in stages (docs/pipeline.md). Only `crosscut train` runs
+    stages.
+    """
+
+    schedule: PipelineSchedule = PipelineSchedule.ONE_FORWARD_ONE_BACKWARD
+    """Order of the forward and backward passes of pipeline stages. `1f1b` alternates one forward and one backward pass;
+    `zero_bubble` also delays the gradients of the weights, so that stages wait less.
+    """
+
+    stages_per_rank: int = 1
+    """Number of pipeline stages of each rank. With several stages, `1f1b` runs them interleaved, so that stages wait
+    less and send more.
+    """
+
+    stages: tuple[int, ...] = ()
+    """Number of layers of each pipeline stage, in the order of the layers. Empty lets Crosscut cut the layers so that
+    all stages take about the same time, including the embedding and the loss.
+    """
 
     expert: int = 1
     """Number of ranks that share the experts of a layer. Must be 1: Crosscut has no experts yet."""
@@ -84,6 +108,7 @@ class Layout:
         resolve_choices(self, "layout")
         require_at_least("layout.shard_group", self.shard_group, 0)
         self._check_shard_group()
+        self._check_stages()
         if self.symmetric_memory and not self.splits_sequence:
             raise LayoutError(
                 "`layout.symmetric_memory` needs sequence parallelism over several tensor ranks, but is set for "
@@ -111,6 +136,40 @@ class Layout:
                 f"`layout.shard_group` must divide `layout.data` ({self.data}), but is {self.shard_group}. "
                 f"Try {listed(divisors(self.data))}."
             )
+
+    def _check_stages(self) -> None:
+        require_at_least("layout.stages_per_rank", self.stages_per_rank, 1)
+        if self.pipeline == 1 and self.stages_per_rank > 1:
+            raise LayoutError(
+                f"`layout.stages_per_rank` must be 1 without a pipeline, but is {self.stages_per_rank}. Set "
+                "layout.pipeline above 1, or remove `layout.stages_per_rank`."
+            )
+        if self.schedule is PipelineSchedule.ZERO_BUBBLE and self.stages_per_rank > 1:
+            raise LayoutError(
+                f'`layout.stages_per_rank` must be 1 with layout.schedule="zero_bubble", but is '
+                f'{self.stages_per_rank}. Remove `layout.stages_per_rank`, or set layout.schedule="1f1b".'
+            )
+        for size in self.stages:
+            require_at_least("layout.stages", size, 1)
+        if self.stages and len(self.stages) != self.num_stages:
+            raise LayoutError(
+                f"`layout.stages` must have the number of layers of each of the {self.num_stages} stages "
+                f"(`layout.pipeline` {self.pipeline} x `layout.stages_per_rank` {self.stages_per_rank}), but has "
+                f"{len(self.stages)}. List {self.num_stages} numbers, or remove `layout.stages`."
+            )
+
+    def require_one_stage(self, command: str) -> None:
+        """Raise `LayoutError` if the layout has a pipeline, for a command that cannot run one."""
+        if self.pipeline > 1:
+            raise LayoutError(
+                f"`layout.pipeline` must be 1 for `crosscut {command}`, but is {self.pipeline}. Only `crosscut train` "
+                "runs pipeline stages. Set layout.pipeline=1; a checkpoint of a pipeline can be read on any layout."
+            )
+
+    @property
+    def num_stages(self) -> int:
+        """Number of pipeline stages of all ranks together; 1 without a pipeline."""
+        return self.pipeline * self.stages_per_rank
 
     @property
     def splits_sequence(self) -> bool:
@@ -235,4 +294,6 @@ class Layout:
         split = ", sequence parallel" if self.splits_sequence else ""
         shared = f", {self.sharding}" if self.shard_size > 1 else ""
         group = f" in groups of {self.shard_size}" if self.num_replicas > 1 and shared else ""
-        return f"{self.arrangement}{folded}{split}{shared}{group}"
+        staged = f", {self.stages_per_rank} stages per rank" if self.stages_per_rank > 1 else ""
+        zero = ", zero bubble" if self.pipeline > 1 and self.schedule is PipelineSchedule.ZERO_BUBBLE else ""
+        return f"{self.arrangement}{folded}{staged}{zero}{split}{shared}{group}"

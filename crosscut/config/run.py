@@ -11,7 +11,7 @@ from crosscut.config.conventions import CHECKPOINTS_FOLDER, TOKENS_FOLDER, predi
 from crosscut.config.data import SHORTEST_PAIR, DataConfig, Objective
 from crosscut.config.errors import ConfigError, LayoutError
 from crosscut.config.evaluation import EvaluationConfig
-from crosscut.config.layout import Layout
+from crosscut.config.layout import Layout, PipelineSchedule
 from crosscut.config.model import ModelConfig, require_tensor_axis
 from crosscut.config.optimizer import OptimizerConfig
 from crosscut.config.precision import FLOAT8_MULTIPLE, Precision
@@ -101,6 +101,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         require_tensor_axis(self.model, self.layout.tensor)
         self._check_batch()
+        self._check_stages()
         self._check_sequence()
         self._check_masked_samples()
         self._check_task()
@@ -178,6 +179,39 @@ class RunConfig:
                 f"`training.micro_batch_size` must divide the {batch // data} sequences of a data rank "
                 f"(`{name}` {batch} / `layout.data` {data}), but is {micro}. "
                 f"Try {listed(divisors(batch // data))}."
+            )
+
+    def _check_stages(self) -> None:
+        layout, layers = self.layout, self.model.num_layers
+        if layout.num_stages > layers:
+            name = "layout.pipeline" if layout.stages_per_rank == 1 else "layout.stages_per_rank"
+            raise LayoutError(
+                f"`{name}` must leave at least one layer for each stage, but `model.num_layers` is {layers} and there "
+                f"are {layout.num_stages} stages (`layout.pipeline` {layout.pipeline} x `layout.stages_per_rank` "
+                f"{layout.stages_per_rank}). Use fewer stages."
+            )
+        if layout.stages and sum(layout.stages) != layers:
+            raise LayoutError(
+                f"`layout.stages` must add up to `model.num_layers` ({layers}), but {list(layout.stages)} adds up to "
+                f"{sum(layout.stages)}. Change `layout.stages`, or remove it."
+            )
+        if layout.stages_per_rank == 1:
+            return
+        if not layout.stages and layers % layout.num_stages:
+            raise LayoutError(
+                f"`layout.stages_per_rank` must divide the layers evenly, but `model.num_layers` is {layers} and there "
+                f"are {layout.num_stages} stages (`layout.pipeline` {layout.pipeline} x `layout.stages_per_rank` "
+                f"{layout.stages_per_rank}). Change `layout.stages_per_rank`, or list the layers of each stage in "
+                "`layout.stages`."
+            )
+        (name, batch), at_once = self.training.smallest_batch, layout.data * self.micro_batch_size
+        if batch // at_once % layout.pipeline:
+            raise LayoutError(
+                f"`layout.stages_per_rank` must be 1 unless the number of micro-batches is a multiple of "
+                f"`layout.pipeline` ({layout.pipeline}), but is {layout.stages_per_rank}, and a step has "
+                f"{batch // at_once} micro-batches (`{name}` {batch} / `layout.data` {layout.data} / "
+                f"{self.micro_batch_size} sequences). Change `training.micro_batch_size`, or remove "
+                "`layout.stages_per_rank`."
             )
 
     def _check_warm_up(self) -> None:
@@ -292,6 +326,11 @@ def reason_against_compiling(model: ModelConfig, layout: Layout) -> str:
     """Reason why layers cannot be compiled on any machine, as a clause to follow a colon. Empty if the layers can be
     compiled.
     """
+    if layout.pipeline > 1 and layout.schedule is PipelineSchedule.ZERO_BUBBLE:
+        return (
+            "compiled code computes the gradients of weights and of activations together, and layout.schedule = "
+            '"zero_bubble" separates them'
+        )
     if layout.tensor > 1 and model.dropout and not layout.sequence_parallel:
         return (
             "dropout under tensor parallelism switches between two random streams, and a compiler cannot trace the "

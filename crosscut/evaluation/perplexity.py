@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from crosscut.model import GPT, Batch
+from crosscut.model.stages import forward_loss
 from crosscut.parallel import reshard
 from crosscut.parallel.collectives import all_reduce
 
@@ -56,18 +57,24 @@ def evaluate_loss(model: GPT, batches: Iterable[Batch], *, num_bytes: int = 0) -
 
     `batches` are the batches of this data rank. Every data rank must have the same number of batches, padded with
     ignored targets. `num_bytes` is the number of UTF-8 bytes of the text of all targets on all ranks. Communication:
-    the forward passes' collectives, and one all-reduce of two elements over `mesh.tokens`, the data axis.
+    the forward passes' collectives, and one all-reduce of two elements over `mesh.tokens`, the data axis. In a
+    pipeline, also the hidden states between stages, and one all-reduce of one element over the stages.
     """
     was_training = model.training
     model.eval()
     sums = torch.zeros(2, dtype=torch.float64, device=model.mesh.device)
     try:
         for batch in batches:
-            sums[0] += model.loss(*batch.with_context())
+            sums[0] += forward_loss(model, batch)
             sums[1] += batch.num_targets
+        if model.mesh.channels is not None:
+            model.mesh.channels.finish()
     finally:
         reshard(model)
         model.train(was_training)
-    loss, count = all_reduce(sums, model.mesh.tokens).tolist()
+    sums = all_reduce(sums, model.mesh.tokens)
+    for axis in model.mesh.owners:  # only the last stage has a loss, and all stages count the same targets
+        sums[0] = all_reduce(sums[0], axis)
+    loss, count = sums.tolist()
     of_labels = model.config.solves_task
     return Score(loss=loss / max(count, 1), num_tokens=int(count), num_bytes=num_bytes, of_labels=of_labels)

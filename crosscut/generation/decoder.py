@@ -83,7 +83,7 @@ class Decoder:
         self._cache = KeyValueCache(
             model.config,
             mesh=model.mesh,
-            dtype=model.tokens.output_dtype,
+            dtype=model.compute_dtype,
             num_rows=num_rows,
             capacity=min(_FIRST_CAPACITY, self.window),
         )

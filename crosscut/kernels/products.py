@@ -29,6 +29,7 @@ from torch import Tensor
 
 from crosscut.config.precision import FLOAT8_MULTIPLE
 from crosscut.kernels import onednn
+from crosscut.kernels.deferral import Deferral
 
 FEW = range(1, 33)
 """Numbers of tokens for which a product on the CPU does not use `F.linear`, if gradients are off.
@@ -50,6 +51,9 @@ _SMALLEST = 1e-12
 
 class Products(ABC):
     """Interface of the three matrix products of a linear layer, in one precision."""
+
+    deferral: Deferral | None = None
+    """Deferral of the gradients of weights; None if a backward pass always computes them."""
 
     @abstractmethod
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -107,6 +111,26 @@ class _Float8(Products):
 
     def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
         return _multiply(_rows(grad).t(), _rows(x).t(), torch.float8_e5m2)
+
+
+@final
+class DeferringProducts(Products):
+    """Products of another implementation, with a deferral of the gradients of weights."""
+
+    def __init__(self, products: Products, deferral: Deferral) -> None:
+        self._products, self.deferral = products, deferral
+
+    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Multiply `x` by `weight` and add `bias`."""
+        return self._products.output(x, weight, bias)
+
+    def input_gradient(self, grad: Tensor, weight: Tensor, onto: Tensor | None = None) -> Tensor:
+        """Multiply `grad` by `weight`."""
+        return self._products.input_gradient(grad, weight, onto)
+
+    def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
+        """Compute grad^T x."""
+        return self._products.weight_gradient(grad, x)
 
 
 ORDINARY: Products = _Ordinary()

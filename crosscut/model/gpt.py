@@ -7,7 +7,7 @@ one device, the layers of `parallel` are ordinary layers.
 Shapes: B batch, S sequence, H hidden, V vocabulary, T tensor ranks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crosscut.architecture import Cut, describe
+from crosscut.architecture.pipeline import Stage
 from crosscut.architecture.sublayers.norm import Norm
 from crosscut.config import ConfigError, ModelConfig
 from crosscut.config.checks import divisors, listed
@@ -52,6 +53,10 @@ class GPT(nn.Module):
 
     Parameters are stored in `dtype`; activations and products use `compute_dtype` (default: the same type). `runners`
     call the layers and the loss.
+
+    In a pipeline, each rank builds only its `stages` (default: one stage, the whole model). Modules of other stages are
+    missing, and parameters keep their names in the whole model. If the embedding is tied, the rank of the last stage
+    has a copy of the token embedding.
     """
 
     def __init__(
@@ -63,29 +68,38 @@ class GPT(nn.Module):
         dtype: torch.dtype = torch.float32,
         compute_dtype: torch.dtype | None = None,
         runners: Runners = PLAIN_RUNNERS,
+        stages: Sequence[Stage] = (),
     ) -> None:
         super().__init__()
-        self.config, self.mesh, self.loss_runner = config, mesh, runners.loss
+        self.config, self.mesh, self.streams, self.loss_runner = config, mesh, streams, runners.loss
+        self.compute_dtype = compute_dtype or dtype
         parts = describe(config)
+        self.stages = tuple(stages) or (Stage(range(config.num_layers)),)
+        is_first, is_last = (any(getattr(stage, end) for stage in self.stages) for end in ("is_first", "is_last"))
+        self.has_copy = is_last and not is_first and parts.head.output is None and parts.head.task is None
+        """Whether the token embedding is a copy of the embedding of the first stage."""
         build = Builder(mesh=mesh, streams=streams, dtype=dtype, epsilon=config.norm_epsilon)
         types: Any = {"dtype": dtype, "output_dtype": compute_dtype or dtype}
-        self.tokens = VocabParallelEmbedding(*parts.embedding.tokens.shape, mesh=mesh, **types)
-        positions = parts.embedding.positions
+        embedding, head = parts.embedding, parts.head
+        self.rotates = embedding.positions is None
+        has_tokens = is_first or self.has_copy
+        self.tokens = VocabParallelEmbedding(*embedding.tokens.shape, mesh=mesh, **types) if has_tokens else None
+        positions = embedding.positions if is_first else None
         self.positions = None if positions is None else PositionEmbedding(*positions.shape, mesh=mesh, **types)
-        kinds = parts.embedding.token_types
+        kinds = embedding.token_types if is_first else None
         self.token_types = None if kinds is None else TokenTypeEmbedding(*kinds.shape, mesh=mesh, **types)
-        self.embedding_norm = _norm(build, parts.embedding.norm)
-        self.dropout = build.dropout(parts.embedding.dropout)
-        self.blocks = nn.ModuleList(
-            Block(layer, replace(build, runner=runners.layer(i))) for i, layer in enumerate(parts.layers)
-        )
-        self.final_norm = _norm(build, parts.head.norm)
-        output = parts.head.output
+        self.embedding_norm = _norm(build, embedding.norm if is_first else None)
+        self.dropout = build.dropout(embedding.dropout)
+        self.blocks = nn.ModuleList()
+        for i in (i for stage in self.stages for i in stage.layers):
+            self.blocks.add_module(str(i), Block(parts.layers[i], replace(build, runner=runners.layer(i))))
+        self.final_norm = _norm(build, head.norm if is_last else None)
+        output = head.output if is_last else None
         self.output = None if output is None else VocabParallelOutput(*output.shape, mesh=mesh, dtype=dtype)
-        prediction, order = parts.head.prediction, parts.head.order
+        prediction, order = (head.prediction, head.order) if is_last else (None, None)
         self.prediction = None if prediction is None else MaskedPrediction(prediction, build)
         self.order = None if order is None else PooledHead(order, build)
-        self.task = None if parts.head.task is None else build_task_head(parts.head.task, build)
+        self.task = None if head.task is None or not is_last else build_task_head(head.task, build)
         frozen = {parameter.name for parameter in parts.parameters() if parameter.is_frozen}
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name not in frozen)
@@ -95,15 +109,40 @@ class GPT(nn.Module):
         """Weight [V, H] that turns hidden states into logits. With tied embeddings, this is the weight of the token
         embedding.
         """
-        return self.tokens.weight if self.output is None else self.output.weight
+        if self.output is not None:
+            return self.output.weight
+        return self.token_weight
 
     @property
     def padded_rows(self) -> dict[str, int]:
         """Number of rows that are not padding, for each parameter that has padding rows, by name. Loading a checkpoint
         of another layout needs these numbers, because the padding depends on the layout.
         """
+        own = {name for name, _ in self.named_parameters()}
         described = describe(self.config).root_parameters()
-        return {parameter.name: parameter.shape[0] for parameter in described if parameter.cut is Cut.VOCABULARY}
+        padded = (parameter for parameter in described if parameter.cut is Cut.VOCABULARY)
+        return {parameter.name: parameter.shape[0] for parameter in padded if parameter.name in own}
+
+    @property
+    def is_tied_over_stages(self) -> bool:
+        """Whether this rank trains a token embedding that has a copy on another stage of a pipeline, or is the copy."""
+        is_tied = describe(self.config).head.output is None and not self.config.solves_task
+        return (
+            self.mesh.pipeline is not None and is_tied and self.tokens is not None and self.token_weight.requires_grad
+        )
+
+    @property
+    def token_weight(self) -> nn.Parameter:
+        """Weight [V, H] of the token embedding."""
+        assert self.tokens is not None, "the stage has no embedding"
+        return self.tokens.weight
+
+    def counted_once(self, parameters: Collection[nn.Parameter]) -> list[nn.Parameter]:
+        """Return the parameters that this rank counts in sums over all stages: all except the copy of a tied
+        embedding.
+        """
+        copies = [self.output_weight] if self.has_copy else []
+        return [parameter for parameter in parameters if all(parameter is not copy for copy in copies)]
 
     def forward(
         self,
@@ -113,6 +152,8 @@ class GPT(nn.Module):
         num_filled: int = 0,
         reading: Reading | None = None,
         with_weight: bool = False,
+        stage: Stage | None = None,
+        hidden: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, TiedWeight]:
         """Compute the last hidden states [B, S, H] of token ids [B, S]. Under sequence parallelism, the result is [B,
         S/T, H].
@@ -122,10 +163,39 @@ class GPT(nn.Module):
         documents, the segments and the padding of the tokens. With `with_weight`, return (hidden states, weight of the
         token embedding), so that the loss can use the same weight. Raises `ConfigError` for segments that the model
         has no types for.
+
+        In a pipeline, `stage` is the stage to run, and `hidden` [B, S, H] is the output of the stage before it, or None
+        for the first stage. The result is the output of the stage.
         """
-        x, tied = self.tokens(tokens, with_weight=True) if with_weight else (self.tokens(tokens), None)
+        stage = stage or self.stages[0]
+        tied = None
         places = None if context.documents is None else context.documents.positions
         places = places if reading is None else reading.places
+        if hidden is None:
+            hidden, tied = self._embed(tokens, context, places, num_filled=num_filled, with_weight=with_weight)
+        x = hidden
+        rotation = self._rotation(tokens, places, x.dtype) if self.rotates else None
+        mask = attention_mask(context, x.dtype, is_causal=self.config.is_causal)
+        draws = self.training and self.config.dropout > 0
+        for place, (i, block) in enumerate(zip(stage.layers, self._blocks_of(stage), strict=True)):
+            if draws:
+                self.streams.enter_layer(i)
+            x = block(x, rotation, None if reading is None else reading.layer(place), mask)
+        y: Tensor = self.final_norm(x) if stage.is_last and self.final_norm is not None else x
+        return y if tied is None else (y, tied)
+
+    def _blocks_of(self, stage: Stage) -> Sequence[nn.Module]:
+        first = sum(len(other.layers) for other in self.stages[: self.stages.index(stage)])
+        return list(self.blocks)[first : first + len(stage.layers)]
+
+    def _embed(
+        self, tokens: Tensor, context: Context, places: Tensor | None, *, num_filled: int, with_weight: bool
+    ) -> tuple[Tensor, TiedWeight | None]:
+        """Compute the hidden states before the first layer, and, with `with_weight`, return the weight of the token
+        embedding.
+        """
+        assert self.tokens is not None, "the stage has no embedding"
+        x, tied = self.tokens(tokens, with_weight=True) if with_weight else (self.tokens(tokens), None)
         if self.positions is not None:
             length = tokens.shape[1]
             rows = self.positions(length, num_filled=num_filled) if places is None else self.positions.at(places)
@@ -136,12 +206,7 @@ class GPT(nn.Module):
         x = self.dropout(x)
         if torch.is_grad_enabled() and not x.requires_grad:  # frozen embeddings; the layers' work does not depend on it
             x = x.detach().requires_grad_()
-        rotation = None if self.positions is not None else self._rotation(tokens, places, x.dtype)
-        mask = attention_mask(context, x.dtype, is_causal=self.config.is_causal)
-        for i, block in enumerate(self.blocks):
-            x = block(x, rotation, None if reading is None else reading.layer(i), mask)
-        y: Tensor = x if self.final_norm is None else self.final_norm(x)
-        return y if tied is None else (y, tied)
+        return x, tied
 
     def _typed(self, x: Tensor, tokens: Tensor, segments: Tensor | None) -> Tensor:
         """Add the embeddings of the tokens' types, if the model has types."""
@@ -187,18 +252,42 @@ class GPT(nn.Module):
         if context.labels is not None:
             loss = task_loss(self._task_logits(tokens, context, len(context.labels)), context.labels)
             return (scale * loss).to(loss.dtype)
-        settings = replace(self._loss_settings, scale=scale, z_loss=z_loss)
-        return self._loss_of_tokens(tokens, targets, context, settings, order_scale)
-
-    def _loss_of_tokens(
-        self, tokens: Tensor, targets: Tensor, context: Context, settings: LossSettings, order_scale: float | Tensor
-    ) -> Tensor:
-        """Loss of a model that predicts tokens, and possibly the order of segments."""
         if self.output is None and torch.is_grad_enabled():
             hidden, tied = self(tokens, context, with_weight=True)
-            weight = tied.tensor
-        else:
-            hidden, weight = self(tokens, context), local(self.output_weight, self.output_weight.dtype)
+            return self._loss_of_hidden(hidden, tied.tensor, targets, context, (scale, order_scale, z_loss))
+        return self.loss_of_hidden(
+            self(tokens, context), targets, context, scale=scale, order_scale=order_scale, z_loss=z_loss
+        )
+
+    def loss_of_hidden(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        context: Context = NO_CONTEXT,
+        *,
+        scale: float | Tensor = 1.0,
+        order_scale: float | Tensor = 1.0,
+        z_loss: float = 0.0,
+    ) -> Tensor:
+        """Return the loss of a model that predicts tokens, from its last hidden states [B, S, H] (under sequence
+        parallelism [B, S/T, H]). The other arguments are those of `loss`.
+        """
+        weight = local(self.output_weight, self.output_weight.dtype)
+        return self._loss_of_hidden(hidden, weight, targets, context, (scale, order_scale, z_loss))
+
+    def _loss_of_hidden(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        context: Context,
+        factors: tuple[float | Tensor, float | Tensor, float],
+    ) -> Tensor:
+        """Loss of a model that predicts tokens, and possibly the order of segments. `factors` are the scales of both
+        losses and the coefficient of the z-loss.
+        """
+        scale, order_scale, z_loss = factors
+        settings = replace(self._loss_settings, scale=scale, z_loss=z_loss)
         entered = enter_tensor_parallel(hidden, self.mesh)
         rows, targets, bias = self._to_predict(entered.flatten(0, 1), targets.flatten(), context.predicted)
         loss = vocab_parallel_cross_entropy(
@@ -311,6 +400,13 @@ class GPT(nn.Module):
             hidden = enter_tensor_parallel(self(F.pad(tokens, (0, num_filled)), reading=reading), self.mesh)
         cache.advance(counts, first_row=first_row)
         return hidden
+
+    def hidden_form(self, tokens: Tensor) -> tuple[tuple[int, int, int], torch.dtype]:
+        """Shape and element type of the hidden states of `tokens` [B, S] between two stages: [B, S, H], or, under
+        sequence parallelism, [B, S/T, H].
+        """
+        parts = self.mesh.tensor.size if self.mesh.sequence_parallel else 1
+        return (tokens.shape[0], tokens.shape[1] // parts, self.config.hidden_size), self.compute_dtype
 
     def _num_filled(self, length: int) -> int:
         """Number of padding tokens needed so that the sequence can be split over the ranks."""

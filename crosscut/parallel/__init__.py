@@ -37,7 +37,7 @@ from crosscut.parallel.operators import (
 from crosscut.parallel.random import Dropout, RandomStreams, disturb_, normal_, seed_of
 from crosscut.parallel.recorder import CollectiveRecorder, Sent
 from crosscut.parallel.state.agreement import Drift, find_drift
-from crosscut.parallel.state.gradients import GradientReducer, clip_gradients_, global_gradient_norm
+from crosscut.parallel.state.gradients import GradientReducer, clip_gradients_, global_gradient_norm, sum_copies
 from crosscut.parallel.state.parameters import (
     local,
     local_inside,
@@ -104,5 +104,6 @@ __all__ = [
     "seed_of",
     "shard_model",
     "sharded_parameter",
+    "sum_copies",
     "vocab_parallel_cross_entropy",
 ]

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from crosscut.config import Layout, LayoutError, ZeroStage
 from crosscut.config.axes import OPTIONS, Role, role_of
+from crosscut.parallel.channels import Channels, make_channels, make_ends
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,16 @@ class ParallelMesh:
     copies: Axis | None
     """Ranks that hold the same part of every parameter; None if no two ranks hold the same part."""
     device: torch.device
+    layout: Layout
     sequence_parallel: bool = False
+    pipeline: Axis | None = None
+    """Ranks that share the model's layers, in stages; None if every rank has all layers."""
+    ends: Axis | None = None
+    """First and last rank of the pipeline, which both hold a tied vocabulary. None on the other ranks, and without a
+    pipeline.
+    """
+    channels: Channels | None = None
+    """Channels to the neighbouring ranks of the pipeline; None without a pipeline."""
     sharding: Sharding | None = None
     """Sharding of the model over the data ranks; None if every data rank holds a whole copy."""
     symmetric_memory: bool = False
@@ -99,7 +109,7 @@ class ParallelMesh:
         """All axes with more than one rank. If axes share a process group, only one of these axes is included."""
         sharding = self.sharding
         parts = () if sharding is None else (sharding.shard, sharding.replica)
-        every = (*self.axes, *parts, self.tokens, self.copies)
+        every = (*self.axes, *parts, self.tokens, self.copies, self.ends)
         return tuple({axis.group_name: axis for axis in every if axis is not None and axis.size > 1}.values())
 
     @property
@@ -137,6 +147,8 @@ def _arranged(layout: Layout, device: torch.device) -> ParallelMesh:
     lines = _Lines(_device_mesh(device, layout.mesh_axes))
     sharding = _sharding(layout, lines)
     axes = {option: lines.joined(_mesh_axes_of(option, layout), option) for option in layout.axes}
+    pipeline = axes.get("pipeline")
+    channels, ends = (None, None) if pipeline is None else _stages(layout, lines.device_mesh, pipeline, device)
     return ParallelMesh(
         axes=tuple(axes.values()),
         tensor=axes["tensor"],
@@ -144,9 +156,30 @@ def _arranged(layout: Layout, device: torch.device) -> ParallelMesh:
         tokens=lines.joined(layout.token_axes, "tokens") if layout.token_axes else axes["data"],
         copies=lines.joined(layout.copy_axes, "copies") if layout.copy_axes else None,
         device=device,
+        layout=layout,
         sequence_parallel=layout.splits_sequence,
+        pipeline=pipeline,
+        ends=ends,
+        channels=channels,
         sharding=sharding,
     )
+
+
+def _stages(
+    layout: Layout, device_mesh: DeviceMesh, pipeline: Axis, device: torch.device
+) -> tuple[Channels, Axis | None]:
+    """Make the channels between the ranks of a pipeline, and the axis of its first and its last rank."""
+    assert device_mesh.mesh_dim_names is not None
+    dim = device_mesh.mesh_dim_names.index("pipeline")
+    lines = device_mesh.mesh.movedim(dim, -1).reshape(-1, pipeline.size).tolist()
+    channels = make_channels(lines, is_ring=layout.stages_per_rank > 1, device=device)
+    if pipeline.size == 2:
+        return channels, pipeline
+    group = make_ends(lines)
+    if group is None:
+        return channels, None
+    line = DeviceMesh.from_group(group, device.type, mesh_dim_names=("ends",))
+    return channels, Axis.along(line, "ends")
 
 
 def _sharding(layout: Layout, lines: "_Lines") -> Sharding | None:
@@ -208,6 +241,9 @@ def layout_of(mesh: ParallelMesh) -> Layout:
         sharding=stage,
         shard_group=0 if sharding is None or sharding.replica is None else sharding.shard.size,
         symmetric_memory=mesh.symmetric_memory,
+        stages=mesh.layout.stages,
+        stages_per_rank=mesh.layout.stages_per_rank,
+        schedule=mesh.layout.schedule,
     )
 
 

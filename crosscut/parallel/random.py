@@ -7,9 +7,10 @@ of the model, each data rank draws the tensor rank's whole part and keeps only i
 
 *Dropout*: outside the parallel regions, all tensor ranks must drop the same elements. Inside a parallel region, each
 rank drops other elements. There are therefore two random streams, one shared by the tensor ranks and one per rank. Both
-streams restart at every forward pass. The new state depends only on the seed, the step, the micro-batch and the
-position of the rank in the layout, so a resumed run needs no saved random state. Under sequence parallelism, ranks hold
-different tokens outside the parallel regions, too, so only the per-rank stream is used.
+streams restart at every forward pass and at every layer. The new state depends only on the seed, the step, the
+micro-batch, the layer and the position of the rank among the ranks that see other tokens or hold other heads. A resumed
+run therefore needs no saved random state, and a pipeline stage needs no state of the stages before it. Under sequence
+parallelism, ranks hold different tokens outside the parallel regions, too, so only the per-rank stream is used.
 """
 
 import hashlib
@@ -91,18 +92,29 @@ class RandomStreams:
     def __init__(self, mesh: ParallelMesh, seed: int) -> None:
         self.mesh, self.seed = mesh, seed
         self._are_two = mesh.tensor.size > 1 and not mesh.sequence_parallel
-        self._started = False
+        self._started: tuple[int, int] | None = None
         self._per_rank_state: Tensor | None = None
 
     def restart(self, *, step: int, micro_batch: int = 0) -> None:
         """Restart the streams for a micro-batch's forward pass. Every rank of the mesh must pass the same arguments."""
-        place = (self.seed, step, micro_batch, self.mesh.tokens.rank)
+        self._started = (step, micro_batch)
+        self._restart()
+
+    def enter_layer(self, index: int) -> None:
+        """Restart the streams for layer `index` in the forward pass of the current micro-batch. A layer therefore draws
+        the same numbers whatever was drawn before. Without a call of `restart`, this method does nothing.
+        """
+        if self._started is not None:
+            self._restart("layer", index)
+
+    def _restart(self, *layer: object) -> None:
+        assert self._started is not None
+        place = (self.seed, *self._started, self.mesh.tokens.rank, *layer)
         own, shared = seed_of("per rank", *place, self.mesh.tensor.rank), seed_of("shared", *place)
         if self._are_two:
             self._seed(own)
             self._per_rank_state = self._get_state()
         self._seed(own if self.mesh.sequence_parallel else shared)
-        self._started = True
 
     def per_rank(self) -> AbstractContextManager[None]:
         """Context in which the default generator holds this rank's own stream, for dropout inside a parallel region.
@@ -154,7 +166,7 @@ class RandomStreams:
             self._set_state(shared)
 
     def _require_start(self) -> None:
-        if not self._started:  # the default generators of the ranks may differ
+        if self._started is None:  # the default generators of the ranks may differ
             raise RuntimeError(
                 "`RandomStreams.restart` must be called before a forward pass with dropout, but was not called. Call "
                 "it at the start of every micro-batch."

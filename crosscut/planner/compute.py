@@ -38,7 +38,7 @@ def forward_flops_per_token(model: ModelConfig, sequence_length: int, *, mask_fr
     A masked language model computes logits for a `mask_fraction` of its tokens. The result is a mean over the tokens.
     Raises `ConfigError` for a sequence length below 1 or if `model.vocab_size` is still 0.
     """
-    return _layers(model, sequence_length) + _head(model, sequence_length, mask_fraction)
+    return _layers(model, sequence_length) + head_flops_per_token(model, sequence_length, mask_fraction)
 
 
 def model_flops_per_token(
@@ -53,7 +53,7 @@ def model_flops_per_token(
     """
     head, layers = describe(model).head, _layers(model, sequence_length)
     again = 3 if recompute else 2
-    output = (2 if head.vocabulary.is_frozen else 3) * _head(model, sequence_length, mask_fraction)
+    output = (2 if head.vocabulary.is_frozen else 3) * head_flops_per_token(model, sequence_length, mask_fraction)
     return again * layers + _second_gradients(model, sequence_length) + output
 
 
@@ -113,9 +113,12 @@ def _layers(model: ModelConfig, sequence_length: int) -> int:
     """FLOPs of a token's forward pass through all layers."""
     require_at_least("sequence_length", sequence_length, 1)
     kinds = describe(model).kinds.items()
-    return sum(
-        count * (weight_flops(layer, _ONE_TOKEN) + _inner_flops(layer, sequence_length)) for layer, count in kinds
-    )
+    return sum(count * layer_flops_per_token(layer, sequence_length) for layer, count in kinds)
+
+
+def layer_flops_per_token(layer: Layer, sequence_length: int) -> int:
+    """FLOPs of one token's forward pass through a layer, in a sequence of `sequence_length` tokens."""
+    return weight_flops(layer, _ONE_TOKEN) + _inner_flops(layer, sequence_length)
 
 
 def _second_gradients(model: ModelConfig, sequence_length: int) -> int:
@@ -134,8 +137,10 @@ def _inner_flops(layer: Layer, sequence_length: int) -> int:
     return sum(product.flops for product in inner) // sequence_length
 
 
-def _head(model: ModelConfig, length: int, fraction: float) -> int:
-    """FLOPs of the head's forward pass, as a mean over the tokens of a sequence."""
+def head_flops_per_token(model: ModelConfig, length: int, fraction: float) -> int:
+    """FLOPs of the head's forward pass, as a mean over the tokens of a sequence of `length` tokens. A masked language
+    model computes logits for a `fraction` of its tokens. Raises `ConfigError` if `model.vocab_size` is still 0.
+    """
     known_vocab_size(model)
     if model.solves_task:
         return describe(model).head.flops(Target(length=length)) // length

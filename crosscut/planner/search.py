@@ -130,6 +130,7 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
     does not have, a `training.device` that is not the kind of the hardware, and a batch that no layout can divide.
     """
     _require_ranks(hardware, num_ranks)
+    run.layout.require_one_stage("plan")
     run = resolve(run, device=hardware.device, precision=hardware.fast_precision).config
     require_precision(run, hardware)
     require_device(run, hardware)

@@ -3,9 +3,9 @@
     step = M (forward + backward) + optimizer + exposed messages + bubble
 
 `M` is the number of micro-batches in a step. `bubble` is the time that pipeline stages wait for each other, which is
-always 0 in Crosscut. The share of the peak that products attain is a measured figure of the device file
-(`planner.hardware`). The FLOPs, bytes and messages are counted. The forecast leaves out the data loader, a host that
-cannot keep up with its GPU, and the slowdown of products that overlap with messages. The derivation is in
+always 0 here: no forecast knows pipeline stages. The share of the peak that products attain is a measured figure of the
+device file (`planner.hardware`). The FLOPs, bytes and messages are counted. The forecast leaves out the data loader, a
+host that cannot keep up with its GPU, and the slowdown of products that overlap with messages. The derivation is in
 `docs/planner.md`.
 """
 
@@ -63,7 +63,7 @@ class StepTime:
     """Messages, or parts of messages, that overlap with no computation."""
 
     bubble: float
-    """Waiting of pipeline stages for each other; always 0, because Crosscut has no pipeline parallelism yet."""
+    """Waiting of pipeline stages for each other; always 0, because no forecast knows pipeline stages."""
 
     exchanges: tuple[Exchange, ...]
     """All messages of the step, whether they overlap with computation or not."""
@@ -186,8 +186,8 @@ def bubble_share(stages: int, micro_batches: int, *, chunks: int = 1) -> float:
     """Waiting time of a pipeline as a share of its computing time: (p - 1) / (v m).
 
     `stages` is p, `micro_batches` is m, and `chunks` is v, the number of parts into which each stage cuts its layers.
-    Source: Narayanan et al. 2021 (arXiv 2104.04473, section 2.2). Crosscut has no pipeline parallelism yet, so every
-    layout has one stage.
+    Source: Narayanan et al. 2021 (arXiv 2104.04473, section 2.2). The forecasts of layouts have one
+    stage.
     """
     return (stages - 1) / (chunks * micro_batches)
 

@@ -268,7 +268,7 @@ def export_model(
     parameters = dict(model.named_parameters())
     ends = (Tokenizer.load(tokenizer).end_of_text, *stops)
     beside = {"tokenizer": tokenizer, "ends": ends, "max_file_bytes": max_file_bytes}
-    target = _Target.of(out, model.config, model.tokens.weight.dtype, labels=labels, **beside)
+    target = _Target.of(out, model.config, model.token_weight.dtype, labels=labels, **beside)
     tensors = _published(model.config, with_adapters(model.config, lambda name: whole(parameters[name])))
     failure = _failure(target.require_new) if model.mesh.is_first_rank else None
     if failure := share_from_first(failure):

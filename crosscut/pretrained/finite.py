@@ -5,6 +5,7 @@ from collections import Counter
 import torch
 from torch import Tensor
 
+from crosscut.architecture import describe
 from crosscut.config import CheckpointError, ModelConfig
 from crosscut.model import GPT
 from crosscut.parallel.collectives import all_gather
@@ -21,26 +22,30 @@ def require_finite(model: GPT, place: object, *, is_published: bool) -> None:
     the message then uses the tensor's published name.
 
     Every rank must call this. Each rank checks its own part of each parameter. Communication: for each parameter, the
-    offsets of the rank's part and the number of values in it that are not finite.
+    offsets of the rank's part and the number of values in it that are not finite. A rank sends zeros for parameters of
+    other stages of a pipeline.
     """
     parameters = dict(model.named_parameters())
-    most_dims = max(parameter.dim() for parameter in parameters.values())
-    rows = torch.zeros(len(parameters), most_dims + 2, dtype=torch.int64)
-    for index, parameter in enumerate(parameters.values()):
-        values = index, count_not_finite(local_part(parameter)), *local_offsets(parameter)
-        rows[index, : len(values)] = torch.tensor(values)
+    described = list(describe(model.config).parameters())
+    names = [parameter.name for parameter in described]  # of all stages of a pipeline
+    rows = torch.zeros(len(names), max(len(parameter.shape) for parameter in described) + 2, dtype=torch.int64)
+    for index, name in enumerate(names):
+        if name in parameters:
+            parameter = parameters[name]
+            values = index, count_not_finite(local_part(parameter)), *local_offsets(parameter)
+            rows[index, : len(values)] = torch.tensor(values)
     rows = rows.to(model.mesh.device)
     for axis in model.mesh.axes:
         rows = all_gather(rows, axis, 0)
-    names, counts = list(parameters), Counter[str]()
+    counts = Counter[str]()
     # Ranks that hold the same part report the same row, which counts once.
     for index, count, *_ in dict.fromkeys(map(tuple, rows.tolist())):
         counts[names[index]] += count
     counts = +counts
-    if found := [name for name in parameters if name in counts]:
+    if found := [name for name in names if name in counts]:
         shown = _published_name(model.config, found[0]) if is_published else found[0]
         remedy = "Download the model again." if is_published else "Use an earlier checkpoint."
-        if model.tokens.weight.dtype is torch.float16:
+        if next(iter(parameters.values())).dtype is torch.float16:
             remedy += " If float16 is too narrow for this model, choose another precision."
         raise not_finite(place, shown, counts[found[0]], remedy, num_more=len(found) - 1)
 

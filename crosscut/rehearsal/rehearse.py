@@ -46,9 +46,10 @@ def rehearse(run: RunConfig, *, rank: int = 0, device: Device = "cuda", precisio
 
     `precision` replaces `training.precision = "auto"`; by default, the usual precision of the device replaces it.
     Layers run uncompiled, so the figures do not show the effect of `training.compile`. Raises `ConfigError` if
-    `model.vocab_size` is 0, and `LayoutError` if `rank` is not a rank of the layout.
+    `model.vocab_size` is 0, and `LayoutError` if `rank` is not a rank of the layout or if the layout has a pipeline.
     """
     known_vocab_size(run.model)
+    run.layout.require_one_stage("plan --dry-run")
     start = time.perf_counter()
     uncompiled = replace(run, training=replace(run.training, compile=Compile.OFF))
     resolved = resolve(uncompiled, device=device, precision=precision or precision_on(device))

@@ -40,6 +40,7 @@ from crosscut.launch.stopping import INTERRUPTIBLE, ignore_requests
 from crosscut.parallel import make_mesh
 from crosscut.parallel.collectives import share_from_first
 from crosscut.planner.messages.traffic import reason_against_halves
+from crosscut.planner.time import bubble_share
 from crosscut.pretrained import keep_companions, load_weights, require_finite, require_weights
 from crosscut.training.batches import batches_of, samples_of
 from crosscut.training.evaluations import Evaluations
@@ -50,6 +51,7 @@ from crosscut.training.requirements import (
     require_no_conversations,
     require_objective,
     require_own_names,
+    require_whole_model,
 )
 from crosscut.training.resuming import describe_new_average, describe_new_settings, identity_of, require_resumable
 from crosscut.training.step import Trainer
@@ -109,6 +111,7 @@ def run_training(run: RunConfig, *, resume: Resume = False, profile: bool = Fals
     ranks = Ranks(layout=run.layout, device=run.training.device, signals=INTERRUPTIBLE)
     resolved = resolve_on(run, choose_device(run.training.device))
     require_objective(run)
+    require_whole_model(run, profile=profile)
     require_capabilities(resolved)
     with contextlib.ExitStack() as until_the_end:
         stop = in_ranks(
@@ -198,6 +201,8 @@ def _prepare(resolved: ResolvedRun, resume: Resume, profile: bool = False) -> _P
     if run.training.initialize_from and good is None:
         _check_initial_weights(run, tokens)
     _fill_folder(run, folder, good)
+    if run.layout.pipeline > 1 and (text := _few_micro_batches(run)):
+        _note(text)
     if resolved.device == "cuda" and (reason := reason_against_halves(run)):
         _note(f"Under sequence parallelism, the forward messages of this run overlap with no matrix product: {reason}.")
     return _Prepared(resolved.with_config(run), good.folder if good else None, identity, done, profile)
@@ -227,6 +232,20 @@ def _fill_folder(run: RunConfig, folder: Path, good: GoodCheckpoint | None) -> N
     write_toml(run, folder / CONFIG_FILE)
     if reason := reason_against_export(run.model):
         _note(f"The model cannot be exported to the Hugging Face format: {reason}.")
+
+
+def _few_micro_batches(run: RunConfig) -> str:
+    """Warning for a pipeline with fewer micro-batches than stages; empty if there are enough."""
+    number, stages = run.num_micro_batches, run.layout.pipeline
+    if number >= stages:
+        return ""
+    waiting = bubble_share(stages, number)
+    return (
+        f"A step has {number} micro-batch{'es' if number > 1 else ''} and the pipeline has {stages} ranks, so each "
+        f"rank waits for {waiting:.1f} times as long as it computes. Lower `training.micro_batch_size` "
+        f"({run.micro_batch_size}) or raise `training.batch_size`: with {4 * stages} micro-batches, a rank would wait "
+        f"for {bubble_share(stages, 4 * stages):.2f} times as long."
+    )
 
 
 def _note(text: str) -> None:

@@ -8,6 +8,8 @@ from dataclasses import replace
 import torch
 
 from crosscut.config.training import TrainingConfig
+from crosscut.kernels.deferral import Deferral
+from crosscut.kernels.products import DeferringProducts
 from crosscut.launch.heap import LEAN_BYTES, give_freed_tensors_back
 from crosscut.model.running import Runner
 from crosscut.parallel import RandomStreams
@@ -18,15 +20,22 @@ from crosscut.training.speed.compilation import CompiledCode, Compiler, marked_c
 
 
 def make_runners(
-    training: TrainingConfig, *, streams: RandomStreams, device: torch.device, compiler: Compiler | None
+    training: TrainingConfig,
+    *,
+    streams: RandomStreams,
+    device: torch.device,
+    compiler: Compiler | None,
+    deferral: Deferral | None = None,
 ) -> Callable[[int], Runner]:
     """Return a function that takes the index of a layer and returns the runner of this layer.
 
     Starting with the first layer, every `training.recompute_every`-th layer recomputes as `training.recompute` says.
     Compiled code runs inside recomputation. With `training.recompute="full"` on the CPU, this call also makes the
-    process return freed memory to the system earlier.
+    process return freed memory to the system earlier. With `deferral`, a backward pass can put off the gradients of
+    weights.
     """
-    runner = Runner(products=products(training.precision))
+    own = products(training.precision)
+    runner = Runner(products=own if deferral is None else DeferringProducts(own, deferral))
     if compiler is not None:
         runner = replace(runner, layer=CompiledCode(compiler), compiler=compiler)
     if training.recompute == "full" and device.type == "cpu":

@@ -2,14 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from crosscut.architecture.pipeline import Stage, stages_of_rank
 from crosscut.checkpoint import AVERAGE
 from crosscut.config import ResolvedRun
+from crosscut.config.layout import PipelineSchedule
+from crosscut.kernels.deferral import Deferral
 from crosscut.model import GPT, Batch, initialize
 from crosscut.model.running import PLAIN_LOSS, Runners
+from crosscut.model.stages import StageStep
 from crosscut.parallel import (
     ParallelMesh,
     RandomStreams,
@@ -18,8 +23,10 @@ from crosscut.parallel import (
     global_gradient_norm,
     make_reducer,
     shard_model,
+    sum_copies,
 )
 from crosscut.parallel.collectives import all_reduce
+from crosscut.planner.stages import schedule_of, stage_sizes
 from crosscut.training.loss_scale import LossScale
 from crosscut.training.memory.host_moments import InHostMemory
 from crosscut.training.optimization.averaging import WeightAverage
@@ -54,6 +61,9 @@ class Trainer:
         self.run, self.mesh = run, mesh
         self.streams = RandomStreams(mesh, run.training.seed)
         self.compiler = make_compiler(run, mesh)
+        separates = mesh.pipeline is not None and run.layout.schedule is PipelineSchedule.ZERO_BUBBLE
+        self.deferral = Deferral() if separates else None
+        """Deferral of the gradients of weights; None unless the schedule of a pipeline separates them."""
         self.model = self._make_model(loss_chunk_tokens)
         enable_symmetric_memory(mesh)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -80,11 +90,17 @@ class Trainer:
         run, mesh = self.run, self.mesh
         loss_runner = PLAIN_LOSS if self.compiler is None else compiled_loss()
         runners = Runners(
-            layer=make_runners(run.training, streams=self.streams, device=mesh.device, compiler=self.compiler),
+            layer=make_runners(
+                run.training,
+                streams=self.streams,
+                device=mesh.device,
+                compiler=self.compiler,
+                deferral=self.deferral,
+            ),
             loss=replace(loss_runner, chunk_tokens=loss_chunk_tokens),
         )
         dtypes = {"dtype": parameter_dtype(run.precision), "compute_dtype": compute_dtype(run.precision)}
-        model = GPT(run.model, mesh=mesh, streams=self.streams, runners=runners, **dtypes)
+        model = GPT(run.model, mesh=mesh, streams=self.streams, runners=runners, stages=self._stages(), **dtypes)
         shard_model(model, mesh, units=model.blocks, compute_dtype=dtypes["compute_dtype"], always_used=True)
         initialize(
             model,
@@ -93,6 +109,13 @@ class Trainer:
             zero_outputs=run.training.zero_initial_outputs,
         )
         return model
+
+    def _stages(self) -> tuple[Stage, ...]:
+        """Stages of this rank. Without a pipeline, one stage holds the whole model."""
+        pipeline = self.mesh.pipeline
+        if pipeline is None:
+            return (Stage(range(self.run.model.num_layers)),)
+        return stages_of_rank(stage_sizes(self.run.config), rank=pipeline.rank, num_ranks=pipeline.size)
 
     @property
     def more_state(self) -> dict[str, dict[str, Tensor]]:
@@ -121,7 +144,7 @@ class Trainer:
         """Clip the summed gradients, update the weights and their average, and return the result of the step. The
         weights stay unchanged if `loss` or the gradient norm is not finite. `step` counts from 0.
         """
-        norm = global_gradient_norm(self.parameters, self.mesh.owners)
+        norm = global_gradient_norm(self.model.counted_once(self.parameters), self.mesh.owners)
         held = self._hold(loss, norm)
         clip_gradients_(self.parameters, norm, self.run.optimizer.clip_norm)
         rate = learning_rate(step, config=self.run.optimizer, num_steps=self.run.training.steps)
@@ -146,20 +169,45 @@ class Trainer:
         segments is added to the loss.
         """
         scale, order_scale = self._scales(micro_batches)
+        factors: dict[str, Any] = {"scale": scale, "order_scale": order_scale, "z_loss": self.run.training.z_loss}
+        self.reducer.begin()
+        passes = self._pass_all if self.mesh.pipeline is None else self._pass_stages
+        total = passes(step, micro_batches, factors)
+        self.reducer.finish()
+        if self.mesh.ends is not None and self.model.is_tied_over_stages:  # both ranks hold the tied embedding
+            sum_copies(self.model.token_weight, self.mesh.ends)
+        if self.loss_scale is not None:
+            self.loss_scale.unscale_(self.parameters)
+            total = self.loss_scale.unscaled(total)
+        for axis in self.mesh.owners:  # only the last stage of a pipeline has a loss
+            total = all_reduce(total, axis)
+        return all_reduce(total, self.mesh.tokens)
+
+    def _pass_all(self, step: int, micro_batches: Sequence[Batch], factors: dict[str, Any]) -> Tensor:
+        """Run the forward and backward pass of each micro-batch in turn. Return the sum of this rank's losses."""
         total = torch.zeros((), dtype=torch.float32, device=self.mesh.device)
         for index, batch in enumerate(micro_batches):
             self.streams.restart(step=step, micro_batch=index)
             if index == len(micro_batches) - 1:
                 self.reducer.arm()
-            z_loss = self.run.training.z_loss
-            loss = self.model.loss(*batch.with_context(), scale=scale, order_scale=order_scale, z_loss=z_loss)
+            loss = self.model.loss(*batch.with_context(), **factors)
             loss.backward()
             total = total + loss.detach()
-        self.reducer.finish()
-        if self.loss_scale is not None:
-            self.loss_scale.unscale_(self.parameters)
-            total = self.loss_scale.unscaled(total)
-        return all_reduce(total, self.mesh.tokens)
+        return total
+
+    def _pass_stages(self, step: int, micro_batches: Sequence[Batch], factors: dict[str, Any]) -> Tensor:
+        """Run the forward and backward passes of all micro-batches through this rank's stages. Return the sum of the
+        losses on the last stage, and zero on the other stages.
+        """
+        return StageStep(
+            model=self.model,
+            schedule=schedule_of(self.run.layout, len(micro_batches)),
+            micro_batches=micro_batches,
+            loss=lambda hidden, batch: self.model.loss_of_hidden(hidden, *batch.with_context()[1:], **factors),
+            begin=lambda index: self.streams.restart(step=step, micro_batch=index),
+            arm=self.reducer.arm,
+            deferral=self.deferral,
+        ).run()
 
     def _scales(self, micro_batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
         """Return the factors for the sums of both losses: 1 / number of target tokens over all ranks, and 1 / number of

@@ -144,6 +144,8 @@ def verify_runs(runs: Sequence[RunConfig]) -> list[Report]:
     in order; under torchrun, every rank gets the reports. Raises `LayoutError` or `ConfigError` before a rank starts,
     and `RankFailure` if a rank fails.
     """
+    for run in runs:
+        run.layout.require_one_stage("verify")
     ranks = [_checked_ranks(run) for run in runs]
     if was_started():  # the ranks join once and verify all runs
         return in_ranks(ranks[0], _verify_all, prepare=lambda: list(runs))

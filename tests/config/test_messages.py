@@ -50,6 +50,7 @@ LOWER_BOUNDS = {
     "layout.data": 1,
     "layout.context": 1,
     "layout.pipeline": 1,
+    "layout.stages_per_rank": 1,
     "layout.expert": 1,
     "layout.shard_group": 0,
     "data.vocab_size": 257,

@@ -141,6 +141,31 @@ def test_streams_begin_anew_from_seed_step_and_micro_batch(ranks: RankPool) -> N
         assert _distinct([drawn[name] for drawn in others]) == len(places)
 
 
+def _draws_of_layers(layout: Layout, order: list[int], wasted: int) -> dict[int, list[Tensor]]:
+    """What each layer draws, where the layers run in this order and more was drawn before."""
+    streams = RandomStreams(make_mesh(layout, CPU), 1)
+    streams.enter_layer(0)  # before the first micro-batch: no effect
+    streams.restart(step=3, micro_batch=1)
+    torch.rand(wasted)
+    drawn = {}
+    for index in order:
+        streams.enter_layer(index)
+        with streams.per_rank():
+            own = torch.rand(8)
+        drawn[index] = [torch.rand(8), own]
+    return drawn
+
+
+def test_a_layer_draws_the_same_whatever_was_drawn_before(ranks: RankPool) -> None:
+    first = ranks.run(2, _draws_of_layers, Layout(tensor=2), [0, 1, 2], 0)
+    later = ranks.run(2, _draws_of_layers, Layout(tensor=2), [2, 1], 5)
+    for one, other in zip(first, later, strict=True):
+        assert all(torch.equal(a, b) for index in (1, 2) for a, b in zip(one[index], other[index], strict=True))
+    assert _distinct([shared for shared, _ in first[0].values()]) == 3, "layers drop alike"
+    assert _distinct([own for drawn in first for _, own in drawn.values()]) == 6
+    assert all(torch.equal(first[0][index][0], first[1][index][0]) for index in (0, 1, 2))
+
+
 def _use_unstarted(use: str) -> None:
     streams = RandomStreams(make_mesh(Layout(), CPU), 1)
     if use == "per rank":

@@ -972,14 +972,13 @@ def compiled_otherwise(patch: Patch) -> None:
 def _restart_with(
     patch: Patch, shared: Callable[[ParallelMesh], tuple], per_rank: Callable[[ParallelMesh], tuple]
 ) -> None:
-    def restart(self: RandomStreams, *, step: int, micro_batch: int = 0) -> None:
-        place = (self.seed, step, micro_batch)
+    def restart(self: RandomStreams, *layer: object) -> None:
+        place = (self.seed, *self._started, *layer)
         torch.manual_seed(seed_of("per rank", *place, *per_rank(self.mesh)))
         self._per_rank_state = self._get_state()
         torch.manual_seed(seed_of("shared", *place, *shared(self.mesh)))
-        self._started = True
 
-    patch.setattr(RandomStreams, "restart", restart)
+    patch.setattr(RandomStreams, "_restart", restart)
 
 
 @fault("the same dropout stream on all ranks", "blocks.0.attention")

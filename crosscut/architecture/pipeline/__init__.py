@@ -4,7 +4,7 @@ A schedule is data: a list of actions for each rank (`schedules`). The training 
 counts their messages and the activations in flight, and `simulate` computes when each action starts and ends.
 """
 
-from crosscut.architecture.pipeline.cut import balanced_cut
+from crosscut.architecture.pipeline.cut import Stage, balanced_cut, stages_of_rank
 from crosscut.architecture.pipeline.schedules import (
     Action,
     Channel,
@@ -25,9 +25,11 @@ __all__ = [
     "Pass",
     "Schedule",
     "Simulation",
+    "Stage",
     "balanced_cut",
     "interleaved",
     "one_forward_one_backward",
     "simulate",
+    "stages_of_rank",
     "zero_bubble",
 ]

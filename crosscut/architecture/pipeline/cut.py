@@ -1,6 +1,7 @@
-"""Cut of the layers into stages of similar cost."""
+"""Cut of the layers into stages of similar cost, and the stages of one rank."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
@@ -38,3 +39,27 @@ def _cut(costs: tuple[float, ...], num_stages: int, first: float, last: float) -
             for end in ends
         }
     return best[number][2]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage: contiguous layers, with the embedding before them or the head after them if it is an end."""
+
+    layers: range
+    """Indexes of the layers."""
+    is_first: bool = True
+    """Whether the stage starts with the embedding."""
+    is_last: bool = True
+    """Whether the stage ends with the head and the loss."""
+
+
+def stages_of_rank(sizes: Sequence[int], *, rank: int, num_ranks: int) -> tuple[Stage, ...]:
+    """Stages of a rank, in the order of the layers. `sizes` are the numbers of layers of all stages. Rank r of P has
+    the stages r, r + P, r + 2 P and so on.
+    """
+    ends = list(accumulate(sizes))
+    last = len(ends) - 1
+    return tuple(
+        Stage(range(ends[i] - sizes[i], ends[i]), is_first=i == 0, is_last=i == last)
+        for i in range(rank, len(ends), num_ranks)
+    )

@@ -196,7 +196,7 @@ class Builder:
         if section_of(kind):
             return self._items(kind, value, name, place)
         if typing.get_origin(kind) is tuple:
-            return _strings(value, name)
+            return _integers(value, name) if typing.get_args(kind)[0] is int else _strings(value, name)
         if kind is float and type(value) is int and abs(value) <= MOST_SEED:
             return float(value)
         if type(value) is not kind and not (kind is str and isinstance(value, Choice)):
@@ -220,6 +220,14 @@ def _strings(value: Any, name: str) -> tuple[str, ...]:
     for item in items:
         _require_usual(name, item)
     return tuple(items)
+
+
+def _integers(value: Any, name: str) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple) or not all(type(item) is int for item in value):
+        raise ConfigError(f"`{name}` must be a list of integers, but is {shown(value)}.")
+    for item in value:
+        _require_usual(name, item)
+    return tuple(value)
 
 
 def _require_usual(name: str, value: object) -> None:

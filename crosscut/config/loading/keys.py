@@ -38,6 +38,8 @@ SYNONYMS = MappingProxyType(
         "layout.tensor": "tp tp_size tensor_parallel tensor_parallel_size tensor_model_parallel_size",
         "layout.data": "dp dp_size data_parallel data_parallel_size",
         "layout.pipeline": "pp pp_size pipeline_parallel pipeline_model_parallel_size",
+        "layout.stages_per_rank": "vpp virtual_pipeline_model_parallel_size num_model_chunks",
+        "layout.schedule": "pipeline_schedule pipeline_parallel_schedule",
         "layout.context": "cp cp_size context_parallel context_parallel_size",
         "layout.expert": "ep ep_size expert_parallel expert_model_parallel_size",
         "layout.sequence_parallel": "sp",

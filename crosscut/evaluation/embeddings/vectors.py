@@ -99,7 +99,7 @@ def embeddings(model: GPT, ids: Sequence[Sequence[int]], *, batch_size: int = 32
     model's layout must call this function, and gets all embeddings.
     """
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-    device = model.tokens.weight.device
+    device = model.token_weight.device
     parts = []
     for start in range(0, len(order), batch_size):
         chosen = [torch.tensor(ids[i], device=device) for i in order[start : start + batch_size]]

@@ -106,6 +106,7 @@ def finetune_chat(order: ChatOrder) -> None:
     has written its checkpoint.
     """
     asked = _run_of(order)
+    asked.layout.require_one_stage("finetune")
     resolved = resolve_on(asked, choose_device(asked.training.device))
     require_capabilities(resolved)
     ranks = Ranks(layout=asked.layout, device=asked.training.device, signals=INTERRUPTIBLE)

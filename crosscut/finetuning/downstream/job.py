@@ -88,6 +88,7 @@ def finetune_task(order: TaskOrder) -> None:
     """
     source = None if order.resume else find_model(order.model)
     asked = _asked(order, source)
+    asked.layout.require_one_stage("finetune")
     resolved = resolve_on(asked, choose_device(asked.training.device))
     require_capabilities(resolved)
     ranks = Ranks(layout=asked.layout, device=asked.training.device, signals=INTERRUPTIBLE)

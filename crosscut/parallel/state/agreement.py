@@ -8,6 +8,7 @@ The table of axes (`config/axes.py`) says which ranks hold the same bits:
 - If several groups of data ranks each share a copy, the ranks with the same shard hold the same bits.
 - Tensor ranks hold the same bits of every parameter that the tensor axis does not cut. (If data ranks share a copy,
   these tensor ranks must also have the same position in the shard group.)
+- The first and the last stage of a pipeline hold the same bits of a tied embedding.
 
 Each rank hashes its part of every parameter into one int64, on its device, and the ranks compare the hashes. For each
 axis, one all-reduce with 16 bytes per parameter computes the maximum of the hashes h and the maximum of ~h. The second
@@ -32,7 +33,7 @@ from torch import Tensor
 
 from crosscut.config import Layout
 from crosscut.config.axes import AXES, Role
-from crosscut.parallel.collectives import all_reduce, from_all_ranks
+from crosscut.parallel.collectives import all_gather_objects, all_reduce, from_all_ranks
 from crosscut.parallel.mesh import Axis, ParallelMesh, layout_of
 from crosscut.parallel.state.parameters import cut_dim, local_part
 
@@ -69,20 +70,22 @@ def find_drift(parameters: Mapping[str, Tensor], mesh: ParallelMesh) -> Drift | 
     """Compare the replicas of all parameters. Returns the first parameter that differs between its replicas, or None if
     all replicas agree. Every rank gets the same result, and every rank must call this function.
 
-    `parameters` maps names to distributed tensors, with the same names in the same order on every rank. If data ranks
-    share one copy of the model, call `sharding.reshard` first and pass the shards.
+    `parameters` maps names to distributed tensors, with the same names in the same order on all ranks of a pipeline
+    stage. If data ranks share one copy of the model, call `sharding.reshard` first and pass the shards.
 
     Communication if all replicas agree (an axis of size 1 sends nothing):
 
     - over the ranks that hold copies: an all-reduce of two int64 per parameter;
     - over the tensor axis: an all-reduce of two int64 per replicated parameter, and one more int64;
-    - over the shard group, if the model is sharded: an all-reduce of one int64.
+    - over the shard group, if the model is sharded: an all-reduce of one int64;
+    - over the first and the last stage of a pipeline: an all-reduce of two int64 per parameter that both hold, and over
+      all stages an all-reduce of one int64.
 
     If replicas differ, the ranks also send all hashes, and, over each axis along which the differing parameter has
     replicas, twice the parameter's local size. If all replicas agree, the host waits for the device once.
     """
     copies, shard = mesh.copies, None if mesh.sharding is None else mesh.sharding.shard
-    if (mesh.tensor.size == 1 and copies is None) or not parameters:
+    if (mesh.tensor.size == 1 and copies is None and not mesh.owners) or not parameters:
         return None
     names = list(parameters)
     hashes = torch.stack([hash_of(parameter) for parameter in parameters.values()])
@@ -94,12 +97,26 @@ def find_drift(parameters: Mapping[str, Tensor], mesh: ParallelMesh) -> Drift | 
     # below.
     chosen = hashes[torch.tensor(replicated, dtype=torch.int64, device=hashes.device)]
     drifted = _differs(chosen, mesh.tensor, also=drifted).any()
-    if shard is not None:
-        drifted = all_reduce(drifted.to(torch.int64).view(1), shard, "max") > 0
+    on_both = _on_both_ends(names, mesh)
+    if mesh.ends is not None and on_both:
+        tied = hashes[torch.tensor([names.index(name) for name in on_both], device=hashes.device)]
+        drifted = _differs(tied, mesh.ends, also=drifted).any()
+    for axis in (shard, *mesh.owners):
+        if axis is not None:
+            drifted = all_reduce(drifted.to(torch.int64).view(1), axis, "max") > 0
     if not bool(drifted):
         return None
-    drift = _describe(names, set(replicated), hashes.tolist(), mesh)
-    return drift._replace(size=_difference(parameters[drift.name], mesh))
+    held = {name: (found, i in replicated) for i, (name, found) in enumerate(zip(names, hashes.tolist(), strict=True))}
+    drift = _describe(held, mesh)
+    return drift._replace(size=_difference(parameters.get(drift.name), mesh, is_tied=drift.name in on_both))
+
+
+def _on_both_ends(names: list[str], mesh: ParallelMesh) -> list[str]:
+    """Names of the parameters that the first and the last stage of a pipeline both hold. Empty on other stages."""
+    if mesh.ends is None:
+        return []
+    first, last = all_gather_objects(names, mesh.ends)
+    return [name for name in first if name in set(last)]
 
 
 def hash_of(tensor: Tensor) -> Tensor:
@@ -132,11 +149,17 @@ def _differs(hashes: Tensor, axis: Axis, *, also: Tensor | None = None) -> Tenso
     return torch.cat([different, highest[2 * count :] > 0])
 
 
-def _difference(parameter: Tensor, mesh: ParallelMesh) -> float:
-    """Return the largest difference of an element between ranks that should agree, relative to the largest element."""
-    axes = [axis for axis in (mesh.copies, mesh.tensor if cut_dim(parameter) is None else None) if axis is not None]
-    local = local_part(parameter).detach().reshape(-1)
+def _difference(parameter: Tensor | None, mesh: ParallelMesh, *, is_tied: bool) -> float:
+    """Return the largest difference of an element between ranks that should agree, relative to the largest element.
+    `parameter` is None on stages of a pipeline that do not hold the parameter, and `is_tied` says that the first and
+    the last stage both hold it.
+    """
     apart = largest = 0.0
+    axes, local = list[Axis](), torch.empty(0)
+    if parameter is not None:
+        tensor, ends = mesh.tensor if cut_dim(parameter) is None else None, mesh.ends if is_tied else None
+        axes = [axis for axis in (mesh.copies, tensor, ends) if axis is not None]
+        local = local_part(parameter).detach().reshape(-1)
     for piece in local.split(_ELEMENTS_AT_ONCE) if local.numel() else ():
         piece = piece.nan_to_num(torch.inf, torch.inf, -torch.inf)  # the maximum may ignore NaN
         edges = torch.stack([piece, -piece])
@@ -152,28 +175,32 @@ def _difference(parameter: Tensor, mesh: ParallelMesh) -> float:
     return apart if apart == math.inf else apart / (largest or 1.0)
 
 
-def _describe(names: list[str], replicated: set[int], mine: list[int], mesh: ParallelMesh) -> Drift:
-    """Gather all hashes and describe the first parameter that differs. Every rank must call this function."""
-    held_by: list[list[int]] = from_all_ranks(mine, mesh)
+def _describe(mine: dict[str, tuple[int, bool]], mesh: ParallelMesh) -> Drift:
+    """Gather all hashes and describe the first parameter that differs. `mine` has the hash of each parameter of this
+    rank, and whether the tensor axis does not cut the parameter. Every rank must call this function.
+    """
+    held_by: list[dict[str, tuple[int, bool]]] = from_all_ranks(mine, mesh)
     groups = {is_replicated: _same_ranks(layout_of(mesh), is_replicated) for is_replicated in (False, True)}
     found: list[Drift] = []
-    for i, name in enumerate(names):
-        for group in groups[i in replicated]:
-            held = {rank: held_by[rank][i] for rank in group}
+    is_replicated = {name: whole for of_rank in held_by for name, (_, whole) in of_rank.items()}
+    for name, whole in is_replicated.items():
+        for group in groups[whole]:
+            held = {rank: held_by[rank][name][0] for rank in group if name in held_by[rank]}
             counts = Counter(held.values()).most_common(2)
             if len(counts) > 1:
                 most = counts[0][0] if counts[0][1] > counts[1][1] else None
-                others = tuple(rank for rank in group if held[rank] == most)
-                found.append(Drift(name, tuple(rank for rank in group if held[rank] != most), others))
+                others = tuple(rank for rank in held if held[rank] == most)
+                found.append(Drift(name, tuple(rank for rank in held if held[rank] != most), others))
                 break
     return found[0]._replace(num_parameters=len(found))
 
 
 def _same_ranks(layout: Layout, is_replicated: bool) -> list[list[int]]:
-    """Return the groups of ranks that should hold the same bits of a parameter. `is_replicated` says that the tensor
-    axis does not cut the parameter.
+    """Return the groups of ranks that should hold the same bits of a parameter, if they hold the parameter at all.
+    `is_replicated` says that the tensor axis does not cut the parameter.
     """
-    distinct = [row.name for row in AXES if not (row.holds_copies or (is_replicated and row.role is Role.CUTS))]
+    shared = (Role.OWNS, Role.CUTS) if is_replicated else (Role.OWNS,)
+    distinct = [row.name for row in AXES if not (row.holds_copies or row.role in shared)]
     groups: dict[tuple[int, ...], list[int]] = {}
     for rank in range(layout.world_size):
         place = layout.place_of(rank)

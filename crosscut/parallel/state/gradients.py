@@ -80,6 +80,9 @@ class GradientReducer:
         if mesh.tokens.size > 1:
             self._fill_buckets(bucket_bytes)
 
+    def begin(self) -> None:
+        """Do nothing."""
+
     def arm(self) -> None:
         """Make the next backward pass send each bucket of gradients as soon as the bucket is complete."""
         self._armed = True
@@ -147,6 +150,25 @@ class GradientReducer:
         if self.mesh.sequence_parallel:
             _require_use_alike(bucket, summed)
         _set_gradients(bucket.parameters, summed, bucket.placements)
+
+
+def sum_copies(parameter: nn.Parameter, ends: Axis) -> None:
+    """Sum the gradients of a tied embedding over the first and the last rank of a pipeline, which both hold a copy.
+
+    Call this function after the reducer's `finish` and before the gradient norm. Both copies then take the same step.
+    Communication: one all-reduce of the local gradient over `ends`.
+    """
+    gradient = parameter.grad
+    assert isinstance(gradient, DTensor) and isinstance(parameter, DTensor)
+    summed = all_reduce(gradient._local_tensor, ends)
+    parameter.grad = DTensor.from_local(
+        summed,
+        gradient.device_mesh,
+        gradient.placements,
+        run_check=False,
+        shape=gradient.shape,
+        stride=gradient.stride(),
+    )
 
 
 def global_gradient_norm(parameters: Sequence[nn.Parameter], owners: Iterable[Axis] = ()) -> Tensor:

@@ -14,7 +14,7 @@ because the embedding of a frequent token sums many gradients.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -122,8 +122,12 @@ def reshard(model: nn.Module) -> None:
 class Reducer(Protocol):
     """Interface for the sum of a step's gradients over all ranks that computed a part of them.
 
-    Call `arm` before the last backward pass of a step, and `finish` after this backward pass.
+    Call `begin` before the first forward pass of a step, `arm` before the last backward pass, and `finish` after all
+    backward passes.
     """
+
+    def begin(self) -> None:
+        """Prepare a step. Call this method before the first forward pass of the step."""
 
     def arm(self) -> None:
         """Make the next backward pass complete the sum of the gradients over all ranks. Call this method before the
@@ -160,6 +164,9 @@ class ShardedReducer:
         self.keeps_weights = mesh.sharding.keeps_weights
         self._set_last(False)
 
+    def begin(self) -> None:
+        """Do nothing."""
+
     def arm(self) -> None:
         """Make the next backward pass also sum gradients over the copies of the model. Call this method before the last
         backward pass of a step.
@@ -181,9 +188,60 @@ class ShardedReducer:
             self.model.set_reshard_after_backward(is_last)
 
 
+class ShardedStageReducer:
+    """`Reducer` of the stages of a pipeline that `shard_model` has sharded.
+
+    The ranks gather the weights of each unit once, at its first forward pass of a step, and sum the gradients once,
+    after all backward passes. Between them, a rank holds the whole weights and gradients of its stages. A reduction in
+    each backward pass would be sent for each micro-batch, and would miss the gradients of weights that a schedule
+    computes after the last backward pass.
+
+    Raises `LayoutError` if the model is not sharded.
+    """
+
+    def __init__(self, model: nn.Module, mesh: ParallelMesh) -> None:
+        self._reducer = ShardedReducer(model, mesh)
+        self.model = self._reducer.model
+        self.model.set_reshard_after_forward(False)
+
+    def begin(self) -> None:
+        """Make all passes of the step keep the gathered weights and the whole gradients."""
+        self._set_last(False)
+
+    def arm(self) -> None:
+        """Do nothing: no backward pass sends gradients."""
+
+    def finish(self) -> None:
+        """Sum the gradients of all units over the shard group, and over the copies of the model, and release the
+        gathered weights.
+        """
+        self._set_last(True)
+        root: Any = fully_shard.state(self.model)  # type: ignore[attr-defined]
+        for state in root._state_ctx.all_states:  # as PyTorch's own pipelining does
+            for group in param_groups_of(state):
+                group.post_backward()
+        root._root_post_backward_final_callback()
+        self._reducer.finish()
+
+    def _set_last(self, is_last: bool) -> None:
+        self.model.set_is_last_backward(is_last)
+        self.model.set_reshard_after_backward(is_last)
+        self.model.set_requires_gradient_sync(is_last)
+
+
+def param_groups_of(state: Any) -> list[Any]:
+    """Groups of parameters that `fully_shard` gathers together, of one unit. Older versions of PyTorch have at most one
+    group.
+    """
+    groups: list[Any] | None = getattr(state, "_fsdp_param_groups", None)
+    return [group for group in [state._fsdp_param_group] if group is not None] if groups is None else groups
+
+
 def make_reducer(model: nn.Module, mesh: ParallelMesh) -> Reducer:
     """Make the reducer that sums the gradients of a model on this mesh.
 
     Raises `LayoutError` if a parameter is not a `DTensor`, or if the mesh shards but the model is not sharded.
     """
-    return GradientReducer(model.parameters(), mesh) if mesh.sharding is None else ShardedReducer(model, mesh)
+    if mesh.sharding is None:
+        return GradientReducer(model.parameters(), mesh)
+    return ShardedReducer(model, mesh) if mesh.pipeline is None else ShardedStageReducer(model, mesh)

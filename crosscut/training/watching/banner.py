@@ -78,11 +78,13 @@ def expected_seconds(
     run: ResolvedRun, samples: RunSamples, throughput: Throughput, device: torch.device, *, done: int
 ) -> float | None:
     """Forecast the seconds of the remaining steps and of their validations. None if the planner does not know the
-    device. Checkpoints, evaluations and the compilation of layers are not counted.
+    device, and for a pipeline. Checkpoints, evaluations and the compilation of layers are not counted.
 
     The forecast for a CPU uses the planner's figures for a laptop, but with the measured matrix rate.
     """
     hardware = _hardware(run.config, throughput.peak, device)
+    if run.layout.pipeline > 1:  # no forecast knows the waiting of stages
+        return None
     if hardware is None or (run.layout.world_size > hardware.ranks_per_node and hardware.network is None):
         return None
     training, left = run.training, run.training.steps - done
@@ -101,6 +103,8 @@ def gain_of_one_rank(run: RunConfig, peak: Peak, device: torch.device) -> float:
     `auto`.
     """
     hardware = _hardware(run, peak, device)
+    if run.layout.pipeline > 1:  # no forecast knows the waiting of stages
+        return 1.0
     if hardware is None or device.type != "cpu" or not 1 < run.layout.world_size <= hardware.ranks_per_node:
         return 1.0
     alone = replace(run, layout=Layout(), training=replace(run.training, micro_batch_size=0))

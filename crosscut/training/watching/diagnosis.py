@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from crosscut.config import TrainingError
+from crosscut.model import GPT
+from crosscut.model.stages import forward_loss
 from crosscut.parallel.collectives import all_gather_objects
 from crosscut.training.batches import BatchSource
 from crosscut.training.speed.compilation import uncompiled
@@ -20,8 +22,10 @@ class _Origin(NamedTuple):
     """Place of the first non-finite value. Origins are ordered by time: the smallest origin is the earliest."""
 
     micro_batch: int
+    depth: int
+    """Place in the model of a layer on its way through a pipeline (`_depth`), negative in the backward pass."""
     order: int
-    """Number of modules (or, in the backward pass, parameters) that were checked before this place."""
+    """Number of modules of the rank (or, in the backward pass, parameters) that were checked before this place."""
     data_rank: int
     place: str
 
@@ -43,7 +47,7 @@ def explain_non_finite(
     if forward is None and exhausted is not None:
         return exhausted
     backward = _first_over_ranks(_origin_in_backward(step, trainer, batches), trainer)
-    origin = forward or backward or _Origin(0, 0, 0, "the sum of the gradients (each gradient is finite)")
+    origin = forward or backward or _Origin(0, 0, 0, 0, "the sum of the gradients (each gradient is finite)")
     mine = [batches.documents(step, index) for index in range(batches.num_micro_batches(step))]
     parts = all_gather_objects(mine, trainer.mesh.data)  # by data rank, by micro-batch
     if forward:
@@ -76,36 +80,55 @@ def _origin_in_forward(step: int, trainer: Trainer, batches: BatchSource) -> _Or
     """
     first: _Origin | None = None
     for index, batch in enumerate(batches.micro_batches(step)):
-        seen: list[str] = []
+        seen: list[tuple[str, str]] = []
         trainer.streams.restart(step=step, micro_batch=index)
         with torch.no_grad(), uncompiled(trainer.model), _watched(trainer.model, seen) as order:
-            loss = trainer.model.loss(*batch.with_context())
+            loss = forward_loss(trainer.model, batch)
         if not seen and not loss.isfinite():
-            seen.append("the loss itself")
+            seen.append(("loss", "the loss itself"))
         if seen and first is None:
-            first = _Origin(index, order[0], trainer.mesh.data.rank, seen[0])
+            name, place = seen[0]
+            first = _Origin(index, _depth(trainer.model, name), order[0], trainer.mesh.data.rank, place)
+    if trainer.mesh.channels is not None:
+        trainer.mesh.channels.finish()
     return first
 
 
+def _depth(model: GPT, name: str) -> int:
+    """Place of a module or parameter in a model whose layers lie on several ranks: 0 for the embedding, 1 + i for layer
+    i, and a larger number for the head and the loss. Without a pipeline, 0 for all.
+    """
+    if model.mesh.pipeline is None:
+        return 0
+    part, _, rest = name.partition(".")
+    if part == "blocks" and rest:
+        return 1 + int(rest.partition(".")[0])
+    return 0 if part in _EMBEDDING else 1 + model.config.num_layers
+
+
+_EMBEDDING = ("tokens", "positions", "token_types", "embedding_norm", "dropout")
+"""Modules before the first layer."""
+
+
 @contextmanager
-def _watched(model: nn.Module, seen: list[str]) -> Iterator[list[int]]:
-    """Context that appends the first place with a non-finite value to `seen`. It yields a list with one number: the
-    number of places that were checked before this place.
+def _watched(model: nn.Module, seen: list[tuple[str, str]]) -> Iterator[list[int]]:
+    """Context that appends the first place with a non-finite value to `seen`, after the name of its module. It yields a
+    list with one number: the number of places that were checked before this place.
 
     The pass is never cut short, because the other ranks wait for this rank's collectives.
     """
     order = [0]
 
-    def note(place: str, value: Any) -> None:
+    def note(name: str, end: str, value: Any) -> None:
         if not seen:
             order[0] += 1
             if isinstance(value, Tensor) and value.is_floating_point() and not value.isfinite().all():
-                seen.append(place)
+                seen.append((name, f"the {end} of `{name}`"))
 
     handles = []
     for name, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(lambda _, a, n=name: note(f"the input of `{n}`", a[0])))
-        handles.append(module.register_forward_hook(lambda _, __, y, n=name: note(f"the output of `{n}`", y)))
+        handles.append(module.register_forward_pre_hook(lambda _, a, n=name: note(n, "input", a[0])))
+        handles.append(module.register_forward_hook(lambda _, __, y, n=name: note(n, "output", y)))
     try:
         yield order
     finally:
@@ -119,5 +142,5 @@ def _origin_in_backward(step: int, trainer: Trainer, batches: BatchSource) -> _O
     backward_order = reversed(list(trainer.model.named_parameters()))
     for order, (name, parameter) in enumerate(backward_order):
         if parameter.grad is not None and not parameter.grad.to_local().isfinite().all():  # type: ignore[attr-defined]
-            return _Origin(0, order, trainer.mesh.data.rank, f"the gradient of `{name}`")
+            return _Origin(0, -_depth(trainer.model, name), order, trainer.mesh.data.rank, f"the gradient of `{name}`")
     return None

@@ -86,10 +86,10 @@ def write_report(run: RunConfig, model: GPT, samples: RunSamples, outcome: Outco
 
 def _samples(run: RunConfig, model: GPT, tokens: Tokens) -> dict[str, str]:
     """Generate the samples, by title: a new document and, if the run has a prompt, a continuation of the prompt. The
-    samples are not selected: each sample is the first one that is drawn.
+    samples are not selected: each sample is the first one that is drawn. No samples if no rank has the whole model.
     """
     output = run.output
-    if not output.sample_tokens or run.model.predicts_masked:
+    if not output.sample_tokens or run.model.predicts_masked or run.layout.pipeline > 1:
         return {}
     prompts = {"sample": ""}
     if output.sample_prompt:

@@ -1,0 +1,163 @@
+"""Passes of micro-batches through the stages of a pipeline, on one rank.
+
+In a training step, a rank performs its list of actions in a schedule (`architecture.pipeline.Schedule`). A forward pass
+receives the hidden states of a micro-batch from the stage before, runs the layers of the stage, and sends the result to
+the next stage. A backward pass receives the gradient of this result, and sends the gradient of its input back. The
+first stage starts with the embedding, and the last stage ends with the loss. While the rank computes, the tensor for
+its next action arrives.
+
+Every rank of a pipeline has the tokens and the targets of all micro-batches. The number of targets is therefore known
+on all stages before the first forward pass.
+
+Shapes: B batch, S sequence, H hidden, T tensor ranks.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from crosscut.architecture.pipeline import Action, Message, Pass, Schedule, interleaved
+from crosscut.kernels.deferral import Deferral, Deferred
+from crosscut.model.batch import Batch
+from crosscut.model.gpt import GPT
+from crosscut.parallel.channels import Arriving
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageStep:
+    """One training step of the stages of one rank."""
+
+    model: GPT
+    schedule: Schedule
+    micro_batches: Sequence[Batch]
+    loss: Callable[[Tensor, Batch], Tensor]
+    """Function that computes the loss of a micro-batch from its last hidden states [B, S, H]."""
+    begin: Callable[[int], None]
+    """Function that is called before each forward pass of a micro-batch, with the index of the micro-batch."""
+    arm: Callable[[], None]
+    """Function that is called before the last backward pass, if this pass completes all gradients of the rank."""
+    deferral: Deferral | None = None
+    """Deferral of the model's linear layers, which a schedule with separate weight gradients needs."""
+    around: Callable[[Action], AbstractContextManager[object]] = lambda _: nullcontext()
+    """Context in which each action runs."""
+
+    def run(self) -> Tensor:
+        """Perform all actions of the rank, and leave the gradients in `.grad`. Return the sum of the losses of all
+        micro-batches on the last stage, and zero on the other stages: a scalar.
+        """
+        return _Step(self).run()
+
+
+class _Passed(NamedTuple):
+    """Micro-batch that has passed forward, and not yet backward."""
+
+    hidden: Tensor | None
+    """Input of the stage [B, S, H]; None for the first stage."""
+    output: Tensor
+    """Output of the stage [B, S, H], or the loss."""
+
+
+class _Step:
+    """State of one step on one rank."""
+
+    def __init__(self, step: StageStep) -> None:
+        pipeline, channels = step.model.mesh.pipeline, step.model.mesh.channels
+        assert pipeline is not None and channels is not None, "the mesh has no pipeline"
+        self.step, self.rank, self.channels = step, pipeline.rank, channels
+        self.passed: dict[tuple[int, int], _Passed] = {}
+        self.deferred: dict[tuple[int, int], Deferred] = {}
+        self.arriving: dict[Message, Arriving] = {}
+        dtype = torch.promote_types(torch.float32, step.model.compute_dtype)  # as of the loss, which only one stage has
+        self.loss = torch.zeros((), dtype=dtype, device=step.model.mesh.device)
+
+    def run(self) -> Tensor:
+        actions = self.step.schedule.actions[self.rank]
+        last = None if self.step.schedule.separates_weights else actions[-1]
+        self._start_receiving(actions[0])
+        for action, following in zip(actions, (*actions[1:], None), strict=True):
+            received = self._received(action)
+            if following is not None:
+                self._start_receiving(following)
+            if action == last:
+                self.step.arm()
+            with self.step.around(action):
+                self._perform(action, received)
+        self.channels.finish()
+        return self.loss
+
+    def _perform(self, action: Action, received: Tensor | None) -> None:
+        result: Tensor | None
+        if action.kind is Pass.FORWARD:
+            result = self._forward(action, received)
+        elif action.kind is Pass.BACKWARD:
+            result = self._backward(action, received)
+        else:
+            self.deferred.pop((action.micro_batch, action.chunk)).compute()
+            return
+        if (message := self.step.schedule.sent(self.rank, action)) is not None:
+            assert result is not None
+            self.channels.send(message, result)
+
+    def _forward(self, action: Action, hidden: Tensor | None) -> Tensor:
+        batch, stage = self.step.micro_batches[action.micro_batch], self.step.model.stages[action.chunk]
+        self.step.begin(action.micro_batch)
+        if hidden is not None:
+            hidden.requires_grad_()
+        tokens, _, context = batch.with_context()
+        output: Tensor = self.step.model(tokens, context, stage=stage, hidden=hidden)
+        if stage.is_last:
+            output = self.step.loss(output, batch)
+            self.loss = self.loss + output.detach()
+        self.passed[action.micro_batch, action.chunk] = _Passed(hidden, output)
+        return output.detach()
+
+    def _backward(self, action: Action, gradient: Tensor | None) -> Tensor | None:
+        place = (action.micro_batch, action.chunk)
+        hidden, output = self.passed.pop(place)
+        if self.step.schedule.separates_weights:
+            assert self.step.deferral is not None, "the layers cannot defer the gradients of weights"
+            with self.step.deferral.collecting() as self.deferred[place]:
+                torch.autograd.backward(output, gradient)
+        else:
+            torch.autograd.backward(output, gradient)
+        return None if hidden is None else hidden.grad
+
+    def _start_receiving(self, action: Action) -> None:
+        message = self.step.schedule.received(self.rank, action)
+        if message is not None:
+            batch = self.step.micro_batches[action.micro_batch]
+            shape, dtype = self.step.model.hidden_form(batch.tokens)
+            self.arriving[message] = self.channels.start_receiving(message, shape, dtype)
+
+    def _received(self, action: Action) -> Tensor | None:
+        message = self.step.schedule.received(self.rank, action)
+        return None if message is None else self.arriving.pop(message).wait()
+
+
+@torch.no_grad()
+def forward_loss(model: GPT, batch: Batch) -> Tensor:
+    """Return the sum of the cross entropies of a batch, a scalar, without a backward pass. In a pipeline, the batch
+    passes through all stages, and the result is zero on all stages except the last. Every rank of a pipeline must call
+    this function with the same batches, in the same order.
+    """
+    mesh = model.mesh
+    if mesh.pipeline is None:
+        return model.loss(*batch.with_context())
+    assert mesh.channels is not None
+    tokens, targets, context = batch.with_context()
+    schedule = interleaved(mesh.pipeline.size, mesh.pipeline.size, len(model.stages))
+    loss = torch.zeros((), dtype=torch.float32, device=mesh.device)
+    for chunk, stage in enumerate(model.stages):
+        action, hidden = Action(Pass.FORWARD, 0, chunk), None
+        if (message := schedule.received(mesh.pipeline.rank, action)) is not None:
+            hidden = mesh.channels.start_receiving(message, *model.hidden_form(tokens)).wait()
+        hidden = model(tokens, context, stage=stage, hidden=hidden)
+        if stage.is_last:
+            loss = model.loss_of_hidden(hidden, targets, context)
+        elif (message := schedule.sent(mesh.pipeline.rank, action)) is not None:
+            mesh.channels.send(message, hidden)
+    return loss

@@ -1,0 +1,108 @@
+"""Messages between the stages of a pipeline: one-way channels between neighbouring ranks.
+
+A stage sends its output to the next stage, and the gradient of its input to the stage before it. Each direction between
+two ranks is a *channel* with a process group of its own. A channel delivers messages in the order in which they were
+sent, so the receiver must take them in this order. `architecture.pipeline.simulate` checks a schedule for this.
+
+The groups are made with the mesh, in the same order on all ranks, and on GPUs each group is connected at once. NCCL
+would otherwise connect two ranks at their first message, and each rank of a pipeline has its first message with another
+rank. NCCL also runs all messages of one group one after the other: if both directions shared a group, two ranks that
+send to each other first would wait forever. Gloo would not, so such an order works on CPUs and hangs on GPUs.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from crosscut.architecture.pipeline import Channel, Message, Pass
+
+
+class Arriving:
+    """Tensor that another rank sends."""
+
+    def __init__(self, buffer: Tensor, work: dist.Work) -> None:
+        self._buffer, self._work = buffer, work
+
+    def wait(self) -> Tensor:
+        """Wait for the tensor, and return it."""
+        self._work.wait()
+        return self._buffer
+
+
+class Channels:
+    """Channels of one rank to and from the other ranks of its pipeline."""
+
+    def __init__(
+        self, ranks: Sequence[int], groups: Mapping[Channel, dist.ProcessGroup], *, device: torch.device
+    ) -> None:
+        """`ranks` are the numbers of the pipeline's processes among all processes, in the order of the stages.
+        `groups` has the process group of each channel that this rank sends to or receives from.
+        """
+        self.device = device
+        self._ranks, self._groups = tuple(ranks), dict(groups)
+        self._leaving: list[tuple[dist.Work, Tensor]] = []
+
+    def send(self, message: Message, x: Tensor) -> None:
+        """Start to send `x` to the receiver of `message`, and return at once. `x` must not be changed before
+        `finish`.
+        """
+        x = x.contiguous()
+        channel = message.channel
+        work = dist.isend(x, self._ranks[channel.receiver], group=self._groups[channel])
+        assert work is not None, "this rank is in the group"
+        self._leaving = [pair for pair in self._leaving if not pair[0].is_completed()]
+        self._leaving.append((work, x))
+
+    def start_receiving(self, message: Message, shape: Sequence[int], dtype: torch.dtype) -> Arriving:
+        """Start to receive the tensor of `message`. Call this method for the messages of a channel in the order in
+        which the other rank sends them.
+        """
+        buffer = torch.empty(tuple(shape), dtype=dtype, device=self.device)
+        channel = message.channel
+        work = dist.irecv(buffer, self._ranks[channel.sender], group=self._groups[channel])
+        assert work is not None, "this rank is in the group"
+        return Arriving(buffer, work)
+
+    def finish(self) -> None:
+        """Wait until all sent tensors may be changed or freed."""
+        for work, _ in self._leaving:
+            work.wait()
+        self._leaving.clear()
+
+
+def channels_of(num_ranks: int, *, is_ring: bool) -> list[Channel]:
+    """Channels of a pipeline of `num_ranks` ranks: forward and backward between neighbours. With `is_ring`, the last
+    rank is also followed by the first, as with several stages per rank.
+    """
+    pairs = [(rank, (rank + 1) % num_ranks) for rank in range(num_ranks if is_ring else num_ranks - 1)]
+    forward = [Channel(first, second, Pass.FORWARD) for first, second in pairs]
+    return [*forward, *(Channel(second, first, Pass.BACKWARD) for first, second in pairs)]
+
+
+def make_channels(lines: Sequence[Sequence[int]], *, is_ring: bool, device: torch.device) -> Channels:
+    """Make the channels of all pipelines, and return those of this rank's pipeline. `lines` has the processes of each
+    pipeline. Every process must call this function with the same lines.
+    """
+    rank, own, own_line = dist.get_rank(), {}, tuple(lines[0])
+    for line in lines:
+        for channel in channels_of(len(line), is_ring=is_ring):
+            members = [line[channel.sender], line[channel.receiver]]
+            group = dist.new_group(members)
+            if rank in members:
+                own[channel], own_line = group, tuple(line)
+                if device.type == "cuda":  # connects the group
+                    dist.all_reduce(torch.zeros(1, device=device), group=group)
+    return Channels(own_line, own, device=device)
+
+
+def make_ends(lines: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
+    """Make a group of the first and the last process of each pipeline. Return the group of this process, or None if it
+    is neither the first nor the last of its pipeline. Every process must call this function with the same lines.
+    """
+    own = None
+    for line in lines:
+        group = dist.new_group([line[0], line[-1]])
+        own = group if dist.get_rank() in (line[0], line[-1]) else own
+    return own

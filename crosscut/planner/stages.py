@@ -1,0 +1,36 @@
+"""Cut of a run's layers into pipeline stages that take about the same time."""
+
+from crosscut.architecture import describe
+from crosscut.architecture.pipeline import Schedule, balanced_cut, interleaved, zero_bubble
+from crosscut.config.layout import Layout, PipelineSchedule
+from crosscut.config.training import Recompute
+from crosscut.planner.candidate import Planned
+from crosscut.planner.compute import head_flops_per_token, layer_flops_per_token
+from crosscut.planner.parameters import known_vocab_size
+
+
+def stage_sizes(run: Planned) -> tuple[int, ...]:
+    """Number of layers of each pipeline stage of a run, in the order of the layers.
+
+    The sizes are those of `layout.stages`, if given. Several stages per rank have the same number of layers. Otherwise,
+    the layers are cut so that the stage with the most FLOPs has as few as possible. The last stage also computes the
+    logits. The embedding is a look-up without products, so it counts as nothing. Raises `ConfigError` if
+    `model.vocab_size` is still 0.
+    """
+    layout, number = run.layout, run.model.num_layers
+    if layout.stages or layout.num_stages == 1:
+        return layout.stages or (number,)
+    if layout.stages_per_rank > 1:
+        return (number // layout.num_stages,) * layout.num_stages
+    known_vocab_size(run.model)
+    length = run.training.sequence_length
+    passes = 4 if run.training.recompute == Recompute.FULL else 3  # forward, backward (two products for one), again
+    costs = [passes * layer_flops_per_token(layer, length) for layer in describe(run.model).layers]
+    return balanced_cut(costs, layout.pipeline, last=3 * head_flops_per_token(run.model, length, run.mask_fraction))
+
+
+def schedule_of(layout: Layout, num_micro_batches: int) -> Schedule:
+    """Schedule of a layout's stages for a step of `num_micro_batches` micro-batches."""
+    if layout.schedule is PipelineSchedule.ZERO_BUBBLE:
+        return zero_bubble(layout.pipeline, num_micro_batches)
+    return interleaved(layout.pipeline, num_micro_batches, layout.stages_per_rank)

@@ -1,0 +1,106 @@
+"""Whole runs with a pipeline: validation, checkpoints, the report, and what other commands read."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from crosscut.checkpoint import checkpoint_folder
+from crosscut.config import Layout
+from crosscut.evaluation import evaluate_loss
+from crosscut.parallel import make_mesh
+from crosscut.pretrained import find_model
+from crosscut.training.job import _few_micro_batches
+from tests.training.jobs import loop, parts, whole_run
+from tests.training.pipeline.jobs import EXACT
+from tests.training.pipeline.test_equality import layout_of
+from tests.training.test_resume import record
+
+SETTINGS = (*EXACT, "model.dropout=0.0", "checkpoint.keep=100")
+
+
+def validation_loss(run) -> float:
+    trainer, batches = parts(run)
+    return evaluate_loss(trainer.model, batches.validation_batches()).loss
+
+
+@pytest.mark.parametrize("layout", ["pipeline=2", "pipeline=2 stages_per_rank=2", "pipeline=4", "pipeline=2 data=2"])
+def test_validation_passes_forward_through_all_stages(ranks, run_with, layout):
+    expected = ranks.run(1, validation_loss, run_with(*SETTINGS))[0]
+    run = run_with(*SETTINGS, *layout_of(layout))
+    assert ranks.run(run.layout.world_size, validation_loss, run) == pytest.approx([expected] * run.layout.world_size)
+
+
+LAYOUTS = [
+    "pipeline=2",
+    "pipeline=4 schedule=zero_bubble",
+    "pipeline=2 stages_per_rank=2",
+    "pipeline=2 data=2 sharding=zero3",
+    "data=2 tensor=2",
+]
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("before", ["pipeline=2 tensor=2", "tensor=1"])
+def test_a_run_resumes_on_any_layout(ranks, run_with, tmp_path, layout, before):
+    whole = ranks.run(1, record, run_with(*SETTINGS, f"output.folder={tmp_path / 'whole'}"))[0]
+    first = run_with(*SETTINGS, *layout_of(before), f"output.folder={tmp_path / 'first'}")
+    ranks.run(first.layout.world_size, record, first)
+    place = checkpoint_folder(first.checkpoints_folder, 3)
+    second = run_with(*SETTINGS, *layout_of(layout), f"output.folder={tmp_path / 'second'}")
+    for of_rank in ranks.run(second.layout.world_size, record, second, place):
+        assert sorted(of_rank["losses"]) == [3, 4, 5]
+        for step, loss in of_rank["losses"].items():
+            assert loss == pytest.approx(whole["losses"][step], rel=1e-10)
+        for name, weight in of_rank["weights"].items():
+            torch.testing.assert_close(weight, whole["weights"][name], rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("more", ["", "stages_per_rank=2", "schedule=zero_bubble"])
+def test_a_run_resumes_exactly_on_its_own_layout(ranks, run_with, tmp_path, more):
+    settings = (*SETTINGS, "model.dropout=0.1", *layout_of(f"pipeline=2 {more}"))
+    run = run_with(*settings, f"output.folder={tmp_path / 'first'}")
+    whole = ranks.run(2, record, run)
+    again = run_with(*settings, f"output.folder={tmp_path / 'second'}")
+    place = checkpoint_folder(run.checkpoints_folder, 3)
+    for before, after in zip(whole, ranks.run(2, record, again, place), strict=True):
+        assert after["losses"] == {step: before["losses"][step] for step in (3, 4, 5)}
+        assert all(torch.equal(weight, before["weights"][name]) for name, weight in after["weights"].items())
+
+
+def loss_of_source(folder: str, run) -> float:
+    _, batches = parts(run)
+    model = find_model(folder).load(make_mesh(Layout(), torch.device("cpu")))
+    return evaluate_loss(model, batches.validation_batches()).loss
+
+
+def test_other_commands_read_the_model_of_a_pipeline(ranks, run_with, tmp_path):
+    settings = ("training.micro_batch_size=1", "layout.pipeline=2", f"output.folder={tmp_path / 'run'}")
+    printed = ranks.run(2, whole_run, run_with(*settings))
+    assert "pipeline 2" in printed[0]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    read = ranks.run(1, loss_of_source, str(tmp_path / "run"), run_with(f"output.folder={tmp_path / 'other'}"))[0]
+    assert read == pytest.approx(summary["validation_loss_after"], rel=1e-5)
+    assert not (tmp_path / "run" / "sample.txt").exists(), "no rank has the whole model"
+
+
+def test_the_loop_validates_and_keeps_an_average(ranks, run_with, tmp_path):
+    settings = (*SETTINGS, "optimizer.ema_decay=0.9")
+    alone = ranks.run(1, loop, run_with(*settings, f"output.folder={tmp_path / 'one'}"))[0]
+    for found in ranks.run(2, loop, run_with(*settings, "layout.pipeline=2", f"output.folder={tmp_path / 'two'}")):
+        assert found["before"] == pytest.approx(alone["before"], rel=1e-10)
+        assert found["after"] == pytest.approx(alone["after"], rel=1e-10)
+
+
+def test_few_micro_batches_are_a_warning(run_with):
+    run = run_with("training.batch_size=4", "training.micro_batch_size=2", "layout.pipeline=2", "model.num_layers=4")
+    assert _few_micro_batches(run) == ""
+    run = run_with("training.batch_size=4", "training.micro_batch_size=2", "layout.pipeline=4", "model.num_layers=4")
+    assert _few_micro_batches(run) == (
+        "A step has 2 micro-batches and the pipeline has 4 ranks, so each rank waits for 1.5 times as long as it "
+        "computes. Lower `training.micro_batch_size` (2) or raise `training.batch_size`: with 16 micro-batches, a rank "
+        "would wait for 0.19 times as long."
+    )
+    assert Path(run.output.folder).name
