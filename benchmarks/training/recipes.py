@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.machine import describe_machine, print_machine
 from crosscut.cli.arguments import DEMO_RUN, run_from
-from crosscut.config import RunConfig
+from crosscut.config import Layout, RunConfig
 from crosscut.data import prepare
 from crosscut.planner.compute import flops_per_step
 from crosscut.planner.muon import muon_flops
@@ -54,8 +55,8 @@ COLORS = {"paper": "#9a6a3a", "modern": "#1f5f99"}
 
 
 def flops(run: RunConfig) -> int:
-    """FLOPs of a step."""
-    return flops_per_step(run) + muon_flops(run)
+    """FLOPs of a step, of all ranks together."""
+    return flops_per_step(run) + muon_flops(replace(run, layout=Layout()))
 
 
 def train(folder: Path, seed: int, settings: Sequence[str], tokens: Path) -> dict[str, Any]:
