@@ -60,8 +60,8 @@ class Layout:
     """Number of ranks that share each sequence. Must be 1: Crosscut cannot split sequences yet."""
 
     pipeline: int = 1
-    """Number of ranks that share the model's layers, in stages (docs/pipeline.md). Only `crosscut train` runs
-    stages.
+    """Number of ranks that share the model's layers, in stages (docs/pipeline.md). Only `crosscut train` and
+    `crosscut verify` run stages.
     """
 
     schedule: PipelineSchedule = PipelineSchedule.ONE_FORWARD_ONE_BACKWARD
@@ -162,8 +162,8 @@ class Layout:
         """Raise `LayoutError` if the layout has a pipeline, for a command that cannot run one."""
         if self.pipeline > 1:
             raise LayoutError(
-                f"`layout.pipeline` must be 1 for `crosscut {command}`, but is {self.pipeline}. Only `crosscut train` "
-                "runs pipeline stages. Set layout.pipeline=1; a checkpoint of a pipeline can be read on any layout."
+                f"`layout.pipeline` must be 1 for `crosscut {command}`, but is {self.pipeline}. This command "
+                "runs no pipeline stages. Set layout.pipeline=1; a checkpoint of a pipeline can be read on any layout."
             )
 
     @property

@@ -100,6 +100,11 @@ class RandomStreams:
         self._started = (step, micro_batch)
         self._restart()
 
+    @property
+    def micro_batch(self) -> int:
+        """Index of the micro-batch whose forward pass restarted the streams last; 0 before the first restart."""
+        return 0 if self._started is None else self._started[1]
+
     def enter_layer(self, index: int) -> None:
         """Restart the streams for layer `index` in the forward pass of the current micro-batch. A layer therefore draws
         the same numbers whatever was drawn before. Without a call of `restart`, this method does nothing.

@@ -64,22 +64,43 @@ def compare_draws(mine: list[Draw], mesh: ParallelMesh) -> Disagreement | None:
     return None if every is None else first_disagreement(every, layout_of(mesh))
 
 
+def draws_of_stages(mine: list[Draw], mesh: ParallelMesh) -> list[Draw] | None:
+    """Return the draws of the first rank of each stage of a pipeline, stage by stage. Every rank must call this
+    function. None on all ranks except the first. Without a pipeline, the result is `mine`.
+    """
+    if mesh.pipeline is None:
+        return mine
+    every = gather_to_first(mine)
+    size = 0 if every is None else len(every) // mesh.pipeline.size
+    return None if every is None else [draw for of_rank in every[::size] for draw in of_rank]
+
+
 def first_disagreement(draws: Sequence[Sequence[Draw]], layout: Layout) -> Disagreement | None:
     """Compare the draws of all ranks of a layout, draw by draw. Returns the first disagreement; None if there is none.
 
     `draws` holds the list of each rank, in the order of the ranks.
     """
+    size = layout.world_size // layout.pipeline  # the pipeline is outermost, and its stages draw for other layers
+    for first in range(0, layout.world_size, size):
+        found = _first_on_stage(draws[first : first + size], layout, first)
+        if found is not None:
+            return found
+    return None
+
+
+def _first_on_stage(draws: Sequence[Sequence[Draw]], layout: Layout, first: int) -> Disagreement | None:
+    """Compare the draws of the ranks of one stage of a pipeline. `first` is the number of the first rank."""
     splits_tokens = [row.name for row in AXES if row.splits_tokens]
-    data = [[layout.place_of(rank)[name] for name in splits_tokens] for rank in range(layout.world_size)]
+    data = [[layout.place_of(rank)[name] for name in splits_tokens] for rank in range(len(draws))]
     for together in zip(*draws, strict=False):
         for (i, one), (j, other) in combinations(enumerate(together), 2):
             if told := _judge(one, other, same_data=data[i] == data[j]):
-                return Disagreement(one.module, (i, j), told)
+                return Disagreement(one.module, (first + i, first + j), told)
     counts = [len(of_rank) for of_rank in draws]
     if len(set(counts)) > 1:
         j = next(j for j, count in enumerate(counts) if count != counts[0])
         longest = max(draws, key=len)
-        return Disagreement(longest[min(counts)].module, (0, j), "make different numbers of draws")
+        return Disagreement(longest[min(counts)].module, (first, first + j), "make different numbers of draws")
     return None
 
 

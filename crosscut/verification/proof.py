@@ -6,15 +6,16 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
+from torch import nn
 
 from crosscut.parallel import ParallelMesh, make_lone_mesh
 from crosscut.parallel.collectives import share_from_first
 from crosscut.training.speed.compilation import compiled_modules, uncompiled
 from crosscut.verification.comparison import Comparison
-from crosscut.verification.draws import Disagreement, Draw, compare_draws, draws_of
+from crosscut.verification.draws import Disagreement, Draw, compare_draws, draws_of, draws_of_stages
 from crosscut.verification.recording import Recording, Step, record
 from crosscut.verification.report import (
     AVERAGE,
@@ -86,21 +87,29 @@ def prove(claim: Claim, mesh: ParallelMesh) -> Report:
     step = claim.make_step(mesh)
     draws, cut = _take(step)
     if uncut is not None:
-        uncut = uncut[0], uncut[1].with_wholes(compiled_modules(step.model))
+        uncut = uncut._replace(recording=_in_form(uncut.recording.with_wholes(compiled_modules(step.model)), mesh))
+    cut = _in_form(cut, mesh, has_loss=mesh.pipeline is None or mesh.pipeline.rank == mesh.pipeline.size - 1)
     dtype = claim.compute_dtype or next(step.model.parameters()).dtype
-    reference = None if uncut is None else uncut[1]
+    reference = None if uncut is None else uncut.recording
     products = claim.product_dtype or dtype
-    bounds = share_from_first(None if reference is None else _bounds(step, reference, dtype, products))
+    model = step.model if uncut is None or mesh.pipeline is None else uncut.model
+    bounds = share_from_first(None if reference is None else _bounds(model, reference, dtype, products))
     assert bounds is not None
     exact = None if claim.make_exact is None else _exact(claim.make_exact, mesh)
+    exact = None if exact is None else _in_form(exact, mesh)
     comparison = Comparison(cut, reference, mesh, bounds=bounds, exact=exact, amplification=claim.amplification)
     outcome = _attempt(comparison.run)
     disagreement = compare_draws(draws, mesh)
+    joined = draws_of_stages(draws, mesh)
     further = claim.extra_checks(step, bounds.tolerance)
 
     def report() -> Report:
-        assert uncut is not None
-        judged, told = _judge_draws(draws, uncut[0], disagreement)
+        assert uncut is not None and joined is not None
+        of_uncut = uncut.draws
+        if mesh.pipeline is not None:  # schedules run the stages in another order
+            joined.sort(key=lambda draw: draw.module)
+            of_uncut = sorted(of_uncut, key=lambda draw: draw.module)
+        judged, told = _judge_draws(joined, of_uncut, disagreement)
         checks = (*comparison.checks(), judged, *further, *comparison.rounding())
         return _report(claim, comparison, dtype, checks=checks, told=told, seconds=time.perf_counter() - start)
 
@@ -142,12 +151,26 @@ def _report(
     )
 
 
-def _uncut(make_step: MakeStep, mesh: ParallelMesh) -> tuple[list[Draw], Recording] | None:
-    """Run the uncut step on the first rank, as the reference; returns its draws and its recording. None on other
-    ranks.
-    """
+class _Uncut(NamedTuple):
+    """Step of the uncut model."""
+
+    draws: list[Draw]
+    recording: Recording
+    model: nn.Module
+
+
+def _uncut(make_step: MakeStep, mesh: ParallelMesh) -> _Uncut | None:
+    """Run the uncut step on the first rank, as the reference. None on other ranks."""
     alone = make_lone_mesh(mesh.device)
-    return _take(make_step(alone)) if mesh.is_first_rank else None
+    if not mesh.is_first_rank:
+        return None
+    step = make_step(alone)
+    return _Uncut(*_take(step), step.model)
+
+
+def _in_form(recording: Recording, mesh: ParallelMesh, *, has_loss: bool = True) -> Recording:
+    """Return a recording in the form that the model on this mesh and the uncut model share."""
+    return recording if mesh.pipeline is None else recording.of_stages(has_loss=has_loss)
 
 
 def _exact(make_exact: MakeStep, mesh: ParallelMesh) -> Recording | None:
@@ -169,10 +192,10 @@ def _take(step: Step) -> tuple[list[Draw], Recording]:
     return draws, record(step)
 
 
-def _bounds(step: Step, uncut: Recording, dtype: torch.dtype, product_dtype: torch.dtype) -> Bounds:
+def _bounds(model: nn.Module, uncut: Recording, dtype: torch.dtype, product_dtype: torch.dtype) -> Bounds:
     outputs = [output for output in uncut.outputs.values() if output.dim()]
     num_tokens = max((output.numel() // max(output.shape[-1], 1) for output in outputs), default=1)
-    size = {"num_layers": num_layers_of(step.model), "num_summands": num_summands_of(step.model, num_tokens)}
+    size = {"num_layers": num_layers_of(model), "num_summands": num_summands_of(model, num_tokens)}
     return Bounds(tolerance_of(dtype, **size), rounding_of(product_dtype, **size))
 
 

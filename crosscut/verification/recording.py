@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from crosscut.model import GPT
 from crosscut.parallel import ParallelMesh
 from crosscut.parallel.linear import is_recomputing
 from crosscut.parallel.state.parameters import cut_dim, gathered_over_data
@@ -80,6 +81,22 @@ class Recording:
         )
         return replace(self, outputs=outputs, returned=returned)
 
+    def of_stages(self, *, has_loss: bool = True) -> "Recording":
+        """Return a copy in the form that the stages of a pipeline and the uncut model share: nothing from the code of
+        the whole model, and the first of several outputs under the name of its call. On a stage without the loss
+        (`has_loss` is false), the gradients that the next stage sent are left out.
+        """
+        outputs, returned = (
+            {name.removesuffix("[0]"): tensor for name, tensor in seen.items() if not self._is_of_root(name)}
+            for seen in (self.outputs, self.returned)
+        )
+        if not has_loss:
+            returned.pop(LOSS, None)
+        return replace(self, outputs=outputs, returned=returned)
+
+    def _is_of_root(self, name: str) -> bool:
+        return call_of(name).partition(", call ")[0] == self.root
+
 
 class Step(Protocol):
     """Training step in two halves, `accumulate` and `update`. Gradients are recorded between the two halves."""
@@ -112,7 +129,8 @@ class Step(Protocol):
 def record(step: Step) -> Recording:
     """Run the step and record it. Every rank of the step's mesh must call this function."""
     recording = Recording(root=display_name(step.model))
-    with _watched(step.model, recording, again=step.watches_again):
+    stages = step.model if isinstance(step.model, GPT) and step.model.mesh.pipeline is not None else None
+    with _watched(step.model, recording, again=step.watches_again, stages=stages):
         loss = step.accumulate()
     recording.loss = float(loss.detach())
     recording.gradients = gradients_of(step.model)
@@ -138,11 +156,12 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def _watched(model: nn.Module, recording: Recording, *, again: bool) -> Iterator[None]:
+def _watched(model: nn.Module, recording: Recording, *, again: bool, stages: GPT | None) -> Iterator[None]:
     """Context that records outputs and returned gradients of the model's first call. If `again` is true, every
-    call is recorded. A compiled module is recorded as a whole.
+    call is recorded. A compiled module is recorded as a whole. `stages` is the model if it has stages of a pipeline;
+    each stage is then called for the first micro-batch, and these calls are recorded.
     """
-    watch = _Watch(recording, again=again)
+    watch = _Watch(recording, again=again, stages=stages)
     handles = []
     insides = tuple(f"{name}." for name in compiled_modules(model))
     for name, module in model.named_modules():
@@ -170,8 +189,9 @@ class _Watch:
     backward pass does not count as a call.
     """
 
-    def __init__(self, recording: Recording, *, again: bool) -> None:
+    def __init__(self, recording: Recording, *, again: bool, stages: GPT | None) -> None:
         self.recording = recording
+        self._stages = stages
         self._again, self._seen = again, False
         self._num_calls: dict[str, int] = {}
         self._running: list[str] = []
@@ -221,7 +241,8 @@ class _Watch:
             passed_on.unless_consumed = f"{parent}{INSIDE}output of {name}" if self._running else LOSS
 
     def _looks_away(self) -> bool:
-        return is_recomputing() or (self._seen and not self._again)
+        over = self._seen if self._stages is None else self._stages.streams.micro_batch > 0
+        return is_recomputing() or (over and not self._again)
 
     def _follow(self, tensor: Tensor, unless_consumed: str) -> "_Followed":
         """Record the tensor's gradient when the backward pass reaches the tensor."""
@@ -244,7 +265,10 @@ class _Watch:
     def _receive(self, followed: "_Followed", gradient: Tensor) -> None:
         kept = gradient.detach().cpu().clone()
         for name in reversed(followed.consumers or [followed.unless_consumed]):
-            self.recording.returned[name] = kept
+            if name == LOSS and self._stages is not None:  # the stage with the loss comes first in the backward pass
+                self.recording.returned.setdefault(name, kept)
+            else:
+                self.recording.returned[name] = kept
 
 
 @dataclass

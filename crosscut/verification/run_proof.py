@@ -82,7 +82,8 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
     """Return the run to verify: the same model on `layout`, with one clipped step in `precision` over a few short
     sequences.
 
-    If the run accumulates gradients over micro-batches, the step accumulates over two micro-batches. Raises
+    If the run accumulates gradients over micro-batches, the step accumulates over two micro-batches, and in a pipeline
+    over two micro-batches for each rank of the pipeline. Raises
     `LayoutError` or `ConfigError` for a layout that the model, the run's own precision or `precision` does not allow.
     """
     model = run.with_vocabulary().model
@@ -92,9 +93,12 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
     accumulates = 0 < run.training.micro_batch_size * layout.data < run.training.batch_size
     accumulates |= run.training.initial_batch_size > 0  # the first batch limits the micro-batch
     sequences = SEQUENCES_PER_DATA_RANK * num_options_of(model)
+    number = MICRO_BATCHES if accumulates else 1
+    if layout.pipeline > 1:  # every stage alternates forward and backward passes
+        accumulates, number = True, MICRO_BATCHES * layout.pipeline
     training = dataclasses.replace(
         run.training,
-        batch_size=sequences * layout.data * (MICRO_BATCHES if accumulates else 1),
+        batch_size=sequences * layout.data * number,
         initial_batch_size=0,
         ramp_steps=0,
         micro_batch_size=sequences if accumulates else 0,
@@ -144,8 +148,6 @@ def verify_runs(runs: Sequence[RunConfig]) -> list[Report]:
     in order; under torchrun, every rank gets the reports. Raises `LayoutError` or `ConfigError` before a rank starts,
     and `RankFailure` if a rank fails.
     """
-    for run in runs:
-        run.layout.require_one_stage("verify")
     ranks = [_checked_ranks(run) for run in runs]
     if was_started():  # the ranks join once and verify all runs
         return in_ranks(ranks[0], _verify_all, prepare=lambda: list(runs))
@@ -319,8 +321,9 @@ def zero_matrices(run: RunConfig) -> set[str]:
 
 def _further_checks(step: Step, tolerance: float) -> list[Check]:
     assert isinstance(step, _RunStep)
-    checks = [*_compare_collectives(step), *_tell_compiled(step)]
-    if step.run.training.document_mask:
+    planned = step.mesh.pipeline is None  # no plan knows the messages of stages
+    checks = [*(_compare_collectives(step) if planned else []), *_tell_compiled(step)]
+    if step.run.training.document_mask and step.run.layout.stages_per_rank == 1:
         batches = step.micro_batches()
         checks += compare_documents(step.trainer, batches, end_of_text=END_OF_TEXT, tolerance=tolerance)
     if decay := step.run.optimizer.ema_decay:

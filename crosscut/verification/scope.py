@@ -29,6 +29,8 @@ def _included(verified: RunConfig, compiled: bool) -> Iterator[str]:
     if num_recomputed := num_recomputed_layers(verified):
         yield f"recompute {training.recompute} in {num_recomputed} of {verified.model.num_layers} layers"
     yield from (f"offload of {what}" for what in training.offload)
+    if verified.layout.pipeline > 1:
+        yield f"{verified.layout.num_stages} pipeline stages with the schedule {verified.layout.schedule}"
     if verified.num_micro_batches > 1:
         yield f"accumulation over {verified.num_micro_batches} micro-batches"
     if training.document_mask:
@@ -62,6 +64,10 @@ def _left_out(asked: RunConfig, verified: RunConfig, compiled: bool) -> Iterator
         yield f"{COMPILED} (which the run uses on GPUs)"
     if asked.layout.symmetric_memory and not verified.layout.symmetric_memory:
         yield "symmetric memory"
+    if verified.layout.pipeline > 1:
+        yield "the messages of the stages, which the planner does not count"
+    if theirs.document_mask and verified.layout.stages_per_rank > 1:
+        yield "packed documents against separate ones (with one stage per rank)"
     if theirs.sequence_length != ours.sequence_length:
         yield f"sequences of {theirs.sequence_length:,} tokens ({ours.sequence_length:,} verified)"
     if theirs.initial_batch_size:

@@ -20,7 +20,8 @@ from crosscut.config import IGNORED, Layout
 from crosscut.config.axes import Role, role_of
 from crosscut.config.model import FeedForward, NormPosition
 from crosscut.data import mixture
-from crosscut.model import attention, batch, block, gated_mlp, gpt, initialization, mlp
+from crosscut.kernels import deferral
+from crosscut.model import attention, batch, block, gated_mlp, gpt, initialization, mlp, stages
 from crosscut.model.building import Builder
 from crosscut.model.documents import Context
 from crosscut.model.heads import pooled_head, task_head
@@ -46,6 +47,7 @@ from crosscut.parallel import (
     seed_of,
     sharded_parameter,
 )
+from crosscut.parallel.channels import Channels
 from crosscut.parallel.collectives import all_gather, all_reduce, split, start_all_reduce_owned, wait
 from crosscut.parallel.state import gradients, turns
 from crosscut.parallel.state.gradients import _local
@@ -65,6 +67,11 @@ FOUR = Layout(tensor=4)
 DATA = Layout(data=2)
 BOTH = Layout(tensor=2, data=2)
 SHARED = Layout(data=2, sharding="zero3")
+STAGES = Layout(pipeline=2)
+INTERLEAVED = Layout(pipeline=2, stages_per_rank=2)
+DELAYED = Layout(pipeline=2, schedule="zero_bubble")
+STAGED_DATA = Layout(pipeline=2, data=2)
+STAGED_TENSOR = Layout(pipeline=2, tensor=2)
 ACCUMULATED = {"micro_batch_size": 1}
 MUON = {"matrices": "muon", "matrix_learning_rate": 0.02}
 AVERAGED = {"ema_decay": 0.9}
@@ -1001,3 +1008,129 @@ def same_stream_on_data_ranks(patch: Patch) -> None:
 @fault("parts of a split sequence drop alike", "dropout", SPLIT)
 def split_sequence_drops_alike(patch: Patch) -> None:
     _restart_with(patch, lambda mesh: (mesh.data.rank,), lambda mesh: (mesh.data.rank,))
+
+
+# --- stages of a pipeline --------------------------------------------------------------------------------------------
+
+
+def _is_last_stage(step: Any) -> bool:
+    return step.step.model.stages[-1].is_last
+
+
+@fault("micro-batches in the wrong order on the last stage", "loss", STAGES)
+def micro_batches_in_the_wrong_order(patch: Patch) -> None:
+    forward = stages._Step._forward
+
+    def reversed_on_last(self: Any, action: Any, hidden: Tensor | None) -> Tensor:
+        if not _is_last_stage(self):
+            return forward(self, action, hidden)
+        own, batches = self.step.loss, list(self.step.micro_batches)
+        other = batches[len(batches) - 1 - action.micro_batch]
+        self.step = replace(self.step, loss=lambda y, _: own(y, other))
+        try:
+            return forward(self, action, hidden)
+        finally:
+            self.step = replace(self.step, loss=own)
+
+    patch.setattr(stages._Step, "_forward", reversed_on_last)
+
+
+@fault("the tied gradient is summed twice over the stages", "tokens", STAGES)
+def tied_gradient_summed_twice(patch: Patch) -> None:
+    sum_once = training_step.sum_copies
+
+    def twice(parameter: nn.Parameter, ends: Any) -> None:
+        sum_once(parameter, ends)
+        sum_once(parameter, ends)
+
+    patch.setattr(training_step, "sum_copies", twice)
+
+
+@fault("the tied gradient is not summed over the stages", "tokens", STAGES)
+def tied_gradient_not_summed(patch: Patch) -> None:
+    patch.setattr(training_step, "sum_copies", lambda parameter, ends: None)
+
+
+@fault("a stage skips its last backward pass", "blocks.0.mlp.contract", STAGES)
+def last_micro_batch_skipped(patch: Patch) -> None:
+    backward = stages._Step._backward
+
+    def skipping(self: Any, action: Any, gradient: Tensor | None) -> Tensor | None:
+        is_last = action.micro_batch == len(self.step.micro_batches) - 1
+        return None if is_last and not _is_last_stage(self) else backward(self, action, gradient)
+
+    patch.setattr(stages._Step, "_backward", skipping)
+
+
+@fault("each micro-batch is normalised by its own targets", "loss", STAGES)
+def own_targets_of_a_micro_batch(patch: Patch) -> None:
+    loss = gpt.GPT.loss_of_hidden
+
+    def by_own(self: gpt.GPT, hidden: Tensor, targets: Tensor, *more: Any, scale: Tensor, **how: Any) -> Tensor:
+        return loss(self, hidden, targets, *more, scale=1.0 / (targets != IGNORED).sum(), **how)
+
+    patch.setattr(gpt.GPT, "loss_of_hidden", by_own)
+
+
+@fault("the stages of data ranks count only their own targets", "loss", STAGED_DATA)
+def own_targets_of_stages(patch: Patch) -> None:
+    normalised_by_local_tokens(patch)
+
+
+@fault("the gradient norm counts the tied weight twice", "gradient norm", STAGES)
+def norm_counts_the_tied_weight_twice(patch: Patch) -> None:
+    patch.setattr(gpt.GPT, "counted_once", lambda self, parameters: list(parameters))
+
+
+@fault("each stage clips by the norm of its own gradients", "gradient norm", STAGES)
+def norm_of_one_stage(patch: Patch) -> None:
+    norm = training_step.global_gradient_norm
+    patch.setattr(training_step, "global_gradient_norm", lambda parameters, owners: norm(parameters))
+
+
+@fault("hidden states are sent in float32", "blocks.1.attention_norm", STAGES)
+def hidden_states_rounded(patch: Patch) -> None:
+    send = Channels.send
+    patch.setattr(Channels, "send", lambda self, message, x: send(self, message, x.float().to(x.dtype)))
+
+
+@fault("a stage sends no gradient back", "blocks.0.dropout, call 2", STAGES)
+def no_gradient_sent_back(patch: Patch) -> None:
+    backward = stages._Step._backward
+
+    def zeros(self: Any, action: Any, gradient: Tensor | None) -> Tensor | None:
+        own = backward(self, action, gradient)
+        return None if own is None else torch.zeros_like(own)
+
+    patch.setattr(stages._Step, "_backward", zeros)
+
+
+@fault("the stages of a rank run in the wrong order", "blocks.0.attention_norm", INTERLEAVED, num_layers=4)
+def stages_in_the_wrong_order(patch: Patch) -> None:
+    own = gpt.GPT._blocks_of
+
+    def other(self: gpt.GPT, stage: Any) -> Any:
+        return own(self, self.stages[len(self.stages) - 1 - self.stages.index(stage)])
+
+    patch.setattr(gpt.GPT, "_blocks_of", other)
+
+
+@fault("delayed weight gradients of the last micro-batch are lost", "blocks.1.mlp.contract", DELAYED)
+def delayed_gradients_lost(patch: Patch) -> None:
+    compute = deferral.Deferred.compute
+    calls = []
+
+    def forgetting(self: deferral.Deferred) -> None:
+        calls.append(self)
+        if len(calls) % 4:
+            compute(self)
+
+    patch.setattr(deferral.Deferred, "compute", forgetting)
+
+
+@fault("tensor ranks of a stage drop other elements of the residual stream", "blocks.0.dropout", STAGED_TENSOR)
+def stages_drop_otherwise(patch: Patch) -> None:
+    def by_rank(self: RandomStreams, index: int) -> None:
+        torch.manual_seed(seed_of(self.seed, index, self.mesh.tensor.rank))
+
+    patch.setattr(RandomStreams, "enter_layer", by_rank)

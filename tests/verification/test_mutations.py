@@ -33,7 +33,7 @@ def test_fault_is_found_and_its_module_named(ranks: RankPool, index: int) -> Non
 # `test_run_proof.py` proves these layouts without the code that plants faults. One proof with that code is enough here.
 FAULTLESS = [
     layout if layout == Layout(tensor=2) else pytest.param(layout, marks=pytest.mark.slow)
-    for layout in sorted({m.layout for m in MUTATIONS}, key=str)
+    for layout in sorted({m.layout for m in MUTATIONS if m.layout.num_stages <= 2}, key=str)  # the model has 2 layers
 ]
 
 
@@ -66,10 +66,12 @@ def _verify_narrow(index: int, precision: str) -> Report:
 def test_narrow_numbers_find_what_the_page_says(
     ranks: RankPool, precision: str, missed: set[str], num_named: int
 ) -> None:
-    # Narrow numbers say little about the optimizer, which is to be verified in float64. Heads of tasks are left out.
+    # Narrow numbers say little about the optimizer, which is to be verified in float64. Heads of tasks and stages of a
+    # pipeline are left out.
     options = [(i, m, dict(m.options)) for i, m in enumerate(MUTATIONS)]
     is_of_task = {i: given.get("head") in ("classes", "spans", "choice") for i, _, given in options}
-    of_runs = [i for i, m, given in options if not (m.own_module or "optimizer" in given or is_of_task[i])]
+    left_out = {i: m.own_module or "optimizer" in given or m.layout.pipeline > 1 for i, m, given in options}
+    of_runs = [i for i, left in left_out.items() if not (left or is_of_task[i])]
     reports = {i: ranks.run(MUTATIONS[i].layout.world_size, _verify_narrow, i, precision)[0] for i in of_runs}
     assert {MUTATIONS[i].fault for i, report in reports.items() if report.same} == missed
     named = [i for i, report in reports.items() if report.first and report.first.module == MUTATIONS[i].module]
