@@ -50,10 +50,17 @@ def backward_messages(steps: Sequence[Step]) -> Iterator[Sent]:
     return (Sent(Phase.BACKWARD, step.name, message) for step in reversed(steps) for message in step.backward)
 
 
-def repeated_messages(layer: Layer, target: Target, *, everything: bool) -> Iterator[Sent]:
-    """Messages that full recomputation sends again. If `everything` is true, all steps run again, as in a compiled
-    layer.
+def repeated_messages(layer: Layer, target: Target, *, everything: bool, core: bool = False) -> Iterator[Sent]:
+    """Messages that recomputation sends again. If `everything` is true, all steps run again, as in a compiled layer. If
+    `core` is true, only the attention core runs again, as with selective recomputation.
     """
+    if core:
+        return (
+            Sent(Phase.BACKWARD, step.name, message, again=True)
+            for step in flat(lower(layer, target))
+            if step.is_core
+            for message in step.repeated
+        )
     steps = run_again(layer, target, everything=everything)
     return (Sent(Phase.BACKWARD, step.name, message, again=True) for step in steps for message in step.forward)
 

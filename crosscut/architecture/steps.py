@@ -12,7 +12,7 @@ Legend: `T` tensor ranks.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from crosscut.architecture.parameters import Matrix, Parameter
 from crosscut.architecture.target import Kind, Target
@@ -23,9 +23,11 @@ class Rows(Enum):
     """Meaning of a value's rows."""
 
     STREAM = "tokens of the micro-batch; if the layout splits the sequence, each of T ranks has 1/T of the tokens"
-    TOKENS = "all tokens of the micro-batch"
+    TOKENS = "all tokens of the micro-batch; each context rank has its own tokens"
+    SHARED = "all tokens of the micro-batch, of all context ranks together"
     PREDICTED = "tokens of the micro-batch for which the head computes logits"
     SEQUENCES = "sequences of the micro-batch"
+    SEQUENCE = "tokens of one sequence; each context rank has its own tokens"
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,10 @@ class Value:
         numbers = {
             Rows.STREAM: target.own_tokens,
             Rows.TOKENS: target.tokens,
+            Rows.SHARED: target.sequences * target.length,
             Rows.PREDICTED: target.predicted_tokens,
             Rows.SEQUENCES: target.sequences,
+            Rows.SEQUENCE: target.own_length,
         }
         return numbers[self.rows]
 
@@ -76,6 +80,8 @@ class Operation(StrEnum):
     ALL_GATHER = "all_gather"
     REDUCE_SCATTER = "reduce_scatter"
     ALL_TO_ALL = "all_to_all"
+    SHIFT = "shift"
+    """Every rank sends a tensor to the next rank, and the last rank to the first one."""
 
 
 class Overlap(Enum):
@@ -90,16 +96,24 @@ class Overlap(Enum):
     NEIGHBOUR_LAYER = "the previous or the next layer: weights are gathered one layer ahead"
 
 
+MessageAxis = Literal["tensor", "context"]
+"""Axis along which ranks communicate inside the model."""
+
+
 @dataclass(frozen=True)
 class Message:
-    """A message between the tensor ranks."""
+    """A message between the ranks along an axis."""
 
     operation: Operation
     elements: int
-    """Elements of the full tensor: the input of a reduction, or the result of a gather."""
+    """Elements of the full tensor: the result of a gather, or the input of any other operation."""
     overlap: Overlap = Overlap.NOTHING
     pieces: int = 1
     """Number of equal parts in which the tensor is sent."""
+    axis: MessageAxis = "tensor"
+    kind: Kind = Kind.COMPUTE
+    count: int = 1
+    """Number of such messages, one after the other."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +176,11 @@ class Step:
         """Return the step as one rank runs it on the target, with its messages and saved values."""
         del target
         return self
+
+    @property
+    def repeated(self) -> tuple[Message, ...]:
+        """Messages that `training.recompute = "selective"` sends again in the backward pass, if this is the core."""
+        return self.forward
 
     def passes(self, target: Target) -> Passes:
         """Bytes that the step reads and writes on one rank outside of its matrix products."""

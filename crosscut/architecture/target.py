@@ -5,6 +5,7 @@ from enum import Enum
 from typing import Literal
 
 from crosscut.config.conventions import AMPERE
+from crosscut.config.layout import ContextAttention
 
 Device = Literal["cuda", "cpu"]
 
@@ -30,10 +31,14 @@ class Target:
     """Number of tensor ranks."""
     split: bool = False
     """Whether the tensor ranks divide the sequence outside of the parallel regions (sequence parallelism)."""
+    context: int = 1
+    """Number of context ranks, which share each sequence."""
+    context_attention: ContextAttention = ContextAttention.GATHER
+    """Way in which attention is computed over sequences that context ranks share."""
     sequences: int = 1
     """Sequences of a micro-batch on one data rank."""
     length: int = 1
-    """Tokens of a sequence."""
+    """Tokens of a sequence, on all context ranks together."""
     device: Device = "cpu"
     capability: tuple[int, int] = AMPERE
     """Compute capability of the GPU."""
@@ -56,9 +61,18 @@ class Target:
     of the other half."""
 
     @property
+    def own_length(self) -> int:
+        """Tokens of a sequence on one context rank."""
+        return self.length // self.context
+
+    @property
     def tokens(self) -> int:
-        """Tokens of a micro-batch inside a parallel region."""
-        return self.sequences * self.length
+        """Tokens of a micro-batch inside a parallel region, on one context rank."""
+        return self.sequences * self.own_length
+
+    def ranks_of(self, axis: str) -> int:
+        """Number of ranks along the axis `tensor` or `context`."""
+        return self.context if axis == "context" else self.tensor
 
     @property
     def predicted_tokens(self) -> int:

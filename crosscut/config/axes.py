@@ -4,9 +4,9 @@ The role determines what ranks along the axis compute and store:
 
 - Along some axes, ranks see different tokens (`splits_tokens`). A loss is normalised, and gradients are summed, over
   these axes.
-- Along an axis with different tokens, ranks hold identical bits of every parameter (`holds_copies`), unless each rank
-  stores a slice (`stores_slices`). Along an axis that cuts parameters, ranks hold identical bits of the parameters
-  that are not cut.
+- Along an axis with different tokens, ranks hold identical bits of every parameter, unless each rank stores a slice
+  (`stores_slices`, and `joins_shards` if the layout shards the model). Along an axis that cuts parameters, ranks hold
+  identical bits of the parameters that are not cut.
 - The gradient norm counts every element once. For each parameter, the squares are summed over the axes that cut the
   parameter or store slices of it. The parameter's placement names these axes. The squares are also summed over axes
   along which each rank has its own parameters.
@@ -54,10 +54,12 @@ class AxisRow:
     """Whether the axis reuses the ranks of other axes, so that the axis does not multiply the number of ranks."""
     is_permanent: bool = False
     """Whether meshes and descriptions include the axis even at size 1."""
+    joins_shards: bool = False
+    """Whether each rank also stores a slice of every parameter if `layout.sharding` shards the model."""
     is_supported: bool = True
     """Whether the axis may be larger than 1."""
     is_planned: bool = True
-    """Whether `crosscut plan` searches layouts in which the axis is larger than 1."""
+    """Whether `crosscut plan` proposes sizes of the axis."""
 
     @property
     def splits_tokens(self) -> bool:
@@ -65,11 +67,6 @@ class AxisRow:
         axis.
         """
         return self.role is Role.TOKENS
-
-    @property
-    def holds_copies(self) -> bool:
-        """Whether ranks along the axis hold the same bits of every parameter."""
-        return self.role is Role.TOKENS and not self.stores_slices
 
 
 AXES = (
@@ -82,7 +79,14 @@ AXES = (
     ),
     AxisRow(name="replica", option="data", shares="the batch", role=Role.TOKENS, is_permanent=True),
     AxisRow(name="shard", option="data", shares="the batch", role=Role.TOKENS, stores_slices=True, is_permanent=True),
-    AxisRow(name="context", option="context", shares="each sequence", role=Role.TOKENS, is_supported=False),
+    AxisRow(
+        name="context",
+        option="context",
+        shares="each sequence",
+        role=Role.TOKENS,
+        joins_shards=True,
+        is_planned=False,
+    ),
     AxisRow(
         name="tensor",
         option="tensor",

@@ -1,6 +1,6 @@
 """Conventions that are shared by packages that never import each other."""
 
-from math import ceil
+from math import ceil, gcd
 from pathlib import Path
 from types import MappingProxyType
 
@@ -129,3 +129,13 @@ def num_pieces(sequences: int, elements: int) -> int:
     input, or one accumulation per stretch.
     """
     return 2 if sequences % 2 == 0 and elements >= 2 * OVERLAPPED_ELEMENTS else 1
+
+
+def repeats_of_heads(num_heads: int, num_kv_heads: int, num_ranks: int) -> int:
+    """Number of times that all-to-all attention repeats each head of keys and values, so that the `num_ranks` context
+    ranks divide their number. `num_heads` and `num_kv_heads` are the heads of one tensor rank, and `num_ranks` divides
+    `num_heads`.
+    """
+    needed = num_ranks // gcd(num_ranks, num_kv_heads)
+    shared = num_heads // num_kv_heads  # the repetitions must divide this number, so that each copy serves whole heads
+    return next(times for times in range(needed, shared + 1) if not shared % times and not times % needed)

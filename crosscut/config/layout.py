@@ -57,7 +57,15 @@ class Layout:
     """Number of data-parallel ranks. Each data rank trains on its own part of the batch."""
 
     context: int = 1
-    """Number of ranks that share each sequence. Must be 1: Crosscut cannot split sequences yet."""
+    """Number of ranks that share each sequence. Each rank has 1 / `context` of the tokens, and attention is over the
+    whole sequence. 2 x `context` must divide the length of the sequences.
+    """
+
+    context_attention: ContextAttention = ContextAttention.AUTO
+    """Way in which attention is computed over a sequence that several ranks share. `gather` gives each rank all keys
+    and values. `all_to_all` exchanges heads for tokens, so that each rank has all tokens of some heads. `ring` passes
+    keys and values from rank to rank, so that no rank holds all of them. `auto` chooses by the heads and the memory.
+    """
 
     pipeline: int = 1
     """Number of ranks that share the model's layers, in stages (docs/pipeline.md). Only `crosscut train` and
@@ -109,6 +117,7 @@ class Layout:
         require_at_least("layout.shard_group", self.shard_group, 0)
         self._check_shard_group()
         self._check_stages()
+        self._check_context()
         if self.symmetric_memory and not self.splits_sequence:
             raise LayoutError(
                 "`layout.symmetric_memory` needs sequence parallelism over several tensor ranks, but is set for "
@@ -123,6 +132,20 @@ class Layout:
             raise LayoutError(
                 f"`layout.{row.option}` must be 1, but is {size}. This version of Crosscut has no {row.option} "
                 f"parallelism. Remove `layout.{row.option}`, and raise layout.tensor or layout.data instead."
+            )
+
+    def _check_context(self) -> None:
+        if self.context == 1:
+            return
+        if self.shard_group:
+            raise LayoutError(
+                f"`layout.shard_group` must be 0 with `layout.context` above 1, but is {self.shard_group}. The context "
+                "ranks and all data ranks together hold one copy of the state. Remove `layout.shard_group`."
+            )
+        if self.pipeline > 1:
+            raise LayoutError(
+                f"`layout.pipeline` must be 1 with `layout.context` above 1, but is {self.pipeline}. Crosscut cannot "
+                "combine stages with divided sequences yet. Remove `layout.pipeline` or `layout.context`."
             )
 
     def _check_shard_group(self) -> None:
@@ -179,21 +202,31 @@ class Layout:
         return self.sequence_parallel and self.tensor > 1
 
     @property
+    def is_sharded(self) -> bool:
+        """Whether `sharding` asks the ranks to share one copy of gradients and optimizer state."""
+        return self.sharding is not ZeroStage.NONE
+
+    @property
     def shard_size(self) -> int:
-        """Number of data ranks that share one copy of gradients and optimizer state. 1 if each rank holds a whole
-        copy.
+        """Number of data and context ranks that share one copy of gradients and optimizer state. 1 if each rank holds a
+        whole copy.
         """
-        return 1 if self.sharding is ZeroStage.NONE else self.shard_group or self.data
+        return self._data_of_copy * self.context if self.is_sharded else 1
 
     @property
     def num_replicas(self) -> int:
-        """Number of whole copies of gradients and optimizer state along the data axis."""
-        return self.data // self.shard_size
+        """Number of whole copies of gradients and optimizer state along the data and the context axis."""
+        return self.data * self.context // self.shard_size
+
+    @property
+    def _data_of_copy(self) -> int:
+        """Number of data ranks that share one copy."""
+        return (self.shard_group or self.data) if self.is_sharded else 1
 
     @property
     def sizes(self) -> dict[str, int]:
         """Number of ranks along each axis of `AXES`, by the axis's name, outermost first."""
-        parts = {"replica": self.num_replicas, "shard": self.shard_size}
+        parts = {"replica": self.data // self._data_of_copy, "shard": self._data_of_copy}
         return {row.name: parts.get(row.name) or getattr(self, row.option) for row in AXES}
 
     @property
@@ -233,12 +266,19 @@ class Layout:
     @property
     def copy_axes(self) -> tuple[str, ...]:
         """Names of the device mesh's axes along which several ranks hold copies of every parameter."""
-        return self._mesh_axes_of(lambda row: row.holds_copies)
+        return self._mesh_axes_of(self.holds_copies)
 
     @property
     def slice_axes(self) -> tuple[str, ...]:
         """Names of the device mesh's axes along which several ranks each store a slice of every parameter."""
-        return self._mesh_axes_of(lambda row: row.stores_slices)
+        return self._mesh_axes_of(self._stores_slices)
+
+    def holds_copies(self, row: AxisRow) -> bool:
+        """Whether ranks along an axis hold the same bits of every parameter."""
+        return row.splits_tokens and not self._stores_slices(row)
+
+    def _stores_slices(self, row: AxisRow) -> bool:
+        return row.stores_slices or (row.joins_shards and self.is_sharded)
 
     def _mesh_axes_of(self, has_role: Callable[[AxisRow], bool]) -> tuple[str, ...]:
         mesh, sizes = self.mesh_axes, self.sizes

@@ -12,6 +12,7 @@ from crosscut.config.data import SHORTEST_PAIR, DataConfig, Objective
 from crosscut.config.errors import ConfigError, LayoutError
 from crosscut.config.evaluation import EvaluationConfig
 from crosscut.config.layout import Layout, PipelineSchedule
+from crosscut.config.layouts.context import ContextChoice, choose_context_attention, require_context
 from crosscut.config.model import ModelConfig, require_tensor_axis
 from crosscut.config.optimizer import OptimizerConfig
 from crosscut.config.precision import FLOAT8_MULTIPLE, Precision
@@ -103,6 +104,7 @@ class RunConfig:
         self._check_batch()
         self._check_stages()
         self._check_sequence()
+        require_context(self.model, self.layout, self.training)
         self._check_masked_samples()
         self._check_task()
         self._check_warm_up()
@@ -129,12 +131,16 @@ class RunConfig:
 
     @property
     def predicted_tokens(self) -> int:
-        """Number of tokens of a micro-batch for which the head computes logits. For a masked language model, this is
-        the expected number.
+        """Number of tokens of a rank's micro-batch for which the head computes logits. For a masked language model,
+        this is the expected number.
         """
-        return expected_predictions(
-            self.model, self.micro_batch_size * self.training.sequence_length, self.mask_fraction
-        )
+        tokens = self.micro_batch_size * self.training.sequence_length // self.layout.context
+        return expected_predictions(self.model, tokens, self.mask_fraction)
+
+    @property
+    def context_attention(self) -> ContextChoice:
+        """Way in which attention is computed over sequences that several context ranks share, and the reason."""
+        return choose_context_attention(self.model, self.layout, self.training)
 
     @property
     def tokens_folder(self) -> str:

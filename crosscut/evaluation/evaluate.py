@@ -123,6 +123,6 @@ def score_with_progress(
         def follow(rounds: Rounds) -> Rounds:
             for group in around(rounds):
                 yield group
-                advance(model.mesh.data.size * sum(windows[i].length for i in group))
+                advance(model.mesh.tokens.size * sum(windows[i].length for i in group))
 
         return score_windows(model, texts, windows, batch_size=batch_size, follow=follow)

@@ -62,16 +62,16 @@ def score_windows(
 
     The targets are the next tokens of a text, or its masked tokens.
 
-    A data rank reads `batch_size` windows together. The rank takes its rounds from the generator `follow(rounds)`,
-    which can act before and after each round. Communication: the forward passes' collectives, and one all-reduce of
-    three elements per window over `mesh.tokens`, the data axis.
+    A data or context rank reads `batch_size` windows together. The rank takes its rounds from the generator
+    `follow(rounds)`, which can act before and after each round. Communication: the forward passes' collectives, and one
+    all-reduce of three elements per window over `mesh.tokens`, the data and the context axis.
     """
     was_training = model.training
     model.eval()
-    data, device = model.mesh.data, model.mesh.device
+    tokens, device = model.mesh.tokens, model.mesh.device  # context ranks read whole windows, like data ranks
     table = torch.zeros(len(windows), 3, dtype=torch.float64, device=device)
     try:
-        for group in follow(rounds_of(windows, batch_size, rank=data.rank, size=data.size)):
+        for group in follow(rounds_of(windows, batch_size, rank=tokens.rank, size=tokens.size)):
             read = [windows[i] for i in group]
             batch, last = _masked_batch(texts, read) if isinstance(texts, MaskedTexts) else _batch(texts, read)
             moved = batch.to_device(device)

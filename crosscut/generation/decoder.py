@@ -290,7 +290,7 @@ class Decoder:
         """Whether `event` is true on at least one of the ranks that generate the same texts."""
         mesh = self.model.mesh
         flag = torch.tensor([event], dtype=torch.int32, device=mesh.device)
-        for axis in (mesh.tensor, *(() if mesh.sharding is None else (mesh.data,))):
+        for axis in (mesh.tensor, *(() if mesh.sharding is None else (mesh.tokens,))):
             flag = all_reduce(flag, axis, "max")
         return bool(flag)
 
@@ -423,5 +423,5 @@ def _agreed(choices: list[int], mesh: ParallelMesh) -> list[int]:
     """
     if mesh.sharding is None or not choices:
         return choices
-    agreed: list[int] = all_reduce(torch.tensor(choices, device=mesh.device), mesh.data, "max").tolist()
+    agreed: list[int] = all_reduce(torch.tensor(choices, device=mesh.device), mesh.tokens, "max").tolist()
     return agreed

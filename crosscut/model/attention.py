@@ -7,7 +7,11 @@ A model may have fewer heads of keys and values (K) than query heads (A). Each k
 query heads. If K is smaller than the number of tensor ranks, several ranks hold the same key-value head. Keys and
 values are repeated per query head only if a GPU's fused kernel cannot share them between query heads.
 
+If several context ranks share a sequence, each rank has the queries, keys and values of its own tokens. The ranks
+communicate inside `_attend` and nowhere else, in one of three ways (`parallel.context`).
+
 Shapes: B batch, S sequence, H hidden, A query heads, K heads of keys and values, D elements of a head, T tensor ranks.
+With context ranks, S is the number of tokens of a rank.
 """
 
 from typing import Any
@@ -18,11 +22,13 @@ from torch import Tensor, nn
 
 from crosscut.architecture.sublayers import attention as architecture
 from crosscut.config.conventions import takes_shared_heads
+from crosscut.config.layout import ContextAttention
 from crosscut.model.building import Builder
 from crosscut.model.cache import LayerCache
 from crosscut.model.documents import AttentionMask
 from crosscut.model.rotary import Rotation, rotate
 from crosscut.parallel import ColumnParallelLinears
+from crosscut.parallel.context import enter_context, leave_context, ring_attention
 
 _NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64"}
 
@@ -33,6 +39,7 @@ class SelfAttention(nn.Module):
     def __init__(self, part: architecture.Attention, build: Builder) -> None:
         super().__init__()
         self.runner, self.streams = build.runner, build.streams
+        self.context, self.way = build.mesh.context, build.context_attention
         self.head_size, self.dropout, self.is_causal = part.head_size, part.dropout, part.is_causal
         self._capability = capability_of(build.mesh.device)
         self.qkv = ColumnParallelLinears(query=build.columns(part.query), key_value=build.columns(part.key_value))
@@ -47,7 +54,8 @@ class SelfAttention(nn.Module):
         mask: AttentionMask | None = None,
     ) -> Tensor:
         """Attend from every position to all positions, or, in causal attention, to itself and all earlier positions,
-        including the positions in `cache`. With `mask`, attend to the positions that the mask shows.
+        including the positions in `cache`. With `mask`, attend to the positions that the mask shows, on all ranks that
+        share the sequence.
         """
         query, key_value = self.qkv(x)
         q = query.unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # [B, A/T, S, D]
@@ -58,17 +66,27 @@ class SelfAttention(nn.Module):
         return y
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask | None = None) -> Tensor:
+        """Attend from this rank's tokens to their whole sequences, which other ranks may share."""
+        added = None if mask is None else mask.added
+        if mask is None or not mask.is_shared:
+            return self._attend_here(q, k, v, added)
+        if self.way is ContextAttention.RING:
+            return ring_attention(q, k, v, self.context, is_causal=self.is_causal, mask=added)
+        q, k, v = enter_context(q, k, v, self.context, self.way)
+        return leave_context(self._attend_here(q, k, v, added), self.context, self.way)
+
+    def _attend_here(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         dropout = self.dropout if self.training else 0.0
         if self._repeats_keys(q, k, dropout, mask):
             k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))  # each [B, A/T, S, D]
-        how: Any = {"is_causal": self.is_causal} if mask is None else {"attn_mask": mask.added}
+        how: Any = {"is_causal": self.is_causal} if mask is None else {"attn_mask": mask}
         how["enable_gqa"] = q.shape[1] != k.shape[1]
         if dropout == 0.0:
             return F.scaled_dot_product_attention(q, k, v, **how)
         with self.streams.per_rank():  # each rank drops elements of its own heads (paper, section 3.1)
             return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, **how)
 
-    def _repeats_keys(self, q: Tensor, k: Tensor, dropout: float, mask: AttentionMask | None) -> bool:
+    def _repeats_keys(self, q: Tensor, k: Tensor, dropout: float, mask: Tensor | None) -> bool:
         """Whether keys and values must be repeated for each query head. This is the case if no fused kernel of the GPU
         accepts fewer key-value heads than query heads.
         """

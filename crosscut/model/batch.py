@@ -11,6 +11,8 @@ from crosscut.config import IGNORED, ConfigError
 from crosscut.config.checks import divisors, listed
 from crosscut.config.conventions import predicted_rows
 from crosscut.model.documents import Context, Documents, find_documents
+from crosscut.parallel import Axis
+from crosscut.parallel.context import split_zigzag
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,6 +50,10 @@ class Batch:
     predicted: Tensor | None = None
     """Indexes [N] of the tokens whose logits are computed, in the flattened batch (`with_predicted`). None means all
     tokens.
+    """
+    places: Tensor | None = None
+    """Places [S/C] of this rank's tokens in their sequences, if C context ranks share the sequences (`part_of_rank`).
+    None means that the sequences are whole.
     """
 
     @classmethod
@@ -101,6 +107,20 @@ class Batch:
         documents = find_documents(self.tokens, end_of_text=end_of_text)
         return replace(self, documents=documents.numbers, positions=documents.positions)
 
+    def part_of_rank(self, axis: Axis) -> Self:
+        """Return the rank's part of sequences that the ranks of `axis` share: an early and a late piece of each
+        sequence (`parallel.context.zigzag`). If the axis has one rank, return the batch itself.
+
+        Call this on whole sequences, after their documents were found. Raises `LayoutError` unless the length of the
+        sequences is a multiple of 2 x the number of ranks.
+        """
+        if axis.size == 1:
+            return self
+        assert self.predicted is None and self.labels is None, "the indexes and labels of whole sequences would be lost"
+        places = split_zigzag(torch.arange(self.tokens.shape[1], device=self.tokens.device), axis.size, 0)[axis.rank]
+        parts = {name: split_zigzag(tensor, axis.size, 1)[axis.rank] for name, tensor in self._given().items()}
+        return replace(self, **parts, places=places)
+
     def with_context(self) -> tuple[Tensor, Tensor, Context]:
         """Return the arguments of `GPT.loss`: tokens, targets and their context. Raises `ConfigError` if only one of
         documents and positions is given.
@@ -111,7 +131,7 @@ class Batch:
         elif self.documents is not None or self.positions is not None:
             given, missing = ("documents", "positions") if self.positions is None else ("positions", "documents")
             raise ConfigError(f"A batch with {given} must have {missing}, too, but has none. Give both or none.")
-        context = Context(documents, self.segments, self.mask, self.predicted, self.order, self.labels)
+        context = Context(documents, self.segments, self.mask, self.predicted, self.order, self.labels, self.places)
         return self.tokens, self.targets, context
 
     def chunk(self, num_parts: int) -> list[Self]:
@@ -119,7 +139,7 @@ class Batch:
         stay together. Raises `ConfigError` if the number of sequences, or of labels, is not a multiple of `num_parts`.
         Call `with_predicted` on the parts, not before.
         """
-        assert self.predicted is None, "the indexes of a whole batch are not those of its parts"
+        assert self.predicted is None and self.places is None, "the indexes of a whole batch are not those of its parts"
         what, number = "sequences", len(self.tokens)
         if self.labels is not None:
             what, number = "labels", len(self.labels)

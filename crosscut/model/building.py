@@ -8,6 +8,7 @@ import torch
 
 from crosscut.architecture import Cut, Matrix
 from crosscut.architecture.sublayers.norm import Norm
+from crosscut.config.layout import ContextAttention
 from crosscut.config.model import NormKind
 from crosscut.model.running import PLAIN, Runner
 from crosscut.parallel import (
@@ -35,6 +36,8 @@ class Builder:
     epsilon: float
     """Small number that norms add to the variance or to the mean square."""
     runner: Runner = PLAIN
+    context_attention: ContextAttention = ContextAttention.GATHER
+    """Way in which attention is computed over a sequence that several ranks share."""
 
     def columns(self, matrix: Matrix) -> ColumnParallelLinear:
         """Build a column-parallel layer."""

@@ -14,7 +14,10 @@ end-of-text token is the last *target* of its document and the first token that 
 Every target is therefore predicted from its own document only, and the first token of a document is predicted from the
 end-of-text token alone, as when a model writes a text without a prompt.
 
-Shapes: B batch, S sequence.
+If several context ranks share a sequence, a rank's context describes only the rank's tokens. The mask of attention then
+needs the documents and the padding of the whole sequence, which the ranks gather once per forward pass.
+
+Shapes: B batch, S sequence, C context ranks.
 """
 
 from typing import NamedTuple
@@ -22,6 +25,10 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from crosscut.config.layout import ContextAttention
+from crosscut.parallel import Axis
+from crosscut.parallel.context import gather_tokens
 
 
 class Documents(NamedTuple):
@@ -52,6 +59,9 @@ class Context(NamedTuple):
     the order is not predicted."""
     labels: Tensor | None = None
     """Labels of a model that solves a task (`Batch.labels`). None means that the task has no labels here."""
+    places: Tensor | None = None
+    """Places of this rank's tokens in the sequences that several context ranks share (`Batch.places`). None means that
+    the sequences are whole."""
 
     def padded(self, num_filled: int, like: Tensor) -> "Context":
         """Return the context of sequences to whose ends `num_filled` tokens of padding are added. `like` [B, S] are the
@@ -73,15 +83,18 @@ NO_CONTEXT = Context()
 
 
 class AttentionMask(NamedTuple):
-    """Mask of attention, shared by all layers.
+    """Mask of attention, and whether ranks share the sequences. All layers use the same mask.
 
     The mask is inside a tuple so that `training.offload` does not offload it again with the input of every layer.
     """
 
-    added: Tensor
+    added: Tensor | None
     """Term that is added to the scores: 0 where a query (dimension 2) may see a key (dimension 3), and minus infinity
-    elsewhere. The shape is [B, 1, S, S], or [B, 1, 1, S] if all queries of a sequence see the same keys.
+    elsewhere. The shape is [B, 1, S, S], or [B, 1, 1, S] if all queries of a sequence see the same keys. With context
+    ranks, the queries may be those of the rank's own tokens. None if only causality hides keys, without a mask.
     """
+    is_shared: bool = False
+    """Whether several context ranks share the sequences."""
 
 
 def find_documents(tokens: Tensor, *, end_of_text: int) -> Documents:
@@ -94,9 +107,13 @@ def find_documents(tokens: Tensor, *, end_of_text: int) -> Documents:
     return Documents(numbers=starts.cumsum(1), positions=places - first)
 
 
-def attention_mask(context: Context, dtype: torch.dtype, *, is_causal: bool) -> AttentionMask | None:
+def attention_mask(
+    context: Context, dtype: torch.dtype, *, is_causal: bool, queries: Tensor | None = None
+) -> AttentionMask | None:
     """Make the attention mask. A token may see the tokens of its document that are not padding. `is_causal` restricts
     this to the token itself and earlier tokens. None if there are no documents and no padding to hide.
+
+    `queries` [Q] are the places of the queries in their sequences; None means that all tokens are queries.
 
     The mask has the type `dtype`, which must be the type of the queries. With documents, its memory grows with S
     squared, but does not depend on the number of layers or heads. In a sequence without any real token, and for a query
@@ -107,10 +124,47 @@ def attention_mask(context: Context, dtype: torch.dtype, *, is_causal: bool) -> 
     parts = [] if context.mask is None else [context.mask.unsqueeze(1)]
     if context.documents is not None:
         numbers = context.documents.numbers
-        parts.append(numbers.unsqueeze(2) == numbers.unsqueeze(1))
+        own = numbers if queries is None else numbers[:, queries]
+        parts.append(own.unsqueeze(2) == numbers.unsqueeze(1))
     shown = parts[0] if len(parts) == 1 else parts[0] & parts[1]
-    if is_causal:
+    if is_causal and queries is None:
         shown = shown.expand(-1, shown.shape[-1], -1).tril()
+    elif is_causal and queries is not None:
+        shown = shown & _earlier(queries, shown.shape[-1])
     hidden = ~shown & shown.any(-1, keepdim=True)
-    added = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
-    return AttentionMask(added.unsqueeze(1))
+    return AttentionMask(_added(hidden, dtype).unsqueeze(1))
+
+
+def shared_mask(
+    context: Context, dtype: torch.dtype, *, is_causal: bool, axis: Axis, way: ContextAttention
+) -> AttentionMask:
+    """Make the attention mask for sequences that the ranks of `axis` share. `context` describes this rank's tokens.
+
+    For `all_to_all`, the queries are all tokens; otherwise, the queries are this rank's tokens. The keys are always all
+    tokens, in the order of the sequence. Communication: with documents, an all-gather of their numbers [B, S]; with
+    padding, an all-gather of the mask.
+    """
+    assert context.places is not None
+    queries = None if way is ContextAttention.ALL_TO_ALL else context.places
+    documents = context.documents
+    whole = context._replace(
+        documents=None if documents is None else Documents(gather_tokens(documents.numbers, axis), documents.positions),
+        mask=None if context.mask is None else gather_tokens(context.mask, axis),
+    )
+    mask = attention_mask(whole, dtype, is_causal=is_causal, queries=queries)
+    if mask is not None:
+        return AttentionMask(mask.added, is_shared=True)
+    if way is not ContextAttention.GATHER or not is_causal:
+        return AttentionMask(None, is_shared=True)
+    earlier = _earlier(context.places, len(context.places) * axis.size)
+    return AttentionMask(_added(~earlier, dtype).view(1, 1, *earlier.shape), is_shared=True)
+
+
+def _earlier(queries: Tensor, num_keys: int) -> Tensor:
+    """Whether each key is at the place of the query or earlier, [Q, S]."""
+    return torch.arange(num_keys, device=queries.device) <= queries.unsqueeze(1)
+
+
+def _added(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """Minus infinity where a key is hidden, and 0 elsewhere."""
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))

@@ -26,7 +26,7 @@ from crosscut.kernels.soft_cap import soft_cap
 from crosscut.model.block import Block
 from crosscut.model.building import Builder
 from crosscut.model.cache import KeyValueCache, Reading, reading_kernels
-from crosscut.model.documents import NO_CONTEXT, Context, attention_mask
+from crosscut.model.documents import NO_CONTEXT, AttentionMask, Context, attention_mask, shared_mask
 from crosscut.model.heads.masked_head import MaskedPrediction, order_loss
 from crosscut.model.heads.pooled_head import PooledHead
 from crosscut.model.heads.task_head import build_task_head, last_places, task_logits, task_loss
@@ -71,7 +71,8 @@ class GPT(nn.Module):
         stages: Sequence[Stage] = (),
     ) -> None:
         super().__init__()
-        self.config, self.mesh, self.streams, self.loss_runner = config, mesh, streams, runners.loss
+        self.config, self.mesh, self.streams = config, mesh, streams
+        self.loss_runner, self.context_attention = runners.loss, runners.context_attention
         self.compute_dtype = compute_dtype or dtype
         parts = describe(config)
         self.stages = tuple(stages) or (Stage(range(config.num_layers)),)
@@ -90,9 +91,10 @@ class GPT(nn.Module):
         self.token_types = None if kinds is None else TokenTypeEmbedding(*kinds.shape, mesh=mesh, **types)
         self.embedding_norm = _norm(build, embedding.norm if is_first else None)
         self.dropout = build.dropout(embedding.dropout)
+        of_layers = replace(build, context_attention=runners.context_attention)
         self.blocks = nn.ModuleList()
         for i in (i for stage in self.stages for i in stage.layers):
-            self.blocks.add_module(str(i), Block(parts.layers[i], replace(build, runner=runners.layer(i))))
+            self.blocks.add_module(str(i), Block(parts.layers[i], replace(of_layers, runner=runners.layer(i))))
         self.final_norm = _norm(build, head.norm if is_last else None)
         output = head.output if is_last else None
         self.output = None if output is None else VocabParallelOutput(*output.shape, mesh=mesh, dtype=dtype)
@@ -160,9 +162,9 @@ class GPT(nn.Module):
 
         The last `num_filled` tokens of each sequence are padding that makes the length of the sequence divisible by the
         number of tensor ranks. `reading` gives the positions of tokens that continue earlier text. `context` gives the
-        documents, the segments and the padding of the tokens. With `with_weight`, return (hidden states, weight of the
-        token embedding), so that the loss can use the same weight. Raises `ConfigError` for segments that the model
-        has no types for.
+        documents, the segments, the padding and the places of the tokens. If context ranks share the sequences, S is
+        the number of this rank's tokens. With `with_weight`, return (hidden states, weight of the token embedding), so
+        that the loss can use the same weight. Raises `ConfigError` for segments that the model has no types for.
 
         In a pipeline, `stage` is the stage to run, and `hidden` [B, S, H] is the output of the stage before it, or None
         for the first stage. The result is the output of the stage.
@@ -173,9 +175,9 @@ class GPT(nn.Module):
         places = places if reading is None else reading.places
         if hidden is None:
             hidden, tied = self._embed(tokens, context, places, num_filled=num_filled, with_weight=with_weight)
-        x = hidden
+        x, places = hidden, context.places if places is None else places
         rotation = self._rotation(tokens, places, x.dtype) if self.rotates else None
-        mask = attention_mask(context, x.dtype, is_causal=self.config.is_causal)
+        mask = self._mask(context, x.dtype)
         draws = self.training and self.config.dropout > 0
         for place, (i, block) in enumerate(zip(stage.layers, self._blocks_of(stage), strict=True)):
             if draws:
@@ -198,7 +200,8 @@ class GPT(nn.Module):
         x, tied = self.tokens(tokens, with_weight=True) if with_weight else (self.tokens(tokens), None)
         if self.positions is not None:
             length = tokens.shape[1]
-            rows = self.positions(length, num_filled=num_filled) if places is None else self.positions.at(places)
+            of_sequence = {"num_filled": num_filled, "places": context.places}
+            rows = self.positions(length, **of_sequence) if places is None else self.positions.at(places)
             x = x + rows
         x = self._typed(x, tokens, context.segments)
         if self.embedding_norm is not None:
@@ -224,6 +227,13 @@ class GPT(nn.Module):
         """Compute the rotation of queries and keys, which all layers share."""
         places = torch.arange(tokens.shape[1], device=tokens.device) if places is None else places
         return rotations(places, self.config, dtype)
+
+    def _mask(self, context: Context, dtype: torch.dtype) -> AttentionMask | None:
+        """Make the mask of attention, which all layers share."""
+        is_causal = self.config.is_causal
+        if context.places is None:
+            return attention_mask(context, dtype, is_causal=is_causal)
+        return shared_mask(context, dtype, is_causal=is_causal, axis=self.mesh.context, way=self.context_attention)
 
     def loss(
         self,

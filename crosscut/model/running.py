@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from crosscut.config.layout import ContextAttention
 from crosscut.kernels import ORDINARY, LossPasses, Products
 from crosscut.kernels.functions import Call, call
 from crosscut.parallel import Multiplication
@@ -99,6 +100,8 @@ class Runners:
     layer: Callable[[int], Runner] = plain_runner
     """Returns the runner of the layer at an index."""
     loss: LossRunner = PLAIN_LOSS
+    context_attention: ContextAttention = ContextAttention.GATHER
+    """Way in which attention is computed over a sequence that several ranks share. Never `auto`."""
 
 
 PLAIN_RUNNERS = Runners()

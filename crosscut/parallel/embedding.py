@@ -130,8 +130,9 @@ class PositionEmbedding(nn.Module):
         place: Any = {"dtype": dtype, "device": mesh.parameter_device}
         self.weight = replicated_parameter((max_length, hidden_size), mesh.tensor, **place)
 
-    def forward(self, length: int, *, num_filled: int = 0) -> Tensor:
-        """Return the embeddings of positions 0 to `length` - 1: [S, H], or [S/T, H] under sequence parallelism.
+    def forward(self, length: int, *, num_filled: int = 0, places: Tensor | None = None) -> Tensor:
+        """Return the embeddings of positions 0 to `length` - 1: [S, H], or [S/T, H] under sequence parallelism. If
+        context ranks share a sequence, `places` [S] are the positions of this rank's tokens.
 
         The last `num_filled` positions are padding, which makes the sequence divisible by the number of ranks. Padding
         positions may exceed P, and their embeddings are zeros.
@@ -142,18 +143,21 @@ class PositionEmbedding(nn.Module):
                 f"A sequence must have at most {self.weight.shape[0]} tokens, one for each position of the model, but "
                 f"has {num_real}. Shorten the sequence, or train with a larger `model.max_sequence_length`."
             )
+        if places is not None:
+            return self.at(places)
         weight = local_on_sequence(self.weight, self.mesh, self.weight.dtype)
         rows = F.pad(weight[:num_real], (0, 0, 0, num_filled))
         return part_of_sequence(rows, self.mesh, 0).to(self.output_dtype)
 
     def at(self, places: Tensor) -> Tensor:
         """Return the embeddings of the positions `places` [B, S]: [B, S, H], or [B, S/T, H] under sequence parallelism.
-        This method is used in generation, and if positions restart at each document.
+        This method is used in generation, and if positions restart at each document. `places` may also be [S], for all
+        sequences; the result then has no dimension B.
 
         Positions of P or more must be padding. Such positions get the embedding of position P - 1.
         """
         weight = local_on_sequence(self.weight, self.mesh, self.weight.dtype)
-        own = part_of_sequence(places, self.mesh, 1)
+        own = part_of_sequence(places, self.mesh, places.dim() - 1)
         return F.embedding(own.clamp(max=self.weight.shape[0] - 1), weight).to(self.output_dtype)
 
 

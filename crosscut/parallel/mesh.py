@@ -44,6 +44,10 @@ class Axis:
         group = line.get_group()
         return cls(name, line, line.get_local_rank(), line.size(), group.group_name)
 
+    def alone(self, name: str) -> "Axis":
+        """Return an axis that contains only this rank. It has no process group, and its collectives send nothing."""
+        return Axis(name, self.device_mesh, 0, 1, "")
+
 
 @dataclass(frozen=True)
 class Sharding:
@@ -74,6 +78,8 @@ class ParallelMesh:
     """All data ranks. Batches are split over this axis."""
     tokens: Axis
     """All ranks that see different tokens. Losses, token counts and gradients are summed over this axis."""
+    context: Axis
+    """Ranks that share each sequence. Attention communicates along this axis."""
     copies: Axis | None
     """Ranks that hold the same part of every parameter; None if no two ranks hold the same part."""
     device: torch.device
@@ -154,6 +160,7 @@ def _arranged(layout: Layout, device: torch.device) -> ParallelMesh:
         tensor=axes["tensor"],
         data=axes["data"],
         tokens=lines.joined(layout.token_axes, "tokens") if layout.token_axes else axes["data"],
+        context=axes.get("context") or axes["tensor"].alone("context"),
         copies=lines.joined(layout.copy_axes, "copies") if layout.copy_axes else None,
         device=device,
         layout=layout,

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from crosscut.architecture import Device, Target
 from crosscut.config import Layout, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
 from crosscut.config.conventions import AMPERE, MASKED_FRACTION
+from crosscut.config.layouts.context import ContextChoice, choose_context_attention
 from crosscut.config.run import expected_predictions, reason_against_compiling
 
 
@@ -40,9 +41,13 @@ class Candidate(NamedTuple):
     @property
     def predicted_tokens(self) -> int:
         """Tokens of a micro-batch for which the head computes logits, as in `RunConfig`."""
-        return expected_predictions(
-            self.model, self.micro_batch_size * self.training.sequence_length, self.mask_fraction
-        )
+        tokens = self.micro_batch_size * self.training.sequence_length // self.layout.context
+        return expected_predictions(self.model, tokens, self.mask_fraction)
+
+    @property
+    def context_attention(self) -> ContextChoice:
+        """Way in which attention is computed over shared sequences, as in `RunConfig`."""
+        return choose_context_attention(self.model, self.layout, self.training)
 
     @property
     def is_compiled_on_gpus(self) -> bool:
@@ -64,6 +69,8 @@ def target_of(run: Planned, *, device: Device, capability: tuple[int, int] = AMP
     precision = run.training.numbers
     return Target(
         tensor=run.layout.tensor,
+        context=run.layout.context,
+        context_attention=run.context_attention.way,
         split=run.layout.sequence_parallel,
         sequences=run.micro_batch_size,
         length=run.training.sequence_length,

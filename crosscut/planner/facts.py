@@ -3,6 +3,7 @@
 from dataclasses import asdict, fields
 from typing import Any, NamedTuple
 
+from crosscut.planner.candidate import Candidate
 from crosscut.planner.compute import flops_per_step
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.memory import MemoryForecast
@@ -119,6 +120,7 @@ def _settings(plan: Plan | Rejected) -> dict[str, Any]:
     return {
         "tensor": layout.tensor,
         "data": layout.data,
+        **_of_context(plan.candidate),
         "pipeline": 1,
         "sequence_parallel": layout.sequence_parallel,
         "symmetric_memory": layout.symmetric_memory,
@@ -128,6 +130,13 @@ def _settings(plan: Plan | Rejected) -> dict[str, Any]:
         "recompute_every": training.recompute_every,
         "micro_batch_size": plan.candidate.micro_batch_size,
     }
+
+
+def _of_context(candidate: Candidate) -> dict[str, Any]:
+    """Number of context ranks, and the way of their attention; empty without context ranks."""
+    if candidate.layout.context == 1:
+        return {}
+    return {"context": candidate.layout.context, "context_attention": candidate.context_attention.way}
 
 
 def _rejected_facts(rejected: Rejected) -> dict[str, Any]:

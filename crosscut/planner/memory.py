@@ -320,7 +320,7 @@ class _Step:
         """
         own = self.trained * self.wide
         others = (self.trained - self.root.last_gradient) * self.wide // BUCKET_BYTES * BUCKET_BYTES
-        copies = self.run.layout.data > 1 and not self.is_sharded
+        copies = self.run.layout.data * self.run.layout.context > 1 and not self.is_sharded
         return self._at("reduction", gradients=own, buffers=(own - others) * copies)
 
     def _update(self) -> MemoryForecast:

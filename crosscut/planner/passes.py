@@ -103,8 +103,9 @@ def optimizer_bytes(run: Planned, program: Program) -> float:
     """
     wide = run.training.numbers.accumulation_bytes / 4
     own = trained_parameters_per_rank(run.model, run.layout) / run.layout.shard_size
-    buckets = 16 if run.layout.data > 1 and run.layout.shard_size == 1 else 0
-    sharing = run.layout.data if program.shards_optimizer else 1
+    data = run.layout.data * run.layout.context
+    buckets = 16 if data > 1 and run.layout.shard_size == 1 else 0
+    sharing = data if program.shards_optimizer else 1
     of_muon = muon_share(run) * wide * (MUON_BYTES - ADAMW_BYTES)
     average = AVERAGE_BYTES if run.optimizer.ema_decay else 0
     return own * wide * ((ADAMW_BYTES + _NORM_AND_CLIP_BYTES + average) / sharing + buckets) + of_muon

@@ -15,6 +15,7 @@ from typing import Any
 from crosscut.config import ConfigError, Layout, LayoutError, ModelConfig, RunConfig, TrainingConfig, ZeroStage, resolve
 from crosscut.config.axes import arrangements
 from crosscut.config.checks import divisors, listed
+from crosscut.config.layouts.context import heads_of_rank
 from crosscut.config.model import require_tensor_axis
 from crosscut.config.run import reason_against_compiling
 from crosscut.config.training import Device, Offload, Recompute
@@ -124,7 +125,8 @@ class Plans:
 
 
 def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
-    """Search the layouts of `run` on `num_ranks` devices. The search ignores the layout that `run` itself has.
+    """Search the layouts of `run` on `num_ranks` devices. Of the layout that `run` itself has, the search keeps only
+    the number of context ranks.
 
     Raises `ConfigError` if no layout is possible. Examples are a `num_ranks` out of range, a precision that the device
     does not have, a `training.device` that is not the kind of the hardware, and a batch that no layout can divide.
@@ -139,13 +141,15 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
             f"`layout.symmetric_memory` must be false for {hardware.name}, but is true. Symmetric memory needs GPUs: "
             "remove the setting."
         )
-    tensors = [tensor for tensor in divisors(num_ranks) if not reason_against_tensor(run.model, tensor)]
-    _require_batch(run, num_ranks, max(tensors))
+    _require_context(run, num_ranks)
+    per_context = num_ranks // run.layout.context
+    tensors = [tensor for tensor in divisors(per_context) if not reason_against_tensor(run.model, tensor)]
+    _require_batch(run, per_context, max(tensors))
     rejected = _impossible(run, num_ranks)
     forbidden = {entry.candidate.layout for entry in rejected}
     speed = Speed(hardware, run.training.precision, ranks=num_ranks)
     fitting: list[Plan] = []
-    for plain in (layout for layout in _plain_layouts(num_ranks) if layout not in forbidden):
+    for plain in (layout for layout in _plain_layouts(run, num_ranks) if layout not in forbidden):
         layouts = list(_layouts(run, hardware, plain))
         rejected += _not_compilable(run, layouts)
         for candidate in _candidates(run, hardware, layouts):
@@ -154,8 +158,8 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
                 fitting.append(found)
             else:
                 rejected.append(found)
-    if not fitting and max(tensors) == 1 < num_ranks:
-        raise LayoutError(_nothing_cuts(run.model, hardware, num_ranks))
+    if not fitting and max(tensors) == 1 < per_context:
+        raise LayoutError(_nothing_cuts(run.model, hardware, per_context))
     fitting.sort(key=lambda plan: (plan.time.total, plan.memory.total))
     return Plans(asked=run, hardware=hardware, num_ranks=num_ranks, fitting=tuple(fitting), rejected=tuple(rejected))
 
@@ -170,6 +174,16 @@ def _require_ranks(hardware: Hardware, num_ranks: int) -> None:
             f"`--gpus` must be at most {hardware.ranks_per_node} for {hardware.name}, but is {num_ranks}. The device "
             f"file has no section [network], so it describes one node of {hardware.ranks_per_node} ranks. Use fewer "
             "devices, or add a section [network] to your own device file."
+        )
+
+
+def _require_context(run: RunConfig, num_ranks: int) -> None:
+    """Raise `LayoutError` unless the run's number of context ranks divides the number of devices."""
+    context = run.layout.context
+    if num_ranks % context:
+        raise LayoutError(
+            f"`--gpus` must be a multiple of `layout.context` ({context}), but is {num_ranks}. "
+            f"Try {num_ranks // context * context + context}, or change `layout.context`."
         )
 
 
@@ -229,23 +243,27 @@ def _recomputations(run: RunConfig, hardware: Hardware) -> list[tuple[str, int]]
     return [("none", 1), *core, ("operators", 1), ("full", 2), ("full", 1)]
 
 
-def _plain_layouts(num_ranks: int) -> Iterator[Layout]:
-    """Layouts of all arrangements along the axes, without options. The smallest tensor axis comes first."""
-    values: Iterator[dict[str, Any]] = arrangements(num_ranks)
-    return (Layout(**sizes) for sizes in values)
+def _plain_layouts(run: RunConfig, num_ranks: int) -> Iterator[Layout]:
+    """Layouts of all arrangements along the axes, without options. The smallest tensor axis comes first. All layouts
+    have the run's number of context ranks.
+    """
+    context: dict[str, Any] = {"context": run.layout.context, "context_attention": run.layout.context_attention}
+    values: Iterator[dict[str, Any]] = arrangements(num_ranks // run.layout.context)
+    return (Layout(**sizes, **context) for sizes in values)
 
 
 def _layouts(run: RunConfig, hardware: Hardware, plain: Layout) -> Iterator[Layout]:
     """Layouts with the arrangement of `plain` and with each combination of options that the search compares."""
     tensor, data = plain.tensor, plain.data
-    can_split = tensor > 1 and run.training.sequence_length % tensor == 0
+    pieces = 2 * plain.context if plain.context > 1 else 1
+    can_split = tensor > 1 and run.training.sequence_length % (pieces * tensor) == 0
     in_node = max(1, hardware.ranks_per_node // plain.stride_of("data"))
-    groups = [0, in_node] if 1 < in_node < data and data % in_node == 0 else [0]
+    groups = [0, in_node] if 1 < in_node < data and data % in_node == 0 and plain.context == 1 else [0]
     for split in (False, True) if can_split else (False,):
         symmetric = split and run.layout.symmetric_memory and tensor <= hardware.ranks_per_node
         whole = replace(plain, sequence_parallel=split, symmetric_memory=symmetric)
         yield whole
-        for sharding in (ZeroStage.ZERO2, ZeroStage.ZERO3) if data > 1 else ():
+        for sharding in (ZeroStage.ZERO2, ZeroStage.ZERO3) if data * plain.context > 1 else ():
             yield from (replace(whole, sharding=sharding, shard_group=group) for group in groups)
 
 
@@ -267,6 +285,14 @@ def reason_against_tensor(model: ModelConfig, tensor: int) -> str:
         if model.mlp_size % tensor:
             return f"the MLP's width of {model.mlp_size} cannot be divided evenly over {tensor} tensor ranks"
         return f"{model.num_kv_heads} key-value heads cannot be divided or shared evenly by {tensor} tensor ranks"
+    return ""
+
+
+def _reason_against_context(run: RunConfig, layout: Layout) -> str:
+    """Reason why context ranks cannot share the sequences, as a clause. Empty if they can."""
+    heads, _ = heads_of_rank(run.model, layout)
+    if layout.context_attention == "all_to_all" and heads % layout.context:
+        return f"{heads} heads of a tensor rank cannot be exchanged evenly among {layout.context} context ranks"
     return ""
 
 
@@ -295,8 +321,8 @@ def _impossible(run: RunConfig, num_ranks: int) -> list[Rejected]:
     """Layouts that the model or the batch rules out, independent of memory."""
     rejected = []
     _, batch = run.training.smallest_batch
-    for layout in _plain_layouts(num_ranks):
-        reason = reason_against_tensor(run.model, layout.tensor)
+    for layout in _plain_layouts(run, num_ranks):
+        reason = reason_against_tensor(run.model, layout.tensor) or _reason_against_context(run, layout)
         if not reason and batch % layout.data:
             reason = f"a batch of {batch} sequences cannot be divided evenly over {layout.data} data ranks"
         if reason:

@@ -12,7 +12,7 @@ from crosscut.config.model import HeadKind
 from crosscut.config.precision import precision_on
 from crosscut.config.training import Compile
 from crosscut.model import Batch
-from crosscut.parallel import CollectiveRecorder, ParallelMesh, Sent, make_mesh
+from crosscut.parallel import Axis, CollectiveRecorder, ParallelMesh, Sent, make_mesh
 from crosscut.parallel.pretended import pretended_ranks
 from crosscut.planner.parameters import known_vocab_size
 from crosscut.rehearsal.ledger import Ledger, Peak
@@ -81,7 +81,7 @@ def _count(run: ResolvedRun, mesh: ParallelMesh) -> tuple[Ledger, CollectiveReco
     ledger = Ledger(vocabulary=vocabulary, shapes=shapes, host_apart=run.device == "cuda")
     _enter_state(ledger, trainer)
     ledger.watch(trainer.model)
-    batches = _batches(run)
+    batches = _batches(run, mesh.context)
     with CollectiveRecorder(mesh) as recorder, ledger, resizing_told_to(ledger.resized):
         loss = trainer.accumulate(0, batches)
         ledger.name_gradients(trainer.parameters)
@@ -114,7 +114,7 @@ def _labels(model: ModelConfig, num_sequences: int) -> Tensor:
     return torch.zeros(shapes.get(model.head, (num_sequences,)), dtype=torch.long)
 
 
-def _batches(run: ResolvedRun) -> list[Batch]:
+def _batches(run: ResolvedRun, context: Axis) -> list[Batch]:
     shape = (run.micro_batch_size, run.training.sequence_length + 1)
     batches: list[Batch] = []
     for _ in range(run.num_micro_batches):
@@ -131,5 +131,6 @@ def _batches(run: ResolvedRun) -> list[Batch]:
             batch = replace(batch, labels=_labels(run.model, run.micro_batch_size))
         if run.model.token_types:
             batch = replace(batch, segments=torch.zeros_like(batch.tokens))
-        batches.append(batch.with_documents(0) if run.training.document_mask else batch)
+        batch = batch.with_documents(0) if run.training.document_mask else batch
+        batches.append(batch.part_of_rank(context))
     return batches

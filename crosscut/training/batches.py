@@ -92,8 +92,8 @@ class RunSamples:
 
 
 class TokenBatches(ABC, Generic[_Rows]):
-    """Training and validation batches of one data rank, from token shards. Training batches depend only on the seed and
-    the step.
+    """Training and validation batches of one rank, from token shards. Training batches depend only on the seed and the
+    step. If context ranks share the sequences, each rank gets its own part of each sequence.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class TokenBatches(ABC, Generic[_Rows]):
         return list(found)
 
     def _on_device(self, batch: Batch) -> Batch:
-        return self.complete(batch).to_device(self.mesh.device)
+        return self.complete(batch).part_of_rank(self.mesh.context).to_device(self.mesh.device)
 
 
 class Batches(TokenBatches[tuple[Ids, Ids]]):

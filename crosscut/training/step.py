@@ -98,6 +98,7 @@ class Trainer:
                 deferral=self.deferral,
             ),
             loss=replace(loss_runner, chunk_tokens=loss_chunk_tokens),
+            context_attention=run.config.context_attention.way,
         )
         dtypes = {"dtype": parameter_dtype(run.precision), "compute_dtype": compute_dtype(run.precision)}
         model = GPT(run.model, mesh=mesh, streams=self.streams, runners=runners, stages=self._stages(), **dtypes)

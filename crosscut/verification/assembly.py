@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from crosscut.config.axes import Role, role_of
+from crosscut.parallel.context import join_zigzag
 
 
 @dataclass(frozen=True)
@@ -203,9 +204,16 @@ def _assemble(grid: Grid, how: _Arrangement) -> Assembled:
                 apart = distance(grid.parts[first], grid.parts[rank]).nan_to_num(torch.inf)
                 different.append((first, rank, apart))
         lines = [[joined.parts[rank] for rank in ranks[::group]] for ranks in joined.groups(name)]
-        joined = joined.reduced(name, [line[0] if dim is None else torch.cat(line, dim) for line in lines])
+        joined = joined.reduced(name, [_joined(name, line, dim) for line in lines])
     return Assembled(
         joined.parts[0],
         [(i, j) for i, j, _ in different],
         max((float(apart.max()) for _, _, apart in different), default=0.0),
     )
+
+
+def _joined(axis: str, parts: list[Tensor], dim: int | None) -> Tensor:
+    """Join the parts along an axis. Context ranks divide a sequence in the order `zigzag`."""
+    if dim is None:
+        return parts[0]
+    return join_zigzag(parts, dim) if axis == "context" else torch.cat(parts, dim)

@@ -88,8 +88,8 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
     """
     model = run.with_vocabulary().model
     length = max(min(run.training.sequence_length, LONGEST_SEQUENCE), min(SHORTEST_SEQUENCE, model.max_sequence_length))
-    if layout.sequence_parallel:
-        length = max(length // layout.tensor, 1) * layout.tensor
+    multiple = (layout.tensor if layout.sequence_parallel else 1) * (2 * layout.context if layout.context > 1 else 1)
+    length = max(length // multiple, 1) * multiple
     accumulates = 0 < run.training.micro_batch_size * layout.data < run.training.batch_size
     accumulates |= run.training.initial_batch_size > 0  # the first batch limits the micro-batch
     sequences = SEQUENCES_PER_DATA_RANK * num_options_of(model)
@@ -292,9 +292,13 @@ class _RunStep:
         return norm
 
     def micro_batches(self) -> list[Batch]:
-        """Return this data rank's part of each micro-batch. Every layout gets the same sequences, so that steps can be
+        """Return this rank's part of each micro-batch. Every layout gets the same sequences, so that steps can be
         compared.
         """
+        return [batch.part_of_rank(self.mesh.context) for batch in self.whole_batches()]
+
+    def whole_batches(self) -> list[Batch]:
+        """Return the whole sequences of this data rank's micro-batches."""
         data, count = self.mesh.data, self.run.num_micro_batches
         batch = made_up_batch(self.run)
         if self.run.training.document_mask:
@@ -324,7 +328,7 @@ def _further_checks(step: Step, tolerance: float) -> list[Check]:
     planned = step.mesh.pipeline is None  # no plan knows the messages of stages
     checks = [*(_compare_collectives(step) if planned else []), *_tell_compiled(step)]
     if step.run.training.document_mask and step.run.layout.stages_per_rank == 1:
-        batches = step.micro_batches()
+        batches = step.whole_batches()
         checks += compare_documents(step.trainer, batches, end_of_text=END_OF_TEXT, tolerance=tolerance)
     if decay := step.run.optimizer.ema_decay:
         checks += compare_average(step.averages, before=step.before, after=step.after, decay=decay)

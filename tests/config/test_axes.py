@@ -77,13 +77,20 @@ def test_sets_of_ranks_follow_from_the_roles(
 
 @pytest.mark.usefixtures("all_supported")
 def test_a_further_axis_takes_its_place_in_meshes_and_descriptions() -> None:
-    chosen = Layout(tensor=2, data=4, context=2, pipeline=3, expert=4, sharding="zero3", shard_group=2)
-    assert str(chosen) == "tensor 2 x context 2 x data 4 x pipeline 3, expert 4, zero3 in groups of 2"
-    assert chosen.world_size == 2 * 2 * 4 * 3
-    assert list(chosen.mesh_axes) == ["pipeline", "replica", "shard", "context", "tensor"]
-    assert chosen.token_axes == ("replica", "shard", "context")
-    assert chosen.copy_axes == ("replica", "context")
-    assert chosen.slice_axes == ("shard",)
+    chosen = Layout(tensor=2, data=4, context=2, expert=4)
+    assert str(chosen) == "tensor 2 x context 2 x data 4, expert 4"
+    assert chosen.world_size == 2 * 2 * 4
+    assert list(chosen.mesh_axes) == ["data", "context", "tensor"]
+    assert chosen.token_axes == chosen.copy_axes == ("data", "context")
+    assert chosen.slice_axes == ()
+
+
+@pytest.mark.parametrize(("data", "slices"), [(1, ("context",)), (4, ("data", "context"))])
+def test_data_and_context_ranks_together_share_one_copy(data: int, slices: tuple[str, ...]) -> None:
+    chosen = Layout(tensor=2, data=data, context=2, sharding="zero3")  # type: ignore[arg-type]
+    assert (chosen.token_axes, chosen.copy_axes, chosen.slice_axes) == (slices, (), slices)
+    assert (chosen.shard_size, chosen.num_replicas) == (2 * data, 1)
+    assert str(chosen) == f"tensor 2 x context 2 x data {data}, zero3"
 
 
 def test_tensor_ranks_are_adjacent_then_ranks_that_share_a_copy() -> None:

@@ -1,10 +1,14 @@
 """Named tensors of a batch."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from crosscut.config import IGNORED, ConfigError
 from crosscut.model import Batch
+from crosscut.parallel import Axis
 
 IDS = torch.arange(20).view(4, 5)
 
@@ -25,6 +29,20 @@ def test_parts_hold_the_sequences_in_their_order_in_every_field() -> None:
     for name, added in {"tokens": 0, "targets": 1, "documents": 2}.items():
         assert torch.equal(torch.cat([getattr(part, name) for part in parts]), IDS + added)
     assert all(part.positions is None for part in parts)
+
+
+def test_a_rank_has_an_early_and_a_late_piece_in_every_field_and_their_places() -> None:
+    ids = torch.arange(32).view(4, 8)
+    batch = Batch(tokens=ids, targets=ids + 1).with_documents(3)
+    axis = Axis("context", DeviceMesh.__new__(DeviceMesh), 1, 2, "")
+    part = batch.part_of_rank(axis)
+    assert part.places is not None
+    assert part.places.tolist() == [2, 3, 4, 5]
+    for name in ("tokens", "targets", "documents", "positions"):
+        assert torch.equal(getattr(part, name), getattr(batch, name)[:, 2:6])
+    assert part.with_context()[2].places is part.places
+    alone = replace(axis, rank=0, size=1)
+    assert batch.part_of_rank(alone) is batch
 
 
 def test_all_tensors_move_to_a_device() -> None:

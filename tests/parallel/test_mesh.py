@@ -1,13 +1,10 @@
 """The arrangement of ranks."""
 
-import dataclasses
-
 import pytest
 import torch
 import torch.distributed as dist
 
-from crosscut.config import Layout, LayoutError, layout
-from crosscut.config.axes import AXES
+from crosscut.config import Layout, LayoutError
 from crosscut.parallel import Axis, make_mesh, make_repeated_mesh
 from crosscut.parallel.mesh import layout_of
 from crosscut.parallel.pretended import pretended_ranks
@@ -105,17 +102,32 @@ def test_a_mesh_says_its_layout() -> None:
         assert layout_of(make_mesh(chosen, CPU)) == chosen
 
 
-def test_further_axes_of_the_table_find_their_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "AXES", tuple(dataclasses.replace(row, is_supported=True) for row in AXES))
-    chosen = Layout(tensor=2, context=2, data=4, pipeline=2, sharding="zero3", shard_group=2)
-    for rank in (0, 2, 16):
+def test_context_ranks_are_between_data_and_tensor_ranks() -> None:
+    chosen = Layout(tensor=2, context=2, data=4)
+    for rank in (0, 2, 5):
         with pretended_ranks(chosen.world_size, rank):
             mesh = make_mesh(chosen, CPU)
-            assert [axis.name for axis in mesh.axes] == ["pipeline", "data", "context", "tensor"]
+            assert [axis.name for axis in mesh.axes] == ["data", "context", "tensor"]
             assert mesh.is_first_rank == (rank == 0)
-            assert [axis.name for axis in mesh.owners] == ["pipeline"]
-            stage = rank // 16 * 16
-            assert mesh.tokens.device_mesh.mesh.tolist() == list(range(stage + rank % 2, stage + 16, 2))
-            assert mesh.copies is not None
-            assert mesh.copies.device_mesh.mesh.tolist() == [stage, stage + 2, stage + 8, stage + 10]
+            assert mesh.tokens.device_mesh.mesh.tolist() == list(range(rank % 2, 16, 2))
+            assert mesh.copies is mesh.tokens
+            first = rank // 4 * 4 + rank % 2
+            assert mesh.context.device_mesh.mesh.tolist() == [first, first + 2]
             assert layout_of(mesh) == chosen
+
+
+@pytest.mark.parametrize("data", [1, 2])
+def test_data_and_context_ranks_share_one_copy_of_a_sharded_model(data: int) -> None:
+    chosen = Layout(tensor=2, context=2, data=data, sharding="zero3")  # type: ignore[arg-type]
+    with pretended_ranks(chosen.world_size, 3):
+        mesh = make_mesh(chosen, CPU)
+        assert mesh.sharding is not None
+        assert mesh.sharding.shard.device_mesh.mesh.tolist() == list(range(1, chosen.world_size, 2))
+        assert mesh.copies is None
+        assert layout_of(mesh) == chosen
+
+
+def test_an_axis_of_one_rank_that_is_no_axis_of_the_mesh_sends_nothing() -> None:
+    with pretended_ranks(2, 0):
+        context = make_mesh(Layout(tensor=2), CPU).context
+        assert (context.name, context.rank, context.size) == ("context", 0, 1)

@@ -1134,3 +1134,6 @@ def stages_drop_otherwise(patch: Patch) -> None:
         torch.manual_seed(seed_of(self.seed, index, self.mesh.tensor.rank))
 
     patch.setattr(RandomStreams, "enter_layer", by_rank)
+
+
+from tests.verification import context_mutations  # noqa: E402, F401 - registers its faults after those above

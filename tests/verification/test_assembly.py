@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from crosscut.config.axes import Role
+from crosscut.parallel.context import split_zigzag
 from crosscut.verification.assembly import Grid, assemble_activation, assemble_parameter
 
 B, S, H = 4, 6, 8
@@ -87,7 +88,7 @@ def test_parameter_comes_together_by_its_own_word(dim):
 @pytest.mark.parametrize("axes", [{"data": 2, "context": 3, "tensor": 2}, {"data": 1, "context": 3, "tensor": 4}])
 def test_a_further_axis_of_tokens_comes_together_too(axes):
     rows = WHOLE.chunk(axes["data"])
-    sequences = [part for row in rows for part in row.chunk(axes["context"], 1)]
+    sequences = [part for row in rows for part in split_zigzag(row, axes["context"], 1)]
     parts = [part for sequence in sequences for part in sequence.chunk(axes["tensor"], 2)]
     assembled = assemble_activation(Grid(axes, parts), WHOLE, is_gradient=False)
     assert assembled is not None

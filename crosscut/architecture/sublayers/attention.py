@@ -15,9 +15,11 @@ from dataclasses import dataclass, replace
 
 from crosscut.architecture.parameters import Matrix, columns, columns_by_heads, rows
 from crosscut.architecture.steps import (
+    Message,
     Passes,
     Pointwise,
     Product,
+    Rows,
     Step,
     Value,
     enter,
@@ -25,10 +27,12 @@ from crosscut.architecture.steps import (
     multiply_columns,
     multiply_rows,
 )
+from crosscut.architecture.sublayers.context import context_messages, exchanged_heads
 from crosscut.architecture.sublayers.norm import Norm, head_norm
 from crosscut.architecture.target import Kind, Target
 from crosscut.config import ModelConfig
 from crosscut.config.conventions import takes_shared_heads
+from crosscut.config.layout import ContextAttention
 
 
 @dataclass(frozen=True)
@@ -84,16 +88,17 @@ class Attention:
         )
         operands, placing = self._placed(query, key_value)
         attended = Value("attended", self.num_heads * self.head_size, cut=True)
-        attend = Attend(reads=operands, gives=(attended,), attention=self)
+        attend = Attend(reads=operands, gives=(attended,), name="attention over context", attention=self)
         projected, project = multiply_rows(attended, self.output, name="projected")
         left, leaving = leave(projected, "attention output", bias=self.output.bias)
         return left, [entering, multiply_query, multiply_key_value, *placing, attend, project, leaving]
 
     def has_mask(self, target: Target) -> bool:
         """Whether the kernel reads a mask from memory: the mask of documents, or, in bidirectional attention, the mask
-        of padding.
+        of padding. With gathered keys, causal attention needs a mask, too.
         """
-        return target.document_mask or not self.is_causal
+        gathers = target.context > 1 and target.context_attention is ContextAttention.GATHER
+        return target.document_mask or not self.is_causal or gathers
 
     def _placed(self, query: Value, key_value: Value) -> tuple[tuple[Value, ...], list[Step]]:
         """Return the operands of attention after the norm of heads and the rotation, and the steps to compute them.
@@ -157,7 +162,13 @@ class Attend(Step):
 
         Without a fused kernel, scores, softmax and mask are saved in float32 or wider, and so are copies of queries,
         keys and values. The CPU has no fused kernel with dropout.
+
+        If context ranks share the sequences, the step sends messages. With `gather`, keys and values of the whole
+        sequence are saved; with `all_to_all`, queries, keys and values of all tokens, for a part of the heads.
         """
+        if target.context > 1:
+            forward, backward = context_messages(self.attention, target)
+            return replace(self, keeps=self._kept_with_context(target), forward=forward, backward=backward)
         if not self.is_fused(target):
             return replace(self, keeps=(*self.reads, *self.gives, *self._unfused(target)))
         sums = Value("log-sum-exp", self.attention.num_heads, cut=True, kind=Kind.WIDE)
@@ -169,10 +180,34 @@ class Attend(Step):
             operands = (self.reads[0], repeated)
         return replace(self, keeps=(*operands, *self.gives, sums))
 
+    def _kept_with_context(self, target: Target) -> tuple[Value, ...]:
+        """Values that attention over shared sequences saves for the backward pass."""
+        attention, way = self.attention, target.context_attention
+        sums = Value("log-sum-exp", attention.num_heads, cut=True, kind=Kind.WIDE)
+        inner = () if self.is_fused(target) else self._unfused(target)
+        if way is ContextAttention.RING:
+            return (*self.reads, *self.gives, sums)
+        if way is ContextAttention.ALL_TO_ALL:
+            heads = sum(exchanged_heads(attention, target))
+            if self._repeats_heads(target):
+                heads = 3 * attention.num_heads // target.tensor
+            exchanged = Value("exchanged heads", heads * attention.head_size)
+            before = replace(self.gives[0], name="attended heads")
+            return (exchanged, before, *self.gives, sums, *inner)
+        kv_heads = attention.num_heads if self._repeats_heads(target) else attention.num_kv_heads
+        width = 2 * kv_heads * attention.head_size
+        gathered = Value("gathered keys and values", width, Rows.SHARED, cut=True, heads=kv_heads)
+        return (self.reads[0], gathered, *self.gives, sums, *inner)
+
     @property
     def is_core(self) -> bool:
         """True: `training.recompute = "selective"` runs the attention core again in the backward pass."""
         return True
+
+    @property
+    def repeated(self) -> tuple[Message, ...]:
+        """The first message: the backward pass does not need the results that a second all-to-all returns."""
+        return self.forward[:1]
 
     def is_fused(self, target: Target) -> bool:
         """Whether one kernel computes attention without storing the scores."""
@@ -187,11 +222,12 @@ class Attend(Step):
     def inner_products(self, target: Target) -> tuple[Product, ...]:
         """Products of one rank in one micro-batch: scores, [S, D] x [D, S], and weighted values, [S, S] x [S, D].
 
-        Each product runs once per sequence and head.
+        Each product runs once per sequence and head. If context ranks share the sequences, a rank computes the rows of
+        its own tokens, or, with `all_to_all`, as many rows of other tokens for fewer heads.
         """
-        length, size = target.length, self.attention.head_size
+        own, length, size = target.own_length, target.length, self.attention.head_size
         batch = target.sequences * self.attention.num_heads // target.tensor
-        return Product(length, size, length, batch), Product(length, length, size, batch)
+        return Product(own, size, length, batch), Product(own, length, size, batch)
 
     def passes(self, target: Target) -> Passes:
         """Bytes of the mask that fused attention reads, or of the scores that unfused attention moves.
@@ -205,10 +241,10 @@ class Attend(Step):
         of these in matrix products. Dropout moves the scores twice more in each pass, and the dropout mask once.
         """
         if self.is_fused(target):
-            rows = target.length if target.document_mask else 1
+            rows = target.length if target.document_mask or self.attention.is_causal else 1
             mask = target.tokens * rows * target.compute_bytes * self.attention.has_mask(target)
             return Passes(forward=mask, backward=mask)
-        elements = target.sequences * self.attention.num_heads // target.tensor * target.length**2
+        elements = target.tokens * self.attention.num_heads // target.tensor * target.length
         scores = elements * target.compute_bytes
         dropout = 2 * scores + elements if self.attention.dropout else 0
         return Passes(forward=8 * scores + dropout, backward=9 * scores + dropout)

@@ -11,11 +11,12 @@ ranks:
 from dataclasses import dataclass, replace
 
 from crosscut.architecture.parameters import Cut, Parameter, Role
-from crosscut.architecture.steps import Pointwise, Rows, Step, Value, leave
+from crosscut.architecture.steps import Message, Operation, Pointwise, Rows, Step, Value, leave
 from crosscut.architecture.sublayers.norm import Norm, stream_norm
 from crosscut.architecture.sublayers.residual import Draw, Drop, dropout_mask
 from crosscut.architecture.target import Kind, Target
 from crosscut.config import ModelConfig
+from crosscut.config.layout import ContextAttention
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Embedding:
             out = replace(x, name="input", rows=Rows.STREAM)
             steps += [Draw(gives=(mask,)), Drop(reads=(x, mask), gives=(out,), keeps=(mask,))]
             x = out
-        return x, [*steps, Share(gives=(), rotated=self.rotated, is_causal=self.is_causal)]
+        return x, [*steps, Share(gives=(), name="documents", rotated=self.rotated, is_causal=self.is_causal)]
 
 
 _INDEX = Value("token types", 1, Rows.STREAM, kind=Kind.POSITION)
@@ -130,9 +131,17 @@ class Share(Step):
         Causal attention needs a mask only if documents do not see each other. Bidirectional attention always has a
         mask, which hides padding: one row for all queries of a sequence, or, with documents, a row for each query.
         Without documents, the cosines and sines of one sequence serve all sequences.
+
+        If context ranks share the sequences, the mask has rows for the queries of a rank, and the ranks gather the
+        numbers of the documents. Causal attention with gathered keys needs a mask without documents, too.
         """
+        way = target.context_attention if target.context > 1 else None
         if not target.document_mask:
+            if self.is_causal and way is ContextAttention.GATHER:
+                return replace(self, keeps=(Value("mask of later keys", target.length, Rows.SEQUENCE),))
             return self if self.is_causal else replace(self, keeps=(Value("padding mask", 1),))
-        mask = Value("document mask", target.length)
+        rows = Rows.SHARED if way is ContextAttention.ALL_TO_ALL else Rows.TOKENS
+        mask = Value("document mask", target.length, rows)
         rotation = Value("cosines and sines", 2 * self.rotated)
-        return replace(self, keeps=(mask, rotation))
+        numbers = Message(Operation.ALL_GATHER, target.sequences * target.length, axis="context", kind=Kind.POSITION)
+        return replace(self, keeps=(mask, rotation), forward=() if way is None else (numbers,))

@@ -13,7 +13,9 @@ from crosscut.parallel import ParallelMesh
 
 
 class ChatBatches:
-    """Training and validation batches of one data rank. Training batches depend only on the seed and the step."""
+    """Training and validation batches of one rank. Training batches depend only on the seed and the step. If context
+    ranks share the sequences, each rank gets its own part of each sequence.
+    """
 
     validation_bytes = 0
     """The bytes of the answers are not counted, so validation has no bits per byte."""
@@ -25,7 +27,7 @@ class ChatBatches:
     def micro_batches(self, step: int) -> list[Batch]:
         """Return this data rank's share of the batch of a step, split into micro-batches."""
         batch = self._batch(self.training, self._indices(step))
-        return [each.to_device(self.mesh.device) for each in batch.chunk(self.num_micro_batches(step))]
+        return [self._on_device(each) for each in batch.chunk(self.num_micro_batches(step))]
 
     def num_micro_batches(self, step: int) -> int:
         """Number of micro-batches of a step on each data rank."""
@@ -42,7 +44,7 @@ class ChatBatches:
         data = self.mesh.data
         for first in range(0, number, size * data.size):
             own = np.arange(size) + first + data.rank * size
-            yield self._batch(self.validation, np.where(own < number, own, -1)).to_device(self.mesh.device)
+            yield self._on_device(self._batch(self.validation, np.where(own < number, own, -1)))
 
     def documents(self, step: int, micro_batch: int) -> list[tuple[str, int]]:
         """Return the conversations in one of this rank's micro-batches, each as (name of the file, line)."""
@@ -58,3 +60,6 @@ class ChatBatches:
 
     def _batch(self, packed: Packed, indices: Ids) -> Batch:
         return Batch(**{name: torch.from_numpy(array) for name, array in packed.rows(indices)._asdict().items()})
+
+    def _on_device(self, batch: Batch) -> Batch:
+        return batch.part_of_rank(self.mesh.context).to_device(self.mesh.device)

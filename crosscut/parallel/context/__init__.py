@@ -5,8 +5,8 @@
 - `ring`: attention with keys and values that are passed round the ranks
 """
 
-from crosscut.parallel.context.operators import enter_context, leave_context
+from crosscut.parallel.context.operators import enter_context, gather_tokens, leave_context
 from crosscut.parallel.context.ring import ring_attention
 from crosscut.parallel.context.zigzag import join_zigzag, split_zigzag
 
-__all__ = ["enter_context", "join_zigzag", "leave_context", "ring_attention", "split_zigzag"]
+__all__ = ["enter_context", "gather_tokens", "join_zigzag", "leave_context", "ring_attention", "split_zigzag"]

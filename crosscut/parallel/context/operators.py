@@ -14,7 +14,6 @@ Shapes: B batch, S sequence, C context ranks, A query heads, K heads of keys and
 """
 
 from itertools import chain
-from math import gcd
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from crosscut.config import LayoutError
+from crosscut.config.conventions import repeats_of_heads
 from crosscut.config.layout import ContextAttention
 from crosscut.parallel.collectives import all_gather, all_to_all, reduce_scatter
 from crosscut.parallel.context.zigzag import join_zigzag, split_zigzag
@@ -91,6 +91,14 @@ def exchange_tokens(x: Tensor, axis: Axis) -> Tensor:
     return x if axis.size == 1 else _ExchangeTokens.apply(x, axis)
 
 
+def gather_tokens(x: Tensor, axis: Axis) -> Tensor:
+    """Join a tensor without gradients, such as numbers of documents, in the order of the sequence: [B, S/C] to [B, S].
+
+    Forward: all-gather.
+    """
+    return join_zigzag(all_gather(x, axis, 0).chunk(axis.size), 1)
+
+
 def enter_context(q: Tensor, k: Tensor, v: Tensor, axis: Axis, way: ContextAttention) -> Operands:
     """Return the queries of this rank, and the keys and values that these queries need.
 
@@ -116,15 +124,6 @@ def leave_context(heads: Tensor, axis: Axis, way: ContextAttention) -> Tensor:
     return exchange_tokens(heads, axis) if way is ContextAttention.ALL_TO_ALL else heads
 
 
-def repeats(num_heads: int, num_kv_heads: int, num_ranks: int) -> int:
-    """Number of times that all-to-all attention repeats each head of keys and values, so that `num_ranks` divides their
-    number. `num_heads` and `num_kv_heads` are the heads of one tensor rank, and `num_ranks` divides `num_heads`.
-    """
-    needed = num_ranks // gcd(num_ranks, num_kv_heads)
-    shared = num_heads // num_kv_heads  # the repetitions must divide this number, so that each copy serves whole heads
-    return next(times for times in range(needed, shared + 1) if not shared % times and not times % needed)
-
-
 def _heads_of_rank(q: Tensor, k: Tensor, v: Tensor, axis: Axis) -> Operands:
     """Exchange heads for tokens, in one message for queries, keys and values."""
     if q.shape[HEADS] % axis.size:
@@ -132,7 +131,7 @@ def _heads_of_rank(q: Tensor, k: Tensor, v: Tensor, axis: Axis) -> Operands:
             f"The number of query heads of a rank must be a multiple of the number of context ranks ({axis.size}) for "
             f'all-to-all attention, but is {q.shape[HEADS]}. Set layout.context_attention="gather" or "ring".'
         )
-    times = repeats(q.shape[HEADS], k.shape[HEADS], axis.size)
+    times = repeats_of_heads(q.shape[HEADS], k.shape[HEADS], axis.size)
     if times > 1:
         k, v = k.repeat_interleave(times, HEADS), v.repeat_interleave(times, HEADS)
     by_rank = zip(*(x.chunk(axis.size, HEADS) for x in (q, k, v)), strict=True)

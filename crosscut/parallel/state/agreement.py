@@ -4,7 +4,7 @@ Replicas start with the same values and take the same steps. They can differ onl
 bug gives ranks different gradients. Each rank then trains a different model, and the loss does not show the problem.
 The table of axes (`config/axes.py`) says which ranks hold the same bits:
 
-- Data ranks hold the same part of every parameter, unless data ranks share one copy of the model.
+- Data ranks and context ranks hold the same part of every parameter, unless they share one copy of the model.
 - If several groups of data ranks each share a copy, the ranks with the same shard hold the same bits.
 - Tensor ranks hold the same bits of every parameter that the tensor axis does not cut. (If data ranks share a copy,
   these tensor ranks must also have the same position in the shard group.)
@@ -200,7 +200,7 @@ def _same_ranks(layout: Layout, is_replicated: bool) -> list[list[int]]:
     `is_replicated` says that the tensor axis does not cut the parameter.
     """
     shared = (Role.OWNS, Role.CUTS) if is_replicated else (Role.OWNS,)
-    distinct = [row.name for row in AXES if not (row.holds_copies or row.role in shared)]
+    distinct = [row.name for row in AXES if not (layout.holds_copies(row) or row.role in shared)]
     groups: dict[tuple[int, ...], list[int]] = {}
     for rank in range(layout.world_size):
         place = layout.place_of(rank)

@@ -6,9 +6,10 @@ from typing import Literal
 from crosscut.architecture import Operation, Overlap, Product
 from crosscut.architecture.messages import Phase
 
-Axis = Literal["tensor", "data", "shard", "replica"]
+Axis = Literal["tensor", "data", "shard", "replica", "context", "tokens"]
 """Axis of a collective. If the data ranks form several groups, and each group shards one copy of the model, the axis
-`data` has two parts: `shard` is the axis inside a group, and `replica` is the axis across the groups."""
+`data` has two parts: `shard` is the axis inside a group, and `replica` is the axis across the groups. The axis `tokens`
+joins the data and the context ranks; if these ranks shard one copy of the model, this axis is called `shard`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ class Collective:
     """Number of these collectives in one step."""
 
     elements: int
-    """Elements of the full tensor of one collective: the input of a reduction, or the result of a gather."""
+    """Elements of the full tensor of one collective: the result of a gather, or the input of any other operation."""
 
     element_bytes: int
     """Bytes of one element."""
@@ -59,5 +60,11 @@ class Collective:
     @property
     def wire_bytes(self) -> float:
         """Bytes that one rank sends in one step for all `count` collectives, with ring algorithms."""
-        rounds = 2 if self.operation == Operation.ALL_REDUCE else 1
-        return rounds * (self.ranks - 1) / self.ranks * self.count * self.elements * self.element_bytes
+        return self._share_sent * self.count * self.elements * self.element_bytes
+
+    @property
+    def _share_sent(self) -> float:
+        """Share of the full tensor that one rank sends. A shift sends the whole tensor."""
+        if self.operation == Operation.SHIFT:
+            return 1.0
+        return (2 if self.operation == Operation.ALL_REDUCE else 1) * (self.ranks - 1) / self.ranks

@@ -28,6 +28,7 @@ from typing import NamedTuple
 from crosscut.architecture import Operation, Overlap
 from crosscut.architecture.messages import Phase
 from crosscut.architecture.steps import weight_gradients
+from crosscut.config import Layout
 from crosscut.planner.candidate import Planned
 from crosscut.planner.hardware import Hardware, Where
 from crosscut.planner.messages.collective import Collective
@@ -54,7 +55,7 @@ def ring_seconds(
     Gradients are sent in buckets of `bucket_bytes` bytes. If `bucket_bytes` is None, all gradients are one message.
     """
     layout, n = run.layout, collective.ranks
-    stride = layout.stride_of(collective.axis)
+    stride = _stride(collective, layout)
     where: Where = "node"
     link, rate = hardware.node, hardware.node.rate
     fewest = fewest_in_a_node(stride, n, per_node=hardware.ranks_per_node, ranks=layout.world_size)
@@ -62,11 +63,26 @@ def ring_seconds(
         where, link = "network", hardware.network
         rate = min(rate, fewest * link.rate)
     messages = _num_messages(collective, bucket_bytes)
-    steps = messages * (2 if collective.operation == Operation.ALL_REDUCE else 1) * (n - 1)
+    steps = messages * _steps(collective.operation, n)
     sent = collective.wire_bytes / collective.count
     if found := link.measured.get(collective.operation):
         return where, steps * found.latency + sent / found.rate(sent / messages)
     return where, steps * link.latency + sent / rate
+
+
+def _stride(collective: Collective, layout: Layout) -> int:
+    """Difference between the numbers of neighbouring ranks. Axes that join data and context ranks have the stride of
+    the context axis.
+    """
+    joins_context = layout.context > 1 and collective.axis in ("tokens", "shard")
+    return layout.stride_of("context" if joins_context else collective.axis)
+
+
+def _steps(operation: Operation, num_ranks: int) -> int:
+    """Number of messages that a rank sends one after the other. A shift is one message."""
+    if operation == Operation.SHIFT:
+        return 1
+    return (2 if operation == Operation.ALL_REDUCE else 1) * (num_ranks - 1)
 
 
 @lru_cache(maxsize=4096)
@@ -116,6 +132,8 @@ def exchange(collective: Collective, run: Planned, hardware: Hardware, program: 
     """
     where, each = ring_seconds(collective, run, hardware, bucket_bytes=program.bucket_bytes)
     seconds = collective.count * each
+    if collective.axis == "context" and collective.overlap is Overlap.NOTHING:
+        return Exchange(collective, where, seconds, seconds)
     if collective.axis == "tensor":
         waited = _tensor_waits(collective, each, run, beside) if program.overlaps_tensor else each
         return Exchange(collective, where, seconds, collective.count * waited)

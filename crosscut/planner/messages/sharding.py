@@ -35,8 +35,22 @@ def sharded_parameters(run: Planned) -> list[Collective]:
 
 
 def shard_axis(layout: Layout) -> Axis:
-    """Axis over which one copy of the model is sharded: `data`, or `shard` if there are several copies."""
-    return "data" if layout.num_replicas == 1 else "shard"
+    """Axis over which one copy of the model is sharded: `data`, `context` if there is one data rank, or `shard` if
+    there are several copies or if data and context ranks share a copy.
+    """
+    return "shard" if layout.num_replicas > 1 else token_axis(layout)
+
+
+def token_axis(layout: Layout) -> Axis:
+    """Axis of all ranks that see different tokens, by the name of its process group: `data`, `context`, or, if both
+    have several ranks, the axis `tokens` that joins them. Ranks of this axis that share a copy of the model have the
+    same process group as the axis `shard`.
+    """
+    if layout.context == 1:
+        return "data"
+    if layout.data == 1:
+        return "context"
+    return "shard" if layout.is_sharded else "tokens"
 
 
 class _Unit(NamedTuple):

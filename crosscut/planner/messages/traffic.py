@@ -12,6 +12,7 @@ sends twice as much.
 from collections.abc import Iterable, Mapping
 from functools import lru_cache, partial
 from types import MappingProxyType
+from typing import NamedTuple
 
 from crosscut.architecture import Decoder, Operation, Overlap, Product, Target, describe, flat, lower, lower_root
 from crosscut.architecture.messages import (
@@ -29,7 +30,7 @@ from crosscut.config.training import Recompute
 from crosscut.planner.activations import recomputation_step
 from crosscut.planner.candidate import Planned, is_compiled, target_of
 from crosscut.planner.messages.collective import Axis, Collective
-from crosscut.planner.messages.sharding import shard_axis, sharded_parameters
+from crosscut.planner.messages.sharding import shard_axis, sharded_parameters, token_axis
 from crosscut.planner.muon import muon_messages
 from crosscut.planner.parameters import (
     known_vocab_size,
@@ -59,9 +60,9 @@ def step_traffic(
     require_at_least("loss_chunk_tokens", loss_chunk_tokens, 1)
     if compiled is None:
         compiled = is_compiled(run, run.training.device)
-    again = recomputation_step(run) if run.training.recompute == Recompute.FULL else 0
+    repeats = Repeats(Recompute(run.training.recompute), recomputation_step(run), compiled)
     collectives = [
-        *_of_layers(describe(run.model), target_of(run, device="cpu"), run.num_micro_batches, again, compiled),
+        *_of_layers(describe(run.model), target_of(run, device="cpu"), run.num_micro_batches, repeats),
         *_loss(run, loss_chunk_tokens),
         *_gradients(run),
         *_totals(run),
@@ -86,7 +87,10 @@ def comparison_traffic(run: Planned) -> list[Collective]:
         return []
     collectives = [
         all_reduce(
-            axis="replica" if sharded else "data", purpose="hashes", elements=2 * tensors, ranks=layout.num_replicas
+            axis="replica" if sharded else token_axis(layout),
+            purpose="hashes",
+            elements=2 * tensors,
+            ranks=layout.num_replicas,
         ),
         all_reduce(
             axis="tensor", purpose="hashes of replicated parameters", elements=2 * replicated + 1, ranks=layout.tensor
@@ -123,17 +127,34 @@ def reason_against_halves(run: Planned) -> str:
     )
 
 
+class Repeats(NamedTuple):
+    """Recomputation that repeats messages in the backward pass."""
+
+    mode: Recompute
+    every: int
+    """Every `every`-th layer is recomputed. 0 if no layer is recomputed."""
+    compiled: bool
+    """Whether layers are compiled. Compiled layers repeat all their messages under full recomputation, and none of the
+    attention core under selective recomputation."""
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether a recomputed layer repeats messages."""
+        return self.mode is Recompute.FULL or (self.mode is Recompute.SELECTIVE and not self.compiled)
+
+
 @lru_cache(maxsize=4096)
-def _of_layers(decoder: Decoder, target: Target, M: int, every: int, compiled: bool) -> tuple[Collective, ...]:
-    """Collectives of f and g (paper, section 3) in layers, embedding and output projection, in order of execution.
+def _of_layers(decoder: Decoder, target: Target, M: int, repeats: Repeats) -> tuple[Collective, ...]:
+    """Collectives of f and g (paper, section 3) in layers, embedding and output projection, and of attention over
+    context ranks, in order of execution.
 
     Each layer has two all-reduces of b s h elements in the forward pass and two in the backward pass. Embedding and
     output projection add one to each pass. With a split sequence, a reduce-scatter ends each parallel region and an
     all-gather starts the next one (Korthikanti et al. 2022, section 4.2.2); the backward pass swaps the two and gathers
-    the input of each region once more. With full recomputation of every `every`-th layer, the recomputed layers also
-    repeat messages; `compiled` layers repeat their last message, too.
+    the input of each region once more. With full recomputation, the recomputed layers also repeat messages; compiled
+    layers repeat their last message, too. With selective recomputation, they repeat the messages of attention.
     """
-    again = decoder.recomputed(every)
+    again = decoder.recomputed(repeats.every if repeats.has_messages else 0)
     embedding, head = lower_root(decoder, target)
     found = [_collective(target, sent, M) for sent in forward_messages(embedding)]
     for layer, count in decoder.kinds.items():
@@ -143,7 +164,8 @@ def _of_layers(decoder: Decoder, target: Target, M: int, every: int, compiled: b
     found += [_collective(target, sent, M) for sent in backward_messages(head)]
     for layer, count in decoder.kinds.items():
         products = products_at(layer, target)
-        sent_again = repeated_messages(layer, target, everything=compiled) if again[layer] else ()
+        core = repeats.mode is Recompute.SELECTIVE
+        sent_again = repeated_messages(layer, target, everything=repeats.compiled, core=core) if again[layer] else ()
         found += [_collective(target, sent, M * again[layer], products) for sent in sent_again]
         sent_backward = backward_messages(tuple(flat(lower(layer, target))))
         found += [_collective(target, sent, M * count, products) for sent in sent_backward]
@@ -160,13 +182,13 @@ def _collective(
     message = sent.message
     return Collective(
         operation=message.operation,
-        axis="tensor",
+        axis=message.axis,
         phase=sent.phase,
         purpose=sent.label,
-        count=message.pieces * count,
+        count=message.pieces * message.count * count,
         elements=message.elements // message.pieces,
-        element_bytes=target.compute_bytes,
-        ranks=target.tensor,
+        element_bytes=target.bytes_of(message.kind),
+        ranks=target.ranks_of(message.axis),
         overlap=message.overlap,
         beside=products.get(sent.name, ()),
         pieces=message.pieces,
@@ -220,11 +242,11 @@ def _gradients(run: Planned) -> list[Collective]:
         axis="tensor", purpose="replicated gradients", elements=partial_ones, ranks=run.layout.tensor
     )
     local = all_reduce(
-        axis="data",
+        axis=token_axis(run.layout),
         purpose="gradients",
         overlap=Overlap.BUCKETS,
         elements=trained_parameters_per_rank(run.model, run.layout),
-        ranks=run.layout.data,
+        ranks=run.layout.data * run.layout.context,
     )
     return [replicated, local] if partial_ones else [local]
 
@@ -238,6 +260,7 @@ def _totals(run: Planned) -> list[Collective]:
     loss.
     """
     all_reduce, num_counts = _once_per_step(run), 1 + run.model.sentence_order
+    over_tokens = partial(all_reduce, axis=token_axis(run.layout), ranks=run.layout.data * run.layout.context)
     return [
         all_reduce(axis="tensor", purpose="gradient norm", elements=1, ranks=run.layout.tensor, element_bytes=8),
         all_reduce(
@@ -247,11 +270,13 @@ def _totals(run: Planned) -> list[Collective]:
             ranks=run.layout.shard_size,
             element_bytes=8,
         ),
-        all_reduce(axis="data", purpose="target tokens", elements=num_counts, ranks=run.layout.data, element_bytes=8),
-        all_reduce(axis="data", purpose="reported loss", elements=1, ranks=run.layout.data),
+        over_tokens(purpose="target tokens", elements=num_counts, element_bytes=8),
+        over_tokens(purpose="reported loss", elements=1),
     ]
 
 
 def _activation_elements(run: Planned) -> int:
-    """Elements of an activation that the tensor ranks gather or reduce: b s h, for one micro-batch."""
-    return run.micro_batch_size * run.training.sequence_length * run.model.hidden_size
+    """Elements of an activation that the tensor ranks gather or reduce: b s h / C, for one micro-batch and C context
+    ranks.
+    """
+    return run.micro_batch_size * run.training.sequence_length // run.layout.context * run.model.hidden_size

@@ -51,6 +51,7 @@ def print_banner(
         ("device", device_name(device)),
         ("corpus", f"{short(corpus, COUNTS)} tokens for training, {validated} for validation"),
         ("training", f"{_steps(done, training.steps)} of {batch} tokens: {epochs} epoch{'' if epochs == '1' else 's'}"),
+        *_context_rows(config),
         *mixture_rows(mixture_facts(config, samples)),
         *average_rows(config),
         ("folder", config.output.folder),
@@ -58,6 +59,15 @@ def print_banner(
     if expected := expected_seconds(run, samples, throughput, device, done=done):
         rows.append(("expected time", str(timedelta(seconds=round(expected)))))
     console.print(facts_panel("run", rows))
+
+
+def _context_rows(run: RunConfig) -> list[tuple[str, str]]:
+    """Row on attention over sequences that context ranks share, with the reason; empty if each rank has whole ones."""
+    if run.layout.context == 1:
+        return []
+    way, reason = run.context_attention
+    tokens = run.training.sequence_length // run.layout.context
+    return [("context", f"{tokens:,} tokens of each sequence per rank; {way.replace('_', '-')}, because {reason}")]
 
 
 def _epochs(run: RunConfig, samples: RunSamples, corpus: int) -> float:

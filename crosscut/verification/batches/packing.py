@@ -66,7 +66,8 @@ def compare_documents(
     trainer: Trainer, micro_batches: Sequence[Batch], *, end_of_text: int, tolerance: float
 ) -> list[Check]:
     """Check that the packed `micro_batches` of this data rank have the same loss and the same gradients as their
-    documents in separate sequences. Every rank must call this function. The list has one check on the first rank.
+    documents in separate sequences. The sequences are whole: each context rank takes its own part of them here. Every
+    rank must call this function. The list has one check on the first rank.
     """
     apart = [part for batch in micro_batches for part in separated(batch, end_of_text=end_of_text)]
     with uncompiled(trainer.model):  # the shapes are as in training, but there is no mask
@@ -87,7 +88,7 @@ def compare_documents(
 def _loss_and_gradients(trainer: Trainer, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss, and this tensor rank's part of each gradient, gathered over the data ranks."""
     trainer.optimizer.zero_grad()
-    loss = trainer.accumulate(0, batches)
+    loss = trainer.accumulate(0, [batch.part_of_rank(trainer.mesh.context) for batch in batches])
     gradients = {name: kept.tensor for name, kept in gradients_of(trainer.model).items()}
     trainer.optimizer.zero_grad()
     return loss.detach().cpu(), gradients

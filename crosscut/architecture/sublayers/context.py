@@ -1,0 +1,57 @@
+"""Messages of attention over sequences that several context ranks share, in one layer and micro-batch.
+
+| way          | forward                               | backward                                              |
+|--------------|---------------------------------------|-------------------------------------------------------|
+| `gather`     | all-gather of keys and values         | reduce-scatter of their gradients                     |
+| `all_to_all` | queries, keys and values; the results | gradients of the results; of queries, keys and values |
+| `ring`       | C - 1 shifts of keys and values       | C - 1 shifts of keys and values, C of their gradients |
+
+Legend: `C` context ranks.
+"""
+
+from typing import TYPE_CHECKING
+
+from crosscut.architecture.steps import Message, Operation
+from crosscut.architecture.target import Kind, Target
+from crosscut.config.conventions import repeats_of_heads
+from crosscut.config.layout import ContextAttention
+
+if TYPE_CHECKING:
+    from crosscut.architecture.sublayers.attention import Attention
+
+Messages = tuple[Message, ...]
+
+
+def context_messages(attention: "Attention", target: Target) -> tuple[Messages, Messages]:
+    """Messages of the forward pass, and of the backward pass, each in the order in which they are sent."""
+    heads, kv_heads = _heads_of_rank(attention, target)
+    of_a_head = target.tokens * attention.head_size
+    both = 2 * kv_heads * of_a_head
+    if target.context_attention is ContextAttention.RING:
+        keys, sums = _shift(both, target.context - 1), _shift(both, target.context, Kind.WIDE)
+        return (keys,), (keys, sums)
+    if target.context_attention is ContextAttention.ALL_TO_ALL:
+        entering, leaving = (
+            Message(Operation.ALL_TO_ALL, number * of_a_head, axis="context")
+            for number in (sum(exchanged_heads(attention, target)), heads)
+        )
+        return (entering, leaving), (leaving, entering)
+    gathered = both * target.context
+    gather = Message(Operation.ALL_GATHER, gathered, axis="context")
+    return (gather,), (Message(Operation.REDUCE_SCATTER, gathered, axis="context"),)
+
+
+def exchanged_heads(attention: "Attention", target: Target) -> tuple[int, int, int]:
+    """Numbers of heads of queries, keys and values that a rank exchanges for tokens."""
+    heads, kv_heads = _heads_of_rank(attention, target)
+    repeated = kv_heads * repeats_of_heads(heads, kv_heads, target.context)
+    return heads, repeated, repeated
+
+
+def _heads_of_rank(attention: "Attention", target: Target) -> tuple[int, int]:
+    """Heads of queries, and of keys and values, on one tensor rank."""
+    return attention.num_heads // target.tensor, max(attention.num_kv_heads // target.tensor, 1)
+
+
+def _shift(elements: int, count: int, kind: Kind = Kind.COMPUTE) -> Message:
+    return Message(Operation.SHIFT, elements, axis="context", kind=kind, count=count)

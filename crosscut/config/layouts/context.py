@@ -1,0 +1,105 @@
+"""Choice of the way in which attention is computed over a sequence that several context ranks share.
+
+The ranks of an axis of C ranks each have 1 / C of the tokens. Per layer and micro-batch, a rank receives
+
+    gather:      the keys and values of the other ranks' tokens
+    all_to_all:  the queries, keys and values of its share of the heads, and then the results of its tokens
+    ring:        as much as `gather`, in C - 1 parts, one of which it holds at a time
+
+and all but `all_to_all` compute with the queries of their own tokens.
+"""
+
+from typing import NamedTuple
+
+from crosscut.config.checks import divisors, listed
+from crosscut.config.errors import ConfigError, LayoutError
+from crosscut.config.layout import ContextAttention, Layout
+from crosscut.config.model import HeadKind, ModelConfig
+from crosscut.config.training import TrainingConfig
+
+RING_BYTES = 1 << 30
+"""Bytes of a layer's gathered keys and values, and of the mask, above which `auto` prefers the ring to the gather."""
+
+
+class ContextChoice(NamedTuple):
+    """A way to compute attention, and the reason for it."""
+
+    way: ContextAttention
+    """The way. Never `auto`."""
+    reason: str
+    """Clause that follows "because"."""
+
+
+def choose_context_attention(model: ModelConfig, layout: Layout, training: TrainingConfig) -> ContextChoice:
+    """Choose the way for a run. `layout.context_attention` decides, unless it is `auto`.
+
+    `auto` chooses all-to-all if the heads of a rank allow it without repeated keys and values: each rank then runs the
+    usual kernel on whole sequences. Otherwise, it chooses the gather, or the ring if the gathered keys and values, with
+    the mask of causal attention, would take more than `RING_BYTES`. With dropout, only gather and all-to-all work.
+    """
+    if layout.context_attention is not ContextAttention.AUTO:
+        return ContextChoice(layout.context_attention, "the layout says so")
+    heads, kv_heads = heads_of_rank(model, layout)
+    if heads % layout.context == 0 and kv_heads % layout.context == 0:
+        reason = f"{layout.context} context ranks divide the {kv_heads} key-value heads of a tensor rank"
+        return ContextChoice(ContextAttention.ALL_TO_ALL, reason)
+    gathered = _gathered_bytes(model, layout, training)
+    size = f"{gathered / (1 << 20):,.1f} MiB"
+    what = f"the gathered keys and values of a layer, with the mask, take {size} of a rank"
+    if gathered > RING_BYTES and not model.dropout:
+        return ContextChoice(ContextAttention.RING, what)
+    return ContextChoice(ContextAttention.GATHER, what)
+
+
+def heads_of_rank(model: ModelConfig, layout: Layout) -> tuple[int, int]:
+    """Number of query heads, and of heads of keys and values, on one tensor rank."""
+    return model.num_heads // layout.tensor, max(model.num_kv_heads // layout.tensor, 1)
+
+
+def _gathered_bytes(model: ModelConfig, layout: Layout, training: TrainingConfig) -> int:
+    """Bytes of a layer's gathered keys and values in a micro-batch, and of the mask that all layers share."""
+    length, sequences = training.sequence_length, training.sequences_at_once(layout.data)
+    _, kv_heads = heads_of_rank(model, layout)
+    keys_and_values = 2 * sequences * length * kv_heads * model.head_size
+    mask = (sequences if training.document_mask else 1) * length // layout.context * length
+    return (keys_and_values + mask) * training.numbers.compute_bytes
+
+
+def require_context(model: ModelConfig, layout: Layout, training: TrainingConfig) -> None:
+    """Raise `LayoutError` or `ConfigError` if context ranks cannot share the sequences of a run."""
+    if layout.context == 1:
+        return
+    if model.head is not HeadKind.NEXT_TOKEN:
+        raise LayoutError(
+            f'`layout.context` must be 1 for a model with `model.head` = "{model.head}", but is {layout.context}. '
+            "Context ranks can share only sequences whose next tokens are predicted. Remove `layout.context`."
+        )
+    _require_pieces(layout, training.sequence_length)
+    heads, _ = heads_of_rank(model, layout)
+    way = layout.context_attention
+    if way is ContextAttention.ALL_TO_ALL and heads % layout.context:
+        raise LayoutError(
+            f"`layout.context` must divide the {heads} heads of a tensor rank (`model.num_heads` {model.num_heads} / "
+            f'`layout.tensor` {layout.tensor}) with layout.context_attention="all_to_all", but is {layout.context}. '
+            f'Try {listed(divisors(heads))}, or set layout.context_attention="auto".'
+        )
+    if way is ContextAttention.RING and model.dropout:
+        raise ConfigError(
+            f'`model.dropout` must be 0 with layout.context_attention="ring", but is {model.dropout}. The ring merges '
+            "the results of several kernels, and these kernels cannot drop scores. Set "
+            'layout.context_attention="auto", or model.dropout=0.'
+        )
+
+
+def _require_pieces(layout: Layout, length: int) -> None:
+    """Require that each rank gets two pieces of equal length, which the tensor ranks can divide."""
+    split = layout.tensor if layout.splits_sequence else 1
+    multiple = 2 * layout.context * split
+    if length % multiple:
+        by = " x `layout.tensor`" if split > 1 else ""
+        below = length // multiple * multiple
+        raise LayoutError(
+            f"`training.sequence_length` must be a multiple of {multiple} (2 x `layout.context`{by}), but is {length}. "
+            "Every context rank has an early and a late piece of each sequence. "
+            f"Try {listed([each for each in (below, below + multiple) if each])}."
+        )

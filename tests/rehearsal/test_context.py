@@ -1,0 +1,38 @@
+"""Dry runs of a rank that shares each sequence with other ranks send and hold what is planned."""
+
+import pytest
+
+from crosscut.rehearsal import compare, rehearse
+from tests.rehearsal.cases import LLAMA, Case, small
+
+UNDROPPED = {"dropout": 0.0}
+EXCHANGED = {"context": 2, "context_attention": "all_to_all"}
+
+CASES = (
+    small("gathered", "cpu", {"context": 4, "context_attention": "gather"}, {}, UNDROPPED),
+    small(
+        "exchanged, split",
+        "cuda",
+        {**EXCHANGED, "tensor": 2, "sequence_parallel": True},
+        {"precision": "bfloat16"},
+        LLAMA,
+    ),
+    small(
+        "exchanged documents, shared, layers again",
+        "cuda",
+        {**EXCHANGED, "data": 2, "sharding": "zero3"},
+        {"document_mask": True, "recompute": "full"},
+        LLAMA,
+    ),
+    small("ring", "cpu", {"context": 4, "context_attention": "ring"}, {}, UNDROPPED),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_formulas_and_dry_run_agree(case: Case) -> None:
+    """The formulas count all pairs of a query and a key, also those that the ring skips."""
+    memory, flops, *sent = compare(rehearse(case.run, device=case.device))
+    assert abs(memory.error) < 0.05, memory
+    assert abs(flops.error) < (0.2 if case.name == "ring" else 0.05), flops
+    assert all(row.planned == row.counted for row in sent), sent
+    assert any(row.planned for row in sent)

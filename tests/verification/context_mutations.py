@@ -1,0 +1,166 @@
+"""Faults of sequences that context ranks share. `mutations` says how a fault is planted."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crosscut.config import Layout
+from crosscut.kernels.attention import Attended
+from crosscut.model import attention, batch
+from crosscut.parallel import Axis, RandomStreams, seed_of
+from crosscut.parallel.context import operators, ring
+from crosscut.parallel.state import gradients
+from crosscut.training import step as training_step
+from tests.verification.mutations import PACKED, Patch, fault
+from tests.verification.runs import LLAMA
+
+EXCHANGED = Layout(context=2, context_attention="all_to_all")  # type: ignore[arg-type]
+GATHERED = Layout(context=2, context_attention="gather")  # type: ignore[arg-type]
+RING = Layout(context=2, context_attention="ring")  # type: ignore[arg-type]
+WITH_DATA = Layout(context=2, data=2)
+WITHOUT_DROPOUT = {"dropout": 0.0}
+
+
+@fault("loss normalised by a context rank's own targets", "loss", EXCHANGED)
+def own_targets(patch: Patch) -> None:
+    reduce = training_step.all_reduce
+    patch.setattr(training_step, "all_reduce", lambda x, axis: reduce(x, axis) if x.is_floating_point() else 2 * x)
+
+
+@fault("loss normalised by the targets of the data ranks alone", "loss", WITH_DATA)
+def targets_of_data_ranks(patch: Patch) -> None:
+    reduce = training_step.all_reduce
+    scales = training_step.Trainer._scales
+
+    def of_data(self: training_step.Trainer, micro_batches: Any) -> Any:
+        with patch.context() as inside:
+            inside.setattr(training_step, "all_reduce", lambda x, _: 2 * reduce(x, self.mesh.data))
+            return scales(self, micro_batches)
+
+    patch.setattr(training_step.Trainer, "_scales", of_data)
+
+
+@fault("gradients not summed over the context ranks", "gradient reduction", WITH_DATA)
+def gradients_not_summed_over_context(patch: Patch) -> None:
+    reduce = gradients.start_all_reduce_owned
+    send = gradients.GradientReducer._send
+
+    def over_data(self: gradients.GradientReducer, bucket: Any) -> None:
+        with patch.context() as inside:
+            inside.setattr(gradients, "start_all_reduce_owned", lambda x, _: reduce(x, self.mesh.data))
+            send(self, bucket)
+
+    patch.setattr(gradients.GradientReducer, "_send", over_data)
+
+
+def _places(patch: Patch, changed: Callable[[Tensor, Axis], Tensor]) -> None:
+    part_of_rank = batch.Batch.part_of_rank
+
+    def elsewhere(self: batch.Batch, axis: Axis) -> batch.Batch:
+        part = part_of_rank(self, axis)
+        return part if part.places is None else replace(part, places=changed(part.places, axis))
+
+    patch.setattr(batch.Batch, "part_of_rank", elsewhere)
+
+
+@fault("learned positions of a rank's late piece off by one", "positions", EXCHANGED)
+def late_positions_off_by_one(patch: Patch) -> None:
+    _places(patch, lambda places, _: torch.cat((places[: len(places) // 2], places[len(places) // 2 :] - 1)))
+
+
+@fault("rotary positions count from the start of the rank's part", "blocks.0.attention", EXCHANGED, **LLAMA)
+def rotary_positions_of_the_part(patch: Patch) -> None:
+    _places(patch, lambda places, _: torch.arange(len(places)))
+
+
+@fault("a step of the ring is left out", "blocks.0.attention", RING, **WITHOUT_DROPOUT)
+def ring_step_left_out(patch: Patch) -> None:
+    views = ring._views
+    patch.setattr(ring, "_views", lambda *arguments: list(views(*arguments))[:-1])
+
+
+@fault("the early piece of a later rank's keys is hidden", "blocks.0.attention", RING, **WITHOUT_DROPOUT)
+def early_keys_of_later_ranks_hidden(patch: Patch) -> None:
+    views = ring._views
+
+    def without_early(described: Any, length: int, mask: Tensor | None) -> Any:
+        late = slice(length // 2, None)
+        for view in views(described, length, mask):
+            yield view._replace(keys=late) if view.queries == late else view
+
+    patch.setattr(ring, "_views", without_early)
+
+
+@fault(
+    "log-sum-exps of blocks merged without the maximum, cut off where exponentials overflow",
+    "blocks.0.attention",
+    RING,
+    **WITHOUT_DROPOUT,
+)
+def merged_without_the_maximum(patch: Patch) -> None:
+    def add(self: ring._Merged, attended: Attended, rows: slice) -> None:
+        weight = attended.lse.clamp(-5, 5).exp()
+        self._values[:, :, rows] += attended.result * weight.unsqueeze(-1)
+        self._total[:, :, rows] += weight
+        self._largest = torch.zeros_like(self._largest)
+
+    placed = attention._placed
+    patch.setattr(attention, "_placed", lambda *operands: 30 * placed(*operands))  # in the uncut model, too
+    patch.setattr(ring._Merged, "add", add)
+
+
+@fault(
+    "the log-sum-exp of a query that sees no key of a block is 0",
+    "blocks.0.attention",
+    RING,
+    training=PACKED,
+    **WITHOUT_DROPOUT,
+)
+def hidden_rows_count(patch: Patch) -> None:
+    attend = ring.attend_block
+
+    def counted(block: Any) -> Attended:
+        attended = attend(block)
+        return attended._replace(lse=attended.lse.masked_fill(attended.lse.isneginf(), 0.0))
+
+    patch.setattr(ring, "attend_block", counted)
+
+
+@fault("the sums of the keys' gradients stay at the last rank", "blocks.1.attention", RING, **WITHOUT_DROPOUT)
+def sums_not_sent_home(patch: Patch) -> None:
+    shift = ring.start_shift
+    sent: list[int] = []
+
+    def not_the_last(x: Tensor, axis: Axis) -> Tensor:
+        sent.append(1)
+        return x if len(sent) % (3 * axis.size - 2) == 0 else shift(x, axis)  # 2 C - 2 of the keys, C of the sums
+
+    patch.setattr(ring, "start_shift", not_the_last)
+
+
+@fault("gathered keys are in the order of the ranks", "blocks.0.attention", GATHERED)
+def keys_in_the_order_of_ranks(patch: Patch) -> None:
+    patch.setattr(operators, "join_zigzag", lambda parts, dim: torch.cat(list(parts), dim))
+
+
+@fault("gathered keys' gradients are not summed", "blocks.1.attention", GATHERED)
+def gathered_gradients_not_summed(patch: Patch) -> None:
+    patch.setattr(operators, "reduce_scatter", lambda x, axis, dim: x.chunk(axis.size, dim)[axis.rank])
+
+
+@fault("results of exchanged heads come back in another order", "blocks.0.attention", EXCHANGED)
+def results_of_other_heads(patch: Patch) -> None:
+    leave = attention.leave_context
+    patch.setattr(attention, "leave_context", lambda heads, *rest: leave(heads, *rest).roll(1, 1))
+
+
+@fault("the same dropout on all context ranks", "dropout", EXCHANGED)
+def same_stream_on_context_ranks(patch: Patch) -> None:
+    def restart(self: RandomStreams, *, step: int, micro_batch: int = 0) -> None:
+        torch.manual_seed(seed_of("shared", self.seed, step, micro_batch, self.mesh.data.rank))
+        self._started = True
+
+    patch.setattr(RandomStreams, "restart", restart)
