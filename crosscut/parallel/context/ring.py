@@ -53,7 +53,7 @@ class _RingAttention(Function):
         both = torch.stack((k, v))
         for step, view in enumerate(_views(ring, q.shape[2], mask)):
             arriving = start_shift(both, axis) if step < axis.size - 1 else both
-            merged.add(attend_block(_block(q, both, view)), view.queries)
+            merged.add(attend_block(_block(q, both[0], both[1], view)), view.queries)
             both = wait(arriving, axis) if step < axis.size - 1 else both
         result, lse = merged.finish(q.dtype)
         ctx.save_for_backward(q, k, v, result, lse, mask)
@@ -67,12 +67,13 @@ class _RingAttention(Function):
         axis = ring.axis
         wide = torch.promote_types(q.dtype, torch.float32)
         grad_q, sums = torch.zeros_like(q, dtype=wide), torch.zeros((2, *k.shape), dtype=wide, device=k.device)
-        both, sums_arriving = torch.stack((k, v)), sums
+        # In another order than in the forward pass. Otherwise, a compiler would keep the blocks that arrived there.
+        both, sums_arriving = torch.stack((v, k)), sums
         for step, view in enumerate(_views(ring, q.shape[2], mask)):
             arriving = start_shift(both, axis) if step < axis.size - 1 else both
             rows, keys = view.queries, view.keys
             attended = Attended(result[:, :, rows], lse[:, :, rows])
-            block = _block(q, both, view)
+            block = _block(q, both[1], both[0], view)
             grads = attend_block_backward(grad[:, :, rows], block, attended)
             sums = wait(sums_arriving, axis) if step else sums
             grad_q[:, :, rows] += grads[0]
@@ -149,6 +150,6 @@ def _part_of(parts: list[Tensor] | None, source: int, queries: slice, keys: slic
     return part[:, :, queries if part.shape[2] > 1 else _ALL, keys]
 
 
-def _block(q: Tensor, both: Tensor, view: _View) -> KeyBlock:
-    k, v = both[:, :, :, view.keys].unbind()
-    return KeyBlock(q[:, :, view.queries], k, v, view.hides_later, view.mask)
+def _block(q: Tensor, k: Tensor, v: Tensor, view: _View) -> KeyBlock:
+    keys = view.keys
+    return KeyBlock(q[:, :, view.queries], k[:, :, keys], v[:, :, keys], view.hides_later, view.mask)
