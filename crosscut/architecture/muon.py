@@ -3,7 +3,6 @@
 `crosscut.training.optimization.muon` runs these products, and the planner counts them.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from crosscut.architecture.parameters import Parameter
@@ -28,13 +27,11 @@ def without_name(parameter: Parameter) -> Parameter:
     return replace(parameter, name="")
 
 
-def turns(number: int, num_ranks: int) -> Iterator[int]:
-    """Divide `number` equal parameters, each cut over `num_ranks` ranks, into turns. Yield the number of parameters of
-    each turn: one for each rank, and in the last turn what is left. The first ranks are busy in every turn.
+def num_turns(number: int, num_ranks: int) -> int:
+    """Number of turns of `number` equal parameters, each cut over `num_ranks` ranks. In a turn, each rank gets one
+    parameter. The last turn may have fewer parameters; the last ranks then get none.
     """
-    yield from [num_ranks] * (number // num_ranks)
-    if number % num_ranks:
-        yield number % num_ranks
+    return -(-number // num_ranks)
 
 
 def newton_schulz_products(parameter: Parameter) -> tuple[Product, ...]:

@@ -11,7 +11,7 @@ The functions call PyTorch's functional collectives as operators, because `torch
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from itertools import chain
 from typing import Any, Generic, TypeVar
@@ -146,17 +146,6 @@ def all_to_all(x: Tensor, axis: Axis) -> Tensor:
     Raises `LayoutError` if the size of dimension 0 is not a multiple of the number of ranks on the axis.
     """
     return wait(start_all_to_all(x, axis), axis)
-
-
-def exchange(x: Tensor, sent: Sequence[int], received: Sequence[int], axis: Axis) -> Tensor:
-    """Send rows of `x` to the ranks of the axis: the first `sent[0]` rows to the first rank, the next `sent[1]` rows to
-    the second rank, and so on. Return the rows from all ranks, in the order of the ranks; `received[r]` rows are from
-    rank r.
-    """
-    if axis.size == 1:
-        return x
-    exchanged: Tensor = _ops.all_to_all_single(x.contiguous(), list(received), list(sent), axis.group_name)
-    return wait(exchanged, axis)
 
 
 def split(x: Tensor, axis: Axis, dim: int) -> Tensor:

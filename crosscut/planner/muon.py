@@ -7,17 +7,16 @@ FLOPs.
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 
 from crosscut.architecture import Operation, Parameter, Product, describe
 from crosscut.architecture.messages import Phase
-from crosscut.architecture.muon import newton_schulz_products, takes_muon, turns, without_name
+from crosscut.architecture.muon import newton_schulz_products, num_turns, takes_muon, without_name
 from crosscut.config import ModelConfig
 from crosscut.config.optimizer import MatrixOptimizer
 from crosscut.planner.candidate import Planned
-from crosscut.planner.messages.collective import Axis, Collective
+from crosscut.planner.messages.collective import Collective
 from crosscut.planner.messages.sharding import shard_axis
 
 MUON_BYTES = 52
@@ -68,9 +67,8 @@ def muon_products(run: Planned) -> Counter[Product]:
     """Muon's matrix products on the first rank in one step, and the number of times that each product is computed."""
     found: Counter[Product] = Counter()
     for parameter, count in muon_parameters(run).items():
-        num_turns = sum(1 for _ in turns(count, _holders(run, parameter)))
         for product in newton_schulz_products(parameter):
-            found[product] += num_turns
+            found[product] += num_turns(count, _holders(run, parameter))
     return found
 
 
@@ -96,37 +94,21 @@ def _largest(parameter: Parameter) -> int:
 
 
 def muon_messages(run: Planned) -> list[Collective]:
-    """All-to-alls of one step on the first rank: each turn exchanges parts of the updates for whole updates, over the
-    data ranks that shard a copy and then over the tensor ranks, and exchanges the results back.
-    """
-    found: list[Collective] = []
-    for parameter, count in muon_parameters(run).items():
-        for number, num_turns in Counter(turns(count, _holders(run, parameter))).items():
-            found += _exchanges(run, parameter, number, num_turns)
-    return found
-
-
-def _exchanges(run: Planned, parameter: Parameter, number: int, num_turns: int) -> Iterator[Collective]:
-    """All-to-alls of `num_turns` turns of `number` parameters. The first rank takes one tensor per rank inside a
-    level, as far as there are enough, and the sizes are those of the first rank's input there and back.
+    """All-to-alls of one step: each turn exchanges parts of the updates for whole updates, over the data ranks that
+    shard a copy and then over the tensor ranks, and exchanges the results back. A turn sends as much if it has fewer
+    parameters than ranks.
     """
     layout = run.layout
-    num_inner = layout.tensor if parameter.dim_cut(layout.tensor) is not None else 1
-    own = min(number, num_inner)
-    share = _share(run, parameter)
-    levels: tuple[tuple[Axis, str, int, int, int], ...] = (
-        (shard_axis(layout), "updates of shards", layout.shard_size, number * share, own * share),
-        ("tensor", "updates", num_inner, own * (part := prod(parameter.on(layout.tensor).shape)), part),
+    exchange = partial(
+        Collective, operation=Operation.ALL_TO_ALL, phase=Phase.STEP, element_bytes=run.training.numbers.muon_bytes
     )
-    for axis, purpose, ranks, there, part_back in levels:
-        for elements, count in Counter((there, ranks * part_back)).items():
-            yield Collective(
-                operation=Operation.ALL_TO_ALL,
-                axis=axis,
-                phase=Phase.STEP,
-                purpose=purpose,
-                count=count * num_turns,
-                elements=elements,
-                element_bytes=run.training.numbers.muon_bytes,
-                ranks=ranks,
-            )
+    over_shares = partial(exchange, axis=shard_axis(layout), purpose="updates of shards", ranks=layout.shard_size)
+    over_tensor = partial(exchange, axis="tensor", purpose="updates", ranks=layout.tensor)
+    found = []
+    for parameter, count in muon_parameters(run).items():
+        holders = _holders(run, parameter)
+        twice = 2 * num_turns(count, holders)
+        found.append(over_shares(count=twice, elements=_share(run, parameter) * holders))
+        if parameter.dim_cut(layout.tensor) is not None:
+            found.append(over_tensor(count=twice, elements=prod(parameter.shape)))
+    return found

@@ -6,11 +6,12 @@ exchange parts of as many tensors as there are ranks, so that each rank works on
     rank 0 holds    a0 b0            a0 a1    and, after its work on a,    a0 b0
     rank 1 holds    a1 b1            b0 b1    and, after its work on b,    a1 b1
 
-`taken` is the exchange on the left, and `given_back` the exchange on the right. A rank sends and receives as many
-elements in both exchanges together as in all-gathers over two ranks, and fewer than in all-gathers over more ranks.
+`taken` is the exchange on the left, and `given_back` the exchange on the right. Both together send as many elements as
+all-gathers over two ranks, and fewer than all-gathers over more ranks. All ranks send the same, also in a turn with
+fewer tensors than ranks: zeros stand for the missing tensors.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from math import prod
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from crosscut.parallel.collectives import exchange
+from crosscut.parallel.collectives import all_to_all
 from crosscut.parallel.mesh import Axis
 from crosscut.parallel.state.parameters import cuts_of
 
@@ -37,8 +38,9 @@ def taken(parts: Iterable[Tensor], like: Tensor) -> Tensor | None:
     over data ranks, then over the tensor axis.
     """
     held = list(parts)
-    for level in _levels(like, len(held)):
-        held = level.taken(held)
+    empty = held[0].new_empty(0)
+    for level in _levels(like):
+        held = level.taken(held, empty)
     return held[0] if held else None
 
 
@@ -49,9 +51,9 @@ def given_back(whole: Tensor | None, like: Tensor, number: int, dtype: torch.dty
     Communication: an all-to-all along each axis that cuts `like`, in the reverse order of `taken`.
     """
     held = [] if whole is None else [whole]
-    for level in reversed(list(_levels(like, number))):
+    for level in reversed(_levels(like)):
         held = level.given_back(held, torch.empty(0, dtype=dtype, device=like.device))
-    return held
+    return held[:number]
 
 
 class _Level(NamedTuple):
@@ -62,28 +64,31 @@ class _Level(NamedTuple):
     """Dimension that the axis cuts."""
     shape: tuple[int, ...]
     """Shape of a tensor before this cut."""
-    counts: list[int]
-    """Number of tensors that each rank of the axis takes."""
+    number: int
+    """Number of places for tensors that each rank of the axis has after the exchange."""
 
-    def taken(self, held: list[Tensor]) -> list[Tensor]:
-        """Exchange parts of all tensors for the joined parts of the tensors that this rank takes."""
-        sent = held[0].new_zeros(len(held), *self._even_part())
-        for place, part in zip(sent, held, strict=True):
+    def taken(self, held: list[Tensor], empty: Tensor) -> list[Tensor]:
+        """Exchange parts of all tensors for the joined parts of the tensors that this rank takes. `empty` has their
+        type and device.
+        """
+        present = len(held)
+        sent = empty.new_zeros(self.axis.size * self.number, *self._even_part())
+        for place, part in zip(sent, held, strict=False):
             place.narrow(self.dim, 0, part.shape[self.dim]).copy_(part)
         held.clear()
-        own = self.counts[self.axis.rank]
-        parts = exchange(sent, self.counts, [own] * self.axis.size, self.axis).unflatten(0, (self.axis.size, own))
-        return [self._joined(of_one) for of_one in parts.unbind(1)]
+        parts = all_to_all(sent, self.axis).unflatten(0, (self.axis.size, self.number))
+        del sent
+        joined = [self._joined(of_one) for of_one in parts.unbind(1)]
+        return joined[: max(0, present - self.axis.rank * self.number)]
 
     def given_back(self, held: list[Tensor], empty: Tensor) -> list[Tensor]:
         """Exchange the tensors that this rank has taken for parts of all tensors. `empty` has their type and device."""
-        sent = empty.new_zeros(self.axis.size, len(held), *self._even_part())
-        for place, tensor in zip(sent.unbind(1), held, strict=True):
+        sent = empty.new_zeros(self.axis.size, self.number, *self._even_part())
+        for place, tensor in zip(sent.unbind(1), held, strict=False):
             for part, values in zip(place, tensor.split(sent.shape[2 + self.dim], self.dim), strict=False):
                 part.narrow(self.dim, 0, values.shape[self.dim]).copy_(values)
-        own = len(held)
         held.clear()
-        parts = exchange(sent.flatten(0, 1), [own] * self.axis.size, self.counts, self.axis)
+        parts = all_to_all(sent.flatten(0, 1), self.axis)
         even = parts.shape[1 + self.dim]
         size = min(even, max(0, self.shape[self.dim] - self.axis.rank * even))
         return list(parts.narrow(1 + self.dim, 0, size))
@@ -100,19 +105,15 @@ class _Level(NamedTuple):
         return shape
 
 
-def _levels(like: Tensor, number: int) -> Iterator[_Level]:
-    """Exchanges in which this rank takes part, if `number` tensors are exchanged."""
+def _levels(like: Tensor) -> list[_Level]:
+    """Exchanges of a turn."""
     if not isinstance(like, DTensor):
-        return
-    cuts = [cut for cut in reversed(cuts_of(like)) if cut.num_parts > 1]
+        return []
+    cuts, levels = [cut for cut in reversed(cuts_of(like)) if cut.num_parts > 1], []
     for index, cut in enumerate(cuts):
-        if not number:  # the other ranks of the axis have no tensor either
-            return
         inner, shape = cuts[index + 1 :], list(like.shape)
         for other in inner:
             shape[other.dim] //= other.num_parts
-        num_inner = prod(other.num_parts for other in inner)
-        counts = [min(max(number - rank * num_inner, 0), num_inner) for rank in range(cut.num_parts)]
-        level = _Level(Axis.of(like.device_mesh, cut.axis), cut.dim, tuple(shape), counts)
-        yield level
-        number = counts[level.axis.rank]
+        places = prod(other.num_parts for other in inner)
+        levels.append(_Level(Axis.of(like.device_mesh, cut.axis), cut.dim, tuple(shape), places))
+    return levels

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from crosscut.architecture.muon import NEWTON_SCHULZ_STEPS, turns, without_name
+from crosscut.architecture.muon import NEWTON_SCHULZ_STEPS, without_name
 from crosscut.architecture.parameters import Parameter
 from crosscut.parallel.state.parameters import local_part
 from crosscut.parallel.state.turns import given_back, num_holders, taken
@@ -55,9 +55,8 @@ class Muon:
             if weight in self.matrices:
                 equal.setdefault(without_name(self.matrices[weight]), []).append(weight)
         for alike in equal.values():
-            left = iter(alike)
-            for number in turns(len(alike), num_holders(alike[0])):
-                yield [next(left) for _ in range(number)]
+            size = num_holders(alike[0])
+            yield from (alike[first : first + size] for first in range(0, len(alike), size))
 
     def update(
         self,
