@@ -138,7 +138,7 @@ def test_the_same_run_with_and_without_a_file(tmp_path: Path) -> None:
     assert run_from((str(file),)) == run_from(("data.text=book.txt",))
     demo = run_from(())
     assert demo.model == run_from(("data.text=book.txt",)).model
-    assert (demo.training.steps, demo.layout.tensor, demo.output.folder) == (520, 2, "runs/demo")
+    assert (demo.training.steps, demo.layout.tensor, demo.output.folder) == (620, 2, "runs/demo")
 
 
 @pytest.mark.parametrize(("steps", "warm_up"), [("2", 0), ("100", 5), ("1_000", 10)])
