@@ -9,7 +9,7 @@ Shapes: B batch, S sequence, H hidden, V vocabulary, T tensor ranks.
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from crosscut.architecture import Cut, describe
 from crosscut.architecture.pipeline import Stage
+from crosscut.architecture.sublayers.embedding import Embedding
+from crosscut.architecture.sublayers.head import Head
 from crosscut.architecture.sublayers.norm import Norm
 from crosscut.config import ConfigError, ModelConfig
 from crosscut.config.checks import divisors, listed
@@ -48,13 +50,22 @@ from crosscut.parallel import (
 from crosscut.parallel.state.parameters import local
 
 
+class StageInput(NamedTuple):
+    """Stage of a pipeline, and its input for one micro-batch."""
+
+    stage: Stage
+    """Stage to run."""
+    hidden: Tensor | None = None
+    """Output of the stage before it [B, S, H]; None for the first stage."""
+
+
 class GPT(nn.Module):
     """Transformer, a decoder or an encoder. Its weights are zero until `initialize` or a checkpoint fills them.
 
     Parameters are stored in `dtype`; activations and products use `compute_dtype` (default: the same type). `runners`
-    call the layers and the loss.
+    call the layers and the loss, and name the stages of this rank.
 
-    In a pipeline, each rank builds only its `stages` (default: one stage, the whole model). Modules of other stages are
+    In a pipeline, each rank builds only its stages (default: one stage, the whole model). Modules of other stages are
     missing, and parameters keep their names in the whole model. If the embedding is tied, the rank of the last stage
     has a copy of the token embedding.
     """
@@ -68,43 +79,51 @@ class GPT(nn.Module):
         dtype: torch.dtype = torch.float32,
         compute_dtype: torch.dtype | None = None,
         runners: Runners = PLAIN_RUNNERS,
-        stages: Sequence[Stage] = (),
     ) -> None:
         super().__init__()
         self.config, self.mesh, self.streams = config, mesh, streams
         self.loss_runner, self.context_attention = runners.loss, runners.context_attention
         self.compute_dtype = compute_dtype or dtype
+        self.stages = runners.stages or (Stage(range(config.num_layers)),)
         parts = describe(config)
-        self.stages = tuple(stages) or (Stage(range(config.num_layers)),)
         is_first, is_last = (any(getattr(stage, end) for stage in self.stages) for end in ("is_first", "is_last"))
         self.has_copy = is_last and not is_first and parts.head.output is None and parts.head.task is None
         """Whether the token embedding is a copy of the embedding of the first stage."""
         build = Builder(mesh=mesh, streams=streams, dtype=dtype, epsilon=config.norm_epsilon)
-        types: Any = {"dtype": dtype, "output_dtype": compute_dtype or dtype}
-        embedding, head = parts.embedding, parts.head
-        self.rotates = embedding.positions is None
-        has_tokens = is_first or self.has_copy
-        self.tokens = VocabParallelEmbedding(*embedding.tokens.shape, mesh=mesh, **types) if has_tokens else None
-        positions = embedding.positions if is_first else None
-        self.positions = None if positions is None else PositionEmbedding(*positions.shape, mesh=mesh, **types)
-        kinds = embedding.token_types if is_first else None
-        self.token_types = None if kinds is None else TokenTypeEmbedding(*kinds.shape, mesh=mesh, **types)
-        self.embedding_norm = _norm(build, embedding.norm if is_first else None)
-        self.dropout = build.dropout(embedding.dropout)
+        self._build_embedding(parts.embedding, build, is_first=is_first)
         of_layers = replace(build, context_attention=runners.context_attention)
         self.blocks = nn.ModuleList()
         for i in (i for stage in self.stages for i in stage.layers):
             self.blocks.add_module(str(i), Block(parts.layers[i], replace(of_layers, runner=runners.layer(i))))
-        self.final_norm = _norm(build, head.norm if is_last else None)
-        output = head.output if is_last else None
-        self.output = None if output is None else VocabParallelOutput(*output.shape, mesh=mesh, dtype=dtype)
-        prediction, order = (head.prediction, head.order) if is_last else (None, None)
-        self.prediction = None if prediction is None else MaskedPrediction(prediction, build)
-        self.order = None if order is None else PooledHead(order, build)
-        self.task = None if head.task is None or not is_last else build_task_head(head.task, build)
+        self._build_head(parts.head if is_last else None, build)
         frozen = {parameter.name for parameter in parts.parameters() if parameter.is_frozen}
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name not in frozen)
+
+    def _build_embedding(self, embedding: Embedding, build: Builder, *, is_first: bool) -> None:
+        """Build the token embedding if the rank uses it, the rest of the embedding if the rank runs the first stage
+        (`is_first`), and the dropout.
+        """
+        place: Any = {"mesh": self.mesh, "dtype": build.dtype, "output_dtype": self.compute_dtype}
+        self.rotates = embedding.positions is None
+        has_tokens = is_first or self.has_copy
+        self.tokens = VocabParallelEmbedding(*embedding.tokens.shape, **place) if has_tokens else None
+        positions = embedding.positions if is_first else None
+        self.positions = None if positions is None else PositionEmbedding(*positions.shape, **place)
+        kinds = embedding.token_types if is_first else None
+        self.token_types = None if kinds is None else TokenTypeEmbedding(*kinds.shape, **place)
+        self.embedding_norm = _norm(build, embedding.norm if is_first else None)
+        self.dropout = build.dropout(embedding.dropout)
+
+    def _build_head(self, head: Head | None, build: Builder) -> None:
+        """Build the final norm and the head. `head` is None if the rank does not run the last stage."""
+        norm, output = (None, None) if head is None else (head.norm, head.output)
+        prediction, order, task = (None, None, None) if head is None else (head.prediction, head.order, head.task)
+        self.final_norm = _norm(build, norm)
+        self.output = None if output is None else VocabParallelOutput(*output.shape, mesh=self.mesh, dtype=build.dtype)
+        self.prediction = None if prediction is None else MaskedPrediction(prediction, build)
+        self.order = None if order is None else PooledHead(order, build)
+        self.task = None if task is None else build_task_head(task, build)
 
     @property
     def output_weight(self) -> nn.Parameter:
@@ -154,8 +173,7 @@ class GPT(nn.Module):
         num_filled: int = 0,
         reading: Reading | None = None,
         with_weight: bool = False,
-        stage: Stage | None = None,
-        hidden: Tensor | None = None,
+        stage_input: StageInput | None = None,
     ) -> Tensor | tuple[Tensor, TiedWeight]:
         """Compute the last hidden states [B, S, H] of token ids [B, S]. Under sequence parallelism, the result is [B,
         S/T, H].
@@ -166,10 +184,9 @@ class GPT(nn.Module):
         the number of this rank's tokens. With `with_weight`, return (hidden states, weight of the token embedding), so
         that the loss can use the same weight. Raises `ConfigError` for segments that the model has no types for.
 
-        In a pipeline, `stage` is the stage to run, and `hidden` [B, S, H] is the output of the stage before it, or None
-        for the first stage. The result is the output of the stage.
+        In a pipeline, `stage_input` names the stage to run and holds its input. The result is the output of the stage.
         """
-        stage = stage or self.stages[0]
+        stage, hidden = stage_input or StageInput(self.stages[0])
         tied = None
         places = None if context.documents is None else context.documents.positions
         places = places if reading is None else reading.places

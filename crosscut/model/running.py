@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from crosscut.architecture.pipeline import Stage
 from crosscut.config.layout import ContextAttention
 from crosscut.kernels import ORDINARY, LossPasses, Products
 from crosscut.kernels.functions import Call, call
@@ -95,14 +96,16 @@ def plain_runner(_index: int) -> Runner:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Runners:
-    """Runners of a model's parts."""
+    """Runners of a model's parts, and the stages that the rank runs."""
 
     layer: Callable[[int], Runner] = plain_runner
     """Returns the runner of the layer at an index."""
     loss: LossRunner = PLAIN_LOSS
     context_attention: ContextAttention = ContextAttention.GATHER
     """Way in which attention is computed over a sequence that several ranks share. Never `auto`."""
+    stages: tuple[Stage, ...] = ()
+    """Stages of a pipeline that the rank runs. Empty means one stage, the whole model."""
 
 
 PLAIN_RUNNERS = Runners()
-"""Runners that change nothing."""
+"""Runners that change nothing, for the whole model."""

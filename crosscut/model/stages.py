@@ -23,7 +23,7 @@ from torch import Tensor
 from crosscut.architecture.pipeline import Action, Message, Pass, Schedule, interleaved
 from crosscut.kernels.deferral import Deferral, Deferred
 from crosscut.model.batch import Batch
-from crosscut.model.gpt import GPT
+from crosscut.model.gpt import GPT, StageInput
 from crosscut.parallel.channels import Arriving
 
 
@@ -108,7 +108,7 @@ class _Step:
         if hidden is not None:
             hidden.requires_grad_()
         tokens, _, context = batch.with_context()
-        output: Tensor = self.step.model(tokens, context, stage=stage, hidden=hidden)
+        output: Tensor = self.step.model(tokens, context, stage_input=StageInput(stage, hidden))
         if stage.is_last:
             output = self.step.loss(output, batch)
             self.loss = self.loss + output.detach()
@@ -155,7 +155,7 @@ def forward_loss(model: GPT, batch: Batch) -> Tensor:
         action, hidden = Action(Pass.FORWARD, 0, chunk), None
         if (message := schedule.received(mesh.pipeline.rank, action)) is not None:
             hidden = mesh.channels.start_receiving(message, *model.hidden_form(tokens)).wait()
-        hidden = model(tokens, context, stage=stage, hidden=hidden)
+        hidden = model(tokens, context, stage_input=StageInput(stage, hidden))
         if stage.is_last:
             loss = model.loss_of_hidden(hidden, targets, context)
         elif (message := schedule.sent(mesh.pipeline.rank, action)) is not None:

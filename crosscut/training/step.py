@@ -99,9 +99,10 @@ class Trainer:
             ),
             loss=replace(loss_runner, chunk_tokens=loss_chunk_tokens),
             context_attention=run.config.context_attention.way,
+            stages=self._stages(),
         )
         dtypes = {"dtype": parameter_dtype(run.precision), "compute_dtype": compute_dtype(run.precision)}
-        model = GPT(run.model, mesh=mesh, streams=self.streams, runners=runners, stages=self._stages(), **dtypes)
+        model = GPT(run.model, mesh=mesh, streams=self.streams, runners=runners, **dtypes)
         shard_model(model, mesh, units=model.blocks, compute_dtype=dtypes["compute_dtype"], always_used=True)
         initialize(
             model,
