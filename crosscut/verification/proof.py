@@ -90,26 +90,15 @@ def prove(claim: Claim, mesh: ParallelMesh) -> Report:
         uncut = uncut._replace(recording=_in_form(uncut.recording.with_wholes(compiled_modules(step.model)), mesh))
     cut = _in_form(cut, mesh, has_loss=mesh.pipeline is None or mesh.pipeline.rank == mesh.pipeline.size - 1)
     dtype = claim.compute_dtype or next(step.model.parameters()).dtype
-    reference = None if uncut is None else uncut.recording
-    products = claim.product_dtype or dtype
-    model = step.model if uncut is None or mesh.pipeline is None else uncut.model
-    bounds = share_from_first(None if reference is None else _bounds(model, reference, dtype, products))
-    assert bounds is not None
-    exact = None if claim.make_exact is None else _exact(claim.make_exact, mesh)
-    exact = None if exact is None else _in_form(exact, mesh)
-    comparison = Comparison(cut, reference, mesh, bounds=bounds, exact=exact, amplification=claim.amplification)
+    comparison = _comparison(claim, step.model, mesh, cut=cut, uncut=uncut)
     outcome = _attempt(comparison.run)
     disagreement = compare_draws(draws, mesh)
     joined = draws_of_stages(draws, mesh)
-    further = claim.extra_checks(step, bounds.tolerance)
+    further = claim.extra_checks(step, comparison.tolerance)
 
     def report() -> Report:
         assert uncut is not None and joined is not None
-        of_uncut = uncut.draws
-        if mesh.pipeline is not None:  # schedules run the stages in another order
-            joined.sort(key=lambda draw: draw.module)
-            of_uncut = sorted(of_uncut, key=lambda draw: draw.module)
-        judged, told = _judge_draws(joined, of_uncut, disagreement)
+        judged, told = _judge_draws(*_in_one_order(joined, uncut.draws, mesh), disagreement)
         checks = (*comparison.checks(), judged, *further, *comparison.rounding())
         return _report(claim, comparison, dtype, checks=checks, told=told, seconds=time.perf_counter() - start)
 
@@ -118,6 +107,33 @@ def prove(claim: Claim, mesh: ParallelMesh) -> Report:
         raise shared
     assert isinstance(shared, Report)
     return shared
+
+
+def _comparison(
+    claim: Claim, model: nn.Module, mesh: ParallelMesh, *, cut: Recording, uncut: "_Uncut | None"
+) -> Comparison:
+    """Make the comparison of the recorded steps, with the exact step if the claim has one. `model` is the cut model,
+    and `uncut` is None on all ranks except the first. Every rank must call this function.
+    """
+    dtype = claim.compute_dtype or next(model.parameters()).dtype
+    reference = None if uncut is None else uncut.recording
+    products = claim.product_dtype or dtype
+    whole = model if uncut is None or mesh.pipeline is None else uncut.model
+    bounds = share_from_first(None if reference is None else _bounds(whole, reference, dtype, products))
+    assert bounds is not None
+    exact = None if claim.make_exact is None else _exact(claim.make_exact, mesh)
+    exact = None if exact is None else _in_form(exact, mesh)
+    return Comparison(cut, reference, mesh, bounds=bounds, exact=exact, amplification=claim.amplification)
+
+
+def _in_one_order(cut: list[Draw], uncut: list[Draw], mesh: ParallelMesh) -> tuple[list[Draw], list[Draw]]:
+    """Return the draws of both models in a common order. The schedule of a pipeline runs the stages in another order
+    than the uncut model, so the draws of a pipeline are sorted by module.
+    """
+    if mesh.pipeline is None:
+        return cut, uncut
+    in_cut, in_uncut = (sorted(draws, key=lambda draw: draw.module) for draws in (cut, uncut))
+    return in_cut, in_uncut
 
 
 def _attempt(function: Callable[[], _T]) -> _T | Exception:

@@ -67,6 +67,10 @@ class Recording:
     """Gradients that the optimizer received."""
     parameters: dict[str, Kept] = field(default_factory=dict)
     """Parameters after the optimizer's step."""
+    firsts: dict[str, str] = field(default_factory=dict)
+    """Names of tensors that are the first of several outputs of their call. The value is the name that the tensor would
+    have as the only output.
+    """
     averages: dict[str, Kept] = field(default_factory=dict)
     """Moving averages of the parameters after the step, by the names of the parameters; empty if the step keeps
     none.
@@ -87,7 +91,7 @@ class Recording:
         (`has_loss` is false), the gradients that the next stage sent are left out.
         """
         outputs, returned = (
-            {name.removesuffix("[0]"): tensor for name, tensor in seen.items() if not self._is_of_root(name)}
+            {self.firsts.get(name, name): tensor for name, tensor in seen.items() if not self._is_of_root(name)}
             for seen in (self.outputs, self.returned)
         )
         if not has_loss:
@@ -236,9 +240,12 @@ class _Watch:
             if not isinstance(tensor, Tensor):
                 continue
             name = f"{call}[{i}]" if several else call
+            inside = f"{parent}{INSIDE}output of "
             self.recording.outputs[name] = tensor.detach().cpu().clone()
             passed_on = self._follow(tensor, "")
-            passed_on.unless_consumed = f"{parent}{INSIDE}output of {name}" if self._running else LOSS
+            passed_on.unless_consumed = f"{inside}{name}" if self._running else LOSS
+            if several and i == 0:
+                self.recording.firsts |= {name: call, f"{inside}{name}": f"{inside}{call}"}
 
     def _looks_away(self) -> bool:
         over = self._seen if self._stages is None else self._stages.streams.micro_batch > 0

@@ -84,31 +84,38 @@ def find_drift(parameters: Mapping[str, Tensor], mesh: ParallelMesh) -> Drift | 
     If replicas differ, the ranks also send all hashes, and, over each axis along which the differing parameter has
     replicas, twice the parameter's local size. If all replicas agree, the host waits for the device once.
     """
-    copies, shard = mesh.copies, None if mesh.sharding is None else mesh.sharding.shard
-    if (mesh.tensor.size == 1 and copies is None and not mesh.owners) or not parameters:
+    if (mesh.tensor.size == 1 and mesh.copies is None and not mesh.owners) or not parameters:
         return None
     names = list(parameters)
     hashes = torch.stack([hash_of(parameter) for parameter in parameters.values()])
     replicated = [i for i, parameter in enumerate(parameters.values()) if cut_dim(parameter) is None]
-    drifted = torch.zeros((), dtype=torch.bool, device=hashes.device)
-    if copies is not None:
-        drifted = _differs(hashes, copies).any()
-    # The ranks of other groups do not know of a drift in one group. Share it, so that all ranks take the same branch
-    # below.
-    chosen = hashes[torch.tensor(replicated, dtype=torch.int64, device=hashes.device)]
-    drifted = _differs(chosen, mesh.tensor, also=drifted).any()
     on_both = _on_both_ends(names, mesh)
-    if mesh.ends is not None and on_both:
-        tied = hashes[torch.tensor([names.index(name) for name in on_both], device=hashes.device)]
-        drifted = _differs(tied, mesh.ends, also=drifted).any()
-    for axis in (shard, *mesh.owners):
-        if axis is not None:
-            drifted = all_reduce(drifted.to(torch.int64).view(1), axis, "max") > 0
-    if not bool(drifted):
+    if not _any_differs(hashes, mesh, replicated=replicated, tied=[names.index(name) for name in on_both]):
         return None
     held = {name: (found, i in replicated) for i, (name, found) in enumerate(zip(names, hashes.tolist(), strict=True))}
     drift = _describe(held, mesh)
     return drift._replace(size=_difference(parameters.get(drift.name), mesh, is_tied=drift.name in on_both))
+
+
+def _any_differs(hashes: Tensor, mesh: ParallelMesh, *, replicated: list[int], tied: list[int]) -> bool:
+    """Whether any hash differs along an axis on which it must be equal. All ranks get the same answer. `replicated` are
+    the indexes of the parameters that the tensor axis does not cut, and `tied` the indexes of the parameters that the
+    first and the last stage of a pipeline both hold.
+    """
+    drifted = torch.zeros((), dtype=torch.bool, device=hashes.device)
+    if mesh.copies is not None:
+        drifted = _differs(hashes, mesh.copies).any()
+    # The ranks of other groups do not know of a drift in one group. Share it, so that all ranks take the same branch in
+    # `find_drift`.
+    chosen = hashes[torch.tensor(replicated, dtype=torch.int64, device=hashes.device)]
+    drifted = _differs(chosen, mesh.tensor, also=drifted).any()
+    if mesh.ends is not None and tied:
+        drifted = _differs(hashes[torch.tensor(tied, device=hashes.device)], mesh.ends, also=drifted).any()
+    shard = None if mesh.sharding is None else mesh.sharding.shard
+    for axis in (shard, *mesh.owners):
+        if axis is not None:
+            drifted = all_reduce(drifted.to(torch.int64).view(1), axis, "max") > 0
+    return bool(drifted)
 
 
 def _on_both_ends(names: list[str], mesh: ParallelMesh) -> list[str]:
