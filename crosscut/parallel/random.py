@@ -93,11 +93,12 @@ class RandomStreams:
         self.mesh, self.seed = mesh, seed
         self._are_two = mesh.tensor.size > 1 and not mesh.sequence_parallel
         self._started: tuple[int, int] | None = None
+        self._is_started = False  # a compiled layer reads this, and would be compiled anew when `_started` changes
         self._per_rank_state: Tensor | None = None
 
     def restart(self, *, step: int, micro_batch: int = 0) -> None:
         """Restart the streams for a micro-batch's forward pass. Every rank of the mesh must pass the same arguments."""
-        self._started = (step, micro_batch)
+        self._started, self._is_started = (step, micro_batch), True
         self._restart()
 
     @property
@@ -171,7 +172,7 @@ class RandomStreams:
             self._set_state(shared)
 
     def _require_start(self) -> None:
-        if self._started is None:  # the default generators of the ranks may differ
+        if not self._is_started:  # the default generators of the ranks may differ
             raise RuntimeError(
                 "`RandomStreams.restart` must be called before a forward pass with dropout, but was not called. Call "
                 "it at the start of every micro-batch."

@@ -159,8 +159,7 @@ def results_of_other_heads(patch: Patch) -> None:
 
 @fault("the same dropout on all context ranks", "dropout", EXCHANGED)
 def same_stream_on_context_ranks(patch: Patch) -> None:
-    def restart(self: RandomStreams, *, step: int, micro_batch: int = 0) -> None:
-        torch.manual_seed(seed_of("shared", self.seed, step, micro_batch, self.mesh.data.rank))
-        self._started = True
+    def restart(self: RandomStreams, *layer: object) -> None:
+        torch.manual_seed(seed_of("shared", self.seed, *self._started, self.mesh.data.rank, *layer))
 
-    patch.setattr(RandomStreams, "restart", restart)
+    patch.setattr(RandomStreams, "_restart", restart)
