@@ -20,7 +20,7 @@ def test_several_seeds_are_scored_and_reported(bert, tables, tmp_path, forked_ra
     out = tmp_path / "run"
     result = finetune(
         "table", "--model", bert, *tables, "--output", out, "--seeds", 2, "--ensemble", "--epochs", 6, *PLAIN,
-        "optimizer.learning_rate=0.01",
+        "optimizer.learning_rate=0.003",
     )  # fmt: skip
     kept = Kept.load(out)
     assert kept.seeds == (1234, 1235)
