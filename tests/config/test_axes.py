@@ -87,7 +87,7 @@ def test_a_further_axis_takes_its_place_in_meshes_and_descriptions() -> None:
 
 @pytest.mark.parametrize(("data", "slices"), [(1, ("context",)), (4, ("data", "context"))])
 def test_data_and_context_ranks_together_share_one_copy(data: int, slices: tuple[str, ...]) -> None:
-    chosen = Layout(tensor=2, data=data, context=2, sharding="zero3")  # type: ignore[arg-type]
+    chosen = Layout(tensor=2, data=data, context=2, sharding=ZeroStage.ZERO3)
     assert (chosen.token_axes, chosen.copy_axes, chosen.slice_axes) == (slices, (), slices)
     assert (chosen.shard_size, chosen.num_replicas) == (2 * data, 1)
     assert str(chosen) == f"tensor 2 x context 2 x data {data}, zero3"

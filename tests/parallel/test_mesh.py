@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from crosscut.config import Layout, LayoutError
+from crosscut.config import Layout, LayoutError, ZeroStage
 from crosscut.parallel import Axis, make_mesh, make_repeated_mesh
 from crosscut.parallel.mesh import layout_of
 from crosscut.parallel.pretended import pretended_ranks
@@ -118,7 +118,7 @@ def test_context_ranks_are_between_data_and_tensor_ranks() -> None:
 
 @pytest.mark.parametrize("data", [1, 2])
 def test_data_and_context_ranks_share_one_copy_of_a_sharded_model(data: int) -> None:
-    chosen = Layout(tensor=2, context=2, data=data, sharding="zero3")  # type: ignore[arg-type]
+    chosen = Layout(tensor=2, context=2, data=data, sharding=ZeroStage.ZERO3)
     with pretended_ranks(chosen.world_size, 3):
         mesh = make_mesh(chosen, CPU)
         assert mesh.sharding is not None

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from crosscut.config import Layout
+from crosscut.config.layout import ContextAttention
 from crosscut.kernels.attention import Attended
 from crosscut.model import attention, batch
 from crosscut.parallel import Axis, RandomStreams, seed_of
@@ -17,9 +18,9 @@ from crosscut.training import step as training_step
 from tests.verification.mutations import PACKED, Patch, fault
 from tests.verification.runs import LLAMA
 
-EXCHANGED = Layout(context=2, context_attention="all_to_all")  # type: ignore[arg-type]
-GATHERED = Layout(context=2, context_attention="gather")  # type: ignore[arg-type]
-RING = Layout(context=2, context_attention="ring")  # type: ignore[arg-type]
+EXCHANGED = Layout(context=2, context_attention=ContextAttention.ALL_TO_ALL)
+GATHERED = Layout(context=2, context_attention=ContextAttention.GATHER)
+RING = Layout(context=2, context_attention=ContextAttention.RING)
 WITH_DATA = Layout(context=2, data=2)
 WITHOUT_DROPOUT = {"dropout": 0.0}
 
