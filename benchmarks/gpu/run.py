@@ -206,6 +206,11 @@ HEADER = (
 )
 
 
+FORECAST_HEADER = f"{'Forecasts of the planner':44}" + "".join(
+    f"{figure:>10}{'planned':>10}{'ratio':>7}" for figure in ("s/step", "peak GiB")
+)
+
+
 def line(row: Row, dense_peak: float | None) -> str:
     """Format a row of the table."""
     m, f = row.measurement, row.figures(dense_peak)
@@ -217,6 +222,36 @@ def line(row: Row, dense_peak: float | None) -> str:
         text += f"{f['tokens_per_second']:>11,.0f}{f['model_flops_per_second'] / 1e12:>9,.2f}"
         text += "".join(f"{'-' if share is None else format(share, '.1%'):>9}" for share in shares) + f"{memory:>10}"
     return "  ".join([text, *([m.note] if m.note and f else []), *row.remarks])
+
+
+def forecast(measurement: Measurement, device: str) -> dict[str, float]:
+    """Forecast the seconds, without messages, and the peak bytes of a step. Empty for peers and unknown devices."""
+    from benchmarks.contenders.programs import crosscut_run
+    from benchmarks.contenders.task import Way
+    from crosscut.planner import find_hardware, forecast_memory, step_time
+
+    hardware = find_hardware(device)
+    if measurement.program != "crosscut" or hardware is None:
+        return {}
+    own = (*measurement.overrides, f"training.micro_batch_size={measurement.micro_batch_size}")
+    way = Way(compiled=measurement.compiled, device="cuda", precision=measurement.precision, overrides=own)
+    run = crosscut_run(measurement.shape, way)
+    time_of_step = step_time(run, hardware)
+    return {
+        "seconds_per_step": time_of_step.compute,
+        "peak_bytes": forecast_memory(run, capability=hardware.capability).total,
+    }
+
+
+def forecast_line(row: Row, device: str) -> str:
+    """Format the figures of a row beside the planner's forecast; empty if one of them is missing."""
+    found, planned = row.figures(None), forecast(row.measurement, device)
+    if not found or not planned or found["peak_bytes"] is None:
+        return ""
+    told = [f"{row.measurement.name:44}"]
+    for key, unit in (("seconds_per_step", 1.0), ("peak_bytes", 2.0**30)):
+        told.append(f"{found[key] / unit:>10.3f}{planned[key] / unit:>10.3f}{planned[key] / found[key]:>7.2f}")
+    return "".join(told)
 
 
 def judged(goals: tuple[Goal, ...], rows: dict[str, Row], dense_peak: float | None) -> Iterator[dict[str, Any]]:
@@ -288,6 +323,9 @@ def main(arguments: list[str] | None = None) -> None:
 
     run_plan([m for m in plan if m.group in (options.only or GROUPS)], budget, options.device, tell)
     print("\nAll measurements:", HEADER, *(line(row, peak) for row in told.values()), "", sep="\n")
+    forecasts = [forecast_line(row, about["device"]) for row in told.values()]
+    if any(forecasts):
+        print(FORECAST_HEADER, *filter(None, forecasts), "", sep="\n")
     for goal in judged(GOALS, told, peak):
         found = "not measured" if goal["measured"] is None else f"{goal['measured']:.3f}"
         unknown = "" if goal["measured"] is None else ", not judged: no compiled peer was measured"
@@ -301,7 +339,13 @@ def result_of(rows: dict[str, Row], about: dict[str, Any], dense_peak: float | N
     return {
         "machine": about,
         "measurements": [
-            {**asdict(row.measurement), "figures": row.figures(dense_peak), "turns": row.turns, "remarks": row.remarks}
+            {
+                **asdict(row.measurement),
+                "figures": row.figures(dense_peak),
+                "forecast": forecast(row.measurement, about["device"]),
+                "turns": row.turns,
+                "remarks": row.remarks,
+            }
             for row in rows.values()
         ],
         "goals": list(judged(GOALS, rows, dense_peak)),

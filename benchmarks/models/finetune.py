@@ -9,16 +9,19 @@ on all pairs for three epochs. Both programs use batches of 32 texts, padded to 
 1.0 and the model's dropout. A score is the accuracy on the development examples of the last checkpoint for SST-2, and
 of the best of the three epochs for RTE.
 
-The runs of both programs alternate seed by seed. Finished seeds are kept in the output folder, so an interrupted
-command continues where it was.
+Both programs use a GPU if there is one, and neither compiles its model. `--at-once` runs several of them beside each
+other, which changes their times and not their scores. Finished seeds are kept in the output folder, so an interrupted
+command continues where it was. The last column is the score of the mean of the probabilities of all seeds.
 """
 
 import argparse
 import json
+import multiprocessing as mp
 import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -54,36 +57,41 @@ class Case:
 CASES = (Case("sst-2", "sst2", 1, 20_000), Case("rte", "rte", 3, None))
 
 
-def part_of(case: Case, part: str, data: Path, output: Path) -> Path:
-    """Path of the examples of a part. The first examples of a long file are copied into the output folder."""
-    path = data / f"{case.name}_{part}.tsv"
-    if part != "train" or case.limit is None:
-        return path
-    copy = output / path.name
-    with path.open(encoding="utf-8") as lines:
-        write_whole(copy, "".join(islice(lines, case.limit + 1)))
-    return copy
+def files_of(case: Case, options: argparse.Namespace) -> tuple[Path, Path]:
+    """Paths of the training and the development examples. The first examples of a long file have been copied."""
+    train, dev = (options.data / f"{case.name}_{part}.tsv" for part in ("train", "dev"))
+    return (train if case.limit is None else options.output / train.name), dev
 
 
-def ours(case: Case, model: Path, files: Sequence[Path], folder: Path, seed: int) -> float:
-    """Fine-tune with Crosscut. Return the accuracy."""
-    typed = [
-        "finetune", case.task, "--model", str(model), "--train", str(files[0]), "--dev", str(files[1]),
-        "--output", str(folder), "--epochs", str(case.epochs), "--warmup", str(WARMUP),
-        f"training.batch_size={BATCH}", f"training.sequence_length={LENGTH}", f"training.seed={seed}",
-        f"optimizer.learning_rate={RATE}", f"optimizer.weight_decay={DECAY}", "training.precision=float32",
+def copy_first(case: Case, options: argparse.Namespace) -> None:
+    """Copy the first training examples of a long file into the output folder."""
+    if case.limit is not None:
+        with (options.data / f"{case.name}_train.tsv").open(encoding="utf-8") as lines:
+            write_whole(files_of(case, options)[0], "".join(islice(lines, case.limit + 1)))
+
+
+def ours(case: Case, options: argparse.Namespace) -> None:
+    """Fine-tune with all seeds of Crosscut, unless the output folder has their scores."""
+    folder = options.output / f"{case.name}-crosscut"
+    if (folder / "scores.json").exists():
+        return
+    train, dev = files_of(case, options)
+    command = [
+        "finetune", case.task, "--model", str(options.model), "--train", str(train), "--dev", str(dev),
+        "--output", str(folder), "--epochs", str(case.epochs), "--warmup", str(WARMUP), "--seeds", str(options.seeds),
+        "--ensemble", f"training.batch_size={BATCH}", f"training.sequence_length={LENGTH}",
+        f"training.seed={FIRST_SEED}", f"optimizer.learning_rate={RATE}", f"optimizer.weight_decay={DECAY}",
+        "training.precision=float32", "training.compile=off",
     ]  # fmt: skip
-    resumed = ["--resume"] if (folder / "task.json").exists() else []
-    command = typed if not resumed else ["finetune", case.task, "--output", str(folder), "--resume"]
+    if (folder / "task.json").exists():
+        command = ["finetune", case.task, "--output", str(folder), "--resume"]
     done = subprocess.run([sys.executable, "-m", "crosscut", *command], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"`crosscut {' '.join(command)}` ended with status {done.returncode}:\n{done.stderr}")
-    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return float(summary["scores"]["dev"]["accuracy"])
 
 
-def theirs(case: Case, model: Path, files: Sequence[Path], folder: Path, seed: int) -> float:
-    """Fine-tune with the `Trainer` of transformers. Return the accuracy."""
+def theirs(case: Case, options: argparse.Namespace, number: int) -> None:
+    """Fine-tune with one seed of the `Trainer` of transformers, unless the output folder has its score."""
     import torch
     from transformers import (
         AutoModelForSequenceClassification,
@@ -93,16 +101,21 @@ def theirs(case: Case, model: Path, files: Sequence[Path], folder: Path, seed: i
         TrainingArguments,
     )
 
+    folder = options.output / f"{case.name}-transformers-{number}"
+    kept = folder.with_suffix(".json")
+    if kept.exists():
+        return
     torch.set_num_threads(CORES)
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    train, dev = (encoded(read_glue(case.task, path), tokenizer) for path in files)
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    train, dev = (encoded(read_glue(case.task, path), tokenizer) for path in files_of(case, options))
     arguments = TrainingArguments(
         output_dir=str(folder), per_device_train_batch_size=BATCH, per_device_eval_batch_size=64, learning_rate=RATE,
-        num_train_epochs=case.epochs, weight_decay=DECAY, warmup_steps=WARMUP, lr_scheduler_type="linear", seed=seed,
-        eval_strategy="epoch", save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True,
+        num_train_epochs=case.epochs, weight_decay=DECAY, warmup_steps=WARMUP, lr_scheduler_type="linear",
+        seed=FIRST_SEED + number,
+        eval_strategy="epoch", save_strategy="no", report_to=[], disable_tqdm=True,
     )  # fmt: skip
     trainer = Trainer(
-        AutoModelForSequenceClassification.from_pretrained(model, num_labels=2),
+        AutoModelForSequenceClassification.from_pretrained(options.model, num_labels=2),
         arguments,
         train_dataset=train,
         eval_dataset=dev,
@@ -110,7 +123,8 @@ def theirs(case: Case, model: Path, files: Sequence[Path], folder: Path, seed: i
         compute_metrics=lambda told: {"accuracy": accuracy(told.predictions.argmax(-1).tolist(), told.label_ids)},
     )
     trainer.train()
-    return max(float(row["eval_accuracy"]) for row in trainer.state.log_history if "eval_accuracy" in row)
+    score = max(float(row["eval_accuracy"]) for row in trainer.state.log_history if "eval_accuracy" in row)
+    write_whole(kept, json.dumps({"machine": describe_machine("torch", "transformers"), "score": score}) + "\n")
 
 
 def encoded(examples: Examples, tokenizer: Any) -> list[dict[str, Any]]:
@@ -121,19 +135,39 @@ def encoded(examples: Examples, tokenizer: Any) -> list[dict[str, Any]]:
     ]
 
 
-def measure(case: Case, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Scores of every seed of both programs."""
-    files = [part_of(case, part, options.data, options.output) for part in ("train", "dev")]
-    scores: dict[str, list[float]] = {"crosscut": [], "transformers": []}
-    for number in track(range(options.seeds), case.task, console=Console(stderr=True)):
-        for program, run in (("crosscut", ours), ("transformers", theirs)):
-            kept = options.output / f"{case.name}-{program}-{number}.json"
-            if not kept.exists():
-                folder = options.output / f"{case.name}-{program}-{number}"
-                score = run(case, options.model, files, folder, FIRST_SEED + number)
-                write_whole(kept, json.dumps({"machine": describe_machine("torch", "transformers"), "score": score}))
-            scores[program].append(json.loads(kept.read_text(encoding="utf-8"))["score"])
-    return scores
+def gpu_name() -> str:
+    """Name of the GPU; empty without one."""
+    import torch
+
+    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
+
+
+def run_all(cases: Sequence[Case], options: argparse.Namespace) -> None:
+    """Fine-tune with all seeds of both programs."""
+    with ProcessPoolExecutor(options.at_once, mp.get_context("spawn"), max_tasks_per_child=1) as pool:
+        runs = [pool.submit(ours, case, options) for case in cases]
+        runs += [pool.submit(theirs, case, options, number) for number in range(options.seeds) for case in cases]
+        for done in track(as_completed(runs), "runs", total=len(runs), console=Console(stderr=True)):
+            done.result()
+
+
+def scores_of(case: Case, options: argparse.Namespace) -> dict[str, tuple[list[float], str]]:
+    """Scores of all seeds and the score of the ensemble, by program. Transformers has no ensemble."""
+    text = (options.output / f"{case.name}-crosscut" / "scores.json").read_text(encoding="utf-8")
+    told: dict[str, Any] = json.loads(text)
+    files = [options.output / f"{case.name}-transformers-{number}.json" for number in range(options.seeds)]
+    return {
+        "crosscut": (
+            [one["dev"]["accuracy"] for one in told["seeds"].values()],
+            shown(told["ensemble"]["dev"]["accuracy"]),
+        ),
+        "transformers": ([json.loads(path.read_text(encoding="utf-8"))["score"] for path in files], ""),
+    }
+
+
+def shown(score: float) -> str:
+    """Write a score as a percentage."""
+    return f"{100 * score:.2f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -144,15 +178,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder for the runs and their scores")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", choices=[case.task for case in CASES], help="one of the tasks; by default both")
+    parser.add_argument("--at-once", type=int, default=1, help="number of runs beside each other")
     options = parser.parse_args(arguments)
-    print_machine("torch", "transformers")
+    print_machine("torch", "transformers", device=gpu_name())
     options.output.mkdir(parents=True, exist_ok=True)
-    table = Table("task", "program", "median", "smallest", "largest")
-    for case in CASES:
-        if options.only in (None, case.task):
-            for program, scores in measure(case, options).items():
-                figures = (statistics.median(scores), min(scores), max(scores))
-                table.add_row(case.task, program, *(f"{100 * figure:.2f}" for figure in figures))
+    cases = [case for case in CASES if options.only in (None, case.task)]
+    for case in cases:
+        copy_first(case, options)
+    run_all(cases, options)
+    table = Table("task", "program", "median", "smallest", "largest", "ensemble")
+    for case in cases:
+        for program, (scores, ensemble) in scores_of(case, options).items():
+            figures = (statistics.median(scores), min(scores), max(scores))
+            table.add_row(case.task, program, *map(shown, figures), ensemble)
     Console().print(table)
 
 

@@ -3,6 +3,7 @@
 | file | content |
 |---|---|
 | `report.md` | the report |
+| `scores.json` | the scores of each seed and of the ensemble, as fractions |
 | `confusion.png` | confusion matrix of the development examples |
 | `predictions-PART.tsv` or `.json` | the prediction for each example; the JSON is that of SQuAD's official program |
 
@@ -30,7 +31,7 @@ from crosscut.finetuning.downstream.task import DEV, TRAIN, Task
 from crosscut.finetuning.tasks import confusion
 from crosscut.training.watching.metrics import read_metrics
 
-REPORT_FILE, CONFUSION_FILE = "report.md", "confusion.png"
+REPORT_FILE, SCORES_FILE, CONFUSION_FILE = "report.md", "scores.json", "confusion.png"
 
 _MOST_MISTAKES = 10
 _MOST_CHARACTERS = 400
@@ -74,6 +75,10 @@ def write_report(kept: Kept) -> Results:
     if names:
         plot_confusion(table, names, kept.folder / CONFUSION_FILE)
     write_whole(kept.folder / REPORT_FILE, "\n".join(_lines(results, table, names)) + "\n")
+    by_seed = {seed: {"best_step": one["best_step"], **one["scores"]} for seed, one in results.by_seed.items()}
+    write_whole(
+        kept.folder / SCORES_FILE, json.dumps({"seeds": by_seed, "ensemble": results.ensemble}, indent=2) + "\n"
+    )
     return results
 
 

@@ -101,6 +101,9 @@ def test_runs_are_resumed_on_another_layout_without_their_files(bert, tables, tm
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
     assert len(list_checkpoints(second / "checkpoints")) == 1
     assert "| ensemble |" in (tmp_path / "killed" / "report.md").read_text()
+    scores = json.loads((tmp_path / "killed" / "scores.json").read_text())
+    assert scores["seeds"]["1235"]["dev"] == json.loads((second / "summary.json").read_text())["scores"]["dev"]
+    assert scores["ensemble"]["dev"].keys() == scores["seeds"]["1234"]["dev"].keys()
     for name in ("summary.json", "metrics.jsonl"):
         (second / name).unlink()
     finetune("table", "--resume", "--output", tmp_path / "killed")
