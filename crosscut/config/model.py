@@ -62,6 +62,15 @@ class Positions(Choice):
     ROTARY = "rotary"
 
 
+class RotaryScaling(Choice):
+    """Rule by which rotary frequencies are reduced, so that a model can read longer sequences."""
+
+    LLAMA3 = "llama3"
+    LINEAR = "linear"
+    DYNAMIC = "dynamic"
+    YARN = "yarn"
+
+
 class NormKind(Choice):
     """Kind of normalisation: layer norm or RMS norm."""
 
@@ -154,12 +163,25 @@ class ModelConfig:
     """Base of the rotary frequencies (theta)."""
 
     rotary_factor: float = 1.0
-    """Factor by which low rotary frequencies are divided, as in Llama 3.1. 1 leaves all frequencies unchanged."""
+    """Factor by which `rotary_scaling` reduces rotary frequencies: about the longest sequence divided by
+    `rotary_original_length`. 1 leaves all frequencies unchanged.
+    """
+
+    rotary_scaling: RotaryScaling = RotaryScaling.LLAMA3
+    """Rule by which `rotary_factor` reduces rotary frequencies. `llama3` (Llama 3.1) and `yarn` divide low frequencies
+    and leave high ones unchanged; `yarn` also enlarges the scores of attention. `linear` divides all frequencies.
+    `dynamic` raises `rotary_base` with the length of the sequences, if these are longer than `rotary_original_length`.
+    """
 
     rotary_original_length: int = 8192
-    """Sequence length, in tokens, with which the model was trained before `rotary_factor` was applied. A frequency is
-    low if it makes less than one turn within this length, and is then divided by `rotary_factor`. Above four turns,
-    frequencies are unchanged.
+    """Sequence length, in tokens, with which the model was trained before `rotary_factor` was applied. `llama3` divides
+    a frequency that makes less than 1 turn within this length, and leaves a frequency above 4 turns unchanged; for
+    `yarn`, the limits are 1 and 32 turns. `linear` does not use this length.
+    """
+
+    rotary_attention_factor: float = 0.0
+    """Factor by which `yarn` multiplies the rotated queries and the rotated keys. 0 means 0.1 ln(`rotary_factor`) + 1,
+    as in the paper of YaRN.
     """
 
     norm: NormKind = NormKind.LAYER
@@ -240,7 +262,8 @@ class ModelConfig:
             require_at_least(f"model.{name}", getattr(self, name), 0, maximum=_MOST.get(name, MOST))
         require_fraction("model.dropout", self.dropout)
         resolve_choices(self, "model")
-        require_at_least("model.rotary_factor", self.rotary_factor, 1)
+        for name, least in (("rotary_factor", 1), ("rotary_attention_factor", 0)):
+            require_at_least(f"model.{name}", getattr(self, name), least)
         require_at_least("model.logit_softcap", self.logit_softcap, 0)
         self._resolve_adapters()
         for name in ("rotary_base", "norm_epsilon"):
@@ -248,6 +271,7 @@ class ModelConfig:
                 raise ConfigError(f"`model.{name}` must be above 0 and finite, but is {getattr(self, name)}.")
         self._check_head()
         self._resolve_heads()
+        self._check_rotary()
         if not self.mlp_size:
             object.__setattr__(self, "mlp_size", 4 * self.hidden_size)
 
@@ -319,10 +343,47 @@ class ModelConfig:
                 f"`model.num_kv_heads` must divide `model.num_heads` ({self.num_heads}), but is {self.num_kv_heads}. "
                 f"Try {listed(divisors(self.num_heads))}."
             )
+
+    def _check_rotary(self) -> None:
+        scaling, factor = self.rotary_scaling, self.rotary_factor
         if self.positions == "rotary" and self.head_size % 2:
             raise ConfigError(
                 f"`model.head_size` must be even, but is {self.head_size}. Rotary positions rotate pairs of elements."
             )
+        if factor > 1 and self.positions != "rotary":
+            raise ConfigError(
+                f"`model.rotary_factor` must be 1 for a model with learned positions, but is {shown(factor)}. Remove "
+                '`model.rotary_factor`, or set model.positions="rotary".'
+            )
+        if factor == 1 and scaling is not RotaryScaling.LLAMA3:
+            raise ConfigError(
+                f'`model.rotary_factor` must be above 1 with `model.rotary_scaling` = "{scaling}", but is 1. Set it to '
+                "the longest sequence divided by `model.rotary_original_length`, or remove `model.rotary_scaling`."
+            )
+        if self.rotary_attention_factor and scaling is not RotaryScaling.YARN:
+            raise ConfigError(
+                '`model.rotary_attention_factor` must be 0 unless `model.rotary_scaling` is "yarn", but is '
+                f"{shown(self.rotary_attention_factor)}. Remove it."
+            )
+        if scaling is RotaryScaling.DYNAMIC and self.head_size == 2:
+            raise ConfigError(
+                '`model.head_size` must be above 2 with `model.rotary_scaling` = "dynamic", but is 2. The scaled base '
+                'has the exponent `model.head_size` / (`model.head_size` - 2). Set model.rotary_scaling="linear".'
+            )
+        if scaling is RotaryScaling.YARN and self.rotary_base <= 1:
+            raise ConfigError(
+                '`model.rotary_base` must be above 1 with `model.rotary_scaling` = "yarn", but is '
+                f"{shown(self.rotary_base)}. Set it to 10000, or to the base of the published model."
+            )
+
+    @property
+    def generation_length(self) -> int:
+        """Maximum number of tokens of a text that the model continues with a cache of keys and values. Dynamic scaling
+        changes all rotations as a text grows beyond `rotary_original_length`, but a cache holds rotated keys.
+        """
+        if self.rotary_scaling is RotaryScaling.DYNAMIC:
+            return min(self.max_sequence_length, self.rotary_original_length)
+        return self.max_sequence_length
 
     @property
     def query_size(self) -> int:

@@ -13,7 +13,7 @@ from crosscut.config.errors import ConfigError, LayoutError
 from crosscut.config.evaluation import EvaluationConfig
 from crosscut.config.layout import Layout, PipelineSchedule
 from crosscut.config.layouts.context import ContextChoice, choose_context_attention, require_context
-from crosscut.config.model import ModelConfig, require_tensor_axis
+from crosscut.config.model import ModelConfig, RotaryScaling, require_tensor_axis
 from crosscut.config.optimizer import OptimizerConfig
 from crosscut.config.precision import FLOAT8_MULTIPLE, Precision
 from crosscut.config.training import Compile, TrainingConfig
@@ -104,6 +104,7 @@ class RunConfig:
         self._check_batch()
         self._check_stages()
         self._check_sequence()
+        self._check_rotary()
         require_context(self.model, self.layout, self.training)
         self._check_masked_samples()
         self._check_task()
@@ -315,6 +316,14 @@ class RunConfig:
             raise LayoutError(
                 f"`training.sequence_length` must be a multiple of `layout.tensor` ({tensor}) under sequence "
                 f"parallelism, but is {length}. Try {listed(_multiples_around(length, tensor))}."
+            )
+
+    def _check_rotary(self) -> None:
+        if self.model.rotary_scaling is RotaryScaling.DYNAMIC and self.training.document_mask:
+            raise ConfigError(
+                '`training.document_mask` must be false with `model.rotary_scaling` = "dynamic", but is true. The '
+                "frequencies depend on the length of a whole sequence, and a document must not depend on the others. "
+                'Set model.rotary_scaling="yarn", or remove `training.document_mask`.'
             )
 
 

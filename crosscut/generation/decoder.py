@@ -77,7 +77,7 @@ class Decoder:
         slide: bool = False,
     ) -> None:
         self.model, self.tokenizer, self.slide = model.eval(), tokenizer, slide
-        self.window = model.config.max_sequence_length
+        self.window = model.config.generation_length
         """Maximum number of tokens that the model can see."""
         self.stops = frozenset(stops) | (set() if tokenizer is None else {tokenizer.end_of_text})
         self._cache = KeyValueCache(

@@ -159,7 +159,7 @@ def _request(prompt: str, tokenizer: Tokenizer, source: ModelSource, order: Orde
     """Return a prompt's ids and its sampling options. Raises `ConfigError` if they do not fit the model's window."""
     ids = tokenizer.encode_prompt(prompt, begin=source.begin_of_text) or [source.end_of_text]
     most = USUAL_TOKENS if order.num_tokens is None else order.num_tokens
-    window = source.model.max_sequence_length
+    window = source.model.generation_length
     room = window - len(ids) + 1  # the model never reads the last generated token
     start = f"{prompt[:40]}..." if len(prompt) > 40 else prompt
     if room < 1 and not order.slide:

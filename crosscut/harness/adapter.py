@@ -50,7 +50,7 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         super().__init__()
         self.model, self.source, self.batch_size = model, source, batch_size
         self.tokenizer = source.load_tokenizer()
-        self.max_length = source.model.max_sequence_length
+        self.max_length = source.model.generation_length
         self.shown = model.mesh.is_first_rank
         named = named_ids(source.tokenizer, self.tokenizer)
         end, begin = named.get("eos_token"), named.get("bos_token", source.begin_of_text)

@@ -32,7 +32,7 @@ class KeyValueCache:
         self.num_rows, self.capacity = num_rows, capacity
         self.lengths = [0] * num_rows
         """Number of tokens that each row has read."""
-        self._last_place = config.max_sequence_length
+        self._last_place = config.generation_length
         own_heads = max(config.num_kv_heads // mesh.tensor.size, 1)
         # One place more than the capacity: padding that lies beyond the capacity is written there.
         shape = (2, num_rows, own_heads, capacity + 1, config.head_size)

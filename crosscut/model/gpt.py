@@ -193,7 +193,8 @@ class GPT(nn.Module):
         if hidden is None:
             hidden, tied = self._embed(tokens, context, places, num_filled=num_filled, with_weight=with_weight)
         x, places = hidden, context.places if places is None else places
-        rotation = self._rotation(tokens, places, x.dtype) if self.rotates else None
+        length = 0 if reading is not None else self._length(tokens, context) - num_filled
+        rotation = self._rotation(tokens, places, x.dtype, length) if self.rotates else None
         mask = self._mask(context, x.dtype)
         draws = self.training and self.config.dropout > 0
         for place, (i, block) in enumerate(zip(stage.layers, self._blocks_of(stage), strict=True)):
@@ -242,10 +243,14 @@ class GPT(nn.Module):
             )
         return x
 
-    def _rotation(self, tokens: Tensor, places: Tensor | None, dtype: torch.dtype) -> Rotation:
+    def _length(self, tokens: Tensor, context: Context) -> int:
+        """Number of tokens in the whole sequences, which context ranks may share."""
+        return tokens.shape[1] * (1 if context.places is None else self.mesh.context.size)
+
+    def _rotation(self, tokens: Tensor, places: Tensor | None, dtype: torch.dtype, length: int) -> Rotation:
         """Compute the rotation of queries and keys, which all layers share."""
         places = torch.arange(tokens.shape[1], device=tokens.device) if places is None else places
-        return rotations(places, self.config, dtype)
+        return rotations(places, self.config, dtype, length=length)
 
     def _mask(self, context: Context, dtype: torch.dtype) -> AttentionMask | None:
         """Make the mask of attention, which all layers share."""

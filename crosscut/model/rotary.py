@@ -4,37 +4,41 @@
 
 The product of a query and a key then depends on the distance between them (Su et al. 2021, arXiv 2104.09864, section
 3.2). Elements are paired as in Llama's published weights, and angles are computed in float32 in every precision, as in
-Llama.
+Llama. For longer sequences than those of the training, `model.rotary_scaling` reduces the frequencies.
 
 Shapes: B batch, A heads, S sequence, D elements of a head.
 """
 
 import math
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from crosscut.config import ModelConfig
+from crosscut.config.model import RotaryScaling
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of the angles, which are the same in all layers."""
 
-LOW, HIGH = 1.0, 4.0
-"""Limits of low and high frequencies, in turns within `rotary_original_length` positions: below `LOW`, a frequency is
-low; above `HIGH`, a frequency is high.
-"""
+_LLAMA3_TURNS, _YARN_TURNS = (1.0, 4.0), (1.0, 32.0)
+"""Limits of low and high frequencies, in turns within `rotary_original_length` positions."""
 
 
-def rotations(places: Tensor, config: ModelConfig, dtype: torch.dtype) -> Rotation:
+def rotations(places: Tensor, config: ModelConfig, dtype: torch.dtype, *, length: int = 0) -> Rotation:
     """Compute cosines and sines for tokens at `places`. For `places` [S], both results are [S, D]; for [B, S], both are
-    [B, 1, S, D].
+    [B, 1, S, D]. `length` is the number of tokens in each sequence, without padding; only dynamic scaling uses it.
 
-    The sines for the first element of each pair are negated, because `rotate` expects negated sines.
+    The sines for the first element of each pair are negated, because `rotate` expects negated sines. With YaRN, both
+    results are multiplied by the factor of the attention.
     """
-    angles = places.float().unsqueeze(-1) * _frequencies(config, places.device)
+    angles = places.float().unsqueeze(-1) * frequencies(config, places.device, length=length)
     if angles.dim() > 2:
         angles = angles.unsqueeze(1)  # for all heads of a row
+    factor = attention_factor(config)
     cos, sin = angles.cos(), angles.sin()
+    if factor != 1.0:
+        cos, sin = cos * factor, sin * factor
     return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
 
 
@@ -45,14 +49,76 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     return turned
 
 
-def _frequencies(config: ModelConfig, device: torch.device) -> Tensor:
-    """Return the frequencies in radians per position [D/2]. As in Llama 3.1, low frequencies are divided by
-    `rotary_factor`, and frequencies between low and high are interpolated.
+def frequencies(config: ModelConfig, device: torch.device, *, length: int = 0) -> Tensor:
+    """Return the frequencies in radians per position [D/2] for sequences of `length` tokens, in the order of operations
+    of the published models' own code.
     """
     exponents = torch.arange(0, config.head_size, 2, device=device).float() / config.head_size
-    frequencies: Tensor = 1.0 / (config.rotary_base**exponents)
     if config.rotary_factor == 1.0:
-        return frequencies
-    turns = config.rotary_original_length / (2 * math.pi / frequencies)  # same order as in Llama's code
-    share = ((turns - LOW) / (HIGH - LOW)).clamp(0.0, 1.0)  # 0 for low frequencies, 1 for high ones
-    return (1 - share) * frequencies / config.rotary_factor + share * frequencies
+        return _unscaled(config.rotary_base, exponents)
+    return _SCALINGS[config.rotary_scaling](config, exponents, length)
+
+
+def attention_factor(config: ModelConfig) -> float:
+    """Return the factor by which rotated queries and rotated keys are multiplied: 1 unless the scaling is YaRN."""
+    if config.rotary_factor == 1.0 or config.rotary_scaling is not RotaryScaling.YARN:
+        return 1.0
+    return config.rotary_attention_factor or 0.1 * math.log(config.rotary_factor) + 1.0
+
+
+def _unscaled(base: float | Tensor, exponents: Tensor) -> Tensor:
+    plain: Tensor = 1.0 / (base**exponents)
+    return plain
+
+
+def _linear(config: ModelConfig, exponents: Tensor, _: int) -> Tensor:
+    """Divide all frequencies, which is the same as dividing all positions (Chen et al. 2023, arXiv 2306.15595)."""
+    return _unscaled(config.rotary_base, exponents) / config.rotary_factor
+
+
+def _llama3(config: ModelConfig, exponents: Tensor, _: int) -> Tensor:
+    """Divide low frequencies, leave high ones unchanged, and interpolate between low and high ones, as in Llama 3.1."""
+    plain = _unscaled(config.rotary_base, exponents)
+    turns = config.rotary_original_length / (2 * math.pi / plain)
+    low, high = _LLAMA3_TURNS
+    share = ((turns - low) / (high - low)).clamp(0.0, 1.0)  # 0 for low frequencies, 1 for high ones
+    return (1 - share) * plain / config.rotary_factor + share * plain
+
+
+def _dynamic(config: ModelConfig, exponents: Tensor, length: int) -> Tensor:
+    """Raise the base so that the lowest frequency falls with the length of the sequence. Sequences of at most
+    `rotary_original_length` tokens keep the base. The rule is known as dynamic NTK.
+    """
+    original, size, factor = config.rotary_original_length, config.head_size, config.rotary_factor
+    if length <= original:
+        return _unscaled(config.rotary_base, exponents)
+    longer = factor * torch.tensor(float(length), device=exponents.device) / original
+    return _unscaled(config.rotary_base * (longer - (factor - 1)) ** (size / (size - 2)), exponents)
+
+
+def _yarn(config: ModelConfig, exponents: Tensor, _: int) -> Tensor:
+    """Divide low frequencies, leave high ones unchanged, and interpolate between the pairs of elements whose
+    frequencies are at the limits (Peng et al. 2023, arXiv 2309.00071, section 3.2).
+    """
+    size, base = config.head_size, config.rotary_base
+    low_turns, high_turns = _YARN_TURNS
+
+    def pair_with(turns: float) -> float:
+        return size * math.log(config.rotary_original_length / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    first, last = max(math.floor(pair_with(high_turns)), 0), min(math.ceil(pair_with(low_turns)), size - 1)
+    width = last - first if last != first else 0.001
+    pairs = torch.arange(size // 2, device=exponents.device, dtype=torch.float32)
+    share = 1 - ((pairs - first) / width).clamp(0, 1)  # 0 for low frequencies, 1 for high ones
+    wavelengths = base**exponents
+    return 1.0 / (config.rotary_factor * wavelengths) * (1 - share) + 1.0 / wavelengths * share
+
+
+_SCALINGS = MappingProxyType(
+    {
+        RotaryScaling.LLAMA3: _llama3,
+        RotaryScaling.LINEAR: _linear,
+        RotaryScaling.DYNAMIC: _dynamic,
+        RotaryScaling.YARN: _yarn,
+    }
+)

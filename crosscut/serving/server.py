@@ -150,7 +150,7 @@ def _write(source: ModelSource, mesh: ParallelMesh, options: ServerOptions, list
         return
     served = Served(
         name=source.name,
-        window=source.model.max_sequence_length,
+        window=source.model.generation_length,
         tokenizer=tokenizer,
         vocab_size=min(source.model.vocab_size, tokenizer.vocab_size),
         slide=options.slide,

@@ -38,6 +38,7 @@ LOWER_BOUNDS = {
     "model.head_size": 0,
     "model.mlp_size": 0,
     "model.rotary_factor": 1,
+    "model.rotary_attention_factor": 0,
     "model.rotary_original_length": 1,
     "model.vocab_size": 0,
     "model.token_types": 0,
@@ -441,6 +442,17 @@ def test_pairs_of_segments_fit_a_sequence_and_need_no_document_mask(training: di
         replace(make_run(**training), data=DataConfig(objective="masked"))
     assert str(error.value) == message
     replace(make_run(**training), data=DataConfig(objective="masked", pairs=False))
+
+
+def test_dynamic_rotations_know_no_documents() -> None:
+    model = ModelConfig(**MODEL, positions="rotary", rotary_scaling="dynamic", rotary_factor=2.0)
+    with pytest.raises(ConfigError) as error:
+        RunConfig(model=model, training=TrainingConfig(sequence_length=64, document_mask=True))
+    assert str(error.value) == (
+        '`training.document_mask` must be false with `model.rotary_scaling` = "dynamic", but is true. The frequencies '
+        "depend on the length of a whole sequence, and a document must not depend on the others. Set "
+        'model.rotary_scaling="yarn", or remove `training.document_mask`.'
+    )
 
 
 @pytest.mark.parametrize(("name", "value", "plain"), [("document_mask", True, "false"), ("z_loss", 1e-4, "0.0")])

@@ -1,5 +1,7 @@
 """The shape of a decoder, and what it leaves to others."""
 
+from typing import Any
+
 import pytest
 
 from crosscut.config import ConfigError, LayoutError, ModelConfig
@@ -106,6 +108,58 @@ def test_rotations_turn_pairs() -> None:
     with pytest.raises(ConfigError) as error:
         ModelConfig(num_layers=1, hidden_size=9, num_heads=3, positions="rotary")
     assert str(error.value) == ("`model.head_size` must be even, but is 3. Rotary positions rotate pairs of elements.")
+
+
+ROTARY = {"num_layers": 1, "hidden_size": 8, "num_heads": 2, "positions": "rotary"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"positions": "learned", "rotary_factor": 4.0},
+            (
+                "`model.rotary_factor` must be 1 for a model with learned positions, but is 4.0. Remove "
+                '`model.rotary_factor`, or set model.positions="rotary".'
+            ),
+        ),
+        (
+            {"rotary_scaling": "yarn"},
+            (
+                '`model.rotary_factor` must be above 1 with `model.rotary_scaling` = "yarn", but is 1. Set it to the '
+                "longest sequence divided by `model.rotary_original_length`, or remove `model.rotary_scaling`."
+            ),
+        ),
+        (
+            {"rotary_scaling": "linear", "rotary_factor": 4.0, "rotary_attention_factor": 1.5},
+            '`model.rotary_attention_factor` must be 0 unless `model.rotary_scaling` is "yarn", but is 1.5. Remove it.',
+        ),
+        (
+            {"rotary_scaling": "dynamic", "rotary_factor": 4.0, "head_size": 2},
+            (
+                '`model.head_size` must be above 2 with `model.rotary_scaling` = "dynamic", but is 2. The scaled base '
+                'has the exponent `model.head_size` / (`model.head_size` - 2). Set model.rotary_scaling="linear".'
+            ),
+        ),
+        (
+            {"rotary_scaling": "yarn", "rotary_factor": 4.0, "rotary_base": 1.0},
+            (
+                '`model.rotary_base` must be above 1 with `model.rotary_scaling` = "yarn", but is 1.0. Set it to '
+                "10000, or to the base of the published model."
+            ),
+        ),
+    ],
+)
+def test_scaled_rotations_that_cannot_be_are_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        ModelConfig(**{**ROTARY, **settings})
+    assert str(error.value) == message
+
+
+def test_a_cache_is_as_long_as_rotations_stay() -> None:
+    longer = {"max_sequence_length": 4096, "rotary_factor": 4.0, "rotary_original_length": 1024}
+    assert ModelConfig(**ROTARY, **longer, rotary_scaling="yarn").generation_length == 4096
+    assert ModelConfig(**ROTARY, **longer, rotary_scaling="dynamic").generation_length == 1024
 
 
 def test_a_pattern_of_mlps_is_a_list() -> None:

@@ -1,6 +1,7 @@
 """Forecasts of runs whose sequences context ranks share."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from crosscut.planner.activations import activations_held
 from crosscut.planner.facts import to_json
 from crosscut.planner.hardware import KNOWN_HARDWARE
 from crosscut.planner.search import search_layouts
+from tests.config.test_examples import tries_of
 
 H100 = KNOWN_HARDWARE["h100-sxm"]
 LENGTH = 32_768
@@ -83,3 +85,14 @@ def test_the_ring_sends_the_keys_and_values_of_a_rank() -> None:
     assert {c.elements for c in shifts} == {keys_and_values}
     assert sorted((c.count, c.element_bytes) for c in shifts) == [(4 * 8 * 3, 2), (4 * 8 * 3, 2), (4 * 8 * 4, 4)]
     assert {c.wire_bytes / c.count / c.element_bytes for c in shifts} == {keys_and_values}
+
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "long-context.toml"
+
+
+@pytest.mark.parametrize("place", range(2), ids=["32,768 tokens", "131,072 tokens"])
+def test_the_shipped_run_over_long_sequences_fits(place: int) -> None:
+    run = load_run(EXAMPLE, [[], *tries_of(EXAMPLE.read_text(encoding="utf-8"))][place])
+    assert run.training.sequence_length == 4**place * LENGTH
+    assert run.layout.world_size == 8
+    assert 25e9 < forecast_memory(run).total < 0.8 * H100.memory

@@ -14,7 +14,7 @@ B, S, V = 2, 12, 300
 TOKENS = torch.arange(B * S).view(B, S) * 37 % V
 
 _GPT2 = {"n_layer": 2, "n_embd": 32, "n_head": 4, "n_positions": 64}
-_LLAMA = {
+LLAMA_SHAPE = {
     "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 48, "max_position_embeddings": 64, "tie_word_embeddings": False,
 }  # fmt: skip
@@ -28,17 +28,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", _GPT2),
     "gpt2 untied": ("gpt2", {**_GPT2, "n_inner": 48, "tie_word_embeddings": False}),
     "gpt_bigcode": ("gpt_bigcode", _GPT2),
-    "llama": ("llama", {**_LLAMA, "num_key_value_heads": 4}),
-    "llama tied": ("llama", {**_LLAMA, "tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
-    "llama multi-query": ("llama", {**_LLAMA, "num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True}),
-    "mistral": ("mistral", {**_LLAMA, "sliding_window": 16}),
-    "qwen2": ("qwen2", {**_LLAMA, "tie_word_embeddings": True}),
-    "qwen3": ("qwen3", {**_LLAMA, "head_dim": 16}),
-    "arcee": ("arcee", {**_LLAMA, "hidden_act": "relu2"}),
-    "nanochat": ("nanochat", {**_LLAMA, "final_logit_softcapping": 2.0}),
-    "nanochat without a cap": ("nanochat", {**_LLAMA, "head_dim": 16, "final_logit_softcapping": None}),
-    "starcoder2": ("starcoder2", {**_LLAMA, "tie_word_embeddings": True}),
-    "starcoder2 without biases": ("starcoder2", {**_LLAMA, "use_bias": False, "head_dim": 16}),
+    "llama": ("llama", {**LLAMA_SHAPE, "num_key_value_heads": 4}),
+    "llama tied": ("llama", {**LLAMA_SHAPE, "tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
+    "llama multi-query": ("llama", {**LLAMA_SHAPE, "num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True}),
+    "mistral": ("mistral", {**LLAMA_SHAPE, "sliding_window": 16}),
+    "qwen2": ("qwen2", {**LLAMA_SHAPE, "tie_word_embeddings": True}),
+    "qwen3": ("qwen3", {**LLAMA_SHAPE, "head_dim": 16}),
+    "arcee": ("arcee", {**LLAMA_SHAPE, "hidden_act": "relu2"}),
+    "nanochat": ("nanochat", {**LLAMA_SHAPE, "final_logit_softcapping": 2.0}),
+    "nanochat without a cap": ("nanochat", {**LLAMA_SHAPE, "head_dim": 16, "final_logit_softcapping": None}),
+    "starcoder2": ("starcoder2", {**LLAMA_SHAPE, "tie_word_embeddings": True}),
+    "starcoder2 without biases": ("starcoder2", {**LLAMA_SHAPE, "use_bias": False, "head_dim": 16}),
 }
 
 
@@ -68,9 +68,13 @@ def make(folder: Path, name: str, **saving: Any) -> None:
 
     No norm is the identity and no bias zero.
     """
+    write_model(folder, *(FAMILIES | IN_THREES)[name], **saving)
+
+
+def write_model(folder: Path, model_type: str, fields: dict[str, Any], **saving: Any) -> None:
+    """Write a model with the fields of its `config.json`."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    model_type, fields = (FAMILIES | IN_THREES)[name]
     torch.manual_seed(3)
     model = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(model_type, vocab_size=V, bos_token_id=None, eos_token_id=0, pad_token_id=None, **fields)

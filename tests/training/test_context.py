@@ -40,6 +40,23 @@ def test_twenty_steps_have_the_losses_of_one_rank(ranks: RankPool, run_with: Mak
         torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-10, atol=0.0)
 
 
+DYNAMIC = (
+    "model.positions=rotary",
+    "model.rotary_scaling=dynamic",
+    "model.rotary_factor=4",
+    "model.rotary_original_length=16",
+)
+
+
+def test_dynamic_rotations_follow_the_length_of_the_whole_sequence(ranks: RankPool, run_with: Make) -> None:
+    """Of the 32 tokens a rank has 16, for which the frequencies would be those of the training."""
+    (expected,) = ranks.run(1, losses_of, run_with(*EXACT, *DYNAMIC), 5)
+    (unscaled,) = ranks.run(1, losses_of, run_with(*EXACT, DYNAMIC[0]), 5)
+    assert expected != pytest.approx(unscaled, rel=1e-6)
+    for losses in ranks.run(2, losses_of, run_with(*EXACT, *DYNAMIC, "layout.context=2"), 5):
+        torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-10, atol=0.0)
+
+
 def _tokens_of(run: RunConfig) -> tuple[list[list[int]], list[int]]:
     trainer, batches = parts(run)
     (batch,) = batches.micro_batches(1)

@@ -239,6 +239,17 @@ def _expand_preset(table: Table, mistakes: Mistakes) -> str:
 _OWN = {"dropout", "lora_rank", "lora_alpha"}
 """Settings of the model that a run may choose even if it starts from a published model."""
 
+_LENGTHENING = {
+    "max_sequence_length",
+    "rotary_base",
+    "rotary_scaling",
+    "rotary_factor",
+    "rotary_original_length",
+    "rotary_attention_factor",
+}
+"""Further settings that a run may choose if the published model has rotary positions and no sliding window. They let
+the model read longer sequences without another shape of a weight."""
+
 
 def _expand_published(table: Table, mistakes: Mistakes) -> None:
     """Fill in the model and the tokenizer from the folder in `training.initialize_from`.
@@ -255,8 +266,10 @@ def _expand_published(table: Table, mistakes: Mistakes) -> None:
         require_text("`training.initialize_from`", name)
         if model and not is_published(Path(name)):
             return
-        published = dataclasses.asdict(read_published(Path(name)).model)
-        table["model"] = {**published, **_agreeing(model, published, name)}
+        source = read_published(Path(name))
+        published = dataclasses.asdict(source.model)
+        own = _OWN | _LENGTHENING if source.can_read_longer else _OWN
+        table["model"] = {**published, **_agreeing(model, published, name, own)}
     except ConfigError as error:
         mistakes.note(error, "training.initialize_from")
         mistakes.doubt(["model"])
@@ -264,11 +277,11 @@ def _expand_published(table: Table, mistakes: Mistakes) -> None:
         data["tokenizer"] = str(Path(name) / TOKENIZER_FILE)
 
 
-def _agreeing(model: Table, published: Table, folder: str) -> Table:
-    """Keys of a run's model section that may differ from the folder's model: the keys in `_OWN`, and unknown keys,
-    which are reported later. Raises `ConfigError` for any other key that contradicts the folder.
+def _agreeing(model: Table, published: Table, folder: str, own: set[str]) -> Table:
+    """Keys of a run's model section that may differ from the folder's model: the keys in `own`, and unknown keys, which
+    are reported later. Raises `ConfigError` for any other key that contradicts the folder.
     """
-    for key in published.keys() & model.keys() - _OWN:
+    for key in published.keys() & model.keys() - own:
         given = parsed(model[key])
         given = tuple(given) if isinstance(given, list) else given
         if given != published[key] and not (type(given) is int and given == 0):  # 0 means the default
@@ -276,4 +289,4 @@ def _agreeing(model: Table, published: Table, folder: str) -> Table:
                 f"`model.{key}` must be {shown(published[key])}, but is {shown(given)}. The run starts from the model "
                 f"in `{folder}` (`training.initialize_from`). Remove `model.{key}`."
             )
-    return {key: value for key, value in model.items() if key in _OWN or key not in published}
+    return {key: value for key, value in model.items() if key in own or key not in published}

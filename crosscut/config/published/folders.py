@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crosscut.config.checks import MOST, MOST_SEED, listed, shown
+from crosscut.config.checks import MOST, listed, shown
 from crosscut.config.errors import ConfigError
-from crosscut.config.model import HeadKind, ModelConfig
+from crosscut.config.model import HeadKind, ModelConfig, Positions
 from crosscut.config.published.families import FAMILIES, MISTRAL, ROBERTA, SOFT_CAP_FIELD, Family
+from crosscut.config.published.rotary import rotary_fields, rotary_keys
+from crosscut.config.published.table import PublishedTable
 from crosscut.config.system.files import read_json
 
 MODEL_FILE = "config.json"
@@ -21,10 +23,6 @@ GENERATION_FILE = "generation_config.json"
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
-
-LOW_FREQUENCY, HIGH_FREQUENCY = 1.0, 4.0
-"""Limits of Llama 3 for rotary frequencies, in turns within the original sequence length. Frequencies below the first
-limit are divided by the rotary factor. Frequencies above the second limit are unchanged."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +34,13 @@ class Published:
     """Token ids that end a text of the model. The ids from `config.json` come first."""
     labels: tuple[str, ...] = ()
     """Names of the classes of a model with `head = "classes"`; empty for other models."""
+    is_windowed: bool = False
+    """Whether a sliding window limits `model.max_sequence_length`."""
+
+    @property
+    def can_read_longer(self) -> bool:
+        """Whether a run may give the model other rotary frequencies, and longer sequences."""
+        return self.model.positions is Positions.ROTARY and not self.is_windowed
 
 
 def is_published(folder: Path) -> bool:
@@ -47,7 +52,7 @@ def read_published(folder: Path) -> Published:
     """Read the configuration of a published model from its folder. Raises `ConfigError` for a value that is missing or
     that Crosscut does not support; the message names the key.
     """
-    table = _Table(folder / MODEL_FILE)
+    table = PublishedTable(folder / MODEL_FILE)
     family = _family_of(table)
     for key, allowed in family.required.items():
         table.require(key, allowed)
@@ -58,8 +63,10 @@ def read_published(folder: Path) -> Published:
     if family.first_position and "max_sequence_length" in fields:
         table.require_at_least(family.keys["max_sequence_length"], family.first_position + 1)
         fields["max_sequence_length"] -= family.first_position
+    window: dict[str, Any] = {}
     if fields["positions"] == "rotary":
-        fields.update(_biases(table, family), **_rotary(table), **_window(table, family, fields))
+        fields.update(_biases(table, family), **rotary_fields(table, fields.get("max_sequence_length")))
+        fields.update(window := _window(table, family, fields))
     for name in ("num_layers", "hidden_size", "num_heads", "vocab_size", "max_sequence_length"):
         if name not in fields:
             raise ConfigError(
@@ -67,14 +74,15 @@ def read_published(folder: Path) -> Published:
             )
     stops = [end for ends in end_ids(folder).values() for end in ends]
     model = _model(fields, family, table.path)
-    return Published(model, tuple(dict.fromkeys(stops)), _labels(table) if model.num_classes else ())
+    labels = _labels(table) if model.num_classes else ()
+    return Published(model, tuple(dict.fromkeys(stops)), labels, is_windowed=bool(window))
 
 
 def first_position_of(folder: Path) -> int:
     """Row of the first position in a published model's table of learned positions. 0 if `folder` does not hold the
     configuration of a published model.
     """
-    return _family_of(_Table(folder / MODEL_FILE)).first_position if is_published(folder) else 0
+    return _family_of(PublishedTable(folder / MODEL_FILE)).first_position if is_published(folder) else 0
 
 
 def _model(fields: Mapping[str, Any], family: Family, path: Path) -> ModelConfig:
@@ -166,7 +174,7 @@ def published_table(
     table.update({key: allowed[0] for key, allowed in family.required.items() if allowed[0] is not None})
     table.update(dict.fromkeys(family.dropouts, model.dropout), **dict.fromkeys(family.biases, model.biases == "all"))
     if model.positions == "rotary":
-        table.update(rope_theta=model.rotary_base, rope_scaling=_rope_scaling(model))
+        table.update(rotary_keys(model, family.keys["max_sequence_length"]))
     if model.num_classes:
         table.update(_named_classes(model.num_classes, labels))
     ends = stops[0] if len(stops) == 1 else list(stops)
@@ -187,70 +195,7 @@ def _named_classes(number: int, labels: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-class _Table:
-    """A `config.json` with typed access to its values by key."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.values = read_json(path)
-
-    def __contains__(self, key: str) -> bool:
-        """Whether the file has a value for the key. Null does not count as a value."""
-        return self.values.get(key) is not None
-
-    def names_null(self, key: str) -> bool:
-        """Whether the file has the value null for the key."""
-        return key in self.values and self.values[key] is None
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """The value, or the default if the file has no value for the key."""
-        return self.values[key] if key in self else default
-
-    def take(self, key: str, field: str) -> Any:
-        """Value for a field of `ModelConfig`. Raises `ConfigError` unless the value has the field's type."""
-        value, kind = self.values[key], ModelConfig.__annotations__[field]
-        if kind is float:
-            return self.number(key, value)
-        if type(value) is not kind:
-            raise ConfigError(f"`{key}` in `{self.path}` must be of type {kind.__name__}, but is {shown(value)}.")
-        return value
-
-    def section(self, key: str) -> dict[str, Any]:
-        """The object under a key, or an empty object if the key is missing. Raises `ConfigError` for a value that is
-        not an object.
-        """
-        if not isinstance(value := self.get(key, {}), dict):
-            raise ConfigError(f"`{key}` in `{self.path}` must be an object, but is {shown(value)}. Correct the file.")
-        return value
-
-    def number(self, key: str, value: Any, kind: type[float] | type[int] = float) -> Any:
-        """Check a number that was found under a key. Raises `ConfigError` for any other value."""
-        if type(value) not in (int, kind) or not abs(value) <= MOST_SEED:
-            name = "a whole number" if kind is int else "a number"
-            raise ConfigError(f"`{key}` in `{self.path}` must be {name}, but is {shown(value)}. Correct the file.")
-        return kind(value)
-
-    def require(self, key: str, allowed: tuple[Any, ...]) -> None:
-        """Raise `ConfigError` unless the value is one that Crosscut supports."""
-        if (value := self.get(key, allowed[0])) not in allowed:
-            raise self.refusal(key, listed(map(shown, allowed)), value)
-
-    def require_at_least(self, key: str, smallest: int) -> None:
-        """Raise `ConfigError` if a whole number is smaller than `smallest`."""
-        if (value := self.values[key]) < smallest:
-            raise ConfigError(
-                f"`{key}` in `{self.path}` must be at least {smallest}, but is {value}. Choose another model."
-            )
-
-    def refusal(self, key: str, must: str, value: Any) -> ConfigError:
-        """Error for a value that Crosscut does not support."""
-        return ConfigError(
-            f"`{key}` in `{self.path}` must be {must}, but is {shown(value)}. Crosscut supports no other value. "
-            "Choose another model."
-        )
-
-
-def _family_of(table: _Table) -> Family:
+def _family_of(table: PublishedTable) -> Family:
     name = table.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         architectures = table.get("architectures", [])
@@ -263,7 +208,7 @@ def _family_of(table: _Table) -> Family:
     return FAMILIES[name]
 
 
-def _heads(table: _Table, family: Family) -> Mapping[str, Any]:
+def _heads(table: PublishedTable, family: Family) -> Mapping[str, Any]:
     """Fields for the heads of the file's architecture. Empty if Crosscut does not support these heads: an output
     projection for masked tokens that is not tied, or a classifier that predicts numbers or several classes at once.
     """
@@ -284,7 +229,7 @@ _ONE_CLASS = "single_label_classification"
 """Value of `problem_type` in a model that assigns exactly one class to each text."""
 
 
-def _labels(table: _Table) -> tuple[str, ...]:
+def _labels(table: PublishedTable) -> tuple[str, ...]:
     """Names of the classes in a file, in the order of their logits."""
     given = table.section("id2label")
     if not given:
@@ -307,7 +252,7 @@ def _architecture(family: Family, model: ModelConfig) -> str:
     return family.architecture
 
 
-def _biases(table: _Table, family: Family) -> dict[str, Any]:
+def _biases(table: PublishedTable, family: Family) -> dict[str, Any]:
     """Value of `model.biases`, "all" or "none", if the file gives it. Empty otherwise."""
     if not family.biases:
         return {}
@@ -318,47 +263,7 @@ def _biases(table: _Table, family: Family) -> dict[str, Any]:
     return {"biases": "all" if last[1] else "none"}
 
 
-def _rotary(table: _Table) -> dict[str, Any]:
-    """Fields for rotary positions. Newer files keep the values in `rope_parameters`, older files in `rope_theta` and
-    `rope_scaling`.
-    """
-    rope = {**table.section("rope_scaling"), **table.section("rope_parameters")}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    base = rope.get("rope_theta", table.get("rope_theta", 10_000.0))
-    fields: dict[str, Any] = {"rotary_base": table.number("rope_theta", base)}
-    partial = rope.get("partial_rotary_factor", table.get("partial_rotary_factor", 1.0))
-    if partial != 1.0:
-        raise table.refusal("partial_rotary_factor", "1.0", partial)
-    if kind == "default":
-        return fields
-    if kind != "llama3":
-        raise table.refusal("rope_type", "'default' or 'llama3'", kind)
-    for key, wanted in (("low_freq_factor", LOW_FREQUENCY), ("high_freq_factor", HIGH_FREQUENCY)):
-        if rope.get(key) != wanted:
-            raise table.refusal(key, repr(wanted), rope.get(key))
-    for field, key in (("rotary_factor", "factor"), ("rotary_original_length", "original_max_position_embeddings")):
-        if key not in rope:
-            raise ConfigError(
-                f"`{key}` must be given in `{table.path}` for rope_type 'llama3', but is missing. Download the "
-                "file again."
-            )
-        fields[field] = table.number(key, rope[key], ModelConfig.__annotations__[field])
-    return fields
-
-
-def _rope_scaling(model: ModelConfig) -> dict[str, Any] | None:
-    if model.rotary_factor == 1.0:
-        return None
-    return {
-        "rope_type": "llama3",
-        "factor": model.rotary_factor,
-        "low_freq_factor": LOW_FREQUENCY,
-        "high_freq_factor": HIGH_FREQUENCY,
-        "original_max_position_embeddings": model.rotary_original_length,
-    }
-
-
-def _window(table: _Table, family: Family, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _window(table: PublishedTable, family: Family, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Maximum sequence length of a model with a sliding window: the length of the window. For sequences up to this
     length, a sliding window is the same as full attention.
     """

@@ -30,6 +30,7 @@ LLAMA3_ROPE = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }  # fmt: skip
+YARN_ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 ROTARY = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none"}
 OURS = {
     "num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "mlp_size": 48, "vocab_size": 300,
@@ -80,6 +81,34 @@ def test_the_stretch_of_llama_3_is_read(read, more):
     assert read(LLAMA, **more).model == ModelConfig(**OURS, rotary_factor=8.0, rotary_original_length=8192)
 
 
+@pytest.mark.parametrize(
+    ("rope", "ours"),
+    [
+        ({"type": "linear", "factor": 2.0}, {"rotary_scaling": "linear", "rotary_factor": 2.0}),
+        (
+            {"type": "dynamic", "factor": 4.0},
+            {
+                "rotary_scaling": "dynamic", "rotary_factor": 4.0, "rotary_original_length": 64,
+                "max_sequence_length": 256,
+            },
+        ),
+        (YARN_ROPE, {"rotary_scaling": "yarn", "rotary_factor": 4.0, "rotary_original_length": 16}),
+        (
+            {**YARN_ROPE, "beta_fast": 32, "beta_slow": None, "mscale": 1.0, "mscale_all_dim": 1.0},
+            {
+                "rotary_scaling": "yarn", "rotary_factor": 4.0, "rotary_original_length": 16,
+                "rotary_attention_factor": 1.0,
+            },
+        ),
+        ({"type": "linear", "factor": 1.0}, {}),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_scaled_rotations_are_read(read, rope, ours):
+    """A file with dynamic scaling gives the length of the training, and a model reads `factor` times as many tokens."""
+    assert read(LLAMA, rope_scaling=rope).model == ModelConfig(**{**OURS, **ours})
+
+
 def test_a_window_limits_the_sequence(read):
     assert read(LLAMA, model_type="mistral", sliding_window=16).model.max_sequence_length == 16
     assert read(LLAMA, model_type="mistral", sliding_window=None).model.max_sequence_length == 64
@@ -105,7 +134,18 @@ def test_ends_of_text_of_both_files_are_stops(read, tmp_path):
 
 REFUSED = [
     ({"hidden_act": "relu"}, "`hidden_act` in `{path}` must be 'silu', but is 'relu'."),
-    ({"rope_scaling": {"type": "linear"}}, "`rope_type` in `{path}` must be 'default' or 'llama3', but is 'linear'."),
+    (
+        {"rope_scaling": {"type": "longrope"}},
+        ("`rope_type` in `{path}` must be 'default', 'llama3', 'linear', 'dynamic' or 'yarn', but is 'longrope'."),
+    ),
+    (
+        {"rope_scaling": {**YARN_ROPE, "beta_fast": 16}},
+        "`beta_fast` in `{path}` must be 32.0, but is 16.",
+    ),
+    (
+        {"rope_scaling": {**YARN_ROPE, "truncate": False}},
+        "`truncate` in `{path}` must be true, but is false.",
+    ),
     (
         {"rope_scaling": {**LLAMA3_ROPE, "low_freq_factor": 2.0}},
         "`low_freq_factor` in `{path}` must be 1.0, but is 2.0.",
@@ -134,6 +174,10 @@ INCOMPLETE = [
     (
         {"rope_scaling": {key: value for key, value in LLAMA3_ROPE.items() if key != "factor"}},
         "`factor` must be given in `{path}` for rope_type 'llama3', but is missing. Download the file again.",
+    ),
+    (
+        {"rope_scaling": {"type": "linear"}},
+        "`factor` must be given in `{path}` for rope_type 'linear', but is missing. Download the file again.",
     ),
     (
         {"num_hidden_layers": None},
@@ -469,6 +513,26 @@ def test_a_model_that_differs_is_named(tmp_path, override, message):
     with pytest.raises(ConfigError) as error:
         load_run(start_from(tmp_path), [override])
     assert str(error.value) == message.format(tmp_path)
+
+
+LONGER = ["model.max_sequence_length=256", "model.rotary_scaling=yarn", "model.rotary_factor=4",
+          "model.rotary_original_length=64"]  # fmt: skip
+
+
+def test_a_run_may_lengthen_the_sequences_of_its_folder(tmp_path):
+    write(tmp_path, LLAMA)
+    longer = {"max_sequence_length": 256, "rotary_scaling": "yarn", "rotary_factor": 4.0, "rotary_original_length": 64}
+    run = load_run(start_from(tmp_path), [*LONGER, "training.sequence_length=256"])
+    assert run.model == ModelConfig(**{**OURS, **longer})
+
+
+@pytest.mark.parametrize(
+    ("table", "window"), [(GPT2, {}), (LLAMA, {"model_type": "mistral", "sliding_window": 16})], ids=["GPT-2", "window"]
+)
+def test_positions_and_windows_of_a_folder_have_an_end(tmp_path, table, window):
+    write(tmp_path, table, **window)
+    with pytest.raises(ConfigError, match=r"^`model.max_sequence_length` must be \d+, but is 256. The run starts from"):
+        load_run(start_from(tmp_path), ["model.max_sequence_length=256"])
 
 
 def test_false_is_not_left_out(tmp_path):

@@ -1,0 +1,104 @@
+"""Rotary positions in the `config.json` of a published model, in both directions.
+
+Newer files keep the values in `rope_parameters`, older files in `rope_theta` and `rope_scaling`. A file names the
+scaling of the frequencies by `rope_type` (or `type`), as `model.rotary_scaling` does.
+"""
+
+import math
+from typing import Any
+
+from crosscut.config.checks import listed, shown
+from crosscut.config.errors import ConfigError
+from crosscut.config.model import ModelConfig, RotaryScaling
+from crosscut.config.published.table import PublishedTable
+
+_UNSCALED = "default"
+_LENGTH = "original_max_position_embeddings"
+_REQUIRED: dict[RotaryScaling, dict[str, Any]] = {
+    RotaryScaling.LLAMA3: {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    RotaryScaling.YARN: {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True},
+}
+"""Keys that change the scaled frequencies, with the only value that Crosscut computes. Llama 3 gives all its keys in
+the file; the values of YaRN are the defaults of `transformers`."""
+
+
+def rotary_fields(table: PublishedTable, longest: int | None) -> dict[str, Any]:
+    """Fields of `ModelConfig` for the rotary positions in a file. `longest` is the file's maximum sequence length, or
+    None if the file has none.
+
+    Raises `ConfigError` for a value that is missing or that Crosscut does not support.
+    """
+    rope = {**table.section("rope_scaling"), **table.section("rope_parameters")}
+    kind = rope.get("rope_type", rope.get("type", _UNSCALED))
+    base = rope.get("rope_theta", table.get("rope_theta", 10_000.0))
+    fields: dict[str, Any] = {"rotary_base": table.number("rope_theta", base)}
+    partial = rope.get("partial_rotary_factor", table.get("partial_rotary_factor", 1.0))
+    if partial != 1.0:
+        raise table.refusal("partial_rotary_factor", "1.0", partial)
+    if kind == _UNSCALED:
+        return fields
+    if kind not in list(RotaryScaling):
+        raise table.refusal("rope_type", listed(map(repr, (_UNSCALED, *map(str, RotaryScaling)))), kind)
+    scaling = RotaryScaling(kind)
+    _require_constants(table, rope, scaling)
+    fields["rotary_factor"] = _required(table, rope, scaling, "factor", float)
+    if scaling in (RotaryScaling.LLAMA3, RotaryScaling.YARN):
+        fields["rotary_original_length"] = _required(table, rope, scaling, _LENGTH, int)
+    if scaling is RotaryScaling.DYNAMIC and longest is not None:
+        fields.update(rotary_original_length=longest, max_sequence_length=int(longest * fields["rotary_factor"]))
+    if scaling is RotaryScaling.YARN:
+        fields.update(_attention_factor(table, rope, fields["rotary_factor"]))
+    return fields if fields["rotary_factor"] == 1.0 else {**fields, "rotary_scaling": scaling}
+
+
+def rotary_keys(model: ModelConfig, longest_key: str) -> dict[str, Any]:
+    """Keys of a file for the rotary positions of a model. `longest_key` is the key of the maximum sequence length,
+    which is the original length in the file of a model with dynamic scaling.
+    """
+    keys: dict[str, Any] = {"rope_theta": model.rotary_base, "rope_scaling": None}
+    if model.rotary_factor == 1.0:
+        return keys
+    scaling = model.rotary_scaling
+    rope = {"rope_type": str(scaling), "factor": model.rotary_factor, **_REQUIRED.get(scaling, {})}
+    if scaling in (RotaryScaling.LLAMA3, RotaryScaling.YARN):
+        rope[_LENGTH] = model.rotary_original_length
+    if model.rotary_attention_factor:
+        rope["attention_factor"] = model.rotary_attention_factor
+    if scaling is RotaryScaling.DYNAMIC:
+        keys[longest_key] = model.rotary_original_length
+    return {**keys, "rope_scaling": rope}
+
+
+def _require_constants(table: PublishedTable, rope: dict[str, Any], scaling: RotaryScaling) -> None:
+    for key, wanted in _REQUIRED.get(scaling, {}).items():
+        value = rope.get(key)
+        if value is None and scaling is RotaryScaling.YARN:
+            continue
+        if value != wanted:
+            raise table.refusal(key, shown(wanted), value)
+
+
+def _required(
+    table: PublishedTable, rope: dict[str, Any], scaling: RotaryScaling, key: str, kind: type[float] | type[int]
+) -> Any:
+    if key not in rope:
+        raise ConfigError(
+            f"`{key}` must be given in `{table.path}` for rope_type '{scaling}', but is missing. Download the "
+            "file again."
+        )
+    return table.number(key, rope[key], kind)
+
+
+def _attention_factor(table: PublishedTable, rope: dict[str, Any], factor: float) -> dict[str, Any]:
+    """Field for YaRN's factor of the attention. Empty if the file does not differ from YaRN's own rule. DeepSeek's
+    models give two coefficients of the logarithm instead, `mscale` and `mscale_all_dim`, and divide two such factors.
+    """
+    if rope.get("attention_factor") is not None:
+        return {"rotary_attention_factor": table.number("attention_factor", rope["attention_factor"])}
+    coefficients = [
+        table.number(key, rope[key]) for key in ("mscale", "mscale_all_dim") if rope.get(key) not in (None, 0)
+    ]
+    if len(coefficients) < 2 or factor <= 1:
+        return {}
+    upper, lower = (0.1 * coefficient * math.log(factor) + 1.0 for coefficient in coefficients)
+    return {"rotary_attention_factor": upper / lower}
