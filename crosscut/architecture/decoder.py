@@ -11,13 +11,14 @@ layers, the planner computes the quantity once per kind of layer and multiplies 
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any, Protocol
 
 from crosscut.architecture.adapters import adapted
 from crosscut.architecture.parameters import Parameter
+from crosscut.architecture.pipeline.cut import Stage
 from crosscut.architecture.steps import Rows, Step, Value
 from crosscut.architecture.sublayers import gated_mlp, mlp
 from crosscut.architecture.sublayers.attention import Attention
@@ -87,11 +88,25 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Decoder:
-    """Description of a whole model, a decoder or an encoder: an embedding, layers and a head."""
+    """Description of a model, a decoder or an encoder: an embedding, layers and a head.
+
+    The method `part` describes pipeline stages: some of the layers, with the embedding if the first stage is among the
+    stages, and with the head if the last stage is.
+    """
 
     embedding: Embedding
     layers: tuple[Layer, ...]
     head: Head
+    indexes: tuple[int, ...]
+    """Index of each layer of `layers` in the whole model."""
+    is_first: bool = True
+    """Whether the description includes the embedding."""
+    is_last: bool = True
+    """Whether the description includes the head."""
+
+    def part(self, stages: Sequence[Stage]) -> "Decoder":
+        """Describe only these stages of the model."""
+        return _part(self, tuple(stages))
 
     @cached_property
     def kinds(self) -> Counter[Layer]:
@@ -101,31 +116,44 @@ class Decoder:
     def recomputed(self, every: int) -> Counter[Layer]:
         """Number of recomputed layers of each kind.
 
-        Every `every`-th layer is recomputed, starting with the first layer. If `every` is 0, no layer is recomputed.
+        Every `every`-th layer of the whole model is recomputed, starting with the first layer. If `every` is 0, no
+        layer is recomputed.
         """
-        return Counter(self.layers[::every]) if every else Counter()
+        pairs = zip(self.indexes, self.layers, strict=True)
+        return Counter(layer for i, layer in pairs if i % every == 0) if every else Counter()
 
     @cached_property
     def root_steps(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-        """Steps of the embedding, and steps of the head."""
+        """Steps of the embedding, and steps of the head. A stage without the embedding still computes the tensors that
+        all layers share, in the last step of the embedding.
+        """
         x, embedding = self.embedding.steps()
-        return tuple(embedding), tuple(self.head.steps(x))
+        return tuple(embedding if self.is_first else embedding[-1:]), tuple(self.head.steps(x)) if self.is_last else ()
+
+    @property
+    def has_copy(self) -> bool:
+        """Whether the description has a copy of the token embedding, as output projection of the last stage."""
+        return self.is_last and not self.is_first and self.head.output is None and self.head.task is None
 
     @property
     def loss(self) -> Loss | TaskLoss:
-        """The loss, which is the last step of the head."""
+        """The loss, which is the last step of the head. Only the last stage has a loss."""
         loss = self.root_steps[1][-1]
         assert isinstance(loss, Loss | TaskLoss)
         return loss
 
     def root_parameters(self) -> Iterator[Parameter]:
         """Parameters outside of the layers, in the order of their use."""
-        return (parameter for steps in self.root_steps for step in steps for parameter in step.parameters)
+        if self.has_copy:
+            yield self.embedding.tokens
+        yield from (parameter for steps in self.root_steps for step in steps for parameter in step.parameters)
 
     def parameters(self) -> Iterator[Parameter]:
         """All parameters in the order of their use, with their full names in the model."""
+        if self.has_copy:
+            yield self.embedding.tokens
         yield from (parameter for step in self.root_steps[0] for parameter in step.parameters)
-        for i, layer in enumerate(self.layers):
+        for i, layer in zip(self.indexes, self.layers, strict=True):
             yield from (parameter.named(f"blocks.{i}.") for parameter in layer.parameters())
         yield from (parameter for step in self.root_steps[1] for parameter in step.parameters)
 
@@ -140,7 +168,19 @@ def describe(model: ModelConfig) -> Decoder:
     kinds = {kind: adapt(_layer(model, kind)) for kind in dict.fromkeys(map(model.mlp_of, range(model.num_layers)))}
     embedding = Embedding.of(model)
     layers = tuple(kinds[model.mlp_of(i)] for i in range(model.num_layers))
-    return Decoder(adapt(embedding), layers, adapt(Head.of(model, embedding.tokens)))
+    return Decoder(adapt(embedding), layers, adapt(Head.of(model, embedding.tokens)), tuple(range(model.num_layers)))
+
+
+@lru_cache(maxsize=4096)
+def _part(decoder: Decoder, stages: tuple[Stage, ...]) -> Decoder:
+    indexes = tuple(i for stage in stages for i in stage.layers)
+    return replace(
+        decoder,
+        layers=tuple(decoder.layers[i] for i in indexes),
+        indexes=indexes,
+        is_first=any(stage.is_first for stage in stages),
+        is_last=any(stage.is_last for stage in stages),
+    )
 
 
 def _unchanged(part: Any) -> Any:

@@ -82,6 +82,8 @@ class Operation(StrEnum):
     ALL_TO_ALL = "all_to_all"
     SHIFT = "shift"
     """Every rank sends a tensor to the next rank, and the last rank to the first one."""
+    SEND = "send"
+    """A rank sends a tensor to one other rank."""
 
 
 class Overlap(Enum):

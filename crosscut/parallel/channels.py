@@ -44,6 +44,11 @@ class Channels:
         self._ranks, self._groups = tuple(ranks), dict(groups)
         self._leaving: list[tuple[dist.Work, Tensor]] = []
 
+    @property
+    def group_names(self) -> list[str]:
+        """Names of the process groups of this rank's channels."""
+        return [group.group_name for group in self._groups.values()]
+
     def send(self, message: Message, x: Tensor) -> None:
         """Start to send `x` to the receiver of `message`, and return at once. `x` must not be changed before
         `finish`.

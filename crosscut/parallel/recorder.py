@@ -18,11 +18,13 @@ class Sent(NamedTuple):
     """One recorded collective."""
 
     operation: str
-    """`all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all` or `shift`. A shift sends a tensor to the next rank of
-    the axis.
+    """`all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `shift` or `send`. A shift sends a tensor to the next
+    rank of the axis. A send passes a tensor to one other rank, the next or the previous stage of a pipeline.
     """
     axis: str
-    """Name of the axis: `tensor` or `data`. If the data axis is split, also `replica` or `shard`."""
+    """Name of the axis, such as `tensor`, `data` or `pipeline`. If the data axis is split, also `replica` or
+    `shard`.
+    """
     elements: int
     """Number of elements of one rank's largest tensor: the output of an all-gather, or the input of any other
     operation.
@@ -50,6 +52,9 @@ _DIRECT_OPERATIONS = {
 input.
 """
 
+_SEND = "c10d::send"
+"""Operator that sends a tensor to one rank."""
+
 _FUSED = {
     "symm_mem::fused_all_gather_matmul": ("all_gather", 3),
     "symm_mem::fused_matmul_reduce_scatter": ("reduce_scatter", 4),
@@ -67,7 +72,7 @@ def comes_again(types: Sequence[type]) -> bool:
 
 class CollectiveRecorder(TorchDispatchMode):
     """Context that records all collectives of tensors in the list `sent`. Collectives of the backward pass are
-    recorded, too.
+    recorded, too. The messages between pipeline stages are recorded by the rank that sends them.
 
     The recorder finds the name of a collective's axis by the process group. A group of no mesh axis is recorded under
     the group's own name.
@@ -85,6 +90,8 @@ class CollectiveRecorder(TorchDispatchMode):
         """Number of bytes per element, for each collective in the order of `sent`."""
         self._sizes = {axis.group_name: axis.size for axis in mesh.groups}
         self._axis_of = {axis.group_name: axis.name for axis in mesh.groups}
+        if mesh.channels is not None:
+            self._axis_of |= dict.fromkeys(mesh.channels.group_names, "pipeline")
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -120,6 +127,9 @@ class CollectiveRecorder(TorchDispatchMode):
             self._note("shift" if is_shift else "all_to_all", args[-1], args[0].numel(), args[0])
         elif name in _DIRECT_OPERATIONS:
             self._note_direct(_DIRECT_OPERATIONS[name], args)
+        elif name == _SEND:
+            (sent,), group = args[:2]
+            self._note("send", ProcessGroup.unbox(group).group_name, sent.numel(), sent)
         return func(*args, **(kwargs or {}))
 
     def _note_direct(self, operation: str, args: tuple[Any, ...]) -> None:

@@ -9,11 +9,10 @@ from crosscut.planner.activations import activations_held, layer_activations, pu
 from crosscut.planner.candidate import Candidate
 from crosscut.planner.compute import (
     flops_per_step,
-    forward_flops_per_token,
     hardware_flops_per_rank,
-    model_flops_per_token,
     recomputed_flops_per_step,
 )
+from crosscut.planner.flops import forward_flops_per_token, model_flops_per_token
 from crosscut.planner.hardware import HARDWARE, Hardware, find_hardware
 from crosscut.planner.memory import MemoryForecast, forecast_memory
 from crosscut.planner.messages.collective import Collective

@@ -29,6 +29,7 @@ from crosscut.config.conventions import AMPERE
 from crosscut.config.precision import precision_on
 from crosscut.config.training import Recompute
 from crosscut.planner.candidate import Candidate, Planned, target_of
+from crosscut.planner.stages import part_of
 
 
 def layer_activations(
@@ -93,7 +94,7 @@ def activations_held(run: Planned, *, device: Device = "cuda") -> int:
     does not include the activations that a recomputed layer computes again during its own backward pass.
     """
     run = Candidate.of(run, precision_on(device))
-    target, decoder = target_of(run, device=device), describe(run.model)
+    target, decoder = target_of(run, device=device), part_of(run)
     again = decoder.recomputed(recomputation_step(run))
     held = 0
     for layer, count in decoder.kinds.items():

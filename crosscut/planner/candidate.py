@@ -22,11 +22,20 @@ class Candidate(NamedTuple):
     training: TrainingConfig
     optimizer: OptimizerConfig = OptimizerConfig()
     mask_fraction: float = MASKED_FRACTION
+    pipeline_rank: int = 0
+    """Position of the forecast rank along the pipeline, from 0. The ranks of a pipeline hold different layers, so their
+    forecasts differ."""
 
     @classmethod
     def of(cls, run: "Planned", precision: str) -> "Candidate":
         """Return a candidate with the settings of `run`. `precision` replaces `training.precision = "auto"`."""
-        return cls(run.model, run.layout, run.training.in_precision(precision), run.optimizer, run.mask_fraction)
+        rank = run.pipeline_rank if isinstance(run, Candidate) else 0
+        return cls(run.model, run.layout, run.training.in_precision(precision), run.optimizer, run.mask_fraction, rank)
+
+    @classmethod
+    def at(cls, run: "Planned", pipeline_rank: int) -> "Candidate":
+        """Return a candidate with the settings of `run`, for a forecast of one rank of the run's pipeline."""
+        return cls(run.model, run.layout, run.training, run.optimizer, run.mask_fraction, pipeline_rank)
 
     @property
     def micro_batch_size(self) -> int:

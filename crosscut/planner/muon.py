@@ -10,14 +10,14 @@ from collections import Counter
 from functools import lru_cache, partial
 from math import prod
 
-from crosscut.architecture import Operation, Parameter, Product, describe
+from crosscut.architecture import Decoder, Operation, Parameter, Product
 from crosscut.architecture.messages import Phase
 from crosscut.architecture.muon import newton_schulz_products, num_turns, takes_muon, without_name
-from crosscut.config import ModelConfig
 from crosscut.config.optimizer import MatrixOptimizer
 from crosscut.planner.candidate import Planned
 from crosscut.planner.messages.collective import Collective
 from crosscut.planner.messages.sharding import shard_axis
+from crosscut.planner.stages import part_of
 
 MUON_BYTES = 52
 """Bytes per parameter in float32 that Muon reads and writes on the rank's own part, without the orthogonalization:
@@ -27,14 +27,16 @@ MUON_KERNELS = 12
 
 
 def muon_parameters(run: Planned) -> Counter[Parameter]:
-    """Parameters that Muon updates, with the number of equal parameters in the model; empty without Muon."""
-    return _matrices(run.model) if run.optimizer.matrices is MatrixOptimizer.MUON else Counter()
+    """Parameters of one rank that Muon updates, with the number of equal parameters; empty without Muon. In a pipeline,
+    these are the parameters of the stages of rank `Candidate.pipeline_rank`.
+    """
+    return _matrices(part_of(run)) if run.optimizer.matrices is MatrixOptimizer.MUON else Counter()
 
 
 @lru_cache(maxsize=4096)
-def _matrices(model: ModelConfig) -> Counter[Parameter]:
+def _matrices(part: Decoder) -> Counter[Parameter]:
     found: Counter[Parameter] = Counter()
-    for layer, count in describe(model).kinds.items():
+    for layer, count in part.kinds.items():
         for parameter in layer.parameters():
             if takes_muon(parameter):
                 found[without_name(parameter)] += count

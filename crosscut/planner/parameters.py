@@ -6,11 +6,10 @@ describes. For GPT-2, with `V` vocabulary, `P` positions, `H` hidden size and `L
     sharded = V H + L (12 H^2 + 7 H)        replicated = P H + L 6 H + 2 H
 """
 
-from collections.abc import Iterator
 from functools import lru_cache
 from math import prod
 
-from crosscut.architecture import LocalParameter, describe, layer_parameters, root_parameters
+from crosscut.architecture import Decoder, LocalParameter, describe, layer_parameters, root_parameters
 from crosscut.config import ConfigError, Layout, ModelConfig
 
 
@@ -27,65 +26,59 @@ def count_parameters(model: ModelConfig) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _tensors(model: ModelConfig, tensor: int) -> tuple[tuple[LocalParameter, int], ...]:
+def _tensors(part: Decoder, tensor: int) -> tuple[tuple[LocalParameter, int], ...]:
     """Parameters on one tensor rank, each with the number of equal parameters: the root first, then the layers."""
-    known_vocab_size(model)
-    decoder = describe(model)
-    root = [(parameter, 1) for parameter in root_parameters(decoder, tensor)]
-    layers = [(p, count) for layer, count in decoder.kinds.items() for p in layer_parameters(layer, tensor)]
+    root = [(parameter, 1) for parameter in root_parameters(part, tensor)]
+    layers = [(p, count) for layer, count in part.kinds.items() for p in layer_parameters(layer, tensor)]
     return (*root, *layers)
 
 
-@lru_cache(maxsize=4096)
-def _per_rank(model: ModelConfig, tensor: int) -> int:
-    return sum(count * parameter.size for parameter, count in _tensors(model, tensor))
-
-
 def parameters_per_rank(model: ModelConfig, layout: Layout) -> int:
-    """Number of parameters on each tensor rank: its shards, with padding, and all replicated parameters.
+    """Number of parameters on each tensor rank: its shards, with padding, and all replicated parameters. In a pipeline,
+    the result covers the ranks of all stages together.
 
     The vocabulary is padded to a multiple of 128 x `layout.tensor` (paper, section 5.1). `layout.tensor` must divide
     the model evenly, which `RunConfig` checks. Raises `ConfigError` if `model.vocab_size` is still 0.
     """
-    return _per_rank(model, layout.tensor)
-
-
-def trained_parameters_per_rank(model: ModelConfig, layout: Layout) -> int:
-    """Number of parameters on each tensor rank that train: all parameters, or only the adapters of a model that has
-    adapters. Only these parameters have gradients and optimizer state.
-    """
-    return sum(count * part.size for part, count in _tensors(model, layout.tensor) if not part.is_frozen)
+    known_vocab_size(model)
+    return sum(count * parameter.size for parameter, count in _tensors(describe(model), layout.tensor))
 
 
 def replicated_parameters(model: ModelConfig, layout: Layout) -> int:
     """Number of parameters that are replicated on every tensor rank."""
-    return sum(count * parameter.size for parameter, count in _tensors(model, layout.tensor) if parameter.is_whole)
+    found = _tensors(describe(model), layout.tensor)
+    return sum(count * parameter.size for parameter, count in found if parameter.is_whole)
 
 
-def partial_gradients(model: ModelConfig, layout: Layout) -> int:
-    """Number of gradient elements that must be summed over the tensor ranks, because each rank has only a part."""
-    return sum(count * parameter.size for parameter, count in _partial(model, layout))
+def trained_parameters_per_rank(part: Decoder, layout: Layout) -> int:
+    """Number of trained parameters of a part of the model on each tensor rank: all parameters, or only the adapters of
+    a model that has adapters. Only these parameters have gradients and optimizer state.
+    """
+    return sum(count * parameter.size for parameter, count in _tensors(part, layout.tensor) if not parameter.is_frozen)
 
 
-def _partial(model: ModelConfig, layout: Layout) -> Iterator[tuple[LocalParameter, int]]:
-    split = layout.sequence_parallel
-    found = _tensors(model, layout.tensor)
-    return ((p, count) for p, count in found if p.has_partial_gradient(layout.tensor, split=split))
+def partial_gradients(part: Decoder, layout: Layout) -> int:
+    """Number of gradient elements of a part of the model that must be summed over the tensor ranks, because each rank
+    has only a part of each gradient.
+    """
+    split, found = layout.sequence_parallel, _tensors(part, layout.tensor)
+    own = (pair for pair in found if pair[0].has_partial_gradient(layout.tensor, split=split))
+    return sum(count * parameter.size for parameter, count in own)
 
 
-def num_tensors(model: ModelConfig) -> int:
-    """Number of parameter tensors of the model."""
-    return sum(count for _, count in _tensors(model, 1))
+def num_tensors(part: Decoder) -> int:
+    """Number of parameter tensors of a part of the model."""
+    return sum(count for _, count in _tensors(part, 1))
 
 
-def num_trained_tensors(model: ModelConfig) -> int:
-    """Number of parameter tensors of the model that train."""
-    return sum(count for parameter, count in _tensors(model, 1) if not parameter.is_frozen)
+def num_trained_tensors(part: Decoder) -> int:
+    """Number of parameter tensors of a part of the model that train."""
+    return sum(count for parameter, count in _tensors(part, 1) if not parameter.is_frozen)
 
 
-def num_replicated_tensors(model: ModelConfig, layout: Layout) -> int:
-    """Number of parameter tensors that are replicated on every tensor rank."""
-    return sum(count for parameter, count in _tensors(model, layout.tensor) if parameter.is_whole)
+def num_replicated_tensors(part: Decoder, layout: Layout) -> int:
+    """Number of parameter tensors of a part of the model that are replicated on every tensor rank."""
+    return sum(count for parameter, count in _tensors(part, layout.tensor) if parameter.is_whole)
 
 
 def known_vocab_size(model: ModelConfig) -> int:

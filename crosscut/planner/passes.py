@@ -19,13 +19,13 @@ Legend: `b` sequences of a micro-batch, `s` tokens of a sequence, `h` hidden siz
 from functools import lru_cache
 from typing import NamedTuple
 
-from crosscut.architecture import Layer, Target, describe, flat, layer_parameters, lower
+from crosscut.architecture import Decoder, Layer, Target, describe, flat, layer_parameters, lower
 from crosscut.architecture.readings import passes
-from crosscut.config import ModelConfig
 from crosscut.planner.candidate import Planned
 from crosscut.planner.muon import MUON_BYTES, muon_share
 from crosscut.planner.parameters import known_vocab_size, trained_parameters_per_rank
 from crosscut.planner.program import Program
+from crosscut.planner.stages import part_of
 
 ADAMW_BYTES = 28
 """Bytes per parameter in float32: AdamW reads weight, gradient and two moments, and writes weight and moments."""
@@ -80,7 +80,7 @@ def weight_passes(run: Planned, program: Program) -> tuple[float, float]:
     precision = run.training.numbers
     narrow, wide = precision.compute_bytes, precision.accumulation_bytes
     added = 3 * wide * (1 - 1 / run.num_micro_batches)
-    whole, trained = _layer_parameters(run.model, run.layout.tensor)
+    whole, trained = _layer_parameters(part_of(run), run.layout.tensor)
     if narrow == wide or not program.casts_weights:
         return 0.0, added * trained
     return whole / run.layout.shard_size * (wide + narrow), trained * (narrow + wide + added)
@@ -102,7 +102,7 @@ def optimizer_bytes(run: Planned, program: Program) -> float:
     added. Muon's products are not counted here; `step_time` adds them.
     """
     wide = run.training.numbers.accumulation_bytes / 4
-    own = trained_parameters_per_rank(run.model, run.layout) / run.layout.shard_size
+    own = trained_parameters_per_rank(part_of(run), run.layout) / run.layout.shard_size
     data = run.layout.data * run.layout.context
     buckets = 16 if data > 1 and run.layout.shard_size == 1 else 0
     sharing = data if program.shards_optimizer else 1
@@ -112,8 +112,8 @@ def optimizer_bytes(run: Planned, program: Program) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _layer_parameters(model: ModelConfig, tensor: int) -> tuple[int, int]:
+def _layer_parameters(part: Decoder, tensor: int) -> tuple[int, int]:
     """Number of parameters of all layers on one tensor rank, and number of trained parameters among them."""
-    kinds = describe(model).kinds.items()
+    kinds = part.kinds.items()
     parts = [(p, count) for layer, count in kinds for p in layer_parameters(layer, tensor)]
     return sum(count * p.size for p, count in parts), sum(count * p.size for p, count in parts if not p.is_frozen)

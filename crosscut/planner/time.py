@@ -38,6 +38,7 @@ from crosscut.planner.parameters import known_vocab_size, num_trained_tensors, t
 from crosscut.planner.passes import LayerPasses, ends_passes, layer_passes, optimizer_bytes, weight_passes
 from crosscut.planner.products import Speed
 from crosscut.planner.program import Program, crosscut_program
+from crosscut.planner.stages import part_of
 
 _OPTIMIZER_KERNELS = 50
 
@@ -274,7 +275,7 @@ def _beside(run: Planned, decoder: Decoder, layers: _Layers, speed: Speed, summe
         forward=layers.total(lambda layer: layer.forward),
         layer_backward=backward / layers.number,
         backward=backward,
-        root_share=sum(trained) / trained_parameters_per_rank(run.model, run.layout),
+        root_share=sum(trained) / trained_parameters_per_rank(part_of(run), run.layout),
     )
 
 
@@ -287,7 +288,7 @@ def _orthogonalization(run: Planned, speed: Speed) -> float:
 def _moments_from_host(run: Planned, hardware: Hardware) -> float:
     if "optimizer" not in run.training.offload or not hardware.host_bandwidth:
         return 0.0
-    own = trained_parameters_per_rank(run.model, run.layout) / run.layout.shard_size
+    own = trained_parameters_per_rank(part_of(run), run.layout) / run.layout.shard_size
     return 8 * own / hardware.host_bandwidth  # two moments in float32, copied in both directions at the same time
 
 
@@ -298,4 +299,4 @@ def _starts(run: Planned, hardware: Hardware) -> float:
     """
     if not hardware.tensor_host:
         return _OPTIMIZER_KERNELS * hardware.start
-    return num_trained_tensors(run.model) * hardware.tensor_host
+    return num_trained_tensors(part_of(run)) * hardware.tensor_host

@@ -27,7 +27,7 @@ from crosscut.model import Batch
 from crosscut.model.initialization import zero_padding
 from crosscut.parallel import CollectiveRecorder, ParallelMesh, disturb_, make_mesh
 from crosscut.parallel.collectives import gather_to_first
-from crosscut.planner import count_parameters, step_traffic
+from crosscut.planner import Candidate, count_parameters, step_traffic
 from crosscut.training.optimization.muon import AMPLIFICATION
 from crosscut.training.optimization.optimizer import rules_of
 from crosscut.training.precision import compute_dtype, needs_loss_scale, product_dtype, resolve_on
@@ -325,8 +325,7 @@ def zero_matrices(run: RunConfig) -> set[str]:
 
 def _further_checks(step: Step, tolerance: float) -> list[Check]:
     assert isinstance(step, _RunStep)
-    planned = step.mesh.pipeline is None  # no plan knows the messages of stages
-    checks = [*(_compare_collectives(step) if planned else []), *_tell_compiled(step)]
+    checks = [*_compare_collectives(step), *_tell_compiled(step)]
     if step.run.training.document_mask and step.run.layout.stages_per_rank == 1:
         batches = step.whole_batches()
         checks += compare_documents(step.trainer, batches, end_of_text=END_OF_TEXT, tolerance=tolerance)
@@ -340,17 +339,27 @@ def _further_checks(step: Step, tolerance: float) -> list[Check]:
 def _compare_collectives(step: Step) -> list[Check]:
     """Check that every rank sent exactly the messages that the planner counts for the step."""
     assert isinstance(step, _RunStep)
-    planned: Counter[tuple[str, str, int]] = Counter()
-    for collective in step_traffic(step.run, compiled=bool(compiled_modules(step.model))):
-        planned[(collective.operation, collective.axis, collective.elements)] += collective.count
+    layout, compiled = step.run.layout, bool(compiled_modules(step.model))
+    of_ranks = [_planned(step.run, rank, compiled=compiled) for rank in range(layout.pipeline)]
     every = gather_to_first(step.sent)
     for rank, sent in enumerate(every or []):
+        planned = of_ranks[layout.place_of(rank)["pipeline"]]
         if sent != planned:
             wrong = [_told(sent - planned, "more"), _told(planned - sent, "fewer")]
             return [
                 Check("collectives", None, False, f"rank {rank} sent {' and '.join(filter(None, wrong))} than planned")
             ]
-    return [Check("collectives", None, True, f"{planned.total()} on each rank, as planned")]
+    totals = sorted({planned.total() for planned in of_ranks})
+    number = f"{totals[0]} to {totals[-1]}" if len(totals) > 1 else str(totals[0])
+    return [Check("collectives", None, True, f"{number} on each rank, as planned")]
+
+
+def _planned(run: RunConfig, pipeline_rank: int, *, compiled: bool) -> Counter[tuple[str, str, int]]:
+    """Number of messages that the planner counts for one rank of a pipeline, by operation, axis and elements."""
+    planned: Counter[tuple[str, str, int]] = Counter()
+    for collective in step_traffic(Candidate.at(run, pipeline_rank), compiled=compiled):
+        planned[(collective.operation, collective.axis, collective.elements)] += collective.count
+    return planned
 
 
 def _tell_compiled(step: Step) -> list[Check]:

@@ -64,8 +64,6 @@ def _left_out(asked: RunConfig, verified: RunConfig, compiled: bool) -> Iterator
         yield f"{COMPILED} (which the run uses on GPUs)"
     if asked.layout.symmetric_memory and not verified.layout.symmetric_memory:
         yield "symmetric memory"
-    if verified.layout.pipeline > 1:
-        yield "the messages of the stages, which the planner does not count"
     if theirs.document_mask and verified.layout.stages_per_rank > 1:
         yield "packed documents against separate ones (with one stage per rank)"
     if theirs.sequence_length != ours.sequence_length:

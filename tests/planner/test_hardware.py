@@ -223,7 +223,7 @@ def test_a_file_that_is_no_device_is_told(tmp_path: Path, before: str, after: st
             "measured = { allreduce = { latency_microseconds = 1, rates = [[1, 1]] } }",
             (
                 "`node.measured.allreduce` must be a known key of a device file, but is not. Use all_gather, "
-                "all_reduce, all_to_all, reduce_scatter or shift."
+                "all_reduce, all_to_all, reduce_scatter, send or shift."
             ),
         ),
         (

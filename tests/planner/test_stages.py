@@ -2,7 +2,7 @@
 
 from crosscut.architecture import describe
 from crosscut.config import load_run
-from crosscut.planner.compute import head_flops_per_token, layer_flops_per_token
+from crosscut.planner.flops import head_flops_per_token, layer_flops_per_token
 from crosscut.planner.stages import schedule_of, stage_sizes
 
 

@@ -6,8 +6,9 @@ import pytest
 
 from crosscut.parallel import CollectiveRecorder
 from crosscut.parallel.state.agreement import find_drift
-from crosscut.planner import comparison_traffic, parameters_per_rank, step_traffic
+from crosscut.planner import Candidate, comparison_traffic, parameters_per_rank, step_traffic
 from tests.training.jobs import parts, record_step
+from tests.training.pipeline.jobs import EXACT
 
 LAYOUTS = [
     (),
@@ -46,6 +47,35 @@ SHARDED += [(*MUON, *SHARDED[i]) for i in (3, 4, 6)]
 LAYOUTS += [(*MUON, *options) for options in (LAYOUTS[2], LAYOUTS[6])]
 SHARDED.append(("optimizer.ema_decay=0.9", *SHARDED[3]))
 
+STAGED = [
+    ("layout.pipeline=2",),
+    ("layout.pipeline=4",),
+    ("layout.pipeline=2", "layout.stages_per_rank=2"),
+    ("layout.pipeline=2", "layout.schedule=zero_bubble"),
+    ("layout.pipeline=4", "layout.schedule=zero_bubble", "model.tied=false"),
+    ("layout.pipeline=2", "layout.stages=[3,1]", "model.lora_rank=4"),
+    ("layout.pipeline=2", "layout.tensor=2"),
+    ("layout.pipeline=2", "layout.tensor=2", "training.recompute=full", "training.recompute_every=2"),
+    ("layout.pipeline=2", "layout.tensor=2", "layout.sequence_parallel=true", "layout.stages_per_rank=2"),
+    (
+        "layout.pipeline=2",
+        "layout.tensor=2",
+        "layout.sequence_parallel=true",
+        "layout.schedule=zero_bubble",
+        "training.recompute=selective",
+        "training.precision=bfloat16",
+    ),
+    ("layout.pipeline=2", "layout.data=2", "model.num_kv_heads=2", "model.positions=rotary"),
+    ("layout.pipeline=2", "layout.data=2", "layout.sharding=zero2"),
+    ("layout.pipeline=2", "layout.data=2", "layout.sharding=zero3", "layout.schedule=zero_bubble"),
+    ("layout.pipeline=2", "layout.data=2", "layout.sharding=zero3", "layout.stages_per_rank=2", "model.tied=false"),
+    ("layout.pipeline=2", "layout.data=2", "layout.sharding=zero3", "training.precision=bfloat16"),
+    ("layout.pipeline=2", "layout.data=2", "layout.sharding=zero3", *MUON),
+    ("layout.pipeline=2", "layout.tensor=2", *MUON),
+    ("layout.pipeline=4", *MUON, 'model.mlp_pattern=["gelu","swiglu"]'),
+]
+"""Eight micro-batches of a model of four layers."""
+
 COMPARED = [*LAYOUTS[:7], SHARDED[0], SHARDED[3], SHARDED[4]]
 
 
@@ -53,12 +83,24 @@ COMPARED = [*LAYOUTS[:7], SHARDED[0], SHARDED[3], SHARDED[4]]
 @pytest.mark.parametrize("options", LAYOUTS + SHARDED, ids=[" ".join(o) or "one rank" for o in LAYOUTS + SHARDED])
 def test_recorded_collectives_are_the_planned_ones(ranks, run_with, options):
     run = run_with("model.dropout=0.0", *options)
-    recorded = ranks.run(run.layout.world_size, record_step, run)[0]
+    assert Counter(ranks.run(run.layout.world_size, record_step, run)[0]) == planned_messages(run)
+
+
+def planned_messages(run) -> Counter:
     planned: Counter = Counter()
     for collective in step_traffic(run):
         message = (collective.operation, collective.axis, collective.elements, collective.element_bytes)
         planned[message] += collective.count
-    assert Counter(recorded) == planned
+    return planned
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("options", STAGED, ids=" ".join)
+def test_each_stage_sends_the_planned_messages(ranks, run_with, options):
+    run = run_with(*EXACT[1:], "model.dropout=0.0", *options)
+    for rank, recorded in enumerate(ranks.run(run.layout.world_size, record_step, run)):
+        place = run.layout.place_of(rank)["pipeline"]
+        assert Counter(recorded) == planned_messages(Candidate.at(run, place)), (rank, place)
 
 
 def record_comparison(run) -> list[tuple[str, str, int]]:
@@ -73,6 +115,15 @@ def test_recorded_comparison_of_replicas_is_the_planned_one(ranks, run_with, opt
     run = run_with(*options)
     recorded = ranks.run(run.layout.world_size, record_comparison, run)[0]
     assert recorded == [(c.operation, c.axis, c.elements) for c in comparison_traffic(run)]
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("options", [STAGED[i] for i in (0, 1, 4, 6, 11)], ids=" ".join)
+def test_recorded_comparison_of_stages_is_the_planned_one(ranks, run_with, options):
+    run = run_with(*EXACT[1:], *options)
+    for rank, recorded in enumerate(ranks.run(run.layout.world_size, record_comparison, run)):
+        of_rank = comparison_traffic(Candidate.at(run, run.layout.place_of(rank)["pipeline"]))
+        assert recorded == [(c.operation, c.axis, c.elements) for c in of_rank]
 
 
 @pytest.mark.parametrize("options", LAYOUTS[:4], ids=[" ".join(o) or "one rank" for o in LAYOUTS[:4]])

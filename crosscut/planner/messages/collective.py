@@ -6,10 +6,11 @@ from typing import Literal
 from crosscut.architecture import Operation, Overlap, Product
 from crosscut.architecture.messages import Phase
 
-Axis = Literal["tensor", "data", "shard", "replica", "context", "tokens"]
+Axis = Literal["tensor", "data", "shard", "replica", "context", "tokens", "pipeline", "ends"]
 """Axis of a collective. If the data ranks form several groups, and each group shards one copy of the model, the axis
 `data` has two parts: `shard` is the axis inside a group, and `replica` is the axis across the groups. The axis `tokens`
-joins the data and the context ranks; if these ranks shard one copy of the model, this axis is called `shard`."""
+joins the data and the context ranks; if these ranks shard one copy of the model, this axis is called `shard`. The axis
+`ends` has the first and the last rank of a pipeline; with two ranks, this axis is called `pipeline`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,7 @@ class Collective:
 
     @property
     def _share_sent(self) -> float:
-        """Share of the full tensor that one rank sends. A shift sends the whole tensor."""
-        if self.operation == Operation.SHIFT:
+        """Share of the full tensor that one rank sends. A shift and a send pass on the whole tensor."""
+        if self.operation in (Operation.SHIFT, Operation.SEND):
             return 1.0
         return (2 if self.operation == Operation.ALL_REDUCE else 1) * (self.ranks - 1) / self.ranks

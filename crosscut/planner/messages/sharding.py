@@ -2,9 +2,10 @@
 
 Weights are gathered in units. A unit is one layer, or the root, which holds all parameters outside of the layers.
 ZeRO-2 gathers each unit once per step. ZeRO-3 gathers each unit in every forward pass, and each layer once more in the
-backward pass. Gradients are reduce-scattered in every micro-batch. If there are several copies of the model, the summed
-shards are all-reduced over the copies once per step. Messages are padded so that each of the `n` ranks holds the same
-number of rows of each tensor:
+backward pass. Gradients are reduce-scattered in every micro-batch. In a pipeline, each unit is gathered once and its
+gradients are reduce-scattered once per step, with both. If there are several copies of the model, the summed shards are
+all-reduced over the copies once per step. Messages are padded so that each of the `n` ranks holds the same number of
+rows of each tensor:
 
     elements of a unit = sum of ceil(rows / n) * n * columns over the tensors of the unit
 """
@@ -15,22 +16,24 @@ from functools import partial
 from math import prod
 from typing import NamedTuple
 
-from crosscut.architecture import LocalParameter, Operation, Overlap, describe, layer_parameters, root_parameters
+from crosscut.architecture import LocalParameter, Operation, Overlap, layer_parameters, root_parameters
 from crosscut.architecture.messages import Phase
 from crosscut.config import Layout, ZeroStage
 from crosscut.planner.candidate import Planned
 from crosscut.planner.messages.collective import Axis, Collective
+from crosscut.planner.stages import part_of
 
 
 def sharded_parameters(run: Planned) -> list[Collective]:
     """Collectives of one step that gather weights and reduce gradients in a run with sharding (`layout.sharding`)."""
     precision, tensor = run.training.numbers, run.layout.tensor
-    decoder = describe(run.model)
+    part = part_of(run)
     units = [
-        _Unit("layer", layer_parameters(layer, tensor), precision.compute_bytes, count, layer is decoder.layers[0])
-        for layer, count in decoder.kinds.items()
+        _Unit("layer", layer_parameters(layer, tensor), precision.compute_bytes, count, layer is part.layers[0])
+        for layer, count in part.kinds.items()
     ]
-    units.append(_Unit("root", root_parameters(decoder, tensor), precision.accumulation_bytes, 1))
+    if root := root_parameters(part, tensor):
+        units.append(_Unit("root", root, precision.accumulation_bytes, 1))
     return [collective for unit in units for collective in _of_unit(run, unit)]
 
 
@@ -91,7 +94,7 @@ def _of_unit(run: Planned, unit: _Unit) -> list[Collective]:
 
     Partial gradients are summed over the tensor ranks before the reduce-scatter, which uses the accumulation type.
     """
-    layout, times = run.layout, run.num_micro_batches * unit.number
+    layout, times = run.layout, unit.number * (run.num_micro_batches if run.layout.pipeline == 1 else 1)
     elements, gradients = (_padded(some, layout.shard_size) for some in (unit.parameters, unit.trained))
     of_unit = partial(Collective, overlap=unit.overlap, layers=unit.number, has_first_layer=unit.has_first_layer)
     over_shares = partial(of_unit, axis=shard_axis(layout), ranks=layout.shard_size)
@@ -103,7 +106,8 @@ def _of_unit(run: Planned, unit: _Unit) -> list[Collective]:
         element_bytes=unit.weight_bytes,
         count=unit.number if layout.sharding is ZeroStage.ZERO2 else times,
     )
-    again = [gather(phase=Phase.BACKWARD)] if unit.is_layer and layout.sharding is ZeroStage.ZERO3 else []
+    gathers_again = unit.is_layer and layout.sharding is ZeroStage.ZERO3 and layout.pipeline == 1
+    again = [gather(phase=Phase.BACKWARD)] if gathers_again else []
     gradient_bytes = run.training.numbers.accumulation_bytes
     scatter = over_shares(
         elements=gradients,

@@ -31,6 +31,7 @@ from crosscut.planner.activations import recomputation_step
 from crosscut.planner.candidate import Planned, is_compiled, target_of
 from crosscut.planner.messages.collective import Axis, Collective
 from crosscut.planner.messages.sharding import shard_axis, sharded_parameters, token_axis
+from crosscut.planner.messages.staged import compared_ends, stage_messages, tied_gradients
 from crosscut.planner.muon import muon_messages
 from crosscut.planner.parameters import (
     known_vocab_size,
@@ -39,6 +40,7 @@ from crosscut.planner.parameters import (
     partial_gradients,
     trained_parameters_per_rank,
 )
+from crosscut.planner.stages import part_of
 
 
 def step_traffic(
@@ -46,11 +48,12 @@ def step_traffic(
 ) -> list[Collective]:
     """Collectives of one training step of `run`, grouped by purpose.
 
-    `loss_chunk_tokens` is the number of tokens whose logits the loss holds at once, by default the number that training
-    uses. A smaller chunk means more messages of the loss, but the same total bytes. `compiled` says whether layers are
-    compiled: a compiled layer that is fully recomputed also repeats its last collective. By default, layers count as
-    compiled if `training.compile` is "on", or "auto" with `training.device` "cuda". Raises `ConfigError` if
-    `model.vocab_size` is still 0 or `loss_chunk_tokens` is below 1.
+    In a pipeline, the result is that of one rank of the pipeline: rank `Candidate.pipeline_rank` of a candidate, and
+    the first rank of a `RunConfig`. `loss_chunk_tokens` is the number of tokens whose logits the loss holds at once, by
+    default the number that training uses. A smaller chunk means more messages of the loss, but the same total bytes.
+    `compiled` says whether layers are compiled: a compiled layer that is fully recomputed also repeats its last
+    collective. By default, layers count as compiled if `training.compile` is "on", or "auto" with `training.device`
+    "cuda". Raises `ConfigError` if `model.vocab_size` is still 0 or `loss_chunk_tokens` is below 1.
     """
     known_vocab_size(run.model)
     if loss_chunk_tokens is None:
@@ -61,10 +64,13 @@ def step_traffic(
     if compiled is None:
         compiled = is_compiled(run, run.training.device)
     repeats = Repeats(Recompute(run.training.recompute), recomputation_step(run), compiled)
+    part, target = part_of(run), target_of(run, device="cpu")
     collectives = [
-        *_of_layers(describe(run.model), target_of(run, device="cpu"), run.num_micro_batches, repeats),
-        *_loss(run, loss_chunk_tokens),
+        *_of_layers(part, target, run.num_micro_batches, repeats),
+        *(_loss(run, loss_chunk_tokens) if part.is_last else []),
+        *stage_messages(run, target),
         *_gradients(run),
+        *tied_gradients(run),
         *_totals(run),
         *muon_messages(run),
     ]
@@ -77,13 +83,14 @@ def comparison_traffic(run: Planned) -> list[Collective]:
     The ranks of the data axis compare two hashes of every parameter tensor. The ranks of the tensor axis compare two
     hashes of every replicated parameter tensor, and send the result of the data axis in the same message. If data ranks
     shard the model, the ranks with the same shard of different copies compare this shard, and one more all-reduce sends
-    the result to the ranks with other shards.
+    the result to the ranks with other shards. In a pipeline, the first and the last rank compare the tied embedding,
+    and one more all-reduce sends the result to all stages.
     """
-    layout = run.layout
+    layout, part = run.layout, part_of(run)
     all_reduce = partial(Collective, operation=Operation.ALL_REDUCE, phase=Phase.COMPARISON, count=1, element_bytes=8)
-    tensors, replicated = num_tensors(run.model), num_replicated_tensors(run.model, layout)
+    tensors, replicated = num_tensors(part), num_replicated_tensors(part, layout)
     sharded = layout.shard_size > 1
-    if layout.tensor == layout.num_replicas == 1:
+    if layout.tensor == layout.num_replicas == layout.pipeline == 1:
         return []
     collectives = [
         all_reduce(
@@ -95,7 +102,9 @@ def comparison_traffic(run: Planned) -> list[Collective]:
         all_reduce(
             axis="tensor", purpose="hashes of replicated parameters", elements=2 * replicated + 1, ranks=layout.tensor
         ),
+        *compared_ends(run, all_reduce),
         all_reduce(axis=shard_axis(layout), purpose="verdict", elements=1, ranks=layout.shard_size),
+        all_reduce(axis="pipeline", purpose="verdict", elements=1, ranks=layout.pipeline),
     ]
     return [collective for collective in collectives if collective.ranks > 1]
 
@@ -237,7 +246,8 @@ def _gradients(run: Planned) -> list[Collective]:
     if run.layout.shard_size > 1:
         return sharded_parameters(run)
     all_reduce = _once_per_step(run)
-    partial_ones = partial_gradients(run.model, run.layout)
+    part = part_of(run)
+    partial_ones = partial_gradients(part, run.layout)
     replicated = all_reduce(
         axis="tensor", purpose="replicated gradients", elements=partial_ones, ranks=run.layout.tensor
     )
@@ -245,7 +255,7 @@ def _gradients(run: Planned) -> list[Collective]:
         axis=token_axis(run.layout),
         purpose="gradients",
         overlap=Overlap.BUCKETS,
-        elements=trained_parameters_per_rank(run.model, run.layout),
+        elements=trained_parameters_per_rank(part, run.layout),
         ranks=run.layout.data * run.layout.context,
     )
     return [replicated, local] if partial_ones else [local]
@@ -257,7 +267,7 @@ def _totals(run: Planned) -> list[Collective]:
     The tensor ranks sum the squared gradients of sharded parameters for the gradient norm; data ranks that shard one
     copy sum the squares of their shards. Both sums are float64. The data ranks sum the number of target tokens (and, if
     the model predicts the order of segments, the number of pairs in the same message) and, at the end of the step, the
-    loss.
+    loss. The ranks of a pipeline sum the squares of all stages, and the loss, which only the last stage has.
     """
     all_reduce, num_counts = _once_per_step(run), 1 + run.model.sentence_order
     over_tokens = partial(all_reduce, axis=token_axis(run.layout), ranks=run.layout.data * run.layout.context)
@@ -272,6 +282,14 @@ def _totals(run: Planned) -> list[Collective]:
         ),
         over_tokens(purpose="target tokens", elements=num_counts, element_bytes=8),
         over_tokens(purpose="reported loss", elements=1),
+        all_reduce(
+            axis="pipeline",
+            purpose="gradient norm of all stages",
+            elements=1,
+            ranks=run.layout.pipeline,
+            element_bytes=8,
+        ),
+        all_reduce(axis="pipeline", purpose="loss of the last stage", elements=1, ranks=run.layout.pipeline),
     ]
 
 

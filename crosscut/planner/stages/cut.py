@@ -1,11 +1,11 @@
-"""Cut of a run's layers into pipeline stages that take about the same time."""
+"""Cut of a run's layers into pipeline stages that take about the same time, and the stages of each rank."""
 
-from crosscut.architecture import describe
-from crosscut.architecture.pipeline import Schedule, balanced_cut, interleaved, zero_bubble
+from crosscut.architecture import Decoder, describe
+from crosscut.architecture.pipeline import Schedule, Stage, balanced_cut, interleaved, stages_of_rank, zero_bubble
 from crosscut.config.layout import Layout, PipelineSchedule
 from crosscut.config.training import Recompute
-from crosscut.planner.candidate import Planned
-from crosscut.planner.compute import head_flops_per_token, layer_flops_per_token
+from crosscut.planner.candidate import Candidate, Planned
+from crosscut.planner.flops import head_flops_per_token, layer_flops_per_token
 from crosscut.planner.parameters import known_vocab_size
 
 
@@ -34,3 +34,25 @@ def schedule_of(layout: Layout, num_micro_batches: int) -> Schedule:
     if layout.schedule is PipelineSchedule.ZERO_BUBBLE:
         return zero_bubble(layout.pipeline, num_micro_batches)
     return interleaved(layout.pipeline, num_micro_batches, layout.stages_per_rank)
+
+
+def schedule_of_run(run: Planned) -> Schedule:
+    """Schedule of the stages of a run with a pipeline."""
+    return schedule_of(run.layout, run.num_micro_batches)
+
+
+def stages_of(run: Planned, rank: int) -> tuple[Stage, ...]:
+    """Stages of one rank of a run's pipeline, in the order of the layers. Without a pipeline, one stage has all layers.
+    Raises `ConfigError` if `model.vocab_size` is still 0 and decides the cut.
+    """
+    return stages_of_rank(stage_sizes(run), rank=rank, num_ranks=run.layout.pipeline)
+
+
+def part_of(run: Planned) -> Decoder:
+    """Describe the part of the model that a rank of `run` holds: the whole model, or, in a pipeline, the stages of rank
+    `Candidate.pipeline_rank` of the pipeline (of a `RunConfig`, those of the first rank).
+    """
+    whole = describe(run.model)
+    if run.layout.pipeline == 1:
+        return whole
+    return whole.part(stages_of(run, run.pipeline_rank if isinstance(run, Candidate) else 0))

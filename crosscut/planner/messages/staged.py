@@ -1,0 +1,86 @@
+"""Messages of one rank of a pipeline: hidden states and their gradients, and the gradient of a tied embedding.
+
+A rank sends its results to the ranks before and after it, as the schedule says. If the embedding is tied, the first and
+the last rank both hold the embedding, and sum its two gradients once per step.
+"""
+
+from collections import Counter
+from functools import partial
+
+from crosscut.architecture import Operation, Target
+from crosscut.architecture.messages import Phase
+from crosscut.architecture.pipeline import Pass
+from crosscut.planner.candidate import Candidate, Planned
+from crosscut.planner.messages.collective import Axis, Collective
+from crosscut.planner.stages import part_of, schedule_of_run
+
+_PHASES = {
+    Pass.FORWARD: (Phase.FORWARD, "hidden states"),
+    Pass.BACKWARD: (Phase.BACKWARD, "gradients of hidden states"),
+}
+
+
+def stage_messages(run: Planned, target: Target) -> list[Collective]:
+    """Tensors that a rank of a pipeline sends to other stages in one step: [b, s, h] for each micro-batch, or, with a
+    split sequence, this rank's part of it. Empty without a pipeline.
+    """
+    if run.layout.pipeline == 1:
+        return []
+    schedule, rank = schedule_of_run(run), run.pipeline_rank if isinstance(run, Candidate) else 0
+    sent = Counter(action.kind for action in schedule.actions[rank] if schedule.sent(rank, action) is not None)
+    return [
+        Collective(
+            operation=Operation.SEND,
+            axis="pipeline",
+            phase=phase,
+            purpose=purpose,
+            count=sent[kind],
+            elements=target.own_tokens * run.model.hidden_size,
+            element_bytes=target.compute_bytes,
+            ranks=2,
+        )
+        for kind, (phase, purpose) in _PHASES.items()
+    ]
+
+
+def tied_gradients(run: Planned) -> list[Collective]:
+    """All-reduce of the gradient of a tied embedding over the first and the last rank of a pipeline. Empty on other
+    ranks, and if the embedding is frozen.
+    """
+    layout, part = run.layout, part_of(run)
+    tokens = part.embedding.tokens.on(layout.tensor)
+    if not _holds_tied(run) or tokens.is_frozen:
+        return []
+    rows = tokens.shape[0]
+    return [
+        Collective(
+            operation=Operation.ALL_REDUCE,
+            axis=_ends(run),
+            phase=Phase.STEP,
+            purpose="gradient of the tied embedding",
+            count=1,
+            elements=-(-rows // layout.shard_size) * (tokens.size // rows),
+            element_bytes=run.training.numbers.accumulation_bytes,
+            ranks=2,
+        )
+    ]
+
+
+def compared_ends(run: Planned, all_reduce: partial[Collective]) -> list[Collective]:
+    """Comparison of the two copies of a tied embedding, which the first and the last rank of a pipeline hold.
+    `all_reduce` makes a message of the comparison of replicas.
+    """
+    if not _holds_tied(run):
+        return []
+    return [all_reduce(axis=_ends(run), purpose="hashes of the tied embedding", elements=2 + 1, ranks=2)]
+
+
+def _holds_tied(run: Planned) -> bool:
+    """Whether the rank holds an embedding that another rank of the pipeline holds, too."""
+    part = part_of(run)
+    is_tied = part.head.output is None and part.head.task is None
+    return run.layout.pipeline > 1 and is_tied and (part.is_first or part.is_last)
+
+
+def _ends(run: Planned) -> Axis:
+    return "pipeline" if run.layout.pipeline == 2 else "ends"
