@@ -7,6 +7,7 @@ waits for the previous save.
 """
 
 import time
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -77,7 +78,6 @@ class Saver:
         self.copying = CopyGuard(optimizer)
         self._buffers = HostBuffers()
         self._group = background_group()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
 
     def __enter__(self) -> Self:
@@ -89,7 +89,6 @@ class Saver:
         try:
             self._wait()
         finally:
-            self._thread.shutdown()
             self.copying.remove()
 
     def save(self, progress: Progress, *, written: Callable[[], None] = lambda: None, final: bool = False) -> None:
@@ -113,7 +112,10 @@ class Saver:
         device = next(iter(tensors.values())).device
         job = _Job(folder, progress, state, tensors, computed(device), written)
         self.copying.begin()
-        self._writing = self._thread.submit(self._work, job)
+        # One thread for each save: a thread that lives on keeps the threads of its parallel loops (see `_write`).
+        thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing = thread.submit(self._work, job)
+        thread.shutdown(wait=False)
         self.seconds_held += time.perf_counter() - start
 
     def finish(self) -> None:
@@ -170,7 +172,7 @@ class Saver:
             failed=failed,
         )
         try:
-            dcp.save(job.state, storage_writer=writer, planner=DefaultSavePlanner(), process_group=self._group)
+            self._write(job.state, writer)
         except (Exception, CheckpointException) as error:
             # Every error of the storage, including a lost connection to an object store, has one of these two classes.
             ours = isinstance(error, CheckpointException | CheckpointError)
@@ -181,6 +183,24 @@ class Saver:
             if self.is_first_rank:
                 self._warn(told)
             raise told from None
+
+    def _write(self, state: dict[str, Any], writer: CheckpointWriter) -> None:
+        """Write the state. A single rank exchanges no messages.
+
+        Gloo would copy a message to itself with a parallel loop in one of its own threads, and these threads live on.
+        If the threads of all loops are more than the cores, OpenMP no longer lets them spin between two operators, and
+        every later step of a small model takes twice as long.
+        """
+        is_alone = self._group.size() == 1
+        if is_alone:
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp.save(
+            state,
+            storage_writer=writer,
+            planner=DefaultSavePlanner(),
+            process_group=None if is_alone else self._group,
+            no_dist=is_alone,
+        )
 
     def _published(self, job: _Job) -> None:
         """Finish a new checkpoint on the first rank: call the job's callback and remove old checkpoints.

@@ -121,6 +121,32 @@ def test_buffers_are_used_again_and_the_thread_ends(ranks, tmp_path):
     assert ranks.run(1, save_twice_and_count, tmp_path) == [[]]
 
 
+def threads_left_by_a_save(root: Path) -> int:
+    """Threads of the operating system that a save leaves, with a state whose description is large."""
+    torch.set_num_threads(2)
+    try:
+        model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(100)))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        with Saver(root, model=model, optimizer=optimizer, config=KEEP_ALL, is_first_rank=True) as saver:
+            step(model, optimizer)
+            before = set(Path("/proc/self/task").iterdir())
+            saver.save(progress_at(1))
+            saver.finish()
+        deadline = time.monotonic() + 5.0  # the thread of the save may end a moment after its work
+        while left := set(Path("/proc/self/task").iterdir()) - before:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
+        return len(left)
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux to list its threads")
+def test_a_save_of_one_rank_leaves_no_thread_that_would_slow_the_training(ranks, tmp_path):
+    assert ranks.run(1, threads_left_by_a_save, tmp_path) == [0]
+
+
 def test_next_save_waits_for_the_one_before(ranks, tmp_path):
     ranks.run(2, save_steps, tmp_path, [1, 2, 3, 4])
     assert names(tmp_path) == [1, 2, 3, 4]
