@@ -129,6 +129,7 @@ def test_finished_stages_run_again_only_for_other_settings(tmp_path):
     assert again["similar"].num_run == again["similar"].num_tasks > 0
 
 
+@pytest.mark.slow  # it compares many parts
 def test_a_task_is_as_small_for_many_parts_as_for_few(tmp_path):
     texts = made_texts(random.Random(9), families=20, copies=2)
     largest = {}

@@ -51,7 +51,7 @@ def on_one_rank():
     return {}
 
 
-@pytest.mark.one_in(13)
+@pytest.mark.one_in(23)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_pipeline_trains_as_one_rank(ranks, run_with, on_one_rank, layout, model):
@@ -62,7 +62,7 @@ def test_a_pipeline_trains_as_one_rank(ranks, run_with, on_one_rank, layout, mod
     assert_equal(ranks.run(run.layout.world_size, course, run, 20), on_one_rank[model])
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("more", ["", "tensor=2", "data=2"])
 def test_dropout_does_not_depend_on_the_schedule(ranks, run_with, more):
     settings = (*EXACT, "model.dropout=0.1", *layout_of(more))
