@@ -119,15 +119,16 @@ def has_file(arguments: tuple[str, ...]) -> bool:
     return bool(arguments) and "=" not in arguments[0]
 
 
-def on_devices_there(run: RunConfig) -> RunConfig:
+def on_devices_there(run: RunConfig, advice: str = "") -> RunConfig:
     """Move the run to the CPU, and say so on the error stream, when `device` is auto and this machine has GPUs, but
-    fewer GPUs than the run has ranks. Any other run is returned unchanged.
+    fewer GPUs than the run has ranks. The message ends with `advice`. Any other run is returned unchanged.
     """
     from crosscut.launch.processes import has_too_few_gpus
 
     if run.training.device != "auto" or not has_too_few_gpus(run.layout.world_size):
         return run
-    echo(f"The {run.layout.world_size} ranks run on the CPU, because there are fewer GPUs than ranks.", err=True)
+    told = f"The {run.layout.world_size} ranks run on the CPU, because there are fewer GPUs than ranks."
+    echo(f"{told} {advice}".rstrip(), err=True)
     return replace(run, training=replace(run.training, device=Device.CPU))
 
 

@@ -5,6 +5,9 @@ from typing import Literal
 import click
 
 from crosscut.cli.arguments import RunCommand, has_file, on_devices_there, run_arguments, run_from
+from crosscut.config.axes import OPTIONS
+
+_SIZES = tuple(f"layout.{option}=" for option in OPTIONS)
 
 
 class _TrainCommand(RunCommand):
@@ -41,9 +44,10 @@ def train(arguments: tuple[str, ...], resume: Literal["newest", "auto"] | None, 
     """Train a model from raw text or token shards.
 
     Without RUN.toml, the command trains the demo: a small model on the State of the Union addresses, on two
-    tensor-parallel ranks. The ranks share the CPU if there are fewer than two GPUs. Any key can be overridden, for
-    example with data.text=book.txt layout.tensor=2 training.steps=500. With data.text or data.tokens, only
-    the recipe and the model come from the demo. All other settings have their usual defaults.
+    tensor-parallel ranks. The ranks share the CPU if there are fewer than two GPUs; with layout.tensor=1, the demo uses
+    one GPU. Any key can be overridden, for example with data.text=book.txt layout.tensor=2 training.steps=500. With
+    data.text or data.tokens, only the recipe and the model come from the demo. All other settings have their usual
+    defaults: one rank, on the GPU if there is one.
 
     The command starts the processes that the layout needs. Under torchrun (torchrun ... -m crosscut train RUN.toml),
     the command joins the processes that torchrun started.
@@ -53,6 +57,6 @@ def train(arguments: tuple[str, ...], resume: Literal["newest", "auto"] | None, 
     run = run_from(arguments)
     from crosscut.training import run_training
 
-    if not has_file(arguments) and not any(argument.startswith("layout.") for argument in arguments):
-        run = on_devices_there(run)  # the user did not ask for two ranks
+    if not has_file(arguments) and not any(argument.startswith(_SIZES) for argument in arguments):
+        run = on_devices_there(run, "Add layout.tensor=1 to train on a GPU.")  # the user did not ask for two ranks
     run_training(run, resume="auto" if resume == "auto" else resume is not None, profile=profile)

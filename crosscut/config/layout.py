@@ -245,6 +245,11 @@ class Layout:
         return in_use
 
     @property
+    def names_of_axes(self) -> str:
+        """Fields of the axes in use for messages, innermost first: "`layout.tensor` x `layout.data`"."""
+        return " x ".join(f"`layout.{option}`" for option in reversed(self.axes))
+
+    @property
     def mesh_axes(self) -> dict[str, int]:
         """Number of ranks along each axis of the device mesh, by name, outermost first.
 

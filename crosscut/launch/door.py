@@ -70,8 +70,9 @@ class Ranks:
             raise LayoutError(world_size_message(self.layout, started_world_size()))
         size = self.layout.world_size
         if not self.are_there:
-            require_room("`layout.tensor` x `layout.data`", size, remedy=_FEWER, error=LayoutError)
-        require_devices(self.device, ranks_on_this_machine(size) if self.joins else size)
+            require_room(self.layout.names_of_axes, size, remedy=_FEWER, error=LayoutError)
+        here = ranks_on_this_machine(size) if self.joins else size
+        require_devices(self.device, here, self.layout.names_of_axes)
 
     @property
     def are_there(self) -> bool:

@@ -77,8 +77,9 @@ def has_too_few_gpus(num_ranks: int) -> bool:
     return not was_started() and 0 < torch.cuda.device_count() < num_ranks
 
 
-def require_devices(name: str, num_ranks: int) -> None:
-    """Check that this machine has a device for each of `num_ranks` ranks. `name` is `cpu`, `cuda` or `auto`.
+def require_devices(name: str, num_ranks: int, axes: str) -> None:
+    """Check that this machine has a device for each of `num_ranks` ranks. `name` is `cpu`, `cuda` or `auto`. Messages
+    name the number of ranks by `axes` (`Layout.names_of_axes`).
 
     Raises `ConfigError` if `name` is cuda and this machine has no GPU, and `LayoutError` if the ranks use GPUs and this
     machine has fewer than `num_ranks`.
@@ -91,9 +92,9 @@ def require_devices(name: str, num_ranks: int) -> None:
         )
     if choose_device(name).type == "cuda" and num_ranks > num_devices:
         raise LayoutError(
-            f"`layout.tensor` x `layout.data` must be at most {num_devices}, this machine's number of GPUs, but is "
-            f"{num_ranks}. Choose a smaller layout, use several machines with torchrun, or set the device to cpu "
-            "(`training.device` in a run's file, `--device` in other commands)."
+            f"{axes} must be at most {num_devices}, this machine's number of GPUs, but is {num_ranks}. Choose "
+            "a smaller layout, use several machines with torchrun, or set the device to cpu (`training.device` in a "
+            "run's file, `--device` in other commands)."
         )
 
 

@@ -263,9 +263,8 @@ def make_lone_mesh(device: torch.device) -> ParallelMesh:
 
 def world_size_message(layout: Layout, world_size: int) -> str:
     """Error message for a layout whose number of ranks is not `world_size`, the number of processes."""
-    axes = dict(reversed(layout.axes.items()))
-    names, sizes = (" x ".join(map(str, part)) for part in ((f"`layout.{name}`" for name in axes), axes.values()))
+    sizes = " x ".join(map(str, reversed(layout.axes.values())))
     return (
-        f"{names} must be the number of processes ({world_size}), but is {sizes} = {layout.world_size}. Change the "
-        f"number of processes to {layout.world_size}, or change the layout."
+        f"{layout.names_of_axes} must be the number of processes ({world_size}), but is {sizes} = {layout.world_size}. "
+        f"Change the number of processes to {layout.world_size}, or change the layout."
     )

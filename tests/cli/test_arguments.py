@@ -48,8 +48,9 @@ def runs_of(monkeypatch):
 
 
 def test_the_demo_is_for_processors_too_where_there_are_fewer_gpus_than_its_ranks(runs_of, tmp_path):
-    told = "The 2 ranks run on the CPU, because there are fewer GPUs than ranks.\n"
-    assert runs_of(1, "train") == (["cpu"], told)
+    told = "The 2 ranks run on the CPU, because there are fewer GPUs than ranks."
+    demo = f"{told} Add layout.tensor=1 to train on a GPU.\n"
+    assert runs_of(1, "train") == runs_of(1, "train", "layout.sequence_parallel=true") == (["cpu"], demo)
     assert runs_of(1, "train", "layout.tensor=1") == (["auto"], "")
     assert runs_of(1, "train", "layout.tensor=4") == (["auto"], ""), "it is refused, not done a thousand times slower"
     assert runs_of(1, "train", "training.device=cuda") == (["cuda"], "")
@@ -57,5 +58,10 @@ def test_the_demo_is_for_processors_too_where_there_are_fewer_gpus_than_its_rank
     file = tmp_path / "run.toml"
     write_toml(run_from(()), file)
     assert runs_of(1, "train", str(file)) == (["auto"], ""), "it is refused, too"
-    assert runs_of(1, "verify", str(file)) == (["cpu"], told)
+    assert runs_of(1, "verify", str(file)) == (["cpu"], f"{told}\n")
     assert runs_of(1, "verify", str(file), "--layout", "tensor=1") == (["auto"], "")
+
+
+def test_own_text_trains_on_one_rank_and_so_on_a_single_gpu(runs_of):
+    assert run_from(("data.text=book.txt",)).layout.world_size == 1
+    assert runs_of(1, "train", "data.text=book.txt") == (["auto"], "")

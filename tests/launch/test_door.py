@@ -166,6 +166,10 @@ def test_ranks_must_have_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     Ranks(layout=Layout(tensor=4), device="cpu")
     with pytest.raises(LayoutError, match="must be at most 2, this machine's number of GPUs, but is 4"):
         Ranks(layout=Layout(tensor=4))
+    with pytest.raises(LayoutError, match=r"^`layout.tensor` x `layout.context` x `layout.data` must be at most 2, "):
+        Ranks(layout=Layout(context=2, data=2))
+    with pytest.raises(LayoutError, match=r"^`layout.tensor` x `layout.data` x `layout.pipeline` must be at most 2, "):
+        Ranks(layout=Layout(pipeline=4))
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")

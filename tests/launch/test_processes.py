@@ -329,7 +329,7 @@ def test_the_device_is_the_one_that_is_named_or_the_one_that_is_there(monkeypatc
 def test_cuda_where_there_is_none_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ConfigError, match="The device must be available, but is cuda"):
-        require_devices("cuda", 1)
+        require_devices("cuda", 1, "`layout.tensor`")
 
 
 def test_too_few_gpus_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,10 +347,10 @@ def test_too_few_gpus_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_more_ranks_than_cuda_devices_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    require_devices("auto", 2)
-    require_devices("cpu", 4)
-    with pytest.raises(LayoutError, match="must be at most 2, this machine's number of GPUs, but is 4"):
-        require_devices("auto", 4)
+    require_devices("auto", 2, "`layout.tensor`")
+    require_devices("cpu", 4, "`layout.tensor`")
+    with pytest.raises(LayoutError, match=r"^`layout.tensor` must be at most 2, this machine's number of GPUs, but is"):
+        require_devices("auto", 4, "`layout.tensor`")
 
 
 FREED = """
