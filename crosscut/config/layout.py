@@ -142,11 +142,6 @@ class Layout:
                 f"`layout.shard_group` must be 0 with `layout.context` above 1, but is {self.shard_group}. The context "
                 "ranks and all data ranks together hold one copy of the state. Remove `layout.shard_group`."
             )
-        if self.pipeline > 1:
-            raise LayoutError(
-                f"`layout.pipeline` must be 1 with `layout.context` above 1, but is {self.pipeline}. Crosscut cannot "
-                "combine stages with divided sequences yet. Remove `layout.pipeline` or `layout.context`."
-            )
 
     def _check_shard_group(self) -> None:
         if self.shard_group and self.sharding is ZeroStage.NONE:

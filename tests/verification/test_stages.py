@@ -36,6 +36,23 @@ def test_a_pipeline_is_the_uncut_model(ranks, layout, model):
     assert all(row.forward is not None or row.gradient is not None for row in report.rows)
 
 
+SHARED = {"dropout": 0.0, "max_sequence_length": 32}
+ON_FOUR = [
+    Layout(pipeline=2, context=2, context_attention="ring", schedule="zero_bubble"),
+    Layout(pipeline=2, context=2, context_attention="all_to_all", stages_per_rank=2),
+    Layout(pipeline=2, context=2, context_attention="gather", sharding="zero3"),
+]
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+@pytest.mark.parametrize("layout", ON_FOUR, ids=str)
+def test_a_pipeline_over_shared_sequences_is_the_uncut_model(ranks, layout, model):
+    report = ranks.run(4, verify, layout, {**MODELS[model], **SHARED})[0]
+    assert report.same, report.first
+    assert [row.module for row in report.rows if row.module.endswith("mlp")] == [f"blocks.{i}.mlp" for i in range(4)]
+
+
 OPTIONS = {
     "recompute": {"training": {"recompute": "full"}},
     "documents": {"training": {"document_mask": True}},

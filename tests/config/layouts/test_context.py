@@ -70,14 +70,6 @@ def _run(layout: dict[str, Any], *overrides: str, **model: Any) -> Any:
                 "data ranks together hold one copy of the state. Remove `layout.shard_group`."
             ),
         ),
-        (
-            {"context": 2, "pipeline": 2},
-            [],
-            (
-                "`layout.pipeline` must be 1 with `layout.context` above 1, but is 2. Crosscut cannot combine stages "
-                "with divided sequences yet. Remove `layout.pipeline` or `layout.context`."
-            ),
-        ),
     ],
 )
 def test_what_cannot_be_is_said_before_a_rank_starts(
