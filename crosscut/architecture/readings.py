@@ -139,6 +139,17 @@ def temporary(steps: Iterable[Step], target: Target, inside: int) -> int:
     return max(step.temporary(target, inside) for step in steps)
 
 
+@lru_cache(maxsize=16384)
+def deferred(layer: Layer, target: Target) -> int:
+    """Bytes that a layer holds in one micro-batch for weight gradients that are computed after the backward pass: the
+    input of each product, and the gradient of its result. Products that read the same value share one input.
+    """
+    steps = [step for step in flat(lower(layer, target)) if isinstance(step, Multiply)]
+    trained = [step for step in steps if step.matrix.adapter is not None or not step.matrix.weight.is_frozen]
+    inputs = {step.reads[0].name: step.reads[0] for step in trained}
+    return sum(value.bytes(target) for value in [*inputs.values(), *(step.gives[0] for step in trained)])
+
+
 @lru_cache(maxsize=4096)
 def weights_read(layer: Layer, tensor: int) -> int:
     """Number of parameters of a layer on one rank that the backward pass reads: all except the biases."""

@@ -71,6 +71,7 @@ class _Step:
         self.passed: dict[tuple[int, int], _Passed] = {}
         self.deferred: dict[tuple[int, int], Deferred] = {}
         self.arriving: dict[Message, Arriving] = {}
+        self.acknowledged = step.schedule.acknowledged(self.rank)
         dtype = torch.promote_types(torch.float32, step.model.compute_dtype)  # as of the loss, which only one stage has
         self.loss = torch.zeros((), dtype=dtype, device=step.model.mesh.device)
 
@@ -135,7 +136,11 @@ class _Step:
 
     def _received(self, action: Action) -> Tensor | None:
         message = self.step.schedule.received(self.rank, action)
-        return None if message is None else self.arriving.pop(message).wait()
+        if message is None:
+            return None
+        received = self.arriving.pop(message).wait()
+        self.channels.release(self.acknowledged[message])
+        return received
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ rank. NCCL also runs all messages of one group one after the other: if both dire
 send to each other first would wait forever. Gloo would not, so such an order works on CPUs and hangs on GPUs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -42,7 +42,7 @@ class Channels:
         """
         self.device = device
         self._ranks, self._groups = tuple(ranks), dict(groups)
-        self._leaving: list[tuple[dist.Work, Tensor]] = []
+        self._leaving: dict[Message, tuple[dist.Work, Tensor]] = {}
 
     @property
     def group_names(self) -> list[str]:
@@ -50,15 +50,16 @@ class Channels:
         return [group.group_name for group in self._groups.values()]
 
     def send(self, message: Message, x: Tensor) -> None:
-        """Start to send `x` to the receiver of `message`, and return at once. `x` must not be changed before
-        `finish`.
+        """Start to send `x` to the receiver of `message`. `x` must not be changed before `release` or `finish`.
+
+        The method returns at once, unless the same message was sent before and has not arrived yet.
         """
+        self.release([message])
         x = x.contiguous()
         channel = message.channel
         work = dist.isend(x, self._ranks[channel.receiver], group=self._groups[channel])
         assert work is not None, "this rank is in the group"
-        self._leaving = [pair for pair in self._leaving if not pair[0].is_completed()]
-        self._leaving.append((work, x))
+        self._leaving[message] = work, x
 
     def start_receiving(self, message: Message, shape: Sequence[int], dtype: torch.dtype) -> Arriving:
         """Start to receive the tensor of `message`. Call this method for the messages of a channel in the order in
@@ -70,11 +71,17 @@ class Channels:
         assert work is not None, "this rank is in the group"
         return Arriving(buffer, work)
 
+    def release(self, messages: Iterable[Message]) -> None:
+        """Wait until the tensors of these messages may be changed or freed. Without this call, all tensors that the
+        rank sends in a step stay in memory until `finish`: gloo reports no arrival by itself.
+        """
+        for message in messages:
+            if (leaving := self._leaving.pop(message, None)) is not None:
+                leaving[0].wait()
+
     def finish(self) -> None:
         """Wait until all sent tensors may be changed or freed."""
-        for work, _ in self._leaving:
-            work.wait()
-        self._leaving.clear()
+        self.release(list(self._leaving))
 
 
 def channels_of(num_ranks: int, *, is_ring: bool) -> list[Channel]:

@@ -11,12 +11,14 @@ activations of all layers, `G` for the gradients, and `E` for the gradient of th
 | reduction           | G, and a copy of the gradients in the last bucket                                         |
 | step                | G, and the buffers of the optimizer                                                       |
 
-From the second micro-batch on, all of G exists throughout the backward pass. The derivations are in `docs/planner.md`.
+From the second micro-batch on, all of G exists throughout the backward pass. In a pipeline, A also counts the other
+micro-batches that the rank holds (`architecture.pipeline.flights`). The derivations are in `docs/planner.md`.
 The dry run (`crosscut.rehearsal`) measures the same bytes in the running program.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -24,15 +26,18 @@ from typing import NamedTuple
 from crosscut.architecture import Decoder, Device, Kept, Layer, describe, layer_parameters, lower, root_parameters
 from crosscut.architecture.lowering import lower_root
 from crosscut.architecture.parameters import LocalParameter
-from crosscut.architecture.readings import cheap_inside, last_matrix, temporary
+from crosscut.architecture.pipeline import Flight, flights
+from crosscut.architecture.readings import cheap_inside, deferred, last_matrix, temporary
 from crosscut.config import default_loss_chunk
 from crosscut.config.conventions import AMPERE, BUCKET_BYTES, PIECE_ELEMENTS
+from crosscut.config.layout import PipelineSchedule
 from crosscut.config.precision import precision_on
 from crosscut.config.training import Recompute
-from crosscut.planner.activations import activations_of, num_recomputed_layers, recomputation_step
+from crosscut.planner.activations import activations_of, recomputation_step
 from crosscut.planner.candidate import Candidate, Planned, target_of
 from crosscut.planner.muon import largest_muon_share, muon_buffers, muon_share
 from crosscut.planner.parameters import known_vocab_size
+from crosscut.planner.stages import part_of, schedule_of_run, stages_of
 
 FRAGMENTATION = 0.05
 """Bytes that the caching allocator loses in unusable blocks, as a share of a step's temporary bytes."""
@@ -77,18 +82,45 @@ class MemoryForecast:
 
 
 def forecast_memory(run: Planned, *, device: Device = "cuda", capability: tuple[int, int] = AMPERE) -> MemoryForecast:
-    """Forecast the bytes that one rank of `run` holds at the peak of a step.
+    """Forecast the bytes that one rank of `run` holds at the peak of a step. In a pipeline, the result is that of rank
+    `Candidate.pipeline_rank` of the pipeline, and of the first rank for a `RunConfig`.
 
     `capability` is the compute capability of the GPU, which decides whether the attention kernel can share key-value
     heads. Raises `ConfigError` if `model.vocab_size` is still 0.
     """
-    instants = _Step(run, device, capability).instants()
-    return max(instants, key=lambda forecast: forecast.total)
+    return max(_instants(run, device, capability), key=lambda forecast: forecast.total)
 
 
 def forecast_instants(run: Planned, *, device: Device = "cuda") -> list[MemoryForecast]:
     """Forecast the bytes that one rank of `run` holds at each instant at which memory may peak, in order of time."""
-    return _Step(run, device, AMPERE).instants()
+    return list(_instants(run, device, AMPERE))
+
+
+def _instants(run: Planned, device: Device, capability: tuple[int, int]) -> Iterator[MemoryForecast]:
+    """Yield the instants of a step. In a pipeline, these are the instants of the backward passes in which the rank
+    holds most, and of the end of the step.
+    """
+    known_vocab_size(run.model)
+    whole = describe(run.model)
+    if run.layout.pipeline == 1:
+        step = _Step(run, device, capability, whole)
+        yield from (*step.passes(), *step.after_passes())
+        return
+    rank = run.pipeline_rank if isinstance(run, Candidate) else 0
+    steps = [_Step(run, device, capability, whole.part([stage])) for stage in stages_of(run, rank)]
+    for flight in flights(schedule_of_run(run), rank):
+        yield from steps[flight.chunk].during(flight, steps).passes()
+    yield from steps[0].after_passes()
+
+
+class _Others(NamedTuple):
+    """Bytes that a rank of a pipeline holds for other passes than the running one."""
+
+    weights: int = 0
+    """Cast weights that other micro-batches hold."""
+    activations: int = 0
+    gradients: int | None = None
+    """Bytes of the gradients that exist before the running pass. None without a pipeline."""
 
 
 class _Root(NamedTuple):
@@ -131,6 +163,10 @@ class _LayerState(NamedTuple):
 @lru_cache(maxsize=4096)
 def _root(decoder: Decoder, tensor: int, shares: int) -> _Root:
     root = root_parameters(decoder, tensor)
+    if not decoder.is_last:
+        tokens = decoder.embedding.tokens.on(tensor)
+        last = tokens.size if decoder.is_first and not tokens.is_frozen else 0
+        return _Root(_size(root), *_shares(root, shares), 0, 0, last)
     vocabulary = decoder.head.vocabulary.on(tensor)
     gradient = 0 if vocabulary.is_frozen else vocabulary.size
     if decoder.head.task is not None:
@@ -166,27 +202,38 @@ def _share(part: LocalParameter, shares: int) -> int:
 def _first(decoder: Decoder, number: int, every: int) -> tuple[Counter[Layer], Counter[Layer]]:
     """Number of recomputed layers and of other layers of each kind, among the first `number` layers.
 
-    Every `every`-th layer is recomputed, starting with the first layer. If `every` is 0, no layer is recomputed.
+    Every `every`-th layer of the whole model is recomputed, starting with the first layer. If `every` is 0, no layer is
+    recomputed.
     """
     layers = decoder.layers[:number]
-    again = Counter(layers[::every]) if every else Counter[Layer]()
+    repeated = (layer for i, layer in zip(decoder.indexes, layers, strict=False) if every and i % every == 0)
+    again = Counter(repeated)
     return again, Counter(layers) - again
 
 
 class _Step:
-    """One training step of a run, and the bytes that a rank holds at each instant."""
+    """One training step of a run, and the bytes that a rank holds at each instant. In a pipeline, `decoder` is one
+    stage of the rank, and the instants are those of a pass through this stage.
+    """
 
-    def __init__(self, run: Planned, device: Device, capability: tuple[int, int]) -> None:
-        known_vocab_size(run.model)
+    def __init__(self, run: Planned, device: Device, capability: tuple[int, int], decoder: Decoder) -> None:
         run = Candidate.of(run, precision_on(device))
-        self.run, self.device, self.decoder = run, device, describe(run.model)
+        self.run, self.device, self.decoder = run, device, decoder
+        self.rank = part_of(run)
+        """All that the rank holds."""
+        self.is_staged = run.layout.pipeline > 1
+        self.defers = self.is_staged and run.layout.schedule is PipelineSchedule.ZERO_BUBBLE
+        """Whether a schedule computes the gradients of weights after the backward pass."""
         precision, tensor, shares = run.training.numbers, run.layout.tensor, run.layout.shard_size
         self.size, self.wide = precision.compute_bytes, precision.accumulation_bytes
         self.is_mixed = self.size != self.wide
         self.is_sharded = shares > 1
         self.target = target_of(run, device=device, capability=capability)
         self.every = recomputation_step(run)
-        self.root = _root(self.decoder, tensor, shares)
+        self.root = _root(self.rank, tensor, shares)
+        self.vocabulary_gradient = self.root.vocabulary_gradient if decoder.is_last else 0
+        """Elements of the gradient of the output projection, if the stage computes it."""
+        self.others = _Others()
         self.of_muon = muon_share(run)
         """Elements that Muon updates. They have one moment instead of two."""
         self.averages = bool(run.optimizer.ema_decay)
@@ -195,17 +242,49 @@ class _Step:
         self.whole = self.tokens * run.model.hidden_size * self.size
         self.between = self.target.own_tokens * run.model.hidden_size * self.size
         """Bytes of the residual stream on a rank."""
-        self.layers = {layer: self._layer_state(layer) for layer in self.decoder.kinds}
-        self.own = self._from(0, lambda each: each.share) + self.root.share
-        self.trained = self._from(0, lambda each: each.trained) + self.root.trained
+        self.layers = {layer: self._layer_state(layer) for layer in self.rank.kinds}
+        self.own = self._sum(self.rank.kinds, lambda each: each.share) + self.root.share
+        self.trained = self._sum(self.rank.kinds, lambda each: each.trained) + self.root.trained
         """Elements that have gradients and optimizer state."""
         ends = (step for steps in lower_root(self.decoder, self.target) for step in steps)
         leaves = any(state.kept.total == 0 for state in self.layers.values())  # a layer is offloaded
-        self.kept_outside = self.between * 2 * leaves + sum(
-            value.bytes(self.target) for step in ends for value in step.keeps
+        self.kept_outside = (
+            self.between * 2 * leaves
+            + sum(value.bytes(self.target) for step in ends for value in step.keeps)
+            + self.between * (not decoder.is_last)
         )
-        """Bytes of activations saved outside of the layers: by the embedding and the final norm, and activations whose
-        copy to the host is not finished."""
+        """Bytes of activations saved outside of the layers: by the embedding and the final norm, the output of a stage,
+        and activations whose copy to the host is not finished."""
+
+    def during(self, flight: Flight, steps: Sequence["_Step"]) -> "_Step":
+        """Return the step during a backward pass of a pipeline. `steps` are the steps of all stages of the rank."""
+        weights = activations = gradients = 0
+        for step, number, waiting, has_gradients in zip(steps, *flight[1:4], strict=True):
+            held_weights, held = step._held(len(step.decoder.layers) - 1)
+            weights += number * held_weights
+            activations += number * (held + step.vocabulary_gradient * self.wide)
+            activations += waiting * step._deferred(0)
+            gradients += has_gradients * step._gradients_of_stage()
+        buffers = self.between * (flight.receives + (not self.decoder.is_last))
+        found = copy(self)
+        found.others = _Others(weights, activations + buffers, gradients)
+        return found
+
+    def _gradients_of_stage(self) -> int:
+        """Bytes of the gradients of the stage's parameters. With sharding, they are whole until the end of the step."""
+        layers = self._from(0, self._whole_gradients if self.is_sharded else lambda each: each.trained)
+        ends = self.decoder.is_first or self.decoder.is_last
+        return (layers + (self._whole_root if self.is_sharded else self.root.trained) * ends) * self.wide
+
+    @property
+    def _whole_root(self) -> int:
+        """Elements of the gradients of the root before they are scattered over the data ranks."""
+        is_trained = self.root.trained == self.root.share
+        return self.root.size if is_trained else self.root.trained * self.run.layout.shard_size
+
+    def _deferred(self, first: int) -> int:
+        """Bytes that the layers from `first` on hold for weight gradients that a schedule computes later."""
+        return sum(deferred(layer, self.target) for layer in self.decoder.layers[first:])
 
     def _layer_state(self, layer: Layer) -> _LayerState:
         run, mode = self.run, Recompute(self.run.training.recompute)
@@ -243,29 +322,34 @@ class _Step:
         kinds = Counter(self.decoder.layers[first:until]) if first or until is not None else self.decoder.kinds
         return self._sum(kinds, elements_of)
 
-    def instants(self) -> list[MemoryForecast]:
-        """Forecast the bytes at each instant at which memory may peak, in order of time."""
-        last = self.run.model.num_layers - 1
-        again = (num_recomputed_layers(self.run) - 1) * self.run.training.recompute_every
-        ends = (last, max(again, 0), min(1, last), 0)  # layer 0 gathers no other layer ahead
+    def passes(self) -> list[MemoryForecast]:
+        """Forecast the bytes at each instant of the passes at which memory may peak, in order of time."""
+        last = len(self.decoder.layers) - 1
+        repeated = [place for place, i in enumerate(self.decoder.indexes) if self.every and i % self.every == 0]
+        ends = (last, max(repeated, default=0), min(1, last), 0)  # layer 0 gathers no other layer ahead
         layers = dict.fromkeys(ends if len(self.layers) == 1 else range(last, -1, -1))
-        return [self._loss(), *map(self._backward, layers), self._embedding(), self._reduction(), self._update()]
+        loss = [self._loss()] if self.decoder.is_last else []
+        return [*loss, *map(self._backward, layers), *([self._embedding()] if self.decoder.is_first else [])]
+
+    def after_passes(self) -> list[MemoryForecast]:
+        """Forecast the bytes when the gradients are reduced, and when the weights are updated."""
+        return [self._reduction(), self._update()]
 
     def _loss(self) -> MemoryForecast:
         loss, vocabulary = self.decoder.loss, self.root.vocabulary
         rows = vocabulary // self.run.model.hidden_size
         predicted = self.target.predicted_tokens
         chunk = min(predicted, default_loss_chunk(max(rows, 1), predicted, device=self.device))
-        weights, activations = self._held(self.run.model.num_layers - 1)
+        weights, activations = self._held(len(self.decoder.layers) - 1)
         cast = vocabulary * self.size * self.is_mixed
         on_cpu = self.device == "cpu"  # the loss on a CPU is never compiled
         return self._at(
             "loss",
             weights=weights + cast,
-            gradients=self._summed(0) + self.root.vocabulary_gradient * (self.wide + self.size * self.is_mixed),
+            gradients=self._summed(0) + self.vocabulary_gradient * (self.wide + self.size * self.is_mixed),
             activations=activations + self._ends_of_layers + chunk * self.whole // self.tokens,
             logits=chunk * rows * loss.logit_bytes(replace(self.target, compiled=False) if on_cpu else self.target),
-            buffers=self._gathered(self.run.model.num_layers if self._keeps_weights else 0),
+            buffers=self._gathered(len(self.decoder.layers) if self._keeps_weights else 0),
         )
 
     @property
@@ -275,19 +359,21 @@ class _Step:
 
     def _backward(self, layer: int) -> MemoryForecast:
         """Peak in the backward pass of a layer: at the second-to-last matrix of the layer, or at attention."""
-        run, state = self.run, self.layers[self.decoder.layers[layer]]
+        state = self.layers[self.decoder.layers[layer]]
         weights, activations = self._held(layer)
-        if self.every and layer % self.every == 0:
+        if self.every and self.decoder.indexes[layer] % self.every == 0:
             activations += state.again
             weights += state.plain.weights - state.kept.weights
-        done = run.model.num_layers - 1 - layer
-        scattered = (
-            self._from(layer + 1, self._whole_gradients, layer + 2) * self.wide if self.is_sharded and done else 0
-        )
+        done = len(self.decoder.layers) - 1 - layer
+        scatters = self.is_sharded and not self.is_staged and done
+        scattered = self._from(layer + 1, self._whole_gradients, layer + 2) * self.wide if scatters else 0
+        computed = state.last_matrix * self.size
+        if self.defers:
+            computed, activations = 0, activations + self._deferred(layer + 1)
         return self._at(
-            f"backward, layer {layer}",
+            f"backward, layer {self.decoder.indexes[layer]}",
             weights=weights,
-            gradients=self._summed(done) + self.root.vocabulary_gradient * self.wide + state.last_matrix * self.size,
+            gradients=self._summed(done) + self.vocabulary_gradient * self.wide + computed,
             activations=activations + state.temporary,
             buffers=self._gathered(self._whole_layers(layer + 1), layer + 1) + scattered,
         )
@@ -301,12 +387,17 @@ class _Step:
         run, vocabulary = self.run, self.root.last_gradient
         layers = self._from(0, lambda each: each.trained)
         ready = self.trained if self._accumulates else layers if self.is_sharded else self.trained - vocabulary
+        summed = self._summed(len(self.decoder.layers)) if self.is_staged else ready * self.wide
         first = self.layers[self.decoder.layers[0]]
         return self._at(
             "backward, embedding",
-            gradients=(ready + vocabulary) * self.wide,
-            activations=self.tokens * run.model.hidden_size * (self.wide + self.size * self.is_mixed),
-            buffers=self._gathered(self._whole_layers(0)) + self._whole_gradients(first) * self.wide * self.is_sharded,
+            gradients=summed + vocabulary * self.wide,
+            weights=self.others.weights,
+            activations=self.others.activations
+            + self.defers * self._deferred(0)
+            + self.tokens * run.model.hidden_size * (self.wide + self.size * self.is_mixed),
+            buffers=self._gathered(self._whole_layers(0))
+            + self._whole_gradients(first) * self.wide * (self.is_sharded and not self.is_staged),
         )
 
     def _whole_gradients(self, layer: _LayerState) -> int:
@@ -361,10 +452,13 @@ class _Step:
         """Bytes of cast weights and of saved activations, in the layers 0 to `layer` and outside of the layers."""
         again, plain = _first(self.decoder, layer + 1, self.every)
         return (
-            self._sum(again, lambda each: each.kept.weights) + self._sum(plain, lambda each: each.plain.weights),
+            self._sum(again, lambda each: each.kept.weights)
+            + self._sum(plain, lambda each: each.plain.weights)
+            + self.others.weights,
             self._sum(again, lambda each: each.kept.total)
             + self._sum(plain, lambda each: each.plain.total)
-            + self.kept_outside,
+            + self.kept_outside
+            + self.others.activations,
         )
 
     def _residual(self) -> int:
@@ -377,6 +471,8 @@ class _Step:
 
     def _summed(self, done: int) -> int:
         """Bytes of finished gradients after `done` layers have run their backward pass."""
+        if self.others.gradients is not None:
+            return self.others.gradients
         if self._accumulates:
             return self.trained * self.wide
         return self._from(len(self.decoder.layers) - done, lambda each: each.trained) * self.wide if done else 0
@@ -389,7 +485,7 @@ class _Step:
         """
         if not self._keeps_weights:
             return min(2, left)
-        return self.run.model.num_layers if self._accumulates else left
+        return len(self.decoder.layers) if self._accumulates else left
 
     def _gathered(self, number: int, left: int = 0) -> int:
         """Bytes of the gathered weights outside of the layers, and in `number` layers.
@@ -399,6 +495,8 @@ class _Step:
         """
         if not self.is_sharded:
             return 0
+        if self.is_staged:
+            return self.root.size * self.wide + self._sum(self.rank.kinds, lambda each: each.size) * self.size
         first = max(left - number, 0)
         layers = self._from(first, lambda each: each.size, first + number) if number else 0
         return self.root.size * self.wide + layers * self.size

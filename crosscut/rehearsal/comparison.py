@@ -4,10 +4,10 @@ from collections import Counter
 from dataclasses import replace
 from typing import NamedTuple
 
-from crosscut.config import RunConfig, default_loss_chunk, padded_vocab_size
+from crosscut.config import default_loss_chunk, padded_vocab_size
 from crosscut.planner import MemoryForecast, hardware_flops_per_rank, step_traffic
 from crosscut.planner.memory import forecast_instants
-from crosscut.rehearsal.pretence import Device
+from crosscut.planner.stages import stage_sizes
 from crosscut.rehearsal.rehearse import Rehearsal
 
 
@@ -35,16 +35,18 @@ def compare(rehearsal: Rehearsal) -> list[Row]:
     buckets.
     """
     run = rehearsal.run
-    held = rehearsed_forecast(run, rehearsal.device)
+    held = rehearsed_forecast(rehearsal)
     planned: Counter[str] = Counter()
     vocabulary = padded_vocab_size(run.model.vocab_size, run.layout.tensor)
     chunk = default_loss_chunk(vocabulary // run.layout.tensor, run.predicted_tokens, device=rehearsal.device)
-    for c in step_traffic(run, loss_chunk_tokens=chunk, compiled=False):
+    for c in step_traffic(rehearsal.planned, loss_chunk_tokens=chunk, compiled=False):
         planned[c.axis] += c.count * c.elements * c.element_bytes
     counted: Counter[str] = Counter()
     for sent, element_bytes in zip(rehearsal.sent, rehearsal.element_bytes, strict=True):
         counted[sent.axis] += sent.elements * element_bytes
-    padded = replace(run, model=replace(run.model, vocab_size=vocabulary))
+    padded = rehearsal.planned._replace(model=replace(run.model, vocab_size=vocabulary))
+    if run.layout.pipeline > 1:  # the padding would change the cut
+        padded = padded._replace(layout=replace(run.layout, stages=stage_sizes(run)))
     return [
         Row("peak bytes", held.total - held.allowance, rehearsal.peak.total),
         Row("FLOPs", hardware_flops_per_rank(padded), rehearsal.flops),
@@ -52,13 +54,13 @@ def compare(rehearsal: Rehearsal) -> list[Row]:
     ]
 
 
-def rehearsed_forecast(run: RunConfig, device: Device) -> MemoryForecast:
+def rehearsed_forecast(rehearsal: Rehearsal) -> MemoryForecast:
     """Return the planner's forecast of the peak, over the phases of the step that the dry run measures.
 
     If moments are offloaded to host memory, the optimizer's phase is left out, because a dry run does not copy moments
     to the device.
     """
-    instants = forecast_instants(run, device=device)
-    if device == "cuda" and "optimizer" in run.training.offload:
+    instants = forecast_instants(rehearsal.planned, device=rehearsal.device)
+    if rehearsal.device == "cuda" and "optimizer" in rehearsal.run.training.offload:
         instants = [instant for instant in instants if instant.instant != "step"]
     return max(instants, key=lambda instant: instant.total)

@@ -40,7 +40,7 @@ def print_rehearsal(rehearsal: Rehearsal) -> None:
         f"peak during: {peak.instant}; 1 GB is 10^9 bytes",
         highlight=False,
     )
-    forecast = rehearsed_forecast(run, rehearsal.device)
+    forecast = rehearsed_forecast(rehearsal)
     held = _table("held at the peak", "counted GB", "planned GB")
     for name in CATEGORIES:
         counted, planned = peak.categories.get(name, 0), getattr(forecast, name)

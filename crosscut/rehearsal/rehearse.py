@@ -14,6 +14,7 @@ from crosscut.config.training import Compile
 from crosscut.model import Batch
 from crosscut.parallel import Axis, CollectiveRecorder, ParallelMesh, Sent, make_mesh
 from crosscut.parallel.pretended import pretended_ranks
+from crosscut.planner.candidate import Candidate
 from crosscut.planner.parameters import known_vocab_size
 from crosscut.rehearsal.ledger import Ledger, Peak
 from crosscut.rehearsal.pretence import Device, WithoutMemory, as_on
@@ -39,6 +40,11 @@ class Rehearsal:
     seconds: float
     """Seconds that the dry run took."""
 
+    @property
+    def planned(self) -> Candidate:
+        """Run for the planner's forecast of the same rank."""
+        return Candidate.at(self.run, self.run.layout.place_of(self.rank)["pipeline"])
+
 
 def rehearse(run: RunConfig, *, rank: int = 0, device: Device = "cuda", precision: str | None = None) -> Rehearsal:
     """Run the training step that rank `rank` of `run` would run on `device`, with fake tensors. The other ranks are
@@ -46,10 +52,9 @@ def rehearse(run: RunConfig, *, rank: int = 0, device: Device = "cuda", precisio
 
     `precision` replaces `training.precision = "auto"`; by default, the usual precision of the device replaces it.
     Layers run uncompiled, so the figures do not show the effect of `training.compile`. Raises `ConfigError` if
-    `model.vocab_size` is 0, and `LayoutError` if `rank` is not a rank of the layout or if the layout has a pipeline.
+    `model.vocab_size` is 0, and `LayoutError` if `rank` is not a rank of the layout.
     """
     known_vocab_size(run.model)
-    run.layout.require_one_stage("plan --dry-run")
     start = time.perf_counter()
     uncompiled = replace(run, training=replace(run.training, compile=Compile.OFF))
     resolved = resolve(uncompiled, device=device, precision=precision or precision_on(device))

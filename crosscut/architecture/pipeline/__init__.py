@@ -5,6 +5,7 @@ counts their messages and the activations in flight, and `simulate` computes whe
 """
 
 from crosscut.architecture.pipeline.cut import Stage, balanced_cut, stages_of_rank
+from crosscut.architecture.pipeline.flight import Flight, flights
 from crosscut.architecture.pipeline.schedules import (
     Action,
     Channel,
@@ -21,12 +22,14 @@ __all__ = [
     "Action",
     "Channel",
     "Durations",
+    "Flight",
     "Message",
     "Pass",
     "Schedule",
     "Simulation",
     "Stage",
     "balanced_cut",
+    "flights",
     "interleaved",
     "one_forward_one_backward",
     "simulate",

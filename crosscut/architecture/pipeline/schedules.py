@@ -121,6 +121,23 @@ class Schedule:
         for rank, actions in enumerate(self.actions):
             yield from (message for action in actions if (message := self.sent(rank, action)) is not None)
 
+    def acknowledged(self, rank: int) -> dict[Message, tuple[Message, ...]]:
+        """Messages of a rank that have certainly arrived, by the message that tells the rank so.
+
+        A message to the rank proves that its sender has received everything that the sender's earlier actions needed.
+        The rank may then free what it sent. The messages that no later message confirms are left out.
+        """
+        found: dict[Message, tuple[Message, ...]] = {}
+        for sender, actions in enumerate(self.actions):
+            arrived: list[Message] = []
+            for action in actions:
+                received, sent = self.received(sender, action), self.sent(sender, action)
+                if received is not None and received.channel.sender == rank:
+                    arrived.append(received)
+                if sent is not None and sent.channel.receiver == rank:
+                    found[sent], arrived = tuple(arrived), []
+        return found
+
     def num_in_flight(self, rank: int) -> int:
         """Largest number of micro-batches whose activations a rank holds at once, counted once per stage of the rank.
 

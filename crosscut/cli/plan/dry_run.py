@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from crosscut.cli.plan.asked import asked_device, asked_run, with_vocabulary
-from crosscut.config import RunConfig, load_layout
+from crosscut.config import load_layout
 from crosscut.config.checks import divisors
 from crosscut.config.system.terminal import echo
 
@@ -57,10 +57,10 @@ def _text_against_memory(rehearsal: "Rehearsal", hardware: "Hardware") -> str:
 
     run = rehearsal.run
     limit = memory_of_rank(hardware, run.layout.world_size)
-    allowance = rehearsed_forecast(run, rehearsal.device).allowance
+    allowance = rehearsed_forecast(rehearsal).allowance
     if rehearsal.peak.total + allowance <= limit:
         return ""
-    fitting = _fitting_micro_batch(run, hardware, limit)
+    fitting = _fitting_micro_batch(rehearsal, hardware, limit)
     advice = (
         f"Set training.micro_batch_size={fitting}."
         if fitting
@@ -73,14 +73,15 @@ def _text_against_memory(rehearsal: "Rehearsal", hardware: "Hardware") -> str:
     )
 
 
-def _fitting_micro_batch(run: RunConfig, hardware: "Hardware", limit: int) -> int:
+def _fitting_micro_batch(rehearsal: "Rehearsal", hardware: "Hardware", limit: int) -> int:
     """Largest micro-batch size, below the micro-batch size of the run, whose forecast fits into `limit` bytes. 0 if
     none fits.
     """
     from crosscut.planner.memory import forecast_memory
 
-    for size in reversed(divisors(run.micro_batch_size)[:-1]):
-        smaller = replace(run, training=replace(run.training, micro_batch_size=size))
+    planned = rehearsal.planned
+    for size in reversed(divisors(planned.micro_batch_size)[:-1]):
+        smaller = planned._replace(training=replace(planned.training, micro_batch_size=size))
         if forecast_memory(smaller, device=hardware.device, capability=hardware.capability).total <= limit:
             return size
     return 0

@@ -7,6 +7,7 @@ from crosscut.architecture.pipeline import (
     Durations,
     Pass,
     Schedule,
+    flights,
     interleaved,
     one_forward_one_backward,
     simulate,
@@ -52,6 +53,46 @@ def test_receivers_take_messages_in_the_order_of_their_senders(schedule):
     assert sent == received
     total = schedule.num_stages - 1 if schedule.num_ranks > 1 else 0
     assert sum(map(len, sent.values())) == 2 * total * schedule.num_micro_batches
+
+
+@pytest.mark.parametrize("schedule", ALL, ids=name)
+def test_a_message_acknowledges_only_what_its_sender_has_used(schedule):
+    """In the simulated times, the action that needs a message starts before the acknowledging message is sent."""
+    simulation = simulate(schedule, Durations(forward=1, backward=2, weights=1))
+    starts = {
+        schedule.received(rank, timed.action): timed.start
+        for rank, actions in enumerate(simulation.ranks)
+        for timed in actions
+    }
+    for rank, actions in enumerate(simulation.ranks):
+        ends = {schedule.sent(rank, timed.action): timed.end for timed in actions}
+        for receiver in range(schedule.num_ranks):
+            for message, arrived in schedule.acknowledged(receiver).items():
+                if message.channel.sender == rank:
+                    assert all(starts[earlier] < ends[message] for earlier in arrived)
+
+
+@pytest.mark.parametrize(
+    "schedule", [one_forward_one_backward(4, 64), interleaved(4, 64, 2), zero_bubble(4, 64)], ids=name
+)
+def test_few_messages_of_a_rank_wait_for_an_acknowledgement(schedule):
+    for rank, actions in enumerate(schedule.actions):
+        acknowledged, leaving, most = schedule.acknowledged(rank), set(), 0
+        for action in actions[: len(actions) * 3 // 4]:  # later, no message confirms the last gradients
+            leaving -= set(acknowledged.get(schedule.received(rank, action), ()))
+            if (message := schedule.sent(rank, action)) is not None:
+                leaving.add(message)
+            most = max(most, len(leaving))
+        assert most <= 4 * schedule.num_stages
+
+
+@pytest.mark.parametrize("schedule", ALL, ids=name)
+def test_the_fullest_flight_is_the_number_in_flight(schedule):
+    for rank in range(schedule.num_ranks):
+        found = flights(schedule, rank)
+        most = max(sum(flight.held) + sum(flight.deferred) for flight in found)
+        assert most + 1 == schedule.num_in_flight(rank)
+        assert {flight.chunk for flight in found} == set(range(schedule.num_chunks))
 
 
 @pytest.mark.parametrize("p", [2, 4, 8])

@@ -50,6 +50,15 @@ def test_a_step_that_does_not_fit_into_the_gpu_is_told_with_what_fits() -> None:
     assert "does not fit" in run(*SMALL, *large, f"training.micro_batch_size={2 * fitting}")
 
 
+def test_a_rank_of_a_later_stage_is_run_and_told() -> None:
+    sizes = ("training.batch_size=4", "training.micro_batch_size=1", "model.num_layers=2")
+    told = json.loads(run(*SMALL, "--layout", "pipeline=2", "--rank", "1", *sizes, "--json"))
+    rows = {row["name"]: row for row in told["compared"]}
+    assert told["rank"] == 1
+    sent = rows["bytes of messages, pipeline"]
+    assert sent["planned"] == sent["counted"] > 0
+
+
 def test_json_has_the_figures() -> None:
     told = json.loads(run(*SMALL, "--layout", "tensor=2", "training.device=cpu", "--json"))
     assert (told["layout"], told["device"]) == ("tensor 2 x data 1", "cpu")

@@ -78,6 +78,22 @@ def sent_by_stage(run: RunConfig) -> list[tuple[str, tuple[int, ...]]]:
     return sent
 
 
+def most_leaving(run: RunConfig) -> int:
+    """Largest number of sent tensors that one rank keeps during a step."""
+    trainer, batches = parts(run)
+    channels, numbers = trainer.mesh.channels, []
+    send = channels.send
+
+    def noted(message: Any, x: Tensor) -> None:
+        send(message, x)
+        numbers.append(len(channels._leaving))
+
+    channels.send = noted
+    trainer.step(0, batches.micro_batches(0))
+    assert not channels._leaving
+    return max(numbers)
+
+
 def deferred_per_backward(run: RunConfig) -> list[int]:
     """Number of weight gradients that each backward pass of a rank puts off."""
     trainer, batches = parts(run)

@@ -11,6 +11,7 @@ from tests.training.pipeline.jobs import (
     deferred_per_backward,
     drift_after,
     flops_of_step,
+    most_leaving,
     sent_by_stage,
 )
 from tests.training.pipeline.test_equality import layout_of
@@ -46,6 +47,11 @@ def test_each_micro_batch_sends_its_hidden_states_and_their_gradient_once(ranks,
     stages, shape = run.layout.num_stages, (1, 32, run.model.hidden_size)
     sent = [message for of_rank in ranks.run(2, sent_by_stage, run) for message in of_rank]
     assert sorted(sent) == sorted([("F", shape), ("B", shape)] * (8 * (stages - 1)))
+
+
+def test_a_rank_frees_what_it_sent_once_a_message_shows_that_it_arrived(ranks, run_with):
+    run = run_with(*EXACT[:3], "training.batch_size=16", "layout.pipeline=2")
+    assert ranks.run(2, most_leaving, run) == [2, 2]  # of 16
 
 
 def test_a_split_sequence_sends_each_rank_s_part(ranks, run_with):

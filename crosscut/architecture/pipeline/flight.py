@@ -1,0 +1,64 @@
+"""Micro-batches whose tensors a rank of a pipeline holds while it runs a backward pass.
+
+A rank holds the activations of a micro-batch from its forward pass to its backward pass. If the schedule separates the
+gradients of weights, the rank then holds the inputs and the gradients of the products until the pass for the weights.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from crosscut.architecture.pipeline.schedules import Action, Pass, Schedule
+
+
+class Flight(NamedTuple):
+    """Work in progress on a rank at the start of a backward pass. Tuples have one number for each stage of the rank."""
+
+    chunk: int
+    """Stage of the rank, from 0, whose backward pass starts."""
+    held: tuple[int, ...]
+    """Number of other micro-batches between their forward pass and their backward pass."""
+    deferred: tuple[int, ...]
+    """Number of micro-batches between their backward pass and the gradients of the weights."""
+    has_gradients: tuple[bool, ...]
+    """Whether a micro-batch has already computed gradients of the weights."""
+    receives: bool
+    """Whether the next action of the rank needs a message, whose buffer is then allocated."""
+
+
+@lru_cache(maxsize=1024)
+def flights(schedule: Schedule, rank: int) -> tuple[Flight, ...]:
+    """Return the flights of a rank in which the rank holds most: each flight of the schedule, except those that another
+    flight of the same stage and with the same gradients exceeds.
+    """
+    found = dict.fromkeys(_walk(schedule, rank))
+    return tuple(flight for flight in found if not any(other != flight and _exceeds(other, flight) for other in found))
+
+
+def _walk(schedule: Schedule, rank: int) -> list[Flight]:
+    actions = schedule.actions[rank]
+    last = Pass.WEIGHTS if schedule.separates_weights else Pass.BACKWARD
+    held, deferred, gradients = ([0] * schedule.num_chunks for _ in range(3))
+    found = []
+    for action, following in zip(actions, (*actions[1:], None), strict=True):
+        if action.kind is Pass.BACKWARD:
+            held[action.chunk] -= 1
+            has_gradients = tuple(number > 0 for number in gradients)
+            receives = following is not None and schedule.received(rank, following) is not None
+            found.append(Flight(action.chunk, tuple(held), tuple(deferred), has_gradients, receives))
+        _count(action, held, deferred, separates=schedule.separates_weights)
+        gradients[action.chunk] += action.kind is last
+    return found
+
+
+def _count(action: Action, held: list[int], deferred: list[int], *, separates: bool) -> None:
+    """Count the micro-batches in progress after an action other than the start of a backward pass."""
+    if action.kind is Pass.FORWARD:
+        held[action.chunk] += 1
+    elif separates:
+        deferred[action.chunk] += 1 if action.kind is Pass.BACKWARD else -1
+
+
+def _exceeds(other: Flight, flight: Flight) -> bool:
+    """Whether `other` holds at least as much of everything."""
+    pairs = zip(other.held + other.deferred + other.has_gradients, flight[1] + flight[2] + flight[3], strict=True)
+    return other.chunk == flight.chunk and other.receives >= flight.receives and all(a >= b for a, b in pairs)
