@@ -1,7 +1,7 @@
-"""Rotary positions in the `config.json` of a published model, in both directions.
+"""Read and write the settings of rotary position embeddings (RoPE) in the `config.json` of a published model.
 
 Newer files keep the values in `rope_parameters`, older files in `rope_theta` and `rope_scaling`. A file names the
-scaling of the frequencies by `rope_type` (or `type`), as `model.rotary_scaling` does.
+scaling of the frequencies by `rope_type` (or `type`), with the names of `model.rotary_scaling`.
 """
 
 import math
@@ -52,8 +52,8 @@ def rotary_fields(table: PublishedTable, longest: int | None) -> dict[str, Any]:
 
 
 def rotary_keys(model: ModelConfig, longest_key: str) -> dict[str, Any]:
-    """Keys of a file for the rotary positions of a model. `longest_key` is the key of the maximum sequence length,
-    which is the original length in the file of a model with dynamic scaling.
+    """Keys of a file for the rotary positions of a model. `longest_key` names the maximum sequence length; with
+    dynamic scaling, its value is the original length.
     """
     keys: dict[str, Any] = {"rope_theta": model.rotary_base, "rope_scaling": None}
     if model.rotary_factor == 1.0:
@@ -90,8 +90,9 @@ def _required(
 
 
 def _attention_factor(table: PublishedTable, rope: dict[str, Any], factor: float) -> dict[str, Any]:
-    """Field for YaRN's factor of the attention. Empty if the file does not differ from YaRN's own rule. DeepSeek's
-    models give two coefficients of the logarithm instead, `mscale` and `mscale_all_dim`, and divide two such factors.
+    """Field for YaRN's attention factor. Empty if the file uses YaRN's default. DeepSeek's files give `mscale` and
+    `mscale_all_dim` instead: the attention factor is (0.1 mscale ln f + 1) / (0.1 mscale_all_dim ln f + 1), where f is
+    the factor of the frequencies.
     """
     if rope.get("attention_factor") is not None:
         return {"rotary_attention_factor": table.number("attention_factor", rope["attention_factor"])}
