@@ -67,6 +67,8 @@ class Peak:
     """Bytes held at the peak of the step, in total and by category and module."""
 
     total: int
+    parts: dict[tuple[str, str], int]
+    """Bytes by (category, module), with the names of `modules`."""
     categories: dict[str, int]
     modules: dict[str, int]
     """Bytes of each module, largest first. `*` in a module's name stands for any layer number."""
@@ -131,11 +133,14 @@ class Ledger(TorchDispatchMode):
                 live.pop(piece)
         categories: dict[str, int] = defaultdict(int)
         modules: dict[str, int] = defaultdict(int)
+        parts: dict[tuple[str, str], int] = defaultdict(int)
         for piece in live:
+            module = re.sub(r"\d+", "*", piece.module)
             categories[piece.category] += piece.size
-            modules[re.sub(r"\d+", "*", piece.module)] += piece.size
+            modules[module] += piece.size
+            parts[piece.category, module] += piece.size
         ordered = dict(sorted(modules.items(), key=lambda item: -item[1]))
-        return Peak(most, dict(categories), ordered, self._events[until - 1][2] if until else "")
+        return Peak(most, dict(parts), dict(categories), ordered, self._events[until - 1][2] if until else "")
 
     def __torch_dispatch__(
         self,

@@ -101,7 +101,7 @@ def test_a_dry_run_holds_what_a_real_step_holds() -> None:
 
 def test_every_byte_has_a_category_and_a_module() -> None:
     peak = rehearsed(SMALL[1]).peak
-    assert sum(peak.categories.values()) == sum(peak.modules.values()) == peak.total
+    assert sum(peak.categories.values()) == sum(peak.modules.values()) == sum(peak.parts.values()) == peak.total
     assert peak.instant == "loss"
     parameters = peak.categories["master_weights"]
     assert peak.categories["optimizer"] == 2 * parameters

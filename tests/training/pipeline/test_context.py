@@ -1,13 +1,15 @@
 """Stages whose sequences context ranks share: losses, norms and every gradient are those of one rank, in float64."""
 
+import json
 from typing import Any, NamedTuple
 
 import pytest
 
 from tests.ranks import RankPool
+from tests.training.jobs import whole_run
 from tests.training.pipeline.jobs import EXACT, LLAMA, course, drift_after, sent_by_stage
 from tests.training.pipeline.test_equality import assert_equal, layout_of
-from tests.training.pipeline.test_runs import validation_loss
+from tests.training.pipeline.test_runs import loss_of_source, validation_loss
 
 MODELS = {
     "gpt2": (),
@@ -135,3 +137,14 @@ def test_the_replica_guard_compares_context_ranks_of_a_stage_and_both_ends(ranks
     for drift in ranks.run(4, drift_after, run, "tokens.weight", 3):
         assert drift.name == "tokens.weight"
         assert 3 in drift.ranks
+
+
+def test_a_whole_run_trains_validates_and_saves(ranks, run_with, tmp_path):
+    folder = tmp_path / "run"
+    settings = ("training.micro_batch_size=1", "model.dropout=0.0", f"output.folder={folder}")
+    printed = ranks.run(4, whole_run, run_with(*settings, *layout_of("pipeline=2 context=2 context_attention=ring")))[0]
+    assert "pipeline 2" in printed
+    assert "16 tokens of each sequence per rank" in " ".join(printed.replace("│", "").split())
+    summary = json.loads((folder / "summary.json").read_text())
+    read = ranks.run(1, loss_of_source, str(folder), run_with(f"output.folder={tmp_path / 'other'}"))[0]
+    assert read == pytest.approx(summary["validation_loss_after"], rel=1e-5)

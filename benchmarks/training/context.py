@@ -1,0 +1,265 @@
+"""Context ranks: the memory of a rank, the time of a step, and a model that copies a token from far back.
+
+    python benchmarks/training/context.py planned     # a rank of Llama 3 8B at 32,768 tokens, by dry run
+    python benchmarks/training/context.py held        # a small model at 8,192 tokens, measured on 1, 2 and 4 ranks
+    python benchmarks/training/context.py times       # steps of the three methods on two ranks, beside one rank
+    python benchmarks/training/context.py copies      # learning to copy a token from far back, at 1,024 tokens
+
+`planned` prints the bytes of a rank at the peak of a step, by part, and how much of 1 / C of the bytes of one rank each
+part is: 1.00 for a part that falls as 1 / C, and C for a part that does not fall.
+
+`held` prints the bytes that the forward pass leaves for the backward pass, beside the planner's account.
+
+`times` measures forward and backward passes with one thread per rank, in turns, and prints medians.
+
+In `copies`, the first tokens of the second quarter of a sequence are to be named again at the end of the sequence. With
+two context ranks, the first rank has the end, and the second rank has the second quarter.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.machine import print_machine
+from benchmarks.training.memory import LET_GO, Alive
+from crosscut.config import IGNORED, RunConfig, load_run
+from crosscut.launch import launch, process_group
+from crosscut.model import Batch
+from crosscut.parallel import make_mesh
+from crosscut.planner.activations import activations_held
+from crosscut.rehearsal import rehearse
+from crosscut.training.precision import resolve_on
+from crosscut.training.step import Trainer
+
+WAYS = ("gather", "all_to_all", "ring")
+SHAPE = {
+    "num_layers": 4, "hidden_size": 256, "num_heads": 8, "num_kv_heads": 4, "mlp_size": 704, "vocab_size": 512,
+    "dropout": 0.0, "positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none",
+}  # fmt: skip
+CPU = torch.device("cpu")
+PARTS = {
+    "attention": ("blocks.*.attention",),
+    "MLP": ("blocks.*.mlp",),
+    "norms, residual stream": ("blocks.*", "embedding", "tokens", "final_norm"),
+    "mask, rotations": ("",),
+}
+"""Parts of the activations, by the beginning of the module's name; the first that fits counts."""
+
+
+def run_of(context: int, way: str, length: int, *, batch_size: int = 1, **model: Any) -> RunConfig:
+    """A run of one micro-batch per step."""
+    return load_run(
+        {
+            "model": {**SHAPE, "max_sequence_length": length, **model},
+            "layout": {"context": context, "context_attention": way if context > 1 else "auto"},
+            "training": {
+                "sequence_length": length, "batch_size": batch_size, "micro_batch_size": batch_size, "compile": "off",
+                "precision": "float32", "steps": 1000,
+            },
+            "optimizer": {"learning_rate": 1e-3, "warmup_steps": 20},
+        }
+    )  # fmt: skip
+
+
+def cases(sizes: Sequence[int]) -> Iterator[tuple[str, int]]:
+    """One rank, and each way with each other size of the axis."""
+    yield "one rank", 1
+    yield from ((way, size) for way in WAYS for size in sizes if size > 1)
+
+
+def planned(length: int, num_layers: int, sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Bytes of the first rank at the peak of a step, by part."""
+    rows = []
+    for way, context in cases(sizes):
+        run = load_run(
+            {
+                "model": {"preset": "llama3-8b", "num_layers": num_layers, "max_sequence_length": length},
+                "layout": {"context": context, "context_attention": way if context > 1 else "auto"},
+                "training": {
+                    "sequence_length": length, "batch_size": 1, "micro_batch_size": 1, "compile": "off",
+                    "precision": "bfloat16",
+                },
+            }
+        )  # fmt: skip
+        peak = rehearse(run).peak
+        rows.append({"way": way, "context": context, **by_part(peak.parts), "all": peak.total})
+    return rows
+
+
+def by_part(parts: dict[tuple[str, str], int]) -> dict[str, int]:
+    """Bytes of each of `PARTS`, of the logits, of the results of collectives, and of the state."""
+    found = dict.fromkeys((*PARTS, "gathered or exchanged", "loss", "state"), 0)
+    for (category, module), size in parts.items():
+        if category == "buffers":
+            found["gathered or exchanged"] += size
+        elif category == "logits":
+            found["loss"] += size
+        elif category == "activations":
+            part = next(
+                p for p, starts in PARTS.items() if any(s == module or (s and module.startswith(s)) for s in starts)
+            )
+            found[part] += size
+        else:
+            found["state"] += size
+    return found
+
+
+def held(run: RunConfig) -> int:
+    """Bytes that this rank holds between a forward and a backward pass: the largest of all ranks."""
+    with process_group(CPU):
+        mesh = make_mesh(run.layout, CPU)
+        trainer = Trainer(resolve_on(run, CPU), mesh)
+        length = run.training.sequence_length
+        ids = torch.randint(0, run.model.vocab_size, (run.micro_batch_size, length + 1))
+        tokens, _, context = Batch.from_ids(ids).part_of_rank(mesh.context).with_context()
+        with Alive() as alive:
+            y = trainer.model(tokens, context)
+            time.sleep(LET_GO)
+            size = alive.bytes()
+        y.sum().backward()
+        return size
+
+
+def step_times(run: RunConfig, num_steps: int) -> list[float]:
+    """Seconds of each forward and backward pass, after one that is not counted."""
+    with process_group(CPU):
+        torch.set_num_threads(1)
+        mesh = make_mesh(run.layout, CPU)
+        trainer = Trainer(resolve_on(run, CPU), mesh)
+        ids = torch.randint(0, run.model.vocab_size, (1, run.training.sequence_length + 1))
+        batch = Batch.from_ids(ids).part_of_rank(mesh.context)
+        seconds = []
+        for _ in range(num_steps + 1):
+            begin = time.perf_counter()
+            trainer.accumulate(0, [batch])
+            seconds.append(time.perf_counter() - begin)
+        return seconds[1:]
+
+
+VALUES, COPIES = 16, 4
+"""Number of different tokens to copy, and number of tokens that a sequence copies."""
+
+
+def copy_batch(step: int, num_sequences: int, length: int, vocab_size: int) -> Batch:
+    """Sequences of random tokens. `COPIES` tokens at the start of the second quarter are the targets of the last
+    tokens, each of which asks for one of them; nothing else is a target.
+    """
+    generator = torch.Generator().manual_seed(step)
+    values = torch.randint(0, VALUES, (num_sequences, COPIES), generator=generator)
+    tokens = torch.randint(VALUES + COPIES, vocab_size, (num_sequences, length), generator=generator)
+    tokens[:, length // 4 : length // 4 + COPIES] = values
+    tokens[:, -COPIES:] = VALUES + torch.arange(COPIES)
+    targets = torch.full_like(tokens, IGNORED)
+    targets[:, -COPIES:] = values
+    return Batch(tokens=tokens, targets=targets)
+
+
+def copies(run: RunConfig, num_steps: int) -> list[float]:
+    """Loss of each step, in nats per copied token."""
+    with process_group(CPU):
+        torch.set_num_threads(1)
+        mesh = make_mesh(run.layout, CPU)
+        trainer = Trainer(resolve_on(run, CPU), mesh)
+        losses = []
+        for step in range(num_steps):
+            batch = copy_batch(step, run.micro_batch_size, run.training.sequence_length, run.model.vocab_size)
+            losses.append(trainer.step(step, [batch.part_of_rank(mesh.context)]).loss)
+        return losses
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print a table in Markdown."""
+    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
+    for row in rows:
+        print(f"| {' | '.join(map(str, row))} |", flush=True)
+
+
+def print_planned(arguments: argparse.Namespace) -> None:
+    length, num_layers = arguments.length or 32_768, arguments.layers or 32
+    rows = planned(length, num_layers, arguments.sizes or (1, 2, 4, 8))
+    whole, names = rows[0], [name for name in rows[0] if name not in ("way", "context")]
+    print(
+        f"Llama 3 8B, {num_layers} layers, one sequence of {length:,} tokens, bfloat16, GiB of a rank (share of 1 / C)"
+    )
+
+    def told(row: dict[str, Any], name: str) -> str:
+        size = f"{row[name] / 2**30:.2f}"
+        return size if row is whole or not whole[name] else f"{size} ({row[name] * row['context'] / whole[name]:.2f})"
+
+    table(["way", "C", *names], [[row["way"], row["context"], *(told(row, name) for name in names)] for row in rows])
+
+
+def print_held(arguments: argparse.Namespace) -> None:
+    length = arguments.length or 8192
+    rows, whole = [], 0
+    for way, context in cases(arguments.sizes or (1, 2, 4)):
+        run = run_of(context, way, length)
+        measured = launch(held, (run,), num_ranks=context)
+        whole = whole or measured
+        account = activations_held(run, device="cpu")
+        rows.append(
+            [way, context, f"{measured / 2**20:.1f}", f"{account / 2**20:.1f}", f"{measured * context / whole:.2f}"]
+        )
+    print(f"{SHAPE['num_layers']} layers, hidden {SHAPE['hidden_size']}, one sequence of {length:,} tokens, float32")
+    table(["way", "C", "held, MiB", "planner, MiB", "share of 1 / C"], rows)
+
+
+def print_times(arguments: argparse.Namespace) -> None:
+    length, num_turns = arguments.length or 4096, arguments.steps or 5
+    seconds: dict[tuple[str, int], list[float]] = {case: [] for case in cases((1, 2))}
+    for _ in range(num_turns):
+        for (way, context), found in seconds.items():
+            found += launch(step_times, (run_of(context, way, length), 3), num_ranks=context)
+    medians = {case: statistics.median(found) for case, found in seconds.items()}
+    whole = medians["one rank", 1]
+    print(f"One sequence of {length:,} tokens, forward and backward, one thread per rank, {num_turns} turns of 3 steps")
+    table(
+        ["way", "C", "seconds", "times as fast as one rank"],
+        [[way, size, f"{median:.3f}", f"{whole / median:.2f}"] for (way, size), median in medians.items()],
+    )
+
+
+def print_copies(arguments: argparse.Namespace) -> None:
+    length, num_steps = arguments.length or 1024, arguments.steps or 300
+    shape = {"num_layers": 2, "hidden_size": 64, "num_heads": 4, "num_kv_heads": 2, "mlp_size": 128}
+    shown = [step for step in range(num_steps) if step % max(1, num_steps // 10) == 0 or step == num_steps - 1]
+    rows = []
+    for way, context in cases((1, 2)):
+        run = run_of(context, way, length, batch_size=arguments.sequences, **shape, positions="learned")
+        run = replace(run, training=replace(run.training, steps=num_steps))
+        losses = launch(copies, (run, num_steps), num_ranks=context)
+        rows.append([way, context, *(f"{losses[step]:.4f}" for step in shown)])
+    print(
+        f"Nats per copied token, {VALUES} different tokens (chance: 2.7726), {length * 3 // 4:,} tokens back, by step"
+    )
+    table(["way", "C", *map(str, shown)], rows)
+
+
+COMMANDS = {"planned": print_planned, "held": print_held, "times": print_times, "copies": print_copies}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=COMMANDS)
+    parser.add_argument("--length", type=int, help="tokens of a sequence")
+    parser.add_argument("--layers", type=int, help="layers of the model of `planned`")
+    parser.add_argument("--sizes", type=int, nargs="+", help="numbers of context ranks of `planned` and `held`")
+    parser.add_argument("--steps", type=int, help="turns of `times`, or steps of `copies`")
+    parser.add_argument("--sequences", type=int, default=8, help="sequences of a step of `copies`")
+    given = parser.parse_args(arguments)
+    print_machine("torch")
+    COMMANDS[given.command](given)
+
+
+if __name__ == "__main__":
+    main()
