@@ -7,11 +7,11 @@ that computes the latter later lets the other stages start earlier (Qi et al. 20
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 
 class _Waiting(NamedTuple):
@@ -63,11 +63,12 @@ class Deferral:
         finally:
             self._current = None
 
-    def takes(self, compute: Callable[[], Tensor], node: Any, place: int) -> bool:
-        """Whether the deferral is on. If so, it takes over to compute the gradient. `node` is the autograd function
-        whose backward pass runs, and `place` the position of the weight among the tensors that the function read.
+    def takes(self, compute: Callable[[], Tensor], weight: Tensor) -> bool:
+        """Whether the deferral is on. If so, it takes over to compute the gradient of `weight`, a tensor that the
+        autograd function whose backward pass runs has saved.
         """
         if self._current is None:
             return False
-        self._current.add(compute, GradientEdge(*node.next_functions[place]))
+        # Unlike the `next_functions` of the function, this edge keeps the nodes behind the weight alive (torch 2.11).
+        self._current.add(compute, get_gradient_edge(weight))
         return True

@@ -113,8 +113,8 @@ class _EnterAndMultiply(Function):
         if entering is not None:
             whole = finish_gather(entering, mesh)
             grad_weights = [
-                _weight_gradient(products, grad, whole, node=ctx, place=1 + i) if wanted else None
-                for i, (grad, wanted) in enumerate(zip(grads, needs_weights, strict=True))
+                _weight_gradient(products, grad, whole, weight) if wanted else None
+                for grad, weight, wanted in zip(grads, weights, needs_weights, strict=True)
             ]
         grad_x = None if pending is None else wait(pending, mesh.tensor)
         return grad_x, None, None, *grad_weights, *grad_biases
@@ -216,16 +216,12 @@ class _MultiplyAndLeave(Function):
         grad_bias = bias_gradient(grad) if ctx.has_bias and needs_bias else None
         pieces = _pieces(grad, mesh, products, grad.numel() * mesh.tensor.size)
         leaving = [start_gather(piece, mesh) for piece in pieces]
-        factors, places = [(x, weight, needs_x, needs_weight)], [1]
+        factors = [(x, weight, needs_x, needs_weight)]
         if low is not None:
             factors.append((low, up, needs_low, needs_up))
-            places.append(3 + ctx.has_bias)
         if len(leaving) == 1:
             whole = finish_gather(leaving[0], mesh)
-            grads = [
-                _factor_gradients(products, whole, factor, node=ctx, place=place)
-                for factor, place in zip(factors, places, strict=True)
-            ]
+            grads = [_factor_gradients(products, whole, factor) for factor in factors]
         else:
             grads = _factor_gradients_in_pieces(leaving, mesh, factors)
         grad_low, grad_up = grads[1] if low is not None else (None, None)
@@ -255,25 +251,21 @@ _Factors = tuple[Tensor, Tensor, bool, bool]
 """Factors of a product, and whether each factor needs a gradient."""
 
 
-def _factor_gradients(
-    products: Products, grad: Tensor, factors: _Factors, *, node: Any, place: int
-) -> tuple[Tensor | None, Tensor | None]:
+def _factor_gradients(products: Products, grad: Tensor, factors: _Factors) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of both factors of a product. `grad` is the gradient of the product. None for a factor that needs no
     gradient, or whose gradient is deferred.
     """
     x, weight, needs_x, needs_weight = factors
     return (
         products.input_gradient(grad, weight) if needs_x else None,
-        _weight_gradient(products, grad, x, node=node, place=place) if needs_weight else None,
+        _weight_gradient(products, grad, x, weight) if needs_weight else None,
     )
 
 
-def _weight_gradient(products: Products, grad: Tensor, x: Tensor, *, node: Any, place: int) -> Tensor | None:
-    """Gradient of a weight, or None if it is deferred. `node` is the autograd function, and `place` the position of the
-    weight among the tensors that the function read.
-    """
+def _weight_gradient(products: Products, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor | None:
+    """Gradient of a weight, or None if it is deferred."""
     compute = partial(products.weight_gradient, grad, x)
-    if products.deferral is not None and products.deferral.takes(compute, node, place):
+    if products.deferral is not None and products.deferral.takes(compute, weight):
         return None
     return compute()
 
