@@ -234,11 +234,18 @@ def _in_blocks(x: Tensor, weight: Tensor, num_blocks: int) -> Tensor:
 def _cast(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cast a tensor to 8 bits. Also return the float32 factor that turns the 8-bit values into the original values.
 
-    A tensor with NaN or infinity stays non-finite: its scale is then NaN or 0.
+    A tensor with NaN or infinity stays non-finite: its factor is then NaN.
+
+    A compiler computes the scale in one kernel for the cast and in another kernel for the factor. The results must be
+    equal, or the product is wrong by a factor of 2. The largest element is therefore float32 before any kernel stores
+    it, and the scale is computed from the bits of the largest element, without the GPU's approximate logarithm.
     """
-    largest = x.abs().amax().float().clamp(min=_SMALLEST)
-    scale = torch.exp2(torch.floor(torch.log2(torch.finfo(dtype).max / largest)))
-    return (x * scale).to(dtype), scale.reciprocal()  # multiplying by a power of two is exact in any type
+    wide = x.float() if torch.compiler.is_compiling() else x  # the compiler fuses this cast
+    largest = wide.abs().amax().float().clamp(min=_SMALLEST)
+    # The maxima of both 8-bit types are 1.75 x 2^m. The sum carries into the exponent of a mantissa above 1.75.
+    exponent = ((largest.view(torch.int32) + 0x1FFFFF) >> 23) - math.frexp(torch.finfo(dtype).max)[1] + 1
+    scale, factor = ((biased << 23).view(torch.float32) for biased in (254 - exponent, exponent))
+    return (x * scale).to(dtype), torch.where(largest.isfinite(), factor, torch.nan)  # exact: powers of two
 
 
 def _multiply(a: Tensor, b: Tensor, kind: torch.dtype, *, bias: Tensor | None = None, fast: bool = False) -> Tensor:

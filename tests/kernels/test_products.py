@@ -54,6 +54,17 @@ def test_the_largest_element_fits_and_scales_are_powers_of_two(dtype: torch.dtyp
     torch.testing.assert_close(cast.float() * back, x, rtol=0.13, atol=0.0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_scales_are_exact_where_the_largest_element_becomes_the_largest_number(dtype: torch.dtype) -> None:
+    """Trap: an approximate logarithm or a rounded largest element gives twice or half the scale here."""
+    most = torch.finfo(dtype).max
+    for power in range(-30, 31):
+        x = torch.tensor([most * 2.0**power])
+        above = torch.nextafter(x, x + x)
+        assert [part.item() for part in _cast(x, dtype)] == [most, 2.0**power]
+        assert _cast(above, dtype)[1].item() == 2.0 ** (power + 1)
+
+
 def test_zeros_stay_zeros_and_what_is_not_finite_stays_so() -> None:
     weight = torch.ones(OUT, IN)
     assert not FLOAT8.output(torch.zeros(16, IN), weight).any()
