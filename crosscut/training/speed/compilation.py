@@ -25,6 +25,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from crosscut.config import ConfigError, ResolvedRun, TrainingError
 from crosscut.config.conventions import keeps_scores
+from crosscut.config.layout import ContextAttention
 from crosscut.config.run import not_compilable
 from crosscut.config.system.terminal import new_console
 from crosscut.kernels import LossPasses
@@ -49,6 +50,9 @@ different bits.
 
 _CHEAP = "crosscut_cheap"
 """Key of the mark on operators that are recomputed under `training.recompute = "operators"`."""
+
+_RING_IS_RIGHT = torch.torch_version.TorchVersion(torch.__version__) >= "2.13"
+"""Whether compiled ring attention has the results of the uncompiled one. With PyTorch 2.11 it does not."""
 
 
 def make_compiler(run: ResolvedRun, mesh: ParallelMesh) -> "Compiler | None":
@@ -93,6 +97,8 @@ def _reason_against(run: ResolvedRun, device: torch.device) -> str:
     """Reason why layers cannot be compiled, as a clause to follow a colon. Empty if layers can be compiled."""
     if reason := run.config.reason_against_compiling:
         return reason
+    if run.layout.context > 1 and run.config.context_attention.way is ContextAttention.RING and not _RING_IS_RIGHT:
+        return f"PyTorch {torch.__version__} compiles ring attention to wrong results (2.13 does not)"
     if torch._dynamo.config.disable or os.environ.get("TORCHDYNAMO_DISABLE") == "1":  # not read by PyTorch yet
         return "TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE in the environment turns compilation off"
     if device.type == "cpu" and run.training.recompute == "selective" and run.model.dropout:

@@ -393,6 +393,14 @@ def test_a_machine_without_a_compiler_is_refused_before_the_start(run_with: Any)
         require_compilation(resolve_on(run_with("training.compile=auto"), CPU), CPU)
 
 
+def test_a_ring_is_not_compiled_with_a_pytorch_that_gets_it_wrong(run_with, monkeypatch):
+    settings = (ON, "model.dropout=0.0", "layout.context=2", "layout.context_attention=ring")
+    monkeypatch.setattr(compilation, "_RING_IS_RIGHT", False)
+    with pytest.raises(ConfigError, match="compiles ring attention to wrong results"):
+        require_compilation(resolve_on(run_with(*settings), CPU), CPU)
+    require_compilation(resolve_on(run_with(*settings[:-1], "layout.context_attention=gather"), CPU), CPU)
+
+
 @pytest.mark.parametrize(
     ("precision", "capability", "dtype"),
     [("float64", (9, 0), "float64"), ("bfloat16", (7, 5), "bfloat16"), ("float32", (9, 0), ""), ("auto", (7, 5), "")],
