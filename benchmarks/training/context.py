@@ -1,9 +1,9 @@
-"""Context ranks: the memory of a rank, the time of a step, and a model that copies a token from far back.
+"""Context ranks: the memory of a rank, the time of a step, and the losses of a model that is to copy a token.
 
     python benchmarks/training/context.py planned     # a rank of Llama 3 8B at 32,768 tokens, by dry run
     python benchmarks/training/context.py held        # a small model at 8,192 tokens, measured on 1, 2 and 4 ranks
     python benchmarks/training/context.py times       # steps of the three methods on two ranks, beside one rank
-    python benchmarks/training/context.py copies      # learning to copy a token from far back, at 1,024 tokens
+    python benchmarks/training/context.py copies      # losses of a model that is to copy a token from far back
 
 `planned` prints the bytes of a rank at the peak of a step, by part, and how much of 1 / C of the bytes of one rank each
 part is: 1.00 for a part that falls as 1 / C, and C for a part that does not fall.

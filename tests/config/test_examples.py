@@ -24,15 +24,17 @@ def test_shipped_run_loads(path):
 
 
 def test_what_a_head_says_to_try_is_a_run():
-    tries = [(path, words) for path in EXAMPLES for words in tries_of(path.read_text(encoding="utf-8"))]
+    tries = [(path, words) for path in EXAMPLES for words in tries_of(path)]
     assert "books.toml" in [path.name for path, _ in tries]
     for path, words in tries:
         assert load_run(path, words).training.steps >= 1, path
 
 
-def tries_of(text: str) -> list[list[str]]:
-    """The settings after each `...` in a file's comments, which stands for `crosscut train` and the file."""
-    return [line.split() for line in re.findall(r"\.\.\.((?: [a-z_.]+=\S+)+)", re.sub(r" *\\\n# *", " ", text))]
+def tries_of(path: Path) -> list[list[str]]:
+    """The settings of each command in a file's comments: after `crosscut train` and the file, or after `...`."""
+    text = path.read_text(encoding="utf-8")
+    command = rf"(?:\.\.\.|crosscut train examples/\S*{path.name})((?: [a-z_.]+=\S+)+)"
+    return [line.split() for line in re.findall(command, re.sub(r" *\\\n# *", " ", text))]
 
 
 @pytest.mark.parametrize("path", CORPORA, ids=lambda path: path.name)

@@ -90,9 +90,11 @@ def test_the_ring_sends_the_keys_and_values_of_a_rank() -> None:
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "long-context.toml"
 
 
-@pytest.mark.parametrize("place", range(2), ids=["32,768 tokens", "131,072 tokens"])
-def test_the_shipped_run_over_long_sequences_fits(place: int) -> None:
-    run = load_run(EXAMPLE, [[], *tries_of(EXAMPLE.read_text(encoding="utf-8"))][place])
-    assert run.training.sequence_length == 4**place * LENGTH
+@pytest.mark.parametrize("longer", [1, 4], ids=["32,768 tokens", "131,072 tokens"])
+def test_the_shipped_run_over_long_sequences_fits(longer: int) -> None:
+    tries = [[], *tries_of(EXAMPLE)]
+    run = next(
+        run for run in (load_run(EXAMPLE, words) for words in tries) if run.training.sequence_length == longer * LENGTH
+    )
     assert run.layout.world_size == 8
     assert 25e9 < forecast_memory(run).total < 0.8 * H100.memory
