@@ -87,10 +87,19 @@ def weight_passes(run: Planned, program: Program) -> tuple[float, float]:
 
 
 def ends_passes(run: Planned, target: Target) -> tuple[float, float]:
-    """Bytes that embedding and loss read and write in one micro-batch, as (forward, backward)."""
+    """Bytes that embedding and loss read and write in one micro-batch, as (forward, backward).
+
+    In a pipeline, only the first rank has the embedding, and only the last rank has the loss. In each pass, the
+    embedding moves the residual stream twice: it reads rows and writes them to the stream, or reads the gradient of the
+    stream and adds it to the gradient of rows.
+    """
     known_vocab_size(run.model)
-    ends = describe(run.model).loss.ends_passes(target)
-    return ends.forward, ends.backward
+    part, ends = part_of(run), describe(run.model).loss.ends_passes(target)
+    embedding = 2 * target.tokens * run.model.hidden_size * target.compute_bytes
+    if part.is_last:
+        left_out = 0 if part.is_first else embedding
+        return ends.forward - left_out, ends.backward - left_out
+    return (embedding, embedding) if part.is_first else (0, 0)
 
 
 def optimizer_bytes(run: Planned, program: Program) -> float:

@@ -2,20 +2,22 @@
 
     step = M (forward + backward) + optimizer + exposed messages + bubble
 
-`M` is the number of micro-batches in a step. `bubble` is the time that pipeline stages wait for each other, which is
-always 0 here: no forecast knows pipeline stages. The share of the peak that products attain is a measured figure of the
-device file (`planner.hardware`). The FLOPs, bytes and messages are counted. The forecast leaves out the data loader, a
+`M` is the number of micro-batches in a step. `bubble` is the time that pipeline stages wait for each other, from a
+simulation of their schedule. The share of the peak that products attain is a measured figure of the device file
+(`planner.hardware`). The FLOPs, bytes and messages are counted. The forecast leaves out the data loader, a
 host that cannot keep up with its GPU, and the slowdown of products that overlap with messages. The derivation is in
 `docs/planner.md`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from crosscut.architecture import (
     Decoder,
     Layer,
+    Operation,
     Product,
     Target,
     describe,
@@ -24,7 +26,8 @@ from crosscut.architecture import (
     root_parameters,
     run_again,
 )
-from crosscut.architecture.messages import products_at
+from crosscut.architecture.messages import Phase, products_at
+from crosscut.architecture.pipeline import Durations, Schedule, simulate
 from crosscut.architecture.steps import Multiply, weight_gradients
 from crosscut.config.training import Recompute
 from crosscut.planner.activations import recomputation_step
@@ -38,14 +41,14 @@ from crosscut.planner.parameters import known_vocab_size, num_trained_tensors, t
 from crosscut.planner.passes import LayerPasses, ends_passes, layer_passes, optimizer_bytes, weight_passes
 from crosscut.planner.products import Speed
 from crosscut.planner.program import Program, crosscut_program
-from crosscut.planner.stages import part_of
+from crosscut.planner.stages import part_of, schedule_of_run, separates_weights, stages_of
 
 _OPTIMIZER_KERNELS = 50
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """Seconds of one step, by category."""
+    """Seconds of one step, by category. In a pipeline, those of the rank with the most work."""
 
     products: float
     """Matrix products, including recomputed products."""
@@ -64,7 +67,7 @@ class StepTime:
     """Messages, or parts of messages, that overlap with no computation."""
 
     bubble: float
-    """Waiting of pipeline stages for each other; always 0, because no forecast knows pipeline stages."""
+    """Waiting for other stages of a pipeline and for their messages; 0 without a pipeline."""
 
     exchanges: tuple[Exchange, ...]
     """All messages of the step, whether they overlap with computation or not."""
@@ -95,6 +98,10 @@ class _Layer:
     """Seconds of the forward passes that `training.recompute = "operators"` repeats."""
     core: float
     """Seconds of the attention core's passes over memory, which `training.recompute = "selective"` repeats."""
+
+    @property
+    def weight_products(self) -> float:
+        return sum(seconds[2] for seconds in self.products.values())
 
     @property
     def all_products(self) -> float:
@@ -148,6 +155,7 @@ def step_time(
 ) -> StepTime:
     """Forecast the seconds of one step of `run`, with one device for each rank of its layout.
 
+    In a pipeline, the step is that of all stages, and the categories are those of the rank with the most work.
     `program` is the implementation to forecast, by default Crosscut's own. `speed` caches product times: pass the same
     object for several runs of the same precision and number of ranks. Raises `ConfigError` if `model.vocab_size` is
     still 0.
@@ -156,23 +164,56 @@ def step_time(
     program = program or crosscut_program(run, hardware)
     speed = speed or Speed(hardware, run.training.precision, ranks=run.layout.world_size)
     known_vocab_size(run.model)
-    M, decoder = run.num_micro_batches, describe(run.model)
+    if run.layout.pipeline == 1:
+        return _rank_time(run, hardware, program, speed).time
+    ranks = [_rank_time(Candidate.at(run, rank), hardware, program, speed) for rank in range(run.layout.pipeline)]
+    return _pipeline_time(schedule_of_run(run), ranks)
+
+
+class _RankTime(NamedTuple):
+    """Seconds of one rank's step, without waiting for other stages."""
+
+    time: StepTime
+    stages: tuple[Durations, ...]
+    """Seconds of each pass of a micro-batch through each stage of the rank."""
+    outside: float
+    """Seconds in which the rank waits for messages outside of the passes, such as sums of gradients."""
+
+
+def _pipeline_time(schedule: Schedule, ranks: Sequence[_RankTime]) -> StepTime:
+    """Time of a step of the pipeline with these ranks.
+
+    Every rank runs its passes in the order of the schedule, and then sums its gradients. The norm of all gradients is
+    known when the last rank has done so, and each rank then updates its weights. The result is that of the rank with
+    the most work. All the time in which this rank waits for others is its bubble.
+    """
+    stages = [ranks[stage % len(ranks)].stages[stage // len(ranks)] for stage in range(schedule.num_stages)]
+    simulation = simulate(schedule, stages)
+    summed = max(timed[-1].end + rank.outside for timed, rank in zip(simulation.ranks, ranks, strict=True))
+    total = summed + max(rank.time.optimizer for rank in ranks)
+    busiest = max((rank.time for rank in ranks), key=lambda time: time.total)
+    return replace(busiest, bubble=total - busiest.total)
+
+
+def _rank_time(run: Candidate, hardware: Hardware, program: Program, speed: Speed) -> _RankTime:
+    M, part = run.num_micro_batches, part_of(run)
     target = replace(
         target_of(run, device=hardware.device), compiled=program.compiled, fuses_attention=program.fused_attention
     )
-    timed = {layer: _layer(layer, target, speed, repeats_last=program.repeats_last) for layer in decoder.kinds}
-    layers = _Layers(run, decoder, timed)
-    logits = sum(_logits(product, speed) for product in decoder.head.products(target))
-    ends = sum(speed.passes(num_bytes) for num_bytes in ends_passes(run, target)) + sum(hardware.layer_host) / 2
+    timed = {layer: _layer(layer, target, speed, repeats_last=program.repeats_last) for layer in part.kinds}
+    layers = _Layers(run, part, timed)
+    logits = sum(_logits(product, speed) for product in part.head.products(target)) if part.is_last else 0.0
+    ends = [speed.passes(num_bytes) for num_bytes in ends_passes(run, target)]
+    host = [(part.is_first + part.is_last) / 4 * seconds for seconds in hardware.layer_host]
     cast, summed = (speed.passes(num_bytes) for num_bytes in weight_passes(run, program))
-    beside = _beside(run, decoder, layers, speed, summed)
+    beside = _beside(run, part, layers, speed, summed)
     traffic = step_traffic(run, compiled=program.repeats_last)
     exchanges = tuple(exchange(collective, run, hardware, program, beside) for collective in traffic)
     products, attention, passes = layers.again
-    return StepTime(
+    time = StepTime(
         products=M * (layers.total(lambda layer: layer.all_products) + products + logits),
         attention=M * (layers.total(lambda layer: sum(layer.attention)) + attention),
-        passes=M * (layers.total(lambda layer: sum(layer.passes)) + passes + ends + cast + summed),
+        passes=M * (layers.total(lambda layer: sum(layer.passes)) + passes + (sum(ends) + sum(host)) + cast + summed),
         optimizer=speed.passes(optimizer_bytes(run, program))
         + _orthogonalization(run, speed)
         + _moments_from_host(run, hardware)
@@ -181,14 +222,58 @@ def step_time(
         bubble=0.0,
         exchanges=exchanges,
     )
+    waits = [_waits(exchanges, phase) for phase in (Phase.FORWARD, Phase.BACKWARD)]
+    at_ends = Durations(forward=logits + ends[0] + host[0], backward=ends[1] + host[1], message=_transfer(exchanges))
+    shared = Durations(forward=cast + waits[0] / M, backward=waits[1] / M, weights=summed)
+    return _RankTime(time, _durations(run, timed, shared, at_ends), time.exposed - sum(waits))
+
+
+def _durations(
+    run: Candidate, timed: Mapping[Layer, _Layer], shared: Durations, at_ends: Durations
+) -> tuple[Durations, ...]:
+    """Seconds of the passes of each stage of a rank.
+
+    `shared` are the seconds of casts, sums and messages, which the rank's stages share evenly. `at_ends` are those of
+    the embedding in the first stage, or of the loss in the last stage. The forward pass of the loss also computes
+    gradients.
+    """
+    stages, whole, separates = stages_of(run, run.pipeline_rank), describe(run.model), separates_weights(run.layout)
+    durations = []
+    for stage in stages:
+        layers = _Layers(run, whole.part((stage,)), timed)
+        end = at_ends if stage.is_first or stage.is_last else Durations(forward=0.0, backward=0.0)
+        of_weights = layers.total(lambda layer: layer.weight_products)
+        backward = layers.total(lambda layer: layer.backward) - of_weights + sum(layers.again)
+        weights = of_weights + shared.weights / len(stages)
+        durations.append(
+            Durations(
+                forward=layers.total(lambda layer: layer.forward) + shared.forward / len(stages) + end.forward,
+                backward=backward + shared.backward / len(stages) + end.backward + (0.0 if separates else weights),
+                weights=weights if separates else 0.0,
+                message=at_ends.message,
+            )
+        )
+    return tuple(durations)
+
+
+def _waits(exchanges: Iterable[Exchange], phase: Phase) -> float:
+    """Seconds per step in which the passes of this phase wait for messages between tensor or context ranks."""
+    inside = [entry for entry in exchanges if entry.collective.axis in ("tensor", "context")]
+    return sum((entry.exposed for entry in inside if entry.collective.phase == phase), 0.0)
+
+
+def _transfer(exchanges: Iterable[Exchange]) -> float:
+    """Seconds of a message to another stage; 0 without a pipeline."""
+    sent = [entry for entry in exchanges if entry.collective.operation == Operation.SEND]
+    return max((entry.seconds / entry.collective.count for entry in sent), default=0.0)
 
 
 def bubble_share(stages: int, micro_batches: int, *, chunks: int = 1) -> float:
     """Waiting time of a pipeline as a share of its computing time: (p - 1) / (v m).
 
     `stages` is p, `micro_batches` is m, and `chunks` is v, the number of parts into which each stage cuts its layers.
-    Source: Narayanan et al. 2021 (arXiv 2104.04473, section 2.2). The forecasts of layouts have one
-    stage.
+    Source: Narayanan et al. 2021 (arXiv 2104.04473, section 2.2). This formula assumes equal stages and messages that
+    take no time. `step_time` simulates the schedule instead.
     """
     return (stages - 1) / (chunks * micro_batches)
 

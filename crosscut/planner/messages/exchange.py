@@ -17,7 +17,8 @@ as spanning nodes, and g is the smallest number of ranks that any group has in a
 buckets, and each bucket takes all the steps of a ring.
 
 If a message overlaps with a product, the step waits only for the time by which the message takes longer than the
-product (docs/speed.md).
+product (docs/speed.md). The stages of a pipeline send to their neighbours. If one pipeline spans two nodes, each such
+message counts as one between nodes. A rank sends it through its own adapter.
 """
 
 from collections import Counter
@@ -34,6 +35,7 @@ from crosscut.planner.hardware import Hardware, Where
 from crosscut.planner.messages.collective import Collective
 from crosscut.planner.products import Speed
 from crosscut.planner.program import Program
+from crosscut.planner.stages import separates_weights
 
 
 class Exchange(NamedTuple):
@@ -58,10 +60,12 @@ def ring_seconds(
     stride = _stride(collective, layout)
     where: Where = "node"
     link, rate = hardware.node, hardware.node.rate
-    fewest = fewest_in_a_node(stride, n, per_node=hardware.ranks_per_node, ranks=layout.world_size)
-    if fewest < n and hardware.network is not None:
+    is_pair = collective.operation == Operation.SEND or collective.axis == "ends"
+    size = layout.pipeline if is_pair else n
+    fewest = fewest_in_a_node(stride, size, per_node=hardware.ranks_per_node, ranks=layout.world_size)
+    if fewest < size and hardware.network is not None:
         where, link = "network", hardware.network
-        rate = min(rate, fewest * link.rate)
+        rate = min(rate, (1 if is_pair else fewest) * link.rate)
     messages = _num_messages(collective, bucket_bytes)
     steps = messages * _steps(collective.operation, n)
     sent = collective.wire_bytes / collective.count
@@ -72,15 +76,17 @@ def ring_seconds(
 
 def _stride(collective: Collective, layout: Layout) -> int:
     """Difference between the numbers of neighbouring ranks. Axes that join data and context ranks have the stride of
-    the context axis.
+    the context axis. The first and the last rank of a pipeline count as ranks of the pipeline axis.
     """
+    if collective.axis == "ends":
+        return layout.stride_of("pipeline")
     joins_context = layout.context > 1 and collective.axis in ("tokens", "shard")
     return layout.stride_of("context" if joins_context else collective.axis)
 
 
 def _steps(operation: Operation, num_ranks: int) -> int:
-    """Number of messages that a rank sends one after the other. A shift is one message."""
-    if operation == Operation.SHIFT:
+    """Number of messages that a rank sends one after the other. A shift is one message, and so is a send."""
+    if operation in (Operation.SHIFT, Operation.SEND):
         return 1
     return (2 if operation == Operation.ALL_REDUCE else 1) * (num_ranks - 1)
 
@@ -128,22 +134,34 @@ class Beside(NamedTuple):
 
 def exchange(collective: Collective, run: Planned, hardware: Hardware, program: Program, beside: Beside) -> Exchange:
     """Time of one collective of `step_traffic`, and the part of this time that does not overlap with the computation in
-    `beside`.
+    `beside`. Of messages between the stages of a pipeline, this part is 0: the bubble of `step_time` contains it.
     """
     where, each = ring_seconds(collective, run, hardware, bucket_bytes=program.bucket_bytes)
     seconds = collective.count * each
+    if collective.operation == Operation.SEND:
+        return Exchange(collective, where, seconds, 0.0)
     if collective.axis == "context" and collective.overlap is Overlap.NOTHING:
         return Exchange(collective, where, seconds, seconds)
     if collective.axis == "tensor":
         waited = _tensor_waits(collective, each, run, beside) if program.overlaps_tensor else each
         return Exchange(collective, where, seconds, collective.count * waited)
-    if not program.overlaps_data:
+    if not program.overlaps_data or _follows_passes(collective, run.layout):
         return Exchange(collective, where, seconds, seconds)
     if collective.overlap is Overlap.BUCKETS:
         return _gradients(collective, where, seconds, run, program, beside)
     if collective.overlap is Overlap.NEIGHBOUR_LAYER:
         return Exchange(collective, where, seconds, _shares_waited_for(collective, each, run, beside))
     return Exchange(collective, where, seconds, seconds)
+
+
+def _follows_passes(collective: Collective, layout: Layout) -> bool:
+    """Whether the data ranks of a pipeline sum these gradients when all passes have ended. With one stage per rank and
+    whole copies of the weights, the last backward pass overlaps with the sum, unless the schedule computes the
+    gradients of weights later.
+    """
+    if layout.pipeline == 1 or collective.phase == Phase.FORWARD:
+        return False
+    return collective.overlap is Overlap.NEIGHBOUR_LAYER or layout.stages_per_rank > 1 or separates_weights(layout)
 
 
 def _gradients(
@@ -177,7 +195,7 @@ def _tensor_waits(collective: Collective, each: float, run: Planned, beside: Bes
         if run.layout.symmetric_memory:
             return max(0.0, each - product)
         return each if collective.pieces == 1 else (each + max(0.0, each - product / 2)) / 2
-    if overlap is Overlap.WEIGHT_GRADIENT:
+    if overlap is Overlap.WEIGHT_GRADIENT and not separates_weights(run.layout):
         return max(0.0, each - sum(speed.product(product) for product in weight_gradients(collective.beside)))
     if overlap is Overlap.INPUT_GRADIENT:
         return max(0.0, each - sum(speed.product(product.of_input) for product in collective.beside))

@@ -36,6 +36,11 @@ def schedule_of(layout: Layout, num_micro_batches: int) -> Schedule:
     return interleaved(layout.pipeline, num_micro_batches, layout.stages_per_rank)
 
 
+def separates_weights(layout: Layout) -> bool:
+    """Whether the pipeline of a layout computes the gradients of weights apart from the backward passes."""
+    return layout.pipeline > 1 and layout.schedule is PipelineSchedule.ZERO_BUBBLE
+
+
 def schedule_of_run(run: Planned) -> Schedule:
     """Schedule of the stages of a run with a pipeline."""
     return schedule_of(run.layout, run.num_micro_batches)

@@ -88,13 +88,11 @@ def expected_seconds(
     run: ResolvedRun, samples: RunSamples, throughput: Throughput, device: torch.device, *, done: int
 ) -> float | None:
     """Forecast the seconds of the remaining steps and of their validations. None if the planner does not know the
-    device, and for a pipeline. Checkpoints, evaluations and the compilation of layers are not counted.
+    device. Checkpoints, evaluations and the compilation of layers are not counted.
 
     The forecast for a CPU uses the planner's figures for a laptop, but with the measured matrix rate.
     """
     hardware = _hardware(run.config, throughput.peak, device)
-    if run.layout.pipeline > 1:  # no forecast knows the waiting of stages
-        return None
     if hardware is None or (run.layout.world_size > hardware.ranks_per_node and hardware.network is None):
         return None
     training, left = run.training, run.training.steps - done
@@ -109,11 +107,11 @@ def expected_seconds(
 
 def gain_of_one_rank(run: RunConfig, peak: Peak, device: torch.device) -> float:
     """Forecast the speed-up of training with one rank instead of the run's ranks, which share one processor. 1 if the
-    ranks do not share a processor, or if a single rank is hardly faster. The run's `training.precision` must not be
-    `auto`.
+    ranks do not share a processor, if a single rank is hardly faster, or with pipeline stages. The run's
+    `training.precision` must not be `auto`.
     """
     hardware = _hardware(run, peak, device)
-    if run.layout.pipeline > 1:  # no forecast knows the waiting of stages
+    if run.layout.pipeline > 1:  # no run has been compared with its forecast
         return 1.0
     if hardware is None or device.type != "cpu" or not 1 < run.layout.world_size <= hardware.ranks_per_node:
         return 1.0

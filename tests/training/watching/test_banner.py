@@ -7,6 +7,7 @@ from rich.console import Console
 
 from crosscut.data import TokenFolder
 from crosscut.planner import find_hardware
+from crosscut.planner.hardware import KNOWN_HARDWARE
 from crosscut.planner.time import step_time
 from crosscut.training.batches import samples_of
 from crosscut.training.precision import resolve_on
@@ -66,6 +67,16 @@ def test_time_grows_with_what_is_left_and_falls_with_the_measured_rate(run_with)
     assert expected(long) > 1.9 * expected(short)
     assert expected(long, done=500) == pytest.approx(expected(short), rel=0.01)
     assert expected(long, throughput=FAST) < expected(long) / 10
+
+
+def test_the_time_of_a_pipeline_includes_the_waiting_of_its_stages(run_with):
+    """Two stages of a layer each, with two micro-batches: the stages wait for half of their working time."""
+    settings = ("training.steps=1000", "training.micro_batch_size=2", "training.validate_every=0")
+    piped = run_with("layout.pipeline=2", *settings)
+    step = step_time(resolve_on(piped, CPU).config, KNOWN_HARDWARE["laptop"])
+    assert 0.2 * step.compute < step.bubble < step.compute
+    assert expected(piped) > 0.6 * expected(run_with(*settings))
+    assert "expected time" in printed(piped)
 
 
 def test_validations_count_as_a_third_of_a_step_of_their_size(run_with):
