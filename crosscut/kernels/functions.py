@@ -46,6 +46,13 @@ def run(function: type[Function], *arguments: Any, twin: Callable[..., Any] | No
     return function.forward(_Forgetful(), *arguments)
 
 
+def wide_in_compiled_code(x: Tensor) -> Tensor:
+    """Return `x` in float32 in compiled code, where a compiler fuses the cast with the next operator, and `x` itself
+    otherwise, because the cast would be a pass of its own over the memory.
+    """
+    return x.float() if torch.compiler.is_compiling() else x
+
+
 def add_owned(total: Tensor, more: Tensor) -> Tensor:
     """Return `total` + `more`. The sum reuses the memory of `total`, except in compiled code. The caller must hold the
     only reference to `total`.

@@ -30,6 +30,7 @@ from torch import Tensor
 from crosscut.config.precision import FLOAT8_MULTIPLE
 from crosscut.kernels import onednn
 from crosscut.kernels.deferral import Deferral
+from crosscut.kernels.functions import wide_in_compiled_code
 
 FEW = range(1, 33)
 """Numbers of tokens for which a product on the CPU does not use `F.linear`, if gradients are off.
@@ -240,8 +241,7 @@ def _cast(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     equal, or the product is wrong by a factor of 2. The largest element is therefore float32 before any kernel stores
     it, and the scale is computed from the bits of the largest element, without the GPU's approximate logarithm.
     """
-    wide = x.float() if torch.compiler.is_compiling() else x  # the compiler fuses this cast
-    largest = wide.abs().amax().float().clamp(min=_SMALLEST)
+    largest = wide_in_compiled_code(x).abs().amax().float().clamp(min=_SMALLEST)
     # The maxima of both 8-bit types are 1.75 x 2^m. The sum carries into the exponent of a mantissa above 1.75.
     exponent = ((largest.view(torch.int32) + 0x1FFFFF) >> 23) - math.frexp(torch.finfo(dtype).max)[1] + 1
     scale, factor = ((biased << 23).view(torch.float32) for biased in (254 - exponent, exponent))
