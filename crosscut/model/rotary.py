@@ -1,10 +1,10 @@
-"""Rotary positions: each pair of a head's elements is rotated by an angle proportional to the token's position.
+"""Rotary position embeddings (RoPE): pairs of a head's elements are rotated in proportion to the token's position.
 
-    angle(place, i) = place * base^(-2 i / D)          i = 0 ... D/2 - 1, the pair of elements i and i + D/2
+    angle(position, i) = position * base^(-2 i / D)          i = 0 ... D/2 - 1, the pair of elements i and i + D/2
 
-The product of a query and a key then depends on the distance between them (Su et al. 2021, arXiv 2104.09864, section
-3.2). Elements are paired as in Llama's published weights, and angles are computed in float32 in every precision, as in
-Llama. For longer sequences than those of the training, `model.rotary_scaling` reduces the frequencies.
+Positions then enter the dot product of a query and a key only through their distance (Su et al. 2021, arXiv 2104.09864,
+section 3.2). Elements are paired as in Llama's published weights, and angles are computed in float32 in every
+precision, as in Llama. For sequences longer than those seen in training, `model.rotary_scaling` lowers the frequencies.
 
 Shapes: B batch, A heads, S sequence, D elements of a head.
 """
@@ -30,7 +30,7 @@ def rotations(places: Tensor, config: ModelConfig, dtype: torch.dtype, *, length
     [B, 1, S, D]. `length` is the number of tokens in each sequence, without padding; only dynamic scaling uses it.
 
     The sines for the first element of each pair are negated, because `rotate` expects negated sines. With YaRN, both
-    results are multiplied by the factor of the attention.
+    results are multiplied by the attention factor.
     """
     angles = places.float().unsqueeze(-1) * frequencies(config, places.device, length=length)
     if angles.dim() > 2:
@@ -50,8 +50,8 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
 
 
 def frequencies(config: ModelConfig, device: torch.device, *, length: int = 0) -> Tensor:
-    """Return the frequencies in radians per position [D/2] for sequences of `length` tokens, in the order of operations
-    of the published models' own code.
+    """Return the frequencies in radians per position [D/2] for sequences of `length` tokens. Operations run in the same
+    order as in the published code, so that the results agree bit for bit.
     """
     exponents = torch.arange(0, config.head_size, 2, device=device).float() / config.head_size
     if config.rotary_factor == 1.0:
@@ -72,12 +72,14 @@ def _unscaled(base: float | Tensor, exponents: Tensor) -> Tensor:
 
 
 def _linear(config: ModelConfig, exponents: Tensor, _: int) -> Tensor:
-    """Divide all frequencies, which is the same as dividing all positions (Chen et al. 2023, arXiv 2306.15595)."""
+    """Divide all frequencies by `rotary_factor`, which is the same as dividing all positions by it (Chen et al. 2023,
+    arXiv 2306.15595).
+    """
     return _unscaled(config.rotary_base, exponents) / config.rotary_factor
 
 
 def _llama3(config: ModelConfig, exponents: Tensor, _: int) -> Tensor:
-    """Divide low frequencies, leave high ones unchanged, and interpolate between low and high ones, as in Llama 3.1."""
+    """Divide low frequencies by `rotary_factor`, keep high ones, and interpolate between them, as in Llama 3.1."""
     plain = _unscaled(config.rotary_base, exponents)
     turns = config.rotary_original_length / (2 * math.pi / plain)
     low, high = _LLAMA3_TURNS
@@ -97,8 +99,8 @@ def _dynamic(config: ModelConfig, exponents: Tensor, length: int) -> Tensor:
 
 
 def _yarn(config: ModelConfig, exponents: Tensor, _: int) -> Tensor:
-    """Divide low frequencies, leave high ones unchanged, and interpolate between the pairs of elements whose
-    frequencies are at the limits (Peng et al. 2023, arXiv 2309.00071, section 3.2).
+    """Divide low frequencies by `rotary_factor`, keep high ones, and interpolate linearly in the index of the pair
+    between the two limits (Peng et al. 2023, arXiv 2309.00071, section 3.2).
     """
     size, base = config.head_size, config.rotary_base
     low_turns, high_turns = _YARN_TURNS

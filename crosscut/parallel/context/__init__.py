@@ -1,8 +1,8 @@
 """Context parallelism: the ranks along one axis share each sequence, and attention is over the whole sequence.
 
-- `zigzag`: the part of the sequence that each rank has
+- `zigzag`: how the sequence is divided over the ranks
 - `operators`: attention with gathered keys and values, or with heads exchanged for tokens
-- `ring`: attention with keys and values that are passed round the ranks
+- `ring`: attention with keys and values that travel around the ranks
 """
 
 from crosscut.parallel.context.operators import enter_context, gather_tokens, leave_context

@@ -1,12 +1,14 @@
-"""Operators at which context ranks communicate inside attention. Each rank has the queries, keys and values of its part
-of the sequence (`zigzag`), and every query needs the keys and values of the whole sequence.
+"""Autograd operators that communicate between context ranks before and after attention.
 
-| way          | `enter_context`                       | forward, backward          | `leave_context`             |
+Each rank has the queries, keys and values of its part of the sequence (`zigzag`), and every query needs the keys and
+values of the whole sequence.
+
+| method       | `enter_context` returns               | forward, backward          | `leave_context` returns     |
 |--------------|---------------------------------------|----------------------------|-----------------------------|
-| `gather`     | own queries, all keys and values      | all-gather, reduce-scatter | identity                    |
+| `gather`     | own queries, all keys and values      | all-gather, reduce-scatter | its argument                |
 | `all_to_all` | all tokens of 1/C of the rank's heads | all-to-all, all-to-all     | own tokens of all the heads |
 
-Between the two operators, any attention kernel works, with any mask. The third way, `ring`, communicates during
+Between the two operators, any attention kernel works, with any mask. The third method, `ring`, communicates during
 attention (`ring.ring_attention`). Sources: gather as in Llama 3 (Dubey et al. 2024, arXiv 2407.21783, section 3.3.2);
 all-to-all as in DeepSpeed-Ulysses (Jacobs et al. 2023, arXiv 2309.14509).
 

@@ -1,14 +1,15 @@
-"""Ring attention: keys and values are passed round the context ranks, and each rank merges the results of all blocks.
+"""Ring attention: keys and values travel around the context ranks, and each rank merges the results of all blocks.
 
-    for each of C steps:  attend to the block of keys and values that is here, while the block of the next step arrives
+    for each of C steps:  attend to the current block of keys and values while the next one arrives
 
-A rank never holds keys and values of more than two parts of the sequence. The results of the blocks are merged by their
-log-sum-exps, relative to the largest one, so that no exponential overflows. In the backward pass, keys and values are
-passed round again, followed by the sums of their gradients. Source: Liu et al. 2023, arXiv 2310.01889.
+A rank never holds the keys and values of more than two ranks. The results of the blocks are merged by their
+log-sum-exps, relative to the largest one, so that no exponential overflows. In the backward pass, keys and values
+travel around again, and the accumulated gradients of each block travel one step behind. Source: Liu et al. 2023, arXiv
+2310.01889.
 
 The order of the tokens is `zigzag`. In causal attention, a rank's early piece sees the early pieces of all earlier
 ranks. The late piece sees the early pieces of all ranks, and the late pieces of all later ranks. Each step but the
-first therefore computes exactly half of the pairs of a query and a key, on every rank.
+first therefore computes exactly half of its (S/C)^2 pairs of a query and a key, on every rank.
 
 Shapes: B batch, S sequence, C context ranks, A query heads, K heads of keys and values, D elements of a head.
 """
@@ -29,7 +30,7 @@ _ALL = slice(None)
 
 
 class _View(NamedTuple):
-    """Queries and keys of a step that see each other. All other pairs of the step are hidden."""
+    """Slice of queries and slice of keys between which one step computes attention."""
 
     queries: slice
     keys: slice
@@ -67,7 +68,8 @@ class _RingAttention(Function):
         axis = ring.axis
         wide = torch.promote_types(q.dtype, torch.float32)
         grad_q, sums = torch.zeros_like(q, dtype=wide), torch.zeros((2, *k.shape), dtype=wide, device=k.device)
-        # In another order than in the forward pass. Otherwise, a compiler would keep the blocks that arrived there.
+        # Values come before keys here, unlike in the forward pass. Otherwise, a compiler would keep the blocks that
+        # arrived there.
         both, sums_arriving = torch.stack((v, k)), sums
         for step, view in enumerate(_views(ring, q.shape[2], mask)):
             arriving = start_shift(both, axis) if step < axis.size - 1 else both
@@ -90,7 +92,8 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor, axis: Axis, *, is_causal: bo
     [B, A, S/C, D]. There must be at least two ranks.
 
     `mask` is added to the scores: [B, 1, S/C, S] or [B, 1, 1, S], 0 or minus infinity, with the keys in the order of
-    the sequence. In causal attention, `mask` must also hide later keys. Every query must see a key.
+    the sequence. In causal attention, `mask` must also hide later keys. Every query must see at least one key
+    of the whole sequence.
 
     Forward: C - 1 shifts of keys and values. Backward: C - 1 shifts of keys and values, and C shifts of the sums of
     their gradients, in float32 or wider. A shift sends 2 B K S/C D elements to the next rank.
