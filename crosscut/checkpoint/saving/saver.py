@@ -78,6 +78,7 @@ class Saver:
         self.copying = CopyGuard(optimizer)
         self._buffers = HostBuffers()
         self._group = background_group()
+        self._thread: ThreadPoolExecutor
         self._writing: Future[None] | None = None
 
     def __enter__(self) -> Self:
@@ -113,9 +114,8 @@ class Saver:
         job = _Job(folder, progress, state, tensors, computed(device), written)
         self.copying.begin()
         # One thread for each save: a thread that lives on keeps the threads of its parallel loops (see `_write`).
-        thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._writing = thread.submit(self._work, job)
-        thread.shutdown(wait=False)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing = self._thread.submit(self._work, job)
         self.seconds_held += time.perf_counter() - start
 
     def finish(self) -> None:
@@ -143,6 +143,7 @@ class Saver:
         if self._writing is None:
             return None
         writing, self._writing = self._writing, None
+        self._thread.shutdown()
         try:
             writing.result()
             self.failure = None
