@@ -1,5 +1,7 @@
 """Blocks of attention by the FlashAttention of a GPU, merged over two blocks, beside float64 on the same GPU."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -25,8 +27,8 @@ def _inputs(num_kv_heads: int, head_size: int, num_keys: int) -> list[Tensor]:
     return [torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16) for shape in shapes]
 
 
-def _merged(attend: object, blocks: list[KeyBlock]) -> Attended:
-    parts = [attend(block) for block in blocks]  # type: ignore[operator]
+def _merged(attend: Callable[[KeyBlock], Attended], blocks: list[KeyBlock]) -> Attended:
+    parts = [attend(block) for block in blocks]
     lse = torch.stack([part.lse for part in parts]).logsumexp(0)
     results = [part.result * (part.lse - lse).exp().unsqueeze(-1) for part in parts]
     return Attended(sum(results[1:], results[0]).to(parts[0].result.dtype), lse)
