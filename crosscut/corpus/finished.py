@@ -1,7 +1,7 @@
 """Mark of a finished run: a file in the run's `work` folder.
 
 A run removes the file when it begins, and writes it again when it succeeds. A `work` folder with this file is complete
-and holds only the stages of the finished run. Later runs that extend the corpus require the file.
+and holds only the stages of the finished run. Later runs that name this run in `duplicates.against` require the file.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ WORK_FOLDER = "work"
 FINISHED_FILE = "line.json"
 
 LOCK_FILE = ".lock"
-"""Lock file in a corpus's folder. The run that prepares the corpus holds an exclusive lock; runs that add to the corpus
-hold shared locks."""
+"""Lock file in a corpus's folder. The run that prepares the corpus holds an exclusive lock. Later runs that name this
+folder in `duplicates.against` hold shared locks."""
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ def _described(source: str, file: File, reject: Reject) -> dict[str, Any]:
 
 @dataclass
 class _Dropped:
-    """Records of a task that do not become documents. Unreadable records are listed in `file`."""
+    """Counts of a task's records that do not become documents. Each unreadable record is also written to `file`."""
 
     source: str
     file: TextIO
@@ -248,8 +248,8 @@ def check_rejects(records: Sequence[Record], config: CorpusConfig) -> None:
 def check_damage(records: Sequence[Record], config: CorpusConfig) -> None:
     """Raise `DamagedDataError` if more files than `ingest.max_damaged_files` are damaged.
 
-    The lost rest of a file counts as a single reject, even if many documents are lost, so `ingest.max_rejects` would
-    not report the loss. Damage is therefore counted by files.
+    The lost rest of a file counts as a single reject, even if many documents are lost, so the loss may stay below
+    `ingest.max_rejects`. The number of damaged files therefore has its own limit.
     """
     damaged = [one for record in records for one in record.counts["damaged"]]
     allowed = config.ingest.max_damaged_files

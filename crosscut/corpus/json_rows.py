@@ -1,5 +1,5 @@
-"""Rows of the .jsonl files that stages write into a corpus's `work` folder. A faulty disk or another program may have
-damaged these files since then.
+"""Read the .jsonl files that stages write into a corpus's `work` folder, row by row, and check each row: a faulty disk
+or another program may have damaged the files.
 """
 
 from collections.abc import Iterator

@@ -146,7 +146,8 @@ def explain_document(config: CorpusConfig, document_id: str) -> str:
 def _list_stages(config: CorpusConfig) -> _StageList:
     """List the stages that a corpus needs, in order.
 
-    Raises `DataError` if a list, a tokenizer or a test set does not exist, before any stage runs.
+    Raises `DataError`, before any stage runs, if a list of domains or file types, a tokenizer or a test set does not
+    exist.
     """
     stages = _StageList(config)
     stages.add(IngestStage(config))

@@ -117,7 +117,9 @@ def _summary(flow: Sequence[Counts]) -> dict[str, Any]:
 
 
 def _add_samples(flow: Sequence[dict[str, Any]], counts: Counts, config: CorpusConfig, runs: Runs) -> None:
-    """Add samples to the rules of a flow. Each sample also gets the text of its matching document."""
+    """Add sampled documents to each rule of each stage in `flow`. A sample with a matching document, such as a
+    duplicate, also gets the text of that document.
+    """
     samples = merge_samples(runs.work)
     dropped = [one for (_, rule), of_rule in samples.items() if rule != CHANGED for one in of_rule]
     places = {one["id"]: Place(runs.work, *one.pop("at")) for one in dropped}
@@ -160,8 +162,8 @@ class _Texts:
 
 
 def _columns(amounts: Counts, ratio: float | None, name: str) -> list[dict[str, Any]]:
-    """Convert amounts by label to a list. A language has its `name`, and a number has the lower bound of its bucket,
-    `from`.
+    """Convert a histogram (amounts by label) to a list, sorted by label. Each entry has the label under the key `name`:
+    `"name"` for languages, and `"from"` for the lower bounds of buckets.
     """
     kind = str if name == "name" else float
     columns = ({name: kind(label), **with_estimate(amount, ratio)} for label, amount in amounts.items())
@@ -215,8 +217,8 @@ def _sizes(sizes: Mapping[int, int]) -> list[dict[str, Any]]:
 
 
 def _planted(counts: Counts, jaccard: float) -> dict[str, Any]:
-    """Recall and precision of the search, measured on duplicates that were planted into the corpus, by tenths of
-    similarity.
+    """Recall and precision of the search for duplicates, measured on planted duplicates. The list `tenths` has the
+    numbers of planted and found duplicates for each range of similarity of width 0.1.
     """
     if not counts.get("planted"):
         return {}

@@ -26,7 +26,11 @@ def excerpts_of_pair(one: str, other: str) -> tuple[str, str]:
 
 
 def _start(text: str, at: int) -> int:
-    """Start of a word some characters before `at`. The result depends only on the text before `at`."""
+    """Position where the excerpt begins: the first start of a word within the `LEAD` characters before `at`.
+
+    The position depends only on the text before `at`. The excerpts of two texts that first differ at `at` therefore
+    begin at the same position.
+    """
     if at <= LEAD:
         return 0
     blank = text.find(" ", at - LEAD, at)

@@ -216,7 +216,7 @@ def _spelled_out(text: str, at: int) -> str:
 
 
 def _quoted(name: str, text: str) -> list[str]:
-    """Name of a text, followed by the text on a few lines."""
+    """Format a text as at most three lines, each after a `|`. `name` stands before the first line."""
     head = f"{name:<7}" if name else ""
     room = _WIDTH - _LABEL - len(head) - 2
     lines = textwrap.wrap(" ".join(text.split()), room, max_lines=3, placeholder=" ...") or [""]

@@ -71,7 +71,7 @@ def _entry(name: str, counts: Counts) -> dict[str, Any]:
         **sides,
         "rules": dict(sorted(rules.items(), key=lambda item: (-item[1]["documents"], item[0]))),
     }
-    if name == INGEST:  # the bytes of the input and of rules are bytes on disk, which are often compressed
+    if name == INGEST:  # bytes of files on disk, which are often compressed, cannot be compared with bytes of text
         sides["in"].pop("bytes", None)
         for amount in rules.values():
             amount.pop("bytes", None)
@@ -102,7 +102,7 @@ def _pieces(before: Counts, counts: Counts) -> list[dict[str, Any]]:
 
 
 def _count_tokens(flow: Sequence[dict[str, Any]], counts: Counts) -> None:
-    """Add tokens to the amounts of a flow such that the amounts add up."""
+    """Add the number of tokens to every amount of a flow, so that the losses of all stages add up to the total loss."""
     ratio = tokens_of_byte(counts)
     audit = counts.get("audit", {})
     if ratio is None:
@@ -125,7 +125,7 @@ def _count_tokens(flow: Sequence[dict[str, Any]], counts: Counts) -> None:
 
 
 def _estimate(entry: dict[str, Any], ratio: float) -> None:
-    """Estimate the tokens of the input and the output.
+    """Estimate the tokens of a stage's input, output and losses.
 
     Each loss is the difference of the estimates before and after it, so that the losses add up to the total. Losses
     that were estimated and rounded separately would not add up.
@@ -144,9 +144,10 @@ def _estimate(entry: dict[str, Any], ratio: float) -> None:
 
 
 def _subtract(flow: Sequence[dict[str, Any]], tokens: int, ratio: float, counts: Counts) -> None:
-    """Write the tokens before and after each stage into the flow: `tokens` minus the losses to rules and cuts.
+    """Write the number of tokens before and after each stage into the flow.
 
-    If the stage `tokens` has counted the final texts, the total number of tokens in all cuts is exact. This total is
+    `tokens` is the number before the first stage of `flow`. Each stage subtracts its losses to rules and cuts. If the
+    stage `tokens` has counted the final texts, the total number of tokens in all cuts is exact. This total is
     divided among several cuts in proportion to their bytes. Otherwise, the tokens of cuts are estimates.
     """
     ruled = sum(amount.get("tokens", 0) for entry in flow for amount in entry["rules"].values())

@@ -43,8 +43,8 @@ def read_rejects(work: Path) -> Iterator[dict[str, Any]]:
 
 
 def _name(record: Mapping[str, str]) -> str:
-    """Name of the file as in document ids. For a reject without a `name`, the name consists of the source and the last
-    component of the path.
+    """Name of a record's file, as in document ids. If the record has no `name`, the name is the source and the last
+    component of the file's path.
     """
     return _written_out(record.get("name") or f"{record['source']}/{PurePosixPath(record['file']).name}")
 

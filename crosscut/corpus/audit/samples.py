@@ -83,7 +83,7 @@ def _marks_of(part: Part) -> tuple[Path, ...]:
 
 
 def _written_of(part: Part) -> tuple[Path, ...]:
-    """Files that record the written pieces of each document: the index of tokens, and the cuts."""
+    """Files that say which pieces of each document were written as tokens: the index of tokens, and the cuts."""
     if TOKENS not in part.filters:
         return ()
     cuts = [part.work / LEAKAGE / cuts_name(part.name)] if LEAKAGE in part.filters else []
@@ -159,7 +159,10 @@ class _Documents:
 
 
 def _take_written(part: Part, documents: _Documents) -> None:
-    """Replace the bytes and tokens of each document before cuts by the values from the stage `tokens`."""
+    """Replace the bytes and tokens of each document by those of its written pieces.
+
+    Until now, both were counted before the stage `leakage` cut passages out of the document.
+    """
     written = read_table(part.work / TOKENS / index_name(part.name))
     rows = written["row"].to_numpy()
     documents.tokens = _sums(rows, written["tokens"].to_numpy().astype(np.int64) - 1, len(documents))
@@ -177,7 +180,7 @@ def _sums(group: Numbers, values: Numbers, size: int) -> Numbers:
 
 
 def _mark(part: Part, name: str) -> tuple[npt.NDArray[np.uint32], npt.NDArray[Any]] | None:
-    """Rows and values of a measurement by a filter. None if no filter has made this measurement."""
+    """Rows and values of the measurement `name`, such as `tokens`. None if no filter has made this measurement."""
     for path in _marks_of(part):
         table = read_table(path)
         if name in table.column_names:

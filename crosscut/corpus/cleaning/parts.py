@@ -25,8 +25,8 @@ def clean_part(part: Part, config: CleaningConfig, cleaners: Mapping[str, tuple[
     cleaners.
 
     Writes `PART.arrow` (columns `TEXTS`) with the texts of the remaining documents, and `PART.drops.arrow` with the
-    documents that contain only white space (rule `empty`). The counts of the task, which are
-    returned, include the number of documents that each cleaner changed.
+    documents that contain only white space (rule `empty`). The returned counts include the number of documents that
+    each cleaner changed.
     """
     documents = list(part.documents())
     changed = dict.fromkeys(("unicode", *CLEANERS), 0)

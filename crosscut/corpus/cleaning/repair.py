@@ -95,9 +95,10 @@ class _Engine:
 
     def __init__(self, ftfy: Any) -> None:
         tables = ftfy.chardata
-        certain = {*tables.LIGATURES, *tables.WIDTH_MAP, *tables.CONTROL_CHARS}  # passes that replace one character
+        certain = {*tables.LIGATURES, *tables.WIDTH_MAP, *tables.CONTROL_CHARS}  # mapped or removed one by one
         certain.update(range(0x80, 0xA0))  # `fix_c1_controls`
-        certain.update((0x2028, 0x2029))  # `fix_line_breaks`, with 0x85 and the lone carriage return below
+        # `fix_line_breaks` also replaces 0x85, which is in the range above, and lone carriage returns (see `_Search`).
+        certain.update((0x2028, 0x2029))
         certain.update(range(0xD800, 0xE000))  # `fix_surrogates`
         # `remove_terminal_escapes` needs no entry: terminal escapes begin with a control character.
         self._searches = {unescape: _Search(certain, unescape) for unescape in (True, False)}
@@ -163,7 +164,8 @@ class _Search:
     """Regular expressions for text that ftfy may change.
 
     `certain` finds text that ftfy always changes. `any` also finds signs of mojibake, which ftfy's heuristic must
-    judge; such a match has no group. Both expressions begin with a single character set, which makes the search fast.
+    judge. A match of `any` has a group (`lastindex`) only if ftfy always changes the text. Both expressions begin with
+    a single character set, which makes the search fast.
     """
 
     def __init__(self, certain: Iterable[int], unescape: bool) -> None:

@@ -2,7 +2,7 @@
 
 If up to `GROUP_LIMIT` documents have an equal band, all their pairs are written. A larger group of documents is written
 as a list, because the number of pairs grows with the square of the group: ten thousand pages of one template would make
-fifty million pairs. The documents of the list are in the order of preference, in which documents are kept. The module
+fifty million pairs. The list is in the order of `preference`: of two duplicates, the first one is kept. The module
 `similarity` compares each document only with earlier documents of the list that are not duplicates themselves. A pair
 is skipped only if one of its documents is already a duplicate of a preferred document. Therefore, one of any two
 similar documents in the group is still dropped.

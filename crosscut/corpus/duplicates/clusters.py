@@ -51,7 +51,7 @@ class Clusters(NamedTuple):
         return np.diff(self.starts, append=len(self.numbers))
 
     def kept(self) -> Numbers:
-        """Document number that the cluster keeps, for each document in `numbers`."""
+        """For each document in `numbers`, the number of the document that its cluster keeps."""
         return np.repeat(self.numbers[self.starts], self.sizes())
 
 

@@ -203,7 +203,7 @@ def as_set(grams: Hashes) -> Hashes:
 
 
 def similarities(one: Hashes, others: Sequence[Hashes]) -> Similarities:
-    """Compute the Jaccard similarity of one set of n-grams to each other set.
+    """Compute the Jaccard similarity of the set `one` of n-grams to each set in `others`.
 
     Each set must be ascending, without repetitions, and not empty.
     """

@@ -178,7 +178,7 @@ def _plan_similar(gather: Gather, check: Check, work: Path) -> Sequence[Task]:
 
 
 def _bounds(pairs: Sequence[Path], num_parts: int) -> list[tuple[int, int]]:
-    """Divide all left numbers into ranges that hold about `PAIRS_PER_TASK` pairs each."""
+    """Divide the pairs by their left document number into ranges of about `PAIRS_PER_TASK` pairs each."""
     samples = [read_table(path)["left"].to_numpy()[_SAMPLED // 2 :: _SAMPLED] for path in pairs]
     sample = np.sort(np.concatenate(samples))[:: PAIRS_PER_TASK // _SAMPLED][1:]
     cuts = [0, *np.unique(sample).tolist(), int(first_number(num_parts))]

@@ -162,8 +162,10 @@ class Digests:
 
 
 def is_done(folder: Path, task: Task, key: str) -> Record | None:
-    """Return the record of a task whose result is up to date, or None if the task must be run. A file that was changed
-    after the record was written is compared with its hash.
+    """Return the record of a task whose result is up to date, or None if the task must be run.
+
+    The sizes of all written files are compared with the record. The hash of a file is compared only if the file was
+    modified after the record was written.
     """
     path = folder / f"{task.name}.json"
     record = Record.read(path)

@@ -1,12 +1,12 @@
 """Keep documents in chosen languages.
 
-The language is detected in three passages of each document: the beginning, the middle and the end. Detectors are
-unreliable on mixed languages, so each passage is examined separately. A notice in another language at the beginning
-therefore does not determine the result, and a book takes no more time than a page. The language of a document is the
-most frequent language of its passages. The score of a document is the sum of the scores of the passages in this
+The language is detected in three passages of each document: the beginning, the middle and the end. A book therefore
+takes no more time than a few pages. Detectors are unreliable on mixed languages, so each passage is examined
+separately, and a notice in another language at the beginning does not determine the result. The language of a document
+is the most frequent language of its passages. The score of a document is the sum of the scores of the passages in this
 language, divided by the number of all passages. A text in which the detector finds no language, such as a table of
-numbers, has the language `und` with score 0 and is dropped. Texts of a few words are often detected wrongly; the filter
-on length drops such documents anyway.
+numbers, has the language `und` with score 0 and is dropped. The language of a text of a few words is often detected
+wrongly, but the filter on length drops short documents anyway.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _langdetect() -> Detector:
             '`language.detector` "langdetect" needs the package langdetect, but langdetect is not installed. Run '
             "`pip install 'crosscut[langdetect]'`."
         ) from None
-    # langdetect loads profiles in the order of the folder, which would change rounding in sums of scores.
+    # langdetect adds up scores in the order in which it loads the profiles. Sorted files always give the same rounding.
     factory = langdetect.DetectorFactory()
     profiles = sorted(path for path in Path(langdetect.PROFILES_DIRECTORY).iterdir() if path.is_file())
     factory.load_json_profile([path.read_text(encoding="utf-8") for path in profiles])

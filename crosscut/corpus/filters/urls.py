@@ -1,6 +1,7 @@
 """Drop documents by URL: unwanted hosts, files that are not text, links with few votes, and repeated URLs.
 
-Documents without a URL pass all rules about URLs, and documents without karma pass the rule about votes (karma).
+Karma is the number of votes for the link to a document. Documents without a URL pass all rules about URLs, and
+documents without karma pass the rule about karma.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ def canonical_url(url: str) -> str:
     """Convert a URL to its canonical spelling. URLs with the same canonical spelling lead to the same page.
 
     The result has no scheme, user, `www.`, default port, fragment (except a fragment that begins with `#!`, which names
-    a page), final slash, or parameters of `TRACKING`. The host is in lower case and ASCII, the parameters are in
-    alphabetical order, and only characters that must be escaped are escaped.
+    a page), final slash, or parameters that only track visitors (`TRACKING`). The host is in lower case and ASCII, the
+    parameters are in alphabetical order, and only characters that must be escaped are escaped.
     """
     scheme, authority, path, query, fragment = _split(url)
     host, port = _host_and_port(authority)

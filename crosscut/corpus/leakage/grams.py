@@ -3,8 +3,8 @@
 The n-grams are gathered once and written to a file. Every process that searches for the n-grams maps this file into
 memory.
 
-An n-gram of a document must pass three checks: the Bloom filter, which few other n-grams pass than those of test sets;
-a look-up in the sorted hashes; and a comparison of the words. False positives of the Bloom filter and equal hashes of
+An n-gram of a document must pass three checks: the Bloom filter, which all n-grams of test sets and few others pass; a
+look-up in the sorted hashes; and a comparison of the words. False positives of the Bloom filter and equal hashes of
 different n-grams therefore cost time but never cause a false hit.
 """
 

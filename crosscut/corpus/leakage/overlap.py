@@ -1,7 +1,8 @@
-"""The stage `overlap`: compute the share of each test set that the corpus contains, and list passages (paper, 4.1.2).
+"""The stage `overlap`: compute the share of each test set that the corpus contains, and list shared passages (paper,
+4.1.2).
 
-The share is computed before passages are cut, so it is the share that a model would see without the check. An n-gram
-that occurs in many documents is a common phrase and not a leak, so the most frequent n-grams are listed too.
+The share is computed before passages are cut, so it is the share that a model would see without the leakage check. An
+n-gram that occurs in many documents is a common phrase and not a leak, so the most frequent n-grams are listed too.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MOST = 20
 """Maximum number of passages listed per test set, and maximum number of frequent n-grams listed."""
 
 SHOWN_CHARACTERS = 500
-"""Maximum number of characters listed of a passage. A longer passage is truncated."""
+"""Maximum number of characters of a listed passage. A longer passage is truncated."""
 
 
 def add_up(work: Path, folder: Path, n: int, stage: str, parts: Sequence[str], _output: Output) -> Counts:

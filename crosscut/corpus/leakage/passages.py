@@ -93,7 +93,7 @@ def _join(of_slices: list[Shared]) -> Shared:
 
 def _confirm(one: _Slice, places: Places, numbers: Numbers, grams: Grams) -> Shared:
     located = WordPlaces(one.text)
-    whole = places + grams.n <= len(located)  # not the short n-gram of a short text
+    whole = places + grams.n <= len(located)  # false for a text of fewer than n words, whose n-gram is shorter
     places, numbers = places[whole], numbers[whole]
     expected = grams.texts.take(numbers).to_pylist()
     same = [located.words(place, grams.n) == words for place, words in zip(places.tolist(), expected, strict=True)]
@@ -133,8 +133,9 @@ def _slices(document: int, text: str, n: int) -> Iterator[_Slice]:
 
 
 def _blank_before(text: str, place: int, reach: int) -> int:
-    """Position of the last space or line end up to `place`, or `place` itself if there is none within `reach`
-    characters.
+    """Position of the last space or line end up to `place`, at most `reach` characters before.
+
+    If there is none, the result is `place` itself, or 0 if the text begins within `reach` characters.
     """
     low = max(place - reach, 0)
     found = max(text.rfind(" ", low, place + 1), text.rfind("\n", low, place + 1))

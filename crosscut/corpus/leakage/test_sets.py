@@ -2,8 +2,8 @@
 
 Each line of a .jsonl file is an item. Each article of a WikiText file is an item. In any other text, each passage
 between blank lines is an item, or each line if there are no blank lines. N-grams ignore punctuation, so most tokens of
-WikiText, such as `@-@` and `'s`, need no repair. Only two do: a text is split at `<unk>`, because the words before and
-after `<unk>` are not consecutive, and `do n't` becomes `don't`.
+WikiText, such as `@-@` and `'s`, need no repair. Two tokens are treated specially: a text is split at `<unk>`, because
+the words before and after `<unk>` are not consecutive, and `n't` is joined to the word before it.
 """
 
 import re

@@ -278,7 +278,7 @@ def _tokens_of(url: str) -> os.stat_result:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Split a file's name, in lower case, into the name without the suffix of the compression, and the suffix."""
+    """Return a file's name in lower case without its compression suffix, and this suffix, which may be empty."""
     lower = name.lower()
     compression = next((suffix for suffix in COMPRESSIONS if lower.endswith(suffix)), "")
     return lower.removesuffix(compression), compression

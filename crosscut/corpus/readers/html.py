@@ -17,8 +17,8 @@ from crosscut.corpus.readers.lines import read_whole
 from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt
 
 MAX_DEPTH = 1000
-"""Maximum nesting depth of `<div>` elements for which the main text is searched. The whole text of a deeper page is
-used. The time of the search grows with the square of the depth. Browsers support half of this depth.
+"""Maximum nesting depth of `<div>` elements. The main text of a deeper page is not searched, and the whole text is used
+instead, because the time of the search grows with the square of the depth. Browsers support half of this depth.
 """
 
 _DIVISION = re.compile(r"<(/?)div\b", re.IGNORECASE)

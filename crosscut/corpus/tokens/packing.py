@@ -2,8 +2,9 @@
 
 Documents are split at random into training and validation. The weight of a source is the number of times that each of
 its training documents is written. With weight 2, each document is written twice. With weight 0.25, a quarter of the
-documents is written once; the seed and the id of a document determine whether it is written. Validation documents are
-therefore never in training and never repeated. All pieces of one document go to the same side of the split.
+documents is written once; the seed and the id of a document determine whether it is written. Weights apply after the
+split, so validation documents are never in training and never repeated. All pieces of one document go to the same side
+of the split.
 
 The task writes the token folder's files into the stage's folder. `publish` then links the files into place, all at
 once.
@@ -95,8 +96,8 @@ class PackingStage:
 
 
 def objective_setting(settings: TokensConfig) -> dict[str, str]:
-    """Setting of a task that depends on the objective. Empty for the default, so that finished tasks of versions
-    without this setting still count.
+    """Setting `objective` of a task whose result depends on the training objective. Empty for the default objective, so
+    that finished tasks of versions without this setting still count.
     """
     return {"objective": settings.objective.value} if settings.objective is Objective.MASKED else {}
 
@@ -298,7 +299,8 @@ def _published(record: Record) -> dict[str, str]:
 def _check_whole(folder: Path, record: Record, phase: Phase) -> None:
     """Raise `DamagedDataError` if a file of the stage has changed since it was written.
 
-    Published files may be links to the stage's files, so a change to one also changes the other.
+    A published file may be a link to the stage's file, so a program that changes the published file also changes the
+    stage's file.
     """
     names = sorted(record.files)
     damaged, position = [], 0

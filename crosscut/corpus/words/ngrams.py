@@ -82,7 +82,7 @@ def _combine(hashes: Sequence[np.uint64] | Hashes) -> np.uint64:
 def _mixed(values: Hashes, *, rounds: int) -> Hashes:
     """Mix the bits of each value, in place, so that every bit depends on every other bit.
 
-    Without mixing, the low bits of an n-gram's hash would depend only on its last words.
+    Without mixing, the low bits of a hash would depend only on the low bits of the numbers from which it is computed.
     """
     shifted = values >> _HALF
     for _ in range(rounds):

@@ -32,10 +32,9 @@ class WordPlaces:
         return " ".join(words(self._lowered[self._starts[first] : self._ends[first + count - 1]]))
 
     def spans(self, firsts: Places, count: int) -> tuple[Places, Places]:
-        """Return the begin and the end of sequences of `count` words. `firsts` holds the number of each sequence's
-        first word.
+        """Return the start and the exclusive end of each sequence of `count` words, in characters of the original text.
 
-        Positions are in characters of the original text. The end is exclusive.
+        `firsts` holds the number of each sequence's first word.
         """
         starts, lasts = self._starts[firsts], self._ends[firsts + (count - 1)] - 1
         if self._origins is not None:
