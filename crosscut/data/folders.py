@@ -63,7 +63,8 @@ def unwritable(path: Path, error: OSError, *, setting: str, kept: str) -> DataEr
 
 def exchange(temporary: Path, target: Path) -> None:
     """Replace the folder at `target` by `temporary`, a folder that `beside` made, and remove the old folder."""
-    old = temporary.with_name(f"{temporary.name}.old")  # without a process id, a later `beside` removes it
+    # If this process dies, a later `beside` removes the old folder, because its name does not end in a process id.
+    old = temporary.with_name(f"{temporary.name}.old")
     if target.exists():
         target.rename(old)
     temporary.rename(target)

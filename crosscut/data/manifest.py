@@ -223,7 +223,7 @@ class Manifest:
 
 def _typed(kind: type[_Entry], table: Mapping[str, Any]) -> _Entry:
     """Make an entry of the manifest from its JSON object. Raises `TypeError` or `ValueError` if a value does not have
-    the type of its field, is negative, or contains a NUL character, or if a shard would be in another folder.
+    the type of its field, is negative, or contains a NUL character, or if the name of a shard contains a folder.
     """
     entry = kind(**table)
     for name in table:

@@ -192,7 +192,7 @@ class MixedSampler(Samples):
         return before
 
     def _slots_until(self, blocks: Ids) -> Ids:
-        """Number of samples in each block that belong to a folder or to a folder before it, [blocks, F].
+        """For each block and folder, the number of the block's samples in this folder or an earlier one, [blocks, F].
 
         Slot i of a block belongs to the folder whose part of the interval from 0 to 1 holds (i + offset) / N.
         """

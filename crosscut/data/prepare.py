@@ -75,7 +75,8 @@ def _check_made_from(config: DataConfig, target: Path, sources: Sequence[Source]
     manifest = Manifest.read(target)
     differences = list(_differences(made=manifest.settings, asked=settings))
     if settings.given_tokenizer and settings.given_tokenizer == manifest.settings.given_tokenizer:
-        end = Tokenizer.load(Path(config.tokenizer)).end_of_text  # from files that may change
+        # A file beside the tokenizer may name this token. The hash of the tokenizer does not cover that file.
+        end = Tokenizer.load(Path(config.tokenizer)).end_of_text
         if end != manifest.end_of_text:
             differences.append(f"documents that end with id {manifest.end_of_text} instead of {end}")
     if not _same_text(sources, manifest.sources):
@@ -198,9 +199,9 @@ def _texts(documents: Iterable[Document], phase: Phase) -> Iterator[str]:
 
 
 def _held_whole(sources: Sequence[Source], train_to_validation: int) -> frozenset[int]:
-    """Return the indices of the .txt files that the split must not cut: files that are no larger than the corpus's
-    share for validation and no larger than `LARGEST_WHOLE_FILE`. A larger file, such as the only book of a corpus, is
-    split by its pieces.
+    """Return the indices of the .txt files whose pieces must all go to the same side of the split: files that are no
+    larger than the corpus's share for validation and no larger than `LARGEST_WHOLE_FILE`. The pieces of a larger file,
+    such as the only book of a corpus, are split like separate documents.
     """
     size = sum(source.size for source in sources)
     largest = min(size // (train_to_validation + 1), LARGEST_WHOLE_FILE)

@@ -6,7 +6,7 @@ sentences, at random, into segments A and B, and becomes
     [CLS] A [SEP] B [SEP] [PAD] ...
 
 A tenth of the pairs are shorter, with a random length, so that a model also meets short texts (BERT, appendix A.2).
-Every sentence is in exactly one pair of an epoch, except the sentence of a document that has only one. The pairs of a
+Every sentence is in exactly one pair of an epoch, but documents with a single sentence are left out. The pairs of a
 folder are the same in every epoch. Their order is drawn from (seed, epoch), and the cut of each pair from (seed,
 index).
 
@@ -78,7 +78,10 @@ def find_pairs(shard: Shard, *, room: int, key: np.uint64) -> Pairs:
 
 
 def _lengths(cursors: Ids, room: int, key: np.uint64) -> Ids:
-    """Number of tokens that each pair may have, drawn from its first sentence, [pairs]."""
+    """Maximum number of tokens of each pair, [pairs]: `room`, or a random number drawn from the pair's first sentence.
+
+    `cursors` holds the index of each pair's first sentence in the shard, [pairs].
+    """
     draws = to_uniform(random_bits(key, cursors, 2))
     short = 2 + (draws[:, 1] * (room - 1)).astype(np.int64)
     return np.where(draws[:, 0] < SHORT, short, room)

@@ -62,11 +62,11 @@ class MaskedBatch(NamedTuple):
 
 @final
 class MaskedSampler:
-    """Samples for masked language modelling. A sampler gives the rows and their order."""
+    """Samples for masked language modelling, made from the rows of another sampler, in the order of these rows."""
 
     def __init__(self, rows: Rows, vocabulary: Vocabulary, masking: Masking, *, pairs: bool, seed: int) -> None:
-        """`rows` come from a `PairSampler` if `pairs` is true, and otherwise from a `Sampler`. A mixture has several of
-        these samplers.
+        """`rows` is a `PairSampler` if `pairs` is true, and otherwise a `Sampler`. For a mixture, `rows` is a
+        `MixedSampler` of one such sampler per folder.
         """
         self.pairs = pairs
         """Whether a sample is a pair of segments. Otherwise, a sample is a row of packed documents."""

@@ -194,7 +194,7 @@ def write_shards(
     """Write the documents from `split_at_random` to `num_shards` training shards and the validation shard.
 
     Each training document goes to the shard that has the fewest tokens so far. The sizes of the shards therefore differ
-    by at most one document. With `sentences`, all documents have sentences, and the shards get an index of them.
+    by at most one document. With `sentences`, all documents have sentences, and each shard gets an index of sentences.
     Returns (descriptions of the training shards, description of the validation shard).
     """
     names = [*(f"train-{number}" for number in range(num_shards)), "validation"]

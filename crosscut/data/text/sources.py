@@ -69,7 +69,7 @@ def find_sources(patterns: Iterable[str], *, setting: str = "data.text") -> list
     found: dict[Path, Source] = {}
     for pattern in patterns:
         for name, path in _match(pattern, setting):
-            key = Path(os.path.realpath(path))  # unlike `resolve`, takes a link to itself
+            key = Path(os.path.realpath(path))  # `Path.resolve` would raise for a symbolic link to itself
             if key not in found:
                 found[key] = _describe(len(found), name, path)
     if not found:

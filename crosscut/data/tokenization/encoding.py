@@ -49,7 +49,7 @@ class EncodedBatch(NamedTuple):
     """Number of bytes on disk, over the whole corpus, that had been read when the batch was complete."""
 
     sentences: list[npt.NDArray[np.uint32]] | None = None
-    """Ends of the sentences of each document, in tokens from the start of the document. None if they were not
+    """Ends of the sentences of each document, in tokens from the start of the document. None if sentences were not
     requested."""
 
 
@@ -142,14 +142,14 @@ def encode(tokenizer: Tokenizer, texts: list[str], *, sentences: bool) -> Encode
     return *tokenizer.encode_documents(texts), None
 
 
-_worker_tokenizer: list[Tokenizer] = []  # set once per worker process: a worker cannot store it elsewhere
+_worker_tokenizer: list[Tokenizer] = []  # the tokenizer of a worker process, which `_start_worker` loads once
 
 
 def _start_worker(tokenizer: Path, end_of_text: int | None) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the worker processes already provide the parallelism
     for number in (signal.SIGINT, signal.SIGUSR1):  # the parent stops the workers
         signal.signal(number, signal.SIG_IGN)
-    leave_with_parent()  # other workers keep the pool's pipes open after the parent has ended
+    leave_with_parent()  # a closed pipe does not show the end of the parent, because other workers keep pipes open
     _worker_tokenizer.append(Tokenizer.load(tokenizer, end_of_text=end_of_text))
 
 

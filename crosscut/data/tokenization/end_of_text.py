@@ -3,7 +3,7 @@ folder do.
 
 The first source that names a token is used:
 
-1. `manifest.json` of a token folder, because its documents already end with this token.
+1. `manifest.json` of a token folder, because the documents in the folder already end with this token.
 2. `eos_token` in `tokenizer_config.json` or `special_tokens_map.json`, with which `transformers` ends texts.
 3. `eos_token_id` in `config.json`, then in `generation_config.json`. If there are several ids, the first is used. A
    model stops generation at these ids, and the ids of a chat model often include the end of a turn.
@@ -59,8 +59,10 @@ def _holds_tokens(folder: Path) -> bool:
 
 
 def _named(folder: Path) -> tuple[Path, str] | None:
-    """Name of the token and the file that contains it. For older files, `special_tokens_map.json` takes precedence, as
-    in `transformers`.
+    """File that names the token, and the token's name. None if no file names a token.
+
+    As in `transformers`, `special_tokens_map.json` takes precedence over a `tokenizer_config.json` of an older version,
+    which has no `added_tokens_decoder`.
     """
     settings, special = folder / TOKENIZER_CONFIG_FILE, folder / SPECIAL_TOKENS_FILE
     for file in (settings,) if "added_tokens_decoder" in _table(settings) else (special, settings):

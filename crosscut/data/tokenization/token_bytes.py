@@ -47,8 +47,9 @@ class TokenBytes:
         return token not in self._added and bool(_BYTE.fullmatch(self._inner.id_to_token(token) or ""))
 
     def begins_word(self, token: int) -> bool:
-        """Whether a token begins a word: with a blank in byte-level BPE and sentencepiece, and without the prefix of a
-        continuation in WordPiece. In other tokenizers, every token is a word.
+        """Whether a token begins a word. In byte-level BPE and sentencepiece, the first character of such a token is a
+        blank. In WordPiece, such a token lacks the prefix of a continuation (`##`). In other tokenizers, every token is
+        a word.
         """
         if token in self._added:
             return True

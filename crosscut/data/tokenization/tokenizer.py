@@ -155,8 +155,8 @@ class Tokenizer:
 
     @cached_property
     def _reading_special(self) -> tokenizers.Tokenizer:
-        """Second tokenizer, which encodes the names of special tokens as these tokens. A switch of the first tokenizer
-        is not possible, because the switch would change its state, and threads share the first tokenizer.
+        """Copy of the tokenizer that encodes the names of special tokens as these tokens. The setting is not changed in
+        the tokenizer itself, because other threads may use the tokenizer at the same time.
 
         Raises `DataError` if two tokens of the vocabulary have the same id. This fault is detected only when the copy
         is made.
@@ -287,12 +287,12 @@ class Tokenizer:
         return ours == theirs
 
     def save(self, path: Path) -> None:
-        """Write a `tokenizer.json`. Raises `OSError` if the disk cannot take the file."""
+        """Write a `tokenizer.json`. Raises `OSError` if the file cannot be written."""
         path.write_bytes(self._inner.to_str(pretty=True).encode("utf-8"))
 
     def copy_given(self, given: Path, path: Path) -> None:
         """Write the tokenizer that was loaded from the file `given` to the `tokenizer.json` at `path`. A given
-        `tokenizer.json` is copied unchanged. Raises `OSError` if the disk cannot take the file.
+        `tokenizer.json` is copied unchanged. Raises `OSError` if the file cannot be written.
         """
         if given.suffix == VOCABULARY_SUFFIX:
             self.save(path)

@@ -1,9 +1,9 @@
 """WordPiece, the tokenizer of BERT: training on a corpus, and reading of BERT's older file `vocab.txt`.
 
-A normalizer first cleans the text: control characters are dropped, Chinese characters stand alone, and an uncased
-tokenizer also writes lower case without accents. The text is then split at blanks and punctuation. Each word is spelled
-by the longest entries that match; an entry that continues a word begins with `##`. The tokenizers library does the
-work.
+A normalizer first cleans the text: control characters are dropped, blanks are put around Chinese characters, and an
+uncased tokenizer also converts letters to lower case and removes accents. The text is then split at blanks and
+punctuation. Each word is spelled by the longest entries that match; an entry that continues a word begins with `##`.
+The tokenizers library does the work.
 """
 
 from __future__ import annotations
@@ -144,8 +144,9 @@ def is_uncased(path: Path) -> bool:
 
 
 def digest_of_given(path: Path) -> str:
-    """SHA-256 of a given tokenizer, in hexadecimal: of a `tokenizer.json`, or of a `vocab.txt` with its letter case.
-    Raises `OSError` if the file is not a regular file or cannot be read.
+    """SHA-256 of a given tokenizer, in hexadecimal. The hash covers the file (`tokenizer.json` or `vocab.txt`) and, for
+    a `vocab.txt`, whether the tokenizer is uncased. Raises `OSError` if the file is not a regular file or cannot be
+    read.
     """
     if path.suffix != VOCABULARY_SUFFIX:
         return sha256(path)
