@@ -1,7 +1,7 @@
 """Detection of damage in a checkpoint, by comparing the size and SHA-256 of every file with the manifest.
 
-Hashing releases the interpreter lock, so several threads read files in parallel. There is one message for each damaged
-file, which says what is wrong with the file.
+Hashing releases the interpreter lock, so several threads read files in parallel. For each damaged file, one message
+says what is wrong.
 """
 
 import hashlib

@@ -157,8 +157,8 @@ def drop_old(root: Folder, *, newest: int, keep: int, keep_every: int, spared: i
 
     Damaged checkpoints that were skipped do not count toward `keep`. These checkpoints are removed together with good
     checkpoints of the same age. Checkpoints that killed runs left half-written or half-removed are also removed, so no
-    checkpoint may be in progress under `root`. Checkpoints after step `newest` are kept. If a run was resumed from an
-    earlier step, there are later checkpoints, and the resumed run replaces each of them when it reaches the same step.
+    process may be writing a checkpoint under `root`. Checkpoints after step `newest` are kept. Such checkpoints exist
+    if a run was resumed from an earlier step; the resumed run replaces each of them when it reaches the same step.
     """
     past = [c for c in list_checkpoints(root) if (step_of(c.name) or 0) <= newest]
     counted = [c for c in past if PASSED_OVER_FILE not in c.files()]

@@ -87,8 +87,8 @@ def load_checkpoint(
 def _make_state(optimizer: Optimizer) -> None:
     """Let a new optimizer allocate its state by a step of size zero for each parameter in turn.
 
-    PyTorch would otherwise take this step for all parameters together, and the gradients of all parameters would take a
-    third more memory than the state.
+    PyTorch would otherwise take this step for all parameters together, and the gradients of all parameters would be in
+    memory at once. With Adam, this increases the peak memory by a third.
     """
     if optimizer.state:
         return
@@ -128,7 +128,7 @@ def load_model(
     reshard(model)
     state = get_model_state_dict(model)
     with _reading(folder), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # intended
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # on purpose: each rank reads alone
         wanted = state if names is None else {stored: state[name] for name, stored in names.items()}
         _load({group: wanted}, folder, padded or {}, alone=True)
         set_model_state_dict(model, state)

@@ -25,8 +25,8 @@ DROPPED_SUFFIX = ".dropped"
 
 
 _BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "oss", "oci"})
-"""Object stores in which folders exist only as parts of object names. To create a folder there could only mean to
-create a bucket, for example because the name is mistyped."""
+"""URL protocols of object stores in which folders exist only as parts of object names. Creating a folder in such a
+store would create a bucket, for example a bucket with a mistyped name."""
 
 
 class Folder(ABC):

@@ -1,7 +1,7 @@
 """Reading of fields in the JSON of a checkpoint's files, with a check of their types.
 
-The hashes of a checkpoint do not say who wrote it, so its JSON may hold anything. For an invalid field, every function
-raises `ValueError` with the field's name.
+The hashes in a checkpoint do not show who wrote the checkpoint, so the JSON may hold anything. For an invalid field,
+every function raises `ValueError` with the field's name.
 """
 
 import reprlib

@@ -1,8 +1,8 @@
 """Index of a checkpoint: the file and position of every part of every tensor, and the values that are not tensors.
 
-The index is JSON and ends with its own hash, because a repair must know that no value in it has changed. Reading the
+The index is JSON and ends with its own hash, because a repair must know that the index has not changed. Reading the
 index yields only numbers and texts and runs no code, so an index from an unknown author is safe to read. Checkpoints of
-format 1 have PyTorch's own index, which is a pickle; `old_format` reads it.
+format 1 have PyTorch's own index, which is a pickle; the module `old_format` reads this pickle.
 """
 
 import hashlib
@@ -155,9 +155,8 @@ def _entry(name: str, table: Mapping[str, Any]) -> Entry:
 
 
 def checked_entry(name: str, shape: tuple[int, ...], dtype: str, parts: tuple[Part, ...]) -> Entry:
-    """Return a tensor whose parts lie inside its shape and have as many elements as the shape.
-
-    Raises `ValueError` for any other parts, and for an unknown element type.
+    """Return the entry of a tensor. Raises `ValueError` if a part is not inside the shape, if the parts together do not
+    have as many elements as the shape, or if the element type is unknown.
     """
     if dtype not in DTYPES_BY_NAME:
         raise ValueError(f"`{name}` has elements of an unknown type")

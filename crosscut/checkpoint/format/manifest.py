@@ -80,7 +80,7 @@ class Manifest:
     versions: dict[str, str] = field(default_factory=dict)
     """Versions of the software that wrote the checkpoint."""
     rebuilt: bool = False
-    """Whether a repair wrote the manifest. If so, the hashes describe the files at the time of the repair."""
+    """Whether a repair wrote the manifest. The hashes then describe the files at the time of the repair."""
 
     @property
     def num_bytes(self) -> int:

@@ -1,9 +1,9 @@
 """Reading of checkpoints of format 1, whose files are in the format of `torch.distributed.checkpoint`.
 
-Their index, `.metadata`, is a pickle. A pickle can call any function that its reader finds by name, so a foreign
-checkpoint could run any program. This module's reader accepts only the names that an old index needs. It replaces each
-name by an empty class, a plain type of Python or a text, and imports no module. The objects that the pickle builds are
-then checked like the JSON of a newer checkpoint.
+The index of such a checkpoint, the file `.metadata`, is a pickle. A pickle can call any function that its reader finds
+by name, so a foreign checkpoint could run any program. This module's reader accepts only the names that an old index
+needs. The reader replaces each name by an empty class, a plain type of Python or a text, and imports no module. The
+objects that the pickle builds are then checked like the JSON of a newer checkpoint.
 
 Each part of a tensor is a zip archive that `torch.save` has written. The archive stores the tensor's bytes
 uncompressed, so they are read without PyTorch.
@@ -73,7 +73,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _keep_dtype(properties: Any, state: tuple[Any, ...]) -> None:
-    """Keep only the first property of a tensor. The other properties are the same for all tensors."""
+    """Keep only the first property of a tensor, the element type. The other properties are the same for all tensors."""
     properties.dtype = state[0]
 
 
@@ -124,7 +124,7 @@ def _entry(
 
 
 def _place(described: Mapping[str, Any]) -> tuple[str, int, int]:
-    """File, start and number of bytes."""
+    """File of a stored object, position of its first byte, and number of bytes."""
     if described.get("transform_descriptors"):
         raise ValueError("a part of a tensor is stored compressed or otherwise encoded")
     file = checked_file(field_of(described, "relative_path", str))
@@ -145,7 +145,9 @@ def _read_value(folder: Folder, place: Mapping[str, Any]) -> Value:
 
 
 def without_archive(file: IO[bytes], part: Part) -> Part:
-    """Locate the bytes of a part. A part of a newer checkpoint is returned as it is."""
+    """Replace the position of a part's zip archive by the position of the tensor's bytes in the archive, and take the
+    CRC-32 from the archive. A part of a newer checkpoint, which has no archive, is returned unchanged.
+    """
     if not part.archive_bytes:
         return part
     with zipfile.ZipFile(_FileSlice(file, part.start, part.archive_bytes)) as archive:

@@ -46,7 +46,7 @@ class Form(NamedTuple):
 
 
 def file_header(tensors: Mapping[str, Form]) -> bytes:
-    """Header of a file that holds the tensors of `forms` in this order."""
+    """Header of a file that holds tensors of the given shapes and types, in the order of `tensors`."""
     table: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, form in tensors.items():

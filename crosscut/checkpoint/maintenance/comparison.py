@@ -75,7 +75,9 @@ def compare(first: Folder, second: Folder, *, advance: Callable[[str], None] = l
 
 
 def _vocab_size(manifest: Manifest) -> int:
-    """Number of rows without padding, in tensors that are padded. 0 if the checkpoint does not state this number."""
+    """Vocabulary size, which is the number of rows of a padded tensor without the padding. 0 if the checkpoint does not
+    state this number.
+    """
     model = manifest.progress.config.get("model")
     size = model.get("vocab_size") if isinstance(model, dict) else None
     return size if type(size) is int and size > 0 else 0

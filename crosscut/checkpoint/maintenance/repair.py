@@ -129,6 +129,8 @@ def _rebuilt(folder: Folder, good: list[Folder]) -> Manifest:
 
 
 def _progress(step: int, neighbour: Progress) -> Progress:
-    """Progress of the run of `progress` at another step. Every step consumes the same number of samples."""
+    """Progress at `step` of the run whose progress at another step is `neighbour`. The number of samples is computed as
+    if every step had consumed the same number.
+    """
     per_step = neighbour.samples // neighbour.step if neighbour.step else 0
     return dataclasses.replace(neighbour, step=step, samples=per_step * step)

@@ -113,7 +113,7 @@ class Saver:
         device = next(iter(tensors.values())).device
         job = _Job(folder, progress, state, tensors, computed(device), written)
         self.copying.begin()
-        # One thread for each save: a thread that lives on keeps the threads of its parallel loops (see `_write`).
+        # Each save has a new thread, because a thread that stays alive keeps the OpenMP threads of its loops alive.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing = self._thread.submit(self._work, job)
         self.seconds_held += time.perf_counter() - start
@@ -188,9 +188,9 @@ class Saver:
     def _write(self, state: dict[str, Any], writer: CheckpointWriter) -> None:
         """Write the state. A single rank exchanges no messages.
 
-        Gloo would copy a message to itself with a parallel loop in one of its own threads, and these threads live on.
-        If the threads of all loops are more than the cores, OpenMP no longer lets them spin between two operators, and
-        every later step of a small model takes twice as long.
+        Gloo would copy a message from a rank to the same rank in a parallel loop, in one of gloo's own threads, and the
+        OpenMP threads of this loop would stay alive. If a process has more OpenMP threads than cores, these threads no
+        longer spin between two operators, and every later step of a small model takes twice as long.
         """
         is_alone = self._group.size() == 1
         if is_alone:

@@ -95,7 +95,8 @@ class CheckpointWriter(dcp.StorageWriter):
         values = [item for item in plan.items if item.type == WriteItemType.BYTE_IO]
         results = [WriteResult(item.index, 0, planner.lookup_object(item.index)) for item in values]
         tensors = [(item.index, _form(item)) for item in plan.items if item.type != WriteItemType.BYTE_IO]
-        tensors.sort(key=lambda pair: (-pair[1].dtype.itemsize, pair[0].fqn))  # every tensor is aligned to its type
+        # Tensors with the largest elements come first, so that every tensor is aligned to its element type.
+        tensors.sort(key=lambda pair: (-pair[1].dtype.itemsize, pair[0].fqn))
         file: str = plan.storage_data
         with self._told(), self.draft.create(file) as stream:
             written = _HashingStream(stream)
