@@ -120,7 +120,7 @@ def in_ranks(
                 return prepared.result
             return work(prepared, choose_device(ranks.device))
     if ranks.layout.world_size > 1:
-        start_server([_module_of(work)])  # it imports while this process prepares
+        start_server([_module_of(work)])  # the server imports modules while this process calls `prepare`
     prepared = prepare()
     if isinstance(prepared, Done):
         return prepared.result

@@ -78,8 +78,8 @@ def has_too_few_gpus(num_ranks: int) -> bool:
 
 
 def require_devices(name: str, num_ranks: int, axes: str) -> None:
-    """Check that this machine has a device for each of `num_ranks` ranks. `name` is `cpu`, `cuda` or `auto`. Messages
-    name the number of ranks by `axes` (`Layout.names_of_axes`).
+    """Check that this machine has a device for each of `num_ranks` ranks. `name` is `cpu`, `cuda` or `auto`. `axes` is
+    the text by which messages name the number of ranks (`Layout.names_of_axes`).
 
     Raises `ConfigError` if `name` is cuda and this machine has no GPU, and `LayoutError` if the ranks use GPUs and this
     machine has fewer than `num_ranks`.
@@ -113,7 +113,8 @@ def process_group(device: torch.device) -> Iterator[None]:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")  # start messages before the products that they overlap
+        # A message should start before the product with which it overlaps.
+        os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
     if was_started():
         dist.init_process_group(backend)
     else:

@@ -4,9 +4,9 @@ A new Python process needs two to three seconds of a core for its imports before
 that has done these imports starts within milliseconds and shares the memory of the imported code. The server is
 `multiprocessing`'s fork server: it runs no other code and never touches a GPU, so a fork is safe.
 
-A fork has the environment and the output of the server, which may be older than those of the caller. `start_ranks`
-gives each rank the caller's. On systems other than Linux, where libraries may not survive a fork, ranks are new
-processes.
+A fork inherits the environment variables and the output streams of the server, which may be out of date. `start_ranks`
+therefore gives each rank the environment variables and output streams of the caller. On systems other than Linux, where
+libraries may not survive a fork, ranks are new processes.
 """
 
 import multiprocessing
@@ -39,7 +39,7 @@ def start_server(modules: Iterable[str] = ()) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, *modules])
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)  # so that both import the same files
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)  # the server imports the same files
     os.environ[_MARK] = "1"
     try:
         forkserver.ensure_running()
@@ -80,8 +80,10 @@ def start_ranks(
 
 
 def _in_fork(entry: Callable[..., Any], arguments: tuple[Any, ...], names: set[str], streams: tuple[int, ...]) -> Any:
-    """Call `entry` in a fork whose environment variables are set. Removes other variables of the server first, and
-    writes to the caller's output.
+    """Call `entry` in a fork in which `start_processes` has set the caller's environment variables (`names`).
+
+    Before the call, all other variables, which come from the server, are removed, and the output is redirected to
+    `streams`, the caller's output streams.
     """
     for name in os.environ.keys() - names:
         if not name.startswith("TORCHELASTIC_"):  # set by `start_processes`
@@ -100,7 +102,7 @@ class Stream:
         self._number = os.dup(number)
 
     def __enter__(self) -> Self:
-        """Return the copy, for arguments of the process to start."""
+        """Return the copy, to be passed to a new process as an argument."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -117,7 +119,7 @@ def _number_here(duplicate: Any) -> int:
 
 
 def _ignore_endings() -> None:
-    """Ignore the signals in the server. A fork takes the usual action again, from its first moment."""
+    """Ignore the signals `_ENDING` in the server. In a fork, the signals have their default actions again."""
     for number in _ENDING:
         signal.signal(number, signal.SIG_IGN)
     os.register_at_fork(after_in_child=_take_endings)

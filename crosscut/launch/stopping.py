@@ -220,7 +220,7 @@ class _Signals:
             if is_launched and number == signal.SIGTERM:
                 threading.Thread(target=self._leave_unless_passed_on, daemon=True).start()
         elif number == signal.SIGINT and is_launched:
-            return  # the terminal sends it to the launching process, too, which decides
+            return  # the terminal has also sent SIGINT to the launching process, which decides
         elif is_repeated(number, now - self._first):
             show_cursor()
             os._exit(128 + number)
