@@ -2,9 +2,9 @@
 
     scores = Q K^T / sqrt(D) + mask,   lse_i = log sum_j exp(scores_ij),   result_i = sum_j exp(scores_ij - lse_i) V_j
 
-The results of two blocks can be merged if both log-sum-exps are known. A row whose keys are all hidden has a
-log-sum-exp of minus infinity and a result of zeros. PyTorch's CPU kernel returns 0 for the log-sum-exp of such a row,
-so this module corrects it.
+The results of two blocks can be merged if both log-sum-exps are known. If all keys of a query are hidden, the query has
+a log-sum-exp of minus infinity and a result of zeros. PyTorch's CPU kernel returns a log-sum-exp of 0 for such a query,
+and this module replaces the 0 by minus infinity.
 
 The gradients of a block follow from the result and the log-sum-exp of *all* blocks (Dao et al. 2022, arXiv 2205.14135,
 appendix B.2): with P_ij = exp(scores_ij - lse_i) and the gradient dO of the result O,
@@ -44,7 +44,7 @@ class Attended(NamedTuple):
     result: Tensor
     """Weighted sums of the values [B, A, S, D], in the type of the queries."""
     lse: Tensor
-    """Log-sum-exp of the scores [B, A, S], at least float32."""
+    """Log-sum-exp of the scores [B, A, S], in float32 or wider."""
 
 
 def attend_block(block: KeyBlock) -> Attended:
@@ -106,7 +106,7 @@ def plain_attention_backward(grad: Tensor, block: KeyBlock, attended: Attended) 
 
 
 def _scores(block: KeyBlock) -> Tensor:
-    """Scores with the mask [B, A, S, L], in at least float32."""
+    """Scores plus the mask [B, A, S, L], in float32 or wider."""
     wide = _wide(block.q)
     scores: Tensor = block.q.to(wide) @ _repeated(block.k, block.q).to(wide).mT * block.q.shape[-1] ** -0.5
     if block.mask is not None:
@@ -118,7 +118,7 @@ def _scores(block: KeyBlock) -> Tensor:
 
 
 def _without_hidden(lse: Tensor, mask: Tensor | None) -> Tensor:
-    """Set the log-sum-exp of rows whose keys are all hidden to minus infinity."""
+    """Set the log-sum-exp of queries whose keys are all hidden to minus infinity."""
     return lse if mask is None else lse.masked_fill(mask.isneginf().all(-1), float("-inf"))
 
 

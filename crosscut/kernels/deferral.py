@@ -2,7 +2,7 @@
 follow later.
 
 Other pipeline stages wait for the gradients of activations, but no stage waits for the gradients of weights. A schedule
-that computes the latter later lets the other stages start earlier (Qi et al. 2023, arXiv 2401.10241).
+that defers the gradients of weights lets the other stages start earlier (Qi et al. 2023, arXiv 2401.10241).
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +19,9 @@ class _Waiting(NamedTuple):
 
     compute: Callable[[], Tensor]
     edge: GradientEdge
-    """Place in the autograd graph at which the gradient belongs. From there, autograd passes it on to the parameter."""
+    """Edge of the autograd graph at which the gradient enters. From there, autograd passes the gradient on to the
+    parameter.
+    """
 
 
 class Deferred:
@@ -29,7 +31,7 @@ class Deferred:
         self._waiting: list[_Waiting] = []
 
     def add(self, compute: Callable[[], Tensor], edge: GradientEdge) -> None:
-        """Add a gradient."""
+        """Add a gradient, which `compute` computes and which enters the autograd graph at `edge`."""
         self._waiting.append(_Waiting(compute, edge))
 
     def __len__(self) -> int:
@@ -39,7 +41,7 @@ class Deferred:
     def compute(self) -> None:
         """Compute the gradients and add them to the `.grad` of the parameters, in the order of the backward pass."""
         waiting, self._waiting = self._waiting[::-1], []
-        while waiting:  # frees the tensors of each gradient before the next one
+        while waiting:  # `pop` frees the tensors of a gradient before the next gradient is computed
             compute, edge = waiting.pop()
             with torch.no_grad():
                 gradient = compute()
@@ -47,15 +49,17 @@ class Deferred:
 
 
 class Deferral:
-    """Switch of the deferral, which the linear layers of a model share. It is off outside of `collecting`."""
+    """Switch that the linear layers of a model share. Gradients of weights are deferred inside the context
+    `collecting`, and computed at once outside of it.
+    """
 
     def __init__(self) -> None:
         self._current: Deferred | None = None
 
     @contextmanager
     def collecting(self) -> Iterator[Deferred]:
-        """Context in which a backward pass puts off the gradients of the linear layers' weights, and collects them in
-        the `Deferred` of the context.
+        """Context in which a backward pass does not compute the gradients of the linear layers' weights, but adds them
+        to the `Deferred` that the context yields.
         """
         self._current = Deferred()
         try:
@@ -64,11 +68,13 @@ class Deferral:
             self._current = None
 
     def takes(self, compute: Callable[[], Tensor], weight: Tensor) -> bool:
-        """Whether the deferral is on. If so, it takes over to compute the gradient of `weight`, a tensor that the
-        autograd function whose backward pass runs has saved.
+        """Defer the gradient of `weight`, which `compute` computes. Returns false, without deferring, outside of
+        `collecting`.
+
+        The method is called in the backward pass of an autograd function that has saved `weight`.
         """
         if self._current is None:
             return False
-        # Unlike the `next_functions` of the function, this edge keeps the nodes behind the weight alive (torch 2.11).
+        # Unlike an edge from `next_functions`, this edge keeps the nodes behind the weight alive, as torch 2.11 needs.
         self._current.add(compute, get_gradient_edge(weight))
         return True

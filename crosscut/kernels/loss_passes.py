@@ -91,8 +91,8 @@ def log_softmax_(logits: Tensor, num_real: int) -> tuple[Tensor, Tensor]:
         logits.zero_()  # any finite value works, because the returned logarithm of -inf stands for a probability of 0
     elif num_real < logits.shape[1]:
         logits[:, num_real:] = -torch.inf
-    # PyTorch's log-softmax processes a row while it is in the cache. The logarithm of its sum is the amount by which
-    # the first column decreases. (With a wider result type, it would allocate a copy.)
+    # PyTorch's log-softmax processes a row while the row is in the cache. It subtracts the logarithm of the sum of
+    # exponentials, which therefore follows from the first column. (With a wider result type, it would make a copy.)
     first = logits[:, 0].clone()
     log_p = torch.log_softmax(logits, 1, out=logits)
     return log_p, first - log_p[:, 0] if num_real else torch.full_like(first, -torch.inf)

@@ -2,7 +2,7 @@ r"""The three matrix products of a linear layer, in the precision of the run.
 
         y = x W^T        grad_x = grad W        grad_W = grad^T x
 
-`ORDINARY` multiplies in the element type of its arguments. `FLOAT8` casts both factors to 8 bits and sums in float32.
+`ORDINARY` multiplies in the element type of its arguments. `FLOAT8` casts both factors to 8 bits before each product.
 Each tensor has one scale, which depends on the tensor's largest element. Activations and weights are cast to e4m3 (4
 bits of exponent, 3 of mantissa). Gradients are cast to e5m2, because they need range more than precision (Micikevicius
 et al. 2022, section 3).
@@ -242,7 +242,8 @@ def _cast(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     it, and the scale is computed from the bits of the largest element, without the GPU's approximate logarithm.
     """
     largest = wide_in_compiled_code(x).abs().amax().float().clamp(min=_SMALLEST)
-    # The maxima of both 8-bit types are 1.75 x 2^m. The sum carries into the exponent of a mantissa above 1.75.
+    # Each 8-bit type has a maximum of the form 1.75 x 2^m. If the mantissa is above 1.75, the sum carries into the
+    # exponent.
     exponent = ((largest.view(torch.int32) + 0x1FFFFF) >> 23) - math.frexp(torch.finfo(dtype).max)[1] + 1
     scale, factor = ((biased << 23).view(torch.float32) for biased in (254 - exponent, exponent))
     return (x * scale).to(dtype), torch.where(largest.isfinite(), factor, torch.nan)  # exact: powers of two
@@ -261,7 +262,7 @@ def _multiply(a: Tensor, b: Tensor, kind: torch.dtype, *, bias: Tensor | None = 
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Reshape [..., K] to [N, K], and append rows of zeros up to the hardware's multiple."""
+    """Reshape [..., K] to [N, K], and append rows of zeros until N is a multiple of `FLOAT8_MULTIPLE`."""
     rows = as_rows(x)
     missing = -rows.shape[0] % FLOAT8_MULTIPLE
     return F.pad(rows, (0, 0, 0, missing)) if missing else rows
