@@ -4,10 +4,11 @@ A stage sends its output to the next stage, and the gradient of its input to the
 two ranks is a *channel* with a process group of its own. A channel delivers messages in the order in which they were
 sent, so the receiver must take them in this order. `architecture.pipeline.simulate` checks a schedule for this.
 
-The groups are made with the mesh, in the same order on all ranks, and on GPUs each group is connected at once. NCCL
-would otherwise connect two ranks at their first message, and each rank of a pipeline has its first message with another
-rank. NCCL also runs all messages of one group one after the other: if both directions shared a group, two ranks that
-send to each other first would wait forever. Gloo would not, so such an order works on CPUs and hangs on GPUs.
+The groups are made with the mesh, in the same order on all ranks, and on GPUs each group is connected at once.
+Otherwise, NCCL would connect two ranks at their first message. Each rank waits there for the other rank, which may wait
+for a third rank, so the pipeline could deadlock. NCCL also runs all messages of one group one after the other: if both
+directions shared a group, two ranks that send to each other first would wait forever. Gloo has no such order, so the
+program would work on CPUs and hang on GPUs.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -73,7 +74,8 @@ class Channels:
 
     def release(self, messages: Iterable[Message]) -> None:
         """Wait until the tensors of these messages may be changed or freed. Without this call, all tensors that the
-        rank sends in a step stay in memory until `finish`: gloo reports no arrival by itself.
+        rank sends in a step stay in memory until `finish`, because gloo reports the end of a message only to a waiting
+        rank.
         """
         for message in messages:
             if (leaving := self._leaving.pop(message, None)) is not None:
@@ -110,8 +112,9 @@ def make_channels(lines: Sequence[Sequence[int]], *, is_ring: bool, device: torc
 
 
 def make_ends(lines: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
-    """Make a group of the first and the last process of each pipeline. Return the group of this process, or None if it
-    is neither the first nor the last of its pipeline. Every process must call this function with the same lines.
+    """Make a group of the first and the last process of each pipeline. Return the group of this process, or None if
+    this process is neither the first nor the last of its pipeline. `lines` has the processes of each pipeline. Every
+    process must call this function with the same lines.
     """
     own = None
     for line in lines:

@@ -49,7 +49,7 @@ class VocabularyPart(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LossSettings:
-    """Terms of the loss, and the memory and kernels of its computation."""
+    """Settings of the loss: the terms of the loss, and the memory and the kernels that compute the loss."""
 
     scale: float | Tensor = 1.0
     """Factor of the sum over all tokens: a number, or a scalar tensor on the device of the hidden states."""
@@ -70,7 +70,7 @@ PLAIN_LOSS_SETTINGS = LossSettings()
 
 
 class _Plan(NamedTuple):
-    """Computation of one loss."""
+    """Settings and facts that all chunks of one loss share."""
 
     settings: LossSettings
     part: VocabularyPart

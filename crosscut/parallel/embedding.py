@@ -102,7 +102,7 @@ class VocabParallelOutput(nn.Module):
         self, vocab_size: int, hidden_size: int, *, mesh: ParallelMesh, dtype: torch.dtype = torch.float32
     ) -> None:
         super().__init__()
-        self.products = ORDINARY  # used for scores: the loss computes its products itself
+        self.products = ORDINARY  # for scores; the loss calls its own products
         shape = (padded_vocab_size(vocab_size, mesh.tensor.size), hidden_size)
         self.weight = sharded_parameter(shape, mesh.tensor, dim=0, dtype=dtype, device=mesh.parameter_device)
 

@@ -124,7 +124,7 @@ class LowRank(NamedTuple):
     """Product of an adapter, which is added to X_i A_i before g."""
 
     low: Tensor
-    """First factor, [B, S, r]: the input in the low rank."""
+    """First factor, [B, S, r]: the input times the adapter's first matrix."""
     up: Tensor
     """Second factor, [O, r]."""
 
@@ -182,8 +182,8 @@ def skip_and_leave(
     products: Products = ORDINARY,
     adapter: LowRank | None = None,
 ) -> Tensor:
-    """Replace `multiply_and_leave` if no code reads the output. The forward pass returns zeros without multiplying or
-    sending. The backward pass is the same as that of `multiply_and_leave`.
+    """Variant of `multiply_and_leave` for an output that no code reads. The forward pass returns zeros without
+    multiplying or sending. The backward pass is the same as that of `multiply_and_leave`.
     """
     require_sequence(x, mesh)
     left: Tensor = run(_SkipProduct, x, mesh, products, weight, bias, *(adapter or (None, None)))
@@ -273,8 +273,8 @@ def _weight_gradient(products: Products, grad: Tensor, x: Tensor, weight: Tensor
 def _factor_gradients_in_pieces(
     leaving: Sequence[Tensor], mesh: ParallelMesh, factors: Sequence[_Factors]
 ) -> list[tuple[Tensor | None, Tensor | None]]:
-    """Gradients of the factors of several products whose sum has the gradient `leaving`. The gradient arrives in pieces
-    along the batch.
+    """Gradients of the factors of several products that were added up. `leaving` is the gradient of the sum, which
+    arrives in pieces along the batch.
     """
     grads = [  # contiguous, even if x is not
         (x.new_empty(x.shape) if needs_x else None, torch.empty_like(weight) if needs_weight else None)

@@ -229,8 +229,8 @@ class _Lines:
 
 
 def _device_mesh(device: torch.device, axes: dict[str, int]) -> DeviceMesh:
-    """Make the device mesh of the axes in `sizes`. If there are more processes than ranks, an outermost axis
-    `repetition` is added.
+    """Make the device mesh of `axes`, which maps the name of each axis to its size. If there are more processes than
+    ranks, an outermost axis `repetition` is added.
     """
     repetitions = dist.get_world_size() // prod(axes.values())
     axes = {"repetition": repetitions, **axes} if repetitions > 1 else axes

@@ -25,7 +25,7 @@ def pretended_ranks(world_size: int, rank: int) -> Iterator[None]:
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
     from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
 
-    _clear_sharding_prop_cache()  # this cache finds meshes by their ranks, even after their process group was destroyed
+    _clear_sharding_prop_cache()  # entries of an earlier mesh with the same ranks name a destroyed process group
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     try:
         yield

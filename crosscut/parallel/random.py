@@ -6,11 +6,12 @@ little more than it holds. (Exception: if the tensor axis cuts dimension 1 of a 
 of the model, each data rank draws the tensor rank's whole part and keeps only its own rows.)
 
 *Dropout*: outside the parallel regions, all tensor ranks must drop the same elements. Inside a parallel region, each
-rank drops other elements. There are therefore two random streams, one shared by the tensor ranks and one per rank. Both
-streams restart at every forward pass and at every layer. The new state depends only on the seed, the step, the
-micro-batch, the layer and the position of the rank among the ranks that see other tokens or hold other heads. A resumed
-run therefore needs no saved random state, and a pipeline stage needs no state of the stages before it. Under sequence
-parallelism, ranks hold different tokens outside the parallel regions, too, so only the per-rank stream is used.
+rank drops different elements. There are therefore two random streams, one shared by the tensor ranks and one per rank.
+Both streams restart at every forward pass and at every layer. The new state depends only on the seed, the step, the
+micro-batch, the layer, the rank's position among the ranks that see different tokens and, in the per-rank stream, its
+position on the tensor axis. A resumed run therefore needs no saved random state, and a pipeline stage needs no state of
+the stages before it. Under sequence parallelism, ranks hold different tokens outside the parallel regions, too, so only
+the per-rank stream is used.
 """
 
 import hashlib
@@ -93,7 +94,7 @@ class RandomStreams:
         self.mesh, self.seed = mesh, seed
         self._are_two = mesh.tensor.size > 1 and not mesh.sequence_parallel
         self._started: tuple[int, int] | None = None
-        self._is_started = False  # a compiled layer reads this, and would be compiled anew when `_started` changes
+        self._is_started = False  # for compiled layers, which would be compiled again at every change of `_started`
         self._per_rank_state: Tensor | None = None
 
     def restart(self, *, step: int, micro_batch: int = 0) -> None:

@@ -41,7 +41,7 @@ _OPERATIONS = {
 }
 
 _EXCHANGE = "_c10d_functional::all_to_all_single"
-"""Operator that sends other elements to each rank of the group. If all elements go to one rank, this is a shift."""
+"""Operator that sends different elements to each rank of the group. If all elements go to one rank, this is a shift."""
 
 _DIRECT_OPERATIONS = {
     "c10d::allreduce_": "all_reduce",
@@ -74,8 +74,8 @@ class CollectiveRecorder(TorchDispatchMode):
     """Context that records all collectives of tensors in the list `sent`. Collectives of the backward pass are
     recorded, too. The messages between pipeline stages are recorded by the rank that sends them.
 
-    The recorder finds the name of a collective's axis by the process group. A group of no mesh axis is recorded under
-    the group's own name.
+    The recorder finds the axis of a collective by its process group. If the group belongs to no axis of the mesh, the
+    name of the group is recorded instead of the name of an axis.
     """
 
     supports_higher_order_operators = True

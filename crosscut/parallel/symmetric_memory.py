@@ -124,7 +124,7 @@ def enable_symmetric_memory(mesh: ParallelMesh) -> None:
     if not mesh.symmetric_memory or mesh.device.type != "cuda":
         return
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # not needed in newer versions of PyTorch
+        warnings.simplefilter("ignore", FutureWarning)  # newer versions of PyTorch warn that the call is not needed
         enable: Any = _symmetric_memory.enable_symm_mem_for_group
         enable(mesh.tensor.group_name)
 

@@ -30,7 +30,7 @@ from crosscut.parallel.context.zigzag import join_zigzag, split_zigzag
 from crosscut.parallel.mesh import Axis
 
 HEADS, TOKENS = 1, 2
-"""Dimensions of queries, keys and values."""
+"""Dimensions of the heads and of the tokens in queries, keys and values."""
 
 Operands = tuple[Tensor, Tensor, Tensor]
 """Queries, keys and values."""
@@ -94,7 +94,7 @@ def exchange_tokens(x: Tensor, axis: Axis) -> Tensor:
 
 
 def gather_tokens(x: Tensor, axis: Axis) -> Tensor:
-    """Join a tensor without gradients, such as numbers of documents, in the order of the sequence: [B, S/C] to [B, S].
+    """Join a tensor without gradients, such as document numbers, in the order of the sequence: [B, S/C] to [B, S].
 
     Forward: all-gather.
     """
@@ -106,7 +106,7 @@ def enter_context(q: Tensor, k: Tensor, v: Tensor, axis: Axis, way: ContextAtten
 
     `q` is [B, A, S/C, D], and `k` and `v` are [B, K, S/C, D]. With `gather`, the results are `q` and all keys and
     values [B, K, S, D]. With `all_to_all`, the results have all S tokens of 1/C of the heads; if C does not divide K,
-    keys and values are repeated for the query heads that share them. Each way sends one message forward and one
+    keys and values are repeated for the query heads that share them. Both methods send one message forward and one
     message backward. Raises `LayoutError` for `all_to_all` if C does not divide A.
     """
     if axis.size == 1:

@@ -68,8 +68,8 @@ class _RingAttention(Function):
         axis = ring.axis
         wide = torch.promote_types(q.dtype, torch.float32)
         grad_q, sums = torch.zeros_like(q, dtype=wide), torch.zeros((2, *k.shape), dtype=wide, device=k.device)
-        # Values come before keys here, unlike in the forward pass. Otherwise, a compiler would keep the blocks that
-        # arrived there.
+        # Values come before keys here, unlike in the forward pass. Otherwise, a compiler would find the same shifts in
+        # both passes, and keep the blocks of the forward pass in memory.
         both, sums_arriving = torch.stack((v, k)), sums
         for step, view in enumerate(_views(ring, q.shape[2], mask)):
             arriving = start_shift(both, axis) if step < axis.size - 1 else both
@@ -103,7 +103,7 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor, axis: Axis, *, is_causal: bo
 
 
 class _Merged:
-    """Results of all blocks so far: sums of exponentials, relative to the largest log-sum-exp of each query."""
+    """Merged result of the blocks so far, as sums that are relative to the largest log-sum-exp of each query."""
 
     def __init__(self, q: Tensor) -> None:
         wide = torch.promote_types(q.dtype, torch.float32)
@@ -128,8 +128,8 @@ class _Merged:
 
 
 def _views(ring: _Ring, length: int, mask: Tensor | None) -> Iterator[_View]:
-    """Yield what the queries of this rank see in each step. In step i, the keys come from the i-th rank before this
-    rank. `length` is the number of the rank's tokens.
+    """Yield, for each step, the queries and keys between which this rank computes attention. In step i, the keys come
+    from the i-th rank before this rank. `length` is the number of the rank's tokens.
     """
     axis = ring.axis
     parts = None if mask is None else split_zigzag(mask, axis.size, 3)

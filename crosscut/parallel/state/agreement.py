@@ -148,7 +148,9 @@ def _wrapped(number: int) -> int:
 
 
 def _differs(hashes: Tensor, axis: Axis, *, also: Tensor | None = None) -> Tensor:
-    """Whether each hash differs along the axis. The last element says whether `also` is true on any of its ranks."""
+    """Whether each hash differs along the axis. With `also`, a last element says whether `also` is true on any rank of
+    the axis.
+    """
     flag = [] if also is None else [also.to(torch.int64).view(1)]
     highest = all_reduce(torch.cat([hashes, ~hashes, *flag]), axis, "max")
     count = hashes.numel()

@@ -1,14 +1,15 @@
-"""Whole tensors in turns: of several equal tensors that are cut over ranks, each rank gets one tensor whole.
+"""Exchange of parts for whole tensors: several tensors of the same shape are cut over ranks, and each rank gets one of
+the tensors whole.
 
 With all-gathers, every rank would get every whole tensor, and all ranks would do the same work. In a turn, the ranks
-exchange parts of as many tensors as there are ranks, so that each rank works on another tensor:
+exchange parts of as many tensors as there are ranks, so that each rank works on a different tensor:
 
     rank 0 holds    a0 b0            a0 a1    and, after its work on a,    a0 b0
     rank 1 holds    a1 b1            b0 b1    and, after its work on b,    a1 b1
 
 `taken` is the exchange on the left, and `given_back` the exchange on the right. Both together send as many elements as
-all-gathers over two ranks, and fewer than all-gathers over more ranks. All ranks send the same, also in a turn with
-fewer tensors than ranks: zeros stand for the missing tensors.
+all-gathers over two ranks, and fewer than all-gathers over more ranks. In a turn with fewer tensors than ranks, zeros
+stand for the missing tensors, so that all ranks send messages of the same size.
 """
 
 from collections.abc import Iterable
@@ -30,12 +31,12 @@ def num_holders(like: Tensor) -> int:
 
 
 def taken(parts: Iterable[Tensor], like: Tensor) -> Tensor | None:
-    """Exchange this rank's parts of equal tensors for one whole tensor, or for None if there are fewer tensors than
-    ranks and none is left for this rank.
+    """Exchange `parts`, this rank's parts of several tensors, for one whole tensor. Returns None if there are fewer
+    tensors than ranks and no tensor is left for this rank.
 
-    The tensors are cut like the distributed tensor `like`, and there are at most `num_holders(like)` of them. Every
-    rank that holds parts must call this function. Communication: an all-to-all along each axis that cuts `like`: first
-    over data ranks, then over the tensor axis.
+    The tensors have the shape of the distributed tensor `like` and are cut in the same way. There are at most
+    `num_holders(like)` tensors. Every rank that holds parts must call this function. Communication: an all-to-all along
+    each axis that cuts `like`: first over data ranks, then over the tensor axis.
     """
     held = list(parts)
     empty = held[0].new_empty(0)
@@ -65,11 +66,11 @@ class _Level(NamedTuple):
     shape: tuple[int, ...]
     """Shape of a tensor before this cut."""
     number: int
-    """Number of places for tensors that each rank of the axis has after the exchange."""
+    """Maximum number of tensors that each rank of the axis holds after the exchange."""
 
     def taken(self, held: list[Tensor], empty: Tensor) -> list[Tensor]:
-        """Exchange parts of all tensors for the joined parts of the tensors that this rank takes. `empty` has their
-        type and device.
+        """Exchange parts of all tensors for the joined parts of the tensors that this rank takes. `empty` is a tensor
+        of the same type and on the same device.
         """
         present = len(held)
         sent = empty.new_zeros(self.axis.size * self.number, *self._even_part())
@@ -82,7 +83,9 @@ class _Level(NamedTuple):
         return joined[: max(0, present - self.axis.rank * self.number)]
 
     def given_back(self, held: list[Tensor], empty: Tensor) -> list[Tensor]:
-        """Exchange the tensors that this rank has taken for parts of all tensors. `empty` has their type and device."""
+        """Exchange the tensors that this rank has taken for parts of all tensors. `empty` is a tensor of the same type
+        and on the same device.
+        """
         sent = empty.new_zeros(self.axis.size, self.number, *self._even_part())
         for place, tensor in zip(sent.unbind(1), held, strict=False):
             for part, values in zip(place, tensor.split(sent.shape[2 + self.dim], self.dim), strict=False):
@@ -106,7 +109,7 @@ class _Level(NamedTuple):
 
 
 def _levels(like: Tensor) -> list[_Level]:
-    """Exchanges of a turn."""
+    """Exchanges of a turn, one for each axis that cuts `like`, in the order of the function `taken`."""
     if not isinstance(like, DTensor):
         return []
     cuts, levels = [cut for cut in reversed(cuts_of(like)) if cut.num_parts > 1], []
