@@ -106,7 +106,8 @@ AXES = (
 """All axes, outermost first."""
 
 OPTIONS = {option: tuple(rows) for option, rows in groupby(AXES, key=lambda row: row.option)}
-"""Rows of the axes whose size a field of `Layout` sets, by field, outermost first."""
+"""For each field of `Layout` with the size of an axis: the rows of the axes that share this field. The outermost axis
+comes first."""
 
 
 _ROLES = {name: row.role for row in AXES for name in (row.name, row.option)}

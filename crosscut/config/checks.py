@@ -117,8 +117,8 @@ def resolve_choices(config: "DataclassInstance", section: str) -> None:
 
 @cache
 def _choice_fields(kind: type["DataclassInstance"]) -> tuple[tuple[str, type[Choice], bool], ...]:
-    """Name and enumeration of each field whose type is an enumeration, and whether the field is a tuple of several
-    members.
+    """Enumeration fields of a dataclass. Each entry holds the name of the field, its enumeration, and whether the field
+    is a tuple of several members.
     """
     kinds = {field.name: (_choice_of(field.type), bool(get_args(field.type))) for field in dataclasses.fields(kind)}
     return tuple((name, choice, is_list) for name, (choice, is_list) in kinds.items() if choice is not None)

@@ -79,8 +79,8 @@ BUCKET_BYTES = 32 << 20
 """Size of a gradient bucket in bytes. A full bucket is sent to the other data ranks."""
 
 PIECE_ELEMENTS = 1 << 24
-"""Number of elements of each AdamW moment in one piece. If the moments are in host memory, the optimizer moves them to
-the device in such pieces. In float32, a piece takes 64 MiB, which a bus of 25 GB/s moves in 3 ms."""
+"""If the AdamW moments are in host memory, the optimizer moves them to the device in pieces. A piece has this number of
+elements of each moment. In float32, this takes 64 MiB, which a bus of 25 GB/s moves in 3 ms."""
 
 AMPERE = (8, 0)
 """Compute capability of NVIDIA's Ampere, the first architecture with bfloat16 products and the first that
@@ -113,8 +113,8 @@ def keeps_scores(compute: str, *, capability: tuple[int, int]) -> bool:
 
 
 OVERLAPPED_ELEMENTS = 1 << 22
-"""Minimum number of elements of a piece that is sent in a separate collective: 8 MiB in bfloat16. Smaller pieces are
-not worthwhile, because a message of this size already ends before the product with which it overlaps."""
+"""Minimum number of elements of a piece that is sent in a separate collective: 8 MiB in bfloat16. Smaller pieces gain
+no time, because a message of this size already ends before the product with which it overlaps."""
 
 
 def num_pieces(sequences: int, elements: int) -> int:
@@ -132,10 +132,10 @@ def num_pieces(sequences: int, elements: int) -> int:
 
 
 def repeats_of_heads(num_heads: int, num_kv_heads: int, num_ranks: int) -> int:
-    """Number of times that all-to-all attention repeats each head of keys and values, so that the `num_ranks` context
-    ranks divide their number. `num_heads` and `num_kv_heads` are the heads of one tensor rank, and `num_ranks` divides
-    `num_heads`.
+    """Number of copies that all-to-all attention makes of each head of keys and values. `num_ranks`, the number of
+    context ranks, divides the total number of copies. `num_heads` and `num_kv_heads` are the numbers of heads on one
+    tensor rank, and `num_ranks` divides `num_heads`.
     """
     needed = num_ranks // gcd(num_ranks, num_kv_heads)
-    shared = num_heads // num_kv_heads  # the repetitions must divide this number, so that each copy serves whole heads
+    shared = num_heads // num_kv_heads  # the copies must divide this number, so that each copy serves whole heads
     return next(times for times in range(needed, shared + 1) if not shared % times and not times % needed)

@@ -58,8 +58,8 @@ class RunStopped(Exception):  # noqa: N818 - the name describes an event
 
 
 class GenerationError(CrosscutError):
-    """A text that cannot continue or be scored, because the model gives logits that are not finite or because memory is
-    too small.
+    """A text that cannot be continued or scored, because the model gives logits that are not finite or because memory
+    is too small.
     """
 
 

@@ -106,8 +106,9 @@ class Layout:
     """
 
     symmetric_memory: bool = False
-    """Whether the matrix products of the tensor ranks are split into pieces that overlap with their own gathers,
-    through PyTorch's symmetric memory. Needs sequence parallelism, and GPUs that can access each other's memory.
+    """Whether the tensor ranks split each matrix product into pieces, and send or receive one piece while another piece
+    is multiplied, through PyTorch's symmetric memory. Needs sequence parallelism, and GPUs that can access each other's
+    memory.
     """
 
     def __post_init__(self) -> None:

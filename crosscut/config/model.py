@@ -308,7 +308,9 @@ class ModelConfig:
         self._check_classes()
 
     def _check_logits(self) -> None:
-        """Check the settings of the logits of a vocabulary, which a model that solves a task has not."""
+        """Raise `ConfigError` for settings of the output projection, because a model that solves a task has no output
+        projection.
+        """
         for name, plain in (("tied", True), ("logit_softcap", 0.0)):
             if (value := getattr(self, name)) != plain:
                 raise ConfigError(

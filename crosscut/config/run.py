@@ -76,8 +76,8 @@ class OutputConfig:
     """Number of tokens of each sample at the end of the run. 0 samples no text."""
 
     sample_temperature: float = 0.8
-    """Sampling temperature of these samples. A low temperature suits a small model, whose unlikely tokens are noise. 0
-    always takes the likeliest token."""
+    """Sampling temperature of the samples at the end of the run. A low temperature suits a small model, whose unlikely
+    tokens are noise. 0 always takes the likeliest token."""
 
     def __post_init__(self) -> None:
         if not self.folder:

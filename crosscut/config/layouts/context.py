@@ -4,9 +4,10 @@ The ranks of an axis of C ranks each have 1 / C of the tokens. Per layer and mic
 
     gather:      the keys and values of the other ranks' tokens
     all_to_all:  the queries, keys and values of its share of the heads, and then the results of its tokens
-    ring:        as much as `gather`, in C - 1 parts, one of which it holds at a time
+    ring:        the same keys and values as with `gather`, in C - 1 parts, one of which it holds at a time
 
-and all but `all_to_all` compute with the queries of their own tokens.
+With `gather` and `ring`, a rank computes attention for the queries of its own tokens. With `all_to_all`, a rank
+computes attention for all tokens, with its share of the heads.
 """
 
 from typing import NamedTuple
@@ -25,17 +26,17 @@ class ContextChoice(NamedTuple):
     """A way to compute attention, and the reason for it."""
 
     way: ContextAttention
-    """The way. Never `auto`."""
+    """Way to compute attention. Never `auto`."""
     reason: str
     """Clause that follows "because"."""
 
 
 def choose_context_attention(model: ModelConfig, layout: Layout, training: TrainingConfig) -> ContextChoice:
-    """Choose the way for a run. `layout.context_attention` decides, unless it is `auto`.
+    """Choose how the context ranks of a run compute attention. `layout.context_attention` decides, unless it is `auto`.
 
     `auto` chooses all-to-all if the heads of a rank allow it without repeated keys and values: each rank then runs the
-    usual kernel on whole sequences. Otherwise, it chooses the gather, or the ring if the gathered keys and values, with
-    the mask of causal attention, would take more than `RING_BYTES`. With dropout, only gather and all-to-all work.
+    usual kernel on whole sequences. Otherwise, `auto` chooses the gather, or the ring if the gathered keys and values,
+    with the mask of causal attention, would take more than `RING_BYTES`. With dropout, only gather and all-to-all work.
     """
     if layout.context_attention is not ContextAttention.AUTO:
         return ContextChoice(layout.context_attention, "the layout says so")
@@ -92,7 +93,9 @@ def require_context(model: ModelConfig, layout: Layout, training: TrainingConfig
 
 
 def _require_pieces(layout: Layout, length: int) -> None:
-    """Require that each rank gets two pieces of equal length, which the tensor ranks can divide."""
+    """Raise `LayoutError` unless the sequence can be cut into two equal pieces per context rank and, under sequence
+    parallelism, each piece can be cut over the tensor ranks.
+    """
     split = layout.tensor if layout.splits_sequence else 1
     multiple = 2 * layout.context * split
     if length % multiple:

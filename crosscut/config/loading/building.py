@@ -124,7 +124,7 @@ class Builder:
 
     def _missing(self, kind: type, table: Mapping[str, Any], path: str, place: str) -> list[str]:
         """Required fields that the table does not give. They are recorded as mistakes, unless the table has a key that
-        is similar to no known key, because this key may be meant for one of them.
+        resembles no known key: this key may be a wrong name of a required field.
         """
         missing = [key for key in _required(kind) if key not in table]
         names = [name for key in missing if not self._mistakes.is_doubtful(name := _joined(path, key))]
@@ -190,7 +190,7 @@ class Builder:
             return self._convert(str, value, name, place)  # the dataclass replaces the string by a member
         if isinstance(value, Override):
             plain = value.parsed()
-            value = str(value) if kind is str and not isinstance(plain, str) else plain  # a title may be 1984
+            value = str(value) if kind is str and not isinstance(plain, str) else plain  # a title 1984 stays a string
         if dataclasses.is_dataclass(kind):
             return self.build(typing.cast(type, kind), value, name, place)
         if section_of(kind):
@@ -267,8 +267,8 @@ _MODEL_HINT = (
 """Advice for a model section without sizes. Starts with a space."""
 
 _HEAD_SIZE, _MOST_HEADS = 128, 1 << 13
-"""Width of a head in the stand-in of an unknown hidden size, and the largest number of heads for which this hidden size
-is allowed."""
+"""The stand-in of an unknown hidden size is `_HEAD_SIZE` x the number of heads, of which at most `_MOST_HEADS` are
+counted."""
 
 _DERIVED: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
     {"hidden_size": ("head_size", "mlp_size"), "num_heads": ("head_size", "num_kv_heads")}

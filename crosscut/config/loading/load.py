@@ -173,7 +173,9 @@ def _not_toml(path: Path, text: str, reason: str) -> str:
 
 
 def _leave_model_out(table: Table) -> None:
-    """Remove a model section without a preset. Otherwise, its keys would change the preset that an override names."""
+    """Remove the file's model section if it has no preset, because its keys would change the preset that an override
+    names.
+    """
     if isinstance(model := table.get("model"), dict) and "preset" not in model:
         del table["model"]
 
@@ -216,8 +218,8 @@ def _expand_preset(table: Table, mistakes: Mistakes) -> str:
     """Replace `model.preset` by the settings of the model. Returns the name of the preset, or an empty string.
 
     A misspelt name is recorded as a mistake. The most similar preset is used in its place, so that the other settings
-    are checked. If no preset is similar, mistakes that name a setting that every preset gives and the user does not
-    give are not recorded.
+    are checked. If no preset is similar, the settings that every preset gives are unknown. Errors that name one of
+    these settings are not recorded, unless the user gives the setting.
     """
     model = table.get("model")
     if not isinstance(model, dict) or "preset" not in model:
@@ -248,7 +250,7 @@ _LENGTHENING = {
     "rotary_attention_factor",
 }
 """Further settings that a run may choose if the published model has rotary positions and no sliding window. They let
-the model read longer sequences without another shape of a weight."""
+the model read longer sequences, and do not change the shape of any weight."""
 
 
 def _expand_published(table: Table, mistakes: Mistakes) -> None:

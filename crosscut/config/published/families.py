@@ -32,8 +32,8 @@ class Family:
     is_windowed: bool = False
     """Whether the sliding window is active even if a file does not set `use_sliding_window`."""
     heads: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Fields of `ModelConfig` for the heads of other architectures than `architecture`, by the name of the architecture
-    in the file. An unknown architecture is read without its head."""
+    """Fields of `ModelConfig` that describe the head of each further architecture of the family, by the name of the
+    architecture in the file. A file with an unknown architecture is read without its head."""
     first_position: int = 0
     """Row of the first position in the table of learned positions. No text uses the rows before it."""
 

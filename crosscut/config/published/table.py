@@ -53,7 +53,9 @@ class PublishedTable:
         return kind(value)
 
     def require(self, key: str, allowed: tuple[Any, ...]) -> None:
-        """Raise `ConfigError` unless the value is one that Crosscut supports."""
+        """Raise `ConfigError` unless the value under the key is in `allowed`. A missing value counts as the first of
+        `allowed`.
+        """
         if (value := self.get(key, allowed[0])) not in allowed:
             raise self.refusal(key, listed(map(shown, allowed)), value)
 
@@ -65,7 +67,7 @@ class PublishedTable:
             )
 
     def refusal(self, key: str, must: str, value: Any) -> ConfigError:
-        """Error for a value that Crosscut does not support."""
+        """Error for a value that Crosscut does not support. `must` says which value the key must have."""
         return ConfigError(
             f"`{key}` in `{self.path}` must be {must}, but is {shown(value)}. Crosscut supports no other value. "
             "Choose another model."
