@@ -70,8 +70,8 @@ def _naming_lines(command: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def _read_arguments(context: click.Context, _argument: click.Parameter, words: tuple[str, ...]) -> tuple[str, ...]:
-    """Join each unknown option with its value, as in `--steps=5`, and append the result to the arguments. The error
-    about the option follows when the run is loaded.
+    """Join each unknown option with its value, as in `--steps=5`, and append the result to the arguments. `run_from`
+    then reports the option as an error.
 
     Raises `click.NoSuchOption` for an option that is not similar to any setting.
     """

@@ -138,7 +138,9 @@ class TaskOptions:
 
     @property
     def files(self) -> dict[str, str]:
-        """Files of the parts, by part."""
+        """File of the examples of each part: `train`, `dev` and `test`. An empty text means that the option was not
+        given.
+        """
         return {"train": self.train, "dev": self.dev, "test": self.test}
 
     def check(self, task: str) -> None:
@@ -163,7 +165,7 @@ class TaskOptions:
             )
 
     def _check_resumed(self) -> None:
-        """Raise `ConfigError` for options that a resumed run already has, in its folder."""
+        """Raise `ConfigError` for options that a resumed run reads from its folder."""
         given = {
             "--seeds": self.seeds != 1,
             "SETTINGS.toml": has_file(self.arguments),

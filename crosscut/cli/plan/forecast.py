@@ -139,8 +139,8 @@ def _search(asked: RunConfig, options: ForecastOptions) -> "Plans":
 
 
 def _write_best(plans: "Plans", path: Path, asked: RunConfig, tokens: float | None) -> None:
-    """Write a run with the best layout. `tokens` sets the number of steps. The model's vocabulary stays that of the run
-    `asked`.
+    """Write a run with the fastest layout that fits. The run has the model of `asked`, and enough steps for `tokens`
+    tokens unless `tokens` is None. Raises `ConfigError` if no layout fits.
     """
     if not plans.fitting:
         raise ConfigError(

@@ -121,12 +121,14 @@ def _sequence(layout: Layout) -> str:
 
 
 def _several(number: int) -> int:
-    """Number to show after a value, or 0 to show none: a number of 1 is not shown."""
+    """The number that `_with_number` shows after a value: `number` itself, or 0 (not shown) if `number` is 1."""
     return number if number > 1 else 0
 
 
 def _with_number(value: str, number: int) -> str:
-    """Value of a cell, such as `zero3` or, with a number, `zero3/8`."""
+    """Text of a cell: the value alone, such as `zero3`, or the value with a number, such as `zero3/8`. A number of 0 is
+    not shown.
+    """
     return f"{value}/{number}" if number else value
 
 
