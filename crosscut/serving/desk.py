@@ -28,15 +28,15 @@ server has no room.
 """
 
 MOST_BEGUN = 8192
-"""Maximum number of prompt tokens of the texts that begin before one step, unless a single text has more. All running
-texts wait while new ones begin."""
+"""Maximum number of prompt tokens of all texts that start together between two steps. A longer text starts alone. The
+running texts wait while new texts start."""
 
 MOST_EMBEDDED = 1 << 16
 """Maximum number of texts that wait to be embedded. A request may have 2,048, as with OpenAI."""
 
 MOST_EMBEDDED_BEGUN = 1 << 17
-"""Maximum number of tokens of the texts to embed that begin before one step. A text to embed begins with a check of its
-token ids, which takes little time."""
+"""Maximum number of tokens of all texts that the embedder accepts together between two steps. To accept a text, the
+embedder only checks the token ids, which takes little time."""
 
 MOST_UNREAD = 4096
 """Maximum number of tokens of a request that wait for the client to read them."""
@@ -92,9 +92,10 @@ class Job(Generic[PartT]):
 
 
 class Desk(Generic[PartT]):
-    """Exchange of one server. The server works on `num_rows` texts at the same time, and `most_waiting` more texts may
-    wait. Texts with up to `most_begun` tokens in total begin before one step. `grace` is the time in seconds that
-    running texts have to end after `stop`.
+    """Exchange of texts and answers between the two threads of one server. The server works on `num_rows` texts at the
+    same time, and `most_waiting` more texts may wait. All texts that start together between two steps have at most
+    `most_begun` tokens in total, unless a longer text starts alone. `grace` is the time in seconds that running texts
+    have to end after `stop`.
     """
 
     def __init__(

@@ -187,7 +187,7 @@ def _embed(source: ModelSource, mesh: ParallelMesh, options: ServerOptions, list
 
 
 def _follow(work: Callable[[], None]) -> None:
-    """Compute on a rank that is not the first one."""
+    """Run `work`, the main loop, on a rank that is not the first one."""
     with StopRequest(SIGNALS) as request:
         work()
         request.accept()
@@ -196,7 +196,9 @@ def _follow(work: Callable[[], None]) -> None:
 def _lead(
     work: Callable[[], None], application: Starlette, desk: Desk[Any], listener: socket.socket, greeting: str
 ) -> None:
-    """Compute on the first rank, whose second thread talks to clients."""
+    """Run `work`, the main loop, on the first rank, while a second thread talks to clients. `greeting` is printed once
+    clients can connect.
+    """
     with StopRequest(SIGNALS, desk.stop) as request:
         with _talking(application, listener, desk):
             echo(greeting)

@@ -97,7 +97,7 @@ class CompletionAnswer(Answer):
         texts = zip(request.prompts, request.echoed, strict=True) if self._tells_prompt else ()
         parts = [parts_of(text, map(spell, prompt)) for prompt, text in texts]
         self._parts = [iter(one) for one in parts for _ in range(request.num_choices)]
-        """Text that each prompt token of a choice adds."""
+        """For each choice, the texts that the tokens of its prompt add, one text per token."""
 
     def opening(self, which: int) -> Json | None:
         """The prompt, if it is echoed and not reported token by token."""
@@ -120,8 +120,8 @@ class CompletionAnswer(Answer):
         return self.request.echoed[which // self.request.num_choices]
 
     def _told(self, which: int, pieces: Sequence[Piece]) -> Json:
-        """Entry with the text that the pieces add to a choice. If prompts are reported token by token, this includes
-        the text of the prompt's pieces.
+        """Entry of a choice with the text of the `pieces`. If prompts are reported token by token, some pieces are
+        tokens of the prompt, and the entry includes their text.
         """
         parts = self._parts[which] if self._tells_prompt else iter(())
         texts = [next(parts, "") if piece.is_prompt else piece.text for piece in pieces]

@@ -69,7 +69,7 @@ class ChatTemplate:
         folder = tokenizer.parent
         tables = [(folder / file, _read(folder / file)) for file in SETTINGS]
         named = {}
-        for file, table in reversed(tables):  # the first file counts
+        for file, table in reversed(tables):  # a name in the first file has priority
             named.update({name: _content(table[name], name, file) for name in _NAMED_TOKENS if table.get(name)})
         if (file := folder / TEMPLATE).is_file():
             return cls(_read_text(file), tokenizer, named, place=str(file))

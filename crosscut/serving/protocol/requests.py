@@ -150,7 +150,9 @@ def read_chat(body: object, served: Served) -> Request:
 
 
 def _request(fields: Fields, served: Served, wanted: _Wanted, *, only_as: Known) -> Request:
-    """Read the fields that both protocols share, and refuse all fields that have not been read."""
+    """Read the fields that both protocols share, and refuse fields that have not been read. `only_as` are the fields of
+    one protocol that are accepted only with values that have no effect.
+    """
     stream = fields.flag("stream")
     include_usage = _include_usage(fields, stream=stream)
     tell_prompt = bool(wanted.echoed) and wanted.alternatives is not None
@@ -254,7 +256,7 @@ def _within_window(
             code="context_length_exceeded",
             field="prompt",
         )
-    room = window - longest + 1  # the last token need not be read
+    room = window - longest + 1  # the model need not read the last generated token
     if served.slide and not (tell_prompt and room < 1):
         return max(room, window // 2) if num_tokens is None else num_tokens
     if max(num_tokens or 0, 1) > room:

@@ -17,7 +17,8 @@ from crosscut.serving.templates import program
 from crosscut.serving.templates.program import Limits, read_message, write_message
 
 _PASSED_ON = ("PATH", "PYTHONHOME", "PYTHONPATH", "LD_LIBRARY_PATH", "TZ")
-"""Environment variables that the process gets. Other variables may hold secrets, such as the server's key."""
+"""Environment variables that the rendering process inherits. Other variables may hold secrets, such as the server's
+key."""
 
 _USUAL_SECONDS = 0.1
 """Time in seconds after which the process of a rendering gets the lowest scheduling priority. A usual rendering takes
