@@ -34,9 +34,9 @@ def save_arrays(arrays: "DataclassInstance", path: Path) -> None:
 def load_arrays(
     kind: type[_Arrays], path: Path, fits: Callable[[_Arrays], bool], *, content: str, remedy: str
 ) -> _Arrays:
-    """Read a dataclass that `save_arrays` wrote. Raises `DataError` if the file cannot be read, or if the types, shapes
-    and numbers of its arrays do not fit together, which `fits` says. `content` says what the file must hold, and
-    `remedy` what to do, for the message.
+    """Read a dataclass that `save_arrays` wrote. Raises `DataError` if the file cannot be read, or if `fits` returns
+    false because the types, shapes and numbers of the arrays contradict each other. In the message, `content` says what
+    the file must hold, and `remedy` says what to do.
     """
     try:
         # np.load would leave a damaged file open.

@@ -16,7 +16,9 @@ def require_new_folder(folder: Path, names: tuple[str, ...]) -> None:
 
 
 def run_stopped(step: int, again: str, *, interrupted: bool) -> RunStopped:
-    """Return the exception for a run that a signal has stopped. `again` are the words of the command that resumes."""
+    """Return the exception for a run that a signal has stopped. `again` is the rest of the command line that resumes
+    the run, after `crosscut`.
+    """
     return RunStopped(
         f"The run has stopped after step {step}, and its checkpoint is written. Resume with `{typed_command()} "
         f"{again}`.",

@@ -67,7 +67,7 @@ _HELD_OUT = 20
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChatOrder:
-    """Request of one `crosscut finetune chat` command."""
+    """Arguments of one `crosscut finetune chat` command."""
 
     files: tuple[str, ...]
     """Files with the conversations to train on; empty for a resumed run."""
@@ -90,7 +90,7 @@ class ChatOrder:
 
 @dataclasses.dataclass(frozen=True)
 class _Prepared:
-    """Input of every rank."""
+    """Values that every rank receives."""
 
     run: ResolvedRun
     checkpoint: Folder | None
@@ -121,8 +121,8 @@ def finetune_chat(order: ChatOrder) -> None:
 
 
 def _run_of(order: ChatOrder, num_sequences: int = 0) -> RunConfig:
-    """Return the run of an order. With `num_sequences`, the number of packed training sequences, the run has as many
-    steps as the epochs of the order need.
+    """Return the run that the command asks for. With `num_sequences`, the number of packed training sequences, the run
+    has as many steps as the epochs of `order` need.
     """
     output = Path(order.output)
     if order.resume:
@@ -160,7 +160,7 @@ def _run_of(order: ChatOrder, num_sequences: int = 0) -> RunConfig:
 
 
 def _require_supported(run: RunConfig, overrides: Sequence[str]) -> None:
-    """Raise `ConfigError` for settings of a run that would have no effect here."""
+    """Raise `ConfigError` for settings that have no effect, or are not allowed, in a fine-tuning on conversations."""
     if told := next((each for each in overrides if each.startswith("data.")), ""):
         raise ConfigError(
             f"`data` must not be set for `finetune chat`, which reads its conversations from the files of the command, "

@@ -27,7 +27,7 @@ from crosscut.serving.protocol.refusals import Refusal
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Span = tuple[int, int]
-"""First character of an answer, and the character after its last one."""
+"""Index of an answer's first character in the rendered text, and the index after its last character."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,7 +34,7 @@ Ids = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.int32]
 
 _ORDER_KEY = 11
-"""Key of the random order of the sequences, apart from the keys of `data.sampler`."""
+"""Key of the random order of the sequences. It differs from the keys in `data.sampler`."""
 
 
 class Rows(NamedTuple):
@@ -104,7 +104,7 @@ class Packed:
 
 
 def _fit(packed: Packed) -> bool:
-    """Whether the types, shapes and numbers of the arrays fit together."""
+    """Whether the types, shapes and numbers of the arrays agree with each other."""
     arrays = (packed.tokens, packed.targets, packed.documents, packed.positions)
     if packed.tokens.ndim != 2 or not packed.tokens.size or packed.places.shape != packed.tokens.shape[:1]:
         return False

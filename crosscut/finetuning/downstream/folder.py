@@ -45,7 +45,7 @@ class Kept:
     model: str
     """Path of the model from which the fine-tuning starts."""
     files: Mapping[str, str]
-    """Files of the parts, by part."""
+    """File of the examples of each part, by the name of the part (`PARTS`)."""
     padding: int
     """Token id that fills up short rows."""
     num_seeds: int = 1

@@ -38,9 +38,9 @@ class _Encoded:
 def predict_file(place: str, file: Path, on: Machinery, *, batch_size: int = 32) -> tuple[Task, list[Prediction]]:
     """Return the task of a fine-tuned run, and its prediction for each example of a file, on the ranks of `on`.
 
-    `place` is the folder of a run of `crosscut finetune TASK`, or of one of its seeds. Of several seeds, the seed with
-    the best development score predicts. The file has the format of the task; labels are not needed. Raises
-    `ConfigError` for a folder of another kind, the errors of the readers, and the errors of `find_model`.
+    `place` is the folder of a run of `crosscut finetune TASK`, or of one of its seeds. If the run has several seeds,
+    the model with the best development score is used. The file has the format of the task; labels are not needed.
+    Raises `ConfigError` for a folder of another kind, the errors of the readers, and the errors of `find_model`.
     """
     require_at_least("batch_size", batch_size, 1)
     found = in_ranks(on.ranks(), partial(_outputs, on, batch_size), prepare=lambda: _encoded(place, file, on))

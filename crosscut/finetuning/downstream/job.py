@@ -56,12 +56,12 @@ class _Job(NamedTuple):
     checkpoint: Folder | None
     """Checkpoint to resume from; None for a new run."""
     done: int
-    """Number of steps that the checkpoint has done."""
+    """Number of steps that the run had done when the checkpoint was written."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Prepared:
-    """Input of every rank."""
+    """Values that every rank receives."""
 
     kept: Kept
     jobs: tuple[_Job, ...]
@@ -103,7 +103,9 @@ def finetune_task(order: TaskOrder) -> None:
 
 
 def _asked(order: TaskOrder, source: ModelSource | None) -> RunConfig:
-    """Settings of the runs before the files are read. The layout and the device are final."""
+    """Settings of the runs, before the files are read. In the settings of a new run, only the layout and the device are
+    final.
+    """
     if source is None:
         return Kept.load(Path(order.output), order.overrides).run
     return settings_of(order, _model_for(order.task, source))
@@ -179,7 +181,9 @@ def _job(run: ResolvedRun, identity: Mapping[str, Any]) -> _Job:
 
 
 def _identity(kept: Kept) -> dict[str, Any]:
-    """Values that must be equal for a run to resume from a checkpoint, apart from the seed."""
+    """Settings and hashes of examples that must be equal in a checkpoint and in the run that resumes from it, apart
+    from the seed.
+    """
     fingerprints = [kept.rows(part).fingerprint for part in (TRAIN, DEV)]
     return {**identity_of_settings(kept.run), "data.task": [kept.task.name, *fingerprints]}
 
@@ -280,7 +284,7 @@ def _train_all(prepared: _Prepared, device: torch.device) -> _Stop | None:
             stop = _train(prepared, job, rows, mesh)
             if stop is not None:
                 return stop
-            gc.collect()  # the model and the optimizer of this seed
+            gc.collect()  # frees the model and the optimizer of this seed
     return None
 
 

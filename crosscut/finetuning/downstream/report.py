@@ -52,7 +52,7 @@ class Results:
 
     @property
     def names(self) -> list[tuple[str, str]]:
-        """Parts with scores, and the names of their scores."""
+        """Pairs (part, name of a score), for all parts that were scored."""
         first = next(iter(self.by_seed.values()))["scores"]
         return [(part, name) for part, scores in first.items() for name in scores]
 
@@ -62,7 +62,7 @@ class Results:
         return _best_seed(self.kept, self.by_seed)
 
     def of_seeds(self, part: str, name: str) -> list[float]:
-        """Scores of all seeds."""
+        """One score of a part, for each seed."""
         return [result["scores"][part][name] for result in self.by_seed.values()]
 
 
@@ -116,7 +116,9 @@ def _gold(task: Task, example: Any) -> int:
 
 
 def _confusion(results: Results) -> tuple[Any, tuple[str, ...]]:
-    """Confusion matrix of the development examples, and the names of its rows. Without a matrix, there are no names."""
+    """Confusion matrix of the development examples, and the names of its rows. No names mean that the report shows no
+    matrix.
+    """
     task = results.kept.task
     names = task.labels
     if task.head is HeadKind.SPANS:

@@ -23,7 +23,7 @@ _LENGTH = 128
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskOrder:
-    """Request of one command."""
+    """Arguments of one `crosscut finetune TASK` command."""
 
     task: Task
     """The task, before its files are read."""
@@ -34,7 +34,7 @@ class TaskOrder:
     data: str = ""
     """Folder with the published files of the task."""
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Files of the parts, by part; they replace the files of `data`."""
+    """File of the examples of each part, by the name of the part. Such a file replaces the part's file in `data`."""
     seeds: int = 1
     """Number of runs, each with a seed of its own."""
     ensemble: bool = False
@@ -52,7 +52,7 @@ class TaskOrder:
 
 
 def settings_of(order: TaskOrder, model: ModelConfig, steps_per_epoch: int = 0) -> RunConfig:
-    """Return the settings of the runs of an order. `model` is the model with the head of the task.
+    """Return the settings of the runs that a command starts. `model` is the model with the head of the task.
 
     `steps_per_epoch` is the number of batches of an epoch; 0 means that the number is not known yet. Raises
     `ConfigError` or `LayoutError` for settings that are wrong or have no effect.
@@ -160,11 +160,12 @@ _REASONS = {
     "training.initialize_from": "`--model` names the model",
     "output.folder": "`--output` names the folder",
 }
-"""Settings that would have no effect, by the beginnings of their names, with the reasons."""
+"""Settings that would have no effect, by the beginnings of their names, with the reasons. `model.dropout` is an
+exception."""
 
 
 def _require_supported(given: set[str]) -> None:
-    """Raise `ConfigError` for settings that would have no effect. A model may have another dropout."""
+    """Raise `ConfigError` for settings that would have no effect (`_REASONS`)."""
     for name in sorted(given - {"model.dropout"}):
         for start, reason in _REASONS.items():
             if name.startswith(start):
@@ -172,7 +173,7 @@ def _require_supported(given: set[str]) -> None:
 
 
 def _require_consistent(run: RunConfig) -> None:
-    """Raise `ConfigError` for settings that contradict epochs or the choice of the best checkpoint."""
+    """Raise `ConfigError` for settings that do not allow a training by epochs or the choice of the best checkpoint."""
     if run.training.initial_batch_size:
         raise ConfigError(
             "`training.initial_batch_size` must be 0 for `finetune`, because all batches of an epoch have one size, "

@@ -137,7 +137,7 @@ class Task:
         if self.name in GLUE:
             return read_glue(self.name, path)
         columns = self.columns
-        if self.labels and columns.label not in column_names(path):  # such as a file to predict the labels of
+        if self.labels and columns.label not in column_names(path):  # such as a file whose labels are to be predicted
             columns = columns._replace(label="")
         return read_table(path, columns=columns, labels=self.labels)
 

@@ -29,7 +29,7 @@ class Answer:
     text: str
     """Characters of the span. Empty for "no answer"."""
     start: int
-    """First character of the span. -1 for "no answer"."""
+    """Index of the span's first character in the text. -1 for "no answer"."""
     score: float
     """Sum of the scores of the first and of the last token."""
 
@@ -44,7 +44,9 @@ class Best:
     """Score of "no answer"."""
 
     def chosen(self, *, may_be_empty: bool, threshold: float = 0.0) -> Answer:
-        """The best span, or "no answer" if this may be chosen and its score is higher by more than `threshold`."""
+        """The best span. The result is "no answer" if `may_be_empty` is true and the score of "no answer" is higher
+        than the score of the best span by more than `threshold`, or if there is no span.
+        """
         empty = Answer(text="", start=-1, score=self.no_answer)
         if not self.answers:
             return empty
@@ -74,7 +76,7 @@ def best_answers(
 
 
 def _spans(scores: Scores, offsets: npt.NDArray[np.int32], number: int) -> list[tuple[float, int, int]]:
-    """The best spans of a window: score, first character, and the character after the last one."""
+    """The best spans of a window, each as (score, index of its first character, index after its last character)."""
     inside = (offsets[:, 0] >= 0).nonzero()[0]
     starts, ends = scores[inside, 0], scores[inside, 1]
     most = LONGEST_ANSWER

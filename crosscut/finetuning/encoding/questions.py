@@ -28,11 +28,11 @@ STRIDE = 128
 
 
 def encode_questions(encoder: TextEncoder, examples: Sequence[SpanExample], *, name: str, stride: int = STRIDE) -> Rows:
-    """Encode questions in windows. `stride` tokens of a window occur again in the next one. `name` is the name of the
-    file, for messages.
+    """Encode questions in windows. Successive windows of a text share `stride` tokens. `name` is the name of the file,
+    for messages.
 
-    Raises `DataError` if questions leave no room for a window that is longer than the stride, and `ConfigError` if no
-    row is longer than the stride.
+    Raises `DataError` if a question is so long that a window has no room for more than `stride` tokens of the text, and
+    `ConfigError` if rows are too short for `stride`.
     """
     questions = [example.question.lstrip() for example in examples]
     _require_room(encoder, questions, name, stride)
@@ -50,7 +50,9 @@ def encode_questions(encoder: TextEncoder, examples: Sequence[SpanExample], *, n
 
 
 def _places(window: "tokenizers.Encoding") -> Numbers:
-    """First and last character of each token in the text, and -1 for tokens of the question and special tokens."""
+    """Index of each token's first character in the text, and the index after its last character, [tokens, 2]. Both are
+    -1 for tokens of the question and for special tokens.
+    """
     places = np.array(window.offsets, dtype=np.int32).reshape(-1, 2)
     belongs = np.array([number == 1 for number in window.sequence_ids], dtype=np.bool_)
     places[~belongs] = -1

@@ -33,7 +33,7 @@ Numbers = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
 
 _ORDER_KEY = 12
-"""Key of the random order of the examples, apart from the keys of `data.sampler` and of chats."""
+"""Key of the random order of the examples. It differs from the keys in `data.sampler` and in `chat.packing`."""
 
 
 class Row(NamedTuple):
@@ -77,8 +77,8 @@ class Rows:
     sources: Ids
     """Index of each example in its file [E]. Several windows of one question have the same index."""
     offsets: Numbers
-    """Place of each token in the text that a question is about [T, 2]: the token's first and last character, or -1 for
-    a token outside of this text. Empty for other tasks.
+    """Place of each token in the text that a question is about [T, 2]: the index of the token's first character, and
+    the index after its last character. Both are -1 for a token outside of this text. Empty for other tasks.
     """
 
     @property
@@ -134,7 +134,7 @@ class Rows:
         tokens, segments = np.full(shape, padding, dtype=np.int64), np.zeros(shape, dtype=np.int64)
         mask, labels = np.zeros(shape, dtype=np.bool_), self.labels[examples]
         labels[examples < 0] = IGNORED
-        mask[:, 0] = True  # attention needs a token that may be seen
+        mask[:, 0] = True  # attention must have at least one token to attend to
         for place, example in enumerate(examples.tolist()):
             for option in range(width if example >= 0 else 0):
                 row, own = place * width + option, self.row(example * width + option)
@@ -174,7 +174,7 @@ class Rows:
 
 
 def _fit(rows: Rows) -> bool:
-    """Whether the types, shapes and numbers of the arrays fit together."""
+    """Whether the types, shapes and numbers of the arrays agree with each other."""
     flat, number = (rows.ids, rows.types, rows.ends, rows.sources), len(rows.sources) if rows.sources.ndim else 0
     shapes = {(number,), (number, 2)}, {(0, 2), (rows.ids.size, 2)}
     has_shapes = all(array.ndim == 1 for array in flat) and rows.labels.shape in shapes[0]

@@ -88,7 +88,9 @@ class TextEncoder:
                 yield found
 
     def _end_with(self, special: Special) -> None:
-        """Put a decoder's special tokens around its texts. Byte-level offsets leave out the blank before a word."""
+        """Make the tokenizer put a decoder's special tokens around its texts. If the tokenizer is byte-level, the
+        offsets of a word do not include the blank before the word.
+        """
         from tokenizers import processors
 
         ids = {"<end>": [special.end], "<line>": self._inner.encode("\n", add_special_tokens=False).ids}

@@ -14,7 +14,7 @@ class SpanExample:
     """A question about a text."""
 
     id: str
-    """Name of the question, by which predictions are scored."""
+    """Id of the question in the file. Predictions refer to the question by this id."""
 
     context: str
     """Text that holds the answer."""
@@ -26,7 +26,7 @@ class SpanExample:
     """Answers that people gave. Empty if the text does not answer the question, which occurs in SQuAD 2.0."""
 
     starts: tuple[int, ...]
-    """First character of each answer in `context`."""
+    """Index of each answer's first character in `context`."""
 
 
 def read_squad(path: Path) -> tuple[SpanExample, ...]:
