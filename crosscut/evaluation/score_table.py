@@ -14,7 +14,8 @@ _COUNTED = {
     "documents_blank": ("blank document left out", "blank documents left out"),
     "masked_tokens": ("masked token", "masked tokens"),
 }
-"""Singular and plural of the counted thing, for counts whose name does not begin with the counted thing."""
+"""Words to show after a count, in the singular and in the plural. Other counts are shown with the words of their
+names."""
 
 _PROTOCOL = {
     "first_id": "each text begins with the token id",
@@ -25,7 +26,7 @@ _PROTOCOL = {
 """Descriptions of settings, by name. Settings without a description are shown by their name."""
 
 _COLUMNS = ("tokens", "masked_tokens", "perplexity", "bits_per_byte", "accuracy")
-"""Columns of the table of documents, if the task has them."""
+"""Figures that the table of documents shows, if the task has them."""
 
 
 def print_report(report: Mapping[str, Any], console: Console) -> None:

@@ -1,9 +1,9 @@
 """Embedding of texts that arrive one after another, from many clients. Texts of several clients share a forward pass.
 
-Texts are taken in the order of fair queueing (Demers, Keshav and Shenker 1989). A clock counts the texts that were
-taken from one request. Text i of a request gets a time: the clock at its arrival plus i. The text with the lowest time
-is next. Requests that wait together therefore get the same number of texts per pass, and a request for one text does
-not wait behind a request for thousands of texts. The next `_PASSES` x `num_rows` texts are sorted by their length
+Texts are taken in the order of fair queueing (Demers, Keshav and Shenker 1989). Text i of a request gets a time: the
+value of a clock at the request's arrival, plus i. The text with the lowest time is taken next, and the clock advances
+to this time. Requests that wait together therefore get the same number of texts per pass, and a request for one text
+does not wait behind a request for thousands of texts. The next `_PASSES` x `num_rows` texts are sorted by their length
 before they are divided into passes, so that little padding is computed.
 
 All ranks make the same calls in the same order.
@@ -35,7 +35,7 @@ class Embedded:
 
     @property
     def finish(self) -> str:
-        """Reason why the text ends with this report."""
+        """Reason why the text ends: "stop" with an embedding, and "error" otherwise."""
         return "stop" if self.error is None else "error"
 
 
@@ -101,7 +101,7 @@ class Embedder:
         texts = {number: self._waiting.pop(number) for number in self._next_pass()}
         try:
             found = dict(zip(texts, embeddings(self._model, [*texts.values()], batch_size=len(texts)), strict=True))
-            # Padding has positions, too. If their weights are damaged, a text can meet the damage beside a longer text.
+            # NaN weights of a position can reach shorter texts through their padding. A text alone has no padding.
             for number in [number for number, vector in found.items() if not vector.isfinite().all()]:
                 found[number] = embeddings(self._model, [texts[number]])[0]
         except Exception as error:
