@@ -184,7 +184,9 @@ def _alpha(path: Path, name: str, settings: Mapping[str, Any]) -> float:
 
 
 def _sources(model: ModelConfig) -> Iterator[tuple[Weight, int, Source]]:
-    """Weights of the matrices in the layers, with each of their published tensors and its index."""
+    """Triples (weight, index, source), one for each published tensor of each matrix in the layers. `index` is the place
+    of the tensor among the weight's sources.
+    """
     for weight in weights_of(model.without_adapters):
         if len(weight.shape) == 2 and weight.name.startswith("blocks."):
             yield from ((weight, index, source) for index, source in enumerate(weight.sources))

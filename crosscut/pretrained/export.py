@@ -307,7 +307,7 @@ def _published(
 
 def _put_together(pieces: list[tuple[Weight, int]], read: Callable[[str], Tensor]) -> Tensor:
     """Assemble one published tensor. `pieces` lists our parameters that contribute rows, each with the index of the
-    published tensor among its sources.
+    published tensor among the sources of this parameter.
     """
     found: Tensor | None = None
     for weight, index in pieces:

@@ -341,7 +341,9 @@ def is_head(config: ModelConfig, name: str) -> bool:
 
 
 def _placed(config: ModelConfig, source: Source) -> Source:
-    """Return the source with its rows in a stacked tensor of queries, keys and values."""
+    """Return the source with the range of its rows in the stacked tensor of queries, keys and values. A source that is
+    not stacked is returned unchanged.
+    """
     if source.stacked is None:
         return source
     rows = [heads * config.head_size for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]

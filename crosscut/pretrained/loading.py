@@ -49,7 +49,7 @@ def require_weights(config: ModelConfig, folder: Path) -> dict[str, StoredTensor
     """
     tensors = tensors_of(config, folder)
     num_layers = count_layers(config, tensors)
-    if num_layers and num_layers != config.num_layers:  # before all layers of the config are listed
+    if num_layers and num_layers != config.num_layers:  # first, because a config may name very many layers
         raise CheckpointError(
             f"`{folder}` must hold the tensors of {config.num_layers:,} layers (`config.json`), but holds "
             f"{num_layers:,} layers. Download the model again."

@@ -78,7 +78,7 @@ def _from_published(model: GPT, source: ModelSource) -> tuple[str, ...]:
         places = [(theirs.get(candidate), their_names) for candidate in _candidates(name, model.config, source.model)]
         places.append(
             (ours[name], own_names)
-        )  # a head that is no part of the source, such as the pooler of a BertModel
+        )  # the files may hold a head that the source model lacks, such as the pooler of a BertModel
         for weight, tensors in places:
             if weight is not None and weight.shape == ours[name].shape and _holds(tensors, weight):
                 fill(parameter, weight, tensors)
@@ -112,7 +112,7 @@ def _from_checkpoint(model: GPT, source: ModelSource) -> tuple[str, ...]:
 
 
 def _candidates(name: str, ours: ModelConfig, theirs: ModelConfig) -> Iterable[str]:
-    """Names under which the source may hold a parameter, except for the classifier of another kind of head."""
+    """Names under which the source may hold a parameter. Empty for the classifier of a head that the source lacks."""
     if ours.head is theirs.head or not name.startswith(_CLASSIFIER):
         yield name
     if start := next((start for start in _POOLERS if name.startswith(start)), ""):
