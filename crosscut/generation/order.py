@@ -35,7 +35,7 @@ _MOST_ROWS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """Request of one `crosscut generate` command: the texts to generate and the ranks to use."""
+    """Arguments of one `crosscut generate` command: the texts to generate and the ranks to use."""
 
     prompts: tuple[str, ...]
     """Prompts to continue; if empty, the user is asked for prompts at the terminal."""
