@@ -30,7 +30,7 @@ class Block(nn.Module):
     def __init__(self, part: architecture.Layer, build: Builder) -> None:
         super().__init__()
         self.runner, self.norm_place = build.runner, part.norm_place
-        if part.norm_place is NormPosition.AFTER:  # the last norm keeps its input, which the last product has to repeat
+        if part.norm_place is NormPosition.AFTER:  # the last norm keeps its input, so the last product is repeated
             build = replace(build, runner=replace(build.runner, skips_last_product=False))
         self.attention_norm = build.stream_norm(part.mixer_norm)
         self.attention = SelfAttention(part.mixer, build)

@@ -65,7 +65,7 @@ class KeyValueCache:
         if capacity > self.capacity:
             for i, layer in enumerate(self._layers):  # one by one, so that only one layer exists twice
                 more = capacity + 1 - layer.shape[3]
-                if more > 0:  # not if an earlier attempt failed at a later layer
+                if more > 0:  # an earlier attempt that failed may have enlarged this layer
                     self._layers[i] = F.pad(layer, (0, 0, 0, more))
             self.capacity = capacity
             if self._layers[0].device.type == "cpu":  # the larger layers do not fit into the freed blocks

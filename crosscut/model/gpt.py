@@ -227,7 +227,7 @@ class GPT(nn.Module):
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         x = self.dropout(x)
-        if torch.is_grad_enabled() and not x.requires_grad:  # frozen embeddings; the layers' work does not depend on it
+        if torch.is_grad_enabled() and not x.requires_grad:  # frozen embeddings: layers expect an x with a gradient
             x = x.detach().requires_grad_()
         return x, tied
 
@@ -350,9 +350,10 @@ class GPT(nn.Module):
         the first and the last token of `spans`, or [B / C, C] of `choice`. `num_choices` is the number C of texts of
         each question of `choice`; the texts of a question are successive sequences.
 
-        `tokens` is [B, S]; S may be any length. The logits of spans include padding. `classes` and `choice` of a model
-        with causal attention need padding at the ends of the sequences: no other token sees it there, so attention
-        needs no mask. Raises `ConfigError` if the model solves no task, or if `num_choices` does not divide B.
+        `tokens` is [B, S]; S may be any length. The logits of spans include padding. For `classes` and `choice` of a
+        model with causal attention, padding must be at the ends of the sequences. No other token attends to padding
+        there, so attention needs no mask. Raises `ConfigError` if the model solves no task, or if `num_choices` does
+        not divide B.
         """
         if self.task is None:
             raise ConfigError(
