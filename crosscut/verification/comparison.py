@@ -52,9 +52,11 @@ class Comparison:
             for kind in ("parameter", "average")
             for name, factor in amplification.items()
         }
-        """Allowed difference between the cut and the uncut tensor, if it is larger than the tolerance."""
+        """Allowed difference between the cut and the uncut tensor, by the tensor's kind and name, if the allowed
+        difference is larger than the tolerance.
+        """
         self._rounded: dict[tuple[str, str], float] = {}
-        """Difference between the uncut tensor and the exact one."""
+        """Difference between the uncut tensor and the exact one, by the tensor's kind and name."""
         self._found: dict[tuple[str, str], Difference] = {}
         self._numbers: list[tuple[float, float]] = [(cut.loss, cut.norm)]
 
@@ -172,7 +174,9 @@ class Comparison:
         return self._allowed.get(key, self.tolerance)
 
     def _note_rounding(self, key: tuple[str, str], uncut: Tensor, exact: Any, floor: float) -> None:
-        """Allow a difference of several times the uncut tensor's own rounding."""
+        """Allow a difference of `ROUNDINGS` times the uncut tensor's own rounding, if this is larger than the
+        difference that is allowed otherwise.
+        """
         if exact is None:
             return
         off = relative_difference(uncut, exact.tensor if isinstance(exact, Kept) else exact, floor=floor)
@@ -188,7 +192,7 @@ class Comparison:
             yield kind, getattr(self.cut, name), uncut, {} if self.exact is None else getattr(self.exact, name)
 
     def _compare(self, kind: str, name: str, parts: list[Any], uncut: Any, floor: float) -> None:
-        """Compare a tensor on each stage of a pipeline that holds it. Usually, one stage does."""
+        """Compare a tensor on each pipeline stage that holds the tensor. Usually, only one stage holds it."""
         stages = _stages_with(parts, self.mesh)
         for of_stage in stages:
             self._compare_on_stage(kind, name, of_stage, uncut, floor)

@@ -80,7 +80,7 @@ def first_disagreement(draws: Sequence[Sequence[Draw]], layout: Layout) -> Disag
 
     `draws` holds the list of each rank, in the order of the ranks.
     """
-    size = layout.world_size // layout.pipeline  # the pipeline is outermost, and its stages draw for other layers
+    size = layout.world_size // layout.pipeline  # ranks of a stage are adjacent; stages draw for different layers
     for first in range(0, layout.world_size, size):
         found = _first_on_stage(draws[first : first + size], layout, first)
         if found is not None:
@@ -182,8 +182,8 @@ class _Draws(TorchDispatchMode):
                 self._noise[id(tensor)] = (tensor, draws)
 
     def _meet(self, args: tuple[Any, ...]) -> frozenset[int]:
-        """Before an operator combines random numbers with another tensor, record that their draws drop elements of this
-        tensor.
+        """If an operator combines random numbers with another tensor, record that the draws of these numbers drop
+        elements of this tensor. Call this before the operator runs.
 
         If there is no other tensor, return the draws from which the operator computes its result.
         """

@@ -68,8 +68,8 @@ class Recording:
     parameters: dict[str, Kept] = field(default_factory=dict)
     """Parameters after the optimizer's step."""
     firsts: dict[str, str] = field(default_factory=dict)
-    """Names of tensors that are the first of several outputs of their call. The value is the name that the tensor would
-    have as the only output.
+    """Maps the name of a tensor that is the first of several outputs of a call to the name that the tensor would have
+    as the only output.
     """
     averages: dict[str, Kept] = field(default_factory=dict)
     """Moving averages of the parameters after the step, by the names of the parameters; empty if the step keeps

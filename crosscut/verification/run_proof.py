@@ -83,18 +83,18 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
     sequences.
 
     If the run accumulates gradients over micro-batches, the step accumulates over two micro-batches, and in a pipeline
-    over two micro-batches for each rank of the pipeline. Raises
-    `LayoutError` or `ConfigError` for a layout that the model, the run's own precision or `precision` does not allow.
+    over two micro-batches for each rank of the pipeline. Raises `LayoutError` or `ConfigError` for a layout that the
+    model, the run's own precision or `precision` does not allow.
     """
     model = run.with_vocabulary().model
     length = max(min(run.training.sequence_length, LONGEST_SEQUENCE), min(SHORTEST_SEQUENCE, model.max_sequence_length))
     multiple = (layout.tensor if layout.sequence_parallel else 1) * (2 * layout.context if layout.context > 1 else 1)
     length = max(length // multiple, 1) * multiple
     accumulates = 0 < run.training.micro_batch_size * layout.data < run.training.batch_size
-    accumulates |= run.training.initial_batch_size > 0  # the first batch limits the micro-batch
+    accumulates |= run.training.initial_batch_size > 0  # later, larger batches are accumulated
     sequences = SEQUENCES_PER_DATA_RANK * num_options_of(model)
     number = MICRO_BATCHES if accumulates else 1
-    if layout.pipeline > 1:  # every stage alternates forward and backward passes
+    if layout.pipeline > 1:  # enough micro-batches that every stage alternates forward and backward passes
         accumulates, number = True, MICRO_BATCHES * layout.pipeline
     training = dataclasses.replace(
         run.training,
@@ -229,7 +229,9 @@ def _other_suspects(run: RunConfig, report: Report) -> str:
 
 
 def _plain(run: RunConfig) -> RunConfig:
-    """Return the run without compilation, recomputation and offload. Comparing with it proves these options, too."""
+    """Return the run without compilation, recomputation and offload. If the run is compared with this plain run, the
+    proof also covers these three options.
+    """
     plain = dataclasses.replace(
         run.training, compile=Compile.OFF, recompute=Recompute.NONE, recompute_every=1, offload=()
     )
@@ -272,7 +274,7 @@ class _RunStep:
         self.before: dict[str, Tensor] = {}
         """This rank's parts of the parameters before the step, if the run averages the weights."""
         self.after: dict[str, Tensor] = {}
-        """The same parts after the step."""
+        """This rank's parts of the parameters after the step, if the run averages the weights."""
 
     @property
     def averages(self) -> Mapping[str, Tensor]:
