@@ -115,7 +115,7 @@ class Message:
     axis: MessageAxis = "tensor"
     kind: Kind = Kind.COMPUTE
     count: int = 1
-    """Number of such messages, one after the other."""
+    """Number of equal messages that are sent one after the other."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,9 @@ class Step:
 
     @property
     def repeated(self) -> tuple[Message, ...]:
-        """Messages that `training.recompute = "selective"` sends again in the backward pass, if this is the core."""
+        """Messages that `training.recompute = "selective"` sends again in the backward pass, if this step is the
+        attention core.
+        """
         return self.forward
 
     def passes(self, target: Target) -> Passes:

@@ -27,8 +27,8 @@ class Flight(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def flights(schedule: Schedule, rank: int) -> tuple[Flight, ...]:
-    """Return the flights of a rank in which the rank holds most: each flight of the schedule, except those that another
-    flight of the same stage and with the same gradients exceeds.
+    """Return the flights of a rank that hold most. A flight of the schedule is left out if another flight of the same
+    stage holds at least as much of everything.
     """
     found = dict.fromkeys(_walk(schedule, rank))
     return tuple(flight for flight in found if not any(other != flight and _exceeds(other, flight) for other in found))

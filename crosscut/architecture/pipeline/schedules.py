@@ -122,10 +122,11 @@ class Schedule:
             yield from (message for action in actions if (message := self.sent(rank, action)) is not None)
 
     def acknowledged(self, rank: int) -> dict[Message, tuple[Message, ...]]:
-        """Messages of a rank that have certainly arrived, by the message that tells the rank so.
+        """Messages that a rank has sent and that have certainly arrived, by the message to the rank that proves the
+        arrival.
 
         A message to the rank proves that its sender has received everything that the sender's earlier actions needed.
-        The rank may then free what it sent. The messages that no later message confirms are left out.
+        The rank may then free what it sent. A message that no later message proves to have arrived is left out.
         """
         found: dict[Message, tuple[Message, ...]] = {}
         for sender, actions in enumerate(self.actions):

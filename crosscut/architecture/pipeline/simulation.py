@@ -62,8 +62,8 @@ class Simulation:
 
 
 def simulate(schedule: Schedule, durations: Durations | list[Durations]) -> Simulation:
-    """Simulate a schedule. `durations` are those of every stage, or a list with the durations of each stage of the
-    model in turn.
+    """Simulate a schedule. `durations` is one object for all stages, or a list with one object for each stage of the
+    model, in order.
 
     Raises `LayoutError` if ranks would wait for each other forever, or if a channel would deliver messages in another
     order than the receiver needs.
@@ -93,7 +93,9 @@ class _Run:
         """End of each pass of a micro-batch through a stage, which a later pass of the same stage needs."""
 
     def advance(self) -> bool:
-        """Perform the next action of each rank whose input has been sent. Return whether there was one."""
+        """Let each rank perform its next action, if the action's input has been sent. Return whether any rank performed
+        an action.
+        """
         return sum(self._perform(rank) for rank in range(self.schedule.num_ranks)) > 0
 
     def _perform(self, rank: int) -> bool:

@@ -206,7 +206,9 @@ class Attend(Step):
 
     @property
     def repeated(self) -> tuple[Message, ...]:
-        """The first message: the backward pass does not need the results that a second all-to-all returns."""
+        """The first message. With all-to-all attention, the second message returns the results, which the backward pass
+        does not need again.
+        """
         return self.forward[:1]
 
     def is_fused(self, target: Target) -> bool:
@@ -223,7 +225,8 @@ class Attend(Step):
         """Products of one rank in one micro-batch: scores, [S, D] x [D, S], and weighted values, [S, S] x [S, D].
 
         Each product runs once per sequence and head. If context ranks share the sequences, a rank computes the rows of
-        its own tokens, or, with `all_to_all`, as many rows of other tokens for fewer heads.
+        its own tokens. With `all_to_all`, a rank computes all rows of a part of its heads instead, which takes as many
+        FLOPs.
         """
         own, length, size = target.own_length, target.length, self.attention.head_size
         batch = target.sequences * self.attention.num_heads // target.tensor

@@ -29,8 +29,8 @@ class PooledHead:
     def of(cls, name: str, hidden: int, num_outputs: int, *, role: Role, dropout: float = 0.0) -> "PooledHead":
         """Describe a head with `num_outputs` logits per sequence. `role` is the role of the classifier's weight.
 
-        A head with one logit compares sequences by a softmax over their logits. The bias has no effect on the softmax,
-        so its gradient would be rounding alone, and it is frozen.
+        A head with one logit compares sequences by a softmax over their logits. The bias has no effect on this softmax,
+        so the gradient of the bias would be rounding alone. The bias is therefore frozen.
         """
         weight = Parameter(f"{name}.classifier.weight", (num_outputs, hidden), role, Cut.ROWS)
         is_frozen = num_outputs == 1
