@@ -52,8 +52,7 @@ def with_model(
 
     Before a rank starts (under torchrun: on the first rank), `find_model` finds the model, and `prepare` makes the
     value that every rank receives (see `launch.in_ranks`). `masked` allows a model that predicts masked tokens instead
-    of the next token. Raises the errors of `find_model` and `prepare`, and
-    `ConfigError` or `LayoutError`.
+    of the next token. Raises the errors of `find_model` and `prepare`, and `ConfigError` or `LayoutError`.
     """
 
     def prepared() -> tuple[ModelSource, Any]:
