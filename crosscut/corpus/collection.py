@@ -39,7 +39,7 @@ class Collection:
 
     parts: tuple[Part, ...]
     earlier: tuple[str, ...] = ()
-    """Output folder of the run, as spelled in `duplicates.against`, for each part of an earlier run. `parts` begins
+    """For each part of an earlier run, the output folder of that run as spelled in `duplicates.against`. `parts` begins
     with the parts of earlier runs, in the same order."""
 
     @property
@@ -123,7 +123,7 @@ def collect(work: Path, earlier: tuple[str, ...], *, filters: tuple[str, ...], c
 
 
 def require_finished_run(folder: str) -> FinishedRun:
-    """Read the mark of a finished run from its output folder. Raises `DataError` if there is no finished run."""
+    """Read the file that marks the run in an output folder as finished. Raises `DataError` if there is no such file."""
     finished = FinishedRun.read(Path(folder) / WORK_FOLDER)
     if finished is None:
         raise DataError(

@@ -183,7 +183,7 @@ class MixedSampler(Samples):
         return folders
 
     def _samples_before(self, block: int) -> Ids:
-        """Number of samples of each folder before a block, [F]."""
+        """Number of samples of each folder in all blocks before `block`, [F]."""
         while len(self._before) <= block:
             known = len(self._before)
             counts = np.diff(self._slots_until(np.arange(known - 1, 2 * known - 1)), prepend=0)
@@ -256,7 +256,7 @@ def _require_same_tokenizer(first: TokenFolder, other: TokenFolder) -> None:
 
 @contextmanager
 def named_folder(folder: TokenFolder) -> Iterator[None]:
-    """Add the path of the folder to an error."""
+    """Context that adds the path of the folder to the message of a `DataError`."""
     try:
         yield
     except DataError as error:

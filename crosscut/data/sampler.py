@@ -35,8 +35,8 @@ class _Arrangement(NamedTuple):
     """Shuffled document numbers, [documents]."""
 
     starts: Ids
-    """Start of each shuffled document in the concatenated shard, followed by the end of the last document, [documents +
-    1]."""
+    """Start of each shuffled document in the concatenation of the shuffled documents, followed by the end of the last
+    document, [documents + 1]."""
 
     places: Ids
     """Start of each shuffled document in the shard's file of tokens, [documents]."""
@@ -185,7 +185,7 @@ class Sampler(Samples):
         return current
 
     def _gather(self, arrangement: _Arrangement, portions: Ids, rows: Ids) -> None:
-        """Fill `rows`, [portions, S + 1]."""
+        """Copy the tokens of each portion, and the token after the portion, into a row of `rows` [portions, S + 1]."""
         tokens = self._shards[arrangement.shard].tokens
         begins = portions * self.sequence_length
         firsts, lasts = _span(arrangement.starts, begins, begins + self.sequence_length)
@@ -236,7 +236,7 @@ def shuffled(count: int, *key: int) -> Ids:
 
 
 def _span(starts: Ids, begins: npt.ArrayLike, ends: npt.ArrayLike) -> tuple[Ids, Ids]:
-    """First and last document, in shuffled order, of the tokens `begins` to `ends` of the concatenated shard, both
-    inclusive.
+    """First and last document, in shuffled order, of the tokens from position `begins` to position `ends`, inclusive.
+    The positions count tokens in the concatenation of the shuffled documents.
     """
     return np.searchsorted(starts, begins, side="right") - 1, np.searchsorted(starts, ends, side="right") - 1

@@ -162,8 +162,8 @@ class _Texts:
 
 
 def _columns(amounts: Counts, ratio: float | None, name: str) -> list[dict[str, Any]]:
-    """Convert a histogram (amounts by label) to a list, sorted by label. Each entry has the label under the key `name`:
-    `"name"` for languages, and `"from"` for the lower bounds of buckets.
+    """Convert a histogram (amounts by label) to a list, sorted by label. `name` is the key under which an entry holds
+    its label: `"name"` for languages, and `"from"` for the lower bounds of buckets.
     """
     kind = str if name == "name" else float
     columns = ({name: kind(label), **with_estimate(amount, ratio)} for label, amount in amounts.items())
@@ -217,8 +217,8 @@ def _sizes(sizes: Mapping[int, int]) -> list[dict[str, Any]]:
 
 
 def _planted(counts: Counts, jaccard: float) -> dict[str, Any]:
-    """Recall and precision of the search for duplicates, measured on planted duplicates. The list `tenths` has the
-    numbers of planted and found duplicates for each range of similarity of width 0.1.
+    """Recall and precision of the search for duplicates, measured on planted duplicates (edited copies of documents).
+    The list `tenths` has the numbers of planted and found duplicates for each range of similarity of width 0.1.
     """
     if not counts.get("planted"):
         return {}

@@ -146,9 +146,10 @@ def _estimate(entry: dict[str, Any], ratio: float) -> None:
 def _subtract(flow: Sequence[dict[str, Any]], tokens: int, ratio: float, counts: Counts) -> None:
     """Write the number of tokens before and after each stage into the flow.
 
-    `tokens` is the number before the first stage of `flow`. Each stage subtracts its losses to rules and cuts. If the
-    stage `tokens` has counted the final texts, the total number of tokens in all cuts is exact. This total is
-    divided among several cuts in proportion to their bytes. Otherwise, the tokens of cuts are estimates.
+    `tokens` is the number before the first stage of `flow`. The number after a stage is the number before the stage
+    minus the losses to rules and cuts. If the stage `tokens` has counted the final texts, the total number of tokens in
+    all cuts is exact. This total is divided among several cuts in proportion to their bytes. Otherwise, the tokens of
+    cuts are estimates.
     """
     ruled = sum(amount.get("tokens", 0) for entry in flow for amount in entry["rules"].values())
     cuts = [entry["cut"] for entry in flow if "cut" in entry]

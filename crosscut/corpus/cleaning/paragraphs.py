@@ -16,8 +16,8 @@ MAX_WIDTH = 130
 """Maximum width of hard-wrapped text, in characters. A longer line counts as a whole paragraph."""
 
 SLACK = 6
-"""Number of characters by which a full line may be shorter than the width of the text. Some programs prefer lines of
-even length to full lines."""
+"""Number of characters by which a full line may be shorter than the width of the text, because some programs prefer
+lines of even length to full lines."""
 
 MIN_FULL = 0.6
 """Minimum share of full lines in hard-wrapped text. The last line of each paragraph is not counted."""
@@ -106,7 +106,7 @@ def _join(lines: Sequence[str], width: int, own: int, known: frozenset[str]) -> 
 
 
 def _stands_alone(line: str, after: str) -> bool:
-    """Whether the second line does not continue the first line, or one of the two lines is not prose."""
+    """Whether the line `after` does not continue the line `line`, or one of the two lines is not prose."""
     indent, indent_after = (len(one) - len(one.lstrip()) for one in (line, after))
     return bool(
         _ITEM.match(after)

@@ -52,11 +52,10 @@ class Pairs(NamedTuple):
 
 
 class Share(NamedTuple):
-    """One task's share of the search: some of the bands, and in each of these bands the keys whose remainder modulo
-    `of` is `which`.
+    """One task's share of the search for documents with an equal band.
 
-    A key is the hash of a document's values in a band (see `band_keys`). `of` is the number of tasks among which
-    the keys of these bands are divided, and `which` is the index of this task.
+    A key is the hash of a document's values in a band (see `band_keys`). The keys of the bands `bands` are divided
+    among `of` tasks. The task with index `which` gets the keys whose remainder modulo `of` is `which`.
     """
 
     bands: tuple[int, ...]

@@ -13,7 +13,7 @@ from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, ex
 from crosscut.data.text.json_text import encodable, parse_record
 
 _INCOMPLETE = ("no JSON", "no UTF-8")
-"""Rules whose rejects may be truncated records."""
+"""Rules of the rejects that a truncated record at the end of a file can cause."""
 
 
 def read_jsonl(file: File, reading: Reading) -> Iterator[Item]:
@@ -28,7 +28,9 @@ def read_jsonl(file: File, reading: Reading) -> Iterator[Item]:
 
 
 def _broken_off(reject: Reject) -> Reject:
-    """Make the reject for an incomplete record at the end of a file: the file was truncated, and more may be lost."""
+    """Turn the reject of an incomplete record at the end of a file into the reject of a damaged file, because the file
+    was truncated and more records may be lost.
+    """
     reason = f"the file ends in the middle of a record, and later records may be missing: {reject.reason}"
     return reject._replace(rule="damaged file", reason=reason, lost=1)
 

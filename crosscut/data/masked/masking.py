@@ -47,7 +47,7 @@ class Masking:
 
     @staticmethod
     def num_draws(length: int) -> int:
-        """Number of random numbers for a row of `length` tokens."""
+        """Number of random numbers that are needed to mask a row of `length` tokens."""
         return 1 + 3 * length
 
     def __call__(self, tokens: Ids, bits: Bits) -> Masked:
@@ -110,7 +110,7 @@ class Masking:
 
 def _choose(bits: Bits, num_slots: Ids, counts: Ids, most: int) -> Ids:
     """Choose `counts` of `num_slots` slots in each row, all choices equally likely. Returns the slots in ascending
-    order, [R, `most`]; a row with fewer slots ends with zeros.
+    order, [R, `most`]; a row with fewer than `most` chosen slots ends with zeros.
     """
     length = bits.shape[1]
     low = np.uint64((1 << max(length - 1, 1).bit_length()) - 1)

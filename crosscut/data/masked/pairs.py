@@ -78,9 +78,10 @@ def find_pairs(shard: Shard, *, room: int, key: np.uint64) -> Pairs:
 
 
 def _lengths(cursors: Ids, room: int, key: np.uint64) -> Ids:
-    """Maximum number of tokens of each pair, [pairs]: `room`, or a random number drawn from the pair's first sentence.
+    """Maximum number of tokens of each pair, [pairs]: `room` or, for the share `SHORT` of the pairs, a random number.
 
-    `cursors` holds the index of each pair's first sentence in the shard, [pairs].
+    `cursors` holds the index of each pair's first sentence in the shard, [pairs]. The random numbers depend only on
+    `key` and on this index.
     """
     draws = to_uniform(random_bits(key, cursors, 2))
     short = 2 + (draws[:, 1] * (room - 1)).astype(np.int64)
@@ -89,7 +90,9 @@ def _lengths(cursors: Ids, room: int, key: np.uint64) -> Ids:
 
 @final
 class PairSampler(Rows):
-    """Pairs from the shards of one token folder. A row holds the segments in the order of the text."""
+    """Sampler of pairs of segments from the shards of one token folder. A row holds the two segments of a pair in the
+    order of the text.
+    """
 
     def __init__(self, shards: Sequence[Shard], *, sequence_length: int, seed: int, special: SpecialTokens) -> None:
         """Raise `DataError` if the shards have no index of sentences, or no document with two sentences."""

@@ -80,8 +80,8 @@ def read_sources(sources: Sequence[Source], *, text_key: str, blank: bool = Fals
 
 @contextmanager
 def _damage_told_first(source: Source) -> Iterator[None]:
-    """Report damage of a compressed source instead of an error in its text. The text may be wrong because the data is
-    damaged, and gzip detects damage only at the end of the data.
+    """Context that reports damage of a compressed source instead of an error in the text of the source. The text may be
+    wrong because the data is damaged, and gzip detects damage only at the end of the data.
     """
     try:
         yield

@@ -136,7 +136,7 @@ def _encoded(batch: _Batch, encoded: Encoded) -> EncodedBatch:
 
 
 def encode(tokenizer: Tokenizer, texts: list[str], *, sentences: bool) -> Encoded:
-    """Encode documents with or without their sentences."""
+    """Encode documents. With `sentences`, also find the ends of their sentences."""
     if sentences:
         return tokenizer.encode_sentences(texts)
     return *tokenizer.encode_documents(texts), None

@@ -205,7 +205,9 @@ class Tokenizer:
     def _ended(
         self, documents: Iterable[npt.NDArray[np.uint32]]
     ) -> tuple[npt.NDArray[np.uint16 | np.uint32], npt.NDArray[np.int64]]:
-        """Concatenate documents, each with its end of text, and return the lengths."""
+        """Append the end-of-text id to each document. Returns the concatenated ids, and the length of each document
+        including this id.
+        """
         dtype = token_dtype(self.vocab_size)
         end = np.array([self.end_of_text], dtype=dtype)
         pieces, lengths = [end[:0]], []

@@ -43,8 +43,8 @@ _CHARACTERS_AT_ONCE = 1 << 12
 def train_wordpiece(texts: Iterable[str], *, vocab_size: int) -> tokenizers.Tokenizer:
     """Train an uncased WordPiece of at most `vocab_size` entries. The special tokens of BERT are the first entries.
 
-    A character takes up to two entries, because it begins a word or continues one. Characters take at most half of the
-    vocabulary. The same texts always give the same vocabulary.
+    A character takes up to two entries, because it may begin some words and continue others. Characters take at most
+    half of the vocabulary. The same texts always give the same vocabulary.
     """
     from tokenizers import trainers
 
