@@ -71,15 +71,15 @@ class CheckpointReader(dcp.StorageReader):
         self._parts = {(name, part.offsets): part for name, entry in tensors for part in entry.parts}
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Do nothing."""
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Do nothing."""
+        """Return the plans unchanged."""
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fill the tensors of the plan, file by file and in the order of their positions."""
+        """Fill the tensors of the plan, file by file and in the order of their positions in the file."""
         by_file: dict[str, list[tuple[Part, ReadItem]]] = {}
         for item in plan.items:
             name, offset = item.storage_index.fqn, item.storage_index.offset

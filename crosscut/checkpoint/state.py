@@ -142,7 +142,9 @@ def _load(state: dict[str, Any], folder: Folder, padded: Mapping[str, int], *, a
 
 @contextmanager
 def _reading(folder: Folder) -> Iterator[None]:
-    """Convert any error to a `CheckpointError`. A checkpoint's files may hold anything."""
+    """Context that converts any error to a `CheckpointError`. A checkpoint's files may hold anything, so reading a
+    checkpoint may raise any error.
+    """
     try:
         yield
     except (Exception, CheckpointException) as error:

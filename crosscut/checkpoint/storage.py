@@ -304,8 +304,8 @@ def folder_at(location: "str | Path | Folder") -> Folder:
 
 @contextmanager
 def storage_errors_told(folder: Folder, must: str) -> Iterator[None]:
-    """Convert any error in the context to a `CheckpointError`. The message names the cause, and says what `folder` must
-    be: `must`, such as "writable".
+    """Convert any error in the context to a `CheckpointError`, whose message names the cause. `must` is what `folder`
+    must be, for the message, such as "writable".
     """
     try:
         yield

@@ -47,8 +47,8 @@ def run(function: type[Function], *arguments: Any, twin: Callable[..., Any] | No
 
 
 def wide_in_compiled_code(x: Tensor) -> Tensor:
-    """Return `x` in float32 in compiled code, where a compiler fuses the cast with the next operator, and `x` itself
-    otherwise, because the cast would be a pass of its own over the memory.
+    """Return `x` in float32 in compiled code, and `x` itself otherwise. A compiler fuses the cast with the next
+    operator. Without a compiler, the cast would be a separate pass over the memory.
     """
     return x.float() if torch.compiler.is_compiling() else x
 

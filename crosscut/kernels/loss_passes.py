@@ -54,8 +54,8 @@ def _highest(logits: Logits, wide: torch.dtype) -> Tensor:
 
 
 def _sums(logits: Logits, highest: Tensor, index: Tensor) -> Tensor:
-    """Sums of exponentials and logits of the targets, both relative to `highest` [C], as [2, C]. `index` [C] is each
-    target's column; the target's logit is 0 if another rank holds the target.
+    """For each token, the sum of exponentials and the target's logit, both relative to `highest` [C]: [2, C]. `index`
+    [C] is each target's column; the target's logit is 0 if another rank holds the target.
     """
     values, num_real, cap = logits
     columns = _columns(values)

@@ -62,8 +62,8 @@ def is_faster() -> bool:
 
 
 def may_take(x: Tensor) -> bool:
-    """Whether this package may multiply `x` without PyTorch's `F.linear`. `x` must be float32 on the CPU, gradients
-    must be off, and `torch.compile` must not be tracing the code.
+    """Whether this package may multiply `x` without PyTorch's `F.linear`: `x` is float32 on the CPU, gradients are off,
+    and `torch.compile` is not tracing the code.
     """
     return (
         not torch.compiler.is_compiling()  # tested first, so that a compiler does not trace the rest
@@ -146,7 +146,9 @@ def add_product(total: Tensor, a: Tensor, b: Tensor, *, is_first: bool) -> None:
 
 
 def _blocks(num_rows: int, *, width: int) -> Iterator[slice]:
-    """Yield the rows of a matrix of this width in blocks. A small matrix is cut into quarters."""
+    """Cut `num_rows` rows of `width` elements into blocks of about `_BLOCK_ELEMENTS` elements, and yield the rows of
+    each block. A small matrix is cut into quarters.
+    """
     step = max(min(_BLOCK_ELEMENTS // width, num_rows // 4) // _BLOCK_MULTIPLE, 1) * _BLOCK_MULTIPLE
     for start in range(0, num_rows, step):
         yield slice(start, start + step)

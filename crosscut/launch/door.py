@@ -154,7 +154,7 @@ def _work_in_group(work: Callable[[_P, torch.device], _T], prepared: _P, name: s
 
 
 def _module_of(work: Callable[..., object]) -> str:
-    """Name of the module that a process must import to call `work`, which may have some of its arguments already."""
+    """Name of the module that a process must import to call `work`, which may be a `functools.partial`."""
     while isinstance(work, partial):
         work = work.func
     return work.__module__

@@ -27,7 +27,7 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that may reach all processes of a run at once. The server ignores them, so that it outlives its ranks."""
 
 _MARK = "CROSSCUT_IS_SERVER"
-"""Environment variable with which the server starts."""
+"""Environment variable that is set for the server only. If it is set, the server is importing this module."""
 
 
 def start_server(modules: Iterable[str] = ()) -> None:

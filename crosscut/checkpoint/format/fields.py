@@ -23,7 +23,7 @@ def parse_table(content: bytes) -> dict[str, Any]:
 
 
 def checked(value: object, kind: type[_T], name: str) -> _T:
-    """Return a value of exactly the type `kind`."""
+    """Check that `value` has exactly the type `kind`, and return it."""
     if type(value) is not kind:
         raise ValueError(f"`{name}` must be {_KINDS[kind]}, but is {reprlib.repr(value)}")
     return value
@@ -47,7 +47,7 @@ def counts_of(table: Mapping[str, Any], name: str) -> tuple[int, ...]:
 
 
 def checked_file(name: str) -> str:
-    """Return the name of a file, which must be directly in the checkpoint's folder."""
+    """Check that `name` is the name of a file directly in the checkpoint's folder, and return it."""
     if name in {"", ".", ".."} or any(character in name for character in "/\\\0"):
         raise ValueError(f"every file must be directly in the checkpoint's folder, but one is {reprlib.repr(name)}")
     return name

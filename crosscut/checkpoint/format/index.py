@@ -119,7 +119,9 @@ _SEAL_BYTES = len(_seal(b""))
 
 
 def parse_index(content: bytes, path: str) -> Index:
-    """Parse the content of the index's file. Raises `CheckpointError`, with `path` in the message."""
+    """Parse the content of the index's file. Raises `CheckpointError`, with `path` in the message, if the content is
+    not a valid index.
+    """
     try:
         if not content.endswith(_seal(memoryview(content)[:-_SEAL_BYTES])):
             raise ValueError("its content does not match the SHA-256 at its end")

@@ -102,7 +102,7 @@ def gather_tokens(x: Tensor, axis: Axis) -> Tensor:
 
 
 def enter_context(q: Tensor, k: Tensor, v: Tensor, axis: Axis, way: ContextAttention) -> Operands:
-    """Return the queries of this rank, and the keys and values that these queries need.
+    """Return the queries for which this rank computes attention, and the keys and values that these queries need.
 
     `q` is [B, A, S/C, D], and `k` and `v` are [B, K, S/C, D]. With `gather`, the results are `q` and all keys and
     values [B, K, S, D]. With `all_to_all`, the results have all S tokens of 1/C of the heads; if C does not divide K,

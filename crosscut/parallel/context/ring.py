@@ -35,7 +35,9 @@ class _View(NamedTuple):
     queries: slice
     keys: slice
     hides_later: bool
-    """Whether query i sees only the keys up to key i: causal attention of tokens to themselves, without a mask."""
+    """Whether query i sees only the keys up to key i. True in causal attention without a mask, if queries and keys are
+    those of the same tokens.
+    """
     mask: Tensor | None
 
 

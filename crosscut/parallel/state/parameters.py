@@ -262,7 +262,8 @@ def gathered_over_data(tensor: Tensor) -> Tensor:
 
 
 def _gathered_over(cut: Cut, part: Tensor, like: DTensor) -> Tensor:
-    """Gather `part`, which is cut like `like`, over the axis of `cut`. The axes after `cut` must be gathered already.
+    """Gather `part`, which is cut like `like`, over the axis of `cut`. The cuts after `cut` in `cuts_of(like)` must be
+    gathered already.
 
     Parts over data ranks may be uneven, so they are padded for the message.
     """

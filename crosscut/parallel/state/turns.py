@@ -69,8 +69,8 @@ class _Level(NamedTuple):
     """Maximum number of tensors that each rank of the axis holds after the exchange."""
 
     def taken(self, held: list[Tensor], empty: Tensor) -> list[Tensor]:
-        """Exchange parts of all tensors for the joined parts of the tensors that this rank takes. `empty` is a tensor
-        of the same type and on the same device.
+        """Exchange parts of all tensors for the joined parts of the tensors that this rank takes. `empty` has the
+        element type and the device of the tensors.
         """
         present = len(held)
         sent = empty.new_zeros(self.axis.size * self.number, *self._even_part())
@@ -83,8 +83,8 @@ class _Level(NamedTuple):
         return joined[: max(0, present - self.axis.rank * self.number)]
 
     def given_back(self, held: list[Tensor], empty: Tensor) -> list[Tensor]:
-        """Exchange the tensors that this rank has taken for parts of all tensors. `empty` is a tensor of the same type
-        and on the same device.
+        """Exchange the tensors that this rank has taken for parts of all tensors. `empty` has the element type and the
+        device of the tensors.
         """
         sent = empty.new_zeros(self.axis.size, self.number, *self._even_part())
         for place, tensor in zip(sent.unbind(1), held, strict=False):
