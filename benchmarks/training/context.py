@@ -12,8 +12,9 @@ part is: 1.00 for a part that falls as 1 / C, and C for a part that does not fal
 
 `times` measures forward and backward passes with one thread per rank, in turns, and prints medians.
 
-In `copies`, the first tokens of the second quarter of a sequence are to be named again at the end of the sequence. With
-two context ranks, the first rank has the end, and the second rank has the second quarter.
+In `copies`, the model is to repeat one token at the end of a sequence. The token is at a random place in the second
+quarter, and all other tokens are blank. With two context ranks, the first rank has the end, and the second rank has the
+second quarter.
 """
 
 import argparse
@@ -145,21 +146,24 @@ def step_times(run: RunConfig, num_steps: int) -> list[float]:
         return seconds[1:]
 
 
-VALUES, COPIES = 16, 4
-"""Number of different tokens to copy, and number of tokens that a sequence copies."""
+VALUES = 16
+"""Number of different tokens to copy."""
+QUESTIONS = 16
+"""Number of tokens at the end of a sequence whose target is the copied token."""
 
 
-def copy_batch(step: int, num_sequences: int, length: int, vocab_size: int) -> Batch:
-    """Sequences of random tokens. `COPIES` tokens at the start of the second quarter are the targets of the last
-    tokens, each of which asks for one of them; nothing else is a target.
+def copy_batch(step: int, num_sequences: int, length: int) -> Batch:
+    """Blank sequences with one token of `VALUES` at a random place in the second quarter. The last tokens ask for it;
+    nothing else is a target.
     """
     generator = torch.Generator().manual_seed(step)
-    values = torch.randint(0, VALUES, (num_sequences, COPIES), generator=generator)
-    tokens = torch.randint(VALUES + COPIES, vocab_size, (num_sequences, length), generator=generator)
-    tokens[:, length // 4 : length // 4 + COPIES] = values
-    tokens[:, -COPIES:] = VALUES + torch.arange(COPIES)
+    values = torch.randint(0, VALUES, (num_sequences, 1), generator=generator)
+    places = torch.randint(length // 4, length // 2, (num_sequences, 1), generator=generator)
+    question, blank = VALUES, VALUES + 1
+    tokens = torch.full((num_sequences, length), blank).scatter_(1, places, values)
+    tokens[:, -QUESTIONS:] = question
     targets = torch.full_like(tokens, IGNORED)
-    targets[:, -COPIES:] = values
+    targets[:, -QUESTIONS:] = values
     return Batch(tokens=tokens, targets=targets)
 
 
@@ -171,7 +175,7 @@ def copies(run: RunConfig, num_steps: int) -> list[float]:
         trainer = Trainer(resolve_on(run, CPU), mesh)
         losses = []
         for step in range(num_steps):
-            batch = copy_batch(step, run.micro_batch_size, run.training.sequence_length, run.model.vocab_size)
+            batch = copy_batch(step, run.micro_batch_size, run.training.sequence_length)
             losses.append(trainer.step(step, [batch.part_of_rank(mesh.context)]).loss)
         return losses
 
@@ -229,17 +233,18 @@ def print_times(arguments: argparse.Namespace) -> None:
 
 
 def print_copies(arguments: argparse.Namespace) -> None:
-    length, num_steps = arguments.length or 1024, arguments.steps or 300
+    length, num_steps = arguments.length or 1024, arguments.steps or 150
     shape = {"num_layers": 2, "hidden_size": 64, "num_heads": 4, "num_kv_heads": 2, "mlp_size": 128}
     shown = [step for step in range(num_steps) if step % max(1, num_steps // 10) == 0 or step == num_steps - 1]
     rows = []
     for way, context in cases((1, 2)):
-        run = run_of(context, way, length, batch_size=arguments.sequences, **shape, positions="learned")
-        run = replace(run, training=replace(run.training, steps=num_steps))
+        run = run_of(context, way, length, batch_size=arguments.sequences, **shape)
+        training = replace(run.training, steps=num_steps, initial_spread="fan_in")
+        run = replace(run, training=training, optimizer=replace(run.optimizer, learning_rate=3e-3))
         losses = launch(copies, (run, num_steps), num_ranks=context)
         rows.append([way, context, *(f"{losses[step]:.4f}" for step in shown)])
     print(
-        f"Nats per copied token, {VALUES} different tokens (chance: 2.7726), {length * 3 // 4:,} tokens back, by step"
+        f"Nats per copied token, {VALUES} different tokens (chance: 2.7726), at least {length // 2:,} tokens back, by step"
     )
     table(["way", "C", *map(str, shown)], rows)
 

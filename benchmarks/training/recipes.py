@@ -10,10 +10,14 @@ on every rank.
 The study trains a model of 4 layers of width 128 on one rank. `recipe=small` is the paper's GPT-2 with AdamW and a
 cosine. Its learning rate is the best of `RATES` with the first seed. `recipe=modern` is used as it is. Each run has the
 number of steps that the given FLOPs allow.
+
+With `--keep FOLDER`, the figures of every finished run stay in the folder. The same command with the same folder takes
+them from there, so that a benchmark that was stopped goes on with the run that it was in.
 """
 
 import argparse
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -61,9 +65,14 @@ def flops(run: RunConfig) -> int:
 
 def train(folder: Path, seed: int, settings: Sequence[str], tokens: Path) -> dict[str, Any]:
     """Train one run in a process of its own. Return its summary, its seconds from the command to the exit, its FLOPs,
-    and its validations as pairs of step and bits per byte.
+    and its validations as pairs of step and bits per byte. If the same run has ended in this folder before, return what
+    it returned then.
     """
     typed = [*settings, "data.text=[]", f"data.tokens={tokens}", f"training.seed={seed}", f"output.folder={folder}"]
+    kept = folder.parent / f"{folder.name}.json"
+    if kept.is_file() and (earlier := json.loads(kept.read_text(encoding="utf-8")))["settings"] == typed:
+        return earlier["figures"]
+    shutil.rmtree(folder, ignore_errors=True)
     begin = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", "crosscut", "train", *typed],
@@ -74,7 +83,7 @@ def train(folder: Path, seed: int, settings: Sequence[str], tokens: Path) -> dic
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     run = run_from((*typed, f"model.vocab_size={summary['vocab_size']}"))
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return {
+    figures = {
         "seed": seed,
         "bits_per_byte": summary["validation_bits_per_byte_after"],
         "perplexity": summary["validation_perplexity_after"],
@@ -88,6 +97,8 @@ def train(folder: Path, seed: int, settings: Sequence[str], tokens: Path) -> dic
             (row["step"], row["validation_bits_per_byte"]) for row in rows if row.get("validation_bits_per_byte")
         ],
     }
+    kept.write_text(json.dumps({"settings": typed, "figures": figures}), encoding="utf-8")
+    return figures
 
 
 def demo(seeds: int, folder: Path, progress: Progress) -> list[dict[str, Any]]:
@@ -180,6 +191,7 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=8, help="number of validations of each run of the study")
     parser.add_argument("--figure", type=Path, help="PNG file for the study's figure")
     parser.add_argument("--json", type=Path, help="file for all figures")
+    parser.add_argument("--keep", type=Path, help="folder that keeps the figures of finished runs")
     chosen = parser.parse_args()
     print_machine("torch")
     bar = (
@@ -189,13 +201,13 @@ def main() -> None:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with tempfile.TemporaryDirectory() as folder, Progress(*bar, console=Console(stderr=True)) as progress:
-        demo_run = run_from(())
-        prepare(demo_run.data, Path(folder) / "tokens", seed=demo_run.training.seed)
+    with tempfile.TemporaryDirectory() as temporary, Progress(*bar, console=Console(stderr=True)) as progress:
+        folder, demo_run = (chosen.keep or Path(temporary)).absolute(), run_from(())
+        prepare(demo_run.data, folder / "tokens", seed=demo_run.training.seed)
         if chosen.what == "demo":
-            runs = {"demo": demo(chosen.seeds or 5, Path(folder), progress)}
+            runs = {"demo": demo(chosen.seeds or 5, folder, progress)}
         else:
-            runs = study(chosen.tflop, chosen.seeds or 3, chosen.points, Path(folder), progress)
+            runs = study(chosen.tflop, chosen.seeds or 3, chosen.points, folder, progress)
     named = dict(runs)
     for one in named.pop("rates", ()):
         named[f"paper, learning rate {one['learning_rate']:g}"] = [one]
