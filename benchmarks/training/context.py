@@ -244,7 +244,7 @@ def print_copies(arguments: argparse.Namespace) -> None:
         losses = launch(copies, (run, num_steps), num_ranks=context)
         rows.append([way, context, *(f"{losses[step]:.4f}" for step in shown)])
     print(
-        f"Nats per copied token, {VALUES} different tokens (chance: 2.7726), at least {length // 2:,} tokens back, by step"
+        f"Nats per copied token, {VALUES} different tokens (chance 2.7726), from over {length // 2:,} tokens back, by step"
     )
     table(["way", "C", *map(str, shown)], rows)
 
