@@ -77,7 +77,7 @@ class DataConfig:
 
     mask_words: int = 3
     """Maximum number of consecutive words that are masked together. A run of n words has a probability proportional to
-    1 / n. 1 masks single words."""
+    1 / n. With 1, only single words are masked."""
 
     text_key: str = "text"
     """Key (jsonl) or column (parquet) of the text."""

@@ -216,7 +216,7 @@ class Layout:
 
     @property
     def _data_of_copy(self) -> int:
-        """Number of data ranks that share one copy."""
+        """Number of data ranks that share one copy of gradients and optimizer state."""
         return (self.shard_group or self.data) if self.is_sharded else 1
 
     @property

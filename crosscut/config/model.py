@@ -97,7 +97,7 @@ class Biases(Choice):
 
 
 _PREDICTED = MappingProxyType({HeadKind.NEXT_TOKEN: "the next token", HeadKind.MASKED_TOKENS: "masked tokens"})
-"""Description of the predicted tokens, by the heads that predict tokens."""
+"""Name of the predicted tokens in messages, by the kind of head. Heads that solve a task are missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,8 +239,8 @@ class ModelConfig:
     """Number of classes of a model with `head = "classes"`. 0 for other heads."""
 
     sentence_order: bool = False
-    """Whether the model also predicts, from its first token, if two segments are in the order of their text or swapped.
-    Needs `head = "masked_tokens"`.
+    """Whether the model also predicts, from its first token, whether two segments are in the order of their text or
+    swapped. Needs `head = "masked_tokens"`.
     """
 
     logit_softcap: float = 0.0
@@ -380,8 +380,9 @@ class ModelConfig:
 
     @property
     def generation_length(self) -> int:
-        """Maximum number of tokens of a text that the model continues with a cache of keys and values. Dynamic scaling
-        changes all rotations as a text grows beyond `rotary_original_length`, but a cache holds rotated keys.
+        """Maximum number of tokens of a text that the model continues with a cache of keys and values. With dynamic
+        scaling, the maximum is at most `rotary_original_length`. In a longer text, each new token changes the rotations
+        of all keys, but the cache holds rotated keys.
         """
         if self.rotary_scaling is RotaryScaling.DYNAMIC:
             return min(self.max_sequence_length, self.rotary_original_length)

@@ -267,8 +267,8 @@ _MODEL_HINT = (
 """Advice for a model section without sizes. Starts with a space."""
 
 _HEAD_SIZE, _MOST_HEADS = 128, 1 << 13
-"""The stand-in of an unknown hidden size is `_HEAD_SIZE` x the number of heads, of which at most `_MOST_HEADS` are
-counted."""
+"""If the hidden size is unknown, its stand-in is `_HEAD_SIZE` x the number of heads. Above `_MOST_HEADS` heads, the
+stand-in does not grow further."""
 
 _DERIVED: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
     {"hidden_size": ("head_size", "mlp_size"), "num_heads": ("head_size", "num_kv_heads")}

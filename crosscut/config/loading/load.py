@@ -120,8 +120,8 @@ def write_toml(config: RunConfig | CorpusConfig, path: Path) -> None:
 
 
 def _read(source: Path | Mapping[str, Any], keys: Iterable[str]) -> tuple[Table, Mistakes]:
-    """Read the table of a config. The result includes an empty list of mistakes. `keys` are all keys that the config
-    may have.
+    """Read the table of a config. Return the table and an object that collects mistakes, which is still empty. `keys`
+    are all keys that the config may have.
     """
     if not isinstance(source, Path):
         return {key: _copy(value) for key, value in source.items()}, Mistakes(keys)

@@ -283,7 +283,7 @@ def _nearest(model: ModelConfig) -> tuple[Family, dict[str, Any]]:
 
 
 def _differences(family: Family, model: ModelConfig) -> tuple[Family, dict[str, Any]]:
-    """Fields in which the model differs from the family, with the family's values."""
+    """The family, and its values of the fields in which the model differs from the family."""
     wanted = dict(family.fixed)
     if wanted["positions"] == "learned":
         wanted = {"num_kv_heads": model.num_heads, "head_size": model.hidden_size // model.num_heads, **wanted}

@@ -191,7 +191,7 @@ class FolderLock:
     @contextmanager
     def renewed(self) -> Iterator[None]:
         """Renew the lock inside the block, in a thread of this process. Several processes of a run may renew the lock
-        at the same time. The lock is then held until the last of them ends.
+        at the same time. The lock is then held until the last of these processes ends.
         """
         for folder in self.folders:
             self._join(folder / LOCK_FILE)
