@@ -96,7 +96,7 @@ def kept(layer: Layer, target: Target, mode: str) -> tuple[Kept, ...]:
 
 
 def _kept(steps: Iterable[Step], target: Target, mode: str, *, inside: str, seen: set[str]) -> Kept:
-    """Bytes that one sublayer saves. A compiled layer saves the same values with and without "selective"."""
+    """Bytes that one sublayer saves. A compiled layer saves the same values with `mode` "selective" as with "none"."""
     counted: dict[str, int] = {}
     for step in steps:
         forgets_core = mode == Recompute.SELECTIVE and not target.compiled

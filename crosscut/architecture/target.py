@@ -36,9 +36,9 @@ class Target:
     context_attention: ContextAttention = ContextAttention.GATHER
     """Way in which attention is computed over sequences that context ranks share."""
     sequences: int = 1
-    """Sequences of a micro-batch on one data rank."""
+    """Number of sequences of a micro-batch on one data rank."""
     length: int = 1
-    """Tokens of a sequence, on all context ranks together."""
+    """Number of tokens of a sequence, on all context ranks together."""
     device: Device = "cpu"
     capability: tuple[int, int] = AMPERE
     """Compute capability of the GPU."""
@@ -62,12 +62,12 @@ class Target:
 
     @property
     def own_length(self) -> int:
-        """Tokens of a sequence on one context rank."""
+        """Number of tokens of a sequence on one context rank."""
         return self.length // self.context
 
     @property
     def tokens(self) -> int:
-        """Tokens of a micro-batch inside a parallel region, on one context rank."""
+        """Number of tokens of a micro-batch inside a parallel region, on one context rank."""
         return self.sequences * self.own_length
 
     def ranks_of(self, axis: str) -> int:
@@ -76,12 +76,12 @@ class Target:
 
     @property
     def predicted_tokens(self) -> int:
-        """Tokens of a micro-batch for which the head computes logits."""
+        """Number of tokens of a micro-batch for which the head computes logits."""
         return self.tokens if self.predicted is None else self.predicted
 
     @property
     def own_tokens(self) -> int:
-        """Tokens of a micro-batch that this rank holds outside of the parallel regions."""
+        """Number of tokens of a micro-batch that this rank holds outside of the parallel regions."""
         return self.tokens // self.tensor if self.split else self.tokens
 
     def bytes_of(self, kind: Kind) -> int:

@@ -127,8 +127,8 @@ class Reading:
         self.end = min(max(before) + length, cache.capacity + 1)
         self.slots = self.places.clamp(max=cache.capacity)
         self.sees: Tensor | None = None
-        """Mask of the keys that each query may see, [B, 1, S, keys]. None if no mask is needed: each query sees all
-        keys, or all up to its own position.
+        """Mask of the keys that each query may see, [B, 1, S, keys]. None if no mask is needed, because each query sees
+        all keys or all keys up to its own position.
         """
         if self.start is None or (self.start > 0 and length > 1):
             keys = torch.arange(self.end, device=device)

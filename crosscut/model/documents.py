@@ -91,7 +91,8 @@ class AttentionMask(NamedTuple):
     added: Tensor | None
     """Term that is added to the scores: 0 where a query (dimension 2) may see a key (dimension 3), and minus infinity
     elsewhere. The shape is [B, 1, S, S], or [B, 1, 1, S] if all queries of a sequence see the same keys. With context
-    ranks, the queries may be those of the rank's own tokens. None if only causality hides keys, without a mask.
+    ranks, the queries may be those of the rank's own tokens. None if attention needs no mask, because only causality
+    hides keys.
     """
     is_shared: bool = False
     """Whether several context ranks share the sequences."""

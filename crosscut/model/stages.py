@@ -41,7 +41,8 @@ class StageStep:
     arm: Callable[[], None]
     """Function that is called before the last backward pass, if this pass completes all gradients of the rank."""
     deferral: Deferral | None = None
-    """Deferral of the model's linear layers, which a schedule with separate weight gradients needs."""
+    """Object that defers the weight gradients of the model's linear layers. Only a schedule with separate weight
+    gradients needs this object."""
     around: Callable[[Action], AbstractContextManager[object]] = lambda _: nullcontext()
     """Context in which each action runs."""
 
@@ -53,7 +54,7 @@ class StageStep:
 
 
 class _Passed(NamedTuple):
-    """Micro-batch that has passed forward, and not yet backward."""
+    """Micro-batch whose forward pass has run, and whose backward pass has not."""
 
     hidden: Tensor | None
     """Input of the stage [B, S, H]; None for the first stage."""

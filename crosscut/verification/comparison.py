@@ -1,4 +1,6 @@
-"""Comparison of the cut model's step with the uncut model's step, number by number, on the first rank."""
+"""Comparison of the cut model's step with the uncut model's step, number by number, on the first rank. The cut model is
+divided over the ranks of a layout, and the uncut model is on one rank.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -110,7 +112,7 @@ class Comparison:
         return max((self._differences[key] for key in self._outputs_of(call)), default=None)
 
     def _outputs_of(self, call: str) -> list[tuple[str, str]]:
-        """Return the keys of a call's outputs, one or several tensors."""
+        """Return the key of each output tensor of a call."""
         assert self.uncut is not None
         return [("output", name) for name in self.uncut.outputs if INSIDE not in name and call_of(name) == call]
 

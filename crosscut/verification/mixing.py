@@ -16,9 +16,9 @@ from crosscut.parallel.collectives import gather_to_first
 from crosscut.verification.report import MIXTURE, Check
 
 _LENGTH = 4
-"""Tokens of a sample."""
+"""Number of tokens of a sample."""
 _SAMPLES_AT_ONCE = 64
-"""Samples of a batch on one data rank."""
+"""Number of samples of a batch on one data rank."""
 
 
 def compare_mixture(weights: Sequence[float], mesh: ParallelMesh, *, seed: int) -> list[Check]:

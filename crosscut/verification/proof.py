@@ -185,7 +185,9 @@ def _uncut(make_step: MakeStep, mesh: ParallelMesh) -> _Uncut | None:
 
 
 def _in_form(recording: Recording, mesh: ParallelMesh, *, has_loss: bool = True) -> Recording:
-    """Return a recording in the form that the model on this mesh and the uncut model share."""
+    """Return a recording in a form in which the cut and the uncut model can be compared. Only a pipeline changes the
+    form (`Recording.of_stages`).
+    """
     return recording if mesh.pipeline is None else recording.of_stages(has_loss=has_loss)
 
 
@@ -200,7 +202,7 @@ def _exact(make_exact: MakeStep, mesh: ParallelMesh) -> Recording | None:
 
 
 def _take(step: Step) -> tuple[list[Draw], Recording]:
-    """Run the step twice: with dropout to list its draws, and without dropout to record it."""
+    """Run the step twice: with dropout to list its random draws, and without dropout to record it."""
     step.model.train()
     with uncompiled(step.model):  # draws inside a compiled layer cannot be seen
         draws = draws_of(step.model, step.mesh, step.accumulate)

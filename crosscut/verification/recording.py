@@ -155,7 +155,9 @@ def gradients_of(model: nn.Module) -> dict[str, Kept]:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """Copy the tensor rank's part to the host, gathered over the data ranks. Every rank must call this."""
+    """Gather a tensor over the data ranks, and copy this tensor rank's part to the host. Every rank must call this
+    function.
+    """
     return gathered_over_data(tensor).cpu()
 
 
@@ -201,7 +203,9 @@ class _Watch:
         self._running: list[str] = []
         self._followed: dict[int, _Followed] = {}
         self._held: list[Tensor] = []
-        """Followed tensors and their stand-ins inside calls, kept alive so that no other tensor gets the same id."""
+        """Followed tensors, and the tensors that replace them as inputs of sharded modules. They are kept alive so that
+        no other tensor gets the same id.
+        """
         self._entering: _Followed | None = None
 
     def enter(self, name: str, _: nn.Module, inputs: tuple[Any, ...]) -> None:

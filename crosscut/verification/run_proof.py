@@ -61,7 +61,7 @@ only to itself with weight 1 in every head. Bugs in the order of heads would sta
 
 
 STEPS = 10
-"""Number of steps of the verified run. One of them is verified."""
+"""Number of steps of the verified run. Only the first step is computed."""
 MOST_WARMUP_STEPS = 2
 """Maximum number of warm-up steps of the verified run."""
 MOST_DECAY_STEPS = 6

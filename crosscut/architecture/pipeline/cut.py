@@ -43,7 +43,9 @@ def _cut(costs: tuple[float, ...], num_stages: int, first: float, last: float) -
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage: contiguous layers, with the embedding before them or the head after them if it is an end."""
+    """One stage: contiguous layers. The first stage also has the embedding, and the last stage also has the head and
+    the loss.
+    """
 
     layers: range
     """Indexes of the layers."""

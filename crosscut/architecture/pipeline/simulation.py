@@ -19,7 +19,7 @@ class Durations:
 
     forward: float = 1.0
     backward: float = 2.0
-    """Time of a backward pass. If the schedule separates the gradients of weights, the time without them."""
+    """Time of a backward pass, without the gradients of the weights if the schedule separates them."""
     weights: float = 0.0
     """Time of the gradients of the weights, if the schedule separates them."""
     message: float = 0.0

@@ -50,7 +50,7 @@ def made_up_batch(run: RunConfig) -> Batch:
     if run.model.solves_task:
         return _labelled(run.model, tokens[:, :-1], segments, generator)
     orders = torch.randint(0, 2, (batch,), generator=generator)
-    orders[0] = IGNORED  # the data ranks have different numbers of pairs
+    orders[0] = IGNORED  # so that the data ranks have different numbers of pairs
     return Batch(
         tokens=tokens[:, :-1],
         targets=_few(run, targets) if run.model.predicts_masked else targets,

@@ -27,8 +27,8 @@ MOST_DOCUMENTS = 4
 """Maximum number of documents in a verified sequence."""
 
 _FLOOR = 1e-3
-"""Smallest gradient to which a difference is relative, as a share of the largest gradient. The gradients of key biases,
-for example, consist of rounding alone.
+"""Smallest reference for the relative difference of a gradient, as a share of the largest gradient. The gradients of
+key biases, for example, consist of rounding alone.
 """
 
 
@@ -66,8 +66,8 @@ def compare_documents(
     trainer: Trainer, micro_batches: Sequence[Batch], *, end_of_text: int, tolerance: float
 ) -> list[Check]:
     """Check that the packed `micro_batches` of this data rank have the same loss and the same gradients as their
-    documents in separate sequences. The sequences are whole: each context rank takes its own part of them here. Every
-    rank must call this function. The list has one check on the first rank.
+    documents in separate sequences. `micro_batches` hold whole sequences, and this function takes the part of each
+    context rank. Every rank must call this function. The list has one check on the first rank.
     """
     apart = [part for batch in micro_batches for part in separated(batch, end_of_text=end_of_text)]
     with uncompiled(trainer.model):  # the shapes are as in training, but there is no mask
