@@ -74,7 +74,9 @@ def joined_model(place: str, on: Machinery) -> tuple[GPT, ModelSource]:
 
 
 def _found(place: str, on: Machinery, *, masked: bool = False) -> ModelSource:
-    """Find the model. `masked` allows a model that predicts masked tokens."""
+    """Find the model at `place`, and check that it can be scored on the layout of `on`. `masked` allows a model that
+    predicts masked tokens.
+    """
     source = find_model(place, last_weights=on.last_weights, adapter=on.adapter)
     if not (masked and source.model.head is HeadKind.MASKED_TOKENS):
         source.require_decoder(place)

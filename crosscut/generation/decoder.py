@@ -198,12 +198,14 @@ class Decoder:
         return self._waiting.pop(number)
 
     def _writing(self) -> dict[int, int]:
-        """Rows that generate: only their last token is unread. Each row comes with its number of tokens to read."""
+        """Rows that generate, because only the last token of their text is unread. The values are the numbers of tokens
+        to read.
+        """
         return {row: 1 for row, text in enumerate(self._rows) if text is not None and text.unread == 1}
 
     def _reading(self) -> dict[int, int]:
-        """Row whose prompt has waited longest, and adjacent rows whose prompts can be read in the same pass. Each row
-        comes with its number of tokens to read.
+        """The row whose prompt has waited longest, and adjacent rows whose prompts can be read in the same pass. The
+        values are the numbers of tokens to read.
         """
         waiting = {row: text for row, text in enumerate(self._rows) if text is not None and text.unread > 1}
         if not waiting:
@@ -219,8 +221,8 @@ class Decoder:
         return counts
 
     def _advance(self, counts: dict[int, int]) -> list[Piece]:
-        """Read the given number of tokens in each row, in one pass over the first to the last of these rows, and return
-        the new pieces.
+        """Read the next `counts[row]` tokens of each row in `counts`, in one forward pass over all rows from the first
+        to the last of these rows. Return the new pieces.
         """
         failed = self._make_room(counts)
         counts = {row: count for row, count in counts.items() if self._rows[row] is not None}

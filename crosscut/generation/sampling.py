@@ -206,7 +206,8 @@ def _adjusted(scores: Tensor, sampling: Sampling, history: History) -> Tensor:
 
 
 def _columns(of_token: Iterable[tuple[int, float]], scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Token ids and the values for these tokens, as tensors on the device of the scores."""
+    """Two tensors on the device of the scores: the token ids in `of_token`, and the values that `of_token` gives them.
+    """
     tokens, values = zip(*of_token, strict=True)
     return torch.tensor(tokens, device=scores.device), torch.tensor(values, dtype=scores.dtype, device=scores.device)
 

@@ -76,7 +76,8 @@ class _Target:
     def of(
         cls, out: str | Path, config: ModelConfig, dtype: torch.dtype, *, labels: tuple[str, ...], **beside: Any
     ) -> "_Target":
-        """Create the target. Raises `ConfigError` for a model that no published family can express.
+        """Create the target. `beside` are its other fields. Raises `ConfigError` for a model that no published family
+        can express.
 
         If the run started from a published model, the model's config gives the begin-of-text id. Otherwise, this id is
         the end-of-text id, which precedes every text in training.

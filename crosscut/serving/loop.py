@@ -15,7 +15,7 @@ _PartT = TypeVar("_PartT", bound=Part)
 
 
 class _Worker(Protocol[_PartT]):
-    """Part of the model's side that the loop needs: a `Decoder` or an `Embedder`."""
+    """Interface of a model that the loop needs: a `Decoder` or an `Embedder`."""
 
     @property
     def is_idle(self) -> bool: ...

@@ -13,7 +13,7 @@ from crosscut.model import Batch
 from crosscut.parallel import ParallelMesh
 
 MULTIPLE = 8
-"""Rows are padded to a multiple of this number of tokens, so that kernels meet few shapes."""
+"""Rows are padded to a multiple of this number of tokens, so that kernels run with only a few different shapes."""
 
 
 class TaskBatches:

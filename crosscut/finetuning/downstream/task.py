@@ -68,7 +68,7 @@ class Task:
     threshold: float = 0.0
     """Margin by which the score of "no answer" must be higher than the score of the best span."""
     stride: int = STRIDE
-    """Number of tokens of a window of a text that occur again in the next window."""
+    """Number of tokens that successive windows of a text share."""
     long: Long = Long.CUT
     """Treatment of examples that are longer than a sequence."""
     special: Special = _NO_SPECIAL

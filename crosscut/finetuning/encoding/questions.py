@@ -2,9 +2,9 @@
 
     [CLS] question [SEP] part of the text [SEP]
 
-A text that is longer than a row is read in several windows; `stride` tokens of a window occur again in the next one.
-Each window is an example for the model. Its label is the first and the last token of the answer, or twice the summary
-token if the answer is not in the window. The rules are those of BERT (Devlin et al. 2019) for SQuAD.
+A text that is longer than a row is read in several windows. Successive windows share `stride` tokens of the text. Each
+window is an example for the model. Its label is the first and the last token of the answer, or twice the summary token
+if the answer is not in the window. The rules are those of BERT (Devlin et al. 2019) for SQuAD.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 STRIDE = 128
-"""Usual number of tokens of a window that occur again in the next window."""
+"""Usual number of tokens that successive windows of a text share."""
 
 
 def encode_questions(encoder: TextEncoder, examples: Sequence[SpanExample], *, name: str, stride: int = STRIDE) -> Rows:

@@ -93,7 +93,7 @@ def read_glue(task: str, path: Path) -> Examples:
 
 def score_glue(task: str, predicted: Sequence[int], examples: Examples) -> dict[str, float]:
     """Return the official scores of predicted labels by name (`GlueTask.scores`). Raises `DataError` if the examples
-    have no labels, or if there are more or fewer predictions.
+    have no labels, or if the number of predictions is not the number of examples.
     """
     labels = [example.label for example in examples.examples if example.label is not None]
     if len(labels) < len(examples.examples):

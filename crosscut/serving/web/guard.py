@@ -23,7 +23,8 @@ SMALL_BODY = 64 << 10
 """Size of a request in bytes up to which a request is always accepted."""
 
 MOST_HELD = 256 << 20
-"""Maximum total size in bytes of the requests that the server holds. Beyond it, only small requests are accepted."""
+"""Maximum total size in bytes of the requests that the server holds. Above this total, only small requests are
+accepted."""
 
 BODY_SECONDS = 120.0
 """Time in seconds that a client has to send the body of a request, after the head."""
@@ -32,7 +33,7 @@ UNREAD = 30.0
 """Time in seconds after which a request is cancelled if its client reads nothing of the answer."""
 
 _UNTIL_SENT = 5.0
-"""Time in seconds that a client of a request that is too large has to send the rest."""
+"""Time in seconds that a client has to send the rest of a request that is too large."""
 
 _MOST_DIGITS = 20
 """Maximum number of digits of a `Content-Length` that is converted. Python does not convert thousands of digits."""

@@ -22,7 +22,7 @@ _COMPLETION_READERS = 8
 """Number of completions that are read at a time."""
 
 _CHAT_READERS = 2
-"""Number of chats that are read at a time. A slow chat template delays other chats, and no completions."""
+"""Number of chats that are read at a time. A slow chat template delays other chats, but no completions."""
 
 
 def text_endpoints(served: Served, desk: Desk[Piece], spell: Callable[[int], bytes]) -> dict[str, Endpoint]:
