@@ -206,8 +206,7 @@ def _adjusted(scores: Tensor, sampling: Sampling, history: History) -> Tensor:
 
 
 def _columns(of_token: Iterable[tuple[int, float]], scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Two tensors on the device of the scores: the token ids in `of_token`, and the values that `of_token` gives them.
-    """
+    """Token ids and values of the pairs in `of_token`, as two tensors on the device of the scores."""
     tokens, values = zip(*of_token, strict=True)
     return torch.tensor(tokens, device=scores.device), torch.tensor(values, dtype=scores.dtype, device=scores.device)
 
