@@ -29,7 +29,7 @@ class Score:
     num_tokens: int
     """Number of target tokens that were scored."""
     num_bytes: int = 0
-    """Number of UTF-8 bytes of the text of these tokens. 0 if unknown, or if all tokens are ends of text."""
+    """Number of UTF-8 bytes of the scored text. 0 if unknown, or if all scored tokens are ends of text."""
     of_labels: bool = False
     """Whether the targets are the labels of a task, not tokens. Labels have no perplexity."""
 

@@ -58,7 +58,7 @@ class Context(NamedTuple):
     """Order of the segments of each sequence [B]: 0 as in their text, 1 swapped, `IGNORED` for neither. None means that
     the order is not predicted."""
     labels: Tensor | None = None
-    """Labels of a model that solves a task (`Batch.labels`). None means that the task has no labels here."""
+    """Labels of a model that solves a task (`Batch.labels`). None means that no labels are given."""
     places: Tensor | None = None
     """Places of this rank's tokens in the sequences that several context ranks share (`Batch.places`). None means that
     the sequences are whole."""

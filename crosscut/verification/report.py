@@ -69,7 +69,7 @@ class First:
     direction: str
     """`forward`, `backward`, or `step` for everything after the backward pass."""
     cause: str
-    """Likely cause of this kind of difference."""
+    """Likely cause of the difference."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ class MaskedPrediction:
 
     @classmethod
     def of(cls, model: ModelConfig) -> "MaskedPrediction":
-        """Describe these layers of a model."""
+        """Describe the layers of a model that predict masked tokens."""
         hidden = model.hidden_size
         weight = Parameter("prediction.dense.weight", (hidden, hidden), Role.MATRIX, inside=True)
         return cls(

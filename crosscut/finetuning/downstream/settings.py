@@ -1,4 +1,4 @@
-"""Request of one `crosscut finetune TASK` command, and the settings of its runs."""
+"""Arguments of one `crosscut finetune TASK` command, and the settings of its runs."""
 
 import dataclasses
 import math

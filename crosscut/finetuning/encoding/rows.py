@@ -71,7 +71,7 @@ class Rows:
     types: npt.NDArray[np.uint8]
     """Types of the tokens [T]."""
     ends: Ids
-    """End of each row in `ids` [R]."""
+    """Index in `ids` after the last token of each row [R]."""
     labels: Ids
     """Label of each example [E], or first and last token of its answer [E, 2]. `IGNORED` if an example has none."""
     sources: Ids
