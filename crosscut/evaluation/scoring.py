@@ -63,8 +63,9 @@ def score_windows(
     The targets are the next tokens of a text, or its masked tokens.
 
     A data or context rank reads `batch_size` windows together. The rank takes its rounds from the generator
-    `follow(rounds)`, which can act before and after each round. Communication: the forward passes' collectives, and one
-    all-reduce of three elements per window over `mesh.tokens`, the data and the context axis.
+    `follow(rounds)`, which can act before and after each round. Communication: the messages of the forward passes, and
+    one all-reduce of three elements per window over `mesh.tokens`, the data and the context axis. In a pipeline, also
+    one over the stages.
     """
     was_training = model.training
     model.eval()
@@ -79,10 +80,15 @@ def score_windows(
             rows = torch.arange(len(group), device=device)
             found = torch.stack([losses.double().sum(1)[rows], hits.sum(1)[rows], hits[rows, last.to(device)]], dim=1)
             table[torch.tensor(group, dtype=torch.long, device=device)] = found
+        if model.mesh.channels is not None:
+            model.mesh.channels.finish()
     finally:
         reshard(model)
         model.train(was_training)
-    losses, hits, last_hits = all_reduce(table, model.mesh.tokens).cpu().unbind(1)
+    table = all_reduce(table, model.mesh.tokens)
+    for axis in model.mesh.owners:  # only the last stage has scores
+        table = all_reduce(table, axis)
+    losses, hits, last_hits = table.cpu().unbind(1)
     return WindowScores(losses.numpy(), hits.long().numpy(), last_hits.long().numpy())
 
 

@@ -17,6 +17,7 @@ from crosscut.kernels.products import product_in
 from crosscut.kernels.soft_cap import soft_cap_
 from crosscut.model import GPT
 from crosscut.model.documents import Context
+from crosscut.model.stages import last_hidden_states
 from crosscut.parallel import Axis, LossSettings, local
 from crosscut.parallel.collectives import all_reduce
 from crosscut.parallel.cross_entropy import VocabularyPart, local_index, loss_chunk, require_fit, vocabulary_part
@@ -40,11 +41,16 @@ def score_tokens(model: GPT, tokens: Tensor, targets: Tensor, mask: Tensor | Non
     all tensor ranks. `mask` [B, S] is false for padding. `mask` may be None if there is no padding, or if attention is
     causal and the padding is at the end of each sequence.
 
-    Logits are computed only for targets that are not ignored. The sequences may have any length. Communication: the
-    collectives of the forward pass and of `vocab_parallel_scores`.
+    Logits are computed only for targets that are not ignored. The sequences may have any length. In a pipeline, the
+    tokens pass through all stages, and all losses and hits are 0 on all stages except the last. Communication: the
+    messages of the forward pass and the collectives of `vocab_parallel_scores`.
     """
     kept = targets != IGNORED
-    hidden, bias = model.hidden_states(tokens, Context(mask=mask))[kept], None
+    found_hidden = last_hidden_states(model, tokens, Context(mask=mask))
+    if found_hidden is None:
+        wide = torch.promote_types(model.compute_dtype, torch.float32)
+        return TokenScores(torch.zeros_like(targets, dtype=wide), torch.zeros_like(kept))
+    hidden, bias = found_hidden[kept], None
     if model.prediction is not None:
         hidden, bias = model.prediction(hidden), local(model.prediction.bias, hidden.dtype)
     found = vocab_parallel_scores(

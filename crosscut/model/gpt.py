@@ -407,12 +407,18 @@ class GPT(nn.Module):
         the hidden states: in causal attention, a position never attends to later positions, and in bidirectional
         attention, the padding is masked.
         """
-        length = tokens.shape[1]
-        num_filled = self._num_filled(length)
+        filled, context, num_filled = self.filled(tokens, context)
+        hidden = self(filled, context, num_filled=num_filled)
+        return enter_tensor_parallel(hidden, self.mesh)[:, : tokens.shape[1]]
+
+    def filled(self, tokens: Tensor, context: Context) -> tuple[Tensor, Context, int]:
+        """Pad `tokens` [B, S] at the end, so that the sequence can be split over the ranks. Return the padded tokens,
+        their context, and the number of padding tokens.
+        """
+        num_filled = self._num_filled(tokens.shape[1])
         if not self.config.is_causal:
             context = context.padded(num_filled, tokens)
-        hidden = self(F.pad(tokens, (0, num_filled)), context, num_filled=num_filled)
-        return enter_tensor_parallel(hidden, self.mesh)[:, :length]
+        return F.pad(tokens, (0, num_filled)), context, num_filled
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Return the scores [B, V] of the next token after `tokens` [B, S]. All ranks get the same scores. S may be any

@@ -23,7 +23,9 @@ from torch import Tensor
 from crosscut.architecture.pipeline import Action, Message, Pass, Schedule, interleaved
 from crosscut.kernels.deferral import Deferral, Deferred
 from crosscut.model.batch import Batch
+from crosscut.model.documents import NO_CONTEXT, Context
 from crosscut.model.gpt import GPT, StageInput
+from crosscut.parallel import enter_tensor_parallel
 from crosscut.parallel.channels import Arriving
 
 
@@ -153,17 +155,39 @@ def forward_loss(model: GPT, batch: Batch) -> Tensor:
     mesh = model.mesh
     if mesh.pipeline is None:
         return model.loss(*batch.with_context())
-    assert mesh.channels is not None
     tokens, targets, context = batch.with_context()
-    schedule = interleaved(mesh.pipeline.size, mesh.pipeline.size, len(model.stages))
-    loss = torch.zeros((), dtype=torch.float32, device=mesh.device)
+    hidden = _through_stages(model, tokens, context)
+    if hidden is None:
+        return torch.zeros((), dtype=torch.float32, device=mesh.device)
+    return model.loss_of_hidden(hidden, targets, context)
+
+
+@torch.no_grad()
+def last_hidden_states(model: GPT, tokens: Tensor, context: Context = NO_CONTEXT) -> Tensor | None:
+    """Return the last hidden states [B, S, H] of `tokens` [B, S], as `GPT.hidden_states` does.
+
+    In a pipeline, the tokens pass through all stages, and the result is None on all stages except the last. Every rank
+    of a pipeline must call this function with the same tokens, in the same order, and then `Channels.finish` once.
+    """
+    if model.mesh.pipeline is None:
+        return model.hidden_states(tokens, context)
+    filled, context, num_filled = model.filled(tokens, context)
+    hidden = _through_stages(model, filled, context, num_filled=num_filled)
+    return None if hidden is None else enter_tensor_parallel(hidden, model.mesh)[:, : tokens.shape[1]]
+
+
+def _through_stages(model: GPT, tokens: Tensor, context: Context, *, num_filled: int = 0) -> Tensor | None:
+    """Run the rank's stages of a forward pass. Return the output of the last stage, and None on the other ranks."""
+    pipeline, channels, hidden = model.mesh.pipeline, model.mesh.channels, None
+    assert pipeline is not None and channels is not None, "the mesh has no pipeline"
+    schedule = interleaved(pipeline.size, pipeline.size, len(model.stages))
     for chunk, stage in enumerate(model.stages):
         action, hidden = Action(Pass.FORWARD, 0, chunk), None
-        if (message := schedule.received(mesh.pipeline.rank, action)) is not None:
-            hidden = mesh.channels.start_receiving(message, *model.hidden_form(tokens)).wait()
-        hidden = model(tokens, context, stage_input=StageInput(stage, hidden))
+        if (message := schedule.received(pipeline.rank, action)) is not None:
+            hidden = channels.start_receiving(message, *model.hidden_form(tokens)).wait()
+        hidden = model(tokens, context, num_filled=num_filled, stage_input=StageInput(stage, hidden))
         if stage.is_last:
-            loss = model.loss_of_hidden(hidden, targets, context)
-        elif (message := schedule.sent(mesh.pipeline.rank, action)) is not None:
-            mesh.channels.send(message, hidden)
-    return loss
+            return hidden
+        if (message := schedule.sent(pipeline.rank, action)) is not None:
+            channels.send(message, hidden)
+    return None

@@ -66,12 +66,6 @@ def require_objective(run: RunConfig) -> None:
 
 def require_whole_model(run: RunConfig, *, profile: bool) -> None:
     """Raise `LayoutError` if a run with a pipeline asks for work that needs the whole model on each rank."""
-    if run.layout.pipeline > 1 and run.evaluation.has_tasks:
-        raise LayoutError(
-            f"`layout.pipeline` must be 1 for a run that evaluates its model (`[evaluation]`), but is "
-            f"{run.layout.pipeline}. Remove the files of `[evaluation]`, and score the checkpoints with `crosscut "
-            "evaluate`, which reads them without a pipeline."
-        )
     if run.layout.pipeline > 1 and profile:
         raise LayoutError(
             f"`layout.pipeline` must be 1 for --profile, but is {run.layout.pipeline}. A profile does not know the "

@@ -8,9 +8,11 @@ import torch
 
 from crosscut.checkpoint import checkpoint_folder
 from crosscut.config import Layout
+from crosscut.data import TokenFolder
 from crosscut.evaluation import evaluate_loss
 from crosscut.parallel import make_mesh
 from crosscut.pretrained import find_model
+from crosscut.training.evaluations import Evaluations
 from crosscut.training.job import _few_micro_batches
 from tests.training.jobs import loop, parts, whole_run
 from tests.training.pipeline.jobs import EXACT
@@ -30,6 +32,35 @@ def test_validation_passes_forward_through_all_stages(ranks, run_with, layout):
     expected = ranks.run(1, validation_loss, run_with(*SETTINGS))[0]
     run = run_with(*SETTINGS, *layout_of(layout))
     assert ranks.run(run.layout.world_size, validation_loss, run) == pytest.approx([expected] * run.layout.world_size)
+
+
+def scores(run) -> dict[str, float]:
+    trainer, _ = parts(run)
+    return Evaluations(run, TokenFolder.open(Path(run.tokens_folder), verify=False)).figures(trainer.model)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "pipeline=4",
+        "pipeline=2 stages_per_rank=2 tensor=2 sequence_parallel=true",
+        "pipeline=2 data=2 sharding=zero3",
+        "pipeline=2 context=2",
+    ],
+)
+def test_tasks_are_scored_through_all_stages(ranks, run_with, tmp_path, layout):
+    (tmp_path / "own.txt").write_text("The Congress of the United States met, and the people were glad.\n" * 20)
+    (tmp_path / "lambada.txt").write_text("the people of the United States\nI have the honor to report\n")
+    tasks = (
+        f"evaluation.text={tmp_path / 'own.txt'}",
+        f"evaluation.lambada={tmp_path / 'lambada.txt'}",
+        "evaluation.batch_size=3",
+    )
+    expected = ranks.run(1, scores, run_with(*SETTINGS, *tasks))[0]
+    run = run_with(*SETTINGS, *tasks, *layout_of(layout))
+    for found in ranks.run(run.layout.world_size, scores, run):
+        assert found == pytest.approx(expected, rel=1e-10)
+    assert {"text_perplexity", "lambada_accuracy"} <= set(expected)
 
 
 LAYOUTS = [

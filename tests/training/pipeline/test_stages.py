@@ -165,9 +165,6 @@ def test_zero_bubble_is_not_compiled():
     assert '"zero_bubble" separates them' in told
 
 
-def test_work_that_needs_the_whole_model_is_refused(run_with, text_file):
-    run = run_with("layout.pipeline=2", f"evaluation.text={text_file}")
-    with pytest.raises(LayoutError, match="must be 1 for a run that evaluates its model"):
-        run_training(run)
+def test_work_that_needs_the_whole_model_is_refused(run_with):
     with pytest.raises(LayoutError, match="must be 1 for --profile, but is 2"):
         run_training(run_with("layout.pipeline=2"), profile=True)
