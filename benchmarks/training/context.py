@@ -243,9 +243,7 @@ def print_copies(arguments: argparse.Namespace) -> None:
         run = replace(run, training=training, optimizer=replace(run.optimizer, learning_rate=3e-3))
         losses = launch(copies, (run, num_steps), num_ranks=context)
         rows.append([way, context, *(f"{losses[step]:.4f}" for step in shown)])
-    print(
-        f"Nats per copied token, {VALUES} different tokens (chance 2.7726), from over {length // 2:,} tokens back, by step"
-    )
+    print(f"Nats per copied token, {VALUES} different tokens (chance 2.7726), over {length // 2:,} back, by step")
     table(["way", "C", *map(str, shown)], rows)
 
 

@@ -178,16 +178,17 @@ def last_hidden_states(model: GPT, tokens: Tensor, context: Context = NO_CONTEXT
 
 def _through_stages(model: GPT, tokens: Tensor, context: Context, *, num_filled: int = 0) -> Tensor | None:
     """Run the rank's stages of a forward pass. Return the output of the last stage, and None on the other ranks."""
-    pipeline, channels, hidden = model.mesh.pipeline, model.mesh.channels, None
+    pipeline, channels = model.mesh.pipeline, model.mesh.channels
     assert pipeline is not None and channels is not None, "the mesh has no pipeline"
     schedule = interleaved(pipeline.size, pipeline.size, len(model.stages))
     for chunk, stage in enumerate(model.stages):
-        action, hidden = Action(Pass.FORWARD, 0, chunk), None
+        action = Action(Pass.FORWARD, 0, chunk)
+        hidden: Tensor | None = None
         if (message := schedule.received(pipeline.rank, action)) is not None:
             hidden = channels.start_receiving(message, *model.hidden_form(tokens)).wait()
-        hidden = model(tokens, context, num_filled=num_filled, stage_input=StageInput(stage, hidden))
+        output: Tensor = model(tokens, context, num_filled=num_filled, stage_input=StageInput(stage, hidden))
         if stage.is_last:
-            return hidden
+            return output
         if (message := schedule.sent(pipeline.rank, action)) is not None:
-            channels.send(message, hidden)
+            channels.send(message, output)
     return None
