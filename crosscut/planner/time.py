@@ -27,7 +27,7 @@ from crosscut.architecture import (
     run_again,
 )
 from crosscut.architecture.messages import Phase, products_at
-from crosscut.architecture.pipeline import Durations, Schedule, simulate
+from crosscut.architecture.pipeline import Durations, Schedule, ends_of_ranks
 from crosscut.architecture.steps import Multiply, weight_gradients
 from crosscut.config.training import Recompute
 from crosscut.planner.activations import recomputation_step
@@ -188,8 +188,8 @@ def _pipeline_time(schedule: Schedule, ranks: Sequence[_RankTime]) -> StepTime:
     the most work. All the time in which this rank waits for others is its bubble.
     """
     stages = [ranks[stage % len(ranks)].stages[stage // len(ranks)] for stage in range(schedule.num_stages)]
-    simulation = simulate(schedule, stages)
-    summed = max(timed[-1].end + rank.outside for timed, rank in zip(simulation.ranks, ranks, strict=True))
+    ends = ends_of_ranks(schedule, stages)
+    summed = max(end + rank.outside for end, rank in zip(ends, ranks, strict=True))
     total = summed + max(rank.time.optimizer for rank in ranks)
     busiest = max((rank.time for rank in ranks), key=lambda time: time.total)
     return replace(busiest, bubble=total - busiest.total)

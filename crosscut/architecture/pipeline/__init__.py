@@ -16,7 +16,7 @@ from crosscut.architecture.pipeline.schedules import (
     one_forward_one_backward,
     zero_bubble,
 )
-from crosscut.architecture.pipeline.simulation import Durations, Simulation, simulate
+from crosscut.architecture.pipeline.simulation import Durations, Simulation, ends_of_ranks, simulate
 
 __all__ = [
     "Action",
@@ -29,6 +29,7 @@ __all__ = [
     "Simulation",
     "Stage",
     "balanced_cut",
+    "ends_of_ranks",
     "flights",
     "interleaved",
     "one_forward_one_backward",

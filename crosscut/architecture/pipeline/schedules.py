@@ -18,7 +18,7 @@ Qi et al. 2023 (arXiv 2401.10241), schedule ZB-H1.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from crosscut.config.checks import require_at_least
@@ -85,7 +85,11 @@ class Schedule:
         """Number of stages of all ranks together."""
         return self.num_ranks * self.num_chunks
 
-    @property
+    def __hash__(self) -> int:
+        """Hash of the sizes, so that a cache does not read all actions."""
+        return hash((self.num_ranks, self.num_chunks, self.num_micro_batches))
+
+    @cached_property
     def separates_weights(self) -> bool:
         """Whether the gradients of weights are actions of their own."""
         return any(action.kind is Pass.WEIGHTS for actions in self.actions for action in actions)

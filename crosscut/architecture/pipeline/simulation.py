@@ -6,7 +6,9 @@ receiver.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from crosscut.architecture.pipeline.schedules import Action, Channel, Message, Pass, Schedule
@@ -61,15 +63,68 @@ class Simulation:
         return (self.total - longest) / longest
 
 
-def simulate(schedule: Schedule, durations: Durations | list[Durations]) -> Simulation:
-    """Simulate a schedule. `durations` is one object for all stages, or a list with one object for each stage of the
-    model, in order.
+def simulate(schedule: Schedule, durations: Durations | Sequence[Durations]) -> Simulation:
+    """Simulate a schedule. `durations` is one object for all stages, or a sequence with one object for each stage of
+    the model, in order.
 
     Raises `LayoutError` if ranks would wait for each other forever, or if a channel would deliver messages in another
     order than the receiver needs.
     """
+    ranks: list[list[Timed]] = [[] for _ in schedule.actions]
+    for step, start, end in zip(_order(schedule), *_times(schedule, durations), strict=True):
+        done = ranks[step.rank]
+        done.append(Timed(schedule.actions[step.rank][len(done)], start, end))
+    return Simulation(schedule, tuple(map(tuple, ranks)))
+
+
+def ends_of_ranks(schedule: Schedule, durations: Durations | Sequence[Durations]) -> list[float]:
+    """End of the last action of each rank, as in `simulate`, without the times of the other actions."""
+    ends = [0.0] * schedule.num_ranks
+    for step, end in zip(_order(schedule), _times(schedule, durations)[1], strict=True):
+        ends[step.rank] = end
+    return ends
+
+
+def _times(schedule: Schedule, durations: Durations | Sequence[Durations]) -> tuple[list[float], list[float]]:
+    """Start and end of each action, in the order of `_order`."""
     each = [durations] * schedule.num_stages if isinstance(durations, Durations) else durations
-    run = _Run(schedule, each)
+    seconds = {(stage, kind): each[stage].of(kind) for stage in range(schedule.num_stages) for kind in Pass}
+    messages = [durations.message for durations in each]
+    free = [0.0] * schedule.num_ranks
+    starts: list[float] = []
+    ends: list[float] = []
+    for rank, stage, kind, own, sent, sender in _order(schedule):
+        start = free[rank]
+        if own is not None and ends[own] > start:
+            start = ends[own]
+        if sent is not None and ends[sent] + messages[sender] > start:
+            start = ends[sent] + messages[sender]
+        end = free[rank] = start + seconds[stage, kind]
+        starts.append(start)
+        ends.append(end)
+    return starts, ends
+
+
+class _Ordered(NamedTuple):
+    """An action, and the actions whose results it needs. Actions are numbered in an order in which each action follows
+    the actions that it needs.
+    """
+
+    rank: int
+    stage: int
+    kind: Pass
+    own: int | None
+    """Number of the earlier pass of the same micro-batch through the same stage, if the action needs it."""
+    sent: int | None
+    """Number of the action that sends the input from another rank, if there is one."""
+    sender: int
+    """Stage of the action that sends the input."""
+
+
+@lru_cache(maxsize=32)
+def _order(schedule: Schedule) -> tuple[_Ordered, ...]:
+    """Actions of all ranks in an order in which they can run. Raises `LayoutError` if there is none."""
+    run = _Run(schedule)
     while run.advance():
         pass
     if any(run.waiting):
@@ -78,59 +133,62 @@ def simulate(schedule: Schedule, durations: Durations | list[Durations]) -> Simu
             f"Every action of a schedule must receive its input, but rank {rank} waits forever before "
             f"{run.waiting[rank][0]}. Change the order of the actions."
         )
-    return Simulation(schedule, tuple(map(tuple, run.done)))
+    return tuple(run.done)
+
+
+_EARLIER = {Pass.BACKWARD: Pass.FORWARD, Pass.WEIGHTS: Pass.BACKWARD}
 
 
 class _Run:
-    """State of a simulation."""
+    """Run of a schedule without times, which finds an order of the actions."""
 
-    def __init__(self, schedule: Schedule, durations: list[Durations]) -> None:
-        self.schedule, self.durations = schedule, durations
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
         self.waiting = [deque(actions) for actions in schedule.actions]
-        self.done: list[list[Timed]] = [[] for _ in schedule.actions]
-        self.channels: dict[Channel, deque[tuple[Message, float]]] = {}
-        self.inputs: dict[tuple[int, int, Pass], float] = {}
-        """End of each pass of a micro-batch through a stage, which a later pass of the same stage needs."""
+        self.done: list[_Ordered] = []
+        self.channels: dict[Channel, deque[tuple[Message, int, int]]] = {}
+        """Messages on the way, with the number and the stage of the action that sent each message."""
+        self.numbers: dict[tuple[int, int, Pass], int] = {}
+        """Number of each pass of a micro-batch through a stage, which a later pass of the same stage needs."""
 
     def advance(self) -> bool:
-        """Let each rank perform its next action, if the action's input has been sent. Return whether any rank performed
-        an action.
+        """Let each rank perform its actions until it needs an input that has not been sent. Return whether any rank
+        performed an action.
         """
-        return sum(self._perform(rank) for rank in range(self.schedule.num_ranks)) > 0
+        before = len(self.done)
+        for rank in range(self.schedule.num_ranks):
+            while self.waiting[rank] and self._perform(rank):
+                pass
+        return len(self.done) > before
 
     def _perform(self, rank: int) -> bool:
-        if not self.waiting[rank]:
-            return False
+        """Perform the next action of a rank if its input has been sent. Return whether the rank performed it."""
         action = self.waiting[rank][0]
-        ready = self._ready(rank, action)
-        if ready is None:
-            return False
+        stage = self.schedule.stage_of(rank, action)
+        own = None
+        if action.kind in _EARLIER:
+            own = self.numbers.get((stage, action.micro_batch, _EARLIER[action.kind]))
+            if own is None:
+                return False
+        sent, sender = None, stage
+        if (needed := self.schedule.received(rank, action)) is not None:
+            if not (arrived := self.channels.get(needed.channel)):
+                return False
+            _require_order(rank, needed, arrived[0][0])
+            _, sent, sender = arrived.popleft()
         self.waiting[rank].popleft()
-        stage, timed = self.schedule.stage_of(rank, action), self.done[rank]
-        start = max(ready, timed[-1].end if timed else 0.0)
-        end = start + self.durations[stage].of(action.kind)
-        timed.append(Timed(action, start, end))
-        self.inputs[stage, action.micro_batch, action.kind] = end
+        self.numbers[stage, action.micro_batch, action.kind] = number = len(self.done)
+        self.done.append(_Ordered(rank, stage, action.kind, own, sent, sender))
         if (message := self.schedule.sent(rank, action)) is not None:
-            arrival = end + self.durations[stage].message
-            self.channels.setdefault(message.channel, deque()).append((message, arrival))
+            self.channels.setdefault(message.channel, deque()).append((message, number, stage))
         return True
 
-    def _ready(self, rank: int, action: Action) -> float | None:
-        """Time at which the input of an action is there; None if it has not been sent yet."""
-        stage = self.schedule.stage_of(rank, action)
-        earlier = {Pass.BACKWARD: Pass.FORWARD, Pass.WEIGHTS: Pass.BACKWARD}.get(action.kind)
-        own = 0.0 if earlier is None else self.inputs.get((stage, action.micro_batch, earlier))
-        needed = self.schedule.received(rank, action)
-        if needed is None or own is None:
-            return own
-        arrived = self.channels.get(needed.channel)
-        if not arrived:
-            return None
-        if arrived[0][0] != needed:
-            raise LayoutError(
-                f"Rank {rank} must receive messages in the order in which rank {needed.channel.sender} sends them, but "
-                f"needs micro-batch {needed.micro_batch} of stage {needed.stage} before micro-batch "
-                f"{arrived[0][0].micro_batch} of stage {arrived[0][0].stage}. Change the order of the actions."
-            )
-        return max(own, arrived.popleft()[1])
+
+def _require_order(rank: int, needed: Message, arrived: Message) -> None:
+    """Raise `LayoutError` unless the message that a rank needs is the first one that arrives."""
+    if arrived != needed:
+        raise LayoutError(
+            f"Rank {rank} must receive messages in the order in which rank {needed.channel.sender} sends them, but "
+            f"needs micro-batch {needed.micro_batch} of stage {needed.stage} before micro-batch "
+            f"{arrived.micro_batch} of stage {arrived.stage}. Change the order of the actions."
+        )

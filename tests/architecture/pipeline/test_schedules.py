@@ -7,6 +7,7 @@ from crosscut.architecture.pipeline import (
     Durations,
     Pass,
     Schedule,
+    ends_of_ranks,
     flights,
     interleaved,
     one_forward_one_backward,
@@ -14,6 +15,7 @@ from crosscut.architecture.pipeline import (
     zero_bubble,
 )
 from crosscut.config import LayoutError
+from tests.timing import quickest
 
 ALL = [
     *((one_forward_one_backward(p, m)) for p in (1, 2, 3, 4, 8) for m in (1, 2, 8, 11)),
@@ -151,6 +153,22 @@ def test_a_slow_stage_makes_the_others_wait():
     assert found.total == 8 * 6 + 3
     assert found.busy(0) == 8 * 3
     assert found.bubble == pytest.approx(3 / 48)
+
+
+@pytest.mark.parametrize("schedule", ALL, ids=name)
+def test_the_ends_of_ranks_are_those_of_the_simulation(schedule):
+    stages = [Durations(forward=1 + 0.1 * i, backward=2, weights=1, message=0.3) for i in range(schedule.num_stages)]
+    assert ends_of_ranks(schedule, stages) == [timed[-1].end for timed in simulate(schedule, stages).ranks]
+
+
+def test_a_long_schedule_is_read_in_a_fraction_of_a_second():
+    def read() -> None:
+        schedule = one_forward_one_backward(16, 192)
+        held = [max(flight.held[0] for flight in flights(schedule, rank)) for rank in range(16)]
+        assert held == list(range(15, -1, -1))
+        assert len(set(ends_of_ranks(schedule, Durations()))) == 16
+
+    assert quickest(read, limit=0.5) < 0.5
 
 
 def swapped(schedule: Schedule, rank: int, first: Action, second: Action) -> Schedule:
