@@ -95,6 +95,7 @@ class Overlap(Enum):
     HALF_FORWARD = "the forward product of the other half of the micro-batch"
     HALF_INPUT_GRADIENT = "the gradient of the other half's input"
     BUCKETS = "the rest of the backward pass: each bucket of gradients is sent when it is full"
+    BLOCK = "attention to the keys and values that arrived before"
     NEIGHBOUR_LAYER = "the previous or the next layer: weights are gathered one layer ahead"
 
 

@@ -359,6 +359,7 @@ def _beside(run: Planned, decoder: Decoder, layers: _Layers, speed: Speed, summe
         layer_forward=layers.mean(lambda layer: layer.forward),
         forward=layers.total(lambda layer: layer.forward),
         layer_backward=backward / layers.number,
+        layer_attention=(layers.mean(lambda layer: layer.attention[0]), layers.mean(lambda layer: layer.attention[1])),
         backward=backward,
         root_share=sum(trained) / trained_parameters_per_rank(part_of(run), run.layout),
     )

@@ -9,9 +9,10 @@
 Legend: `C` context ranks.
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from crosscut.architecture.steps import Message, Operation
+from crosscut.architecture.steps import Message, Operation, Overlap
 from crosscut.architecture.target import Kind, Target
 from crosscut.config.conventions import repeats_of_heads
 from crosscut.config.layout import ContextAttention
@@ -28,8 +29,9 @@ def context_messages(attention: "Attention", target: Target) -> tuple[Messages, 
     of_a_head = target.tokens * attention.head_size
     both = 2 * kv_heads * of_a_head
     if target.context_attention is ContextAttention.RING:
-        keys, sums = _shift(both, target.context - 1), _shift(both, target.context, Kind.WIDE)
-        return (keys,), (keys, sums)
+        keys, sums = _shifts(both, target.context - 1), _shifts(both, target.context - 1, Kind.WIDE)
+        last = replace(sums, count=1, overlap=Overlap.NOTHING)
+        return (keys,), (keys, sums, last)
     if target.context_attention is ContextAttention.ALL_TO_ALL:
         entering, leaving = (
             Message(Operation.ALL_TO_ALL, number * of_a_head, axis="context")
@@ -53,5 +55,6 @@ def _heads_of_rank(attention: "Attention", target: Target) -> tuple[int, int]:
     return attention.num_heads // target.tensor, max(attention.num_kv_heads // target.tensor, 1)
 
 
-def _shift(elements: int, count: int, kind: Kind = Kind.COMPUTE) -> Message:
-    return Message(Operation.SHIFT, elements, axis="context", kind=kind, count=count)
+def _shifts(elements: int, count: int, kind: Kind = Kind.COMPUTE) -> Message:
+    """Messages that arrive while the rank attends to an earlier block."""
+    return Message(Operation.SHIFT, elements, Overlap.BLOCK, axis="context", kind=kind, count=count)

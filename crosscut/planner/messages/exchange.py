@@ -123,6 +123,8 @@ class Beside(NamedTuple):
     layer_forward: float
     """Mean seconds of one layer's forward pass."""
     layer_backward: float
+    layer_attention: tuple[float, float]
+    """Mean seconds of attention in one layer, in the forward and in the backward pass."""
     forward: float
     """Seconds of the forward pass of all layers."""
     backward: float
@@ -140,7 +142,9 @@ def exchange(collective: Collective, run: Planned, hardware: Hardware, program: 
     seconds = collective.count * each
     if collective.operation == Operation.SEND:
         return Exchange(collective, where, seconds, 0.0)
-    if collective.axis == "context" and collective.overlap is Overlap.NOTHING:
+    if collective.overlap is Overlap.BLOCK:
+        return Exchange(collective, where, seconds, collective.count * _shift_waits(collective, each, beside))
+    if collective.axis == "context":
         return Exchange(collective, where, seconds, seconds)
     if collective.axis == "tensor":
         waited = _tensor_waits(collective, each, run, beside) if program.overlaps_tensor else each
@@ -200,6 +204,17 @@ def _tensor_waits(collective: Collective, each: float, run: Planned, beside: Bes
     if overlap is Overlap.INPUT_GRADIENT:
         return max(0.0, each - sum(speed.product(product.of_input) for product in collective.beside))
     return each
+
+
+def _shift_waits(collective: Collective, each: float, beside: Beside) -> float:
+    """Seconds that the step waits for one message of ring attention.
+
+    While a message arrives, the rank attends to one of C blocks of keys and values, and all blocks take the same time.
+    In the backward pass, the gradients of keys and values travel as well, over the same link.
+    """
+    forward, backward = beside.layer_attention
+    hidden = forward if collective.phase == Phase.FORWARD else backward / 2
+    return max(0.0, each - hidden / collective.ranks)
 
 
 def _shares_waited_for(collective: Collective, each: float, run: Planned, beside: Beside) -> float:

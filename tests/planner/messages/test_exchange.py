@@ -3,6 +3,7 @@ from itertools import product
 
 import pytest
 
+from crosscut.architecture import Operation
 from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingConfig
 from crosscut.planner import Candidate, step_traffic
 from crosscut.planner.hardware import KNOWN_HARDWARE, MeasuredMessage
@@ -167,3 +168,20 @@ def test_gradients_hide_behind_the_backward_pass_of_the_last_micro_batch() -> No
         return sum(e.exposed for e in time.exchanges if e.collective.purpose == "gradients")
 
     assert waited(whole) < waited(parts)
+
+
+@pytest.mark.parametrize("length", [4096, 131_072])
+def test_shifts_of_a_ring_arrive_during_attention_if_the_sequence_is_long(length: int) -> None:
+    model = ModelConfig(**{**PRESETS["llama3-8b"], "max_sequence_length": length})
+    training = TrainingConfig(batch_size=1, sequence_length=length, precision="bfloat16", device="cuda")
+    run = RunConfig(model=model, layout=Layout(context=8, context_attention="ring"), training=training)
+    H100 = KNOWN_HARDWARE["h100-sxm"]
+    shifts = [found for found in step_time(run, H100).exchanges if found.collective.operation == Operation.SHIFT]
+    assert [found.collective.count for found in shifts] == [7 * 32, 7 * 32, 7 * 32, 32]
+    keys, keys_again, sums, last = (found.exposed / found.seconds for found in shifts)
+    assert last == 1.0  # nothing is left to compute when the last gradients travel
+    if length == 131_072:
+        assert keys == keys_again == sums == 0.0
+    else:
+        assert 0.0 < keys < 1.0
+        assert 0.0 < sums < 1.0
