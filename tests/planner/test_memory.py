@@ -4,16 +4,19 @@ That it is what a step holds is shown by the dry run (tests/rehearsal) and by be
 """
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingConfig, padded_vocab_size
+from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingConfig, load_run, padded_vocab_size
 from crosscut.planner import Candidate, forecast_memory, layer_activations, memory, parameters_per_rank
+from crosscut.planner.hardware import KNOWN_HARDWARE
 from crosscut.planner.memory import forecast_instants
 from tests.timing import quickest
 
 MODEL = ModelConfig(**PRESETS["megatron-1.2b"])
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def make_run(layout: dict[str, Any] | None = None, **training: Any) -> RunConfig:
@@ -27,6 +30,17 @@ def test_a_run_without_a_precision_counts_as_in_the_devices_own(device: Any, pre
     auto, same = (make_run(precision=p) for p in ("auto", precision))
     assert forecast_memory(auto, device=device) == forecast_memory(same, device=device)
     assert layer_activations(auto, device=device) == layer_activations(same, device=device)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu"),
+    [("gpt3-175b", "a100-80gb"), ("mt-nlg-530b", "a100-80gb"), ("turing-nlg-17b", "v100-32gb")],
+)
+def test_the_published_layout_of_a_large_model_fits_its_gpus(name: str, gpu: str) -> None:
+    run, hardware = load_run(EXAMPLES / f"{name}.toml"), KNOWN_HARDWARE[gpu]
+    ranks = range(run.layout.pipeline)
+    totals = [forecast_memory(Candidate.at(run, rank), device="cuda").total for rank in ranks]
+    assert max(totals) < hardware.memory
 
 
 def test_state_is_twelve_bytes_a_parameter_in_mixed_precision() -> None:

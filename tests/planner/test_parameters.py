@@ -28,6 +28,8 @@ PUBLISHED = {
 MILLIONS_OF_BERT = {"megatron-bert-336m": 336, "megatron-bert-1.3b": 1300, "megatron-bert-3.9b": 3900}
 """The paper's later version (arXiv 1909.08053v4), Table 4."""
 
+BILLIONS_OF_LARGER = {"turing-nlg-17b": 17, "gpt3-175b": 175, "mt-nlg-530b": 530}
+
 
 def preset(name: str) -> ModelConfig:
     return ModelConfig(**PRESETS[name])
@@ -36,6 +38,11 @@ def preset(name: str) -> ModelConfig:
 @pytest.mark.parametrize(("name", "billions"), BILLIONS_OF_TABLE_1.items())
 def test_scaling_models_have_the_papers_parameters(name: str, billions: float) -> None:
     assert round(count_parameters(preset(name)) / 1e9, 1) == billions
+
+
+@pytest.mark.parametrize(("name", "billions"), BILLIONS_OF_LARGER.items())
+def test_larger_models_have_as_many_billion_parameters_as_their_names_say(name: str, billions: int) -> None:
+    assert round(count_parameters(preset(name)) / 1e9) == billions
 
 
 @pytest.mark.parametrize(("name", "millions"), {**MILLIONS_OF_TABLE_4, **MILLIONS_OF_BERT}.items())
@@ -55,7 +62,8 @@ def test_gpt2_has_the_released_models_parameters_exactly(name: str, parameters: 
 
 
 def test_every_preset_of_a_published_model_is_held_against_a_figure() -> None:
-    held = {*BILLIONS_OF_TABLE_1, *MILLIONS_OF_TABLE_4, *MILLIONS_OF_BERT, *GPT2_RELEASED, *PUBLISHED}
+    held = {*BILLIONS_OF_TABLE_1, *MILLIONS_OF_TABLE_4, *MILLIONS_OF_BERT}
+    held |= {*GPT2_RELEASED, *BILLIONS_OF_LARGER, *PUBLISHED}
     assert held == set(PRESETS) - {*LAPTOP_PRESETS, DEMO_PRESET}
 
 

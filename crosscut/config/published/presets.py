@@ -1,5 +1,5 @@
-"""Named models: the paper's models, GPT-2 in four sizes, BERT, published models of the Llama kind, and small models for
-a laptop.
+"""Named models: the paper's models, GPT-2 in four sizes, three larger models of the GPT kind, BERT, published models of
+the Llama kind, and small models for a laptop.
 
 `PRESETS[name]` gives the fields of a `ModelConfig`, and `sequence_length_of` the length of the sequences on which the
 model was trained. The models of the paper's scaling study (Table 1) have a head size of 96, and 1.2, 2.5, 4.2 and 8.3
@@ -60,6 +60,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-medium": _shape(24, 1024, 16, vocab_size=GPT2_VOCAB_SIZE),
     "gpt2-large": _shape(36, 1280, 20, vocab_size=GPT2_VOCAB_SIZE),
     "gpt2-xl": _shape(48, 1600, 25, vocab_size=GPT2_VOCAB_SIZE),
+    # Larger models, with GPT-2's vocabulary. Their published layouts are in examples/, in files of the same names.
+    # Turing-NLG: Microsoft's announcement of 2020-02-13.
+    "turing-nlg-17b": _shape(78, 4256, 28, vocab_size=GPT2_VOCAB_SIZE),
+    # GPT-3 (Brown et al. 2020, arXiv 2005.14165, Table 2.1) with dense attention in all layers, as in Narayanan et al.
+    # 2021 (arXiv 2104.04473). Half of the original's layers have sparse attention.
+    "gpt3-175b": _shape(96, 12_288, 96, vocab_size=GPT2_VOCAB_SIZE, max_sequence_length=2048),
+    # Megatron-Turing NLG (Smith et al. 2022, arXiv 2201.11990).
+    "mt-nlg-530b": _shape(105, 20_480, 128, vocab_size=GPT2_VOCAB_SIZE, max_sequence_length=2048),
     # The paper's later version, section 5.3: BERT with the norms before the sublayers.
     "megatron-bert-336m": _bert(24, 1024, 16, vocab_size=BERT_VOCAB_SIZE),
     "megatron-bert-1.3b": _bert(24, 2048, 32, vocab_size=BERT_VOCAB_SIZE),
