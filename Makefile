@@ -42,12 +42,12 @@ clean:
 	PYTHON=$(PYTHON) sh .ci/setup .venv dev constraints.txt
 	touch $@
 
-# What only slow tests need, since it takes longer to install than the quick ones save by it.
+# The extra packages that only slow tests need. Installing them would take longer than `make test`.
 .venv/ready-slow: .venv/ready
 	PYTHON=$(PYTHON) sh .ci/setup .venv dev,harness,ray constraints.txt
 	touch $@
 
-# Apart from .venv, since litgpt holds numpy below 2.
+# Separate from .venv, because litgpt requires a numpy below 2.
 .venv-benchmarks/ready: pyproject.toml constraints-benchmarks.txt
 	PYTHON=$(PYTHON) sh .ci/setup .venv-benchmarks benchmarks constraints-benchmarks.txt
 	touch $@

@@ -1,8 +1,9 @@
-"""Write the pages of the documentation that follow from the code: keys of a run and a corpus, the scaling studies.
+"""Write the documentation pages that are generated from the code: the settings of runs and corpora, and the scaling
+studies.
 
-The text under a field of a config dataclass is its help; this collects it, so that it is written once. Run
-`python docs/generate.py` after changing a field or a preset; with `--check` nothing is written, and the exit status is
-1 where a page is not what the code says.
+The text under a field of a config dataclass is the field's help. This program copies these texts into the pages. Run
+`python docs/generate.py` after changing a field or a preset. With `--check`, nothing is written, and the exit status is
+1 if a page differs from the page that would be generated.
 """
 
 import argparse

@@ -25,12 +25,14 @@ from crosscut.corpus.filters.judging import count_rows
 from crosscut.corpus.parts import PartStage, files_of, find_parts
 
 KEYS_PER_TASK = 2_000_000
+"""Approximate number of keys in which one task searches for repeats."""
 
 Key = Callable[[Document], str]
 """Function that returns the key of a document. The function must be picklable. A document with an empty key is never
 dropped."""
 
 KEYS = np.dtype([("row", "<u4"), ("high", "<u8"), ("low", "<u8")])
+"""Element type of the files with keys: a document's row in its part, and both halves of the 128-bit hash of the key."""
 
 REPEATS = pa.schema([("number", pa.uint64()), ("other", pa.string())])
 """Columns of the file with the repeated documents: `number` is the document's number, ascending, and `other` is the id

@@ -92,7 +92,9 @@ def _result(report: Mapping[str, Any]) -> Table:
         rest = f" and {len(damaged) - SHOWN_DAMAGED:,} more" if len(damaged) > SHOWN_DAMAGED else ""
         table.add_row(
             Text("damaged", style="red"),
-            Text(f"{number} read up to the damage, as allowed: {shown}{rest}", style="red"),
+            Text(
+                f"{number} read up to the damage (`ingest.max_damaged_files` allows this): {shown}{rest}", style="red"
+            ),
         )
     table.add_row("kept", f"{kept['documents']:,} documents, {kept['bytes'] / 1e6:,.1f} MB")
     training = sum(shard["tokens"] for shard in written if shard["name"] != VALIDATION)

@@ -43,7 +43,7 @@ def load_arrays(
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             found = kind(**{field.name: arrays[field.name] for field in fields(kind)})
         if not fits(found):
-            raise ValueError("the types, shapes or numbers of its arrays do not fit together")
+            raise ValueError("the types, shapes or numbers of its arrays contradict each other")
     except _DAMAGES as error:
         raise DataError(f"`{path}` must hold {content} of the run, but cannot be read: {error}. {remedy}") from None
     return found

@@ -67,7 +67,7 @@ class Deferral:
         finally:
             self._current = None
 
-    def takes(self, compute: Callable[[], Tensor], weight: Tensor) -> bool:
+    def defer(self, compute: Callable[[], Tensor], weight: Tensor) -> bool:
         """Defer the gradient of `weight`, which `compute` computes. Returns false, without deferring, outside of
         `collecting`.
 

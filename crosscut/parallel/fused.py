@@ -265,7 +265,7 @@ def _factor_gradients(products: Products, grad: Tensor, factors: _Factors) -> tu
 def _weight_gradient(products: Products, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor | None:
     """Gradient of a weight, or None if it is deferred."""
     compute = partial(products.weight_gradient, grad, x)
-    if products.deferral is not None and products.deferral.takes(compute, weight):
+    if products.deferral is not None and products.deferral.defer(compute, weight):
         return None
     return compute()
 

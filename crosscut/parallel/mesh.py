@@ -74,6 +74,7 @@ class ParallelMesh:
     number of ranks.
     """
     tensor: Axis
+    """Ranks that share the weights of each layer."""
     data: Axis
     """All data ranks. Batches are split over this axis."""
     tokens: Axis
@@ -83,8 +84,11 @@ class ParallelMesh:
     copies: Axis | None
     """Ranks that hold the same part of every parameter; None if no two ranks hold the same part."""
     device: torch.device
+    """Device on which this rank computes."""
     layout: Layout
+    """Layout that the mesh was made for."""
     sequence_parallel: bool = False
+    """Whether the tensor ranks split the sequence between the layers (`Layout.splits_sequence`)."""
     pipeline: Axis | None = None
     """Ranks that share the model's layers, in stages; None if every rank has all layers."""
     ends: Axis | None = None

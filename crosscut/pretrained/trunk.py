@@ -76,9 +76,8 @@ def _from_published(model: GPT, source: ModelSource) -> tuple[str, ...]:
     new = []
     for name, parameter in model.named_parameters():
         places = [(theirs.get(candidate), their_names) for candidate in _candidates(name, model.config, source.model)]
-        places.append(
-            (ours[name], own_names)
-        )  # the files may hold a head that the source model lacks, such as the pooler of a BertModel
+        # The files may hold a head that the source model lacks, such as the pooler of a BertModel.
+        places.append((ours[name], own_names))
         for weight, tensors in places:
             if weight is not None and weight.shape == ours[name].shape and _holds(tensors, weight):
                 fill(parameter, weight, tensors)

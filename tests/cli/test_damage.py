@@ -63,7 +63,7 @@ def test_damaged_gzip_in_prepare(crosscut_here, folder: Path, damage: Callable[[
 
 
 def test_a_share_of_bad_lines_is_a_mistake_and_no_damage(crosscut_here, folder: Path) -> None:
-    (folder / "pages.jsonl.gz").write_bytes(gzip.compress(b"no JSON\n" * 9 + b'{"text": "a"}\n'))
+    (folder / "pages.jsonl.gz").write_bytes(gzip.compress(b"not JSON\n" * 9 + b'{"text": "a"}\n'))
     assert crosscut_here("prepare", "corpus.toml").returncode == 2
 
 

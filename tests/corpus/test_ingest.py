@@ -85,7 +85,7 @@ def test_rejects_name_file_place_and_reason(mixed: CorpusConfig) -> None:
         "name": "web/web.jsonl",
         "file": str(folder / "web.jsonl"),
         "place": "line 4",
-        "rule": "no JSON",
+        "rule": "not JSON",
         "reason": "Expecting property name enclosed in double quotes at column 2",
         "excerpt": "{broken",
     }
@@ -102,8 +102,8 @@ def test_counts_of_all_that_went_in_and_out(mixed: CorpusConfig) -> None:
         "bytes_out": len("onetwonaive ï a note".encode()) - 1,
         "rules": {
             "blank": {"documents": 1, "bytes": 0},
-            "no JSON": {"documents": 1, "bytes": 0},
-            "no UTF-8": {"documents": 1, "bytes": 0},
+            "not JSON": {"documents": 1, "bytes": 0},
+            "not UTF-8": {"documents": 1, "bytes": 0},
         },
         "notes": {},
         "parts": {"000000-0000": 14, "000001-0000": 6},

@@ -98,7 +98,7 @@ def outcome(folder: Path) -> dict[str, str]:
 
 def test_each_rule_takes_what_it_is_for(prepared):
     assert went(prepared.report) == {
-        "ingest": {"no JSON": 1},
+        "ingest": {"not JSON": 1},
         "urls": {"karma": 1, "file type": 1, "domain": 1},
         "url-duplicates": {"same url": 1},
         "language": {"language": 1},
@@ -217,7 +217,7 @@ def test_a_run_that_fails_leaves_the_settings_of_what_is_there(copied, raw, tmp_
 def test_more_workers_than_the_machine_can_hold_leave_a_finished_corpus_finished(copied, raw, engine):
     told = message(lambda: prepare_corpus(describe(raw, copied, "engine.workers=100000", *engine)), ConfigError)
     assert told.startswith("`engine.workers` must be at most ")
-    assert told.endswith("Remove it to use one worker per core.")
+    assert told.endswith("Remove `engine.workers` to use one worker per core.")
     assert (copied / "work" / "line.json").exists()
 
 
@@ -327,7 +327,10 @@ def test_damage_that_is_allowed_is_told_at_the_end(pages, tmp_path):
     print_summary(config, result.report, console)
     shown = console.file.getvalue()
     assert "31mdamaged" in shown
-    assert "1 file was read up to the damage, as allowed: web/web.jsonl after 39 documents" in shown
+    assert (
+        "1 file was read up to the damage (`ingest.max_damaged_files` allows this): web/web.jsonl after 39 documents"
+        in shown
+    )
 
 
 def test_full_disk_is_told_and_the_same_command_goes_on(raw, tmp_path):
@@ -345,7 +348,7 @@ def test_full_disk_is_told_and_the_same_command_goes_on(raw, tmp_path):
 
 
 def test_read_only_folder_is_told_before_anything_is_read(raw, tmp_path):
-    (tmp_path / "web.jsonl").write_text("no JSON")
+    (tmp_path / "web.jsonl").write_text("not JSON")
     (tmp_path / "test.jsonl").write_text('{"text": "some text"}')
     with small_disk(tmp_path / "disk", 1000) as disk:
         (disk / "old").mkdir()

@@ -55,7 +55,7 @@ def test_file_that_may_not_grow_is_told(config: DataConfig, tmp_path: Path, limi
 
 
 def test_read_only_folder_is_told_before_any_text_is_read(config: DataConfig, corpus: Path, tmp_path: Path) -> None:
-    corpus.write_text("no JSON")  # whoever reads this would say so
+    corpus.write_text("not JSON")  # whoever reads this would say so
     with small_disk(tmp_path / "disk", 1000) as disk:
         remount(disk, "ro")
         assert message(lambda: prepare(config, disk / "tokens", seed=5, progress=False)) == (

@@ -165,7 +165,7 @@ def checked_entry(name: str, shape: tuple[int, ...], dtype: str, parts: tuple[Pa
     for part in parts:
         same_dims = len(part.offsets) == len(part.sizes) == len(shape)
         if not same_dims or any(o + s > n for o, s, n in zip(part.offsets, part.sizes, shape, strict=True)):
-            raise ValueError(f"a part of `{name}` is outside of its shape")
+            raise ValueError(f"a part of `{name}` lies outside the tensor's shape")
     found, wanted = sum(math.prod(part.sizes) for part in parts), math.prod(shape)
     if found != wanted:
         raise ValueError(f"`{name}` must have {wanted:,} elements, but {found:,} are stored")

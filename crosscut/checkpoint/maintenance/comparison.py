@@ -92,7 +92,8 @@ def _compare_tensor(name: str, a: StoredTensors, b: StoredTensors, real_rows: in
     if shapes[0] != shapes[1]:
         if not _differ_in_padding(*shapes, real_rows):
             return TensorDifference(name, note=f"shape {list(shapes[0])} and {list(shapes[1])}")
-        rows, note = real_rows, f"{real_rows} real rows of {shapes[0][0]} and {shapes[1][0]}"
+        rows = real_rows
+        note = f"compared only the {real_rows} rows without padding, of {shapes[0][0]} and {shapes[1][0]}"
     ours, theirs = a.read(name), b.read(name)
     if rows is not None:
         ours, theirs = ours[:rows], theirs[:rows]

@@ -44,7 +44,9 @@ class _Job:
     state: dict[str, Any]
     tensors: dict[str, Tensor]
     ready: "torch.cuda.Event | None"
+    """CUDA event after which the tensors are computed; None on the CPU."""
     written: Callable[[], None]
+    """Function that the first rank calls when the checkpoint is complete."""
 
 
 class Saver:

@@ -39,7 +39,7 @@ def choose_context_attention(model: ModelConfig, layout: Layout, training: Train
     with the mask of causal attention, would take more than `RING_BYTES`. With dropout, only gather and all-to-all work.
     """
     if layout.context_attention is not ContextAttention.AUTO:
-        return ContextChoice(layout.context_attention, "the layout says so")
+        return ContextChoice(layout.context_attention, "`layout.context_attention` selects it")
     heads, kv_heads = heads_of_rank(model, layout)
     if heads % layout.context == 0 and kv_heads % layout.context == 0:
         reason = f"{layout.context} context ranks divide the {kv_heads} key-value heads of a tensor rank"

@@ -25,6 +25,7 @@ one MinHash value of one document. In a large corpus, about 100,000 documents sh
 document."""
 
 FAR = 0.03
+"""Jaccard similarity of two documents that only share some phrases."""
 
 _MAX_HASHES = 1024
 

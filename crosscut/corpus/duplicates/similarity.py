@@ -28,6 +28,8 @@ from crosscut.corpus.words.ngrams import Hashed, Hashes, Places, hash_words, ngr
 SIMILAR = "similar"
 PAIRS_PER_TASK = 1024
 CHARACTERS_AT_A_TIME = 8_000_000
+"""Approximate number of characters of the pairs that a task compares at a time. The number limits the task's memory.
+"""
 
 EDGES = pa.schema([("left", pa.uint64()), ("right", pa.uint64()), ("jaccard", pa.float64())])
 """Columns of the files with compared pairs: the numbers of the two documents, ascending, and their Jaccard

@@ -52,7 +52,7 @@ def check_workers(config: EngineConfig) -> None:
     little memory for them.
     """
     if "local" in (config.kind, config.address):
-        require_room("`engine.workers`", config.workers, remedy="Remove it to use one worker per core.")
+        require_room("`engine.workers`", config.workers, remedy="Remove `engine.workers` to use one worker per core.")
 
 
 @contextmanager
@@ -98,7 +98,7 @@ def _opened(lock: Path) -> IO[str]:
             require_regular(lock)
     except OSError as error:
         raise DataError(
-            f"`{lock}` must be a regular file, but is not: {error.strerror}. Remove it, and start again."
+            f"`{lock}` must be a regular file, but is not: {error.strerror}. Remove this file, and start again."
         ) from None
     return lock.open("a")
 

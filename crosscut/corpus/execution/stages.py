@@ -104,6 +104,8 @@ class Record:
     """Seconds that the process spent on the task."""
 
     size: int
+    """Bytes of text that the task worked on (`Task.size`)."""
+
     files: dict[str, str]
     """SHA-256 of each file that the task wrote, by the file's name."""
 
@@ -111,6 +113,7 @@ class Record:
     """Size in bytes of each file that the task wrote, by the file's name."""
 
     counts: Counts
+    """Figures that the task reported."""
 
     @classmethod
     def read(cls, path: Path) -> Record | None:

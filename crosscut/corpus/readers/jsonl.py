@@ -12,7 +12,7 @@ from crosscut.corpus.readers.lines import Line, read_lines
 from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long
 from crosscut.data.text.json_text import encodable, parse_record
 
-_INCOMPLETE = ("no JSON", "no UTF-8")
+_INCOMPLETE = ("not JSON", "not UTF-8")
 """Rules of the rejects that a truncated record at the end of a file can cause."""
 
 
@@ -45,16 +45,16 @@ def _read_line(line: Line, reading: Reading) -> Item | None:
         decoded = data.decode("utf-8-sig" if line.number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         reason = f"byte {error.start + 1} of the line is not UTF-8: {error.reason}"
-        return Reject(place, "no UTF-8", reason, excerpt(line.data))
+        return Reject(place, "not UTF-8", reason, excerpt(line.data))
     if not decoded:
         return None
     try:
         row = parse_record(decoded, control_characters=True)  # the stage `cleaning` removes control characters
     except ValueError as error:
-        return Reject(place, "no JSON", str(error), excerpt(decoded))
+        return Reject(place, "not JSON", str(error), excerpt(decoded))
     if not isinstance(row, dict):
         reason = f"the line holds a value of type {type(row).__name__} instead of a JSON object"
-        return Reject(place, "no object", reason, excerpt(decoded))
+        return Reject(place, "not a JSON object", reason, excerpt(decoded))
     return as_document(row, reading, place=place, record=line.number, position=line.position)
 
 
@@ -71,13 +71,13 @@ def as_document(row: dict[str, Any], reading: Reading, *, place: str, record: in
             rule = "no text"
             reason = f"`{key}` is null" if key in row else f"there is no key `{key}`; the keys are: {_keys(row)}"
         else:
-            rule, reason = "text is no string", f"`{key}` has the type {type(text).__name__} instead of string"
+            rule, reason = "text is not a string", f"`{key}` has the type {type(text).__name__} instead of string"
         shown = ", ".join(f"{name}: {value!s:.60}" for name, value in row.items())
         return Reject(place, rule, reason, excerpt(shown))
     if not text or text.isspace():
         return Skip("blank")
     if not encodable(text):
-        return Reject(place, "half a surrogate pair", "UTF-8 cannot encode half of a surrogate pair", excerpt(text))
+        return Reject(place, "lone surrogate", "UTF-8 cannot encode half of a surrogate pair", excerpt(text))
     return Text(
         text,
         record,

@@ -94,7 +94,7 @@ def _read_message(raw: bytes, number: int, position: int) -> Item:
         message = email.message_from_bytes(raw, policy=email.policy.compat32)  # newer policies raise on broken headers
         texts.take(message)
     except RecursionError:
-        return Reject(place, "no mail", "the parts of the message are nested too deeply", excerpt(raw))
+        return Reject(place, "not a mail", "the parts of the message are nested too deeply", excerpt(raw))
     if texts.undecodable and not texts.found:
         return Reject(place, "charset", "no charset fits the bytes of the message", excerpt(raw))
     text = "\n\n".join(texts.found)

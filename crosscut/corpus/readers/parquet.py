@@ -88,7 +88,7 @@ def _read_row(columns: list[str], values: tuple[Any, ...], reading: Reading, row
     try:
         named = {name: value.as_py() for name, value in zip(columns, values, strict=True)}
     except UnicodeDecodeError as error:
-        return Reject(place, "no UTF-8", f"byte {error.start + 1} of a string is not UTF-8", excerpt(error.object))
+        return Reject(place, "not UTF-8", f"byte {error.start + 1} of a string is not UTF-8", excerpt(error.object))
     return as_document(named, reading, place=place, record=row, position=position)
 
 

@@ -35,7 +35,7 @@ class Reject(NamedTuple):
     """Place in the file: `line 17`, `row 3`, `byte 1024`."""
 
     rule: str
-    """Kind of problem in a few fixed words, such as `no JSON`. The report counts rejects by kind."""
+    """Kind of problem in a few fixed words, such as `not JSON`. The report counts rejects by kind."""
 
     reason: str
     """Details of the problem in this record."""

@@ -55,7 +55,7 @@ def read_wikipedia(file: File, reading: Reading) -> Iterator[Item]:
         raise
     except Exception as error:  # mwxml raises many kinds of errors for a damaged dump or a page without id or time
         reason = f"page {number + 1} and everything after it cannot be read: {str(error) or type(error).__name__}"
-        yield Reject(f"page {number + 1}", "no MediaWiki dump", reason, lost=max(file.size - stream.position, 1))
+        yield Reject(f"page {number + 1}", "not a MediaWiki dump", reason, lost=max(file.size - stream.position, 1))
 
 
 class _Stream(io.RawIOBase):
@@ -111,7 +111,9 @@ def _read_page(page: Any, reading: Reading, site: _Site, number: int, position: 
     try:
         text = prose(markup, site.namespaces)
     except (ParserError, RecursionError) as error:
-        return Reject(f"page {number}", "no markup", f"the page's markup cannot be read: {error}", excerpt(markup))
+        return Reject(
+            f"page {number}", "unreadable markup", f"the page's markup cannot be read: {error}", excerpt(markup)
+        )
     if not text:
         return Skip("blank")
     return Text(text, number, position, url=site.url(page.title), title=page.title)

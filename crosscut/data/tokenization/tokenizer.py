@@ -110,7 +110,8 @@ class Tokenizer:
 
         if vocab_size < 257:
             raise DataError(
-                f"`data.vocab_size` must be at least 257 (256 bytes and the end of text), but is {vocab_size}."
+                f"`data.vocab_size` must be at least 257 (256 bytes and the end of text), but is {vocab_size}. "
+                "Set a larger `data.vocab_size`."
             )
         inner = Inner(models.BPE())
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -134,7 +135,9 @@ class Tokenizer:
         `[SEP]` ends a document. Raises `DataError` for a `vocab_size` below 257.
         """
         if vocab_size < 257:
-            raise DataError(f"`data.vocab_size` must be at least 257, but is {vocab_size}.")
+            raise DataError(
+                f"`data.vocab_size` must be at least 257, but is {vocab_size}. Set a larger `data.vocab_size`."
+            )
         return cls(train_wordpiece(_first_characters(texts, MAX_TRAINING_CHARACTERS), vocab_size=vocab_size))
 
     def encode(self, text: str) -> list[int]:

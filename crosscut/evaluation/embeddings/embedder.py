@@ -74,7 +74,7 @@ class Embedder:
         if not 1 <= len(ids) <= config.max_sequence_length:
             raise ConfigError(
                 f"A text must have from 1 to {config.max_sequence_length} tokens, as the model's sequences do, but has "
-                f"{len(ids)}. Divide it."
+                f"{len(ids)}. Split the text."
             )
         if not 0 <= min(ids) <= max(ids) < config.vocab_size:
             raise ConfigError(

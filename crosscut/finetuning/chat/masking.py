@@ -102,7 +102,8 @@ class Masker:
                 return text, spans
             raise DataError(
                 f"{conversation.place}: The chat template must mark each of the {len(answers)} answers once, but "
-                f"marks {len(spans)} passages. Answers of weight 0 cannot be left out then. Remove `weight`."
+                f"marks {len(spans)} passages. Answers of weight 0 can be left out only if every answer "
+                "is marked. Remove `weight`, or correct the template."
             )
         return text, [span for i, span in zip(answers, spans, strict=True) if i in conversation.answers]
 

@@ -57,8 +57,11 @@ def test_index_is_read_as_it_was_written(checkpoint):
         (lambda tensor, part: part.update(start=10**23), "`start` must be from 0 to 2^63 - 1, but is 1000"),
         (lambda tensor, part: part.update(start=True), "`start` must be an integer, but is True"),
         (lambda tensor, part: part.pop("sizes"), "`sizes` is missing"),
-        (lambda tensor, part: part.update(offsets=[1, 0]), "a part of `model.0.weight` is outside of its shape"),
-        (lambda tensor, part: part.update(sizes=[64]), "a part of `model.0.weight` is outside of its shape"),
+        (
+            lambda tensor, part: part.update(offsets=[1, 0]),
+            "a part of `model.0.weight` lies outside the tensor's shape",
+        ),
+        (lambda tensor, part: part.update(sizes=[64]), "a part of `model.0.weight` lies outside the tensor's shape"),
         (lambda tensor, part: tensor.update(parts=[]), "must have 4,096 elements, but 0 are stored"),
         (lambda tensor, part: tensor.update(parts=[part, part]), "must have 4,096 elements, but 8,192 are stored"),
         (lambda tensor, part: tensor.update(shape="x"), "`shape` must be a list, but is 'x'"),

@@ -110,7 +110,7 @@ def test_one_context_rank_needs_none_of_this() -> None:
             "gather",
             "the gathered keys and values of a layer, with the mask, take 8,198.0 MiB of a rank",
         ),
-        ({"context": 4, "context_attention": "ring"}, [], {}, "ring", "the layout says so"),
+        ({"context": 4, "context_attention": "ring"}, [], {}, "ring", "`layout.context_attention` selects it"),
     ],
 )
 def test_heads_and_memory_choose_the_way(

@@ -94,7 +94,7 @@ def read(task: str, source: str, numbers: range, per_part: int, output: Output) 
         "name": f"{source}/some.jsonl",
         "file": "data/some.jsonl",
         "place": "line 999",
-        "rule": "no JSON",
+        "rule": "not JSON",
         "reason": "Expecting",
     }
     line = json.dumps({**reject, "excerpt": f'{{"text": "{HOSTILE}'})
@@ -102,7 +102,7 @@ def read(task: str, source: str, numbers: range, per_part: int, output: Output) 
     amounts = {"documents": len(numbers), "bytes": sum(parts.values()), "rejects": 1}
     return {
         "documents_in": len(numbers) + 1, "documents_out": len(numbers), "bytes_in": 77, "bytes_out": amounts["bytes"],
-        "rules": {"no JSON": {"documents": 1, "bytes": 0}}, "notes": {}, "parts": parts, "sources": {source: amounts},
+        "rules": {"not JSON": {"documents": 1, "bytes": 0}}, "notes": {}, "parts": parts, "sources": {source: amounts},
     }  # fmt: skip
 
 

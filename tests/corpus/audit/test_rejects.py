@@ -10,10 +10,10 @@ from crosscut.corpus.audit.samples import SAMPLES
 
 def samples(work: Path, *rejects: dict[str, str]) -> list[dict[str, Any]]:
     (work / "ingest").mkdir(parents=True)
-    rest = {"source": "mail", "rule": "no mail", "reason": "empty", "excerpt": "From"}
+    rest = {"source": "mail", "rule": "not a mail", "reason": "empty", "excerpt": "From"}
     lines = [json.dumps(rest | reject) for reject in rejects]
     (work / "ingest" / "000000.rejects.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return rejected_samples(work, 1234)["no mail"]
+    return rejected_samples(work, 1234)["not a mail"]
 
 
 def test_what_is_no_utf_8_is_written_out(tmp_path):

@@ -32,7 +32,7 @@ def test_null_blank_long_and_broken_texts_cost_no_other(tmp_path: Path) -> None:
     bad = pa.array([b"good", None, b"\xff\xfe", b" ", b"x" * 101, b"last"], pa.binary()).cast(pa.string(), safe=False)
     items = read(write(tmp_path, {"text": bad}), max_bytes=100)
     assert texts(items) == ["good", "last"]
-    assert rejects(items) == [("row 2", "no text"), ("row 3", "no UTF-8"), ("row 5", "too long")]
+    assert rejects(items) == [("row 2", "no text"), ("row 3", "not UTF-8"), ("row 5", "too long")]
     assert skips(items) == ["blank"]
 
 

@@ -117,7 +117,7 @@ def test_page_that_is_too_long_is_rejected_and_its_neighbours_are_read(tmp_path:
 
 def test_articles_before_the_end_of_a_truncated_dump_are_kept(tmp_path: Path) -> None:
     pages = [page(f"Page {n}", f"{n} " + "".join(chr(97 + n * k % 26) for k in range(3000))) for n in range(300)]
-    for name, rule in (("a.xml", "no MediaWiki dump"), ("a.xml.bz2", "damaged file")):
+    for name, rule in (("a.xml", "not a MediaWiki dump"), ("a.xml.bz2", "damaged file")):
         path = write(tmp_path, *pages, name=name)
         path.write_bytes(path.read_bytes()[: path.stat().st_size * 3 // 4])
         *kept, reject = read(path)
@@ -134,7 +134,7 @@ def test_xml_that_is_no_dump_is_rejected(tmp_path: Path) -> None:
         path.write_bytes(content)
         (reject,) = read(path)
         assert isinstance(reject, Reject)
-        assert (reject.place, reject.rule) == ("page 1", "no MediaWiki dump")
+        assert (reject.place, reject.rule) == ("page 1", "not a MediaWiki dump")
 
 
 def test_markup_that_is_never_closed_does_no_harm() -> None:

@@ -224,7 +224,10 @@ def test_tokenizer_without_end_of_text_is_an_error(tmp_path: Path) -> None:
 def test_vocabulary_smaller_than_the_bytes_is_an_error() -> None:
     with pytest.raises(DataError) as error:
         Tokenizer.train(TEXTS, vocab_size=256)
-    assert str(error.value) == "`data.vocab_size` must be at least 257 (256 bytes and the end of text), but is 256."
+    assert str(error.value) == (
+        "`data.vocab_size` must be at least 257 (256 bytes and the end of text), but is 256. "
+        "Set a larger `data.vocab_size`."
+    )
 
 
 def test_two_tokens_of_one_id_are_told(tmp_path: Path) -> None:

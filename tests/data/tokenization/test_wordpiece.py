@@ -158,7 +158,7 @@ def test_letter_case_that_is_neither_true_nor_false_is_an_error(tmp_path: Path) 
 def test_vocabulary_of_the_smallest_size() -> None:
     with pytest.raises(DataError) as error:
         Tokenizer.train_wordpiece(make_texts(3), vocab_size=256)
-    assert str(error.value) == "`data.vocab_size` must be at least 257, but is 256."
+    assert str(error.value) == "`data.vocab_size` must be at least 257, but is 256. Set a larger `data.vocab_size`."
 
 
 def test_transformers_reads_the_special_tokens_of_a_saved_tokenizer(tmp_path: Path) -> None:
