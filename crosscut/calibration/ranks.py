@@ -10,6 +10,7 @@ product. The rank that ends its product first also waits for the other rank, so 
 two times.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -23,9 +24,10 @@ from crosscut.calibration.timing import Times, in_turns, typical, wait_for
 from crosscut.config import Layout
 from crosscut.launch import Ranks, in_ranks
 from crosscut.parallel import ParallelMesh, make_mesh
-from crosscut.parallel.collectives import all_gather, all_gather_objects, all_reduce, reduce_scatter
+from crosscut.parallel.collectives import all_gather, all_reduce, from_all_ranks, reduce_scatter
 
 RANKS = 2
+"""Number of ranks that `crosscut plan --calibrate` starts."""
 _SMALL, _LARGE = 16, {"cpu": (1 << 20, 1 << 23), "cuda": (1 << 23, 1 << 27)}
 """Number of float32 elements in a small message, and in two large messages per device.
 
@@ -35,8 +37,9 @@ The other has the size of an activation: about 4 MiB for models on a CPU, and up
 _MESSAGES = 10
 """Number of messages that one turn of a measurement sends."""
 _TURNS = 8
-_STEPS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
-"""Number of ring steps of each operation with two ranks. In each step, a rank sends half of the tensor."""
+_PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+"""Number of passes of each operation around a ring of n ranks. A pass has n - 1 steps. In each step, a rank sends one
+n-th of the tensor."""
 
 
 class LinkRate(NamedTuple):
@@ -61,7 +64,18 @@ def measure_ranks(device: str, sizes: Sizes | None) -> tuple[Rates | None, Links
     ranks = Ranks(layout=Layout(tensor=RANKS), device=device, joins=False)
     seconds, waits = in_ranks(ranks, _seconds, prepare=lambda: sizes)
     rates = rates_of(seconds, torch.device(device), sizes) if sizes else None
-    return rates and together(rates), links(waits, _LARGE[device])
+    return rates and together(rates, RANKS), links(waits, _LARGE[device], RANKS)
+
+
+def measure_on(mesh: ParallelMesh, sizes: Sizes, large: Sequence[int]) -> tuple[Rates, Links | None]:
+    """Measure the rates of a CPU with the ranks of a mesh, which have already started and all work at the same time.
+    Also measure the link between tensor ranks, with large messages of `large` float32 elements; None if there is one
+    tensor rank. Every rank must call this function, and all get the same figures.
+    """
+    messages = _messages(mesh, large) if mesh.tensor.size > 1 else []
+    seconds, waits = _slower_and_later(pieces(mesh.device, sizes), messages, sizes.turns, mesh)
+    rates = together(rates_of(seconds, mesh.device, sizes), math.prod(axis.size for axis in mesh.axes))
+    return rates, links(waits, large, mesh.tensor.size) if messages else None
 
 
 def _seconds(sizes: Sizes | None, device: torch.device) -> tuple[list[float], list[float]]:
@@ -70,8 +84,17 @@ def _seconds(sizes: Sizes | None, device: torch.device) -> tuple[list[float], li
     """
     mesh = make_mesh(Layout(tensor=RANKS), device)
     work = pieces(device, sizes) if sizes else []
-    turns = in_turns([*work, *_messages(mesh)], sizes.turns if sizes else _TURNS)
-    ranks = list(zip(*all_gather_objects(turns, mesh.tensor), strict=True))
+    return _slower_and_later(work, _messages(mesh, _LARGE[device.type]), sizes.turns if sizes else _TURNS, mesh)
+
+
+def _slower_and_later(
+    work: Sequence[Times], messages: Sequence[Times], num_turns: int, mesh: ParallelMesh
+) -> tuple[list[float], list[float]]:
+    """Run all pieces in turns. Return the seconds of each piece of work on the slowest rank, and the seconds of each
+    message on the rank that starts to send last.
+    """
+    turns = in_turns([*work, *messages], num_turns)
+    ranks = list(zip(*from_all_ranks(turns, mesh), strict=True))
     slower = [typical(joined(ranks_turns, max)) for ranks_turns in ranks[: len(work)]]
     later = [typical(joined(ranks_turns, min)) for ranks_turns in ranks[len(work) :]]
     return slower, later
@@ -87,49 +110,54 @@ def joined(ranks: Sequence[list[list[float]]], choose: Callable[[Iterable[float]
     return [[choose(repeat) for repeat in zip(*turn, strict=True)] for turn in zip(*ranks, strict=True)]
 
 
-def together(each: Rates) -> Rates:
+def together(each: Rates, num_ranks: int) -> Rates:
     """Return the total rates of all ranks, which work at the same time.
 
     The argument `each` has the rates of a single rank, measured on the slower rank. The total rates are the rates of
     this rank times the number of ranks.
     """
     measured = {
-        precision: [(m, k, n, RANKS * rate) for m, k, n, rate in points] for precision, points in each.measured.items()
+        precision: [(m, k, n, num_ranks * rate) for m, k, n, rate in points]
+        for precision, points in each.measured.items()
     }
-    more = {name: RANKS * getattr(each, name) for name in ("attention", "memory", "gelu")}
+    more = {name: num_ranks * getattr(each, name) for name in ("attention", "memory", "gelu")}
     return each._replace(measured=measured, **more)
 
 
-def links(seconds: Sequence[float], large: Sequence[int]) -> Links:
+def links(seconds: Sequence[float], large: Sequence[int], num_ranks: int) -> Links:
     """Compute latency and rates of the link for each collective operation.
 
-    For each operation in the order of `_STEPS`, `seconds` holds the time of a small message, followed by the times of
+    For each operation in the order of `_PASSES`, `seconds` holds the time of a small message, followed by the times of
     the large messages. `large` holds the number of float32 elements of each large message.
     """
     found: Links = {}
     sizes = 1 + len(large)
-    for index, (operation, steps) in enumerate(_STEPS.items()):
+    for index, (operation, passes) in enumerate(_PASSES.items()):
         small_one, *large_ones = seconds[index * sizes : (index + 1) * sizes]
         rates = []
         for elements, large_one in zip(large, large_ones, strict=True):
-            sent = steps * elements * 4 / RANKS
+            sent = passes * (num_ranks - 1) * elements * 4 / num_ranks
             rates.append((sent / 1e6, sent / max(large_one - small_one, large_one / 10) / 1e9))
-        found[operation] = LinkRate(small_one / steps * 1e6, rates)
+        found[operation] = LinkRate(small_one / passes / (num_ranks - 1) * 1e6, rates)
     return found
 
 
-def _messages(mesh: ParallelMesh) -> list[Times]:
-    """Return functions that send and time the messages of each operation: a small message and the large messages."""
+def _messages(mesh: ParallelMesh, large: Sequence[int]) -> list[Times]:
+    """Return functions that send and time the messages of each operation: a small message and the large messages, of
+    `large` elements.
+    """
     device = mesh.device
     a, b = torch.randn(1024, 256, device=device), torch.randn(256, 1024, device=device)
     send = {
         "all_reduce": lambda x: all_reduce(x, mesh.tensor),
-        "all_gather": lambda x: all_gather(x.chunk(RANKS)[0], mesh.tensor, 0),
+        "all_gather": lambda x: all_gather(x.chunk(mesh.tensor.size)[0], mesh.tensor, 0),
         "reduce_scatter": lambda x: reduce_scatter(x, mesh.tensor, 0),
     }
-    sizes = [torch.ones(size, device=device) for size in (_SMALL, *_LARGE[device.type])]
+    sizes = [torch.ones(size, device=device) for size in (_SMALL, *large)]
     return [
-        partial(_sent_after_work, partial(send[op], x), partial(torch.mm, a, b), device) for op in _STEPS for x in sizes
+        partial(_sent_after_work, partial(send[op], x), partial(torch.mm, a, b), device)
+        for op in _PASSES
+        for x in sizes
     ]
 
 

@@ -56,6 +56,7 @@ from crosscut.training.requirements import (
 from crosscut.training.resuming import describe_new_average, describe_new_settings, identity_of, require_resumable
 from crosscut.training.step import Trainer
 from crosscut.training.watching.banner import print_banner
+from crosscut.training.watching.forecast import hardware_for
 from crosscut.training.watching.profiling import Profiler, require_steps
 from crosscut.training.watching.run_report import SUMMARY_FILE, typed_command, write_report
 
@@ -340,8 +341,9 @@ def _train(prepared: _Prepared, device: torch.device) -> _Stop | None:
         evaluations=Evaluations(run, tokens),
         lock=lock,
     )
+    hardware = hardware_for(run, samples, loop.throughput.peak, mesh, done=prepared.done)
     if mesh.is_first_rank:
-        print_banner(prepared.run, samples, loop.throughput, device, new_console(), done=prepared.done)
+        print_banner(prepared.run, samples, hardware, device, new_console(), done=prepared.done)
     unwritten = ""
     with contextlib.nullcontext() if lock is None else lock.renewed(), loop.saver:
         outcome = loop.train(prepared.checkpoint)

@@ -114,13 +114,13 @@ def test_of_each_turn_the_slower_ranks_work_counts_and_the_later_ranks_wait() ->
 
 def test_ranks_on_one_processor_do_in_all_what_each_does_twice() -> None:
     each = Rates({"float32": [(8, 8, 8, 1.0)]}, 2.0, 3.0, 1e-6, 4.0, (1e-3, 2e-3, 1e-5))
-    assert together(each) == Rates({"float32": [(8, 8, 8, 2.0)]}, 4.0, 6.0, 1e-6, 8.0, (1e-3, 2e-3, 1e-5))
+    assert together(each, 2) == Rates({"float32": [(8, 8, 8, 2.0)]}, 4.0, 6.0, 1e-6, 8.0, (1e-3, 2e-3, 1e-5))
 
 
 def test_a_link_is_measured_for_each_operation() -> None:
     """A rank sends the whole of 4 and 40 MB for an all-reduce in two steps, a half for the others in one."""
     seconds = [2e-3, 6e-3, 82e-3, 1e-3, 2e-3, 11e-3, 1e-3, 3e-3, 41e-3]
-    found = links(seconds, large=(1_000_000, 10_000_000))
+    found = links(seconds, large=(1_000_000, 10_000_000), num_ranks=2)
     for operation, rates in {
         "all_reduce": [(4.0, 1.0), (40.0, 0.5)],
         "all_gather": [(2.0, 2.0), (20.0, 2.0)],

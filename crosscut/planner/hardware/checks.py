@@ -99,11 +99,11 @@ def _require_pattern(name: str, value: str) -> None:
 
 
 def _require_rows(name: str, rows: object, columns: tuple[str, ...]) -> None:
-    """Raise `ConfigError` unless `rows` is a non-empty list of rows with one positive number for each column."""
-    if not isinstance(rows, list) or not rows:
+    """Raise `ConfigError` unless `rows` is a non-empty sequence of rows with one positive number for each column."""
+    if not isinstance(rows, list | tuple) or not rows:
         raise ConfigError(f"`{name}` must be a list of one or more rows [{', '.join(columns)}], but is {rows!r}.")
     for index, row in enumerate(rows):
-        if not isinstance(row, list) or len(row) != len(columns):
+        if not isinstance(row, list | tuple) or len(row) != len(columns):
             raise ConfigError(f"`{name}[{index}]` must be a row [{', '.join(columns)}], but is {row!r}.")
         for column, value in zip(columns, row, strict=True):
             _require_number(f"{column} of `{name}[{index}]`", value, above=0)

@@ -72,7 +72,7 @@ def read_hardware(path: Path) -> Hardware:
     except ValueError as error:
         raise ConfigError(f"`{path}` must be valid TOML, but is not: {error}.") from None
     try:
-        return _hardware(path.stem, table)
+        return make_hardware(path.stem, table)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ConfigError(
             f"`{path}` must describe a device like the TOML files in `crosscut/planner/hardware`, but is not: reading "
@@ -80,7 +80,8 @@ def read_hardware(path: Path) -> Hardware:
         ) from None
 
 
-def _hardware(key: str, table: Mapping[str, Any]) -> Hardware:
+def make_hardware(key: str, table: Mapping[str, Any]) -> Hardware:
+    """Return the device that the content `table` of a device file describes. `key` is its name for `--gpu`."""
     _require_known(table)
     require_values(table)
     sections = {name: {**DEFAULTS[name], **table.get(name, {})} for name in _SECTIONS}
@@ -143,7 +144,7 @@ def _known() -> Mapping[str, Hardware]:
     folder = files("crosscut.planner.hardware")
     found = [file for file in folder.iterdir() if file.name.endswith(".toml")]
     tables = {file.name.removesuffix(".toml"): tomllib.loads(file.read_text(encoding="utf-8")) for file in found}
-    return MappingProxyType({key: _hardware(key, tables[key]) for key in sorted(tables)})
+    return MappingProxyType({key: make_hardware(key, tables[key]) for key in sorted(tables)})
 
 
 KNOWN_HARDWARE = _known()

@@ -1,7 +1,6 @@
 """Facts of a run that are printed before its first step: model, layout, corpus, folder and expected time."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -11,34 +10,32 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from crosscut.config import Layout, ResolvedRun, RunConfig
+from crosscut.config import ResolvedRun, RunConfig
 from crosscut.config.data import Objective
 from crosscut.config.system.machine import processor_name
 from crosscut.data import folders_of
-from crosscut.planner import count_parameters, find_hardware
-from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware
-from crosscut.planner.time import step_time
+from crosscut.planner import count_parameters
+from crosscut.planner.hardware import Hardware
 from crosscut.training.batches import RunSamples
 from crosscut.training.optimization.averaging import SCORED
-from crosscut.training.watching.throughput import Peak, Throughput
+from crosscut.training.watching.forecast import expected_seconds
 
 COUNTS = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
 """Unit letters for `short`, for parameters and tokens."""
-
-_WORTH_A_NOTE = 1.05
-"""Minimum speed-up of one rank over several ranks, according to the forecast, for which a note is printed."""
 
 
 def print_banner(
     run: ResolvedRun,
     samples: RunSamples,
-    throughput: Throughput,
+    hardware: Hardware | None,
     device: torch.device,
     console: Console,
     *,
     done: int,
 ) -> None:
-    """Print the facts of a run before its first step. `done` is the number of steps that were done before a restart."""
+    """Print the facts of a run before its first step. `hardware` is the result of `hardware_for`, and `done` is the
+    number of steps that were done before a restart.
+    """
     config, training = run.config, run.training
     folders = folders_of(samples.tokens)
     corpus = sum(shard.num_tokens for folder in folders for shard in folder.train)
@@ -56,7 +53,7 @@ def print_banner(
         *average_rows(config),
         ("folder", config.output.folder),
     ]
-    if expected := expected_seconds(run, samples, throughput, device, done=done):
+    if expected := expected_seconds(run.config, samples, hardware, done=done):
         rows.append(("expected time", str(timedelta(seconds=round(expected)))))
     console.print(facts_panel("run", rows))
 
@@ -82,49 +79,6 @@ def _epochs(run: RunConfig, samples: RunSamples, corpus: int) -> float:
 
 def _steps(done: int, steps: int) -> str:
     return f"steps {done + 1:,} to {steps:,}" if done else f"{steps:,} step{'s' if steps > 1 else ''}"
-
-
-def expected_seconds(
-    run: ResolvedRun, samples: RunSamples, throughput: Throughput, device: torch.device, *, done: int
-) -> float | None:
-    """Forecast the seconds of the remaining steps and of their validations. None if the planner does not know the
-    device. Checkpoints, evaluations and the compilation of layers are not counted.
-
-    The forecast for a CPU uses the planner's figures for a laptop, but with the measured matrix rate.
-    """
-    hardware = _hardware(run.config, throughput.peak, device)
-    if hardware is None or (run.layout.world_size > hardware.ranks_per_node and hardware.network is None):
-        return None
-    training, left = run.training, run.training.steps - done
-    whole = (training.samples_before(training.steps) - training.samples_before(done)) / training.batch_size
-    validations = 1 + (-(-left // training.validate_every) if training.validate_every else 1)
-    filled = samples.validation.count(training.validation_sequences) * training.sequence_length
-    validated = min(filled, sum(folder.validation.num_tokens for folder in folders_of(samples.tokens)))
-    # A backward pass takes twice the work of a forward pass.
-    forward = validated / (training.batch_size * training.sequence_length) / 3
-    return step_time(run.config, hardware).total * (whole + validations * forward)
-
-
-def gain_of_one_rank(run: RunConfig, peak: Peak, device: torch.device) -> float:
-    """Forecast the speed-up of training with one rank instead of the run's ranks, which share one processor. 1 if the
-    ranks do not share a processor, if a single rank is hardly faster, or with pipeline stages. The run's
-    `training.precision` must not be `auto`.
-    """
-    hardware = _hardware(run, peak, device)
-    if run.layout.pipeline > 1:  # no run has been compared with its forecast
-        return 1.0
-    if hardware is None or device.type != "cpu" or not 1 < run.layout.world_size <= hardware.ranks_per_node:
-        return 1.0
-    alone = replace(run, layout=Layout(), training=replace(run.training, micro_batch_size=0))
-    gain = step_time(run, hardware).total / step_time(alone, hardware).total
-    return gain if gain > _WORTH_A_NOTE else 1.0
-
-
-def _hardware(run: RunConfig, peak: Peak, device: torch.device) -> Hardware | None:
-    if device.type == "cuda":
-        return find_hardware(torch.cuda.get_device_name(device))
-    laptop = KNOWN_HARDWARE["laptop"]
-    return replace(laptop, flops={**laptop.flops, run.training.numbers.compute: peak.flops_per_second})
 
 
 def mixture_facts(run: RunConfig, samples: RunSamples) -> list[dict[str, Any]]:

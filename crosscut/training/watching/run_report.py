@@ -35,12 +35,12 @@ from crosscut.training.watching.banner import (
     average_rows,
     device_name,
     facts_panel,
-    gain_of_one_rank,
     mixture_facts,
     mixture_rows,
     model_rows,
     short,
 )
+from crosscut.training.watching.forecast import gain_of_one_rank
 from crosscut.training.watching.metrics import METRICS_FILE, TENSORBOARD_FOLDER, read_metrics
 from crosscut.training.watching.profiling import PROFILE_FOLDER
 

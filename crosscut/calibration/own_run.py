@@ -1,0 +1,51 @@
+"""Measure the CPU for the forecast of one run, with the ranks of the run and the shapes of its products.
+
+`crosscut plan --calibrate` measures many shapes for any run, in about a minute. This measurement takes about a second,
+so that a run can say before its first step how long it will take.
+"""
+
+from crosscut.architecture import Product, describe, flat, lower
+from crosscut.architecture.steps import Multiply
+from crosscut.calibration.device import Sizes
+from crosscut.calibration.device_file import device_table
+from crosscut.calibration.ranks import measure_on
+from crosscut.config import RunConfig
+from crosscut.config.system.machine import available_memory, processor_name
+from crosscut.parallel import ParallelMesh
+from crosscut.planner.candidate import target_of
+from crosscut.planner.hardware import Hardware, make_hardware
+
+_MOST_TOKENS, _LONGEST = 2048, 512
+"""Maximum number of tokens in the measured products, and of a sequence in the measured attention."""
+_ELEMENTS = 1 << 22
+_MESSAGES = (1 << 17, 1 << 20)
+"""Numbers of float32 elements of the measured messages: activations and gradients of small models."""
+_TURNS = 2
+
+
+def measure_for(run: RunConfig, mesh: ParallelMesh) -> Hardware:
+    """Measure the CPU for a run that computes in float32. Every rank of the run's mesh must call this function."""
+    rates, link = measure_on(mesh, _sizes(run), _MESSAGES)
+    num_ranks = run.layout.world_size
+    table = device_table(processor_name(), rates, link, memory=available_memory(), ranks=num_ranks, known=None)
+    return make_hardware("own-run", {"device": "cpu", **table})
+
+
+def _sizes(run: RunConfig) -> Sizes:
+    """Sizes of the products in the run's layers, and of their attention, as far as they are quick to measure."""
+    target = target_of(run, device="cpu")
+    products: list[Product] = [
+        product
+        for layer in describe(run.model).kinds
+        for step in flat(lower(layer, target))
+        if isinstance(step, Multiply)
+        for product in step.products(target)
+    ]
+    heads = max(1, run.model.num_heads // run.layout.tensor)
+    return Sizes(
+        tokens=(min(max(product.m for product in products), _MOST_TOKENS),),
+        widths=tuple({(product.k, product.n): None for product in products}),
+        elements=_ELEMENTS,
+        attention=(1, heads, min(run.training.sequence_length, _LONGEST), run.model.head_size),
+        turns=_TURNS,
+    )

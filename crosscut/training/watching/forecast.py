@@ -1,0 +1,80 @@
+"""Forecast of a run's time with the planner, for the machine that the run has."""
+
+from dataclasses import replace
+
+import torch
+
+from crosscut.calibration.own_run import measure_for
+from crosscut.config import Layout, RunConfig
+from crosscut.data import folders_of
+from crosscut.parallel import ParallelMesh
+from crosscut.planner import find_hardware
+from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware
+from crosscut.planner.time import step_time
+from crosscut.training.batches import RunSamples
+from crosscut.training.watching.throughput import Peak
+
+_WORTH_A_NOTE = 1.05
+"""Minimum speed-up of one rank over several ranks, according to the forecast, for which a note is printed."""
+
+_WORTH_MEASURING = 20.0
+"""Seconds that a run must take, according to the first forecast, so that a second is spent on a better one."""
+
+
+def hardware_for(run: RunConfig, samples: RunSamples, peak: Peak, mesh: ParallelMesh, *, done: int) -> Hardware | None:
+    """Return the hardware with which the planner forecasts the remaining steps of a run. None if the planner does not
+    know the device. Every rank must call this function.
+
+    If a run on a CPU takes long and computes in float32, the ranks measure the run's own products, its messages, and
+    the work of the host. Otherwise, the result is that of `known_hardware`.
+    """
+    hardware = known_hardware(run, peak, mesh.device)
+    expected = expected_seconds(run, samples, hardware, done=done)
+    if expected is None or expected < _WORTH_MEASURING:
+        return hardware
+    if mesh.device.type != "cpu" or run.training.numbers.compute != "float32":
+        return hardware
+    return measure_for(run, mesh)
+
+
+def known_hardware(run: RunConfig, peak: Peak, device: torch.device) -> Hardware | None:
+    """Return the planner's figures for a GPU, or for a laptop's CPU with the measured matrix rate `peak`. None if the
+    planner does not know the GPU, or if a laptop does not have so many ranks.
+    """
+    if device.type == "cuda":
+        return find_hardware(torch.cuda.get_device_name(device))
+    laptop = KNOWN_HARDWARE["laptop"]
+    if run.layout.world_size > laptop.ranks_per_node:
+        return None
+    return replace(laptop, flops={**laptop.flops, run.training.numbers.compute: peak.flops_per_second})
+
+
+def expected_seconds(run: RunConfig, samples: RunSamples, hardware: Hardware | None, *, done: int) -> float | None:
+    """Forecast the seconds of the remaining steps and of their validations. None without `hardware`. Checkpoints,
+    evaluations and the compilation of layers are not counted.
+    """
+    if hardware is None:
+        return None
+    training, left = run.training, run.training.steps - done
+    whole = (training.samples_before(training.steps) - training.samples_before(done)) / training.batch_size
+    validations = 1 + (-(-left // training.validate_every) if training.validate_every else 1)
+    filled = samples.validation.count(training.validation_sequences) * training.sequence_length
+    validated = min(filled, sum(folder.validation.num_tokens for folder in folders_of(samples.tokens)))
+    # A backward pass takes twice the work of a forward pass.
+    forward = validated / (training.batch_size * training.sequence_length) / 3
+    return step_time(run, hardware).total * (whole + validations * forward)
+
+
+def gain_of_one_rank(run: RunConfig, peak: Peak, device: torch.device) -> float:
+    """Forecast the speed-up of training with one rank instead of the run's ranks, which share one processor. 1 if the
+    ranks do not share a processor, if a single rank is hardly faster, or with pipeline stages. The run's
+    `training.precision` must not be `auto`.
+    """
+    hardware = known_hardware(run, peak, device)
+    if run.layout.pipeline > 1:  # no run has been compared with its forecast
+        return 1.0
+    if hardware is None or device.type != "cpu" or run.layout.world_size == 1:
+        return 1.0
+    alone = replace(run, layout=Layout(), training=replace(run.training, micro_batch_size=0))
+    gain = step_time(run, hardware).total / step_time(alone, hardware).total
+    return gain if gain > _WORTH_A_NOTE else 1.0
