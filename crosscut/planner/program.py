@@ -29,6 +29,17 @@ class Program(NamedTuple):
     """Whether data ranks shard only the optimizer state (ZeRO-1). Reduce-scattering gradients then overlaps with the
     backward pass, and gathering weights overlaps with the next forward pass."""
 
+    overlaps_stages: bool = False
+    """Whether the reduction of gradients over the data ranks starts before the last pass of a pipeline with several
+    stages per rank. The gradients of a stage are then reduced while the other stages of the rank run their last
+    backward passes."""
+
+    repeats_keys: bool = False
+    """Whether keys and values are repeated for each query head before context ranks send them."""
+
+    overlaps_context: bool = True
+    """Whether the shifts of ring attention overlap with attention to the block that arrived before."""
+
     repeats_last: bool = False
     """Whether full recomputation also repeats the last matrix product of a layer and the message after this product."""
 

@@ -22,6 +22,7 @@ message counts as one between nodes. A rank sends it through its own adapter.
 """
 
 from collections import Counter
+from dataclasses import replace
 from functools import lru_cache
 from math import ceil, lcm
 from typing import NamedTuple
@@ -138,18 +139,20 @@ def exchange(collective: Collective, run: Planned, hardware: Hardware, program: 
     """Time of one collective of `step_traffic`, and the part of this time that does not overlap with the computation in
     `beside`. Of messages between the stages of a pipeline, this part is 0: the bubble of `step_time` contains it.
     """
+    if program.repeats_keys and collective.axis == "context":
+        collective = replace(collective, elements=collective.elements * _repeats_of_keys(run))
     where, each = ring_seconds(collective, run, hardware, bucket_bytes=program.bucket_bytes)
     seconds = collective.count * each
     if collective.operation == Operation.SEND:
         return Exchange(collective, where, seconds, 0.0)
-    if collective.overlap is Overlap.BLOCK:
+    if collective.overlap is Overlap.BLOCK and program.overlaps_context:
         return Exchange(collective, where, seconds, collective.count * _shift_waits(collective, each, beside))
     if collective.axis == "context":
         return Exchange(collective, where, seconds, seconds)
     if collective.axis == "tensor":
         waited = _tensor_waits(collective, each, run, beside) if program.overlaps_tensor else each
         return Exchange(collective, where, seconds, collective.count * waited)
-    if not program.overlaps_data or _follows_passes(collective, run.layout):
+    if not program.overlaps_data or _follows_passes(collective, run.layout, program):
         return Exchange(collective, where, seconds, seconds)
     if collective.overlap is Overlap.BUCKETS:
         return _gradients(collective, where, seconds, run, program, beside)
@@ -158,14 +161,21 @@ def exchange(collective: Collective, run: Planned, hardware: Hardware, program: 
     return Exchange(collective, where, seconds, seconds)
 
 
-def _follows_passes(collective: Collective, layout: Layout) -> bool:
+def _repeats_of_keys(run: Planned) -> int:
+    """Number of query heads of a tensor rank for each of its key-value heads."""
+    tensor, model = run.layout.tensor, run.model
+    return (model.num_heads // tensor) // max((model.num_kv_heads or model.num_heads) // tensor, 1)
+
+
+def _follows_passes(collective: Collective, layout: Layout, program: Program) -> bool:
     """Whether the data ranks of a pipeline sum these gradients when all passes have ended. With one stage per rank and
     whole copies of the weights, the last backward pass overlaps with the sum, unless the schedule computes the
-    gradients of weights later.
+    gradients of weights later. With several stages per rank, it does so in some programs (`overlaps_stages`).
     """
     if layout.pipeline == 1 or collective.phase == Phase.FORWARD:
         return False
-    return collective.overlap is Overlap.NEIGHBOUR_LAYER or layout.stages_per_rank > 1 or separates_weights(layout)
+    waits_for_stages = layout.stages_per_rank > 1 and not program.overlaps_stages
+    return collective.overlap is Overlap.NEIGHBOUR_LAYER or waits_for_stages or separates_weights(layout)
 
 
 def _gradients(
@@ -175,14 +185,18 @@ def _gradients(
 
     The reduction overlaps with the backward pass of the last micro-batch, except for the bucket of the embeddings,
     which follows the backward pass. With ZeRO-1 (`shards_optimizer`), the gather of the updated weights overlaps with
-    the next forward pass.
+    the next forward pass. With V stages per rank, P micro-batches run through each other stage after the last
+    micro-batch of a stage, so the overlap is longer: P (V - 1) / V + 1 / V passes of a micro-batch.
     """
+    layout = run.layout
+    passes = (min(layout.pipeline, run.num_micro_batches) * (layout.stages_per_rank - 1) + 1) / layout.stages_per_rank
     gathered = 0.0
     if program.shards_optimizer:
         precision = run.training.numbers
         seconds /= 2
         gathered = seconds * precision.compute_bytes / precision.accumulation_bytes
-    waited = max(seconds - beside.backward, beside.root_share * seconds) + max(0.0, gathered - beside.forward)
+    hidden, ahead = passes * beside.backward, passes * beside.forward
+    waited = max(seconds - hidden, beside.root_share * seconds) + max(0.0, gathered - ahead)
     return Exchange(collective, where, seconds + gathered, waited)
 
 

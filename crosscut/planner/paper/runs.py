@@ -18,7 +18,7 @@ from crosscut.config.training import Recompute
 from crosscut.planner.compute import flops_per_step
 from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware
 from crosscut.planner.program import PAPER_PROGRAM, Program
-from crosscut.planner.time import bubble_share, step_time
+from crosscut.planner.time import step_time
 
 PAPER_FLOPS_PER_SECOND = 39e12
 """FLOP/s of the 1.2B model on one GPU "over the course of the entire training application" (section 1)."""
@@ -42,7 +42,7 @@ PAPER_EPOCHS = {("megatron-355m", 1): 0.86, ("megatron-2.5b", 2): 2.27, ("megatr
 """Table 4: days for 68,507 steps of 512 sequences, by model and tensor ranks, with 64 data ranks."""
 
 EPOCH_STEPS = 68_507
-_BISECTIONS = 24
+_MOST_STEPS, _PRECISION = 24, 1e-9
 _DAY = 86_400
 _V100 = KNOWN_HARDWARE["v100-32gb-dgx2h"]
 _H100 = KNOWN_HARDWARE["h100-sxm"]
@@ -131,22 +131,25 @@ MEGATRON_CALIBRATION = MEGATRON_ROWS[1]
 
 _DATA, _LENGTH, _VOCABULARY = 48, 4096, 131_072
 _MICRO_BATCHES = (1, 2, 4)
-MEGATRON_PROGRAM = Program(compiled=True, casts_weights=False, shards_optimizer=True, bucket_bytes=None)
+MEGATRON_PROGRAM = Program(
+    compiled=True, casts_weights=False, shards_optimizer=True, overlaps_stages=True, bucket_bytes=None
+)
 """Properties of Megatron-Core according to its README: fused operators, messages that overlap piece by piece with
-products, and the distributed optimizer."""
+products (`--tp-comm-overlap`), the distributed optimizer, and gradients and weights that are sent while the passes run
+(`--overlap-grad-reduce`, `--overlap-param-gather`)."""
 
 
 def megatron_flops_per_second(row: MegatronRow, hardware: Hardware = _H100) -> float:
     """Forecast of the model FLOP/s of one GPU for a row of Megatron-Core's table.
 
-    The table states neither the micro-batch size nor the number of parts into which a stage's layers are cut. The
-    forecast takes the fastest micro-batch size of 1, 2 and 4 and makes each layer a part, which gives the smallest
-    possible bubble.
+    The table states neither the micro-batch size nor the number of stages of each rank. The forecast takes the fastest
+    micro-batch size of 1, 2 and 4 and makes each layer a stage, with the simulated schedule of these stages.
     """
     return max(_megatron_rate(row, micro, hardware) for micro in _MICRO_BATCHES)
 
 
 def _megatron_rate(row: MegatronRow, micro: int, hardware: Hardware) -> float:
+    split, layers = row.tensor > 1, row.num_layers // row.stages
     model = ModelConfig(
         num_layers=row.num_layers,
         hidden_size=row.hidden_size,
@@ -155,19 +158,19 @@ def _megatron_rate(row: MegatronRow, micro: int, hardware: Hardware) -> float:
         max_sequence_length=_LENGTH,
         dropout=0.0,
     )
-    split = row.tensor > 1
-    layout = Layout(tensor=row.tensor, data=_DATA, sequence_parallel=split, symmetric_memory=split)
+    layout = Layout(
+        tensor=row.tensor,
+        data=_DATA,
+        pipeline=row.stages,
+        stages_per_rank=layers if row.stages > 1 else 1,
+        sequence_parallel=split,
+        symmetric_memory=split,
+    )
     training = TrainingConfig(
         batch_size=row.batch_size, micro_batch_size=micro, sequence_length=_LENGTH, precision=Precision.BFLOAT16
     )
-    whole = RunConfig(model=model, layout=layout, training=training)
-    stage = replace(
-        whole, model=replace(model, num_layers=row.num_layers // row.stages)
-    )  # the last stage, with the loss
-    time = step_time(stage, hardware, program=MEGATRON_PROGRAM)
-    at_work = time.total - time.optimizer
-    waiting = at_work * bubble_share(row.stages, whole.num_micro_batches, chunks=stage.model.num_layers)
-    return flops_per_step(whole) / (time.total + waiting) / (layout.world_size * row.stages)
+    run = RunConfig(model=model, layout=layout, training=training)
+    return flops_per_step(run) / step_time(run, hardware, program=MEGATRON_PROGRAM).total / layout.world_size
 
 
 def megatron_errors(calibration: MegatronRow) -> dict[str, float]:
@@ -181,16 +184,24 @@ def megatron_errors(calibration: MegatronRow) -> dict[str, float]:
 
 
 def solve_attained(hardware: Hardware, rate_of: Callable[[Hardware], float], wanted: float) -> float:
-    """Return the share of the peak that the device's products must attain for a forecast of `wanted` FLOP/s.
+    """Return the share of the peak that the device's products must attain for a forecast of `wanted`.
 
-    `rate_of` forecasts the FLOP/s of a run on a given device. The forecast grows with the share, so bisection finds the
-    share.
+    `rate_of` forecasts the rate of a run on a given device, such as FLOP/s. The seconds of a step are almost linear in
+    the reciprocal of the share, so the secant method finds the reciprocal in a few steps.
     """
-    low, high = 0.01, 2.0
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if rate_of(attaining(hardware, middle)) < wanted else (low, middle)
-    return middle
+
+    def excess(reciprocal: float) -> float:
+        return wanted / rate_of(attaining(hardware, 1 / reciprocal)) - 1
+
+    before, reciprocal = 1.0, 2.0
+    error_before, error = excess(before), excess(reciprocal)
+    for _ in range(_MOST_STEPS):
+        if abs(error) < _PRECISION:
+            break
+        step = error * (reciprocal - before) / (error - error_before)
+        before, reciprocal = reciprocal, max(reciprocal - step, reciprocal / 2)
+        error_before, error = error, excess(reciprocal)
+    return 1 / reciprocal
 
 
 def attaining(hardware: Hardware, attained: float) -> Hardware:

@@ -40,6 +40,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f}%"
 
 
+def points(share: float) -> str:
+    """Difference of two shares in percentage points with one decimal, for a table cell."""
+    return f"{round(100 * share, 1) + 0.0:+.1f} points"
+
+
 def to_markdown(report: Report) -> str:
     """Report as Markdown, in lines of 120 columns."""
     parts = [f"<!-- {report.mark} -->\n\n# {report.title}\n\n{fill(report.words, _COLUMNS)}\n"]

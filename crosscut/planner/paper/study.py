@@ -1,13 +1,16 @@
-"""Report that compares the planner with the paper's scaling study and with NVIDIA's H100 table.
+"""Report that compares the planner with the paper's scaling study and with other published tables.
 
-One published figure calibrates each set of forecasts. The report names this figure. Nothing else is fitted.
+One published figure calibrates each table of forecasts. The report names this figure. Nothing else is fitted.
 """
+
+from functools import cache
 
 from crosscut.config import PRESETS, ModelConfig
 from crosscut.planner.compute import flops_per_step
 from crosscut.planner.hardware import KNOWN_HARDWARE
 from crosscut.planner.memory import forecast_memory
 from crosscut.planner.paper.account_report import besides, with_besides
+from crosscut.planner.paper.published_tables import WITHIN, contexts, narayanan, schedules
 from crosscut.planner.paper.runs import (
     EPOCH_STEPS,
     MEGATRON_CALIBRATION,
@@ -28,29 +31,29 @@ from crosscut.planner.paper.runs import (
     paper_seconds,
     paper_speed_up,
 )
-from crosscut.planner.paper.sections import Report, Section, percent
+from crosscut.planner.paper.sections import Report, Section, percent, points
 from crosscut.planner.parameters import count_parameters
 
 _DAY = 86_400
 _MARK = "Written by `crosscut study scaling`; in docs/ by `python docs/generate.py`."
 _H100_PEAK = KNOWN_HARDWARE["h100-sxm"].flops["bfloat16"]
 _V100 = KNOWN_HARDWARE["v100-32gb-dgx2h"]
-WITHIN = 0.05
-"""Largest error of a forecast that counts as correct, as a share of the peak or of linear scaling."""
 
 
+@cache
 def scaling_report() -> Report:
-    """Compute all sections of the report."""
+    """Compute all sections of the report. They are computed once, in a few seconds."""
     paper = (_models, _weak_scaling, _three_meanings, _heads, _speed_ups, _epochs, besides, with_besides)
-    return Report(_MARK, _TITLE, _WORDS, [make() for make in (*paper, _megatron, _choices)])
+    published = (narayanan, _megatron, _choices, schedules, contexts)
+    return Report(_MARK, _TITLE, _WORDS, [make() for make in (*paper, *published)])
 
 
 _TITLE = "Published scaling and the planner's forecasts"
 _WORDS = (
-    "This page compares the planner's forecasts with figures that the paper and NVIDIA published. One figure per GPU "
-    "calibrates the share of the peak that matrix products attain: for the V100, the paper's result on one GPU (39 "
-    "TFLOP/s of the 1.2B model), and for the H100, one row of Megatron-Core's table. Nothing else is fitted. The "
-    "columns named `ours` hold the forecasts. `crosscut study scaling` writes this report."
+    "This page compares the planner's forecasts with figures that the paper, NVIDIA, Narayanan et al. and torchtitan "
+    "published. One figure per table calibrates the share of the peak that matrix products attain: for the paper's "
+    "V100s, the result on one GPU (39 TFLOP/s of the 1.2B model), and for every other table, the row that is marked. "
+    "Nothing else is fitted. The columns named `ours` hold the forecasts. `crosscut study scaling` writes this report."
 )
 
 
@@ -77,7 +80,7 @@ def _weak_scaling() -> Section:
         for preset, tensor in PAPER_SCALING.items():
             run = paper_run(preset, tensor, data)
             ours, published = paper_scaling(run), PAPER_WEAK_SCALING.get((tensor, data))
-            told = ("", "") if published is None else (percent(published), _points(ours - published))
+            told = ("", "") if published is None else (percent(published), points(ours - published))
             rows.append((preset, f"{tensor} x {data}", told[0], percent(ours), told[1]))
             if published is not None:
                 bars.append((f"{tensor * data} GPUs", (published, ours)))
@@ -111,7 +114,7 @@ def _three_meanings() -> Section:
 def _heads() -> Section:
     ours = {heads: paper_scaling(paper_run("megatron-8.3b", 8, num_heads=heads)) for heads in PAPER_HEADS}
     rows = [
-        (f"{heads}", percent(published), percent(ours[heads]), _points(ours[heads] - published))
+        (f"{heads}", percent(published), percent(ours[heads]), points(ours[heads] - published))
         for heads, published in PAPER_HEADS.items()
     ]
     drawn = [(f"{heads} heads", (published, ours[heads])) for heads, published in PAPER_HEADS.items()]
@@ -165,15 +168,15 @@ def _megatron() -> Section:
         published, ours = row.teraflops * 1e12 / _H100_PEAK, megatron_flops_per_second(row) / _H100_PEAK
         note = " (calibration)" if row is MEGATRON_CALIBRATION else ""
         layout = f"{row.tensor} x {row.stages} x 48"
-        rows.append((f"{row.name}{note}", layout, percent(published), percent(ours), _points(errors[row.name])))
+        rows.append((f"{row.name}{note}", layout, percent(published), percent(ours), points(errors[row.name])))
         bars.append((row.name, (published, ours)))
     met = sum(abs(error) <= WITHIN for error in errors.values())
     words = (
         "Utilisation as a share of the dense peak. Layouts are tensor x pipeline x data ranks. The forecasts of "
         f"{met} of {len(errors)} rows are within 5 points, including the row that calibrates the forecast. NVIDIA did "
-        "not publish the micro-batch sizes or the number of parts into which a pipeline stage divides its layers. The "
-        "forecast uses the fastest micro-batch of 1, 2 and 4 sequences, and the smallest pipeline bubble that the "
-        "number of layers allows."
+        "not publish the micro-batch sizes or the number of stages of each pipeline rank. The forecast uses the "
+        "fastest micro-batch of 1, 2 and 4 sequences, and simulates the interleaved schedule with as many stages as "
+        "layers. According to NVIDIA's README, the reduction of gradients overlaps with the passes of other stages."
     )
     return Section("Megatron-Core on H100", words, ("model", "layout", "published", "ours", "difference"), rows, bars)
 
@@ -184,7 +187,7 @@ def _choices() -> Section:
         errors = megatron_errors(row).values()
         met = sum(abs(error) <= WITHIN for error in errors)
         worst = max(errors, key=abs)
-        rows.append((row.name, percent(megatron_attained(row)), f"{met} of {len(errors)}", _points(worst)))
+        rows.append((row.name, percent(megatron_attained(row)), f"{met} of {len(errors)}", points(worst)))
     words = (
         "Each row of the previous table could calibrate the forecast. For each choice, this table shows the share of "
         "the peak that products attain, the number of rows within 5 points, and the largest error of all rows."
@@ -195,7 +198,3 @@ def _choices() -> Section:
 
 def _percent_more(share: float) -> str:
     return f"{100 * share:+.0f}%"
-
-
-def _points(share: float) -> str:
-    return f"{round(100 * share, 1) + 0.0:+.1f} points"

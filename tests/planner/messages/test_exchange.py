@@ -8,7 +8,8 @@ from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingCon
 from crosscut.planner import Candidate, step_traffic
 from crosscut.planner.hardware import KNOWN_HARDWARE, MeasuredMessage
 from crosscut.planner.messages.collective import Collective
-from crosscut.planner.messages.exchange import fewest_in_a_node, ring_seconds
+from crosscut.planner.messages.exchange import Exchange, fewest_in_a_node, ring_seconds
+from crosscut.planner.program import Program
 from crosscut.planner.time import step_time
 
 DGX = KNOWN_HARDWARE["v100-32gb-dgx2h"]
@@ -185,3 +186,33 @@ def test_shifts_of_a_ring_arrive_during_attention_if_the_sequence_is_long(length
     else:
         assert 0.0 < keys < 1.0
         assert 0.0 < sums < 1.0
+
+
+def test_gradients_of_a_stage_hide_behind_the_passes_of_the_other_stages_of_its_rank_if_the_program_says_so() -> None:
+    layout = Layout(data=8, pipeline=4, stages_per_rank=3)
+    model = ModelConfig(**{**PRESETS["megatron-8.3b"], "num_layers": 72, "dropout": 0.0})
+    training = TrainingConfig(batch_size=64, micro_batch_size=1, precision="bfloat16", device="cuda")
+    run, H100 = RunConfig(model=model, layout=layout, training=training), KNOWN_HARDWARE["h100-sxm"]
+    late, early = (
+        next(e for e in step_time(run, H100, program=program).exchanges if e.collective.purpose == "gradients")
+        for program in (Program(compiled=True), Program(compiled=True, overlaps_stages=True))
+    )
+    assert late.exposed == late.seconds
+    assert early.seconds == late.seconds
+    assert early.exposed < 0.3 * late.exposed
+
+
+def test_a_program_may_repeat_keys_for_each_query_head_and_wait_for_the_messages_of_a_ring() -> None:
+    training = TrainingConfig(batch_size=1, sequence_length=8192, precision="bfloat16", device="cuda")
+    layout = Layout(tensor=2, context=4, context_attention="ring")
+    run = RunConfig(model=ModelConfig(**PRESETS["llama3-8b"]), layout=layout, training=training)
+
+    def shifts(program: Program) -> list[Exchange]:
+        time = step_time(run, KNOWN_HARDWARE["h100-sxm"], program=program)
+        return [entry for entry in time.exchanges if entry.collective.operation == Operation.SHIFT]
+
+    plain, repeated = shifts(Program(compiled=True)), shifts(Program(compiled=True, repeats_keys=True))
+    waiting = shifts(Program(compiled=True, overlaps_context=False))
+    for one, more, waited in zip(plain, repeated, waiting, strict=True):
+        assert more.collective.elements == 4 * one.collective.elements  # 32 heads of queries, 8 of keys
+        assert waited.exposed == waited.seconds == one.seconds >= one.exposed

@@ -27,4 +27,5 @@ def test_rows_are_as_wide_as_their_header(sections: Sequence[Section]) -> None:
 
 
 def test_the_report_tells_what_another_calibration_would_have_done(sections: Sequence[Section]) -> None:
-    assert [row[0] for row in sections[-1].rows] == [row.name for row in MEGATRON_ROWS]
+    rows = next(section.rows for section in sections if section.title.startswith("Another row"))
+    assert [row[0] for row in rows] == [row.name for row in MEGATRON_ROWS]
