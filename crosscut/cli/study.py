@@ -34,8 +34,9 @@ def study() -> None:
 def scaling(output: Path) -> None:
     """Write a report of published scaling figures and forecasts.
 
-    The report compares the planner's forecasts with the scaling figures of the Megatron-LM paper (arXiv 1909.08053) and
-    with figures that NVIDIA published for H100 GPUs. The report is written as Markdown and HTML.
+    The report compares the planner's forecasts with the scaling figures of the Megatron-LM paper (arXiv 1909.08053),
+    with the tables of Megatron-Core and torchtitan on H100 GPUs, and with the table of Narayanan et al. 2021 (arXiv
+    2104.04473) on A100 GPUs. The report is written as Markdown and HTML.
     """
     require_folder("--output", output)
     from crosscut.planner.paper.study import scaling_report

@@ -2,6 +2,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from crosscut.planner.paper.narayanan import NARAYANAN_ROWS
 from crosscut.planner.paper.runs import MEGATRON_ROWS, PAPER_SCALING
 from crosscut.planner.paper.sections import Section
 from crosscut.planner.paper.study import scaling_report
@@ -27,5 +28,9 @@ def test_rows_are_as_wide_as_their_header(sections: Sequence[Section]) -> None:
 
 
 def test_the_report_tells_what_another_calibration_would_have_done(sections: Sequence[Section]) -> None:
-    rows = next(section.rows for section in sections if section.title.startswith("Another row"))
-    assert [row[0] for row in rows] == [row.name for row in MEGATRON_ROWS]
+    megatron, narayanan = (
+        section.rows for section in sections if section.title.endswith("another row as the calibration")
+    )
+    assert [row[0] for row in megatron] == [row.name for row in MEGATRON_ROWS]
+    assert [row[0] for row in narayanan] == [row.name for row in NARAYANAN_ROWS if row.pipeline == 1]
+    assert narayanan[1][2] == "10 of 10"
