@@ -107,7 +107,7 @@ def read_text(path: Path, key: str) -> str:
     `DataError`.
     """
     try:
-        return files.read_text(path)
+        return files.read_small(path)
     except OSError as error:
         raise DataError(
             f"`{key}` must be a readable file, but `{path}` is not: {error.strerror}. Check the path."

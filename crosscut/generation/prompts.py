@@ -7,9 +7,8 @@ from pathlib import Path
 import click
 
 from crosscut.config import DataError
-from crosscut.config.system.files import parse_json, read_text
+from crosscut.config.system.files import parse_json, read_lines
 from crosscut.config.system.terminal import echo
-from crosscut.data.text.lines import lines_of
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:
@@ -19,7 +18,7 @@ def read_prompts(path: Path) -> tuple[str, ...]:
     Raises `DataError` if the file cannot be read, has no prompt, or has a line that is not a prompt.
     """
     try:
-        lines = lines_of(read_text(path))
+        lines = list(read_lines(path))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise DataError(

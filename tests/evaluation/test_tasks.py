@@ -244,3 +244,12 @@ def test_own_text_takes_few_windows_and_the_papers_test_set_the_papers(tmp_path:
         for task, stride in ((wiki, papers), (text, own)):
             assert {window.num_targets for window in task.windows[1:-1]} <= {stride}
             assert len(task.windows) == 1 + -(-(task.texts[0].size - 1 - longest) // stride)
+
+
+def test_a_document_is_no_larger_than_can_be_encoded(
+    tmp_path: Path, letters: Letters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "book.txt").write_text("many words " * 100)
+    monkeypatch.setattr("crosscut.evaluation.own_text.text.MOST_CHARACTERS", 1000)
+    with pytest.raises(DataError, match=r"must have at most 1,000 characters, but `.*book.txt` \(record 1\) has more"):
+        Text([str(tmp_path / "book.txt")], letters, start=0, window=64, overlap=64, text_key="text")

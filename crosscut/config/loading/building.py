@@ -4,6 +4,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from math import isnan
 from typing import Any
 
@@ -15,6 +16,11 @@ from crosscut.config.loading.mistakes import Mistakes
 from crosscut.config.model import ModelConfig
 from crosscut.config.run import RunConfig
 from crosscut.config.system.files import parse_toml
+
+_MOST_SECTIONS = 1000
+"""Maximum number of sections in an array of sections, such as the folders of a mixture."""
+_MOST_UNKNOWN = 100
+"""Maximum number of unknown keys of a section that are reported. The search for the meant keys takes time."""
 
 
 class Override(str):
@@ -66,15 +72,16 @@ class Builder:
         self._mistakes.note(ConfigError(message), place)
 
     def _refuse_unknown(self, kind: type, table: Mapping[str, Any], path: str, place: str) -> dict[str, Any]:
-        """Record all keys that `kind` does not have as mistakes. If the key of a required field is misspelt, the result
-        maps the correct key to the given value, so that other checks can use this value.
+        """Record the keys that `kind` does not have as mistakes, but at most `_MOST_UNKNOWN` of them. If the key of a
+        required field is misspelt, the result maps the correct key to the given value, so that other checks can use
+        this value.
         """
         known = _names(kind)
         meant: dict[str, Any] = {}
-        for key in table:
-            if key not in known and not path:
+        for key in islice((key for key in table if key not in known), _MOST_UNKNOWN):
+            if not path:
                 self._refuse_at_top(kind, key, table[key])
-            elif key not in known:
+            else:
                 name = f"{path}.{key}"
                 found = meant_keys(name, self._keys)
                 choices = advice(found, [*known, "preset"] if path == "model" else known)
@@ -208,6 +215,10 @@ class Builder:
         """Build an array of tables. Returns None if an item cannot be built."""
         if not isinstance(value, list | tuple):
             raise ConfigError(f"`{name}` must be one or more sections [[{name}]], but is {shown(value)}.")
+        if len(value) > _MOST_SECTIONS:
+            raise ConfigError(
+                f"`{name}` must have at most {_MOST_SECTIONS:,} sections, but has {len(value):,}. Remove some."
+            )
         item = typing.cast(type, section_of(kind))
         items = [self.build(item, table, name, f"{place}.{index}") for index, table in enumerate(value)]
         return None if None in items else tuple(items)

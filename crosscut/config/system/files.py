@@ -10,6 +10,7 @@ import json
 import os
 import stat
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -18,6 +19,9 @@ from crosscut.config.errors import ConfigError, CrosscutError
 
 MOST_BYTES = 1 << 28
 """Maximum size of a JSON or TOML file. The largest real files are tokenizers of 50 MB."""
+
+MOST_BYTES_OF_LINE = 1 << 26
+"""Maximum length of a line of `read_lines`."""
 
 
 _ENDLESS = {
@@ -52,6 +56,28 @@ def read_text(path: Path) -> str:
     """
     require_regular(path)
     return path.read_bytes().decode("utf-8")
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    r"""Yield the lines of a text file in UTF-8, without a byte-order mark and without the line ends \n and \r\n.
+
+    Unlike `str.splitlines`, this function does not split at U+2028, U+0085 and other characters that JSON and prose may
+    contain within a line. Raises the errors of `read_text`, and `OSError` if a line is longer than 64 MiB.
+    """
+    require_regular(path)
+    offset = 0
+    with path.open("rb") as file:
+        while line := file.readline(MOST_BYTES_OF_LINE + 1):
+            if len(line) > MOST_BYTES_OF_LINE:
+                raise OSError(errno.EFBIG, f"A line is longer than {MOST_BYTES_OF_LINE >> 20:,} MiB", str(path))
+            try:
+                text = line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                error.start += offset
+                error.end += offset
+                raise
+            yield text.removeprefix("\ufeff" if not offset else "").removesuffix("\n").removesuffix("\r")
+            offset += len(line)
 
 
 def read_small(path: Path) -> str:

@@ -21,6 +21,9 @@ from crosscut.data.text.sources import Source, find_sources, read_chunks
 PIECE_CHARACTERS = 16 * 1024
 """Maximum number of characters in a document that is cut from a .txt file."""
 
+_HOLE = "\0" * PIECE_CHARACTERS
+"""Document in a hole of a file, which a crash can leave. It holds no text."""
+
 _PARAGRAPH_END = re.compile(r"\n[ \t]*\n+")
 _LINE_END = re.compile(r"\n")
 _WORD_END = re.compile(r"\s+")
@@ -67,7 +70,7 @@ def read_sources(sources: Sequence[Source], *, text_key: str, blank: bool = Fals
     for source, start in zip(sources, starts, strict=False):
         with _damage_told_first(source):
             for text, record, position in readers[source.format](source, text_key):
-                has_text = bool(text) and not text.isspace()
+                has_text = bool(text) and not text.isspace() and text != _HOLE
                 empty = empty and not has_text
                 if has_text or blank:
                     yield Document(text, source, record, start + position)
@@ -118,6 +121,8 @@ def _cut(text: str, start: int) -> int:
     that crosses the allowed length could become a blank document, which is skipped.
     """
     middle, end = start + PIECE_CHARACTERS // 2, start + PIECE_CHARACTERS
+    if text.startswith(_HOLE, start):
+        return end
     last = middle + len(text[middle : end + 1].rstrip()) - 1
     if last <= middle:  # half of the allowed length is blank
         return end

@@ -9,7 +9,8 @@ from typing import Any
 from crosscut.config import ConfigError, DataError
 from crosscut.config.checks import require_at_least
 from crosscut.config.model import require_tensor_axis
-from crosscut.config.system.files import parse_json, read_json, read_small, read_text
+from crosscut.config.system import files
+from crosscut.config.system.files import parse_json, read_json, read_small
 from crosscut.data.text.lines import lines_of
 from crosscut.data.tokenization.inner import read_inner
 from crosscut.evaluation.ranks import Machinery
@@ -39,13 +40,12 @@ def read_lines(file: Path | None) -> list[str]:
     read, or has no lines.
     """
     try:
-        text = sys.stdin.buffer.read().decode() if file is None else read_text(file)
+        lines = lines_of(sys.stdin.buffer.read().decode()) if file is None else list(files.read_lines(file))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         name = "Standard input" if file is None else f"`{file}`"
         raise DataError(f"{name} must be readable text, but is not: {reason}. Give UTF-8 text.") from None
-    lines = lines_of(text)
-    if not lines[-1]:
+    if lines and not lines[-1]:
         lines.pop()
     if not lines:
         name = "Standard input" if file is None else f"`{file}`"

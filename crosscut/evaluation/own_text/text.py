@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from crosscut.config.errors import DataError
 from crosscut.data import read_documents
 from crosscut.data.text.documents import Document
 from crosscut.data.text.sources import find_sources
@@ -13,6 +14,9 @@ from crosscut.evaluation.perplexity import bits_per_byte
 from crosscut.evaluation.scoring import Ids, WindowScores
 from crosscut.evaluation.task import Encoder, Figures, as_ids, exponential, hashed
 from crosscut.evaluation.windows import Window, sliding_windows
+
+MOST_CHARACTERS = 1 << 28
+"""Maximum number of characters in a document."""
 
 
 class Text:
@@ -83,12 +87,23 @@ def _figures(loss: float, num_tokens: int, num_bytes: int) -> dict[str, float]:
 
 
 def whole_documents(patterns: Sequence[str], text_key: str) -> Iterator[tuple[str, int, str]]:
-    """Source, record and text of each document. The pieces in which a .txt file is read are joined to one document."""
+    """Source, record and text of each document. The pieces in which a .txt file is read are joined to one document.
+
+    Raises `DataError` for a document of more than `MOST_CHARACTERS`, which is encoded as a whole.
+    """
 
     def place(document: Document) -> tuple[int, int]:
         return document.source.index, 1 if document.source.format == "text" else document.record
 
     documents = read_documents(patterns, text_key=text_key, setting="evaluation.text", blank=True)
     for (_, record), pieces in groupby(documents, place):
-        first, *rest = pieces
-        yield first.source.name, record, "".join(piece.text for piece in (first, *rest))
+        texts, source, size = [], "", 0
+        for piece in pieces:
+            texts.append(piece.text)
+            source, size = piece.source.name, size + len(piece.text)
+            if size > MOST_CHARACTERS:
+                raise DataError(
+                    f"A document of `evaluation.text` must have at most {MOST_CHARACTERS:,} characters, but `{source}` "
+                    f"(record {record:,}) has more. Divide it into several documents."
+                )
+        yield source, record, "".join(texts)

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from crosscut.config import DataError
-from crosscut.config.system.files import read_text
+from crosscut.config.system.files import read_lines
 from crosscut.data.text.json_text import parse_record
-from crosscut.data.text.lines import lines_of
 from crosscut.serving.protocol.fields import Fields, shown
 from crosscut.serving.protocol.messages import read_messages
 from crosscut.serving.protocol.refusals import Refusal
@@ -51,11 +50,11 @@ def read_conversations(files: Iterable[str | Path]) -> list[Conversation]:
 
 def _in_file(path: Path) -> Iterator[Conversation]:
     try:
-        text = read_text(path)
+        lines = list(read_lines(path))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise DataError(f"`{path}` must be a readable .jsonl file, but is not: {reason}. Check the path.") from None
-    for number, line in enumerate(lines_of(text.removeprefix("\ufeff")), 1):
+    for number, line in enumerate(lines, 1):
         if line.strip():
             yield _conversation(line, f"{path}:{number}")
 

@@ -23,8 +23,7 @@ from crosscut.checkpoint.format.manifest import MANIFEST_FILE
 from crosscut.config import CheckpointError, ConfigError, RunConfig, load_run, write_whole
 from crosscut.config.errors import DataError
 from crosscut.config.model import HeadKind
-from crosscut.config.system.files import parse_json, read_json, read_text
-from crosscut.data.text.lines import lines_of
+from crosscut.config.system.files import parse_json, read_json, read_lines
 from crosscut.finetuning.downstream.predictions import Outputs
 from crosscut.finetuning.downstream.task import Task
 from crosscut.finetuning.encoding import Rows
@@ -108,7 +107,7 @@ class Kept:
         path = self.folder / DATA_FOLDER / f"{part}.jsonl"
         kind = _KINDS.get(self.task.head, TextExample)
         try:
-            return tuple(_checked(kind(**_tuples(parse_json(line)))) for line in lines_of(read_text(path)) if line)
+            return tuple(_checked(kind(**_tuples(parse_json(line)))) for line in read_lines(path) if line)
         except (OSError, ValueError, TypeError) as error:
             raise DataError(
                 f"`{path}` must hold the examples of the run, but cannot be read: {error}. Remove the folder, and "
@@ -127,7 +126,10 @@ class Kept:
             write_whole(folder / f"{part}.jsonl", "".join(f"{line}\n" for line in lines))
 
 
-def _tuples(table: Mapping[str, Any]) -> dict[str, Any]:
+def _tuples(table: object) -> dict[str, Any]:
+    """Fields of an example, with tuples in place of lists. Raises `TypeError` if `table` is not a JSON object."""
+    if not isinstance(table, Mapping):
+        raise TypeError(f"an example is {table!r:.60}")
     return {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from crosscut.config.checks import listed, shown
 from crosscut.config.errors import DataError
-from crosscut.config.system.files import parse_json, read_text
+from crosscut.config.system.files import parse_json, read_lines
 
 Row = Mapping[str, Any]
 
@@ -108,7 +108,7 @@ def to_examples(
 def lines_of(path: Path) -> list[str]:
     """Lines of a text file in UTF-8. Only line feeds end a line. Raises `DataError` if the file cannot be read."""
     try:
-        text = read_text(path)
+        return list(read_lines(path))
     except OSError as error:
         reason = error.strerror or str(error)
         raise DataError(f"`{path}` must be a readable file, but is not: {reason}. Check the path.") from None
@@ -116,8 +116,6 @@ def lines_of(path: Path) -> list[str]:
         raise DataError(
             f"`{path}` must be UTF-8, but byte {error.start:,} is not. Convert the file to UTF-8."
         ) from None
-    lines = text.removeprefix("\ufeff").split("\n")
-    return [line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
 
 
 def require_columns(path: Path, line: int, columns: Columns, found: Sequence[str]) -> None:

@@ -1,5 +1,6 @@
 """All mistakes of a config are reported together, each with its line."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -205,3 +206,14 @@ def test_a_later_error_is_placed_too(tmp_path: Path) -> None:
     assert with_line(f"{path}:6: {told}", path) == f"{path}:6: {told}"
     assert with_line(told, path, ["data.text=gone.txt"]) == told
     assert with_line("`runs/demo` must be a run's folder.", path) == "`runs/demo` must be a run's folder."
+
+
+def test_mistakes_without_number_are_told_in_part_and_at_once() -> None:
+    names = [f"key{number}" for number in range(20_000)]
+    begin = time.monotonic()
+    with pytest.raises(ConfigError) as error:
+        load_run({"model": dict.fromkeys(names, 1)})
+    assert str(error.value).count("must be a key of `model`") == 100
+    with pytest.raises(ConfigError, match=r"`data.mixture` must have at most 1,000 sections, but has 20,000. Remove"):
+        load_run({"data": {"mixture": [{name: 1} for name in names]}})
+    assert time.monotonic() - begin < 10

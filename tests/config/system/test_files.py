@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from crosscut.config import ConfigError, CrosscutError, load_run
-from crosscut.config.system.files import parse_json, read_json
+from crosscut.config.system.files import MOST_BYTES_OF_LINE, parse_json, read_json, read_lines
 from crosscut.data.manifest import Manifest
 from crosscut.evaluation.lambada import _passages
 from crosscut.generation.prompts import read_prompts
@@ -105,3 +105,22 @@ def make_special(path: Path, kind: str) -> None:
             # A socket's address holds about 100 bytes, fewer than the path of a folder of tests may have.
             with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(path.name)
+
+
+def test_only_line_feeds_end_a_line_and_a_mark_at_the_start_is_no_text(tmp_path):
+    (tmp_path / "lines.txt").write_bytes("\ufeffone\r\ntwo\u2028\ufeff\rstill\n\nlast".encode())
+    assert list(read_lines(tmp_path / "lines.txt")) == ["one", "two\u2028\ufeff\rstill", "", "last"]
+
+
+def test_a_line_must_end_and_be_text(tmp_path):
+    path = tmp_path / "lines.txt"
+    path.write_bytes(b"fine\n\xff\n")
+    with pytest.raises(UnicodeDecodeError) as error:
+        list(read_lines(path))
+    assert error.value.start == 5
+    with path.open("wb") as file:
+        file.truncate(MOST_BYTES_OF_LINE + 1)
+    with pytest.raises(OSError, match="A line is longer than 64 MiB"):
+        list(read_lines(path))
+    path.write_bytes(b"x" * (MOST_BYTES_OF_LINE - 1) + b"\n")
+    assert len(next(read_lines(path))) == MOST_BYTES_OF_LINE - 1

@@ -142,6 +142,18 @@ def test_blanks_that_cross_the_limit_of_a_document_are_kept(tmp_path: Path, befo
         assert max(map(len, pieces)) <= PIECE_CHARACTERS
 
 
+def test_holes_of_a_file_hold_no_documents(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"before" + b"\n" * PIECE_CHARACTERS + b"\0" * 5 * PIECE_CHARACTERS + b"\nafter\0")
+    found = "".join(read(path))
+    assert found.startswith("before")
+    assert found.endswith("after\0")
+    assert found.count("\0") < 2 * PIECE_CHARACTERS
+    path.write_bytes(b"\0" * 3 * PIECE_CHARACTERS)
+    with pytest.raises(DataError, match="The corpus must hold text, but all documents are blank"):
+        read(path)
+
+
 def test_positions_run_over_all_files(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{number}.jsonl", ["some text"]) for number in range(3)]
     documents = list(read_documents([str(tmp_path)]))
