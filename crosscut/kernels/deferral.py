@@ -38,14 +38,19 @@ class Deferred:
         """Number of gradients that are still to be computed."""
         return len(self._waiting)
 
-    def compute(self) -> None:
-        """Compute the gradients and add them to the `.grad` of the parameters, in the order of the backward pass."""
+    def compute(self) -> int:
+        """Compute the gradients and add them to the `.grad` of the parameters, in the order of the backward pass.
+        Return the number of computed gradients.
+        """
+        computed = 0
         waiting, self._waiting = self._waiting[::-1], []
         while waiting:  # `pop` frees the tensors of a gradient before the next gradient is computed
             compute, edge = waiting.pop()
             with torch.no_grad():
                 gradient = compute()
             torch.autograd.backward([edge], [gradient])
+            computed += 1
+        return computed
 
 
 class Deferral:

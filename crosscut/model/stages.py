@@ -13,9 +13,8 @@ Shapes: B batch, S sequence, H hidden, T tensor ranks.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +26,18 @@ from crosscut.model.documents import NO_CONTEXT, Context
 from crosscut.model.gpt import GPT, StageInput
 from crosscut.parallel import enter_tensor_parallel
 from crosscut.parallel.channels import Arriving
+
+
+class Observer(Protocol):
+    """Interface of an object that is told when each action of a rank starts and ends."""
+
+    def start(self, action: Action) -> None:
+        """The input of `action` has arrived, and the rank now computes."""
+
+    def end(self, action: Action, *, weight_gradients: int) -> None:
+        """The rank has computed the result of `action`, and has not sent it yet. `weight_gradients` is the number of
+        deferred weight gradients that the action has computed.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +56,8 @@ class StageStep:
     deferral: Deferral | None = None
     """Object that defers the weight gradients of the model's linear layers. Only a schedule with separate weight
     gradients needs this object."""
-    around: Callable[[Action], AbstractContextManager[object]] = lambda _: nullcontext()
-    """Context in which each action runs."""
+    observer: Observer | None = None
+    """Observer of each action; None if nobody asks for the times of the actions."""
 
     def run(self) -> Tensor:
         """Perform all actions of the rank, and leave the gradients in `.grad`. Return the sum of the losses of all
@@ -88,20 +99,23 @@ class _Step:
                 self._start_receiving(following)
             if action == last:
                 self.step.arm()
-            with self.step.around(action):
-                self._perform(action, received)
+            self._perform(action, received)
         self.channels.finish()
         return self.loss
 
     def _perform(self, action: Action, received: Tensor | None) -> None:
-        result: Tensor | None
+        """Compute the result of an action, and start to send it to the stage that needs it."""
+        result, weight_gradients, observer = None, 0, self.step.observer
+        if observer is not None:
+            observer.start(action)
         if action.kind is Pass.FORWARD:
             result = self._forward(action, received)
         elif action.kind is Pass.BACKWARD:
             result = self._backward(action, received)
         else:
-            self.deferred.pop((action.micro_batch, action.chunk)).compute()
-            return
+            weight_gradients = self.deferred.pop((action.micro_batch, action.chunk)).compute()
+        if observer is not None:
+            observer.end(action, weight_gradients=weight_gradients)
         if (message := self.step.schedule.sent(self.rank, action)) is not None:
             assert result is not None
             self.channels.send(message, result)

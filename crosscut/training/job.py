@@ -51,7 +51,6 @@ from crosscut.training.requirements import (
     require_no_conversations,
     require_objective,
     require_own_names,
-    require_whole_model,
 )
 from crosscut.training.resuming import describe_new_average, describe_new_settings, identity_of, require_resumable
 from crosscut.training.step import Trainer
@@ -112,7 +111,6 @@ def run_training(run: RunConfig, *, resume: Resume = False, profile: bool = Fals
     ranks = Ranks(layout=run.layout, device=run.training.device, signals=INTERRUPTIBLE)
     resolved = resolve_on(run, choose_device(run.training.device))
     require_objective(run)
-    require_whole_model(run, profile=profile)
     require_capabilities(resolved)
     with contextlib.ExitStack() as until_the_end:
         stop = in_ranks(

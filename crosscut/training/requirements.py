@@ -3,7 +3,7 @@
 import shlex
 from pathlib import Path
 
-from crosscut.config import ConfigError, LayoutError, ResolvedRun, RunConfig
+from crosscut.config import ConfigError, ResolvedRun, RunConfig
 from crosscut.config.conventions import CHAT_FOLDER, CHECKPOINTS_FOLDER, CONFIG_FILE, INITIAL_FOLDER
 from crosscut.config.data import Objective
 from crosscut.launch.processes import choose_device
@@ -62,15 +62,6 @@ def require_objective(run: RunConfig) -> None:
         )
     if masked:
         run.evaluation.require_masked()
-
-
-def require_whole_model(run: RunConfig, *, profile: bool) -> None:
-    """Raise `LayoutError` if a run with a pipeline asks for work that needs the whole model on each rank."""
-    if run.layout.pipeline > 1 and profile:
-        raise LayoutError(
-            f"`layout.pipeline` must be 1 for --profile, but is {run.layout.pipeline}. A profile does not know the "
-            "waiting of pipeline stages. Remove --profile, or set layout.pipeline=1."
-        )
 
 
 def require_no_conversations(folder: Path) -> None:

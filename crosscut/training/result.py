@@ -26,6 +26,13 @@ class Moment:
             self._event = torch.cuda.Event(enable_timing=True)
             self._event.record(torch.cuda.current_stream(device))
 
+    @property
+    def on_host(self) -> float:
+        """Time on the host's clock at which the object was created, in seconds. The processes of one machine share the
+        clock.
+        """
+        return self._time
+
     def wait(self) -> None:
         """Wait until the device has finished all work that was queued before the `Moment` was created."""
         if self._event is not None:

@@ -14,7 +14,7 @@ from crosscut.config.layout import PipelineSchedule
 from crosscut.kernels.deferral import Deferral
 from crosscut.model import GPT, Batch, initialize
 from crosscut.model.running import PLAIN_LOSS, Runners
-from crosscut.model.stages import StageStep
+from crosscut.model.stages import Observer, StageStep
 from crosscut.parallel import (
     ParallelMesh,
     RandomStreams,
@@ -44,6 +44,9 @@ class Trainer:
     `step` only queues work on the device. The host never waits for a result: even the decision whether the weights may
     change is a tensor on the device.
     """
+
+    observer: Observer | None = None
+    """Observer of the passes of pipeline stages, such as `watching.passes.PassRecorder`; None by default."""
 
     def __init__(
         self,
@@ -209,6 +212,7 @@ class Trainer:
             begin=lambda index: self.streams.restart(step=step, micro_batch=index),
             arm=self.reducer.arm,
             deferral=self.deferral,
+            observer=self.observer,
         ).run()
 
     def _scales(self, micro_batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:

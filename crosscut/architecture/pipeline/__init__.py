@@ -16,7 +16,8 @@ from crosscut.architecture.pipeline.schedules import (
     one_forward_one_backward,
     zero_bubble,
 )
-from crosscut.architecture.pipeline.simulation import Durations, Simulation, ends_of_ranks, simulate
+from crosscut.architecture.pipeline.simulation import Durations, ends_of_ranks, simulate, without_messages
+from crosscut.architecture.pipeline.timeline import Timed, Timeline
 
 __all__ = [
     "Action",
@@ -26,8 +27,9 @@ __all__ = [
     "Message",
     "Pass",
     "Schedule",
-    "Simulation",
     "Stage",
+    "Timed",
+    "Timeline",
     "balanced_cut",
     "ends_of_ranks",
     "flights",
@@ -35,5 +37,6 @@ __all__ = [
     "one_forward_one_backward",
     "simulate",
     "stages_of_rank",
+    "without_messages",
     "zero_bubble",
 ]

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from crosscut.architecture.pipeline.schedules import Action, Channel, Message, Pass, Schedule
+from crosscut.architecture.pipeline.schedules import Channel, Message, Pass, Schedule
+from crosscut.architecture.pipeline.timeline import Timed, Timeline
 from crosscut.config.errors import LayoutError
 
 
@@ -31,75 +32,65 @@ class Durations:
         return {Pass.FORWARD: self.forward, Pass.BACKWARD: self.backward, Pass.WEIGHTS: self.weights}[kind]
 
 
-class Timed(NamedTuple):
-    """An action with its start and its end."""
-
-    action: Action
-    start: float
-    end: float
-
-
-@dataclass(frozen=True)
-class Simulation:
-    """Times of all actions of a schedule."""
-
-    schedule: Schedule
-    ranks: tuple[tuple[Timed, ...], ...]
-    """Actions of each rank in order, with their times."""
-
-    @property
-    def total(self) -> float:
-        """Time from the start of the step to the end of the last action of any rank."""
-        return max(timed[-1].end for timed in self.ranks)
-
-    def busy(self, rank: int) -> float:
-        """Time in which a rank computes."""
-        return sum(timed.end - timed.start for timed in self.ranks[rank])
-
-    @property
-    def bubble(self) -> float:
-        """Waiting time as a share of the computing time, for the rank that computes longest."""
-        longest = max(self.busy(rank) for rank in range(self.schedule.num_ranks))
-        return (self.total - longest) / longest
-
-
-def simulate(schedule: Schedule, durations: Durations | Sequence[Durations]) -> Simulation:
+def simulate(schedule: Schedule, durations: Durations | Sequence[Durations]) -> Timeline:
     """Simulate a schedule. `durations` is one object for all stages, or a sequence with one object for each stage of
-    the model, in order.
+    the model, in order. The first action starts at 0.
 
     Raises `LayoutError` if ranks would wait for each other forever, or if a channel would deliver messages in another
     order than the receiver needs.
     """
-    ranks: list[list[Timed]] = [[] for _ in schedule.actions]
-    for step, start, end in zip(_order(schedule), *_times(schedule, durations), strict=True):
-        done = ranks[step.rank]
-        done.append(Timed(schedule.actions[step.rank][len(done)], start, end))
-    return Simulation(schedule, tuple(map(tuple, ranks)))
+    return _timeline(schedule, *_seconds(schedule, durations))
+
+
+def without_messages(recorded: Timeline) -> Timeline:
+    """Return the timeline that a recorded step would have had if messages took no time: each action takes as long as in
+    the record, and starts as soon as the rank is free and the action's input has been computed.
+
+    The idle time in the result is the bubble: the idle time that follows from the schedule and from the durations of
+    the actions. The difference between both totals is the time that the step has waited for messages.
+    """
+    schedule = recorded.schedule
+    own = [iter(rank) for rank in recorded.ranks]
+    seconds = [next(own[step.rank]).duration for step in _order(schedule)]
+    return _timeline(schedule, seconds, [0.0] * schedule.num_stages)
 
 
 def ends_of_ranks(schedule: Schedule, durations: Durations | Sequence[Durations]) -> list[float]:
     """End of the last action of each rank, as in `simulate`, without the times of the other actions."""
     ends = [0.0] * schedule.num_ranks
-    for step, end in zip(_order(schedule), _times(schedule, durations)[1], strict=True):
+    for step, end in zip(_order(schedule), _times(schedule, *_seconds(schedule, durations))[1], strict=True):
         ends[step.rank] = end
     return ends
 
 
-def _times(schedule: Schedule, durations: Durations | Sequence[Durations]) -> tuple[list[float], list[float]]:
-    """Start and end of each action, in the order of `_order`."""
+def _seconds(schedule: Schedule, durations: Durations | Sequence[Durations]) -> tuple[list[float], list[float]]:
+    """Time of each action, in the order of `_order`, and time of a message of each stage."""
     each = [durations] * schedule.num_stages if isinstance(durations, Durations) else durations
     seconds = {(stage, kind): each[stage].of(kind) for stage in range(schedule.num_stages) for kind in Pass}
-    messages = [durations.message for durations in each]
+    return [seconds[step.stage, step.kind] for step in _order(schedule)], [durations.message for durations in each]
+
+
+def _timeline(schedule: Schedule, seconds: Sequence[float], messages: Sequence[float]) -> Timeline:
+    """Timeline of a schedule with these times of actions and messages, which are ordered as in `_seconds`."""
+    ranks: list[list[Timed]] = [[] for _ in schedule.actions]
+    for step, start, end in zip(_order(schedule), *_times(schedule, seconds, messages), strict=True):
+        done = ranks[step.rank]
+        done.append(Timed(schedule.actions[step.rank][len(done)], start, end))
+    return Timeline(schedule, tuple(map(tuple, ranks)))
+
+
+def _times(schedule: Schedule, seconds: Sequence[float], messages: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Start and end of each action, in the order of `_order`."""
     free = [0.0] * schedule.num_ranks
     starts: list[float] = []
     ends: list[float] = []
-    for rank, stage, kind, own, sent, sender in _order(schedule):
+    for (rank, _, _, own, sent, sender), taken in zip(_order(schedule), seconds, strict=True):
         start = free[rank]
         if own is not None and ends[own] > start:
             start = ends[own]
         if sent is not None and ends[sent] + messages[sender] > start:
             start = ends[sent] + messages[sender]
-        end = free[rank] = start + seconds[stage, kind]
+        end = free[rank] = start + taken
         starts.append(start)
         ends.append(end)
     return starts, ends

@@ -2,7 +2,8 @@
 
 After two warm-up steps, the first rank records three steps with `torch.profiler` and the memory of one more step. The
 run then continues normally. The recorded steps compute the same results, only more slowly. The device is idle at the
-start and at the end of each recorded step. All other ranks only measure how long their steps took.
+start and at the end of each recorded step. All other ranks only measure how long their steps took. In a pipeline, all
+ranks also record the passes of their stages (`passes`).
 """
 
 import gzip
@@ -14,7 +15,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,11 @@ from crosscut.config import ConfigError, write_whole
 from crosscut.config.system.terminal import new_console
 from crosscut.parallel import ParallelMesh
 from crosscut.parallel.collectives import gather_to_first
+from crosscut.planner.stages import schedule_of_run
 from crosscut.training.step import Trainer
 from crosscut.training.watching.memory_account import Account, account_of
+from crosscut.training.watching.passes import PassRecorder, RankPasses, pipeline_steps
+from crosscut.training.watching.pipeline_profile import PASSES_FILE, PipelineProfile
 from crosscut.training.watching.throughput import synchronize
 from crosscut.training.watching.trace import STEP_NAME, Shares, shares_of_steps
 
@@ -63,6 +67,8 @@ class Profile:
     first."""
     seconds_of_ranks: list[list[float]] = field(default_factory=list)
     """Seconds of each recorded step on each rank: one list per rank."""
+    pipelines: list[dict[str, Any]] = field(default_factory=list)
+    """Computing, bubble, waiting and the rest of each recorded step on each rank; empty without a pipeline."""
 
 
 class Profiler:
@@ -72,6 +78,7 @@ class Profiler:
         self.trainer, self.mesh, self.folder = trainer, trainer.mesh, folder / PROFILE_FOLDER
         self._first: int | None = None
         self._seconds: list[float] = []
+        self._passes: list[RankPasses] = []
         self._recorder: Any = None
         self._profile: Profile | None = None
 
@@ -97,14 +104,26 @@ class Profiler:
             os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise, PyTorch's recorder would print lines
             self._recorder = torch.profiler.profile(activities=_activities(self.mesh), acc_events=True)
             self._recorder.start()
-        synchronize(self.mesh.device)
-        start = time.perf_counter()
-        with torch.profiler.record_function(f"{STEP_NAME} {step + 1}"):
-            yield
+        with self._passes_recorded() if self.mesh.pipeline else nullcontext():
             synchronize(self.mesh.device)
-        self._seconds.append(time.perf_counter() - start)
+            start = time.perf_counter()
+            with torch.profiler.record_function(f"{STEP_NAME} {step + 1}"):
+                yield
+                synchronize(self.mesh.device)
+            self._seconds.append(time.perf_counter() - start)
         if last and self._recorder is not None:
             self._recorder.stop()
+
+    @contextmanager
+    def _passes_recorded(self) -> Iterator[None]:
+        """Record the passes of the step that the caller runs in the context."""
+        self.trainer.observer = recorder = PassRecorder(self.mesh)
+        try:
+            with recorder.step():
+                yield
+        finally:
+            self.trainer.observer = None
+        self._passes.append(recorder.recorded())
 
     @contextmanager
     def _accounted(self) -> Iterator[None]:
@@ -140,17 +159,30 @@ class Profiler:
             handle.remove()
 
     def _finish(self) -> None:
-        """Gather the seconds of all ranks, and write and print the profile on the first rank. All ranks must call this
-        method in the same step.
+        """Gather the seconds and the passes of all ranks, and write and print the profile on the first rank. All ranks
+        must call this method in the same step.
         """
-        seconds = gather_to_first(self._seconds)
+        gathered = gather_to_first((self._seconds, self._passes))
         self._recorder = None
-        if self._profile is None or seconds is None:
+        if self._profile is None or gathered is None:
             return
-        self._profile.seconds_of_ranks = seconds
+        self._profile.seconds_of_ranks = [seconds for seconds, _ in gathered]
+        pipeline = self._joined([passes for _, passes in gathered]) if self.mesh.pipeline else None
+        if pipeline is not None:
+            self._profile.pipelines = pipeline.rows()
+            pipeline.write_passes(self.folder)
         told = {**asdict(self._profile), "steps": [shares._asdict() for shares in self._profile.steps]}
         write_whole(self.folder / FIGURES_FILE, json.dumps(told, indent=2) + "\n")
-        print_profile(self._profile, self.folder, new_console())
+        print_profile(self._profile, self.folder, new_console(), pipeline=pipeline)
+
+    def _joined(self, passes: Sequence[Sequence[RankPasses]]) -> PipelineProfile:
+        """Join the passes of all ranks. `passes` has one list per rank, with one entry for each recorded step."""
+        schedule = schedule_of_run(self.trainer.run.config)
+        assert self._profile is not None
+        numbers = [shares.step for shares in self._profile.steps]
+        return PipelineProfile(
+            {number: pipeline_steps(schedule, of_ranks) for number, *of_ranks in zip(numbers, *passes, strict=True)}
+        )
 
     def _write_trace(self) -> list[dict[str, Any]]:
         """Write the trace for Perfetto and return its events."""
@@ -209,8 +241,10 @@ def _operators(events: Any) -> list[dict[str, Any]]:
     ]
 
 
-def print_profile(profile: Profile, folder: Path, console: Console) -> None:
-    """Print the shares of each step's time, the longest operators, and the largest holders of memory."""
+def print_profile(profile: Profile, folder: Path, console: Console, *, pipeline: PipelineProfile | None = None) -> None:
+    """Print the shares of each step's time, in a pipeline those of each stage, the longest operators, and the largest
+    holders of memory.
+    """
     shares = _table("step", "seconds", "compute", "overlapped", "communication", "idle")
     for step in profile.steps:
         parts = (step.compute, step.overlapped, step.communication, step.idle)
@@ -223,6 +257,8 @@ def print_profile(profile: Profile, folder: Path, console: Console) -> None:
             f"seconds per step: {min(means):.3f} on the fastest rank, "
             f"{max(means):.3f} on the slowest rank (rank {slowest})\n"
         )
+    if pipeline is not None:
+        pipeline.print(_table("rank", "stages", "computing", "bubble", "waiting", "rest"), console)
     total = sum(operator["milliseconds"] for operator in profile.operators)
     longest = _table("operator", "calls", "ms", "share")
     for operator in profile.operators[:_TOLD]:
@@ -233,7 +269,8 @@ def print_profile(profile: Profile, folder: Path, console: Console) -> None:
         console.print(_holders(profile))
     else:
         console.print("holders of memory: unknown, because layers on the CPU are compiled. Set training.compile=off.\n")
-    text = f"{folder}/: {TRACE_FILE} (open it at ui.perfetto.dev), {FIGURES_FILE}"
+    passes = "" if pipeline is None else f", {PASSES_FILE}"
+    text = f"{folder}/: {TRACE_FILE} (open it at ui.perfetto.dev), {FIGURES_FILE}{passes}"
     console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 

@@ -2,7 +2,8 @@
 
 A trace is the file that `torch.profiler` writes for Perfetto. On a GPU, computation and communication are the times of
 the kernels. On a CPU, computation is the time of the operators on the training thread (the autograd engine runs on the
-same thread), and communication is the time of the messages on all threads. C is the time during which something is
+same thread), and communication is the time of the messages on all threads, except the messages between the stages of a
+pipeline: a stage that waits for another stage is idle (`passes` says why). C is the time during which something is
 computed, and K the time during which something is sent:
 
     compute = C without K     overlapped = C and K     communication = K without C     idle = neither
@@ -22,7 +23,10 @@ STEP_NAME = "crosscut step"
 
 _KERNELS = {"kernel", "gpu_memcpy", "gpu_memset"}
 _SENDING_KERNEL = re.compile(r"nccl|symm_mem|multimem|c10d", re.IGNORECASE)
-_SENDING_OPERATOR = re.compile(r"(_?c10d|gloo|nccl|record_param_comms)")
+_SENDING_OPERATOR = re.compile(r"(_?c10d|gloo(?!:(send|recv)$)|nccl|record_param_comms)")
+"""Name of an operator that sends or waits, on the CPU. The spans `gloo:send` and `gloo:recv` last until a message
+between two stages of a pipeline has arrived, while the stages compute, and are therefore left out.
+"""
 _COMPUTING_OPERATOR = re.compile(r"(aten|mkldnn|inductor|prims)::|Torch-Compiled Region|## Call CompiledFxGraph")
 
 

@@ -3,7 +3,6 @@
 import pytest
 
 from crosscut.config import ConfigError, LayoutError, load_run
-from crosscut.training.job import run_training
 from tests.training.jobs import poisoned_step, record_step
 from tests.training.pipeline.jobs import (
     EXACT,
@@ -163,8 +162,3 @@ def test_zero_bubble_is_not_compiled():
         "layout.pipeline=2", "layout.schedule=zero_bubble", "training.compile=on", "model.dropout=0", error=ConfigError
     )
     assert '"zero_bubble" separates them' in told
-
-
-def test_work_that_needs_the_whole_model_is_refused(run_with):
-    with pytest.raises(LayoutError, match="must be 1 for --profile, but is 2"):
-        run_training(run_with("layout.pipeline=2"), profile=True)

@@ -10,6 +10,7 @@ import torch
 
 from crosscut.config import ConfigError
 from crosscut.planner import parameters_per_rank
+from crosscut.planner.stages import schedule_of_run
 from crosscut.training.speed import compilation
 from crosscut.training.watching.profiling import _operators, require_steps
 from crosscut.training.watching.trace import STEP_NAME
@@ -56,6 +57,44 @@ def test_profile_of_two_ranks_tells_of_the_run_and_does_not_change_it(ranks, run
     assert [size for name, size in holders.items() if name.startswith("GeLU (kernels/gelu.py")] == [
         2 * 4 * 32 * 128 * 4
     ]
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(
+    ("layout", "batch_size"), [("pipeline=2 schedule=zero_bubble", 4), ("pipeline=2 stages_per_rank=2 data=2", 8)]
+)
+def test_profile_of_a_pipeline_tells_bubble_and_waiting_apart_and_does_not_change_the_run(
+    ranks, run_with, tmp_path, layout, batch_size
+):
+    settings = ("training.steps=6", "training.validate_every=0", "training.micro_batch_size=1", "model.num_layers=4")
+    settings = (*settings, f"training.batch_size={batch_size}", *(f"layout.{setting}" for setting in layout.split()))
+    run = run_with(*settings)
+    size = run.layout.world_size
+    plain = ranks.run(size, loop, run_with(*settings, f"output.folder={tmp_path / 'plain'}"), time_limit=300.0)
+    profiled = ranks.run(size, loop, run, None, None, True, time_limit=300.0)
+    for before, after in zip(plain, profiled, strict=True):
+        assert all(torch.equal(weight, after["weights"][name]) for name, weight in before["weights"].items())
+
+    folder = Path(run.output.folder) / "profile"
+    rows = json.loads((folder / "profile.json").read_text())["pipelines"]
+    places = [(row["step"], row["pipeline"], row["rank"]) for row in rows]
+    assert places == [(step, line, rank) for step in (3, 4, 5) for line in range(run.layout.data) for rank in (0, 1)]
+    for row in rows:
+        assert row["stages"] == list(range(row["rank"], run.layout.num_stages, 2))
+        shares = [row[name] for name in ("computing", "bubble", "waiting", "rest")]
+        assert sum(shares) == pytest.approx(1.0)
+        assert min(shares) >= 0.0
+        matrices = 2 * 5 if run.layout.data == 1 else 0  # of two layers, if the schedule defers their gradients
+        assert row["weight_gradients"] == run.num_micro_batches * matrices
+    written = json.loads((folder / "passes.json").read_text())
+    assert [(row["step"], row["pipeline"], row["rank"]) for row in written] == places
+    for row in written:
+        actions = schedule_of_run(run).actions[row["rank"]]
+        assert [name for name, _, _ in row["passes"]] == [str(action) for action in actions]
+        assert all(start < end for _, start, end in row["passes"])
+    with gzip.open(folder / "trace.json.gz", "rt") as file:
+        names = {event["name"] for event in json.load(file)["traceEvents"]}
+    assert {"pass F0", "pass B3", "crosscut step 3"} <= names
 
 
 def test_compiled_graphs_are_not_told_apart_by_the_hashes_of_their_code():

@@ -55,3 +55,18 @@ def test_on_the_cpu_what_a_collective_does_within_itself_is_communication():
     assert shares.overlapped == pytest.approx(0.10)
     assert shares.communication == pytest.approx(0.30)
     assert shares.idle == pytest.approx(0.40)
+
+
+def test_on_the_cpu_a_message_between_stages_is_no_communication_while_the_stage_computes():
+    events = [
+        step(0, 0, 100),
+        event("aten::mm", 0, 30, cat="cpu_op"),
+        event("c10d::send", 30, 32, cat="cpu_op"),
+        event("gloo:send", 31, 98, cat="user_annotation"),  # until the other stage has received it
+        event("gloo:recv", 10, 60, cat="user_annotation"),
+        event("aten::mm", 60, 90, cat="cpu_op"),
+    ]
+    (shares,) = shares_of_steps(events)
+    assert shares.compute == pytest.approx(0.60)
+    assert shares.communication == pytest.approx(0.02)
+    assert shares.idle == pytest.approx(0.38), "waiting for another stage"
