@@ -38,9 +38,9 @@ ROOT = Path(__file__).parents[1]
 GOAL = 0.95
 """Highest ratio of Crosscut's time to the plain program's time."""
 MODERN_GOAL = 0.5
-"""The same with the modern recipe."""
+"""Highest ratio of the time of Crosscut's modern recipe to the plain program's time."""
 MODERN_SHARE = 0.25
-"""Steps of the modern recipe as a share of the others' steps."""
+"""Number of steps of the modern recipe, as a share of the number of steps of the other programs."""
 LETTERS = "\n" + "".join(map(chr, range(32, 127)))
 """Characters of the text. All other characters are left out."""
 

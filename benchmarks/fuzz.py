@@ -98,7 +98,7 @@ class Result:
 
 
 def failures_of(figures: Figures) -> dict[str, int]:
-    """Number of failures of each class that has any."""
+    """Number of failures of each class. Classes without failures are left out."""
     found: dict[str, int] = {}
     for finding in figures.findings.values():
         found[finding.failure] = found.get(finding.failure, 0) + finding.count
@@ -106,7 +106,9 @@ def failures_of(figures: Figures) -> dict[str, int]:
 
 
 class _Rate(TextColumn):
-    """Cases per second, and the time left: that of the cases, or that of the kind's share if that is shorter."""
+    """Column with the cases per second and the time left: the time for the remaining cases, but at most the rest of the
+    kind's share of the time.
+    """
 
     def __init__(self) -> None:
         super().__init__("")

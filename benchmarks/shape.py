@@ -32,7 +32,7 @@ FIELDS_OF_KINDS = {"biases", "family", "mlp", "norm", "positions", "qk_norm"}
 HOMES_OF_KINDS = {"architecture", "config", "model", "pretrained"}
 """Packages that may branch on a kind of sublayer."""
 NUMERIC = {"architecture", "kernels", "launch", "model", "parallel", "planner", "rehearsal", "training", "verification"}
-"""Packages in which a name is that of a parameter, an operator or a message, and not of a file."""
+"""Packages in which names belong to parameters, operators or messages, and not to files."""
 FILE_SUFFIXES = (".bin", ".idx", ".json", ".toml")
 LAUNCHERS = {"launch", "process_group"}
 """Functions that start ranks or join them."""
@@ -127,7 +127,7 @@ def long_functions(source: Source) -> Iterator[int]:
 
 
 def wide_functions(source: Source, most: int) -> Iterator[int]:
-    """Functions with more than this many arguments, without `self`, `cls`, `*args` and `**kwargs`."""
+    """Functions with more than `most` arguments, without `self`, `cls`, `*args` and `**kwargs`."""
     for node in source.functions():
         names = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
         if len(names) - (names[:1] in (["self"], ["cls"])) > most:

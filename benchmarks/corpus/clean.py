@@ -4,10 +4,10 @@
 
 `--books` is a jsonl file with the texts under `text`, `--mail` is a folder of messages, `--sentences` is a folder with
 a file for each language, one sentence per line. Every text goes through `repair` and then through `ftfy.fix_text` in
-the same process. Two variants of every text go through both, too: one with the quotes and dashes of a printed book, and
-one in which every tenth non-ASCII line was decoded with a wrong codec, a different one each time. Rates use processor
-time and count all workers together. The language filter runs on the texts, and each detector on the sentences, whose
-language is known.
+the same process. Two variants of every text also go through both functions: one with the quotes and dashes of a printed
+book, and one in which every tenth non-ASCII line was decoded with a wrong codec, a different one each time. Rates use
+processor time and count all workers together. The language filter runs on the texts, and each detector on the
+sentences, whose language is known.
 """
 
 import argparse

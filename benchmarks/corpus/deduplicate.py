@@ -1,4 +1,4 @@
-"""Deduplication of real text: recall and precision on planted copies, speed beside daft and datatrove, memory.
+"""Deduplication of real text: recall and precision on planted copies, speed compared with daft and datatrove, memory.
 
     python benchmarks/corpus/deduplicate.py BOOKS.jsonl.zst [--peers PYTHON]
 
@@ -17,7 +17,8 @@ Contenders run in turns on the same documents. Each is a program with two worker
                 the last step, which writes the remaining text, is left out
 
 The peers need an environment of their own, because daft needs an older pyarrow. `--peers` names the Python of that
-environment; without it Crosscut runs alone. Its packages are those of the extra `benchmarks-corpus`:
+environment; without `--peers`, Crosscut runs alone. The packages of the environment are those of the extra
+`benchmarks-corpus`:
 
     python -m venv .venv-peers && .venv-peers/bin/pip install daft 'datatrove[io,processing]'
 

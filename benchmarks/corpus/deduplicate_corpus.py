@@ -130,7 +130,9 @@ def _parts(texts: Sequence[str]) -> Iterator[list[int]]:
 
 
 def pairs_of_sample(texts: Sequence[str], sample: Sequence[int], jaccard: float) -> set[tuple[int, int]]:
-    """Find all pairs of a sampled document and another one with at least this similarity, by exact comparison."""
+    """Find all pairs of a sampled document and another document whose similarity is at least `jaccard`, by exact
+    comparison.
+    """
     sets = [np.unique(ngrams(hash_words([texts[number]]), NGRAM).hashes) for number in sample]
     grams = np.concatenate(sets)
     owners = np.repeat(np.arange(len(sets)), list(map(len, sets)))[np.argsort(grams, kind="stable")]

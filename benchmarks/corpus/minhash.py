@@ -1,4 +1,4 @@
-"""Speed and error of Crosscut's MinHash values beside rensa and datasketch, if these are installed.
+"""Speed and error of Crosscut's MinHash values, compared with rensa and datasketch if these are installed.
 
     python benchmarks/corpus/minhash.py BOOKS.jsonl.zst
 

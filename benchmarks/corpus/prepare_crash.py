@@ -1,4 +1,4 @@
-"""Kill `crosscut prepare` at random instants, again and again, and check that it writes the same files as unharmed.
+"""Kill `crosscut prepare` at random instants, again and again, and check that the files are the same as without kills.
 
     python benchmarks/corpus/prepare_crash.py                       # ten kills on the built-in corpus
     python benchmarks/corpus/prepare_crash.py --text BOOKS.jsonl.zst --kills 10
@@ -120,7 +120,7 @@ def digest(path: Path) -> str:
 
 
 def differences(one: dict[str, str], other: dict[str, str]) -> list[str]:
-    """Return the names of files that differ or that only one of the two has."""
+    """Return the names of files that differ, or that are in only one of the two folders."""
     return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
 
 

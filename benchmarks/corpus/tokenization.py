@@ -282,7 +282,9 @@ def measure_memory(
 
 
 def _peak_memory(process: Any) -> int:
-    """Wait for a process and return its peak resident memory, descendants included. Shared pages count in each."""
+    """Wait for a process and return its peak resident memory, descendants included. A shared page counts in each
+    process.
+    """
     import psutil
 
     peak = 0

@@ -1,7 +1,8 @@
 """Cases: a valid command with up to four edits, drawn by Hypothesis.
 
 Cases are drawn in batches. A batch depends only on the seed, the kind and its number, so `SEED/KIND/CASE` names a case
-as long as Hypothesis and the valid inputs stay the same. A case that is kept also lists its edits, and needs neither.
+as long as Hypothesis and the valid inputs stay the same. The file of a kept case lists its edits, so it does not depend
+on Hypothesis.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from benchmarks.fuzzing.hostile import JSON, TEMPLATES
 _T = TypeVar("_T")
 
 BATCH = 100
-"""Cases that are drawn together."""
+"""Number of cases that are drawn together."""
 
 _MOST_EDITS = 4
 _TEXTS = (".json", ".jsonl", ".toml", ".txt", ".jinja", ".html", ".eml", ".mbox", ".xml", ".warc", ".tsv")
@@ -39,7 +40,7 @@ class Base:
     damaged: tuple[str, ...] = ("**/*",)
     """Globs of the files that are damaged, in the case's folder."""
     kept: int = 0
-    """Number of first arguments that are not damaged. If 0, no argument is."""
+    """Number of arguments at the start of the command that are not damaged. If 0, no argument is damaged."""
     words: tuple[str, ...] = ()
     """Arguments to insert, apart from hostile words. `--option=@name` has the hostile word `name` as its value."""
     ends_with: tuple[int, ...] = (0,)
@@ -110,7 +111,9 @@ def _edits(base: Base, valid: Path) -> st.SearchStrategy[Edit]:
 
 
 def _weighted(ways: list[st.SearchStrategy[_T]]) -> st.SearchStrategy[_T]:
-    """Draw from one of the strategies. One that is listed twice is twice as likely; `one_of` would count it once."""
+    """Draw from one of the strategies. A strategy that is listed twice is twice as likely; `one_of` would
+    count it once.
+    """
     return st.sampled_from(ways).flatmap(lambda way: way)
 
 

@@ -1,4 +1,6 @@
-"""Findings: what must hold for every case and does not, one per cause, with all that reproduces it."""
+"""Findings: violations of the rules that must hold for every case. Each cause has one finding, with everything that
+reproduces it.
+"""
 
 import json
 import re
@@ -39,7 +41,7 @@ class Finding:
     failure: str
     """A key of `CLASSES`."""
     place: str
-    """Innermost place in the package. The command instead, if there is no stack."""
+    """Innermost place in the package, or the command if there is no stack."""
     detail: str
     case: Case
     """The smallest case found."""

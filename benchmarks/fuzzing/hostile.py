@@ -117,7 +117,7 @@ TOML = _STRINGS | _PLAIN | {
 """Values as TOML text. Not all are valid TOML."""
 
 ARGUMENTS = {name: value for name, value in (TOML | WORDS).items() if len(os.fsencode(value)) < 128 << 10}
-"""Values of options and overrides. Linux allows an argument 128 KiB."""
+"""Values of options and overrides. Linux limits an argument to 128 KiB."""
 
 TEMPLATES = {
     "fair": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",

@@ -30,8 +30,8 @@ _STEP = "run/checkpoints/step-00000004"
 _DAMAGES = {*BYTES, "delete", "empty", "sparse"}
 
 Oracle = Callable[[Case, Path, Path, Outcome], str]
-"""Judge of a case: of its folder, the folder of valid inputs, and its outcome. Returns what was accepted although it is
-damaged, or nothing.
+"""Function that judges a case by the case's folder, the folder of valid inputs, and the outcome. Returns a text about
+damage that the command accepted. An empty text means that there is none.
 """
 
 
@@ -206,7 +206,7 @@ def _digest(path: Path) -> str:
 
 
 def _stored_damage_is_found(case: Case, folder: Path, valid: Path, outcome: Outcome) -> str:
-    """A checkpoint whose manifest is as it was, and another of whose files is not, must not verify."""
+    """A checkpoint with an unchanged manifest and another file that has changed must not pass `verify`."""
     base = CHECKPOINTS.base(case)
     if not base.name.startswith("verify") or outcome.status != 0:
         return ""

@@ -1,6 +1,6 @@
 """Hostile requests to a running server, and an honest request after each batch.
 
-One `crosscut serve` takes all batches, so that memory that it does not give back adds up. A request is a head and a
+One `crosscut serve` takes all batches, so that memory that the server never frees adds up. A request is a head and a
 body, each damaged by edits, and a way to send it: some clients leave early, never read, or send slowly.
 """
 
@@ -65,7 +65,7 @@ class Service:
     honest: tuple[str, Mapping[str, Any]]
     """Path and body of the honest request."""
     key: str
-    """Key of its answer that must stay as it is."""
+    """Key of the honest answer whose value must stay the same."""
 
 
 SERVICES = {
@@ -315,7 +315,7 @@ def _write(client: socket.socket, head: bytes, body: bytes, way: str) -> None:
 
 
 def _checked(answer: bytes, *, whole: bool) -> list[tuple[str, str, str]]:
-    """Failures in an answer: its status, and JSON that is not JSON."""
+    """Failures in an answer: a wrong status, and a body that is not JSON."""
     found = _STATUS.match(answer)
     if not found:
         return []

@@ -1,6 +1,6 @@
 """Processes in which cases run: forks with a terminal of their own, a limit on time and a limit on memory.
 
-A fork runs the real `crosscut` command, as many cases as it is given, one after another. Its parent watches: a case
+A fork runs the real `crosscut` command for one or several cases, one after another. Its parent watches: a case
 that takes too long is killed with all processes that it started, and its stack is kept. Two limits hold for memory: the
 address space ends `HARD_BYTES` above the idle process, so that a case cannot harm the machine, and the peak of the
 resident memory is measured for each case.
@@ -86,7 +86,9 @@ def run(jobs: Sequence[Job], *, longest: float = LONGEST) -> Iterator[Outcome]:
 
 
 def place_in(frames: Sequence[tuple[str, int, str]]) -> str:
-    """Innermost frame in the package, of frames whose last is the innermost. Without one, the innermost frame."""
+    """Innermost frame in the package, or the innermost frame if none is in the package. The last of `frames` is the
+    innermost.
+    """
     inside = [frame for frame in frames if frame[0].startswith(_PACKAGE)]
     if not frames:
         return ""

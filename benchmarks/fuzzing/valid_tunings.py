@@ -172,7 +172,7 @@ def _write_conversations(path: Path) -> None:
 def _make_tuned(folder: Path, crosscut: Callable[..., None]) -> None:
     """Fine-tune for one step: with labels, for questions, and on conversations with adapters.
 
-    A run without its summary is not complete, so that a resumed one reads all its files.
+    The runs have no summary and so are not complete. A resumed run therefore reads all its files.
     """
     for name in ("train", "dev"):
         shutil.copyfile(folder / "tables" / f"table-{name}.tsv", folder / f"{name}.tsv")

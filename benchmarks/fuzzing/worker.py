@@ -72,7 +72,7 @@ class Setting:
     """Folder for the findings."""
     seed: int
     known: frozenset[tuple[str, str, str]] = frozenset()
-    """Causes that other batches have already found, so that they are counted only."""
+    """Causes that other batches have already found. Further findings with these causes are only counted."""
     deadline: float = float("inf")
     """Time, on the clock of `time.monotonic`, at which the batch ends early."""
 
@@ -127,7 +127,7 @@ def _publish(kind: Kind, finding: Finding, setting: Setting, figures: Figures) -
 
 
 def _smaller(kind: Kind, finding: Finding, setting: Setting) -> Finding | None:
-    """Leave out edits for as long as the finding stays."""
+    """Leave out edits of the case as long as the case still has the finding."""
     best = _again(kind, finding.case, finding, setting)
     if best is None:
         return None if finding.failure == "hang" else finding  # it needs the cases before it in the same process

@@ -41,7 +41,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Goal:
-    """A goal for a figure."""
+    """Goal for the figure of a measurement."""
 
     text: str
     least: float
@@ -161,7 +161,7 @@ def tiny_plan() -> list[Measurement]:
 
 
 def _llamas(peers: list[str]) -> list[Measurement]:
-    """List the Llamas of Crosscut and of these peers, compiled and eager. Without a peer there are none."""
+    """List the Llamas of Crosscut and of these peers, compiled and eager. Empty without a peer."""
     pairs = [(model, shape, peer) for model, shape in LLAMAS.items() for peer in peers]
     return [
         *(_measurement("crosscut", model, shape) for model, shape in LLAMAS.items() if peers),

@@ -44,11 +44,13 @@ from benchmarks.gpu.worker import Failed, answer, describe, measure
 
 GROUPS = ("models", "precision", "layouts", "recomputation", "compile")
 SECONDS_EAGER, SECONDS_COMPILED, SECONDS_PEER_COMPILED = 20.0, 40.0, 70.0
-"""Estimated seconds of a measurement before one of its kind has run. Crosscut compiles one layer for all layers. Its
-peers, except torchtitan, compile the whole model, as their users do.
+"""Estimated seconds of a measurement before another measurement of the same kind has run. Crosscut compiles one layer
+for all layers. Its peers, except torchtitan, compile the whole model, as their users do.
 """
 MOST_SECONDS = 110.0
-"""Most seconds of one measurement, or a fifth of all seconds if that is more, so that one that hangs leaves time."""
+"""Maximum seconds of one measurement, so that a measurement that hangs leaves time for the others. A fifth of the total
+time is the maximum if that is more.
+"""
 
 
 @dataclass
@@ -60,13 +62,13 @@ class Budget:
     took: dict[str | tuple[str, bool], float] = field(default_factory=dict)
     """Seconds of the last measurement, by name and by (program, compiled).
 
-    Programs are separate because a slow peer says nothing about Crosscut. The last measurement counts because the first
-    one to compile finds an empty cache.
+    Programs are separate because a slow peer says nothing about Crosscut. The last measurement counts, because the
+    first compilation starts with an empty cache.
     """
 
     @property
     def most(self) -> float:
-        """Most seconds of one measurement."""
+        """Maximum seconds of one measurement."""
         return max(MOST_SECONDS, self.seconds / 5)
 
     def left(self) -> float:
@@ -96,7 +98,7 @@ class Row:
     """Reasons why the measurement failed, was skipped or ran differently."""
 
     def figures(self, dense_peak: float | None) -> dict[str, Any]:
-        """Combine the figures of all turns. Without a turn there are none."""
+        """Combine the figures of all turns. Empty without a turn."""
         from benchmarks.contenders.programs import crosscut_run
         from benchmarks.contenders.task import Way
         from crosscut.planner import model_flops_per_token
@@ -160,7 +162,7 @@ def run_plan(plan: list[Measurement], budget: Budget, device: str, told: Callabl
 
 
 def start_server(device: str, budget: Budget) -> Any:
-    """Choose how processes start, and return the first one's description of the device, or a `Failed`.
+    """Choose how processes start, and return the first process's description of the device, or a `Failed`.
 
     Processes are forked from a server that has imported torch and never uses a device. If forking does not work, for
     example because an import uses the device after all, each process starts from nothing.
@@ -257,7 +259,8 @@ def forecast_line(row: Row, device: str) -> str:
 def judged(goals: tuple[Goal, ...], rows: dict[str, Row], dense_peak: float | None) -> Iterator[dict[str, Any]]:
     """Yield each goal with its figure and whether the goal is met.
 
-    `met` is None if the figure was not measured, or if no compiled peer was: a compiled peer might be the fastest.
+    `met` is None if the figure was not measured, or if no compiled peer was measured, because a compiled peer might be
+    the fastest.
     """
     figures = {name: row.figures(dense_peak) for name, row in rows.items()}
     for goal in goals:

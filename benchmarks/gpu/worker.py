@@ -242,7 +242,7 @@ def _batch(measurement: Measurement, device: torch.device, seed: int) -> list[tu
 
 
 def _warm_up(step: Step, batches: list[list[tuple[Any, Any]]], device: torch.device) -> tuple[float, float, float]:
-    """Do the warm-up steps. Returns the first loss, the seconds of all steps and those of the last step."""
+    """Do the warm-up steps. Returns the first loss, the seconds of all steps, and the seconds of the last step."""
     from crosscut.training.watching.throughput import synchronize
 
     began = time.perf_counter()

@@ -1,7 +1,7 @@
 """Speed and memory of scoring text with Crosscut and with transformers: same weights and windows, in turns.
 
     python benchmarks/models/evaluate.py FOLDER     # a Hugging Face folder with weights and tokenizer
-    python benchmarks/models/evaluate.py --tiny     # a random Llama of seconds, to see that everything runs
+    python benchmarks/models/evaluate.py --tiny     # a small random Llama, to check in seconds that everything runs
 
 Every contender has a process of its own, loads the model once in float32, and scores one batch of the paper's sliding
 windows per turn. The first rounds are not counted. Rates count the tokens that a model reads. Memory is the peak of the
@@ -46,7 +46,7 @@ class Work:
 
 
 Score = Callable[[Any, Any], float]
-"""From tokens [B, S] and targets [B, S] (IGNORED for the context) to the sum of the losses."""
+"""Function that takes tokens [B, S] and targets [B, S] (IGNORED for the context) and returns the sum of the losses."""
 
 
 def make_crosscut(work: Work) -> Score:

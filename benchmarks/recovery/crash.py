@@ -45,9 +45,11 @@ from crosscut.data import read_documents
 
 STEPS_BETWEEN_CHECKPOINTS = 2
 MOST_LOST = 2 * STEPS_BETWEEN_CHECKPOINTS
-"""Most steps that a kill may lose. A checkpoint that is due waits until the one before is written."""
+"""Maximum number of steps that a kill may lose. A checkpoint that is due waits until the previous checkpoint is
+written.
+"""
 STEPS_BEFORE_KILL = 8
-"""Most steps from the first step after a start to the kill."""
+"""Maximum number of steps from the first step after a start to the kill."""
 STARTING = 0.1
 """Share of the kills that hit the run while it starts."""
 GONE_WITHIN = 10.0
@@ -140,7 +142,7 @@ class Run:
         return max((json.loads(line)["step"] for line in lines[:-1]), default=0)
 
     def checkpoints(self) -> list[Path]:
-        """List the folders that the run takes for whole checkpoints."""
+        """List the folders that the run considers to be complete checkpoints."""
         return [self.folder / "checkpoints" / folder.name for folder in list_checkpoints(self.folder / "checkpoints")]
 
     def newest(self) -> int:
@@ -249,7 +251,7 @@ def is_rank(process: psutil.Process) -> bool:
 
 
 def check(run: Run, unharmed: dict[int, str], result: Result, seen: set[tuple[str, int]]) -> None:
-    """Compare every checkpoint that the run takes for whole, unless it was compared before."""
+    """Compare every checkpoint that the run considers to be complete, unless the checkpoint was compared before."""
     for folder in run.checkpoints():
         key = (folder.name, folder.stat().st_mtime_ns)
         if key in seen:

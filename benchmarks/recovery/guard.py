@@ -4,7 +4,7 @@
     python benchmarks/recovery/guard.py --device cuda --preset megatron-355m  # one GPU
 
 On several ranks the whole comparison is timed: hashes, messages and verdict. A single rank has no replica, so only the
-hashes are timed; they take all but microseconds of a comparison. Steps and comparisons alternate in one run, and the
+hashes are timed. The rest of a comparison takes microseconds. Steps and comparisons alternate in one run, and the
 figures are medians.
 """
 

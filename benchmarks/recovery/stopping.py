@@ -21,7 +21,7 @@ from crosscut.cli.main import EXIT_REQUEUE
 
 STEPS_BEFORE = 5
 LIMIT = 10.0
-"""Most seconds that a stop may take."""
+"""Maximum number of seconds that a stop may take."""
 
 
 def steps_done(run: Path) -> int:

@@ -126,7 +126,7 @@ ATTACKS: dict[str, Callable[[int], Awaitable[None]]] = {
     "never reading": _never_read,
     "sending slowly": _send_slowly,
 }
-"""What an attacker does again and again, by its name."""
+"""Functions that an attacker calls again and again, by the name of the attack."""
 
 
 async def _attack(port: int, kind: str, counts: dict[str, int]) -> None:
@@ -182,8 +182,8 @@ def serve(model: Path, log: Path) -> tuple["subprocess.Popen[bytes]", int]:
 
 
 def measure(*, streams: int, attackers: int, turns: int, model: Path | None = None) -> dict[str, Any]:
-    """Run the turns against one server: alone and attacked alternately, after one turn that does not count. Without a
-    `model`, a tiny one is trained.
+    """Run the turns against one server: alone and attacked alternately, after one turn that does not count. Without
+    `model`, a tiny model is trained.
     """
     with tempfile.TemporaryDirectory() as scratch:
         process, port = serve(model or make_model(Path(scratch)), Path(scratch) / "log.txt")

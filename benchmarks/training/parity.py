@@ -41,7 +41,7 @@ from crosscut.training.step import Trainer
 
 LIMIT = 1e-5
 LOWER_LIMITS = {"bfloat16": 2e-3, "float16": 2e-4}
-"""Largest allowed difference from the loss in float32, in nats: four times the one in `benchmarks/README.md`."""
+"""Largest allowed difference from the loss in float32, in nats: four times the difference in `benchmarks/README.md`."""
 LOWER_LAYOUTS: tuple[tuple[str, ...], ...] = (
     (),
     ("layout.tensor=2", "layout.sequence_parallel=true"),

@@ -5,7 +5,7 @@
 The recipe is that of `benchmarks/first_minutes.py` with other widths and few steps. Each program and width has a
 process of its own with one thread, and the processes run in turns. A part's time is processor time of the thread that
 runs the part, so other programs on the machine disturb it little. A figure is the median over the steps after the
-warm-up, then the smallest of the turns. Parts that run beside the step, such as reading the next batch, count, too.
+warm-up, in the turn with the shortest step. Parts that run beside the step, such as reading the next batch, count, too.
 """
 
 import argparse
@@ -32,11 +32,11 @@ COMMANDS = {"crosscut": crosscut, "plain": plain}
 PARTS = ("batch", "forward", "backward", "clip", "optimizer", "metrics")
 """Parts in the order of the table. `rest` is the time of a step outside these parts."""
 WARM_UP = 0.3
-"""Share of the first steps, which are not counted."""
+"""Share of the steps at the start that are not counted."""
 
 
 class Clock:
-    """Processor time of parts of a step. Functions are replaced by timed ones."""
+    """Clock of the processor time of the parts of a step. It replaces functions by timed functions."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = defaultdict(list)
@@ -126,7 +126,7 @@ def work(program: str, words: list[str]) -> None:
 
 
 def measure(recipe: Recipe, widths: tuple[int, ...], turns: int) -> dict[int, dict[str, dict[str, float]]]:
-    """Milliseconds of each part by width and program: of all turns the one with the shortest step."""
+    """Milliseconds of each part by width and program, in the turn with the shortest step."""
     found: dict[int, dict[str, dict[str, float]]] = {width: {} for width in widths}
     with tempfile.TemporaryDirectory() as temporary:
         data = make_data(Path(temporary), recipe)

@@ -5,8 +5,9 @@
     .venv-benchmarks/bin/python benchmarks/training/train_step.py --model bert-base
     .venv-benchmarks/bin/python benchmarks/training/train_step.py --model bert-classes
 
-The model is a GPT-2 of 30 million parameters. `bert-base` is BERT-base on masked tokens, in sequences of 512, beside
-transformers. `bert-classes` is BERT-base on labelled texts of 128 tokens, beside the `Trainer` of transformers.
+The model is a GPT-2 of 30 million parameters. `bert-base` is BERT-base on masked tokens, in sequences of 512,
+compared with transformers. `bert-classes` is BERT-base on labelled texts of 128 tokens, compared with the `Trainer` of
+transformers.
 
 Every contender (`benchmarks/contenders/`), eager and compiled, has a process of its own, is built once, and takes steps
 in turn, in float32 on random tokens. A round is one step of each contender, so a slow moment of the machine slows all
@@ -40,7 +41,7 @@ from benchmarks.machine import describe_machine, print_machine
 from benchmarks.turns import CORES, Failure, peak_bytes
 
 PEERS = PEERS_OF["GPT-2"]
-"""All peers. A model is compared with those that train it."""
+"""All peers. A model is compared with the peers that train this model."""
 
 
 @dataclass(frozen=True, kw_only=True)
