@@ -114,7 +114,7 @@ def _enter_state(ledger: Ledger, trainer: Trainer) -> None:
 
 
 def _labels(model: ModelConfig, num_sequences: int) -> Tensor:
-    """Labels of a micro-batch of a task. All sequences are the options of one question of a choice."""
+    """Labels of a micro-batch of a task. For a choice, all sequences are the options of one question."""
     shapes = {HeadKind.SPANS: (num_sequences, 2), HeadKind.CHOICE: (1,)}
     return torch.zeros(shapes.get(model.head, (num_sequences,)), dtype=torch.long)
 

@@ -82,8 +82,8 @@ class _Validation(Protocol[_Read]):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RunSamples:
-    """Samples of a run, from its token folders. To find them, a rank may read all tokens (`data.masked.pairs`), so a
-    rank calls `samples_of` once.
+    """Training and validation samples of a run, from its token folders. A rank calls `samples_of` only once, because
+    finding the samples can require reading all tokens (`data.masked.pairs`).
     """
 
     tokens: Tokens
@@ -107,7 +107,9 @@ class TokenBatches(ABC, Generic[_Rows]):
         """Make a batch on the host that shares the memory of the arrays."""
 
     def complete(self, batch: Batch) -> Batch:
-        """Return a micro-batch with what follows from its own tokens."""
+        """Return a micro-batch with the fields that are computed after the split of the batch. By default, there are
+        none.
+        """
         return batch
 
     @property
@@ -185,14 +187,14 @@ class Batches(TokenBatches[tuple[Ids, Ids]]):
 
 
 class MaskedBatches(TokenBatches[MaskedBatch]):
-    """Batches for the prediction of masked tokens and, if the model predicts it, of the order of two segments."""
+    """Batches for models that predict masked tokens, and possibly the order of two segments."""
 
     validation_bytes = 0
-    """A text has no bits per byte: the model reads the tokens around the masked ones."""
+    """0, because masked tokens have no bits per byte: the model also reads the tokens that follow a masked token."""
 
     def batch(self, rows: MaskedBatch) -> Batch:
-        """Make a batch of what the model uses: segments if it has token types, the order of the segments if it predicts
-        the order, and documents with `training.document_mask`.
+        """Make a batch with the fields that the model uses: segments if it has token types, the order of the segments
+        if it predicts the order, and documents with `training.document_mask`.
         """
         model = self.run.model
         used = {

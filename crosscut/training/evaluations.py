@@ -33,8 +33,8 @@ class ModelScores(Protocol):
     def figures(
         self, model: GPT, request: StopRequest | None = None, *, step: int, shown: bool = False
     ) -> dict[str, float]:
-        """Score the model after `step` steps, and return the figures by name. Every rank must call this. `request` and
-        `shown` as in `Evaluations.figures`.
+        """Score the model after `step` steps, and return the figures by name. Every rank must call this method.
+        `Evaluations.figures` describes `request` and `shown`.
         """
 
 

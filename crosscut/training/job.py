@@ -162,7 +162,7 @@ def _prepare_unless_complete(
 
 
 def _written_folders(run: RunConfig) -> list[Path]:
-    """Return the local folders that a run writes into, without folders that lie in another one of them."""
+    """Return the local folders that a run writes into, without folders inside another of these folders."""
     folders = [Path(run.output.folder)]
     checkpoints = folder_at(run.checkpoints_folder)
     if isinstance(checkpoints, LocalFolder) and not checkpoints.path.is_relative_to(folders[0]):

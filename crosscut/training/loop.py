@@ -74,7 +74,7 @@ class _Course:
 
     @contextmanager
     def until_stopped(self) -> Iterator[None]:
-        """Set `stopped` and leave the block if the ranks agree to stop inside it."""
+        """Context that ends early, and sets `stopped`, if the ranks agree to stop inside the context."""
         try:
             yield
         except Stopped:

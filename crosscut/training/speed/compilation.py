@@ -52,7 +52,7 @@ _CHEAP = "crosscut_cheap"
 """Key of the mark on operators that are recomputed under `training.recompute = "operators"`."""
 
 _RING_IS_RIGHT = torch.torch_version.TorchVersion(torch.__version__) >= "2.13"
-"""Whether compiled ring attention has the results of the uncompiled one. With PyTorch 2.11 it does not."""
+"""Whether this PyTorch compiles ring attention to code with the right results. PyTorch 2.11 does not."""
 
 
 def make_compiler(run: ResolvedRun, mesh: ParallelMesh) -> "Compiler | None":

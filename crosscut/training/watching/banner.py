@@ -59,7 +59,9 @@ def print_banner(
 
 
 def _context_rows(run: RunConfig) -> list[tuple[str, str]]:
-    """Row on attention over sequences that context ranks share, with the reason; empty if each rank has whole ones."""
+    """Row that says how context ranks compute attention over the sequences that they share, and why. Empty without
+    context ranks.
+    """
     if run.layout.context == 1:
         return []
     way, reason = run.context_attention

@@ -23,9 +23,9 @@ class _Origin(NamedTuple):
 
     micro_batch: int
     depth: int
-    """Place in the model of a layer on its way through a pipeline (`_depth`), negative in the backward pass."""
+    """Depth in the model (`_depth`) of the layer in a pipeline. In the backward pass, the negative of this depth."""
     order: int
-    """Number of modules of the rank (or, in the backward pass, parameters) that were checked before this place."""
+    """Number of modules of the rank (or, in the backward pass, parameters) that were checked up to this place."""
     data_rank: int
     place: str
 
@@ -112,8 +112,9 @@ _EMBEDDING = ("tokens", "positions", "token_types", "embedding_norm", "dropout")
 
 @contextmanager
 def _watched(model: nn.Module, seen: list[tuple[str, str]]) -> Iterator[list[int]]:
-    """Context that appends the first place with a non-finite value to `seen`, after the name of its module. It yields a
-    list with one number: the number of places that were checked before this place.
+    """Context that appends the first place with a non-finite value to `seen`, as (name of the module, text that
+    describes the place). The context yields a list with one number: the number of places checked so far, including this
+    place.
 
     The pass is never cut short, because the other ranks wait for this rank's collectives.
     """

@@ -204,8 +204,8 @@ class _Display:
         self._bar.start()
 
     def _left(self, step: int) -> str:
-        """Text with the remaining time of the run. The first step is not counted, because it takes longer than other
-        steps, and has no such text.
+        """Text with the remaining time of the run. Empty after the first step, which takes longer than other steps and
+        is not counted.
         """
         if step == self._first:
             self._first_ended = time.monotonic()

@@ -141,8 +141,8 @@ def summarize(run: RunConfig, outcome: Outcome, device: torch.device) -> dict[st
 
 def plot_losses(folder: Path, *, scored: str = "", per: str = "token") -> None:
     """Plot the training and validation losses of a run's `metrics.jsonl` to `loss.png`. `scored` names the weights that
-    were validated. Empty for the weights of the last step. `per` names what one loss belongs to: a token, or an example
-    of a task.
+    were validated; an empty text means the weights of the last step. `per` names what one loss belongs to: a token, or
+    an example of a task.
     """
     import matplotlib
 
