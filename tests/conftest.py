@@ -1,4 +1,4 @@
-"""What all tests share: the kept ranks, and a browser."""
+"""Settings and fixtures of all tests: the pool of ranks, the seeds, and a browser."""
 
 import gc
 import os
@@ -15,27 +15,27 @@ import pytest
 
 from tests.ranks import RankPool
 
-# A shell has its background jobs ignore SIGINT, and so would what the tests start.
+# A shell starts background jobs with SIGINT ignored, and programs that the tests start would inherit this.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Several processes run the tests, each with as many threads as there are cores. A thread that has nothing to do would
-# spin, on a core that another process needs. OpenMP reads this when PyTorch is first imported.
+# Several processes run the tests, each with as many threads as there are cores. By default, an idle thread spins on a
+# core that another process needs. OpenMP reads this variable when PyTorch is first imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# How long an example takes says nothing of the code: the machine may be busy, and the first one fills caches.
+# The time of an example says nothing about the code: the machine may be busy, and the first example fills caches.
 hypothesis.settings.register_profile("project", deadline=None)
 hypothesis.settings.load_profile("project")
 
 
 PROGRAMS = frozenset({"benchmarks", "cli", "docs", "launch", "serving"})
-"""Folders of tests that start programs: few tests in a file, of many seconds each."""
+"""Folders of tests that start programs. Their files have few tests, and each test takes many seconds."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark cases of `one_in(n)` as slow. Where several processes run the tests, a file each, begin with the long files,
-    so that all end together.
+    """Mark every case of `one_in(n)` as slow, except one in n. If several processes run the tests, one file at a time
+    each, put the long files first, so that all processes end at about the same time.
     """
     num_cases = Counter[tuple[Path, str]]()
     for item in items:
@@ -55,8 +55,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Keep Python's garbage collector away from the thousands of collected tests and imported modules. Otherwise each
-    full collection would go through all of them again.
+    """Exclude the thousands of tests and imported modules from Python's garbage collection. Otherwise, every full
+    collection would go through them.
     """
     gc.collect()
     gc.freeze()
@@ -64,7 +64,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[RankPool]:
-    """Four processes for tests on several ranks; they start with the first job (see `tests/ranks.py`)."""
+    """Pool of four ranks for tests on several ranks. The ranks start with the first job (see `tests/ranks.py`)."""
     pool = RankPool()
     yield pool
     pool.close()
@@ -72,10 +72,11 @@ def ranks() -> Iterator[RankPool]:
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    """Every test draws the same numbers, whichever run before it; where PyTorch is not imported, nothing draws.
+    """Seed PyTorch before every test, so that a test draws the same numbers whichever tests ran before it. Does nothing
+    if PyTorch is not imported.
 
-    Where several processes run the tests, each computes with one thread. With more threads than cores, every operator
-    would wait for a thread that has no core.
+    If several processes run the tests, each process computes with one thread. With more threads than cores, every
+    operator would wait for a thread that has no core.
     """
     if "torch" in sys.modules:
         torch = sys.modules["torch"]
@@ -86,7 +87,7 @@ def _seeded() -> None:
 
 @pytest.fixture
 def forked_ranks() -> None:
-    """The server that forks the ranks of `crosscut.launch` has imported what most tests need."""
+    """Start the server that forks the ranks of `crosscut.launch`, with the modules that most tests need imported."""
     from tests.nursery import forked
 
     forked()
@@ -97,7 +98,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """A real browser, or a skip where there is none."""
+    """A real browser. The test is skipped if no browser is installed."""
     program = os.environ.get("CROSSCUT_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:
         pytest.skip(f"no browser is found: none of {', '.join(BROWSERS)} is installed, nor is CROSSCUT_BROWSER set")

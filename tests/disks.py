@@ -10,7 +10,7 @@ import pytest
 
 @contextmanager
 def small_disk(place: Path, kilobytes: int) -> Iterator[Path]:
-    """A file system of some kilobytes at a new folder. The test is skipped where none can be mounted."""
+    """Mount a file system of some kilobytes at a new folder. The test is skipped if mounting is not possible."""
     place.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(place)]
     if subprocess.run(command, capture_output=True, check=False).returncode:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def make_socket(path: Path) -> None:
-    """A socket that a dead server has left."""
+    """Create a socket like one that a dead server has left."""
     with socket.socket(socket.AF_UNIX) as server:
         folder = os.open(path.parent, os.O_RDONLY)  # an address is at most 107 bytes long
         try:
@@ -17,7 +17,7 @@ def make_socket(path: Path) -> None:
 
 
 def link_device(path: Path) -> None:
-    """A link to a device that gives zeros forever."""
+    """Create a link to a device that gives zeros forever."""
     path.symlink_to("/dev/zero")
 
 

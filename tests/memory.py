@@ -7,9 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def at_most(num_bytes: int) -> Iterator[None]:
-    """Require that the objects of Python in the context never take more than `num_bytes` together, without those of
-    before.
-    """
+    """Require that the Python objects that are created inside the context never take more than `num_bytes` together."""
     tracemalloc.start()
     try:
         yield

@@ -18,6 +18,6 @@ _IMPORTED = (
 
 
 def forked() -> ForkServerContext:
-    """The context whose processes are forks of the server; the first call starts the server."""
+    """Context of `multiprocessing` whose processes are forks of the server. The first call starts the server."""
     start_server(_IMPORTED)
     return multiprocessing.get_context("forkserver")

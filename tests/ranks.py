@@ -1,8 +1,8 @@
-"""A kept pool of ranks: processes that are started once per test session and run one job after another.
+"""Pool of ranks: processes that are started once per test session and run one job after another.
 
-Starting four processes that import torch takes seconds, a job on ranks that are there takes milliseconds. `run` hands a
-module-level function to the first ranks of the pool, which run it alike, each inside a process group of its own that is
-made for the job and destroyed after it.
+Starting four processes that import torch takes seconds. A job on ranks that are already running takes milliseconds.
+`run` sends a module-level function to the first ranks of the pool, and every rank calls the function. The process group
+of these ranks is created for the job and destroyed after the job.
 
     def job(number: int) -> int:
         return number + torch.distributed.get_rank()
@@ -10,8 +10,8 @@ made for the job and destroyed after it.
     def test_ranks_count(ranks: RankPool) -> None:
         assert ranks.run(2, job, 5) == [5, 6]
 
-This file is also the program that a rank runs. It talks to the pool through a socket: a rank that dies closes it, and a
-rank whose test session dies sees it closed. The ranks are forks of a server that has imported torch (`nursery`).
+This file is also the program that a rank runs. A rank and the pool communicate through a pipe. If one of them dies, the
+other sees that the pipe is closed. The ranks are forks of a server that has imported torch (`nursery`).
 """
 
 import atexit
@@ -38,21 +38,23 @@ from typing import IO, Any
 
 TESTS = Path(__file__).resolve().parent
 GRACE = 10.0
-"""Seconds that the other ranks have to end after one has failed."""
+"""Seconds within which the other ranks must end after one rank has failed."""
 STARTING = 120.0
-"""Seconds that a rank has to import torch on a busy machine."""
+"""Seconds within which a rank must have imported torch, on a busy machine."""
 READY = b"ready"
 LOST = ("by peer", "Broken pipe", "Connection refused", "Timed out waiting")
-"""What a rank's error says when it is another rank that failed, or that does not come."""
+"""Parts of the messages of errors that a rank raises because another rank failed or did not arrive."""
 
 
 class RankError(Exception):
-    """A rank died, did not end in time, or raised what cannot be sent; or the traceback behind a rank's own error."""
+    """A rank died, did not end in time, or raised an exception that cannot be pickled. As the cause of another error:
+    the traceback on the rank.
+    """
 
 
 @dataclass
 class _Rank:
-    """One process of the pool, as the pool sees it."""
+    """One process of the pool, with the pool's end of the pipe and the file of the process's output."""
 
     process: BaseProcess
     connection: Connection
@@ -61,16 +63,18 @@ class _Rank:
 
 @dataclass
 class _Failure:
-    """What one rank reports in place of a result."""
+    """Report of a rank that has no result."""
 
     error: BaseException
     lost_connection: bool = False
-    """It failed only because another rank did."""
+    """Whether the rank failed only because another rank failed."""
 
 
 @dataclass
 class RankPool:
-    """The kept ranks. They start with the first job, and again after a job that left one dead or hanging."""
+    """Ranks that run one job after another. The ranks start with the first job. After a job that left a rank dead or
+    hanging, the next job starts new ranks.
+    """
 
     size: int = 4
     _ranks: list[_Rank] = field(default_factory=list)
@@ -78,10 +82,11 @@ class RankPool:
     _num_jobs: int = 0
 
     def run(self, num_ranks: int, function: Callable[..., Any], *arguments: Any, time_limit: float = 60.0) -> list[Any]:
-        """The results of `function(*arguments)` on the first `num_ranks` ranks, in their order.
+        """Results of `function(*arguments)` on the first `num_ranks` ranks, in the order of the ranks.
 
-        Function, arguments and results are pickled; the function must be found under its name in its module. Raises
-        what a rank raised, the first cause where several did, with that rank's traceback above it.
+        Arguments and results are pickled. The function must be an attribute of its module, because the ranks import it
+        by name. Raises the exception that a rank raised, with the rank's traceback as the cause. If several ranks
+        raised, an exception that is not a lost connection comes first.
         """
         assert num_ranks <= self.size, f"the pool has {self.size} ranks, but {num_ranks} are asked for"
         if not self._ranks:
@@ -101,7 +106,7 @@ class RankPool:
     def close(self) -> None:
         """End all ranks."""
         for rank in self._ranks:
-            rank.connection.close()  # a rank ends when it sees this
+            rank.connection.close()  # a rank ends when its connection is closed
         deadline = time.monotonic() + 5
         for rank in self._ranks:
             rank.process.join(max(0.0, deadline - time.monotonic()))
@@ -133,7 +138,7 @@ class RankPool:
         for i, rank in enumerate(self._ranks):
             if not rank.connection.poll(STARTING) or rank.connection.recv_bytes() != READY:
                 printed = _read(rank.printed)
-                self.close()  # else later jobs would get the answers of earlier ones
+                self.close()  # otherwise, later jobs would get the answers of earlier jobs
                 raise RankError(f"rank {i} did not start\n{printed}")
 
     def _collect(self, ranks: list[_Rank], time_limit: float) -> list[Any]:
@@ -190,7 +195,7 @@ def _read(printed: IO[bytes]) -> str:
 
 
 def _module_name(function: Callable[..., Any]) -> str:
-    """The name that a rank imports the function's module by: its path below this folder, if it is a test's."""
+    """Name by which a rank imports the function's module. For a module of the tests, this is its path here."""
     path = Path(function.__code__.co_filename).resolve()
     if path.is_relative_to(TESTS):
         return ".".join(("tests", *path.relative_to(TESTS).with_suffix("").parts))
@@ -198,7 +203,7 @@ def _module_name(function: Callable[..., Any]) -> str:
 
 
 def _filters() -> list[tuple[Any, ...]]:
-    """The warning filters in force, as arguments of `warnings.filterwarnings`: a rank is as strict as its test."""
+    """Current warning filters, as arguments of `warnings.filterwarnings`, so that a rank is as strict as its test."""
 
     def pattern(expression: Any) -> str:
         return "" if expression is None else getattr(expression, "pattern", expression)
@@ -207,10 +212,10 @@ def _filters() -> list[tuple[Any, ...]]:
 
 
 def _serve(connection: Connection, port: int) -> None:
-    """The life of a rank: job after job, until the pool closes the connection."""
+    """Run one job after another on a rank, until the pool closes the connection."""
     import torch
     import torch.distributed as dist
-    import torch.distributed.tensor.debug  # takes seconds, which no job is to be short of
+    import torch.distributed.tensor.debug  # takes seconds, which would count against the time limit of a job
 
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
@@ -220,7 +225,7 @@ def _serve(connection: Connection, port: int) -> None:
         try:
             order, job = connection.recv()
         except (EOFError, OSError):
-            os._exit(0)  # what is left of a process group must not hold the test session up
+            os._exit(0)  # the remains of a process group must not delay the end of the test session
         connection.send_bytes(_answer(order, job, store, meshes))
 
 
@@ -247,7 +252,7 @@ def _run(order: tuple[Any, ...], job: bytes, store: Any, meshes: list[Any]) -> A
     for name in qualified_name.split("."):
         function = getattr(function, name)
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # a job before may have changed it on some ranks, and sums depend on it
+    torch.set_num_threads(1)  # an earlier job may have changed the number on some ranks, and sums depend on it
     with warnings.catch_warnings():
         warnings.resetwarnings()
         for filter_ in reversed(filters):
@@ -260,9 +265,11 @@ def _run(order: tuple[Any, ...], job: bytes, store: Any, meshes: list[Any]) -> A
             timeout=timedelta(seconds=time_limit),
         )
         try:
-            dist.barrier()  # a rank whose job fails at once must not cut off one that is still connecting,
+            # A rank that destroys the group too early would disconnect a rank that is still connecting, or that still
+            # creates another group.
+            dist.barrier()
             result = function(*pickle.loads(arguments))
-            dist.barrier()  # nor one that is done with it another that still makes a group
+            dist.barrier()
             return result
         finally:
             dist.destroy_process_group()
@@ -270,7 +277,7 @@ def _run(order: tuple[Any, ...], job: bytes, store: Any, meshes: list[Any]) -> A
 
 
 def _meshes_made_from_now_on() -> list[Any]:
-    """A list that every `DeviceMesh` joins when it is made."""
+    """Return a list to which every `DeviceMesh` is added when it is created."""
     from torch.distributed.device_mesh import DeviceMesh
 
     made: list[Any] = []
@@ -285,10 +292,10 @@ def _meshes_made_from_now_on() -> list[Any]:
 
 
 def _forget(meshes: list[Any]) -> None:
-    """Let a job's groups go, whose threads end with them, and what PyTorch has worked out for its meshes.
+    """Release the process groups of a job, which ends their threads, and what PyTorch has cached for the job's meshes.
 
-    A job's model and what trains it refer to each other and to their mesh. Python collects such rings seldom, and until
-    then the mesh would keep its groups.
+    The model and the trainer of a job refer to each other and to the mesh. Python collects such cycles seldom. Until
+    then, the mesh would keep its groups.
     """
     for mesh in meshes:
         mesh._pg_registry.clear()
@@ -299,12 +306,12 @@ def _forget(meshes: list[Any]) -> None:
     _clear_sharding_prop_cache()
     _collective_utils.MeshTopoInfo.build_from_mesh.cache_clear()
     _redistribute._gen_transform_infos.cache_clear()
-    if hasattr(_redistribute, "clear_redistribute_planner_cache"):  # torch 2.11 has none
+    if hasattr(_redistribute, "clear_redistribute_planner_cache"):  # torch 2.11 has no such cache
         _redistribute.clear_redistribute_planner_cache()
 
 
 def _begin(connection: Connection, port: int, environment: dict[str, str], output: int) -> None:
-    """Become a rank, in a fork of the server: no environment and no output of the server's."""
+    """Turn this fork of the server into a rank, with an environment and an output of its own."""
     multiprocessing.process._parent_process = None  # `launch` has not started this rank, so SIGTERM is a request
     os.environ.clear()
     os.environ.update(environment)
@@ -312,7 +319,7 @@ def _begin(connection: Connection, port: int, environment: dict[str, str], outpu
     os.dup2(output, 2)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2)
-    package = types.ModuleType("tests")  # ours, whatever else of this name is installed
+    package = types.ModuleType("tests")  # the tests of this project, even if another package of this name is installed
     package.__path__ = [str(TESTS)]
     sys.modules["tests"] = package
     _serve(connection, port)

@@ -9,7 +9,7 @@ class Terminal(io.StringIO):
         return True
 
     def lines(self) -> list[str]:
-        """What stands on it, blank lines left out."""
+        """Lines on the terminal, without blank lines."""
         lines, row = [""], 0
         for code in re.findall(r"\x1b\[[0-9;?]*[a-zA-Z]|\r|\n|[^\x1b\r\n]+", self.getvalue()):
             if code == "\n":

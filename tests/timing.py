@@ -1,4 +1,4 @@
-"""How long something takes on a machine that others use."""
+"""Measurement of time on a machine that also runs other programs."""
 
 import time
 from collections.abc import Callable
@@ -7,9 +7,10 @@ from collections.abc import Callable
 def quickest(
     call: Callable[[], object], *, limit: float, clock: Callable[[], float] = time.process_time, tries: int = 10
 ) -> float:
-    """Seconds of the quickest of so many tries, the last of which is the first that takes less than `limit`.
+    """Seconds of the quickest of up to `tries` calls. A call that takes less than `limit` seconds is the last.
 
-    Processor time does not count others' programs, but counts twice where one of them has the other half of a core.
+    Processor time does not count other programs, but is up to twice as long if another program uses the second hardware
+    thread of the same core.
     """
     best = float("inf")
     for _ in range(tries):

@@ -1,4 +1,4 @@
-"""Checkpoints as an attacker makes them: files of their choice, and a manifest whose hashes fit."""
+"""Forged checkpoints, as an attacker could make them: arbitrary files, and a manifest with matching hashes."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ class Program:
 
 
 def edit_manifest(checkpoint: Path, edit: Callable[[dict[str, Any]], object]) -> None:
-    """Change a manifest and complete it with a hash that fits."""
+    """Change a manifest, and write a matching hash at its end."""
     path = checkpoint / MANIFEST_FILE
     table = json.loads(path.read_text())
     del table["sha256"]
@@ -32,7 +32,7 @@ def edit_manifest(checkpoint: Path, edit: Callable[[dict[str, Any]], object]) ->
 
 
 def fit_hashes(checkpoint: Path, **changed: Any) -> None:
-    """Let the manifest list the files that are there, with their hashes."""
+    """Make the manifest list the existing files with their hashes."""
     files = {
         path.name: {"size": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
         for path in sorted(checkpoint.iterdir())
@@ -42,14 +42,14 @@ def fit_hashes(checkpoint: Path, **changed: Any) -> None:
 
 
 def with_old_index(checkpoint: Path, content: bytes) -> None:
-    """Turn a checkpoint into one of format 1 with this pickle as its index."""
+    """Turn a checkpoint into a checkpoint of format 1 whose index is the pickle `content`."""
     (checkpoint / INDEX_FILE).unlink(missing_ok=True)
     (checkpoint / OLD_INDEX_FILE).write_bytes(content)
     fit_hashes(checkpoint, format=1)
 
 
 def edit_index(checkpoint: Path, edit: Callable[[dict[str, Any]], object]) -> None:
-    """Change the index, and complete index and manifest with hashes that fit."""
+    """Change the index, and write matching hashes to the index and the manifest."""
     path = checkpoint / INDEX_FILE
     table = json.loads(path.read_text())
     del table["sha256"]

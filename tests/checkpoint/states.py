@@ -1,4 +1,4 @@
-"""A small state to save: real tensors and a real optimizer, without a model of the package."""
+"""A small state to save: two linear layers and their optimizer."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def progress_at(number: int) -> Progress:
 
 
 def save_steps(root: Path | str | Folder, steps: list[int], **settings: object) -> None:
-    """Checkpoints of a run at these steps, by one saver."""
+    """Save checkpoints at these steps with one saver."""
     model, optimizer = small_state()
     config = CheckpointConfig(**{"keep": 100, **settings})
     with Saver(root, model=model, optimizer=optimizer, config=config, is_first_rank=True) as saver:

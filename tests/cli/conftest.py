@@ -31,7 +31,7 @@ TINY = (
 
 @pytest.fixture(scope="session")
 def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A plain text file of 150 KB, as a reader may have one."""
+    """A plain text file of 150 KB."""
     path = tmp_path_factory.mktemp("book") / "book.txt"
     text = next(iter(read_documents(["builtin:state-of-the-union"], text_key="text"))).text
     paragraphs = [text[i : i + 500] for i in range(0, len(text), 500)]
@@ -41,7 +41,7 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def crosscut() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs `crosscut` with arguments, in a process of its own."""
+    """Function that runs `crosscut` with arguments, in a process of its own."""
 
     def run(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         return run_python("-m", "crosscut", *arguments, timeout=timeout)
@@ -53,7 +53,7 @@ def crosscut() -> Callable[..., subprocess.CompletedProcess[str]]:
 def crosscut_here(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], forked_ranks: None
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs `crosscut` with arguments in this process, which has imported torch; the ranks it starts are forks."""
+    """Function that runs `crosscut` with arguments in this process, which has imported torch. The ranks are forks."""
     from crosscut.cli import main
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -73,7 +73,7 @@ def crosscut_here(
 
 @contextmanager
 def handlers_restored() -> Iterator[None]:
-    """Around `crosscut` in this process: it takes the signals of a scheduler."""
+    """Context for `crosscut` in this process that restores the handlers of the signals that the command handles."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
     try:
         yield
@@ -90,7 +90,9 @@ def run_python(*arguments: str, timeout: float = 120) -> subprocess.CompletedPro
 
 
 def ranks_of(pid: int) -> list[int]:
-    """Ranks of a running `crosscut`: the forks of the server that it has started. Needs /proc."""
+    """Process numbers of the ranks of a running `crosscut`: the forks of the server that `crosscut` has started. Needs
+    /proc.
+    """
     servers = [child for child in _children(pid) if b"forkserver" in Path(f"/proc/{child}/cmdline").read_bytes()]
     return [rank for server in servers for rank in _children(server)]
 

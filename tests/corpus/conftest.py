@@ -11,7 +11,9 @@ from crosscut.corpus.documents import DOCUMENTS, INGEST, Document, Part, write_t
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """Published files that are not the project's to ship, in a folder that `CROSSCUT_SHARED` names."""
+    """Folder with published files that the project may not ship. The environment variable `CROSSCUT_SHARED` names the
+    folder. Without it, the test is skipped.
+    """
     if "CROSSCUT_SHARED" not in os.environ:
         pytest.skip("CROSSCUT_SHARED names no folder with published files")
     return Path(os.environ["CROSSCUT_SHARED"])
@@ -19,7 +21,7 @@ def shared() -> Path:
 
 @pytest.fixture
 def make_part(tmp_path: Path) -> Callable[..., Part]:
-    """Write an ingested part: texts, and the source of each."""
+    """Function that writes an ingested part with the given texts and their sources."""
 
     def make(texts: Sequence[str], sources: Sequence[str] = (), name: str = "000000-0000") -> Part:
         (tmp_path / INGEST).mkdir(exist_ok=True)
@@ -38,5 +40,5 @@ def make_part(tmp_path: Path) -> Callable[..., Part]:
 
 
 def documents(*texts: str) -> list[Document]:
-    """Documents as a filter is given them."""
+    """Documents in the form in which a filter receives them."""
     return [Document(row, f"s/f#{row}", text) for row, text in enumerate(texts)]

@@ -1,4 +1,4 @@
-"""Documents as the stage `ingest` leaves them, for tests of what comes after."""
+"""Documents as the stage `ingest` writes them, for tests of the later stages."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ def write_part(
     titles: Sequence[str] = (),
     filters: tuple[str, ...] = (),
 ) -> Part:
-    """A part of these texts, ingested and cleaned as a task of the stage does it."""
+    """Write a part with these texts, ingested and cleaned as by the tasks of these stages."""
     (work / INGEST).mkdir(parents=True, exist_ok=True)
     (work / CLEANING).mkdir(exist_ok=True)
     columns = {
@@ -44,7 +44,7 @@ def write_part(
 
 
 def run(work: Path, stages: Sequence[Stage]) -> dict[str, StageResult]:
-    """Run stages after those that wrote the parts."""
+    """Run stages on the parts that `write_part` has written."""
     digests = Digests()
     for folder in work.iterdir():
         for path in folder.glob("*.json"):

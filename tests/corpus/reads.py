@@ -1,4 +1,4 @@
-"""What a reader gives of a file, for the tests of all of them."""
+"""Items that a reader yields for a file, for the tests of all readers."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def texts(items: list[Item]) -> list[str]:
 
 
 def rejects(items: list[Item]) -> list[tuple[str, str]]:
-    """Place and rule of each."""
+    """Place and rule of each reject among the items."""
     return [(item.place, item.rule) for item in items if isinstance(item, Reject)]
 
 

@@ -48,7 +48,7 @@ def write_jsonl(path: Path, texts: Sequence[str]) -> Path:
 
 @pytest.fixture
 def make_shard() -> Callable[..., Shard]:
-    """Makes a shard of documents of the given lengths, whose tokens count up from `first`."""
+    """Function that makes a shard of documents with the given lengths. The tokens count up from `first`."""
 
     def make(lengths: Sequence[int], *, first: int = 0, name: str = "train-0") -> Shard:
         index = np.zeros(len(lengths), dtype=INDEX_DTYPE)
@@ -60,13 +60,15 @@ def make_shard() -> Callable[..., Shard]:
 
 
 def write_indexed(prefix: Path, documents: Sequence[Sequence[int]], dtype: npt.DTypeLike) -> None:
-    """Megatron-LM's `prefix.bin` and `prefix.idx`, a sequence for each document."""
+    """Write `prefix.bin` and `prefix.idx` in Megatron-LM's format, with one sequence per document."""
     write_index(Path(f"{prefix}.idx"), np.array([len(document) for document in documents], np.int32), dtype)
     np.concatenate([[], *documents]).astype(dtype).tofile(f"{prefix}.bin")
 
 
 def write_sentencepiece(path: Path) -> Path:
-    """A tokenizer as Llama 2's: spaces spelled as blocks, one before every text, and unknown characters as bytes."""
+    """Write a tokenizer like that of Llama 2: spaces are written as blocks, each text begins with a block, and unknown
+    characters are encoded as bytes.
+    """
     import tokenizers
     from tokenizers import decoders, models, normalizers
 

@@ -1,4 +1,4 @@
-"""A tokenizer whose ids can be counted by hand, and where real files are."""
+"""A tokenizer whose ids can be counted by hand, and the folder of published files."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from crosscut.data import Tokenizer
 
 
 class Letters:
-    """A token a byte: its value + 1; 0 ends a text."""
+    """Tokenizer with one token per byte. The id is the value of the byte plus 1, and the id 0 ends a text."""
 
     vocab_size = 257
     end_of_text = 0
@@ -25,7 +25,9 @@ def letters() -> Letters:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """Published files that are not the project's to ship, in a folder that `CROSSCUT_SHARED` names."""
+    """Folder with published files that the project may not ship. The environment variable `CROSSCUT_SHARED` names the
+    folder. Without it, the test is skipped.
+    """
     if "CROSSCUT_SHARED" not in os.environ:
         pytest.skip("CROSSCUT_SHARED names no folder with published files")
     return Path(os.environ["CROSSCUT_SHARED"])

@@ -1,4 +1,4 @@
-"""The protocols written down a second time, over `transformers`."""
+"""Second implementation of the protocols, with `transformers`."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.pretrained.models import their_model
 
 
 class Theirs:
-    """A model of a Hugging Face folder, asked for one window or passage at a time; its texts end with `end_of_text`."""
+    """Model in a Hugging Face folder, which scores one window or passage at a time. Texts end with `end_of_text`."""
 
     def __init__(self, folder: Path, end_of_text: int = 0) -> None:
         self.end_of_text = end_of_text
@@ -20,7 +20,7 @@ class Theirs:
 
     @torch.no_grad()
     def sliding(self, text: str, window: int, overlap: int) -> tuple[float, int]:
-        """Sum of losses and number of tokens."""
+        """Sum of the losses of a text in sliding windows, and number of tokens."""
         ids = torch.tensor([self.end_of_text, *self.tokenizer.encode(text)])
         total = 0.0
         for first, last in self._pieces(len(ids), window, overlap):
@@ -42,7 +42,9 @@ class Theirs:
 
     @torch.no_grad()
     def last_words(self, passages: Sequence[str]) -> Iterator[tuple[bool, bool, float]]:
-        """Whether all tokens are right, whether the last one is, and the loss."""
+        """For the last word of each passage: whether all tokens are right, whether the last token is right, and the sum
+        of the losses.
+        """
         for passage in passages:
             num = len(self.tokenizer.encode(passage.rpartition(" ")[0]))
             ids = torch.tensor(self.tokenizer.encode(passage))

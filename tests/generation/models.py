@@ -1,4 +1,4 @@
-"""Small models, of published families and of none, far from uniform, so that choices differ."""
+"""Small models of published families and of no family. Their predictions are far from uniform, so choices differ."""
 
 import torch
 

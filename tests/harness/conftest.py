@@ -1,4 +1,4 @@
-"""The real command, as the tests of `cli` run it."""
+"""Fixture with the real command, from the tests of `cli`."""
 
 from tests.cli.conftest import crosscut
 

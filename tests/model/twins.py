@@ -1,4 +1,6 @@
-"""The decoders in plain PyTorch, written apart from Crosscut's, and one way to train Crosscut's on any layout."""
+"""Decoders in plain PyTorch, written independently of Crosscut, and a function that trains Crosscut's model on any
+layout.
+"""
 
 import dataclasses
 import math
@@ -27,7 +29,9 @@ from crosscut.parallel.state.parameters import local_offsets
 
 CPU = torch.device("cpu")
 CONFIG = ModelConfig(num_layers=2, hidden_size=32, num_heads=4, vocab_size=300, max_sequence_length=16, dropout=0.0)
-"""300 entries are padded to 384, 512 and 512 on one, two and four ranks; of four the last has none that is real."""
+"""The 300 vocabulary entries are padded to 384, 512 and 512 on one, two and four ranks. The last of four ranks has only
+padding.
+"""
 LLAMA: dict[str, Any] = {"positions": "rotary", "norm": "rms", "norm_epsilon": 1e-6, "mlp": "swiglu", "biases": "none"}
 BERT: dict[str, Any] = {"attention": "bidirectional", "token_types": 3, "mlp": "gelu_exact"}
 MASKED: dict[str, Any] = {"head": "masked_tokens", "sentence_order": True}
@@ -122,7 +126,9 @@ class PlainAttention(nn.Module):
 
 
 def turned(x: Tensor, base: float) -> Tensor:
-    """Rotary positions by complex numbers: element i and i + D/2 are one, times e^(i angle)."""
+    """Apply rotary positions by complex numbers: elements i and i + D/2 form a complex number, which is multiplied by
+    e^(i angle).
+    """
     length, size = x.shape[-2:]
     frequencies = 1.0 / base ** (torch.arange(0, size, 2).float() / size)  # in float32, as published weights want it
     angles = torch.arange(length).float()[:, None] * frequencies
@@ -234,7 +240,9 @@ class PlainTask(nn.Module):
 
 
 class PlainGPT(nn.Module):
-    """Parameters have Crosscut's names; `key_value` has its rows in another order, see `reordered`."""
+    """Plain decoder. The parameters have the same names as in Crosscut. The rows of `key_value` have another order (see
+    `reordered`).
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -290,14 +298,18 @@ class PlainGPT(nn.Module):
 
 
 def reordered(name: str, parameter: Tensor, config: ModelConfig) -> Tensor:
-    """Rows of Crosscut's keys and values, (head, key or value, element), as (key or value, head, element)."""
+    """Change the order of the rows of Crosscut's `key_value` from (head, key or value, element) to (key or value, head,
+    element). Other parameters are returned unchanged.
+    """
     if ".key_value." not in name:
         return parameter
     return parameter.unflatten(0, (config.num_kv_heads, 2, -1)).transpose(0, 1).flatten(0, 2)
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
-    """Tokens and targets [B, S] of one step, some ignored, more of them in the first sequences than in the last."""
+    """Tokens and targets [B, S] of one step. Some targets are ignored, more of them in the first sequences than in the
+    last.
+    """
     generator = torch.Generator().manual_seed(step)
     tokens = torch.randint(0, CONFIG.vocab_size, (B, S + 1), generator=generator)
     tokens[:, ::3] = 17  # something to learn
@@ -307,8 +319,8 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
 
 
 def context_for(config: ModelConfig) -> Context:
-    """Segments if the model has types of tokens, and padding if it attends to both sides: at the ends of two sequences,
-    and in the midst of a third.
+    """Context of a batch: segments if the model has token types, and padding if the model attends to both sides. The
+    padding is at the ends of two sequences, and in the middle of a third.
     """
     if config.attention == "causal":
         return NO_CONTEXT
@@ -336,7 +348,7 @@ def build(
     dtype: torch.dtype = torch.float64,
     compute_dtype: torch.dtype | None = None,
 ) -> GPT:
-    """On a rank: an initialised model, its random streams started."""
+    """Build an initialised model with started random streams, on a rank."""
     mesh = make_mesh(layout, CPU)
     streams = RandomStreams(mesh, seed=1)
     streams.restart(step=0)
@@ -347,7 +359,9 @@ def build(
 
 
 def randomised(layout: Layout, **options: Any) -> GPT:
-    """As `build`, with no bias at zero and no norm at the identity, so that none can be overlooked."""
+    """Build a model as `build` does, but with random biases and norms, so that a bias or a norm that is left out
+    changes the results.
+    """
     model = build(layout, **options)
     for i, parameter in enumerate(model.parameters()):
         if parameter.dim() == 1:
@@ -358,7 +372,9 @@ def randomised(layout: Layout, **options: Any) -> GPT:
 
 
 def train(layout: Layout, dtype: torch.dtype, num_steps: int, num_micro_batches: int = 1) -> dict[str, Any]:
-    """On a rank: losses and norms of AdamW steps with clipping, and the gradients of the first."""
+    """Train on a rank with AdamW and clipping. Returns the loss and the gradient norm of each step, the gradients of
+    the first step, and the final parameters.
+    """
     model = randomised(layout, dtype=dtype)
     mesh, parameters = model.mesh, dict(model.named_parameters())
     if mesh.sharding is None:
@@ -369,7 +385,7 @@ def train(layout: Layout, dtype: torch.dtype, num_steps: int, num_micro_batches:
     losses, norms, gradients = [], [], {}
     for step in range(num_steps):
         tokens, targets = batch(step)
-        scale = 1.0 / float((targets != IGNORED).sum())  # of all data ranks
+        scale = 1.0 / float((targets != IGNORED).sum())  # targets of all data ranks
         own = [x.chunk(mesh.data.size)[mesh.data.rank].chunk(num_micro_batches) for x in (tokens, targets)]
         total = torch.zeros((), dtype=dtype)
         for i, (x, y) in enumerate(zip(*own, strict=True)):

@@ -1,7 +1,8 @@
-"""A parallel layer beside its serial twin: the same weights, input and output gradient in, everything compared.
+"""Comparison of a parallel layer with its serial twin, a plain PyTorch module with the same weights, input and gradient
+of the output.
 
-`run_twin` is what the ranks run; `assert_twins` runs it on a layout and holds output, input gradient, parameter
-gradients, gradient norm and the parameters after one AdamW step against a plain PyTorch module's.
+`assert_twins` runs `run_twin` on the ranks of a layout. It compares the output, the input gradient, the parameter
+gradients, the gradient norm, and the parameters after one step of AdamW.
 """
 
 from collections.abc import Callable
@@ -28,12 +29,14 @@ SEQUENCE = 1
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 
 EPSILON = 1e-3
-"""AdamW's epsilon here. Its usual 1e-8 turns a last bit of a vanishing gradient, which a sum's order decides, into 10^7
-of them: a comparison to 1e-12 would then be about the machine and not about the layer."""
+"""Epsilon of AdamW in these tests. If a gradient is close to 0, its last bit depends on the order of a sum, and the
+usual epsilon of 1e-8 would enlarge this bit 10^7 times. A comparison to 1e-12 would then test the machine and not the
+layer.
+"""
 
 
 def fill(parameter: nn.Parameter, full: Tensor) -> None:
-    """Give a distributed parameter its part of `full`; rows beyond those of `full` (padding) stay zero."""
+    """Fill a distributed parameter with its part of `full`. Padding, the rows beyond the rows of `full`, stays zero."""
     target, (placement,) = parameter.to_local(), parameter.placements
     first = [0] * full.dim()
     if isinstance(placement, Shard):
@@ -50,7 +53,7 @@ def part(x: Tensor, mesh: ParallelMesh, dim: int | None) -> Tensor:
 
 
 def joined(parts: list[Tensor], dim: int | None) -> Tensor:
-    """What the ranks' parts are together; without `dim` all must be equal to the last bit."""
+    """Join the parts of the ranks along `dim`. If `dim` is None, all parts must be equal to the last bit."""
     if dim is not None:
         return torch.cat(parts, dim)
     for other in parts[1:]:
@@ -66,7 +69,7 @@ def run_twin(
     grad_y: Tensor,
     dims: tuple[int | None, int | None],
 ) -> dict[str, Any]:
-    """On a rank: forward, backward, reduce, norm, one optimizer step of a parallel layer."""
+    """Job of a rank: forward and backward pass, reduction, gradient norm and one optimizer step of a parallel layer."""
     mesh = make_mesh(layout, CPU)
     layer = make(mesh)
     parameters = dict(layer.named_parameters())
@@ -94,7 +97,9 @@ def assert_twins(
     x: Tensor,
     dims: tuple[int | None, int | None],
 ) -> None:
-    """Hold a parallel layer against `serial`. `dims`: where input and output are split over the ranks, None: not."""
+    """Compare a parallel layer with `serial`. `dims` are the dimensions in which input and output are split over the
+    ranks; None means not split.
+    """
     own_x = x.clone().requires_grad_() if x.is_floating_point() else x
     y = serial(own_x)
     grad_y = torch.randn_like(y)
@@ -116,5 +121,5 @@ def assert_twins(
 
 
 def split_sequence(layout: Layout) -> int | None:
-    """Where a layout splits what lies between the parallel regions."""
+    """Dimension in which a layout splits tensors between the parallel regions; None if it does not split them."""
     return SEQUENCE if layout.sequence_parallel else None

@@ -10,7 +10,7 @@ from tests.pretrained.models import make
 
 @pytest.fixture(scope="session")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a model of `models.FAMILIES` or `IN_THREES`. Not to be changed: copy it."""
+    """Function that returns the folder of a model of `models.FAMILIES` or `IN_THREES`. Copy the folder to change it."""
     made: dict[str, Path] = {}
 
     def folder(name: str) -> Path:

@@ -1,4 +1,4 @@
-"""What the tests of this folder run on ranks."""
+"""Functions that the tests of this folder run on ranks."""
 
 import errno
 import os
@@ -50,12 +50,12 @@ def logits_at_all_positions(model: GPT, tokens: Tensor) -> Tensor:
 def logits(
     source: ModelSource, layout: Layout | ParallelMesh, precisions: list[str], tokens: Tensor = TOKENS
 ) -> list[Tensor]:
-    """[B, S, V] in each precision."""
+    """Logits [B, S, V] in each precision."""
     return [logits_at_all_positions(load(source, layout, precision), tokens) for precision in precisions]
 
 
 def logits_of_all(sources: dict[str, ModelSource], layout: Layout, precision: str) -> dict[str, Tensor]:
-    """By source."""
+    """Logits [B, S, V] of each model, by the name of the model."""
     mesh = make_mesh(layout, CPU)
     return {name: logits(source, mesh, [precision])[0] for name, source in sources.items()}
 
@@ -64,7 +64,7 @@ def logits_of_all(sources: dict[str, ModelSource], layout: Layout, precision: st
 def hidden_states_of_all(
     cases: dict[str, tuple[ModelSource, Tensor, Context]], layout: Layout, precision: str
 ) -> dict[str, Tensor]:
-    """Last hidden states [B, S, H], by case."""
+    """Last hidden states [B, S, H], by the name of the case."""
     mesh = make_mesh(layout, CPU)
     found: dict[str, Tensor] = {}
     for name, (source, tokens, context) in cases.items():
@@ -83,7 +83,7 @@ def losses(source: ModelSource, layout: Layout, tokens: Tensor, targets: Tensor,
 
 
 def weights(source: ModelSource, layout: Layout) -> dict[str, Tensor]:
-    """All parameters, whole and without padding, and what this rank's padding sums to."""
+    """All parameters, whole and without padding. The padding must be zero."""
     model = load(source, layout, "float32")
     whole = {name: p.detach().full_tensor() for name, p in model.named_parameters()}
     padding = sum(float(whole[name][rows:].abs().sum()) for name, rows in model.padded_rows.items())
@@ -92,7 +92,7 @@ def weights(source: ModelSource, layout: Layout) -> dict[str, Tensor]:
 
 
 def elements_read(source: ModelSource, layout: Layout) -> tuple[int, int]:
-    """How many elements this rank takes from the files, and how many real ones it holds."""
+    """Number of elements that this rank reads from the files, and number of elements that it holds, without padding."""
     read = 0
     original = loading.blocks
 
@@ -115,7 +115,7 @@ def elements_read(source: ModelSource, layout: Layout) -> tuple[int, int]:
 
 
 def weights_in_blocks(source: ModelSource, layout: Layout, block_bytes: int) -> dict[str, Tensor]:
-    """As `weights`, read in blocks of that size."""
+    """The result of `weights`, with files that are read in blocks of `block_bytes`."""
     original = tensors._BLOCK_BYTES
     tensors._BLOCK_BYTES = block_bytes
     try:
@@ -129,7 +129,7 @@ def dtypes(source: ModelSource, precision: str) -> set[str]:
 
 
 def shapes(config: ModelConfig) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
-    """Of all parameters of a model on one rank, and the padded rows of those that have some."""
+    """Shapes of all parameters of a model on one rank, and the numbers of rows of the padded parameters."""
     mesh = make_mesh(Layout(), CPU)
     model = GPT(config, mesh=mesh, streams=RandomStreams(mesh, seed=0))
     found = {name: tuple(p.shape) for name, p in model.named_parameters()}
@@ -142,7 +142,9 @@ def export(source: ModelSource, layout: Layout, out: Path, max_file_bytes: int) 
 
 
 def export_raises(source: ModelSource, layout: Layout, out: Path, fails_after: int | None = None) -> list[str]:
-    """What exporting tells on every rank; with `fails_after` the disk is full after so many tensors."""
+    """Error of the export on every rank, as text; empty if there is none. With `fails_after`, the disk is full after
+    this number of tensors.
+    """
     model = load(source, layout, "float32")
     original = writing.tensor_bytes
     written = 0
@@ -181,7 +183,9 @@ def _continued(model: GPT, prompt: list[int], count: int) -> list[int]:
 
 
 def golden(source: ModelSource, layout: Layout, prompts: list[list[int]], count: int) -> list[dict[str, Any]]:
-    """Mean loss of each prompt, the five likeliest tokens after it with their logits, and its continuation."""
+    """Figures of each prompt: the mean loss, the five likeliest next tokens with their logits, and the likeliest
+    continuation.
+    """
     model = load(source, layout, "float32")
     found = []
     for prompt in prompts:

@@ -22,7 +22,7 @@ LLAMA3_ROPE = {
     "rope_type": "llama3", "rope_theta": 100.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }  # fmt: skip
-"""So that some of the tiny models' rotations are slow, some fast and some between."""
+"""Rotary settings with which some rotations of the tiny models are slow, some are fast, and some are in between."""
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", _GPT2),
@@ -50,11 +50,13 @@ def _in_threes(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 IN_THREES = {f"{name} in threes": (kind, _in_threes(fields)) for name, (kind, fields) in FAMILIES.items()}
-"""The same, with heads that three ranks can share."""
+"""The models of `FAMILIES`, with heads that three ranks can share."""
 
 
 class InFloat64(TorchFunctionMode):
-    """What is float64 stays so: the norms of `transformers` go through float32 whatever the type is."""
+    """Mode that keeps float64 tensors in float64. The norms of `transformers` otherwise convert every tensor to
+    float32.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         narrows = func is torch.Tensor.float or (func is torch.Tensor.to and torch.float32 in args[1:])
@@ -94,7 +96,7 @@ def their_model(folder: Path, dtype: torch.dtype) -> Any:
 
 @torch.no_grad()
 def their_logits(folder: Path, dtype: torch.dtype, tokens: Tensor = TOKENS) -> Tensor:
-    """[B, S, V] by `transformers`, in float64 throughout where that is asked for."""
+    """Logits [B, S, V] that `transformers` computes. If `dtype` is float64, intermediate results are float64, too."""
     if dtype == torch.float64:
         with InFloat64():
             return their_model(folder, dtype)(tokens).logits

@@ -13,7 +13,7 @@ from crosscut.model import Batch
 from tests.pretrained.encoders import MASK, PADDING, SEGMENTS, TOKENS, V
 
 NUM_CHOICES = 3
-"""The three sequences are the options of one question."""
+"""Number of options of the question: all three sequences are options of one question."""
 LABELS = {
     "classes": torch.tensor([2, IGNORED, 0]),
     "spans": torch.tensor([[1, 4], [0, 0], [2, 6]]),
@@ -41,7 +41,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "LlamaForSequenceClassification": ("LlamaConfig", "classes", {**_OF_LLAMA, **_THREE}),
     "Qwen3ForQuestionAnswering": ("Qwen3Config", "spans", {**_OF_LLAMA, "head_dim": 8}),
 }
-"""Config, head and sizes, by architecture."""
+"""Class of the config, head, and sizes of each model, by the name of its architecture in `transformers`."""
 
 
 def make_model(folder: Path, architecture: str, **changes: Any) -> Path:

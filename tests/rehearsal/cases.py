@@ -1,4 +1,6 @@
-"""Runs whose formulas and dry runs are held together: options of a small model, and models of the size they are for."""
+"""Runs for which the planner's formulas are compared with dry runs: a small model with many options, and large models
+on their usual layouts.
+"""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -26,7 +28,7 @@ SIZES = {"num_layers": 3, "hidden_size": 128, "num_heads": 8, "vocab_size": 2048
 
 
 class Case(NamedTuple):
-    """A run, and the device that it is to run on."""
+    """A run, and the device for which the dry run is made."""
 
     name: str
     run: RunConfig
@@ -222,7 +224,7 @@ SMALL = (
     ),
     small("512 ranks", "cuda", {"tensor": 8, "data": 64}, {"precision": "bfloat16"}),
 )
-"""Each takes about half a second."""
+"""Cases with a small model. Each takes about half a second."""
 
 PAPER = large("megatron-8.3b", Layout(tensor=8, data=64))
 LARGE = (
@@ -233,4 +235,4 @@ LARGE = (
     large("llama3-8b", Layout(tensor=2, data=32, sequence_parallel=True, sharding="zero3"), micro_batch_size=2),
     large("llama3-70b", Layout(tensor=8, data=64, sequence_parallel=True, sharding="zero3"), recompute="full"),
 )
-"""Each takes up to a minute."""
+"""Cases with a large model. Each takes up to a minute."""

@@ -50,7 +50,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_tokenizer(folder: Path) -> int:
-    """A byte-level BPE with the tokens of a chat; its vocabulary's size."""
+    """Write a byte-level BPE with the tokens of a chat. Returns the size of the vocabulary."""
     text = next(iter(read_documents(["builtin:state-of-the-union"], text_key="text"))).text
     file = folder / "tokenizer.json"
     Tokenizer.train([text], vocab_size=400).save(file)
@@ -114,7 +114,7 @@ class Server:
     url: str
 
     def ask(self, path: str, body: object = None, **options: Any) -> tuple[int, Any]:
-        """The status and the JSON that a request is answered with; a body of bytes goes as it is."""
+        """Send a request, and return the status and the JSON of the answer. A body of bytes is sent unchanged."""
         headers = {"Content-Type": "application/json"} | options.pop("headers", {})
         data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, headers, **options)
@@ -126,21 +126,21 @@ class Server:
                 return error.code, json.loads(error.read())
 
     def wait_for(self, **figures: int) -> None:
-        """Wait until /health tells these figures."""
+        """Wait until /health reports these figures."""
         deadline = time.monotonic() + 60
         while not figures.items() <= (told := self.ask("/health")[1]).items():
             assert time.monotonic() < deadline, told
             time.sleep(0.01)
 
     def stop(self, number: int = signal.SIGTERM) -> tuple[int, str]:
-        """Ask it to stop; its exit status and what it said on the error stream."""
+        """Send the server a signal to stop. Returns the exit status and the text of the error stream."""
         self.process.send_signal(number)
         _, errors = self.process.communicate(timeout=60)
         return self.process.returncode, errors
 
 
 def start(folder: Path, *arguments: str, **environment: str) -> Server:
-    """Start a server at a free port; the model is loaded when this returns."""
+    """Start a server at a free port, and wait until the model is loaded."""
     command = [sys.executable, "-m", "crosscut", "serve", str(folder), "--port", "0", "--device", "cpu", *arguments]
     variables = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     variables["OMP_NUM_THREADS"] = "1"  # threads that wait for each other make a tiny model slower

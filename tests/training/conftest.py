@@ -24,7 +24,7 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tokens_folder(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its token shards."""
+    """Folder with the token shards of `text_file`."""
     folder = tmp_path_factory.mktemp("tokens") / "tokens"
     config = tiny_run(folder, Path("unused"), f"data.text={text_file}").data
     prepare(config, folder, seed=1, progress=False)
@@ -53,7 +53,7 @@ def tiny_run(tokens: Path, folder: Path, *overrides: str) -> RunConfig:
 
 @pytest.fixture
 def run_with(tokens_folder: Path, tmp_path: Path):
-    """Makes a tiny run on the small corpus, with overrides."""
+    """Function that makes a tiny run on the small corpus, with overrides."""
 
     def make(*overrides: str) -> RunConfig:
         return tiny_run(tokens_folder, tmp_path / "run", *overrides)
@@ -63,7 +63,7 @@ def run_with(tokens_folder: Path, tmp_path: Path):
 
 @pytest.fixture(scope="session")
 def second_folder(text_file: Path, tokens_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A part of the small corpus, with the tokenizer of the whole."""
+    """Token shards of a part of the small corpus, made with the tokenizer of the whole corpus."""
     folder = tmp_path_factory.mktemp("second") / TOKENS_FOLDER
     part = folder.parent / "part.txt"
     part.write_text(text_file.read_text(encoding="utf-8")[:60_000], encoding="utf-8")
@@ -75,7 +75,7 @@ def second_folder(text_file: Path, tokens_folder: Path, tmp_path_factory: pytest
 
 @pytest.fixture
 def mixed_run(tokens_folder: Path, second_folder: Path, tmp_path: Path):
-    """Makes a tiny run on both folders, whose documents do not see each other, with overrides."""
+    """Function that makes a tiny run on both token folders, with `training.document_mask` and with overrides."""
 
     def make(*overrides: str, weights: tuple[float, float] = (1, 3)) -> RunConfig:
         folders = zip((tokens_folder, second_folder), weights, strict=True)

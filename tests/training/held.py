@@ -1,4 +1,4 @@
-"""What a rank holds per parameter, by sharding, precision and offloading: the table of `docs/sharding.md`."""
+"""Bytes that a rank holds per parameter, by sharding, precision and offloading: the table of `docs/sharding.md`."""
 
 from dataclasses import replace
 from itertools import groupby
@@ -27,7 +27,7 @@ OFFLOAD = 'training.offload=["optimizer"]'
 
 
 def run_on(layout: str, precision: str, *options: str) -> RunConfig:
-    """Ten layers, so that the embeddings weigh little."""
+    """Run of a model with ten layers, so that the embeddings are a small part of its parameters."""
     sizes = {"num_layers": 10, "hidden_size": 128, "num_heads": 4, "vocab_size": 512, "max_sequence_length": 32}
     table = {
         "model": {**sizes, "dropout": 0.0},
@@ -38,14 +38,16 @@ def run_on(layout: str, precision: str, *options: str) -> RunConfig:
 
 
 def bytes_left_beside_the_host(layout: str, precision: str) -> dict[str, float]:
-    """As `bytes_held`, with the moments offloaded. The meta device stands for a GPU, since nothing leaves a CPU."""
+    """The result of `bytes_held`, with the moments offloaded. The meta device stands for a GPU, because offloading
+    moves nothing on the CPU.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # of other devices only can it be asked
+        patch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # PyTorch raises an error for the meta device
         return bytes_held(layout, precision, OFFLOAD, device="meta")
 
 
 def bytes_held(layout: str, precision: str, *options: str, device: str = "cpu") -> dict[str, float]:
-    """On a rank's device: bytes per parameter of the model, by category."""
+    """Bytes on a rank's device, per parameter of the model, by category."""
     run = run_on(layout, precision, *options)
     mesh = replace(make_mesh(run.layout, torch.device("cpu")), device=torch.device(device))
     trainer = Trainer(resolve_on(run, mesh.device), mesh)
@@ -108,7 +110,7 @@ class _WeightsInUse:
 
 
 def table(pool: RankPool) -> str:
-    """What rank 0 of four holds; precisions that hold the same have one line."""
+    """Table of the bytes that rank 0 of four holds. Precisions with the same numbers share a line."""
     lines = [
         "| `layout` | `precision` | weights | of them for products | gradients | moments | together |",
         "|---|---|---|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""What the tests of this folder, and others, run on ranks."""
+"""Functions that tests of training run on ranks."""
 
 import contextlib
 import io
@@ -40,7 +40,7 @@ def losses_of(run: RunConfig, num_steps: int) -> list[float]:
 def loop(
     run: RunConfig, resume_from: Path | None = None, identity: dict[str, Any] | None = None, profile: bool = False
 ) -> dict[str, Any]:
-    """Train as `run` says; the outcome and the whole weights."""
+    """Train the run on the ranks of the pool. Returns the outcome and the whole weights."""
     trainer, batches = parts(run)
     Path(run.output.folder).mkdir(parents=True, exist_ok=True)
     profiler = Profiler(trainer, Path(run.output.folder)) if profile else None
@@ -54,18 +54,22 @@ def loop(
 
 
 def whole_run(run: RunConfig, resume: Resume = False) -> str:
-    """A run from its tokens to its report, as ranks do it that others have started; what this rank prints."""
+    """Run a whole training, from the tokens to the report, on ranks that are already running. Returns the output of
+    this rank.
+    """
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.setenv("RANK", str(dist.get_rank()))
         patch.setenv("WORLD_SIZE", str(dist.get_world_size()))
-        patch.setattr("crosscut.launch.door.process_group", lambda _: contextlib.nullcontext())  # the pool's is there
+        patch.setattr(
+            "crosscut.launch.door.process_group", lambda _: contextlib.nullcontext()
+        )  # the pool has created the group
         run_training(run, resume=resume)
     return printed.getvalue()
 
 
 def record_step(run: RunConfig) -> list[tuple[str, str, int, int]]:
-    """What one step sends: operation, axis, elements, and bytes of one."""
+    """Messages of one step: operation, axis, number of elements, and bytes per element."""
     trainer, batches = parts(run)
     micro_batches = batches.micro_batches(0)
     with CollectiveRecorder(trainer.mesh) as recorder:
@@ -74,7 +78,9 @@ def record_step(run: RunConfig) -> list[tuple[str, str, int, int]]:
 
 
 def poisoned_step(run: RunConfig, name: str, value: float) -> dict[str, Any]:
-    """A step with one weight set to `value`: the error's text and whether the other weights stayed."""
+    """Run a step with one weight set to `value`. Returns the text of the error, and whether the other weights are
+    unchanged.
+    """
     trainer, batches = parts(run)
     for other, parameter in trainer.model.named_parameters():
         if other == name:

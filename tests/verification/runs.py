@@ -29,8 +29,8 @@ def tiny_run(
     data: Mapping[str, Any] = MappingProxyType({}),
     **model: Any,
 ) -> RunConfig:
-    """With other settings of `training`, `optimizer`, `data` and the model. 300 entries are padded to 384 on one rank
-    and to 512 on more.
+    """Tiny run with changed settings of `training`, `optimizer`, `data` and the model. The 300 vocabulary entries are
+    padded to 384 on one rank, and to 512 on more ranks.
     """
     shape = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": 300, "max_sequence_length": 16}
     table = {

@@ -1,6 +1,7 @@
-"""A small corpus of real speeches that has been through stages of the tests' own, whose rules can be seen at a glance.
+"""A small corpus of real speeches, processed by simple stages that belong to the tests.
 
-They write the files and count the counts of the pipeline's stages, so that the audit is tested on what it reads.
+These stages write the same files and report the same counts as the stages of the pipeline, so the audit is tested with
+the files that it reads.
 """
 
 import io
@@ -39,7 +40,7 @@ from crosscut.data.progress import ProgressBar
 from crosscut.data.text.sources import BUILTIN_CORPORA
 
 HOSTILE = '</script><script>document.title = "taken"</script><img src=x onerror="document.title = 1"> &amp; <!-- '
-"""What a page must show and never run."""
+"""Text that a page must show and never run."""
 
 FILTERS = ("urls", "cleaning", "language", "length", "near", "leakage")
 LEAKED = "nothing in this sentence was ever said to any congress before"
@@ -55,7 +56,7 @@ FOREIGN = (
 
 @cache
 def texts() -> tuple[str, ...]:
-    """Pieces of the first speeches, then what the stages are to find: the same every time."""
+    """Texts of the corpus: pieces of the first speeches, then texts that the stages must find. Always the same."""
     with BUILTIN_CORPORA["builtin:state-of-the-union"].open("rb") as packed:
         lines = io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(packed), encoding="utf-8")
         speeches = [json.loads(line)["text"] for line in islice(lines, 8)]
@@ -75,7 +76,7 @@ def texts() -> tuple[str, ...]:
 
 
 def read(task: str, source: str, numbers: range, per_part: int, output: Output) -> Counts:
-    """Task of ingestion: some of the texts as parts, and what could not be read."""
+    """Task of the stage `ingest`: write some of the texts as parts, and a record that could not be read."""
     parts = {}
     for place, start in enumerate(range(numbers.start, numbers.stop, per_part)):
         own = [texts()[number] for number in numbers if start <= number < start + per_part]
@@ -108,7 +109,7 @@ def read(task: str, source: str, numbers: range, per_part: int, output: Output) 
 
 @dataclass(frozen=True)
 class Some:
-    """A stage of tasks that are known."""
+    """Stage with a fixed list of tasks."""
 
     name: str
     calls: Callable[[Path], dict[str, Callable[[Output], Counts]]]
@@ -202,7 +203,7 @@ def clusters(work: Path, _output: Output) -> Counts:
 
 
 def leaks(part: Part, output: Output) -> Counts:
-    """Cuts the sentence of the test set out."""
+    """Cut out the sentence of the test set."""
     documents = list(part.documents())
     found = [(one, one.text.index(LEAKED)) for one in documents if LEAKED in one.text]
     write_drops(output.path(drops_name(part.name)), [])
@@ -230,7 +231,7 @@ def overlap(_output: Output) -> Counts:
 
 
 def stages(per_part: int) -> list[Stage]:
-    """The pipeline; the number of documents in a part must not show."""
+    """Stages of the corpus. The results must not depend on `per_part`, the number of documents in a part."""
     middle = len(texts()) // 2
 
     def ingestion(_work: Path) -> dict[str, Callable[[Output], Counts]]:
@@ -264,7 +265,7 @@ def stages(per_part: int) -> list[Stage]:
 
 @dataclass(frozen=True)
 class Audited:
-    """A corpus whose stages are done."""
+    """A corpus after all its stages."""
 
     config: CorpusConfig
     work: Path
@@ -287,7 +288,9 @@ def run(folder: Path, per_part: int = 40) -> Audited:
 
 
 def check_sums(flow: Sequence[dict[str, Any]]) -> None:
-    """What comes in is what was left before, and less what went it is what is left, in every unit."""
+    """Check the sums of the flow in every unit: the input of a stage is the output of the stage before, and the output
+    is the input without the dropped and cut amounts, plus the amounts that repairs added.
+    """
     for before, after in pairwise(flow):
         for unit in ("documents", "bytes", "tokens"):
             assert before["out"][unit] == after["in"][unit], (after["stage"], unit)

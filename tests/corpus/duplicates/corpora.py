@@ -19,7 +19,7 @@ VOCABULARY = [f"word{number}" for number in range(400)]
 
 
 def ingest(work: Path, parts: Sequence[Sequence[str]], urls: Sequence[Sequence[str]] = (), name: str = "") -> Path:
-    """Parts of these texts as the stage `ingest` leaves them; ids are `name`, the part and the row."""
+    """Write parts with these texts, as the stage `ingest` does. The ids consist of `name`, the part and the row."""
 
     def write(output: Output) -> dict[str, dict[str, int]]:
         for number, texts in enumerate(parts):
@@ -57,7 +57,7 @@ def corpus_config(folder: Path, **duplicates: object) -> CorpusConfig:
 
 
 def drops(work: Path, stage: str) -> dict[str, tuple[str, str, str]]:
-    """Id of each dropped document to rule, detail and the id of the other."""
+    """Dropped documents by id: the rule, the detail, and the id of the matching document."""
     found = {}
     for part, _ in find_parts(work):
         ids = [document.id for document in Part(work, part.name).documents()]
@@ -67,7 +67,7 @@ def drops(work: Path, stage: str) -> dict[str, tuple[str, str, str]]:
 
 
 def made_texts(chance: random.Random, families: int, copies: int) -> list[str]:
-    """Texts of random words, each with copies of it in which words were replaced, in random order."""
+    """Texts of random words and, for each text, copies with some words replaced. The order is random."""
     texts = []
     for _ in range(families):
         words = chance.choices(VOCABULARY, k=chance.randint(30, 90))
@@ -82,7 +82,9 @@ def made_texts(chance: random.Random, families: int, copies: int) -> list[str]:
 
 
 def kept_by_all_pairs(texts: Sequence[str], jaccard: float, ngram: int) -> set[int]:
-    """What stays when each text is compared with each other: of every cluster the longest, then the first."""
+    """Indexes of the texts that are kept if all pairs of texts are compared: the longest text of every cluster, and the
+    first of texts with equal lengths.
+    """
     import numpy as np
 
     first = {text: place for place, text in reversed(list(enumerate(texts)))}

@@ -19,7 +19,7 @@ MARKED = (
     "{{ message.content }}\n{% endgeneration %}{% else %}{{ message.content }}\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
-"""The same template, with marks."""
+"""The template `PLAIN` with marks around the answers."""
 
 
 def chats(number: int) -> list[dict[str, object]]:

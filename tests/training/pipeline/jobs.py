@@ -1,4 +1,4 @@
-"""What the tests of pipeline stages run on ranks."""
+"""Functions that the tests of pipeline stages run on ranks."""
 
 from typing import Any
 
@@ -54,7 +54,7 @@ def flops_of_step(run: RunConfig) -> int:
 
 
 def drift_after(run: RunConfig, name: str, rank: int) -> Any:
-    """What the replica guard finds after one element of a parameter was changed on one rank; before that, None."""
+    """Change one element of a parameter on one rank, and return the difference that the replicas' comparison finds."""
     trainer, _ = parts(run)
     named = dict(trainer.model.named_parameters())
     assert find_drift(named, trainer.mesh) is None
@@ -64,7 +64,7 @@ def drift_after(run: RunConfig, name: str, rank: int) -> Any:
 
 
 def sent_by_stage(run: RunConfig) -> list[tuple[str, tuple[int, ...]]]:
-    """What one rank sends to the stages beside it in a step: kind and shape of each tensor, in order."""
+    """Messages that one rank sends to the neighbouring stages in a step: kind and shape of each tensor, in order."""
     trainer, batches = parts(run)
     channels, sent = trainer.mesh.channels, []
     send = channels.send
