@@ -70,9 +70,10 @@ def measure(arguments: tuple[str, ...], gpu: str | None, ranks: int | None, turn
 
     The command repeats the scaling study of the Megatron-LM paper (arXiv 1909.08053) and writes the measured times as
     Markdown, HTML and JSON. The study measures weak scaling over tensor ranks, weak scaling over tensor x data ranks,
-    strong scaling, and one process that uses all cores. The ranks run on GPUs if this machine has several GPUs, and
-    otherwise on CPU cores. The study uses a small model of the paper's shape, or the model of RUN.toml. Any key can be
-    overridden, for example with training.sequence_length=256. docs/scaling-measured.md is an example of the report.
+    strong scaling over tensor, pipeline and context ranks, and one process that uses all cores. The ranks run on GPUs
+    if this machine has several GPUs, and otherwise on CPU cores. The study uses a small model of the paper's shape, or
+    the model of RUN.toml. Any key can be overridden, for example with training.sequence_length=256.
+    docs/scaling-measured.md is an example of the report.
     """
     if turns < 1:
         raise ConfigError(f"`--turns` must be at least 1, but is {turns}.")

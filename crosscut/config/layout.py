@@ -68,8 +68,8 @@ class Layout:
     """
 
     pipeline: int = 1
-    """Number of ranks that share the model's layers, in stages (docs/pipeline.md). Only `crosscut train` and
-    `crosscut verify` run stages.
+    """Number of ranks that share the model's layers, in stages (docs/pipeline.md). Only `crosscut train`,
+    `crosscut verify` and `crosscut study measure` run stages.
     """
 
     schedule: PipelineSchedule = PipelineSchedule.ONE_FORWARD_ONE_BACKWARD

@@ -2,26 +2,36 @@
 
 For weak scaling (Figure 6), the model grows with the number of tensor ranks, so the parameters per rank stay about the
 same, and the batch grows with the number of data ranks. For strong scaling (Table 3), one model and one batch are run
-on more tensor ranks.
+on more tensor ranks. The same model and batch are also run on more ranks along other axes (`STRONG_SCALING`).
 
 The ranks are started once for all cases. For each case, the ranks are divided into groups of the case's number of
 ranks, and the first group runs the case. The number of ranks of a case must therefore divide the number of started
 ranks. All numbers of ranks are powers of two, so they meet this condition.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, lcm
 from typing import Any, Literal, NamedTuple
 
 from crosscut.config import ConfigError, ModelConfig, ResolvedRun
+from crosscut.config.axes import OPTIONS
+from crosscut.config.checks import divisors
 from crosscut.config.training import Device
 
-Study = Literal["tensor", "data", "strong", "process"]
-"""The four studies: weak scaling over tensor ranks ("tensor"), weak scaling over tensor x data ranks ("data"), strong
-scaling ("strong"), and one process with all cores ("process")."""
+Study = Literal["tensor", "data", "strong", "pipeline", "context", "process"]
+"""Name of a study: weak scaling over tensor ranks ("tensor"), weak scaling over tensor x data ranks ("data"), the
+studies in `STRONG_SCALING`, and one process with all cores ("process")."""
+
+STRONG_SCALING: Mapping[Study, str] = {"strong": "tensor", "pipeline": "pipeline", "context": "context"}
+"""Studies of strong scaling: the field of `Layout` that sets the number of ranks, by the name of the study."""
 
 _PAPERS_RANKS = 8
 """Maximum number of tensor ranks in the paper's Figure 6 and Table 3."""
+
+_MICRO_BATCHES = 4
+"""Number of micro-batches per rank of a pipeline, if the batch has enough sequences. According to Huang et al. 2019
+(GPipe, arXiv 1811.06965), the bubble of a pipeline is negligible with this number or more."""
 
 _SHAPE = {"num_layers": 4, "num_heads": 16, "dropout": 0.0}
 """A tenth of the layers of the paper's 1.2B model, with the same number of heads."""
@@ -64,6 +74,16 @@ class Case(NamedTuple):
     threads: int
 
 
+class Cases(NamedTuple):
+    """Cases of every study, and the numbers of ranks that the studies leave out."""
+
+    studies: Mapping[Study, list[Case]]
+    """Cases by study, in ascending order of their numbers of ranks. A case may belong to several studies."""
+    left_out: Sequence[str]
+    """Sentences that name the numbers of ranks that the run does not allow, with the reason. There is at most one
+    sentence for each study of strong scaling."""
+
+
 def choose_devices(name: str, ranks: int | None, *, cores: int, gpus: int) -> Devices:
     """Choose GPUs if there are several, and CPU cores in all other cases. `name` is the value of `training.device`;
     "cpu" or "cuda" forces the choice. `ranks` is the user's maximum number of ranks.
@@ -92,11 +112,13 @@ def choose_devices(name: str, ranks: int | None, *, cores: int, gpus: int) -> De
     return Devices(kind=kind, count=count, most=ranks)
 
 
-def study_cases(run: ResolvedRun, devices: Devices) -> dict[Study, list[Case]]:
-    """Cases of every study, in ascending order of their numbers of ranks. A case may belong to several studies.
+def study_cases(run: ResolvedRun, devices: Devices) -> Cases:
+    """Choose the cases of every study.
 
     `run` gives the model for one rank and the batch for one data rank. The numbers of ranks in the run's layout are
-    replaced. Raises `LayoutError` if the number of tensor ranks does not divide the model's heads.
+    replaced. A study of strong scaling ends before the first number of ranks that the run does not allow, for example a
+    number of pipeline ranks above the number of layers. Raises `ConfigError` if the run does not allow a case of weak
+    scaling.
     """
     sizes = [2**power for power in range(devices.most.bit_length())]
     grown = {tensor: grow(run.model, tensor) for tensor in sizes}
@@ -105,14 +127,32 @@ def study_cases(run: ResolvedRun, devices: Devices) -> dict[Study, list[Case]]:
         key=lambda layout: (layout[0] * layout[1], layout[0]),
     )
     studies: dict[Study, list[Case]] = {
-        "tensor": [_case(run, devices, grown[tensor], tensor) for tensor in sizes],
-        "data": [_case(run, devices, grown[tensor], tensor, data) for tensor, data in layouts],
-        "strong": [_case(run, devices, run.model, tensor) for tensor in sizes],
+        "tensor": [_case(run, devices, grown[tensor], tensor=tensor) for tensor in sizes],
+        "data": [_case(run, devices, grown[tensor], tensor=tensor, data=data) for tensor, data in layouts],
     }
+    left_out: list[str] = []
+    for study, axis in STRONG_SCALING.items():
+        studies[study], reasons = _strong_scaling(run, devices, axis, sizes)
+        left_out.extend(reasons)
     if devices.kind == "cpu":
         models = (run.model, grown[whole_ranks(devices)])
-        studies["process"] = [_case(run, devices, model, 1, threads=devices.count) for model in models]
-    return studies
+        studies["process"] = [_case(run, devices, model)._replace(threads=devices.count) for model in models]
+    return Cases(studies, left_out)
+
+
+def _strong_scaling(
+    run: ResolvedRun, devices: Devices, axis: str, sizes: Sequence[int]
+) -> tuple[list[Case], list[str]]:
+    """Return the cases of strong scaling along an axis. If the run does not allow one of the sizes, also return a
+    sentence with the reason.
+    """
+    cases: list[Case] = []
+    for size in sizes:
+        try:
+            cases.append(_case(run, devices, run.model, **{axis: size}))
+        except ConfigError as error:
+            return cases, [f"Strong scaling has no row with {size} or more {axis} ranks: {error}"]
+    return cases, []
 
 
 def whole_ranks(devices: Devices) -> int:
@@ -140,14 +180,38 @@ def grow(model: ModelConfig, tensor: int) -> ModelConfig:
     )
 
 
-def _case(
-    run: ResolvedRun, devices: Devices, model: ModelConfig, tensor: int, data: int = 1, *, threads: int = 1
-) -> Case:
-    symmetric = run.layout.symmetric_memory and tensor > 1
-    layout = replace(run.layout, tensor=tensor, data=data, shard_group=0, symmetric_memory=symmetric)
-    batch = run.training.batch_size // run.layout.data * data
-    training = replace(run.training, batch_size=batch, device=Device(devices.kind))
-    return Case(run.with_config(replace(run.config, model=model, layout=layout, training=training)), threads)
+def _case(run: ResolvedRun, devices: Devices, model: ModelConfig, **sizes: int) -> Case:
+    """Case with one thread per rank. `sizes` maps fields of `Layout` to numbers of ranks. Other axes have one rank."""
+    ranks: dict[str, Any] = dict.fromkeys(OPTIONS, 1) | sizes
+    asked, batch = run.layout, run.training.batch_size // run.layout.data
+    layout = replace(
+        asked,
+        **ranks,
+        shard_group=0,
+        symmetric_memory=asked.symmetric_memory and ranks["tensor"] > 1,
+        stages=(),
+        stages_per_rank=asked.stages_per_rank if ranks["pipeline"] > 1 else 1,
+    )
+    training = replace(
+        run.training,
+        batch_size=batch * ranks["data"],
+        micro_batch_size=_micro_batch_size(batch, run.training.micro_batch_size, ranks["pipeline"]),
+        device=Device(devices.kind),
+    )
+    return Case(run.with_config(replace(run.config, model=model, layout=layout, training=training)), threads=1)
+
+
+def _micro_batch_size(batch: int, asked: int, pipeline: int) -> int:
+    """Number of sequences per micro-batch of a case with `pipeline` pipeline ranks.
+
+    `batch` is the number of sequences of a data rank, and `asked` is the run's own micro-batch size, or 0 if the run
+    has none. Without a pipeline, the result is `asked`. With a pipeline, a step has `_MICRO_BATCHES` micro-batches or
+    more for each rank, unless the batch has too few sequences, and no micro-batch is larger than `asked`.
+    """
+    if pipeline == 1:
+        return asked
+    most = min(asked or batch, max(1, batch // (_MICRO_BATCHES * pipeline)))
+    return max(size for size in divisors(batch) if size <= most)
 
 
 def _power_of_two(number: int) -> int:

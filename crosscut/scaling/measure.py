@@ -40,7 +40,6 @@ def measure(cases: Sequence[Case], devices: Devices, *, turns: int) -> list[list
             "without torchrun."
         )
     for case in cases:
-        case.run.layout.require_one_stage("study measure")
         require_capabilities(case.run)
     ranks = Ranks(layout=Layout(data=devices.most), device=devices.kind)
     return in_ranks(ranks, partial(_train_on_rank, turns), prepare=lambda: list(cases))

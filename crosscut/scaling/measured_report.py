@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
+from crosscut.config.axes import OPTIONS
 from crosscut.planner.paper.sections import Report, Section
+from crosscut.scaling.cases import STRONG_SCALING
 from crosscut.scaling.results import Results, Row
 
 _MARK = "Written by `crosscut study measure`; in docs/ by `python docs/generate.py`, from scaling-measured.json."
@@ -14,7 +16,10 @@ def measured_report(results: Results) -> Report:
     """Build the report of a measured study. If the results contain forecasts, the report shows them next to the
     measurements.
     """
-    sections = [_weak_tensor(results), _weak_data(results), _strong(results)]
+    sections = [_weak_tensor(results), _weak_data(results)]
+    for study, axis in STRONG_SCALING.items():
+        if len(rows := results.studies.get(study, ())) > 1:
+            sections.append(_strong(results, axis, rows))
     if "process" in results.studies:
         sections.append(_process(results))
     return Report(_MARK, "Scaling measured", _words(results), sections)
@@ -30,14 +35,16 @@ def _words(results: Results) -> str:
         )
     forecasts = f"Forecasts are the planner's for {results.device_file}. " if results.device_file else ""
     return (
-        f"The paper's scaling study (section 5.1), trained on {results.machine['device']}, {results.devices.count} "
+        "The paper's scaling study (section 5.1: Figure 6 and Table 3), and strong scaling over other axes, trained on "
+        f"{results.machine['device']}, {results.devices.count} "
         f"{_device(results)}s ({facts}), with {results.batch_size} sequences of {results.sequence_length} tokens per "
         f"data rank in {results.precision}. All cases take turns, {results.turns} times each, so that other work "
         "on the machine affects all of them equally. In a turn, a case takes two steps; the second is measured. "
-        "The seconds are the median over the turns, with their minimum and maximum as the range. Ranks are tensor x "
-        "data, and a model is given as layers x hidden size and heads. "
-        f"{threads}Linear scaling is one rank's model FLOP/s times the number of ranks. {forecasts}`crosscut study "
-        "measure` writes this report."
+        "The seconds are the median over the turns, with their minimum and maximum as the range. The "
+        "ranks of a case are the numbers of ranks along the axes with more than one rank. A model is given as layers x "
+        "hidden size and heads. "
+        f"{threads}Linear scaling is one rank's model FLOP/s times the number of ranks. {forecasts}"
+        f"{''.join(f'{sentence} ' for sentence in results.left_out)}`crosscut study measure` writes this report."
     )
 
 
@@ -87,14 +94,14 @@ def _weak(results: Results, title: str, words: str, rows: Sequence[Row]) -> Sect
     )
 
 
-def _strong(results: Results) -> Section:
-    rows = results.studies["strong"]
-    one = rows[0]
+def _strong(results: Results, axis: str, rows: Sequence[Row]) -> Section:
+    one, has_settings = rows[0], any(row.setting for row in rows)
     speed_ups = [one.median / row.median for row in rows]
     cells = [
         (
             _ranks(row),
             _sharing(row),
+            *([row.setting] if has_settings else []),
             *_seconds(row),
             f"{speed_up:.2f}",
             f"{speed_up / row.num_ranks:.0%}",
@@ -107,28 +114,28 @@ def _strong(results: Results) -> Section:
         (_name(row), (float(row.num_ranks), speed_up, *forecast))
         for row, speed_up, forecast in zip(rows, speed_ups, forecasts, strict=True)
     ]
-    words = "One model and one batch on more tensor ranks, as in Table 3. The bars show the speed-up over one rank."
-    header = ("ranks", f"per {_device(results)}", *_SECONDS, "speed-up", "of linear")
-    return Section("Strong scaling", words, (*header, *_forecast_header(one)), cells, bars, _LEGEND[: len(bars[0][1])])
+    words = (
+        f"One model and one batch on more {axis} ranks. These ranks share {OPTIONS[axis][0].shares}. The bars show the "
+        "speed-up over one rank."
+    )
+    header = ["ranks", f"per {_device(results)}", *(["setting"] if has_settings else []), *_SECONDS, "speed-up"]
+    header += ["of linear", *_forecast_header(one)]
+    return Section(f"Strong scaling: {axis} ranks", words, tuple(header), cells, bars, _LEGEND[: len(bars[0][1])])
 
 
 def _process(results: Results) -> Section:
-    others = [
-        (study, row)
-        for study in ("strong", "tensor")
-        for row in results.studies[study]
-        if row.num_ranks > 1 and row.sharing == 1
-    ]
+    strong = [row for study in STRONG_SCALING for row in results.studies.get(study, ())]
     cells = [
-        (_model(row), study, *_seconds(row), _ranks(other), *_seconds(other), f"{row.median / other.median:.2f}")
+        (_model(row), scaling, *_seconds(row), _ranks(other), *_seconds(other), f"{row.median / other.median:.2f}")
         for row in results.studies["process"]
-        for study, other in others
-        if _same_model(row, other)
+        for scaling, rows in (("strong", strong), ("weak", results.studies["tensor"]))
+        for other in rows
+        if other.num_ranks > 1 and other.sharing == 1 and _same_model(row, other)
     ]
     words = (
-        "The same step in one process and on tensor ranks. The one process uses all cores, as PyTorch does by default. "
-        "The ranks' speed is the seconds of the one process divided by the seconds of the ranks: above 1, the ranks "
-        "are faster."
+        "The same step in one process and on several ranks. The one process uses all cores, as PyTorch does by "
+        "default. The ranks' speed is the seconds of the one process divided by the seconds of the ranks: above 1, the "
+        "ranks are faster."
     )
     header = ("model", "scaling", "process", "range", "ranks", "seconds", "range", "ranks' speed")
     return Section("Comparison with one process on all cores", words, header, cells)
@@ -147,7 +154,8 @@ def _name(row: Row) -> str:
 
 
 def _ranks(row: Row) -> str:
-    return f"{row.tensor} x {row.data}"
+    axes = reversed([*row.axes.items()])
+    return " x ".join(f"{axis} {size}" for axis, size in axes if size > 1) or "1"
 
 
 def _model(row: Row) -> str:

@@ -3,9 +3,11 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import prod
 from statistics import median
 from typing import Any
 
+from crosscut.config import ResolvedRun
 from crosscut.config.system.files import parse_json
 from crosscut.planner.compute import flops_per_step
 from crosscut.planner.hardware import Hardware
@@ -24,8 +26,12 @@ class Row:
     num_heads: int
     parameters: int
     parameters_per_rank: int
-    tensor: int
-    data: int
+    """Number of parameters of a tensor rank. In a pipeline, the number covers the ranks of all stages together."""
+    axes: Mapping[str, int]
+    """Number of ranks along each axis in use, by the axis's field in `Layout`, outermost first."""
+    setting: str
+    """Schedule and number of micro-batches of a pipeline, and way of attention of context ranks; empty without
+    either."""
     threads: int
     """Number of threads per rank."""
     sharing: int
@@ -45,7 +51,7 @@ class Row:
     @property
     def num_ranks(self) -> int:
         """Total number of ranks."""
-        return self.tensor * self.data
+        return prod(self.axes.values())
 
     @property
     def flops_per_second(self) -> float:
@@ -67,6 +73,8 @@ class Results:
     device_file: str
     """Name of the device that the forecasts assume. Empty if there are no forecasts."""
     studies: Mapping[Study, Sequence[Row]]
+    left_out: Sequence[str]
+    """Sentences that name the numbers of ranks that the studies leave out, with the reason."""
 
     def to_json(self) -> str:
         """Results as JSON text, which `from_json` reads."""
@@ -92,14 +100,23 @@ def row_of(case: Case, seconds: Sequence[float], devices: Devices, hardware: Har
         num_heads=run.model.num_heads,
         parameters=count_parameters(run.model),
         parameters_per_rank=parameters_per_rank(run.model, run.layout),
-        tensor=run.layout.tensor,
-        data=run.layout.data,
+        axes=run.layout.axes,
+        setting=_setting(run),
         threads=case.threads,
         sharing=devices.sharing(run.layout.world_size),
         flops=flops_per_step(run.config),
         seconds=tuple(seconds),
         forecast=None if hardware is None else forecast_seconds(case, devices, hardware),
     )
+
+
+def _setting(run: ResolvedRun) -> str:
+    layout, settings = run.layout, []
+    if layout.pipeline > 1:
+        settings += [str(layout.schedule), f"{run.num_micro_batches} micro-batches"]
+    if layout.context > 1:
+        settings.append(str(run.config.context_attention.way))
+    return ", ".join(settings)
 
 
 def forecast_seconds(case: Case, devices: Devices, hardware: Hardware) -> float:

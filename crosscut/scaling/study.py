@@ -9,6 +9,7 @@ import torch
 
 from crosscut.config import ConfigError, RunConfig, load_run
 from crosscut.config.system.machine import available_cores, processor_name
+from crosscut.config.system.terminal import echo
 from crosscut.planner.hardware import Hardware, named_hardware
 from crosscut.planner.search import require_precision
 from crosscut.scaling.cases import DEFAULT_RUNS, Devices, choose_devices, study_cases
@@ -20,14 +21,16 @@ from crosscut.training.precision import resolve_on
 def measured_study(arguments: Sequence[str], *, gpu: str | None, ranks: int | None, turns: int) -> Results:
     """Measure all studies. `arguments` are a run's file and overrides; without a file, the default model is used. `gpu`
     names the device to forecast, or is None for no forecasts. `ranks` is the maximum number of ranks, or None for the
-    default.
+    default. Numbers of ranks that the run does not allow are left out, and the reason is printed before a rank starts.
 
     Raises `ConfigError` or `LayoutError` before a rank starts.
     """
     asked, devices = _run_and_devices(arguments, ranks)
     run = resolve_on(asked, torch.device(devices.kind))
     hardware = None if gpu is None else _hardware(gpu, run.config, devices)
-    studies = study_cases(run, devices)
+    studies, left_out = study_cases(run, devices)
+    for sentence in left_out:
+        echo(sentence)
     cases = [case for found in studies.values() for case in found]
     unique = [case for index, case in enumerate(cases) if case not in cases[:index]]
     seconds = measure(unique, devices, turns=turns)
@@ -43,6 +46,7 @@ def measured_study(arguments: Sequence[str], *, gpu: str | None, ranks: int | No
             study: [row_of(case, seconds[unique.index(case)], devices, hardware) for case in found]
             for study, found in studies.items()
         },
+        left_out=left_out,
     )
 
 

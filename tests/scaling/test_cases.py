@@ -4,9 +4,19 @@ import re
 
 import pytest
 
-from crosscut.config import PRESETS, ConfigError, LayoutError, ModelConfig, ResolvedRun, load_run, resolve
+from crosscut.config import PRESETS, ConfigError, ModelConfig, ResolvedRun, load_run, resolve
 from crosscut.planner import count_parameters
-from crosscut.scaling.cases import DEFAULT_RUNS, Case, Devices, choose_devices, grow, study_cases, whole_ranks
+from crosscut.scaling.cases import (
+    DEFAULT_RUNS,
+    STRONG_SCALING,
+    Case,
+    Devices,
+    Study,
+    choose_devices,
+    grow,
+    study_cases,
+    whole_ranks,
+)
 
 
 def cpu_run(*overrides: str) -> ResolvedRun:
@@ -17,8 +27,9 @@ DEFAULT = cpu_run()
 TWO_CORES = Devices(kind="cpu", count=2, most=4)
 
 
-def layouts(cases: list[Case]) -> list[tuple[int, int]]:
-    return [(case.run.layout.tensor, case.run.layout.data) for case in cases]
+def layouts(cases: list[Case]) -> list[dict[str, int]]:
+    """Of each case the axes with several ranks."""
+    return [{axis: size for axis, size in case.run.layout.axes.items() if size > 1} for case in cases]
 
 
 @pytest.mark.parametrize(("tensor", "paper"), [(2, "megatron-2.5b"), (4, "megatron-4.2b"), (8, "megatron-8.3b")])
@@ -49,35 +60,119 @@ def test_a_model_of_other_structure_grows_as_such() -> None:
 
 
 def test_two_cores_are_compared_up_to_twice_as_many_ranks() -> None:
-    studies = study_cases(DEFAULT, TWO_CORES)
-    assert layouts(studies["tensor"]) == layouts(studies["strong"]) == [(1, 1), (2, 1), (4, 1)]
-    assert layouts(studies["data"]) == [(1, 2), (1, 4), (2, 2)]
+    studies, left_out = study_cases(DEFAULT, TWO_CORES)
+    assert layouts(studies["tensor"]) == [{}, {"tensor": 2}, {"tensor": 4}]
+    assert layouts(studies["data"]) == [{"data": 2}, {"data": 4}, {"data": 2, "tensor": 2}]
     assert [case.run.training.batch_size for case in studies["data"]] == [16, 32, 16]
-    assert {case.run.model for case in studies["strong"]} == {DEFAULT.model}
-    assert studies["tensor"][0] == studies["strong"][0]
+    assert left_out == []
+
+
+@pytest.mark.parametrize(("study", "axis"), STRONG_SCALING.items())
+def test_strong_scaling_is_one_model_and_one_batch_on_more_ranks_of_one_axis(study: Study, axis: str) -> None:
+    studies, _ = study_cases(DEFAULT, TWO_CORES)
+    assert layouts(studies[study]) == [{}, {axis: 2}, {axis: 4}]
+    assert {case.run.model for case in studies[study]} == {DEFAULT.model}
+    assert {case.run.training.batch_size for case in studies[study]} == {8}
+    assert studies["tensor"][0] == studies[study][0]
+
+
+@pytest.mark.parametrize(
+    ("batch", "asked", "sizes"),
+    [
+        (8, 0, [8, 1, 1]),  # one sequence each is the most that there is
+        (64, 0, [64, 8, 4]),
+        (48, 0, [48, 6, 3]),
+        (64, 2, [2, 2, 2]),  # a run's own smaller micro-batches stay
+        (6, 3, [3, 1, 1]),
+    ],
+)
+def test_a_rank_of_a_pipeline_has_four_micro_batches_if_the_batch_allows(
+    batch: int, asked: int, sizes: list[int]
+) -> None:
+    run = cpu_run(f"training.batch_size={batch}", f"training.micro_batch_size={asked}")
+    studies, _ = study_cases(run, TWO_CORES)
+    assert [case.run.micro_batch_size for case in studies["pipeline"]] == sizes
 
 
 def test_one_process_has_all_cores_and_a_rank_one_thread() -> None:
-    studies = study_cases(DEFAULT, TWO_CORES)
+    studies, _ = study_cases(DEFAULT, TWO_CORES)
     assert [case.threads for case in studies["process"]] == [2, 2]
     assert [case.run.model for case in studies["process"]] == [case.run.model for case in studies["tensor"][:2]]
-    assert {case.threads for name in ("tensor", "data", "strong") for case in studies[name]} == {1}
-    assert "process" not in study_cases(DEFAULT, Devices(kind="cuda", count=4, most=4))
+    assert {case.threads for name, cases in studies.items() if name != "process" for case in cases} == {1}
+    assert "process" not in study_cases(DEFAULT, Devices(kind="cuda", count=4, most=4)).studies
 
 
 def test_a_runs_batch_is_that_of_a_data_rank_and_its_options_stay() -> None:
     overrides = ("layout.data=2", "layout.tensor=2", "layout.sequence_parallel=true", 'layout.sharding="zero3"')
     run = cpu_run(*overrides)
-    two = next(case.run for case in study_cases(run, TWO_CORES)["data"] if case.run.layout.tensor == 2)
+    two = next(case.run for case in study_cases(run, TWO_CORES).studies["data"] if case.run.layout.tensor == 2)
     assert (two.training.batch_size, two.training.device) == (8, "cpu")
     assert (two.layout.sequence_parallel, two.layout.sharding) == (True, "zero3")
 
 
-def test_heads_that_the_ranks_do_not_divide_are_told() -> None:
-    run = cpu_run("model.num_heads=2")
-    message = "`layout.tensor` must divide `model.num_heads` (2), but is 4. Try 1 or 2."
-    with pytest.raises(LayoutError, match=f"^{re.escape(message)}$"):
-        study_cases(run, TWO_CORES)
+def test_numbers_of_ranks_of_a_runs_layout_are_replaced_and_its_schedule_stays() -> None:
+    stages = ("layout.pipeline=2", "layout.stages=[3, 1]", 'layout.schedule="zero_bubble"')
+    own = study_cases(cpu_run(*stages, "layout.context=2"), TWO_CORES)
+    chosen = study_cases(cpu_run('layout.schedule="zero_bubble"'), TWO_CORES)
+    assert own == chosen
+    stages = ("layout.pipeline=4", "layout.stages_per_rank=2", "model.num_layers=8", "training.micro_batch_size=1")
+    interleaved, left_out = study_cases(cpu_run(*stages), TWO_CORES)
+    assert [case.run.layout.stages_per_rank for case in interleaved["pipeline"]] == [1, 2, 2]
+    assert left_out == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "study", "most", "sentence"),
+    [
+        (
+            ("model.num_heads=2",),
+            "strong",
+            2,
+            (
+                "Strong scaling has no row with 4 or more tensor ranks: `layout.tensor` must divide `model.num_heads` "
+                "(2), but is 4. Try 1 or 2."
+            ),
+        ),
+        (
+            ("model.num_layers=3",),
+            "pipeline",
+            2,
+            (
+                "Strong scaling has no row with 4 or more pipeline ranks: `layout.pipeline` must leave at least one "
+                "layer for each stage, but `model.num_layers` is 3 and there are 4 stages (`layout.pipeline` 4 x "
+                "`layout.stages_per_rank` 1). Use fewer stages."
+            ),
+        ),
+        (
+            ("model.dropout=0.1", 'layout.context_attention="ring"'),
+            "context",
+            1,
+            (
+                "Strong scaling has no row with 2 or more context ranks: `model.dropout` must be 0 with "
+                'layout.context_attention="ring", but is 0.1. The ring merges the results of several kernels, and '
+                'these kernels cannot drop scores. Set layout.context_attention="auto", or model.dropout=0.'
+            ),
+        ),
+        (
+            ('model.head="masked_tokens"', 'model.attention="bidirectional"', 'data.objective="masked"'),
+            "context",
+            1,
+            (
+                "Strong scaling has no row with 2 or more context ranks: `layout.context` must be 1 for a model with "
+                '`model.head` = "masked_tokens", but is 2. Context ranks can share only sequences whose next tokens '
+                "are predicted. Remove `layout.context`."
+            ),
+        ),
+    ],
+)
+def test_ranks_that_a_run_does_not_allow_are_left_out_with_the_reason(
+    overrides: tuple[str, ...], study: Study, most: int, sentence: str
+) -> None:
+    studies, left_out = study_cases(cpu_run(*overrides), TWO_CORES)
+    assert left_out == [sentence]
+    for name in STRONG_SCALING:
+        largest = most if name == study else 4
+        assert max(case.run.layout.world_size for case in studies[name]) == largest
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Cases trained in turns on kept ranks."""
 
+from dataclasses import replace
+
 import torch
 
 from crosscut.config import Layout, load_run
@@ -23,7 +25,7 @@ TINY = load_run(
         "training": {"batch_size": 2, "sequence_length": 8},
     }
 )
-STUDIES = study_cases(resolve_on(TINY, CPU), Devices(kind="cpu", count=2, most=4))
+STUDIES = study_cases(resolve_on(TINY, CPU), Devices(kind="cpu", count=2, most=4)).studies
 
 
 def _train(cases: list[Case], turns: int) -> list[list[float]]:
@@ -43,8 +45,17 @@ def test_options_of_a_layout_are_measured_too(ranks: RankPool) -> None:
         {"model": {"preset": "laptop-tiny", "vocab_size": 300, "dropout": 0.0}, "training": {"batch_size": 2}},
         ("layout.sequence_parallel=true", 'layout.sharding="zero3"', "training.sequence_length=8"),
     )
-    cases = study_cases(resolve_on(run, CPU), Devices(kind="cpu", count=2, most=4))["data"]
+    cases = study_cases(resolve_on(run, CPU), Devices(kind="cpu", count=2, most=4)).studies["data"]
     assert all(taken[0] > 0 for taken in ranks.run(4, _train, cases, 1)[0])
+
+
+def test_stages_and_shared_sequences_are_measured(ranks: RankPool) -> None:
+    run = resolve_on(replace(TINY, model=replace(TINY.model, num_layers=4)), CPU)
+    studies, _ = study_cases(run, Devices(kind="cpu", count=2, most=4))
+    cases = [*studies["pipeline"], *studies["context"][1:]]
+    assert [case.run.layout.world_size for case in cases] == [1, 2, 4, 2, 4]
+    seconds = ranks.run(4, _train, cases, 1)[0]
+    assert all(0 < taken[0] < 30 for taken in seconds)
 
 
 def _step(case: Case) -> tuple[float, int, int]:

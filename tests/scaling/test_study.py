@@ -8,7 +8,7 @@ import pytest
 
 import crosscut.scaling.study
 from crosscut.config import ConfigError
-from crosscut.scaling.cases import Case, Devices
+from crosscut.scaling.cases import STRONG_SCALING, Case, Devices
 from crosscut.scaling.results import Results
 from crosscut.scaling.study import measured_study
 
@@ -34,8 +34,8 @@ def study(*arguments: str) -> Results:
 
 def test_a_case_of_several_studies_is_measured_once(measured: list[Case]) -> None:
     results = study()
-    assert len(measured) == 3 + 3 + 2 + 2  # of 3 + 3 + 3 + 2 the one rank is in two studies
-    assert results.studies["tensor"][0] == results.studies["strong"][0]
+    assert len(measured) == 3 + 3 + 3 * 2 + 2  # one rank is in all studies but one
+    assert len({results.studies[study][0].seconds for study in ("tensor", *STRONG_SCALING)}) == 1
     assert [row.seconds for row in results.studies["strong"]] == [(1.0,) * 3, (7.0,) * 3, (8.0,) * 3]
     assert (results.turns, results.batch_size, results.sequence_length) == (3, 8, 128)
 
@@ -49,6 +49,17 @@ def test_a_runs_file_may_leave_its_vocabulary_to_the_tokenizer(measured: list[Ca
     results = study(str(path), "training.precision=bfloat16")
     assert {case.run.model.vocab_size for case in measured} == {700}
     assert (results.batch_size, results.precision) == (3, "bfloat16")
+
+
+def test_what_a_run_does_not_allow_is_printed_and_kept(
+    measured: list[Case], capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = study("model.num_layers=1")
+    assert [row.axes.get("pipeline", 1) for row in results.studies["pipeline"]] == [1]
+    (sentence,) = results.left_out
+    assert sentence.startswith("Strong scaling has no row with 2 or more pipeline ranks: `layout.pipeline` must")
+    assert capsys.readouterr().out == f"{sentence}\n"
+    assert measured
 
 
 def test_a_key_changes_the_default_run(measured: list[Case]) -> None:
