@@ -1,4 +1,4 @@
-"""What a command line without a file takes from the demo, and what it does not."""
+"""Settings that a command line without a file takes from the demo, and settings that it does not take."""
 
 import dataclasses
 import json

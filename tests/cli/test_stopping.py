@@ -1,4 +1,4 @@
-"""What a scheduler sees: signals in, an exit status out, and one command line for every start."""
+"""Interface for schedulers: signals that stop a run, its exit status, and one command line for every start."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What rooms agree on about a GPU's attention kernels, as a table."""
+"""Conventions about a GPU's attention kernels that several packages share, as a table."""
 
 import pytest
 

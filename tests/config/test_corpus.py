@@ -1,4 +1,4 @@
-"""What a corpus may say, and each message of what it may not, word for word."""
+"""Valid settings of a corpus, and the exact message about each invalid setting."""
 
 import tomllib
 from typing import Any

@@ -47,7 +47,7 @@ def test_shipped_corpus_loads_with_the_papers_settings(path):
 @dataclass(frozen=True)
 class Command:
     arguments: tuple[str, ...]
-    """Those of `crosscut train`, without its options."""
+    """Arguments of `crosscut train`, without its options."""
 
     num_ranks: int | None
     """Processes that torchrun starts; None without torchrun."""

@@ -1,4 +1,4 @@
-"""What excludes what among the options for speed, as far as the config alone knows it."""
+"""Options for speed that exclude each other, as far as the config alone can tell."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Of documents with one key the first stays, also across parts and shares of the keys."""
+"""The first of all documents with the same key is kept, also across parts and shares of the keys."""
 
 import random
 

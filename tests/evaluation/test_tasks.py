@@ -1,4 +1,4 @@
-"""What tasks make of their files, and of scores, by hand."""
+"""Windows and figures of the tasks, compared with values computed by hand."""
 
 import json
 import math

@@ -271,7 +271,9 @@ LONGER = list(range(60, 93))
 
 
 def tell(layout: Layout, family: str, alternatives: int | None, num_tokens: int) -> tuple[list[list[Piece]], int]:
-    """What is told of prompts that are read in parts and beside a text, and of how many tokens at once at most."""
+    """Decode prompts that are read in parts, next to a text. Returns the probabilities of the prompts' tokens, and the
+    largest number of tokens that were scored at once.
+    """
     decoder._TOKENS_AT_ONCE, decoder._SCORED_AT_ONCE, decoder._FIRST_CAPACITY = 5, 2, 4
     try:
         model = make(layout, family)
@@ -376,7 +378,7 @@ def test_impossible_prompts_are_refused(ranks, prompt, sampling, message):
 
 
 def write_packed(layout: Layout, family: str) -> tuple[list[list[int]], list[list[int]]]:
-    """What a model writes with plain weights and then with packed ones."""
+    """Generate the same texts with plain weights and then with packed weights."""
     model = make(layout, family, dtype=torch.float32, vocab_size=101)
     found = []
     for is_packed in (False, True):

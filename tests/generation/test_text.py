@@ -39,7 +39,9 @@ def test_pieces_are_the_text_of_the_tokens(ranks, tokenizer):
 
 
 def while_training(path: Path, layout: Layout, prompt: str = "so it") -> tuple[str, bool, bool]:
-    """What a run that is in training has of `continue_text`, and whether the model is as it was."""
+    """Text of `continue_text` for a model in training mode, whether the model is still in training mode, and whether
+    its parameters have the same names and shapes.
+    """
     tokenizer = Tokenizer.load(path)
     tokens = SimpleNamespace(tokenizer=lambda: tokenizer, end_of_text=tokenizer.end_of_text)
     model = make(layout, vocab_size=tokenizer.vocab_size).train()

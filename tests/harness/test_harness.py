@@ -75,7 +75,7 @@ test_split: train
 
 
 def tokens_after(folder: Path, text: str, number: int) -> str:
-    """What `transformers` writes, greedily."""
+    """Greedy continuation of a text by `transformers`, up to the end of the line."""
     model, tokenizer = their_model(folder, torch.float32).eval(), Tokenizer.load(folder / "tokenizer.json")
     ids = tokenizer.encode(text)
     written: list[int] = []
@@ -211,7 +211,7 @@ BEGUN = ["the quick", "<s>the quick", "<|turn|>the<|turn|>", LONG]
 
 
 def asked_of(lm: Any) -> dict[str, Any]:
-    """What an implementation of lm-eval's answers."""
+    """Answers of an implementation of lm-eval's model interface."""
     from lm_eval.api.instance import Instance
 
     wishes = {"until": ["\n"], "max_gen_toks": 6}
@@ -268,7 +268,7 @@ def test_what_the_tokenizer_puts_before_every_text_is_there(ranks: RankPool, beg
 
 
 def writing_of(folder: str, num_tokens: int | None, contexts: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What is written after contexts, and what is told about them."""
+    """Texts that are generated after the contexts, and the messages about them."""
     from lm_eval.api.instance import Instance
 
     from crosscut.harness import adapter

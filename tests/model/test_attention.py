@@ -82,7 +82,7 @@ def test_shared_heads_go_to_the_kernels_that_take_them(ranks: RankPool) -> None:
 
 
 def bytes_kept(run: RunConfig, backend: str = "aot_eager") -> int:
-    """What a layer keeps for its backward pass beside its parameters and the rotation that all layers share."""
+    """Bytes that a layer keeps for its backward pass, without its parameters and the rotation that all layers share."""
     with mock.patch.object(compilation, "BACKEND", backend):
         trainer = trainer_of(run, HOPPER)
     model, kept = trainer.model, dict[int, int]()

@@ -1,4 +1,4 @@
-"""What one forward and backward pass of the whole model sends."""
+"""Messages of one forward and backward pass of the whole model."""
 
 import pytest
 import torch

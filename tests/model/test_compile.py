@@ -44,7 +44,7 @@ def test_whole_loss_compiles_to_the_eager_result(ranks: RankPool, layout: Layout
 
 
 def _changed_in_place(graph: fx.GraphModule) -> list[str]:
-    """What changes a result of an autograd function in place, of all functions that a compiler has traced."""
+    """Operators that change a result of a traced autograd function in place."""
     bodies = [body for name, body in graph.named_modules() if name.startswith("fwd_body")]
     assert bodies, "no function was traced"
     results = {
@@ -60,7 +60,9 @@ def _changed_in_place(graph: fx.GraphModule) -> list[str]:
 
 
 def _layer_and_what_a_compiler_is_given(layout: Layout, family: str) -> tuple[list[str], list[tuple[Tensor, Tensor]]]:
-    """What was changed in place; gradients of a compiled layer, each with the plain one's."""
+    """Operators that change results in place in a compiled layer, and pairs of gradients of the compiled and the plain
+    layer.
+    """
     config = dataclasses.replace(FAMILIES[family], num_layers=1)
     model, changed = build(layout, config=config), []
     block = model.blocks[0]

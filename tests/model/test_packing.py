@@ -60,7 +60,9 @@ def _is_packed(weight: Tensor) -> bool:
 
 @torch.no_grad()
 def _run_both(layout: Layout, num_tokens: int) -> list[tuple[Tensor, Tensor]]:
-    """What plain and packed layers make of the same tokens, whose columns lie apart, as those of other ranks do."""
+    """Pairs of outputs of plain and packed layers for the same tokens. The input is not contiguous, like the input from
+    other ranks.
+    """
     mesh = make_mesh(layout, CPU)
     layers = Layers(mesh)
     x = torch.randn(IN, 2, num_tokens, generator=torch.Generator().manual_seed(0)).permute(1, 2, 0)

@@ -48,7 +48,9 @@ def test_each_layer_calls_its_own_runner_for_all_that_the_runner_may_change(rank
 
 
 def _multiplications() -> list[dict[str, tuple[bool, bool]]]:
-    """Of the linear layers of two blocks: whether their products are in 8 bits, and whether they skip a repetition."""
+    """For each linear layer of two blocks: whether its products are in 8 bits, and whether it skips the repeated
+    product.
+    """
     runners = [Runner(products=FLOAT8, skips_last_product=True), PLAIN]
     model = _model(lambda index: runners[min(index, 1)])
     return [

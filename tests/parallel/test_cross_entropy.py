@@ -176,7 +176,7 @@ Z_LOSS, CAP = 0.05, 2.0
 
 
 def _capped_with_z_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, z_loss: float, soft_cap: float) -> Any:
-    """Of the full logits: the loss, and the gradients of hidden states and weight."""
+    """Loss from the full logits, and gradients of the hidden states and of the weight."""
     hidden, weight = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
     logits = hidden @ weight.t()
     if soft_cap:
@@ -396,7 +396,7 @@ def test_a_chunk_leaves_nothing_as_large_as_itself_to_the_next(
 
 
 class _InPlace(TorchDispatchMode):
-    """Of each log-softmax, whether it is taken in the memory of the logits, in float32."""
+    """Mode that notes for each log-softmax whether it is written to the memory of the logits, in float32."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -34,7 +34,7 @@ FORWARD_IN_PIECES = [
 """One half is used while the other travels."""
 
 BACKWARD_IN_PIECES = [*["all_gather_into_tensor"] * 2, *["wait_tensor", "mm", "mm"] * 2]
-"""Of the row-parallel layer, whose gradient comes first."""
+"""Operators of the row-parallel layer, which comes first in the backward pass."""
 
 
 class ParallelMLP(nn.Module):
@@ -233,7 +233,7 @@ def _run_in_pieces(layout: Layout, count: int, backend: str = "") -> tuple[list[
 
 
 def _products_and_messages(names: list[str]) -> list[str]:
-    """Of the operators, the products, whatever kind of them, and what is sent."""
+    """Names of the matrix products (all as `mm`) and of the messages among the operators."""
     return ["mm" if "mm" in name else name for name in names if name in SENT or "mm" in name]
 
 

@@ -81,7 +81,9 @@ def test_a_seed_is_the_same_in_every_process_and_differs_with_every_part() -> No
 
 
 def _draws(layout: Layout, step: int = 0, micro_batch: int = 0, seed: int = 1) -> dict[str, Tensor]:
-    """What the streams give on one rank: shared, per rank twice, shared again, between the regions."""
+    """Draws on one rank: from the shared stream, twice from the rank's own stream, from the shared stream again, and
+    between the parallel regions.
+    """
     streams = RandomStreams(make_mesh(layout, CPU), seed)
     streams.restart(step=step, micro_batch=micro_batch)
     drawn = {"shared": torch.rand(8)}
@@ -142,7 +144,7 @@ def test_streams_begin_anew_from_seed_step_and_micro_batch(ranks: RankPool) -> N
 
 
 def _draws_of_layers(layout: Layout, order: list[int], wasted: int) -> dict[int, list[Tensor]]:
-    """What each layer draws, where the layers run in this order and more was drawn before."""
+    """Draws of each layer if the layers run in this order, after `wasted` other draws."""
     streams = RandomStreams(make_mesh(layout, CPU), 1)
     streams.enter_layer(0)  # before the first micro-batch: no effect
     streams.restart(step=3, micro_batch=1)

@@ -121,8 +121,8 @@ def test_accumulation_repeats_the_micro_batch_and_not_the_optimizer() -> None:
 
 
 def test_the_first_micro_batch_adds_its_gradients_to_none() -> None:
-    """Of three float32 tensors, two are read and one is written by each other one. Nothing else depends on how a batch
-    is cut: no start, no loss's gradient of the vocabulary.
+    """Every other micro-batch reads two float32 tensors and writes one. Nothing else depends on the number of
+    micro-batches, neither the starts of kernels nor the gradient of the vocabulary in the loss.
     """
     run = run_of(precision="float32")
     program = crosscut_program(run, H100)
@@ -180,14 +180,16 @@ def test_a_host_that_does_not_run_ahead_goes_over_every_parameter_once_a_step() 
 
 
 def test_gelu_takes_its_arithmetic_forward_backward_and_where_it_is_repeated() -> None:
-    """Of 1024 tokens and 256 columns in 3 layers and 2 micro-batches."""
+    """The model has 3 layers with 256 columns, and a step has 2 micro-batches of 1024 tokens."""
     hardware, elements = calibrated(gelu=1e9), 2 * 3 * 1024 * 256
     assert step_time(on_cpu(), hardware).passes == pytest.approx(2 * elements / 1e9)
     assert step_time(on_cpu(recompute="operators"), hardware).passes == pytest.approx(3 * elements / 1e9)
 
 
 def test_selective_recomputation_repeats_the_passes_over_scores_where_no_kernel_fuses_them() -> None:
-    """Of 3 layers and 2 micro-batches; 4 sequences of 256 tokens and 2 heads have so many scores of 4 bytes."""
+    """The model has 3 layers, and a step has 2 micro-batches. `scores` is the bytes of the scores of 4 sequences of 256
+    tokens with 2 heads, with 4 bytes per score.
+    """
     hardware = replace(KNOWN_HARDWARE["laptop"], memory_bandwidth=1e9, memory_attained=1.0, start=0.0)
     scores = 4 * 2 * 256**2 * 4
 

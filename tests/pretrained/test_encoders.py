@@ -19,7 +19,7 @@ from tests.pretrained import jobs
 from tests.pretrained.encoders import ENCODERS, IN_THREES, MASK, TOKENS, context_of, make_encoder, their_hidden_states
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-5}
-"""Of the largest hidden state."""
+"""Tolerances relative to the largest hidden state."""
 LAYOUTS = [
     Layout(),
     Layout(tensor=2),

@@ -16,7 +16,7 @@ from tests.pretrained import jobs
 from tests.pretrained.models import FAMILIES, IN_THREES, make, their_logits
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4}
-"""Of the largest logit."""
+"""Tolerances relative to the largest logit."""
 
 
 def worst(ours: torch.Tensor, theirs: torch.Tensor) -> float:

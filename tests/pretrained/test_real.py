@@ -21,7 +21,7 @@ from tests.pretrained.models import their_logits
 SHARED = Path(os.environ.get("CROSSCUT_SHARED", "/nowhere"))
 
 STORY = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw"
-"""How stories260K goes on from nothing when the likeliest token is always taken, by llama2.c's own test."""
+"""Greedy text of stories260K for an empty prompt, from the tests of llama2.c."""
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 def marks(case: Case) -> tuple[pytest.MarkDecorator, ...]:
-    """What takes longest is left to the slow tests."""
+    """Marks of a case: the cases that take longest are slow."""
     return (pytest.mark.slow,) if case.name in ("shared, kept", "offloaded", "long") else ()
 
 

@@ -1,4 +1,4 @@
-"""What is planned to be sent is what the program sends, message by message, on every layout that `verify` proves."""
+"""The planner's messages are the messages that the program sends, one by one, on every layout that `verify` proves."""
 
 from collections import Counter
 

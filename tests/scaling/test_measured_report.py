@@ -1,4 +1,4 @@
-"""What is kept of a study, and what is said of it."""
+"""File and report of a measured study."""
 
 import pytest
 

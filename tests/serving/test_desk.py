@@ -1,4 +1,4 @@
-"""What passes between the thread that talks to clients and the one that computes."""
+"""Messages between the thread that talks to clients and the thread that computes."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What the first rank of a server tells the others."""
+"""Messages from the first rank of a server to the other ranks."""
 
 import asyncio
 import pickle
@@ -52,7 +52,7 @@ async def ask(desk: Desk, told: list[object]) -> None:
 
 
 def serve() -> list[object]:
-    """What the clients of the first rank are told, by request."""
+    """Answers that the clients of the first rank get, by request."""
 
     def refuse(*_: object, **__: object) -> NoReturn:
         raise AssertionError("a message is pickled")

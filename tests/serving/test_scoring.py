@@ -20,7 +20,9 @@ PATH = "/v1/completions"
 
 
 def log_probabilities(folder: str, prompts: list[list[int]]) -> list[torch.Tensor]:
-    """Those of the next token [tokens, V] after each token of each prompt, by the model's own forward pass."""
+    """Log probabilities [tokens, V] of the next token after each token of each prompt, from the model's own forward
+    pass.
+    """
     model = find_model(folder).load(make_mesh(Layout(), torch.device("cpu")))
     with torch.no_grad():
         return [model.logits_of(model(torch.tensor([prompt]))[0]).log_softmax(1) for prompt in prompts]
@@ -33,7 +35,7 @@ def tokenizer(model_folder: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def prompts(tokenizer: Tokenizer) -> list[list[int]]:
-    """Of 1 to some hundred tokens."""
+    """Prompts of 1 to several hundred tokens."""
     prompts = [*map(tokenizer.encode_prompt, TEXTS), [40, 401, 0, 17]]
     assert max(map(len, prompts)) > 64, "more than are scored at once"
     return prompts

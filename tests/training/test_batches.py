@@ -1,4 +1,4 @@
-"""What each data rank trains on: the parts of the batch, and the documents they are made of."""
+"""Batches of each data rank: the rank's parts of the batch, and the documents in these parts."""
 
 import threading
 from pathlib import Path
@@ -132,7 +132,9 @@ def test_documents_are_told_in_training_and_validation_if_they_do_not_see_each_o
 
 
 def ahead_of(run, steps: list[int]) -> dict:
-    """What is taken for these steps, which steps were fetched, and the threads before, meanwhile and after."""
+    """Whether the taken batches are right, the fetched steps with their threads, and the threads during and after the
+    context.
+    """
     _, batches = parts(run)
     plain = {step: batches.micro_batches(step) for step in steps}
     fetched, fetch = [], batches.micro_batches

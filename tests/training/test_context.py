@@ -49,7 +49,7 @@ DYNAMIC = (
 
 
 def test_dynamic_rotations_follow_the_length_of_the_whole_sequence(ranks: RankPool, run_with: Make) -> None:
-    """Of the 32 tokens a rank has 16, for which the frequencies would be those of the training."""
+    """Each rank has 16 of the 32 tokens. For a sequence of 16 tokens, the frequencies would not be scaled."""
     (expected,) = ranks.run(1, losses_of, run_with(*EXACT, *DYNAMIC), 5)
     (unscaled,) = ranks.run(1, losses_of, run_with(*EXACT, DYNAMIC[0]), 5)
     assert expected != pytest.approx(unscaled, rel=1e-6)

@@ -1,4 +1,4 @@
-"""What is found out, and made, before a process starts."""
+"""Checks and files of a run before a process starts."""
 
 import contextlib
 import dataclasses
@@ -35,7 +35,7 @@ def tokens_of(run) -> TokenFolder:
 
 
 def train_with_identity(run) -> None:
-    """What `run_training` leaves when it is killed before its report."""
+    """Train like a `run_training` that is killed before it writes its report."""
     loop(run, identity=identity_of(run, tokens_of(run)))
 
 
@@ -366,7 +366,7 @@ def test_run_whose_last_checkpoint_is_damaged_is_not_complete(trained, capsys):
 
 
 def joined(run, mine: str) -> str:
-    """What a rank that was started by others does, where it alone would see another folder than the first one."""
+    """Output of a run on ranks that were started by others, of which only the first rank sees the right folder."""
     run = dataclasses.replace(run, output=dataclasses.replace(run.output, folder=mine)) if dist.get_rank() else run
     return whole_run(run, "auto")
 

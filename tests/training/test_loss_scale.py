@@ -46,7 +46,7 @@ def overflow_once(trainer: Any, name: str, rank: int) -> None:
 
 
 def steps_of(run: Any, num_steps: int, first: float, overflows: dict[int, str]) -> list[tuple[float, bool, bool]]:
-    """Of each step the scale, whether it was skipped, and whether any weight changed."""
+    """For each step: the scale, whether the step was skipped, and whether a weight changed."""
     trainer, batches = parts(run)
     trainer.loss_scale.scale.fill_(first)
     told = []
@@ -164,7 +164,9 @@ def gradients_at(run: Any, scale: float) -> list[torch.Tensor]:
 
 
 def overflow_always(run: Any, forward: bool = False) -> tuple[str, bool]:
-    """What a run says whose gradients, or forward passes, overflow from the second step on; whether weights stayed."""
+    """Error of a run whose gradients or forward passes overflow from the second step on, and whether the weights stayed
+    the same.
+    """
     trainer, batches = parts(run)
     trainer.loss_scale.scale.fill_(8.0)
     step, weights = trainer.step, {}

@@ -19,7 +19,7 @@ OFFLOADED = {"recompute": "full", "offload": ("activations",)}
 
 
 def _called_by(runner: Runner) -> dict[str, str]:
-    """What calls each function of a layer that is not just called, by the class to which it belongs."""
+    """Class of the caller of each function of a layer. Functions that are called directly are left out."""
     calls = {name: getattr(runner, name) for name in ("layer", "core", "cheap")}
     return {
         name: type(getattr(found, "__self__", found)).__name__ for name, found in calls.items() if found is not call
@@ -27,7 +27,9 @@ def _called_by(runner: Runner) -> dict[str, str]:
 
 
 def _runners(options: dict[str, Any], compiled: bool) -> list[tuple[dict[str, str], bool, bool]]:
-    """Of three layers: what calls their functions, whether the last product is skipped, whether they are compiled."""
+    """For each of three layers: the callers of its functions, whether its last product is skipped, and whether it is
+    compiled.
+    """
     if "recompute" in options:
         options = {**options, "recompute_every": 2}
     streams = RandomStreams(make_mesh(Layout(), CPU), seed=1)

@@ -1,4 +1,4 @@
-"""What a rank holds of a model that data ranks share, and when."""
+"""Parts of a sharded model that a rank holds during a step."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -88,7 +88,9 @@ def saved_for_backward() -> Iterator[dict[int, torch.UntypedStorage]]:
 
 
 def bytes_between_passes(run) -> tuple[int, int, int]:
-    """What the backward pass holds on to after the forward pass; the gathered layers then, and after both."""
+    """Bytes that autograd keeps after the forward pass, bytes of the gathered layers at this time, and bytes of the
+    gathered layers after the backward pass.
+    """
     trainer, batches = parts(run)
     batch, *_ = batches.micro_batches(0)
     gathered: list[torch.UntypedStorage] = []

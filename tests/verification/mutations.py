@@ -91,7 +91,7 @@ class Mutation:
     own_module: bool = False
     """Planted in a model of the user's own, where GPT-2 has no such place."""
     options: tuple[tuple[str, Any], ...] = ()
-    """Of the run: a model that is not GPT-2, or settings of its training."""
+    """Settings of the run, for a fault that needs another model than GPT-2 or other settings of the training."""
 
 
 MUTATIONS: list[Mutation] = []

@@ -1,8 +1,8 @@
-"""What saves memory or time, combined: what is allowed is the uncut model, any two settings of it together, and what is
-not allowed is refused before a rank starts, with the reason.
+"""Combinations of the settings that save memory or time. Every pair of settings occurs together. An allowed combination
+computes the same as the uncut model. Any other combination is refused before a rank starts, with the reason.
 
-The reasons are written here once more, as two tables: the config has to agree with the one, the machine with the other.
-What is of GPUs alone is proven here all the same, through what PyTorch puts in its place on the CPU.
+Two tables repeat the reasons: one for the checks of the config, and one for the checks of the machine. Settings for
+GPUs are proven with PyTorch's replacements on the CPU.
 """
 
 import random
@@ -47,7 +47,7 @@ MOST_RANKS = 4
 
 
 class Refusal(NamedTuple):
-    """What cannot be together, and what the message says of it."""
+    """Settings that exclude each other, and a part of the message about them."""
 
     holds: Callable[[Values], bool]
     reason: str
@@ -215,7 +215,7 @@ def test_every_pair_is_covered_by_few_runs() -> None:
 
 
 def refusal_of(values: Values) -> str:
-    """What a user is told before a rank starts; empty where nothing is wrong."""
+    """Message about settings that is raised before a rank starts; empty if the settings are valid."""
     try:
         require_capabilities(resolve_on(run_of(values), CPU))
     except ConfigError as error:

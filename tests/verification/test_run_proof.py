@@ -34,7 +34,7 @@ QUICK = [
     Layout(data=2, sharding="zero3"),
     Layout(data=4, sharding="zero3", shard_group=2),
 ]
-"""Of each kind one; `test_combinations.py` proves all kinds together with everything else that a run may set."""
+"""One layout of each kind. `test_combinations.py` proves all kinds together with all other settings of a run."""
 
 SLOW = [
     Layout(data=2),
@@ -171,7 +171,7 @@ RECOMPUTING = [
 
 
 def _verify_all(layout: Layout) -> list[Report]:
-    """Of every way to recompute, with dropout in the model."""
+    """Reports for every kind of recomputation, with dropout in the model."""
     reports = []
     for options in RECOMPUTING:
         run = for_verification(tiny_run(), layout, "float64")

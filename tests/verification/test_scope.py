@@ -1,4 +1,4 @@
-"""What a report says of the run that was asked about: what the step had of it, and what it had not."""
+"""Scope of a report: the options of the run that the verified step covered, and the options that it did not cover."""
 
 from dataclasses import replace
 from typing import Any

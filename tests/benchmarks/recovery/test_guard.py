@@ -1,4 +1,4 @@
-"""What the guard costs is measured, and stays below its limit."""
+"""The benchmark measures the cost of comparing replicas, which stays below its limit."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What layers keep, measured on a tiny model, is what the formulas say."""
+"""The measured activations of a tiny model's layers are equal to the formulas."""
 
 import json
 import subprocess

@@ -1,4 +1,6 @@
-"""What narrow numbers round is measured model by model, and what the proof does not allow is told."""
+"""The benchmark measures the rounding of each model in narrow types, and reports differences that the proof does not
+allow.
+"""
 
 import json
 import subprocess

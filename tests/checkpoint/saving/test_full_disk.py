@@ -1,4 +1,4 @@
-"""What is said of a write that fails in the middle of a file."""
+"""Messages about a write that fails in the middle of a file."""
 
 import errno
 import io

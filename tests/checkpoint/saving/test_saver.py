@@ -36,7 +36,7 @@ def names(root: Path) -> list[int]:
 
 
 def state_in(root: Path) -> dict[str, torch.Tensor]:
-    """What the newest checkpoint holds, by name."""
+    """Tensors in the newest checkpoint, by name."""
     model, optimizer = small_state(seed=9, size=512)
     load_checkpoint(latest_good_checkpoint(root).folder, model=model, optimizer=optimizer)
     return copy_of(model, optimizer)

@@ -15,7 +15,7 @@ PAPER = ("plan", "--model", "8.3B", "--gpus", "512", "--gpu", "v100-32gb-dgx2h")
 
 
 def run(*arguments: str) -> str:
-    """What a command prints, in this process; a user's mistake is raised."""
+    """Run a command in this process and return its output. The error about a user's mistake is raised."""
     result = CliRunner().invoke(commands, arguments, catch_exceptions=False)
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception

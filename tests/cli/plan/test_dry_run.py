@@ -19,7 +19,7 @@ SMALL = (
 
 
 def run(*arguments: str) -> str:
-    """What a command prints, in this process; a user's mistake is raised."""
+    """Run a command in this process and return its output. The error about a user's mistake is raised."""
     result = CliRunner().invoke(commands, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output

@@ -36,7 +36,7 @@ OURS = {
     "num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "mlp_size": 48, "vocab_size": 300,
     "max_sequence_length": 64, "norm_epsilon": 1e-6, "rotary_base": 500000.0, "tied": False, "dropout": 0.0, **ROTARY,
 }  # fmt: skip
-"""What `LLAMA` says."""
+"""Settings of the model that `LLAMA` describes."""
 
 
 def write(folder: Path, table: dict[str, Any], **more: Any) -> Path:

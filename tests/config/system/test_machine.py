@@ -1,4 +1,4 @@
-"""What the machine tells of its processor."""
+"""Facts about the processor of this machine."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""What a part adds to the report: chosen by chance that is the same for all, counted in buckets that can be named."""
+"""Samples and counts that each part adds to the report. The choice of samples does not depend on the parts."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a document shares with a test set, where it stands, and what is left when it is cut out."""
+"""Passages that a document shares with a test set, their places, and the text that is left without them."""
 
 from pathlib import Path
 

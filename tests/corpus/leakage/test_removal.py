@@ -1,4 +1,4 @@
-"""What comes of documents that hold what a test set holds, and what the audit and the report can tell of it."""
+"""Removal of passages that documents share with a test set, and the facts about it in the audit and the report."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a folder says of the end of a text, in which order, and that tokens are made and kept with it."""
+"""The end-of-text token that the files of a folder name, the order of these files, and tokens made with this token."""
 
 import json
 from pathlib import Path

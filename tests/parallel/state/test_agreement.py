@@ -43,7 +43,9 @@ def parameters_on(layout: Layout, dtype: torch.dtype) -> tuple[Any, dict[str, Te
 def drift_after(
     layout: Layout, changes: dict[int, list[tuple[str, int, float]]], dtype: torch.dtype = torch.float32
 ) -> Any:
-    """What is found when a rank's elements (name, index, value) are changed; and what was sent for it."""
+    """Change elements (name, index, value) on some ranks. Returns the difference that is found, and the messages of the
+    search.
+    """
     mesh, parameters = parameters_on(layout, dtype)
     for name, index, value in changes.get(dist.get_rank(), []):
         parameters[name].data.to_local().view(-1)[index] = value
@@ -105,7 +107,7 @@ def test_drift_is_named_alike_on_all_ranks(ranks: RankPool, layout: Layout, chan
 
 
 def drift_told(layout: Layout, changes: dict[int, list[tuple[str, int, float]]]) -> tuple[float, int]:
-    """How far replicas are apart after changes, and of how many parameters."""
+    """Size of the largest difference between replicas after changes, and number of parameters that differ."""
     mesh, parameters = parameters_on(layout, torch.float32)
     for name, index, value in changes.get(dist.get_rank(), []):
         parameters[name].data.to_local().view(-1)[index] = value

@@ -107,7 +107,7 @@ def _train_once(layout: Layout, bucket_bytes: int, num_micro_batches: int) -> di
 
 @pytest.fixture(scope="module")
 def whole(ranks: RankPool) -> dict[str, Any]:
-    """What one device does, for all layouts to repeat."""
+    """Results on one device, with which the results of all layouts are compared."""
     return ranks.run(1, _train_once, Layout(), 1, 1)[0]
 
 
@@ -183,7 +183,7 @@ def test_the_norm_sends_one_element(ranks: RankPool) -> None:
 
 
 def _norm_over_owners() -> tuple[float, list[Sent]]:
-    """Of gradients of 3 on the first rank and of 4 on the second, each a parameter that the other lacks."""
+    """Norm of two parameters, one on each rank. The gradient is 3 on the first rank, and 4 on the second."""
     mesh = make_mesh(Layout(data=2), CPU)
     weight = replicated_parameter((), mesh.tensor, dtype=torch.float32, device=CPU)
     weight.grad = torch.full_like(weight, 3.0 + mesh.data.rank)
@@ -197,7 +197,7 @@ def test_the_norm_counts_the_parameters_of_all_owners(ranks: RankPool) -> None:
 
 
 def _norm_of_many(dtype: torch.dtype) -> tuple[float, float]:
-    """Of a cut parameter of 8 million elements on each of two ranks: the norm, and the same in float64."""
+    """Gradient norm of a parameter with 8 million elements on each of two ranks, and the norm computed in float64."""
     mesh = make_mesh(Layout(tensor=2), CPU)
     weight = sharded_parameter((4000, 4000), mesh.tensor, dim=0, dtype=dtype, device=CPU)
     weight.grad = torch.ones_like(weight)

@@ -82,7 +82,9 @@ def test_parts_are_in_the_order_of_the_ranks(ranks: RankPool) -> None:
 
 
 def _gradients_by(layout: Layout) -> list[Any]:
-    """Of each parameter, by our own function and by PyTorch's, after a use and after a second: what is seen of it."""
+    """Facts about the gradient of each parameter, after one and after two uses, with this package's function and with
+    PyTorch's.
+    """
     mesh = make_mesh(layout, CPU)
     place: dict[str, Any] = {"dtype": torch.float64, "device": CPU}
     found = []

@@ -90,7 +90,7 @@ def test_a_message_goes_at_the_rate_of_its_size_and_gradients_at_a_buckets() -> 
 
 
 def groups_over_nodes(stride: int, size: int, per_node: int, ranks: int) -> list[list[int]]:
-    """How many ranks of each group are in each of its nodes, from the groups themselves."""
+    """Number of ranks of each group in each node, counted from lists of the groups' ranks."""
     firsts = [block + offset for block in range(0, ranks, stride * size) for offset in range(stride)]
     groups = [[first + i * stride for i in range(size)] for first in firsts]
     assert sorted(rank for group in groups for rank in group) == list(range(ranks))

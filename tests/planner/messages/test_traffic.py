@@ -18,7 +18,7 @@ def make_run(*, precision: str = "float32", micro_batch_size: int = 2, **layout:
 
 
 def counts(collectives: list[Collective], elements: int) -> Counter[tuple[str, str]]:
-    """How many collectives of the given size there are, by phase and operation."""
+    """Number of collectives of the given size, by phase and operation."""
     counter: Counter[tuple[str, str]] = Counter()
     for c in collectives:
         if c.axis == "tensor" and c.elements == elements:

@@ -36,7 +36,7 @@ def find(folder: Path) -> ChatTemplate | None:
 
 
 def rendered(folder: Path, chat: list[dict[str, str]]) -> str:
-    """What the template makes of a chat, read back from the tokens with the special ones."""
+    """Text of a rendered chat, decoded from the token ids, including special tokens."""
     template = find(folder)
     assert template is not None
     inner = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))

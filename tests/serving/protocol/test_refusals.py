@@ -1,4 +1,4 @@
-"""What cannot be answered is refused with a status and a reason, in OpenAI's form."""
+"""Requests that cannot be answered are refused with a status and a reason, in OpenAI's form."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""How long a text may be, with and without a window that slides."""
+"""Maximum length of a text, with and without a sliding window."""
 
 from pathlib import Path
 

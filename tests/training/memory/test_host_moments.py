@@ -16,7 +16,7 @@ LAYOUTS = {"one rank": (), "tensor 2": ("layout.tensor=2",), "zero2": ("layout.d
 
 
 def test_a_rank_that_holds_nothing_has_no_pieces():
-    """Of what data ranks share, the last ones may have empty parts only."""
+    """The last data ranks of a sharded model may hold only empty parts."""
     nothing = [torch.zeros(0, 3, device="meta")]
     assert list(InHostMemory().pieces(Piece(nothing, nothing, nothing, nothing, []))) == []
 

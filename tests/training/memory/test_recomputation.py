@@ -1,4 +1,4 @@
-"""What is recomputed is what was computed, to the last bit, and what was to be freed is free."""
+"""Recomputed activations are equal to the first ones, to the last bit, and the freed memory is free."""
 
 import ctypes
 import gc
@@ -31,7 +31,7 @@ LAYOUTS = [
 
 
 def gradients_of(runs) -> list[tuple[float, list[Tensor], Tensor]]:
-    """Of each run's first step, in two micro-batches: the loss, the gradients, and what is drawn after it."""
+    """Loss and gradients of each run's first step, in two micro-batches, and random numbers drawn after this step."""
     found = []
     for run in runs:
         trainer, batches = parts(run)
@@ -68,16 +68,19 @@ def test_every_kth_layer_recomputes_from_the_first(ranks, run_with):
 
 
 class MallInfo2(ctypes.Structure):
-    """What glibc's `mallinfo2` tells; `hblks` blocks have pages of their own, which go back once they are freed."""
+    """Result of glibc's `mallinfo2`. `hblks` is the number of blocks with pages of their own, which are returned to the
+    system as soon as a block is freed.
+    """
 
     _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
     _fields_ = [(name, ctypes.c_size_t) for name in _names.split()]
 
 
 def own_pages(run) -> dict[int, bool]:
-    """Of tensors of 1, 3 and 12 MiB, once a trainer is built: whether glibc gives them pages of their own.
+    """Whether glibc gives tensors of 1, 3 and 12 MiB pages of their own after a trainer is built.
 
-    It looks for room in the heap first, and earlier jobs of this process left some: so many tensors are held.
+    glibc first looks for free memory in the heap, and earlier jobs of this process left some. The function therefore
+    holds many tensors.
     """
     numbers = ctypes.CDLL(None).mallinfo2
     numbers.restype = MallInfo2

@@ -170,7 +170,7 @@ def test_an_average_that_a_resume_drops_is_told(ranks, run_with):
 
 
 def note(run: RunConfig) -> str:
-    """What a run says about its average when it resumes from its newest checkpoint."""
+    """Message of a run about its average when the run resumes from its newest checkpoint."""
     return describe_new_average(run, latest_good_checkpoint(run.checkpoints_folder).manifest)
 
 

@@ -114,7 +114,7 @@ def test_recomputation_and_sharding_stay_outside_of_the_graph(
 
 
 def bytes_kept(runs: list[RunConfig], backend: str) -> list[int]:
-    """Of each run, what one layer keeps for its backward pass beside its parameters."""
+    """Bytes that one layer of each run keeps for its backward pass, without its parameters."""
     found = []
     for run in runs:
         with mock.patch.object(compilation, "BACKEND", backend):
@@ -276,7 +276,7 @@ def test_compiled_dropout_is_drawn_again_by_the_runs_own_recomputation(
 
 
 def settings_in_both_passes(run: RunConfig) -> list[tuple[bool, bool, bool]]:
-    """Of every graph of a layer: whether it is a backward pass, and with what settings Inductor compiles it."""
+    """For every graph of a layer: whether it is a backward pass, and the settings with which Inductor compiles it."""
     from torch._inductor import compile_fx, config
 
     trainer, batches = parts(run)

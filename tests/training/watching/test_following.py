@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 
 def result_of(step: int, *, held: float = 0.0, seconds: float = 0.0) -> StepResult:
-    """What a step of so many seconds tells, as the trainer makes it."""
+    """Result of a step that takes `seconds` seconds, as the trainer returns it."""
     time.sleep(seconds)
     number = torch.tensor(float(step))
     return StepResult(step, 0.1, loss=number, norm=number, held=torch.tensor(held), loss_scale=None)
