@@ -177,12 +177,20 @@ def gathered(kind: Callable[..., _T]) -> Callable[[Callable[[_T], _R]], Callable
 
 def device_option(command: _Command) -> _Command:
     """Add the option `--device` to a command that runs a model."""
-    return click.option("--device", type=click.Choice(Device.values()), default="auto", show_default=True)(command)
+    told = "Device that the model runs on: auto is the GPU if there is one, and the CPU otherwise."
+    of_model = click.option(
+        "--device", type=click.Choice(Device.values()), default="auto", show_default=True, help=told
+    )
+    return of_model(command)
 
 
 def precision_option(command: _Command) -> _Command:
     """Add the option `--precision` to a command that runs a model: the element type of weights and products."""
-    return click.option("--precision", type=click.Choice(OF_MODELS), default="float32", show_default=True)(command)
+    told = "Element type of the weights and of the matrix products."
+    of_model = click.option(
+        "--precision", type=click.Choice(OF_MODELS), default="float32", show_default=True, help=told
+    )
+    return of_model(command)
 
 
 def last_weights_option(command: _Command) -> _Command:

@@ -174,8 +174,8 @@ class TaskOptions:
         }
         if named := next((name for name, is_given in given.items() if is_given), ""):
             raise ConfigError(
-                f"`{named}` must not be given with `--resume`, because the run's folder already has this value, "
-                f"but is given. Remove `{named}`. Settings such as layout.tensor=2 may change."
+                f"`{named}` must not be given with `--resume`, but is given. The run's folder already has this "
+                f"value. Remove `{named}`. Settings such as layout.tensor=2 may change."
             )
 
 

@@ -21,14 +21,14 @@ def show_checkpoint(facts: Mapping[str, Any]) -> None:
     console = _console()
     rebuilt = "  (manifest rebuilt by a repair)" if facts["rebuilt"] else ""
     versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
-    averaged = " and their moving average" if facts["averaged_weights"] else ""
+    averaged = ", and their moving average" if facts["averaged_weights"] else ""
     for name, value in (
         ("checkpoint", f"{facts['folder']}{rebuilt}"),
         ("step", f"{facts['step']:,} ({facts['samples']:,} samples)"),
         ("layout", facts["layout"]),
         ("seed", facts["seed"]),
         ("size", f"{facts['bytes'] / 1e6:,.1f} MB in {len(facts['files'])} files"),
-        ("weights", f"those of the last step{averaged}"),
+        ("weights", f"from the last step{averaged}"),
         ("versions", versions),
     ):
         console.print(Text(f"{name:<11} {value}"), soft_wrap=True)

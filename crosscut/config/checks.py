@@ -55,7 +55,7 @@ def require_text(name: str, text: str) -> None:
     if not is_text(text):
         raise ConfigError(f"{name} must be UTF-8 text, but is {shown(text)}.")
     if "\0" in text:
-        raise ConfigError(f"{name} must not contain a NUL character, but is {shown(text)}. Remove it.")
+        raise ConfigError(f"{name} must not contain a NUL character, but is {shown(text)}. Remove the character.")
 
 
 def shown(value: object) -> str:

@@ -112,12 +112,13 @@ class EvaluationConfig:
             if value := getattr(self, name):
                 raise ConfigError(
                     f"`evaluation.{name}` must be empty for a model that predicts masked tokens, but is `{value}`. The "
-                    "task scores the next token. Remove it, and score the model on your own text (`evaluation.text`)."
+                    f"task scores the next token. Remove `evaluation.{name}`, and score the model on your own text "
+                    "(`evaluation.text`)."
                 )
         if self.overlap:
             raise ConfigError(
                 f"`evaluation.overlap` must be 0 for a model that predicts masked tokens, but is {self.overlap}. The "
-                "windows of masked tokens share no tokens. Remove it."
+                "windows of masked tokens share no tokens. Remove `evaluation.overlap`."
             )
         if 0 < self.window < 3:
             raise ConfigError(

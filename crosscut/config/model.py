@@ -280,8 +280,8 @@ class ModelConfig:
         require_at_least("model.lora_alpha", self.lora_alpha, 0)
         if self.lora_alpha and not self.lora_rank:
             raise ConfigError(
-                "`model.lora_rank` must be at least 1 with `model.lora_alpha`, but is 0. Set it to 16, or remove "
-                "`model.lora_alpha`."
+                "`model.lora_rank` must be at least 1 with `model.lora_alpha`, but is 0. Set model.lora_rank=16, or "
+                "remove `model.lora_alpha`."
             )
         if not self.lora_alpha:
             object.__setattr__(self, "lora_alpha", 2.0 * self.lora_rank)
@@ -314,15 +314,15 @@ class ModelConfig:
         for name, plain in (("tied", True), ("logit_softcap", 0.0)):
             if (value := getattr(self, name)) != plain:
                 raise ConfigError(
-                    f'`model.{name}` must be {shown(plain)} for a model with `model.head` = "{self.head}", which has '
-                    f"no output projection, but is {shown(value)}. Set model.{name}={shown(plain)}."
+                    f'`model.{name}` must be {shown(plain)} for a model with `model.head` = "{self.head}", but '
+                    f"is {shown(value)}. This model has no output projection. Set model.{name}={shown(plain)}."
                 )
 
     def _check_classes(self) -> None:
         if self.head is HeadKind.CLASSES and self.num_classes < 2:
             raise ConfigError(
                 '`model.num_classes` must be at least 2 for a model with `model.head` = "classes", but is '
-                f"{self.num_classes}. Set it to the number of labels."
+                f"{self.num_classes}. Set `model.num_classes` to the number of labels."
             )
         if self.head is not HeadKind.CLASSES and self.num_classes:
             raise ConfigError(
@@ -359,13 +359,14 @@ class ModelConfig:
             )
         if factor == 1 and scaling is not RotaryScaling.LLAMA3:
             raise ConfigError(
-                f'`model.rotary_factor` must be above 1 with `model.rotary_scaling` = "{scaling}", but is 1. Set it to '
-                "the longest sequence divided by `model.rotary_original_length`, or remove `model.rotary_scaling`."
+                f'`model.rotary_factor` must be above 1 with `model.rotary_scaling` = "{scaling}", but is 1. Set '
+                "`model.rotary_factor` to the longest sequence divided by `model.rotary_original_length`, or remove "
+                "`model.rotary_scaling`."
             )
         if self.rotary_attention_factor and scaling is not RotaryScaling.YARN:
             raise ConfigError(
                 '`model.rotary_attention_factor` must be 0 unless `model.rotary_scaling` is "yarn", but is '
-                f"{shown(self.rotary_attention_factor)}. Remove it."
+                f"{shown(self.rotary_attention_factor)}. Remove `model.rotary_attention_factor`."
             )
         if scaling is RotaryScaling.DYNAMIC and self.head_size == 2:
             raise ConfigError(
@@ -375,7 +376,7 @@ class ModelConfig:
         if scaling is RotaryScaling.YARN and self.rotary_base <= 1:
             raise ConfigError(
                 '`model.rotary_base` must be above 1 with `model.rotary_scaling` = "yarn", but is '
-                f"{shown(self.rotary_base)}. Set it to 10000, or to the base of the published model."
+                f"{shown(self.rotary_base)}. Set model.rotary_base=10000, or the base of the published model."
             )
 
     @property

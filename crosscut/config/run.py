@@ -245,8 +245,8 @@ class RunConfig:
         if self.optimizer.scalar_learning_rate and not self.model.norm_affine and self.model.biases == "none":
             raise ConfigError(
                 "`optimizer.scalar_learning_rate` must be 0 for a model whose matrices have no biases and whose norms "
-                f"have no parameters, but is {self.optimizer.scalar_learning_rate}. Remove it, or set "
-                "model.norm_affine=true."
+                f"have no parameters, but is {self.optimizer.scalar_learning_rate}. Remove "
+                "`optimizer.scalar_learning_rate`, or set model.norm_affine=true."
             )
 
     def _check_float8(self) -> None:

@@ -173,8 +173,8 @@ class TrainingConfig:
         for name, default in (("initial_spread", InitialSpread.PAPER), ("zero_initial_outputs", False)):
             if (value := getattr(self, name)) != default:
                 raise ConfigError(
-                    f"`training.{name}` must be {default!r} with `training.initialize_from`, which gives the initial "
-                    f"weights, but is {value!r}. Remove `training.{name}`."
+                    f"`training.{name}` must be {default!r} with `training.initialize_from`, but is "
+                    f"{value!r}. The weights are read from that folder. Remove `training.{name}`."
                 )
 
     def _check_ramp(self) -> None:
@@ -189,7 +189,11 @@ class TrainingConfig:
             return
         if first >= last or last % first:
             smaller = [divisor for divisor in divisors(last) if divisor < last]
-            advice = f"Try {listed(smaller)}." if smaller else "Remove it, because a batch of 1 cannot grow."
+            advice = (
+                f"Try {listed(smaller)}."
+                if smaller
+                else "A batch of 1 cannot grow. Remove `training.initial_batch_size`."
+            )
             raise ConfigError(
                 f"`training.initial_batch_size` must be below `training.batch_size` ({last}) and divide it, but is "
                 f"{first}. {advice}"

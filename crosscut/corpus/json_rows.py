@@ -44,6 +44,6 @@ def _parsed(path: Path, number: int, line: str, keys: frozenset[str]) -> dict[st
             return row
         reason = f"it is not a JSON object with {', '.join(f'`{key}`' for key in sorted(keys))}"
     raise DamagedDataError(
-        f"`{path}`, line {number}, must be as a stage of `crosscut prepare` wrote it, but is not: {reason}. The file "
-        f"is damaged. Delete the folder `{path.parent}`, and start `crosscut prepare` again."
+        f"`{path}`, line {number}, must be unchanged since `crosscut prepare` wrote it, but is damaged: {reason}. "
+        f"Delete the folder `{path.parent}`, and start `crosscut prepare` again."
     )

@@ -35,8 +35,9 @@ class WikiText103:
         words = read_text(path, "evaluation.wikitext103")
         if " @-@ " not in words:
             raise DataError(
-                f"`evaluation.wikitext103` must be a file of WikiText-103, which contains ` @-@ `, but `{file}` "
-                "does not. Use `wiki.test.tokens` or `wiki.test.raw`, or score another text with `evaluation.text`."
+                f"`evaluation.wikitext103` must be a file of WikiText-103, but `{file}` does not contain ` @-@ `, "
+                "WikiText's hyphen. Use `wiki.test.tokens` or `wiki.test.raw`, or score another text with "
+                "`evaluation.text`."
             )
         self.num_words = len(words.strip().split(" "))
         text = detokenize(words, detokenizer)

@@ -87,9 +87,10 @@ class Filler:
         ids: list[int] = self._tokenizer.encode(prompt).ids
         start, most = f"{prompt[:40]}..." if len(prompt) > 40 else prompt, self._config.max_sequence_length
         if self.mask not in ids:
+            mask = self._tokenizer.id_to_token(self.mask)
             raise ConfigError(
-                f"The prompt {start!r} must have the mask token `{self._tokenizer.id_to_token(self.mask)}` in place of "
-                "each word to predict, because the model fills in masked words, but has none. Write it in the prompt."
+                f"The prompt {start!r} must have the mask token `{mask}` in place of each word to predict, but has "
+                f"none. The model fills in masked words. Write `{mask}` in the prompt."
             )
         if len(ids) > most:
             raise ConfigError(

@@ -61,7 +61,7 @@ def labels_of(folders: Iterable[Path], num_classes: int) -> tuple[str, ...]:
     if not is_list or len(set(labels)) != len(labels) or len(labels) != num_classes:
         raise ConfigError(
             f"`{path}` must hold a JSON list of {num_classes} different names, one for each class, but does not. "
-            "Restore the file, or remove it."
+            "Restore or remove the file."
         )
     return tuple(labels)
 

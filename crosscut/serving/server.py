@@ -79,10 +79,12 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         if self.api_key == "":
-            raise ConfigError("`--api-key` must not be empty, but is. Remove --api-key, or unset CROSSCUT_API_KEY.")
+            raise ConfigError(
+                "`--api-key` must not be empty, but is empty. Remove --api-key, or unset CROSSCUT_API_KEY."
+            )
         if bad := next((character for character in self.api_key or "" if not "!" <= character <= "~"), None):
             raise ConfigError(
-                f"`--api-key` must consist of letters, digits and signs of ASCII, but contains {bad!r}. HTTP clients "
+                f"`--api-key` must consist of ASCII letters, digits and signs, but contains {bad!r}. HTTP clients "
                 "send only ASCII in a header. Choose another key."
             )
         if not 0 <= self.port <= _MOST_PORT:

@@ -327,7 +327,9 @@ class Loop:
 def _tell_request(request: StopRequest, metrics: Metrics) -> None:
     """Tell a user who has pressed Ctrl-C that the run needs a moment to end."""
     if request.interrupted:
-        metrics.note("Stopping after this step, with a checkpoint. Press Ctrl-C again to end at once without one.")
+        metrics.note(
+            "Stopping after this step, with a checkpoint. Press Ctrl-C again to end at once without a checkpoint."
+        )
 
 
 def _is_due(step: int, every: int) -> bool:

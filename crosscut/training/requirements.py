@@ -84,6 +84,6 @@ def require_own_names(folder: Path) -> None:
         path, is_file = folder / name, name in _FILES
         if path.exists() and not (path.is_file() if is_file else path.is_dir()):
             raise ConfigError(
-                f"`{path}` must be a {'regular file' if is_file else 'folder'}, because the run writes it, but is not. "
-                "Remove it, or set `output.folder` to another folder."
+                f"`{path}` must be a {'regular file' if is_file else 'folder'}, but is not. The run needs this name. "
+                "Move what has the name now, or set `output.folder` to another folder."
             )

@@ -83,7 +83,7 @@ def test_a_server_names_the_weights_that_it_serves(trained):
 
 
 def test_inspection_says_that_a_checkpoint_holds_an_average(trained):
-    assert "those of the last step and their moving average" in command("checkpoint", "inspect", trained)
+    assert "from the last step, and their moving average" in command("checkpoint", "inspect", trained)
     facts = json.loads(command("checkpoint", "inspect", trained, "--json"))
     assert facts["averaged_weights"] is True
     assert facts["tensors"]["average.tokens.weight"] == facts["tensors"]["model.tokens.weight"]

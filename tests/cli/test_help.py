@@ -1,5 +1,7 @@
 import time
+from collections.abc import Iterator
 
+import click
 import pytest
 
 from crosscut.cli.main import commands
@@ -25,6 +27,20 @@ def test_every_command_has_help(crosscut):
         done = crosscut(command, "--help")
         assert done.returncode == 0
         assert done.stdout.startswith(f"Usage: crosscut {command}")
+
+
+def test_every_option_has_help():
+    def options(command: click.Command, name: str) -> Iterator[tuple[str, str | None]]:
+        if isinstance(command, click.Group):
+            for each, inner in command.commands.items():
+                yield from options(inner, f"{name} {each}")
+        for option in command.params:
+            if isinstance(option, click.Option):
+                yield f"{name} {option.opts[0]}", option.help
+
+    found = dict(options(commands, "crosscut"))
+    assert "crosscut generate --device" in found
+    assert [name for name, told in found.items() if not told] == []
 
 
 @pytest.mark.parametrize("command", ["evaluate", "generate", "embed", "serve"])

@@ -146,7 +146,7 @@ def test_run_folder_with_checkpoints_is_not_overwritten(fail, tmp_path):
 def test_run_folder_that_is_a_file_is_told(fail, tmp_path):
     (tmp_path / "run").write_text("not a folder")
     assert fail("train", *TINY, "output.folder=run").startswith(
-        "The run's folder must be a folder, but `run` is a file or lies in one."
+        "The run's folder must be a folder, but `run` is a file, or a path inside a file."
     )
 
 

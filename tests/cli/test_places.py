@@ -90,10 +90,13 @@ def no_ranks(monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        (["output.folder={}/run"], "The run's folder must be a folder, but `{}/run` is a file or lies in one."),
+        (
+            ["output.folder={}/run"],
+            "The run's folder must be a folder, but `{}/run` is a file, or a path inside a file.",
+        ),
         (
             ["output.folder=run", "checkpoint.folder={}/checkpoints"],
-            "The run's folder must be a folder, but `{}/checkpoints` is a file or lies in one.",
+            "The run's folder must be a folder, but `{}/checkpoints` is a file, or a path inside a file.",
         ),
         (["output.folder=/proc/run"], "The run's folder must be writable, but `/proc/run` is not: "),
         (["output.folder=run", "checkpoint.folder=/proc"], "The run's folder must be writable, but `/proc` is not: "),

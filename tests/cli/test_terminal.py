@@ -151,7 +151,7 @@ def test_config_with_nul_is_told(crosscut_here, command, tmp_path):
     file.write_text('model.preset = "gpt2-small"\noutput.folder = "a\\u0000b"\n')
     result = crosscut_here(*command, str(file))
     assert result.returncode == 2
-    assert "`output.folder` must not contain a NUL character, but is 'a\\x00b'. Remove it." in result.stderr
+    assert "`output.folder` must not contain a NUL character, but is 'a\\x00b'. Remove the character." in result.stderr
 
 
 def test_bytes_that_are_not_utf8_are_told_by_the_real_command():

@@ -368,8 +368,8 @@ def test_initial_weights_are_drawn_or_read(name: str, value: object, default: ob
     with pytest.raises(ConfigError) as error:
         make_run(initialize_from="here", **{name: value})
     assert str(error.value) == (
-        f"`training.{name}` must be {default!r} with `training.initialize_from`, which gives the initial weights, but "
-        f"is {value!r}. Remove `training.{name}`."
+        f"`training.{name}` must be {default!r} with `training.initialize_from`, but is {value!r}. The weights are "
+        f"read from that folder. Remove `training.{name}`."
     )
 
 

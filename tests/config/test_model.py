@@ -72,16 +72,16 @@ def test_a_task_has_a_head_without_a_vocabulary() -> None:
     assert encoder.with_head("choice").has_pooler
     assert not encoder.with_head("spans").has_pooler
     messages = {
-        ("choice", "tied", False): '`model.tied` must be true for a model with `model.head` = "choice", which has no '
-        "output projection, but is false. Set model.tied=true.",
+        ("choice", "tied", False): '`model.tied` must be true for a model with `model.head` = "choice", but is false. '
+        "This model has no output projection. Set model.tied=true.",
         ("spans", "logit_softcap", 15.0): '`model.logit_softcap` must be 0.0 for a model with `model.head` = "spans", '
-        "which has no output projection, but is 15.0. Set model.logit_softcap=0.0.",
+        "but is 15.0. This model has no output projection. Set model.logit_softcap=0.0.",
         ("spans", "lora_rank", 4): '`model.lora_rank` must be 0 for a model with `model.head` = "spans", but is 4. '
         "Adapters are for models that predict the next token. Remove `model.lora_rank`.",
         ("spans", "sentence_order", True): "`model.sentence_order` must be false for a model with `model.head` = "
         '"spans", but is true. Set model.head="masked_tokens", or remove `model.sentence_order`.',
         ("classes", "num_classes", 1): "`model.num_classes` must be at least 2 for a model with `model.head` = "
-        '"classes", but is 1. Set it to the number of labels.',
+        '"classes", but is 1. Set `model.num_classes` to the number of labels.',
         ("spans", "num_classes", 2): '`model.num_classes` must be 0 unless `model.head` is "classes", but is 2. Remove '
         '`model.num_classes`, or set model.head="classes".',
     }
@@ -126,13 +126,17 @@ ROTARY = {"num_layers": 1, "hidden_size": 8, "num_heads": 2, "positions": "rotar
         (
             {"rotary_scaling": "yarn"},
             (
-                '`model.rotary_factor` must be above 1 with `model.rotary_scaling` = "yarn", but is 1. Set it to the '
-                "longest sequence divided by `model.rotary_original_length`, or remove `model.rotary_scaling`."
+                '`model.rotary_factor` must be above 1 with `model.rotary_scaling` = "yarn", but is 1. Set '
+                "`model.rotary_factor` to the longest sequence divided by `model.rotary_original_length`, or remove "
+                "`model.rotary_scaling`."
             ),
         ),
         (
             {"rotary_scaling": "linear", "rotary_factor": 4.0, "rotary_attention_factor": 1.5},
-            '`model.rotary_attention_factor` must be 0 unless `model.rotary_scaling` is "yarn", but is 1.5. Remove it.',
+            (
+                '`model.rotary_attention_factor` must be 0 unless `model.rotary_scaling` is "yarn", but is 1.5. Remove '
+                "`model.rotary_attention_factor`."
+            ),
         ),
         (
             {"rotary_scaling": "dynamic", "rotary_factor": 4.0, "head_size": 2},
@@ -144,8 +148,8 @@ ROTARY = {"num_layers": 1, "hidden_size": 8, "num_heads": 2, "positions": "rotar
         (
             {"rotary_scaling": "yarn", "rotary_factor": 4.0, "rotary_base": 1.0},
             (
-                '`model.rotary_base` must be above 1 with `model.rotary_scaling` = "yarn", but is 1.0. Set it to '
-                "10000, or to the base of the published model."
+                '`model.rotary_base` must be above 1 with `model.rotary_scaling` = "yarn", but is 1.0. Set '
+                "model.rotary_base=10000, or the base of the published model."
             ),
         ),
     ],

@@ -109,7 +109,7 @@ def test_a_rate_of_scalars_needs_scalars() -> None:
         make(norm_affine=False, biases="none")
     assert str(error.value) == (
         "`optimizer.scalar_learning_rate` must be 0 for a model whose matrices have no biases and whose norms have no "
-        "parameters, but is 0.1. Remove it, or set model.norm_affine=true."
+        "parameters, but is 0.1. Remove `optimizer.scalar_learning_rate`, or set model.norm_affine=true."
     )
 
 

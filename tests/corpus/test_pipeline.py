@@ -436,7 +436,7 @@ KEPT, REJECTED = "web/web.jsonl#1", "web/web.jsonl#4"
         (KEPT, "packing/manifest.json", replace_by_pipe, "`{}` must be a readable file, but is not: "),
         (KEPT, "packing/train-0.index", replace_by_pipe, "but one cannot be read: "),
         (KEPT, "ingest/*0.arrow", cut, "but one cannot be read: "),
-        (REJECTED, "ingest/*.rejects.jsonl", cut, "`{}`, line 1, must be as a stage of `crosscut prepare` wrote it"),
+        (REJECTED, "ingest/*.rejects.jsonl", cut, "`{}`, line 1, must be unchanged since `crosscut prepare` wrote it"),
         (REJECTED, "ingest/*.rejects.jsonl", lambda path: path.write_text('{"rule": 1}'), "not a JSON object with"),
         (REJECTED, "ingest/*.rejects.jsonl", replace_by_pipe, "`{}` must be a readable file, but is not: "),
     ],

@@ -102,7 +102,7 @@ def test_decoder_embeds_nothing(whole):
     )
 
 
-INPUTS = "`input` must be a string, a list of token ids, a list of strings, or a list of such lists, but is "
+INPUTS = "`input` must be a string, a list of token ids, a list of strings, or a list of lists of token ids, but is "
 REFUSED: list[tuple[object, str]] = [
     (b"[" * 100_000, "The request's body must be JSON, but cannot be read: it is nested too deeply."),
     ([1], "The request's body must be a JSON object, but is [1]."),
@@ -126,10 +126,10 @@ REFUSED: list[tuple[object, str]] = [
     (asked(input=[5, -1]), "`input` must hold only tokens of the model, which has ids from 0 to 299, but holds the id"),
     (
         asked(input=[10**40]),
-        "ids from 0 to 299, but holds the id 10000000000000000000000000000000000000000. Remove it.",
+        "ids from 0 to 299, but holds the id 10000000000000000000000000000000000000000. Remove this id.",
     ),
-    (asked(input=[5] * 17), "`input` must have at most 16 tokens, but has 17. Shorten it, or divide it into several"),
-    (asked(input=["fox", "fox " * 90_000]), "`input[1]` must have at most 16 tokens, but has 90002. Shorten it"),
+    (asked(input=[5] * 17), "`input` must have at most 16 tokens, but has 17. Shorten the text, or split it"),
+    (asked(input=["fox", "fox " * 90_000]), "`input[1]` must have at most 16 tokens, but has 90002. Shorten the"),
     (asked(dimensions=16), "`dimensions` must be omitted or 32, but is 16. The model's embeddings have a fixed number"),
     (asked(dimensions=True), "`dimensions` must be omitted or 32, but is true."),
     (asked(encoding_format="int8"), '`encoding_format` must be float or base64, but is "int8".'),

@@ -200,7 +200,7 @@ def test_a_key_that_no_header_can_carry_is_refused_without_showing_it(key, bad):
     with pytest.raises(ConfigError) as error:
         ServerOptions(api_key=key)
     assert str(error.value) == (
-        f"`--api-key` must consist of letters, digits and signs of ASCII, but contains {bad!r}. HTTP clients send only "
+        f"`--api-key` must consist of ASCII letters, digits and signs, but contains {bad!r}. HTTP clients send only "
         "ASCII in a header. Choose another key."
     )
 

@@ -100,7 +100,7 @@ def test_a_token_that_sees_its_target_is_refused(run_with):
 def test_run_folder_that_is_a_file_is_refused(run_with, tmp_path):
     (tmp_path / "run").write_text("")
     with pytest.raises(
-        ConfigError, match=r"^The run's folder must be a folder, but `.*run` is a file or lies in one\. "
+        ConfigError, match=r"^The run's folder must be a folder, but `.*run` is a file, or a path inside a file\. "
     ):
         run_training(run_with())
 
@@ -125,8 +125,8 @@ def test_something_else_with_the_name_of_a_runs_file_is_refused(run_with, tmp_pa
     with pytest.raises(ConfigError) as caught:
         run_training(run_with(), resume=resume)
     assert str(caught.value) == (
-        f"`{tmp_path / 'run' / name}` must be a {kind}, because the run writes it, but is not. Remove it, or set "
-        "`output.folder` to another folder."
+        f"`{tmp_path / 'run' / name}` must be a {kind}, but is not. The run needs this name. Move what has "
+        "the name now, or set `output.folder` to another folder."
     )
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _SEQUENCE = {
     "whole": "every tensor rank holds whole sequences between the layers",
     "split": "the tensor ranks share each sequence between the layers (sequence parallelism)",
-    "pieces": "as split, and products overlap with their messages (symmetric memory)",
+    "pieces": "like split, and matrix products overlap with messages (symmetric memory)",
 }
 _SHARDING = {
     "none": "every data rank has a whole copy of the state",
@@ -50,11 +50,12 @@ def columns(plans: "Plans", options: "ForecastOptions") -> list[Column]:
         *_settings(shown),
         _memory(shown, plans),
         Column("step\ns", [seconds_text(plan.time.total) for plan in shown], "seconds of one optimizer step"),
-        Column("compute\ns", [seconds_text(plan.time.compute) for plan in shown], "part of the step with computing"),
+        Column("compute\ns", [seconds_text(plan.time.compute) for plan in shown],
+               "part of the step in which the rank computes"),
         Column("waits\ns", [seconds_text(plan.time.exposed) for plan in shown],
-               "part of the step in which a rank only waits for messages"),
+               "part of the step in which the rank only waits for messages"),
         Column("bubble\ns", [seconds_text(plan.time.bubble) for plan in shown],
-               "part of the step in which a pipeline stage has nothing to do"),
+               "part of the step in which the rank has no work in the pipeline"),
         Column("TF/s", [_teraflops(plan.flops_per_second) for plan in shown], "model FLOP/s of one device"),
         Column("of\npeak", [f"{plan.utilisation:.0%}" for plan in shown], f"share of the stated peak, {peak}"),
         *_costs(shown, plans, options),

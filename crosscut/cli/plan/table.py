@@ -89,7 +89,10 @@ def _show_best(console: Console, best: "Plan", asked: RunConfig, hardware: "Hard
         console.print(Text(f"The first layout's layers are not compiled: {reason}."))
     if hardware.device == "cuda" and (reason := reason_against_halves(best.candidate)):
         console.print(
-            Text(f"In the first layout, the forward messages of the split sequence overlap with no product: {reason}.")
+            Text(
+                "In the first layout, the forward messages of the split sequence overlap with no matrix product: "
+                f"{reason}."
+            )
         )
 
 

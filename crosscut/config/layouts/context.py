@@ -46,7 +46,7 @@ def choose_context_attention(model: ModelConfig, layout: Layout, training: Train
         return ContextChoice(ContextAttention.ALL_TO_ALL, reason)
     gathered = _gathered_bytes(model, layout, training)
     size = f"{gathered / (1 << 20):,.1f} MiB"
-    what = f"the gathered keys and values of a layer, with the mask, take {size} of a rank"
+    what = f"the gathered keys and values of a layer, with the mask, take {size} on each rank"
     if gathered > RING_BYTES and not model.dropout:
         return ContextChoice(ContextAttention.RING, what)
     return ContextChoice(ContextAttention.GATHER, what)

@@ -110,7 +110,7 @@ def end_ids(folder: Path) -> dict[Path, tuple[int, ...]]:
         if not all(type(end) is int and 0 <= end <= MOST for end in ids):
             raise ConfigError(
                 f"`eos_token_id` in `{path}` must be an id or a list of ids, each from 0 to {MOST}, but is "
-                f"{ends!r}. Correct it, or remove it."
+                f"{ends!r}. Correct or remove `eos_token_id`."
             )
         if ids:
             found[path] = tuple(ids)
@@ -126,8 +126,8 @@ def begin_id(folder: Path) -> int | None:
     begin = read_json(path).get("bos_token_id") if path.is_file() else None
     if begin is not None and not (type(begin) is int and 0 <= begin <= MOST):
         raise ConfigError(
-            f"`bos_token_id` in `{path}` must be an id from 0 to {MOST}, but is {shown(begin)}. Correct it, or remove "
-            "it."
+            f"`bos_token_id` in `{path}` must be an id from 0 to {MOST}, but is {shown(begin)}. Correct or remove "
+            "`bos_token_id`."
         )
     return begin
 
@@ -187,7 +187,7 @@ def _named_classes(number: int, labels: tuple[str, ...]) -> dict[str, Any]:
     if len(names) != number or len(set(names)) != number:
         raise ConfigError(
             f"`labels` must be {number} different names, one for each class, but are {shown(list(labels))}. Give one "
-            "name for each class, or none."
+            "name for each class, or no names."
         )
     return {
         "id2label": {str(index): name for index, name in enumerate(names)},

@@ -231,8 +231,8 @@ class FolderLock:
                 cause = "was moved or removed" if holder is None else f"is now used by {holder}"
                 raise TrainingError(
                     f"`{folder}` must stay the folder of this run, but {cause}. This run has ended, and has written "
-                    "nothing there since. Its checkpoints are where the folder is now; resume from them with --resume "
-                    "auto."
+                    "nothing there since. Its earlier checkpoints are safe. If the folder was moved, they are in the "
+                    "moved folder. Resume from them with --resume auto."
                 )
 
     def _release(self) -> None:
@@ -256,8 +256,8 @@ def _create(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise ConfigError(
-            f"The run's folder must be a folder, but `{folder}` is a file or lies in one. Choose another name for "
-            "`output.folder` (or `checkpoint.folder`)."
+            f"The run's folder must be a folder, but `{folder}` is a file, or a path inside a file. Choose another "
+            "name for `output.folder` (or `checkpoint.folder`)."
         ) from None
     except OSError as error:
         raise _not_writable(folder, error) from None
@@ -279,7 +279,9 @@ def require_unused(folder: Path) -> None:
     if holder is None or holder.runs is False:
         return
     if holder.runs or abs(time.time() - path.stat().st_mtime) < STALE:
-        raise ConfigError(f"The folder must not be in use, but `{folder}` is in use by {holder}. Wait until it ends.")
+        raise ConfigError(
+            f"The folder must not be in use, but `{folder}` is in use by {holder}. Wait until that run ends."
+        )
 
 
 def _read(path: Path) -> Holder | None:
@@ -312,6 +314,6 @@ def _read(path: Path) -> Holder | None:
 
 def _not_a_file(path: Path) -> ConfigError:
     return ConfigError(
-        f"The lock of a run's folder must be a regular file, but `{path}` is not. Remove it if no run uses the folder, "
-        "or choose another folder."
+        f"The lock of a run's folder must be a regular file, but `{path}` is not. If no run uses the folder, remove "
+        "this path. Otherwise, choose another folder."
     )

@@ -190,9 +190,9 @@ def _require_a_row(shards: Sequence[Shard], sequence_length: int) -> None:
     most = max((shard.num_tokens for shard in shards), default=0)
     if most < sequence_length:
         raise DataError(
-            f"A shard must have at least `training.sequence_length` ({sequence_length:,}) tokens, but the largest of "
-            f"{shards[0].name.partition('-')[0]} has {most:,}. Provide more text, or lower `training.sequence_length` "
-            "or `data.num_shards`."
+            f"A shard must have at least `training.sequence_length` ({sequence_length:,}) tokens, but the largest "
+            f"shard of `{shards[0].name.partition('-')[0]}` has {most:,}. Provide more text, or lower "
+            "`training.sequence_length` or `data.num_shards`."
         )
 
 

@@ -122,7 +122,7 @@ def read_vocabulary(path: Path, *, setting: str) -> tokenizers.Tokenizer:
     if missing or len(vocabulary) < len(entries):
         reason = f"it lacks `{missing[0]}`" if missing else "it lists an entry twice"
         raise DataError(
-            f"`{path}` must be the vocabulary of a BERT, with one entry a line and the entries "
+            f"`{path}` must be the vocabulary of a BERT, with one entry per line and the entries "
             f"{', '.join(SPECIAL)}, but {reason}. Check `{setting}`."
         )
     inner = _new(vocabulary, is_uncased=is_uncased(path))

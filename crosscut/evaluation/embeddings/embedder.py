@@ -73,8 +73,8 @@ class Embedder:
         config = self._model.config
         if not 1 <= len(ids) <= config.max_sequence_length:
             raise ConfigError(
-                f"A text must have from 1 to {config.max_sequence_length} tokens, as the model's sequences do, but has "
-                f"{len(ids)}. Split the text."
+                f"A text must have from 1 to {config.max_sequence_length} tokens (the model's longest sequence), but "
+                f"has {len(ids)}. Split the text."
             )
         if not 0 <= min(ids) <= max(ids) < config.vocab_size:
             raise ConfigError(

@@ -163,18 +163,18 @@ def _require_supported(run: RunConfig, overrides: Sequence[str]) -> None:
     """Raise `ConfigError` for settings that have no effect, or are not allowed, in a fine-tuning on conversations."""
     if told := next((each for each in overrides if each.startswith("data.")), ""):
         raise ConfigError(
-            f"`data` must not be set for `finetune chat`, which reads its conversations from the files of the command, "
-            f"but `{told}` is given. Remove `{told}`."
+            f"`data` must not be set for `finetune chat`, but `{told}` is given. The command reads conversations from "
+            f"the files that it is given. Remove `{told}`."
         )
     if not run.training.document_mask:
         raise ConfigError(
-            "`training.document_mask` must be true for `finetune chat`, so that conversations in the same sequence do "
-            "not see each other, but is false. Remove `training.document_mask`."
+            "`training.document_mask` must be true for `finetune chat`, but is false. Conversations in the "
+            "same sequence must not see each other. Remove `training.document_mask`."
         )
     if run.evaluation.has_tasks:
         raise ConfigError(
-            "`evaluation` must name no files for `finetune chat`, but names some. Remove them, and score the tuned "
-            "model with `crosscut evaluate`."
+            "`evaluation` must name no files for `finetune chat`, but names some. Remove the files, and score the "
+            "tuned model with `crosscut evaluate`."
         )
 
 

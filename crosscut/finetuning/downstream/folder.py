@@ -156,8 +156,8 @@ def load_outputs(run: RunConfig, part: str) -> Outputs:
             return found
     except (OSError, EOFError, ValueError) as error:
         raise DataError(
-            f"`{path}` must hold the outputs of the run, but cannot be read: {error}. Remove `{RESULT_FILE}` beside "
-            "it, and resume the run."
+            f"`{path}` must hold the outputs of the run, but cannot be read: {error}. Remove `{RESULT_FILE}` in the "
+            "same folder, and resume the run."
         ) from None
 
 
@@ -182,7 +182,7 @@ def keep_best(run: RunConfig, best: int) -> Folder:
             checkpoint.remove(MANIFEST_FILE)
     if kept is None:
         raise CheckpointError(
-            f"`{run.checkpoints_folder}` must hold the checkpoint of step {best}, which has the best score, but does "
-            "not. Start the run again."
+            f"`{run.checkpoints_folder}` must hold the checkpoint of step {best}, the step with the best score, but "
+            "does not. Start the run again."
         )
     return kept

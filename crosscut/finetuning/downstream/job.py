@@ -160,8 +160,8 @@ def _resumed(order: TaskOrder) -> Kept:
     theirs, ours = identity_of_settings(before.run), identity_of_settings(kept.run)
     if changed := next((name for name in theirs if theirs[name] != ours[name]), ""):
         raise ConfigError(
-            f"`{changed}` must be {theirs[changed]!r} as in `{order.output}`, but is {ours[changed]!r}. Remove it, or "
-            "start a new run in another folder."
+            f"`{changed}` must be {theirs[changed]!r} as in `{order.output}`, but is {ours[changed]!r}. Remove "
+            f"`{changed}`, or start a new run in another folder."
         )
     if order.ensemble and kept.num_seeds < 2:
         raise ConfigError(

@@ -105,14 +105,17 @@ def _settings_file(path: str) -> tuple[dict[str, Any], dict[str, float]]:
     try:
         table = parse_toml(read_small(Path(path)))
     except OSError as error:
-        raise ConfigError(f"`{path}` must be a readable TOML file, but is not: {error.strerror}. Check it.") from None
+        raise ConfigError(
+            f"`{path}` must be a readable TOML file, but is not: {error.strerror}. Check the path."
+        ) from None
     except ValueError as error:
-        raise ConfigError(f"`{path}` must be valid TOML, but is not: {error}. Correct it.") from None
+        raise ConfigError(f"`{path}` must be valid TOML, but is not: {error}. Correct the file.") from None
     course = table.pop(SECTION, {})
     if not isinstance(course, dict) or (unknown := [key for key in course if key not in ("epochs", "warmup")]):
         told = f"has the key `{unknown[0]}`" if isinstance(course, dict) else "is a value"
         raise ConfigError(
-            f"`[{SECTION}]` in `{path}` must have the keys `epochs` and `warmup`, but {told}. Correct it."
+            f"`[{SECTION}]` in `{path}` must be a section with only the keys `epochs` and `warmup`, but {told}. "
+            "Correct the section."
         )
     require_course(course, f"in `{path}` ")
     return table, course
@@ -154,8 +157,8 @@ def _with_course(
 
 
 _REASONS = {
-    "data.": "`finetune` reads its examples from the files of the command",
-    "evaluation.": "`finetune` scores the model on the task",
+    "data.": "The command reads its examples from the files of the task",
+    "evaluation.": "The command scores the model on the task",
     "model.": "`--model` decides the model",
     "training.initialize_from": "`--model` names the model",
     "output.folder": "`--output` names the folder",
@@ -169,20 +172,21 @@ def _require_supported(given: set[str]) -> None:
     for name in sorted(given - {"model.dropout"}):
         for start, reason in _REASONS.items():
             if name.startswith(start):
-                raise ConfigError(f"`{name}` must not be set, because {reason}, but is set. Remove it.")
+                raise ConfigError(f"`{name}` must not be set for `finetune`, but is set. {reason}. Remove `{name}`.")
 
 
 def _require_consistent(run: RunConfig) -> None:
     """Raise `ConfigError` for settings that do not allow a training by epochs or the choice of the best checkpoint."""
     if run.training.initial_batch_size:
         raise ConfigError(
-            "`training.initial_batch_size` must be 0 for `finetune`, because all batches of an epoch have one size, "
-            f"but is {run.training.initial_batch_size}. Remove it."
+            "`training.initial_batch_size` must be 0 for `finetune`, but is "
+            f"{run.training.initial_batch_size}. All batches of an epoch have the same size. Remove "
+            "`training.initial_batch_size`."
         )
     if run.optimizer.ema_decay:
         raise ConfigError(
-            "`optimizer.ema_decay` must be 0 for `finetune`, which keeps the best checkpoint instead, but is "
-            f"{run.optimizer.ema_decay}. Remove it."
+            f"`optimizer.ema_decay` must be 0 for `finetune`, but is {run.optimizer.ema_decay}. The command keeps "
+            "the best checkpoint instead of an average. Remove `optimizer.ema_decay`."
         )
 
 
@@ -191,6 +195,6 @@ def _require_best_checkpoint(run: RunConfig) -> None:
     every, saved = run.training.validate_every, run.checkpoint.every
     if every and (not saved or every % saved):
         raise ConfigError(
-            f"`checkpoint.every` must divide `training.validate_every` ({every}), so that the checkpoint with the best "
-            f"score can be kept, but is {saved}. Remove `checkpoint.every`."
+            f"`checkpoint.every` must divide `training.validate_every` ({every}), but is {saved}. Every score needs a "
+            "checkpoint, so that the best checkpoint can be kept. Remove `checkpoint.every`."
         )

@@ -51,8 +51,10 @@ def _asked(question: str, option: str) -> str:
 def _num_options(examples: Sequence[ChoiceExample], name: str) -> int:
     numbers = sorted({len(example.options) for example in examples})
     if len(numbers) != 1:
-        told = f"have {listed(numbers)}" if numbers else "there are none"
-        raise DataError(f"All questions of `{name}` must have the same number of options, but {told}. Correct them.")
+        told = f"have {listed(numbers)} options" if numbers else "there are no questions"
+        raise DataError(
+            f"All questions of `{name}` must have the same number of options, but {told}. Correct the file."
+        )
     return numbers[0]
 
 

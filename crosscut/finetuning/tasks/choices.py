@@ -48,8 +48,8 @@ def _examples(file: Path) -> Iterator[ChoiceExample]:
     is_text = isinstance(table.get("article"), str)
     if not is_text or not all(isinstance(column, list) and len(column) == len(columns[0] or []) for column in columns):
         raise DataError(
-            f"`{file}` must have `article`, and as many `questions` as `options` and `answers`, but has not. Check "
-            "that this is a file of RACE."
+            f"`{file}` must have a text as `article`, and lists of equal length as `questions`, `options` and "
+            "`answers`, but does not. Check that this is a file of RACE."
         )
     for number, (question, options, answer) in enumerate(zip(*columns, strict=True), start=1):
         is_list = isinstance(options, list) and all(isinstance(option, str) for option in options)

@@ -97,8 +97,8 @@ def exact_match_and_f1(predicted: Mapping[str, str], examples: Sequence[SpanExam
         raise DataError("A score needs at least one question, but there are none.")
     if unknown := sorted(set(predicted) - {example.id for example in examples}):
         raise DataError(
-            f"A prediction must name a question of the file, but {len(unknown):,} do not, the first is "
-            f"{unknown[0]!r:.60}. Check that the predictions are for this file."
+            f"A prediction must name a question of the file, but {len(unknown):,} do not. The first of "
+            f"them names {unknown[0]!r:.60}. Check that the predictions are for this file."
         )
     scores = np.array([_score(predicted.get(example.id), example) for example in examples])
     has_answer = np.array([bool(example.answers) for example in examples])

@@ -40,7 +40,7 @@ def read_squad(path: Path) -> tuple[SpanExample, ...]:
         examples = tuple(_examples(table))
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(
-            f"`{path}` must have SQuAD's format (data, paragraphs, qas, answers), but has not: "
+            f"`{path}` must have SQuAD's format (data, paragraphs, qas, answers), but does not: "
             f"{type(error).__name__} at {error}. Check that this is a SQuAD 1.1 or 2.0 file."
         ) from None
     if not examples:
@@ -53,8 +53,8 @@ def read_squad(path: Path) -> tuple[SpanExample, ...]:
     ]
     if wrong:
         raise DataError(
-            f"Every answer in `{path}` must occur in its text at `answer_start`, but {len(wrong):,} do not, the first "
-            f"is {wrong[0][1]!r:.60} of question {wrong[0][0]!r:.60}. Correct the file."
+            f"Every answer in `{path}` must occur in the text at `answer_start`, but {len(wrong):,} do not. The first "
+            f"of them is {wrong[0][1]!r:.60}, of question {wrong[0][0]!r:.60}. Correct the file."
         )
     return examples
 

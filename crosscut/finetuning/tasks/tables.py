@@ -65,7 +65,7 @@ def read_table(path: Path, *, columns: Columns, labels: Sequence[str] = ()) -> E
     elif path.suffix == ".tsv":
         rows = list(_tsv_rows(path, columns))
     else:
-        raise DataError(f"A file of examples must end in .tsv or .jsonl, but is `{path}`. Rename or convert it.")
+        raise DataError(f"A file of examples must end in .tsv or .jsonl, but is `{path}`. Rename or convert the file.")
     return to_examples(path, rows, columns, labels)
 
 
@@ -123,7 +123,7 @@ def require_columns(path: Path, line: int, columns: Columns, found: Sequence[str
     if missing := [name for name in columns if name and name not in found]:
         raise DataError(
             f"Line {line} of `{path}` must have the columns {_joined(missing)}, but has "
-            f"{_joined(found) or 'no columns'}. Name the columns of the file."
+            f"{_joined(found) or 'no columns'}. Correct the file, or the names of the columns."
         )
 
 
@@ -135,8 +135,8 @@ def _tsv_rows(path: Path, columns: Columns) -> Iterator[tuple[int, Row]]:
         fields = line.split("\t")
         if len(fields) != len(header):
             raise DataError(
-                f"Line {number} of `{path}` must have {len(header)} columns, as the first line, but has {len(fields)}. "
-                "Correct the line."
+                f"Line {number} of `{path}` must have {len(header)} columns, like the first line, but has "
+                f"{len(fields)}. Correct the line."
             )
         yield number, dict(zip(header, fields, strict=True))
 
@@ -148,7 +148,7 @@ def _json_rows(path: Path, columns: Columns) -> Iterator[tuple[int, Row]]:
         try:
             row = parse_json(line)
         except ValueError as error:
-            raise DataError(f"Line {number} of `{path}` must be JSON, but is not: {error}. Correct it.") from None
+            raise DataError(f"Line {number} of `{path}` must be JSON, but is not: {error}. Correct the line.") from None
         if not isinstance(row, dict):
             raise DataError(f"Line {number} of `{path}` must be a JSON object, but is {shown(row)}. Correct the line.")
         require_columns(path, number, columns, list(row))

@@ -47,7 +47,7 @@ class ChatTemplate:
         if len(source) > _LONGEST_TEMPLATE:
             raise ConfigError(
                 f"`{place}` must hold a chat template of at most {_LONGEST_TEMPLATE:,} characters, but has "
-                f"{len(source):,}. Correct it, or remove it to serve completions only."
+                f"{len(source):,}. Shorten the template, or remove it to serve completions only."
             )
         self.source = source
         self._names = {"tools": None, "documents": None, "add_generation_prompt": True, **names}
@@ -119,8 +119,8 @@ class ChatTemplate:
         for token in self._special:
             if token in text:
                 raise Refusal(
-                    f"`{place}` must not contain the model's special token `{token}`, which would end the message, but "
-                    "does. Write it differently.",
+                    f"`{place}` must not contain the model's special token `{token}`, but does. The token would "
+                    "end the message. Write the text differently.",
                     field=place,
                 )
 
@@ -134,7 +134,7 @@ def _source(value: object, file: Path) -> str | None:
     if value is not None and not is_text(value):
         raise ConfigError(
             f"`chat_template` in `{file}` must be a string, or a list of objects with `name` and `template`, but is "
-            f"{shown(value)}. Correct it, or remove it to serve completions only."
+            f"{shown(value)}. Correct `chat_template`, or remove it to serve completions only."
         )
     return value
 
@@ -145,12 +145,12 @@ def _content(token: object, name: str, file: Path) -> str:
     if not is_text(text):
         raise ConfigError(
             f"`{name}` in `{file}` must be a string, or an object whose `content` is a string, but is {shown(token)}. "
-            "Correct it, or remove it."
+            f"Correct or remove `{name}`."
         )
     if len(text) > _LONGEST_TOKEN:
         raise ConfigError(
-            f"`{name}` in `{file}` must have at most {_LONGEST_TOKEN:,} characters, but has {len(text):,}. Correct it, "
-            "or remove it."
+            f"`{name}` in `{file}` must have at most {_LONGEST_TOKEN:,} characters, but has {len(text):,}. Correct "
+            f"or remove `{name}`."
         )
     return text
 
@@ -162,7 +162,7 @@ def _read(file: Path) -> dict[str, Any]:
         settings = json.loads(_read_text(file))
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise ConfigError(f"`{file}` must be valid JSON, but is not: {reason}. Correct it or remove it.") from None
+        raise ConfigError(f"`{file}` must be valid JSON, but is not: {reason}. Correct or remove the file.") from None
     return settings if isinstance(settings, dict) else {}
 
 

@@ -69,7 +69,7 @@ def _stops(fields: Fields) -> tuple[str, ...]:
     if (longest := max(map(len, stops), default=0)) > MOST_STOP_CHARACTERS:
         raise Refusal(
             f"`stop` must hold strings of at most {MOST_STOP_CHARACTERS} characters, but one has {longest}. Shorten "
-            "it.",
+            "the string.",
             field="stop",
         )
     return tuple(stops)

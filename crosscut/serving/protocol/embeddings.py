@@ -109,7 +109,7 @@ def _texts(fields: Fields, served: ServedEncoder) -> tuple[tuple[int, ...], ...]
     elif all(map(_is_ids, inputs)):
         found = inputs
     else:
-        fields.refuse("input", "be a string, a list of token ids, a list of strings, or a list of such lists")
+        fields.refuse("input", "be a string, a list of token ids, a list of strings, or a list of lists of token ids")
     for number, ids in enumerate(found):
         _check(ids, f"input[{number}]" if value is inputs else "input", served)
     return tuple(map(tuple, found))
@@ -122,18 +122,18 @@ def _is_ids(value: object) -> bool:
 def _check(ids: Sequence[int], place: str, served: ServedEncoder) -> None:
     """Raise `Refusal` for a text that the model cannot read. `place` is the text's place in the request."""
     if not ids:
-        raise Refusal(f"`{place}` must have at least one token, but has none. Remove it.", field=place)
+        raise Refusal(f"`{place}` must have at least one token, but has none. Remove the text.", field=place)
     if not 0 <= min(ids) <= max(ids) < served.vocab_size:
         bad = next(one for one in ids if not 0 <= one < served.vocab_size)
         raise Refusal(
             f"`{place}` must hold only tokens of the model, which has ids from 0 to {served.vocab_size - 1}, but holds "
-            f"the id {shown(bad)}. Remove it.",
+            f"the id {shown(bad)}. Remove this id.",
             field=place,
         )
     if len(ids) > served.window:
         raise Refusal(
-            f"`{place}` must have at most {served.window} tokens, but has {len(ids)}. Shorten it, or divide it into "
-            "several texts.",
+            f"`{place}` must have at most {served.window} tokens, but has {len(ids)}. Shorten the text, or split it "
+            "into several texts.",
             code="context_length_exceeded",
             field=place,
         )

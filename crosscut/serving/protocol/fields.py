@@ -91,7 +91,7 @@ class Fields:
             if name not in self._known:
                 path = self.path(_shortened(name))
                 near = difflib.get_close_matches(name[:_SHOWN], self._known, 1)
-                do = f"Did you mean `{self.path(near[0])}`?" if near else "Remove it."
+                do = f"Did you mean `{self.path(near[0])}`?" if near else "Remove this field."
                 raise Refusal(f"`{path}` must be a known field, but is not. {do}", field=path)
 
 

@@ -212,7 +212,7 @@ def _prompt(fields: Fields, prompt: object, served: Served) -> tuple[tuple[int, 
     if prompt == []:
         fields.refuse("prompt", "have at least one token if it is a list of ids", 'Send "" to start a new text.')
     if not isinstance(prompt, list) or not all(type(one) is int for one in prompt):
-        fields.refuse("prompt", "be a string, a list of token ids, or a list of strings or of such lists")
+        fields.refuse("prompt", "be a string, a list of token ids, a list of strings, or a list of lists of token ids")
     if not all(0 <= one < served.vocab_size for one in prompt):
         fields.refuse("prompt", f"hold ids from 0 to {served.vocab_size - 1}")
     return tuple(prompt), served.tokenizer.decode(prompt, with_special=True)
@@ -224,7 +224,7 @@ def _require_known(ids: tuple[int, ...], served: Served, field: str) -> None:
         token = served.tokenizer.decode([largest], with_special=True)
         raise Refusal(
             f"`{field}` must hold only tokens of the model, which has ids from 0 to {served.vocab_size - 1}, but holds "
-            f"{shown(token)}, which is token {largest} of the tokenizer. Remove it.",
+            f"{shown(token)}, which is token {largest} of the tokenizer. Remove this token.",
             field=field,
         )
 
@@ -251,8 +251,8 @@ def _within_window(
     longest, window = max(len(prompt) for prompt in prompts), served.window
     if longest > (most := max(window, MOST_SLIDING)) and served.slide:
         raise Refusal(
-            f"The prompt must have at most {most} tokens, of which the model sees the last ones, but has {longest}. "
-            "Shorten it.",
+            f"The prompt must have at most {most} tokens, but has {longest}. The model sees only the last tokens of a "
+            "long prompt. Shorten the prompt.",
             code="context_length_exceeded",
             field="prompt",
         )
@@ -266,7 +266,7 @@ def _within_window(
             asked, do = " with requested probabilities", ", or omit `echo`"
         raise Refusal(
             f"The prompt{asked} must fit in the model's window of {window} tokens, but the prompt has {longest}. "
-            f"Shorten it{do}.",
+            f"Shorten the prompt{do}.",
             code="context_length_exceeded",
             field="prompt",
         )

@@ -136,5 +136,6 @@ def _full(most: int) -> Refusal:
 
 def _late(seconds: float) -> Refusal:
     return Refusal(
-        f"The head of a request must arrive within {seconds:g} seconds, but has not. Send it again.", status=408
+        f"The head of a request must arrive within {seconds:g} seconds, but did not. Send the request again.",
+        status=408,
     )

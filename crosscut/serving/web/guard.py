@@ -75,7 +75,8 @@ class Guard:
         if self._key is None:
             if (name := _name(headers.get("host", ""))) not in self._names:
                 raise Refusal(
-                    f"`Host` must be a name of this server, but is {name!r}. Serve with a key to allow other names.",
+                    f"`Host` must be a name of this server, but is {name!r}. To allow other names, start the server "
+                    "with --api-key.",
                     status=421,
                 )
         elif scope["path"].startswith(_PROTECTED):
@@ -194,7 +195,7 @@ def _name(host: str) -> str:
 
 
 def _too_slow() -> Refusal:
-    message = f"A request must arrive within {BODY_SECONDS:g} seconds, but has not. Send a smaller request."
+    message = f"A request must arrive within {BODY_SECONDS:g} seconds, but did not. Send a smaller request."
     return Refusal(message, status=408)
 
 

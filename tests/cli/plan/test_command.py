@@ -255,8 +255,8 @@ def test_what_keeps_a_split_sequences_messages_from_being_hidden_is_told() -> No
     large = ("plan", "--model", "llama3-8b", "--gpu", "h100-sxm", "--gpus", "8", "training.sequence_length=8192")
     even = ("plan", "--model", "llama3-70b", "--gpu", "h100-sxm", "--gpus", "64", "training.batch_size=64")
     told = (
-        "overlap with no product: a micro-batch of 1 sequence cannot be split into halves. Use an even micro-batch "
-        "size, or layout.symmetric_memory=true"
+        "overlap with no matrix product: a micro-batch of 1 sequence cannot be split into halves. Use an even "
+        "micro-batch size, or layout.symmetric_memory=true"
     )
     assert told in " ".join(run(*large, "training.batch_size=1").split())
     assert "8 x 8   split" in (text := run(*even, "training.sequence_length=2048", "--top", "1"))

@@ -339,7 +339,7 @@ def test_a_layout_is_told_in_one_line():
         ("output.folder=\udcff", "`output.folder` must be UTF-8 text, but is '\\udcff'."),
         (
             'output.folder="a\\u0000b"',
-            "`output.folder` must not contain a NUL character, but is 'a\\x00b'. Remove it.",
+            "`output.folder` must not contain a NUL character, but is 'a\\x00b'. Remove the character.",
         ),
         ('training.initialize_from="\\u0000"', "`training.initialize_from` must not contain a NUL character, but is"),
         ('data.text=["a", "b\\u0000"]', "`data.text` must not contain a NUL character, but is 'b\\x00'."),

@@ -180,8 +180,8 @@ def test_a_lock_that_is_not_a_file_is_told(tmp_path: Path, make: Callable[[Path]
         with pytest.raises(ConfigError) as caught:
             look(tmp_path)
         assert str(caught.value) == (
-            f"The lock of a run's folder must be a regular file, but `{tmp_path / LOCK_FILE}` is not. Remove it if no "
-            "run uses the folder, or choose another folder."
+            f"The lock of a run's folder must be a regular file, but `{tmp_path / LOCK_FILE}` is not. If no run "
+            "uses the folder, remove this path. Otherwise, choose another folder."
         )
 
 
@@ -274,7 +274,7 @@ def test_a_run_whose_folder_is_gone_or_taken_over_is_told(tmp_path: Path, how: s
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(ConfigError, match=r"must be a folder, but .* is a file or lies in one"):
+        with pytest.raises(ConfigError, match=r"must be a folder, but .* is a file, or a path inside a file"):
             take(folder)
     with pytest.raises(ConfigError, match=r"must be writable, but .*/proc/.* is not"):
         take(Path("/proc/1/run"))

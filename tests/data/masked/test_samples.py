@@ -202,7 +202,7 @@ def test_text_shorter_than_a_row_is_an_error(speeches: TokenFolder, config: Data
     with pytest.raises(DataError) as error:
         masked_samples(speeches, replace(config, pairs=False), sequence_length=10**6, seed=1)
     assert str(error.value) == (
-        f"A shard must have at least `training.sequence_length` (1,000,000) tokens, but the largest of train has "
-        f"{most:,}. Provide more text, or lower `training.sequence_length` or `data.num_shards`. The token folder is "
-        f"`{speeches.path}`."
+        "A shard must have at least `training.sequence_length` (1,000,000) tokens, but the largest shard of `train` "
+        f"has {most:,}. Provide more text, or lower `training.sequence_length` or `data.num_shards`. The token folder "
+        f"is `{speeches.path}`."
     )

@@ -106,7 +106,7 @@ def test_what_is_no_id_is_told(folder, ends):
         end_of(folder)
     assert str(error.value) == (
         f"`eos_token_id` in `{folder}/config.json` must be an id or a list of ids, each from 0 to 2147483647, but is "
-        f"{ends!r}. Correct it, or remove it."
+        f"{ends!r}. Correct or remove `eos_token_id`."
     )
 
 

@@ -128,8 +128,8 @@ def test_vocabulary_that_is_not_of_a_bert_is_an_error(tmp_path: Path, entries: l
     with pytest.raises(DataError) as error:
         Tokenizer.load(path)
     assert str(error.value) == (
-        f"`{path}` must be the vocabulary of a BERT, with one entry a line and the entries [PAD], [UNK], [CLS], [SEP], "
-        f"[MASK], but {reason}. Check `data.tokenizer`."
+        f"`{path}` must be the vocabulary of a BERT, with one entry per line and the entries [PAD], [UNK], [CLS], "
+        f"[SEP], [MASK], but {reason}. Check `data.tokenizer`."
     )
 
 

@@ -42,9 +42,9 @@ ASKED = ("{tables}", "--model", "{bert}")
         ),
         ((*ASKED, "training.sequence_length=50"), ConfigError, r"must be at most `model.max_sequence_length` \(48\)"),
         ((*ASKED, "layout.tensor=3"), CrosscutError, "`layout.tensor` must divide"),
-        ((*ASKED, "data.text=a.txt"), ConfigError, "`data.text` must not be set, because `finetune` reads"),
-        ((*ASKED, "model.num_layers=3"), ConfigError, "`model.num_layers` must not be set, because `--model` decides"),
-        ((*ASKED, "output.folder=x"), ConfigError, "`output.folder` must not be set, because `--output` names"),
+        ((*ASKED, "data.text=a.txt"), ConfigError, "`data.text` must not be set for `finetune`, but is set. The"),
+        ((*ASKED, "model.num_layers=3"), ConfigError, "must not be set for `finetune`, but is set. `--model` decides"),
+        ((*ASKED, "output.folder=x"), ConfigError, "must not be set for `finetune`, but is set. `--output` names"),
         (
             (*ASKED, "training.initial_batch_size=4", "training.ramp_steps=2", "training.steps=9"),
             ConfigError,
@@ -60,7 +60,7 @@ ASKED = ("{tables}", "--model", "{bert}")
         (("--resume", "--seeds", "3"), ConfigError, "`--seeds` must not be given with `--resume`"),
         (("--resume", "--model", "x"), ConfigError, "`--model` must not be given with `--resume`"),
         ((*ASKED, "--output", "{folder}/held"), ConfigError, "`--output` must name a new folder, but `.*` already"),
-        (("{folder}/bad.toml", *ASKED), ConfigError, r"`\[finetuning\]` in `.*` must have the keys `epochs` and"),
+        (("{folder}/bad.toml", *ASKED), ConfigError, r"`\[finetuning\]` in `.*` must be a section with only the keys"),
         (("{folder}/none.toml", *ASKED), ConfigError, "`.*none.toml` must be a readable TOML file, but is not"),
     ],
 )  # fmt: skip
@@ -87,7 +87,7 @@ def test_answers_that_do_not_occur_in_their_text_are_told(bert, tmp_path):
     }
     path = tmp_path / "train.json"
     path.write_text(json.dumps(table))
-    with pytest.raises(DataError, match=r"Every answer in .* must occur in its text at `answer_start`, but 1 do not"):
+    with pytest.raises(DataError, match=r"Every answer in .* must occur in the text at `answer_start`, but 1 do not"):
         finetune("squad", "--model", bert, "--train", path, "--dev", path, "--output", tmp_path / "run", *PLAIN)
 
 

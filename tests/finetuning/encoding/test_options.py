@@ -40,9 +40,9 @@ def test_each_option_has_a_row_and_only_the_passage_is_cut(wordpiece: Path) -> N
 def test_options_must_be_as_many_and_fit(wordpiece: Path) -> None:
     encoder = encoder_of(wordpiece, length=24)
     mixed = [ask("Who?"), ask("Who?", options=OPTIONS[:3])]
-    with pytest.raises(DataError, match="must have the same number of options, but have 3 or 4"):
+    with pytest.raises(DataError, match="must have the same number of options, but have 3 or 4 options"):
         encode_options(encoder, mixed, name="train", long=Long.CUT)
-    with pytest.raises(DataError, match="but there are none"):
+    with pytest.raises(DataError, match="but there are no questions"):
         encode_options(encoder, [], name="train", long=Long.CUT)
     with pytest.raises(DataError, match=r"must leave room for the passage in .*\(24 tokens\), but 4 of 4 do not"):
         encode_options(encoder, [ask(TEXT)], name="train", long=Long.CUT)

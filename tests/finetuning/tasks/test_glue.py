@@ -106,9 +106,11 @@ def test_missing_columns_are_an_error(tmp_path: Path) -> None:
     path = write(tmp_path / "dev.tsv", "index\tsentence\tlabel\n0\tIt rains.\t1\n")
     assert message("rte", path) == (
         f"Line 1 of `{path}` must have the columns `sentence1`, `sentence2`, but has `index`, `sentence`, `label`. "
-        "Name the columns of the file."
+        "Correct the file, or the names of the columns."
     )
-    assert message("rte", write(path, "")).endswith("but has no columns. Name the columns of the file.")
+    assert message("rte", write(path, "")).endswith(
+        "but has no columns. Correct the file, or the names of the columns."
+    )
 
 
 def test_line_of_another_length_is_an_error(tmp_path: Path) -> None:

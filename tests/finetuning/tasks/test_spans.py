@@ -67,15 +67,15 @@ def test_answers_that_do_not_occur_are_an_error(tmp_path: Path) -> None:
     wrong["data"][0]["paragraphs"][0]["qas"][0]["answers"][1]["answer_start"] = 3
     path = write(tmp_path / "train.json", wrong)
     assert message(path) == (
-        f"Every answer in `{path}` must occur in its text at `answer_start`, but 1 do not, the first is 'in France' of "
-        "question '56ddde6b'. Correct the file."
+        f"Every answer in `{path}` must occur in the text at `answer_start`, but 1 do not. The first of them is "
+        "'in France', of question '56ddde6b'. Correct the file."
     )
 
 
 def test_another_format_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path / "train.json", {"data": [{"paragraphs": [{"context": CONTEXT}]}]})
     assert message(path) == (
-        f"`{path}` must have SQuAD's format (data, paragraphs, qas, answers), but has not: KeyError at 'qas'. Check "
+        f"`{path}` must have SQuAD's format (data, paragraphs, qas, answers), but does not: KeyError at 'qas'. Check "
         "that this is a SQuAD 1.1 or 2.0 file."
     )
     assert message(tmp_path / "none.json").endswith("No such file or directory. Check the path.")
@@ -91,8 +91,8 @@ def test_scores_count_empty_predictions_for_questions_without_answer(tmp_path: P
     with pytest.raises(DataError) as error:
         exact_match_and_f1({"x": "", "y": ""}, examples)
     assert str(error.value) == (
-        "A prediction must name a question of the file, but 2 do not, the first is 'x'. Check that the predictions are "
-        "for this file."
+        "A prediction must name a question of the file, but 2 do not. The first of them names 'x'. Check that the "
+        "predictions are for this file."
     )
 
 
@@ -148,8 +148,8 @@ def test_faults_of_race_are_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         read_race(tmp_path)
     assert str(error.value) == (
-        f"`{path}` must have `article`, and as many `questions` as `options` and `answers`, but has not. Check that "
-        "this is a file of RACE."
+        f"`{path}` must have a text as `article`, and lists of equal length as `questions`, `options` and `answers`, "
+        "but does not. Check that this is a file of RACE."
     )
     write(path, {**RACE, "answers": ["A", "E"]})
     with pytest.raises(DataError) as error:

@@ -45,16 +45,19 @@ def test_labels_of_json_may_be_numbers_and_truth_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", "", "A file of examples must end in .tsv or .jsonl, but is `{}`. Rename or convert it."),
+        ("a.csv", "", "A file of examples must end in .tsv or .jsonl, but is `{}`. Rename or convert the file."),
         (
             "a.tsv",
             "body\tkind\n",
-            "Line 1 of `{}` must have the columns `other`, but has `body`, `kind`. Name the columns of the file.",
+            (
+                "Line 1 of `{}` must have the columns `other`, but has `body`, `kind`. Correct the file, or the names "
+                "of the columns."
+            ),
         ),
         (
             "a.tsv",
             "body\tother\tkind\na\tb\n",
-            "Line 2 of `{}` must have 3 columns, as the first line, but has 2. Correct the line.",
+            "Line 2 of `{}` must have 3 columns, like the first line, but has 2. Correct the line.",
         ),
         ("a.jsonl", "[1]\n", "Line 1 of `{}` must be a JSON object, but is [1]. Correct the line."),
         (
@@ -65,7 +68,10 @@ def test_labels_of_json_may_be_numbers_and_truth_values(tmp_path: Path) -> None:
         (
             "a.jsonl",
             '\n{"body": "x"}',
-            "Line 2 of `{}` must have the columns `other`, `kind`, but has `body`. Name the columns of the file.",
+            (
+                "Line 2 of `{}` must have the columns `other`, `kind`, but has `body`. Correct the file, or the names "
+                "of the columns."
+            ),
         ),
     ],
 )
@@ -80,5 +86,5 @@ def test_messages(tmp_path: Path, name: str, content: str, message: str) -> None
 def test_line_that_is_not_json_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"body": "x", "other": "", "kind": 1}\n{"body": \n')
-    with pytest.raises(DataError, match=r"^Line 2 of `.*a.jsonl` must be JSON, but is not: .*\. Correct it\.$"):
+    with pytest.raises(DataError, match=r"^Line 2 of `.*a.jsonl` must be JSON, but is not: .*\. Correct the line\.$"):
         read_table(path, columns=COLUMNS)

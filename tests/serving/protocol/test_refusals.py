@@ -31,7 +31,7 @@ def says(content: object, role: str = "user") -> dict[str, object]:
     return chat(messages=[{"role": role, "content": content}])
 
 
-PROMPTS = "`prompt` must be a string, a list of token ids, or a list of strings or of such lists, but is "
+PROMPTS = "`prompt` must be a string, a list of token ids, a list of strings, or a list of lists of token ids, but is "
 COUNT = "`max_tokens` must be a whole number from 0 to 2147483647, but is "
 BIASES = "`logit_bias` must be a JSON object of up to 1024 token ids with numbers from -100 to 100, but is "
 STOPS = "`stop` must be a string or up to 16 strings, none of them empty, but is "
@@ -70,7 +70,7 @@ TEXTS: list[tuple[object, str]] = [
     (text(max_tokens=-1), f"{COUNT}-1."),
     (
         text(prompt=[40] * (WINDOW + 1), max_tokens=0),
-        f"The prompt must fit in the model's window of {WINDOW} tokens, but the prompt has {WINDOW + 1}. Shorten it.",
+        f"The prompt must fit in the model's window of {WINDOW} tokens, but the prompt has {WINDOW + 1}. Shorten the",
     ),
     (text(max_tokens=1.5), f"{COUNT}1.5."),
     (text(max_tokens=1 << 31, stream=True), f"{COUNT}2147483648."),
@@ -117,15 +117,18 @@ TEXTS: list[tuple[object, str]] = [
         text(temprature=1),
         "`temprature` must be a known field, but is not. Did you mean `temperature`?",
     ),
-    (text(**{"\ud800": 1}), "`\\ud800` must be a known field, but is not. Remove it."),
+    (text(**{"\ud800": 1}), "`\\ud800` must be a known field, but is not. Remove this field."),
     (text(**{"top_\udfffp": 1}), "`top_\\udfffp` must be a known field, but is not. Did you mean `to"),
     (text(stream=True, stream_options={"\ud800": 1}), "`stream_options.\\ud800` must be a known field, but is not"),
-    (text(**{"x" * 1_000_000: 1}), f"`{'x' * 76} ...` must be a known field, but is not. Remove it."),
+    (text(**{"x" * 1_000_000: 1}), f"`{'x' * 76} ...` must be a known field, but is not. Remove this field."),
     (text(suffix=DEEP), '`suffix` must be omitted or "", but is [[['),
     (text(stop=[DEEP]), f"{STOPS}[[["),
     (text(prompt=DEEP), f"{PROMPTS}[[["),
     (text(logit_bias={"5": DEEP}), f'{BIASES}{{"5": [[['),
-    (text(stop="x" * 1001), "`stop` must hold strings of at most 1000 characters, but one has 1001. Shorten it."),
+    (
+        text(stop="x" * 1001),
+        "`stop` must hold strings of at most 1000 characters, but one has 1001. Shorten the string.",
+    ),
     (
         text(stop=["x"] * 15 + ["y" * 2_000_000]),
         "`stop` must hold strings of at most 1000 characters, but one has 2000",
@@ -156,7 +159,7 @@ CHATS: list[tuple[object, str]] = [
     (chat(modalities=["audio"]), '`modalities` must be omitted or ["text"], but is ["audio"]. Only text is'),
     (chat(tools=DEEP), "`tools` must be omitted or [], but is [[["),
     (chat(messages=[HELLO[0] | {"\ud800": 1}]), "`messages[0].\\ud800` must be a known field, but is"),
-    (chat(prompt="Hello"), "`prompt` must be a known field, but is not. Remove it."),
+    (chat(prompt="Hello"), "`prompt` must be a known field, but is not. Remove this field."),
 ]
 
 

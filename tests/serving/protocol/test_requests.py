@@ -86,7 +86,7 @@ def test_a_prompt_that_slides_has_a_longest_length(model_folder):
     body = {"model": NAME, "max_tokens": 1}
     read_completion(body | {"prompt": [40] * MOST_SLIDING}, served(model_folder, slide=True))
     for prompt in ([40] * (MOST_SLIDING + 1), [[41], [40] * (MOST_SLIDING + 1)], "a b " * MOST_SLIDING):
-        with pytest.raises(Refusal, match=f"The prompt must have at most {MOST_SLIDING} tokens, of which the"):
+        with pytest.raises(Refusal, match=f"The prompt must have at most {MOST_SLIDING} tokens, but has"):
             read_completion(body | {"prompt": prompt}, served(model_folder, slide=True))
 
 

@@ -124,7 +124,7 @@ def test_client_that_does_not_ask_in_time_loses_its_connection(start, content):
     assert told.count(b"HTTP/1.1 200 OK") == content.count(BEFORE)
     last = told[told.index(b"HTTP/1.1 408 Request Timeout") :].partition(b"\r\n\r\n")[2]
     message = json.loads(last)["error"]["message"]
-    assert message == "The head of a request must arrive within 0.3 seconds, but has not. Send it again."
+    assert message == "The head of a request must arrive within 0.3 seconds, but did not. Send the request again."
     assert time.monotonic() - began < 5
 
 
@@ -158,7 +158,7 @@ def test_client_that_does_not_send_its_request_in_time_is_told(start, monkeypatc
         status, told = error(connection)
         assert status == 408
         limit = f"{guard.BODY_SECONDS:g} seconds"
-        assert told["message"] == f"A request must arrive within {limit}, but has not. Send a smaller request."
+        assert told["message"] == f"A request must arrive within {limit}, but did not. Send a smaller request."
         assert connection.recv(1) == b"", "it is closed"
 
 

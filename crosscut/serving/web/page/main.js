@@ -8,7 +8,7 @@ const HINTS = {
   chat: "Enter a question below, and the model answers.",
 };
 const NO_CHAT =
-  "Chat is off, because this model has no chat template. A model without one only continues texts, as base models do.";
+  "Chat is off, because this model has no chat template. A model without a chat template only continues texts, as base models do.";
 const NO_TEXT = "This model is an encoder. It writes no text: clients get embeddings of texts at /v1/embeddings.";
 
 const narrow = matchMedia("(width < 52rem)");
