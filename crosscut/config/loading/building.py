@@ -217,7 +217,7 @@ class Builder:
             raise ConfigError(f"`{name}` must be one or more sections [[{name}]], but is {shown(value)}.")
         if len(value) > _MOST_SECTIONS:
             raise ConfigError(
-                f"`{name}` must have at most {_MOST_SECTIONS:,} sections, but has {len(value):,}. Remove some."
+                f"`{name}` must have at most {_MOST_SECTIONS:,} sections, but has {len(value):,}. Remove some sections."
             )
         item = typing.cast(type, section_of(kind))
         items = [self.build(item, table, name, f"{place}.{index}") for index, table in enumerate(value)]

@@ -104,6 +104,6 @@ def whole_documents(patterns: Sequence[str], text_key: str) -> Iterator[tuple[st
             if size > MOST_CHARACTERS:
                 raise DataError(
                     f"A document of `evaluation.text` must have at most {MOST_CHARACTERS:,} characters, but `{source}` "
-                    f"(record {record:,}) has more. Divide it into several documents."
+                    f"(record {record:,}) has more. Split this document into several documents."
                 )
         yield source, record, "".join(texts)
