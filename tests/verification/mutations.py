@@ -49,7 +49,7 @@ from crosscut.parallel import (
 )
 from crosscut.parallel.channels import Channels
 from crosscut.parallel.collectives import all_gather, all_reduce, split, start_all_reduce_owned, wait
-from crosscut.parallel.state import gradients, turns
+from crosscut.parallel.state import gradients, sharding, turns
 from crosscut.parallel.state.gradients import _local
 from crosscut.parallel.state.parameters import cut_dim, local
 from crosscut.training import step as training_step
@@ -70,6 +70,7 @@ SHARED = Layout(data=2, sharding="zero3")
 STAGES = Layout(pipeline=2)
 INTERLEAVED = Layout(pipeline=2, stages_per_rank=2)
 DELAYED = Layout(pipeline=2, schedule="zero_bubble")
+DELAYED_SHARED = Layout(pipeline=2, data=2, sharding="zero2", schedule="zero_bubble")
 STAGED_DATA = Layout(pipeline=2, data=2)
 STAGED_TENSOR = Layout(pipeline=2, tensor=2)
 ACCUMULATED = {"micro_batch_size": 1}
@@ -1126,6 +1127,29 @@ def delayed_gradients_lost(patch: Patch) -> None:
             compute(self)
 
     patch.setattr(deferral.Deferred, "compute", forgetting)
+
+
+@fault("ZeRO sums gradients at each backward pass, before the delayed ones", "blocks.1.mlp.contract", DELAYED_SHARED)
+def sharded_sum_at_each_backward(patch: Patch) -> None:
+    def begin(self: sharding.ShardedStageReducer) -> None:
+        self._set_last(True)
+
+    def reduced(self: sharding.ShardedStageReducer) -> None:
+        self._reducer.finish()
+
+    patch.setattr(sharding.ShardedStageReducer, "begin", begin)
+    patch.setattr(sharding.ShardedStageReducer, "finish", reduced)
+
+
+@fault("delayed weight gradients are also computed in the backward pass", "blocks.1.mlp.contract", DELAYED)
+def delayed_gradients_twice(patch: Patch) -> None:
+    defer = deferral.Deferral.defer
+
+    def computed_too(self: deferral.Deferral, compute: Callable[[], Tensor], weight: Tensor) -> bool:
+        defer(self, compute, weight)
+        return False
+
+    patch.setattr(deferral.Deferral, "defer", computed_too)
 
 
 @fault("tensor ranks of a stage drop other elements of the residual stream", "blocks.0.dropout", STAGED_TENSOR)

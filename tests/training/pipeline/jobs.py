@@ -1,5 +1,6 @@
 """Functions that the tests of pipeline stages run on ranks."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -112,3 +113,28 @@ def deferred_per_backward(run: RunConfig) -> list[int]:
     trainer.deferral.collecting = Counted
     trainer.accumulate(0, batches.micro_batches(0))
     return numbers
+
+
+def accumulations(run: RunConfig) -> dict[str, tuple[int, int]]:
+    """How often hooks after the accumulation of each parameter's gradient fire in a step, and how often the gradient
+    had changed since the hook fired before.
+    """
+    trainer, batches = parts(run)
+    found: dict[str, tuple[int, int]] = {}
+    last: dict[str, Tensor] = {}
+
+    def noted(name: str) -> Callable[[Tensor], None]:
+        def count(parameter: Tensor) -> None:
+            fired, changed = found.get(name, (0, 0))
+            now = None if parameter.grad is None else parameter.grad.to_local().clone()
+            is_new = now is not None and (name not in last or not torch.equal(now, last[name]))
+            found[name] = fired + 1, changed + is_new
+            if now is not None:
+                last[name] = now
+
+        return count
+
+    for name, parameter in trainer.model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(noted(name))
+    trainer.accumulate(0, batches.micro_batches(0))
+    return found

@@ -7,6 +7,7 @@ from tests.training.jobs import poisoned_step, record_step
 from tests.training.pipeline.jobs import (
     EXACT,
     LLAMA,
+    accumulations,
     deferred_per_backward,
     drift_after,
     flops_of_step,
@@ -38,6 +39,19 @@ def test_each_backward_pass_puts_off_the_gradient_of_each_matrix_once(ranks, run
         2, deferred_per_backward, run_with(*EXACT, *LLAMA, *layout_of(SCHEDULES[2]), "layout.stages=[2,2]")
     )
     assert first == [2 * 6] * 8
+
+
+def test_each_gradient_grows_once_per_micro_batch_though_hooks_of_deferred_ones_fire_twice(ranks, run_with):
+    """Autograd calls the hooks of a deferred weight after the backward pass, too, although nothing was added then. No
+    reducer may count these calls.
+    """
+    for schedule in SCHEDULES:
+        for of_rank in ranks.run(2, accumulations, run_with(*EXACT, *layout_of(schedule))):
+            assert {grown for _, grown in of_rank.values()} == {8}
+            fired = {name: number for name, (number, _) in of_rank.items()}
+            deferred = {name for name in fired if ".weight" in name and "norm" not in name and "blocks" in name}
+            twice = deferred if "zero_bubble" in schedule else set()
+            assert fired == {name: 16 if name in twice else 8 for name in fired}
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
