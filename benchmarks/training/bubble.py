@@ -8,8 +8,9 @@
 not compute at once. Everything else is that of a training step: the runner, its messages over gloo, and the deferral of
 weight gradients.
 
-`model` trains a small model on two ranks with one thread each. It prints the recorded bubble and waiting, the FLOPs of
-a step relative to one rank, and the step time beside the planner's forecast. Use it on an idle machine of two cores.
+`model` trains a small model on two ranks with one thread each, and on one rank with all cores. It prints the recorded
+bubble and waiting, the FLOPs of a step, and the step time beside the planner's forecast. Use it on an idle machine of
+two cores.
 
 Idle time is that of all ranks together, divided by their computing time. The bubble is the part that would remain if
 messages took no time, and the waiting is the other part (`crosscut.training.watching.passes`).
@@ -43,6 +44,7 @@ from crosscut.architecture.pipeline import (
 from crosscut.calibration import calibrate
 from crosscut.config import Layout, RunConfig, load_run
 from crosscut.config.layout import PipelineSchedule
+from crosscut.config.system.machine import available_cores
 from crosscut.kernels.deferral import Deferral
 from crosscut.launch import launch, process_group
 from crosscut.model import GPT, Batch
@@ -326,7 +328,7 @@ def flops_of(run: RunConfig) -> int:
 def trained(run: RunConfig, num_steps: int) -> Trained:
     """Train steps and return their result on the first rank. The first step is not timed."""
     with process_group(CPU):
-        torch.set_num_threads(1)
+        torch.set_num_threads(max(1, available_cores() // run.layout.world_size))  # as the planner assumes
         mesh = make_mesh(run.layout, CPU)
         trainer, batches = Trainer(resolve_on(run, CPU), mesh), batches_of(run)
         if mesh.pipeline is None:
@@ -345,7 +347,7 @@ def trained(run: RunConfig, num_steps: int) -> Trained:
 def print_model(num_steps: int, num_turns: int, gpu: str | None) -> None:
     """Measure the small model and print the table."""
     hardware = hardware_of(gpu)
-    runs = {"one rank": run_of(), **{name: run_of(**layout) for name, layout in TRAINED.items()}}
+    runs = {"one rank, all cores": run_of(), **{name: run_of(**layout) for name, layout in TRAINED.items()}}
     turns: dict[str, list[Trained]] = {name: [] for name in runs}
     for _ in range(num_turns):  # in turns, so that other work on the machine slows all of them alike
         for name, run in runs.items():
@@ -368,7 +370,7 @@ def print_model(num_steps: int, num_turns: int, gpu: str | None) -> None:
              f"{forecast.total / seconds - 1:+.0%}", f"{forecast.bubble / (forecast.total - forecast.bubble):.3f}"]
         )  # fmt: skip
     print(
-        f"\nA GPT-2 of 8 layers, hidden 256, 8 micro-batches of 256 tokens, float32, one thread per rank; medians of "
+        f"\nA GPT-2 of 8 layers, hidden 256, 8 micro-batches of 256 tokens, float32; medians of "
         f"{num_turns} turns of {num_steps} steps\n"
     )
     table(
