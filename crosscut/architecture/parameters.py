@@ -251,7 +251,7 @@ def columns_by_heads(name: str, inputs: int, outputs: int, *, heads: int, bias: 
 def rows(name: str, inputs: int, outputs: int, *, bias: bool) -> Matrix:
     """Describe a row-parallel matrix before a residual sum.
 
-    Every rank holds the whole bias. The bias is added once, after g has summed the products of all ranks.
+    Every rank holds the whole bias. The bias is added once, after the products of all ranks have been summed.
     """
     weight = Parameter(f"{name}.weight", (outputs, inputs), Role.BEFORE_RESIDUAL, Cut.ROWS)
     return Matrix(weight, Parameter(f"{name}.bias", (outputs,), Role.BIAS) if bias else None)

@@ -28,7 +28,8 @@ _VOCABULARY = 8192
 _ELSEWHERE = 1 << 24
 """Number of float32 elements in 64 MiB, which exceeds one core's share of the cache on most CPUs."""
 _HALVES, _PARAMETERS = 8, 6
-"""Number of half layers whose parameters the measured optimizer updates, and number of parameters in each."""
+"""Number of `_HalfLayer` modules whose parameters the measured optimizer updates, and number of parameters of each
+module."""
 
 
 class Rates(NamedTuple):
@@ -227,9 +228,9 @@ class _HalfLayer(nn.Module):
 
 
 def _on_host(device: torch.device) -> list[Callable[[], object]]:
-    """Host work of operators with almost nothing to compute. There are three measurements: the forward pass of half a
-    layer, the forward and backward pass of half a layer, and the gradient norm, clipping and AdamW for the parameters
-    of `_HALVES` half layers.
+    """Work for measuring the time in which the host starts operators. The tensors are tiny, so that the operators
+    themselves take almost no time. There are three pieces of work: the forward pass of one `_HalfLayer`; its forward
+    and backward pass; and gradient norm, clipping and AdamW for the parameters of eight such modules (`_HALVES`).
     """
     layers, x = nn.Sequential(*(_HalfLayer(device) for _ in range(_HALVES))), torch.ones(1, 8, 32, device=device)
     layers(x).sum().backward()

@@ -111,10 +111,8 @@ def joined(ranks: Sequence[list[list[float]]], choose: Callable[[Iterable[float]
 
 
 def together(each: Rates, num_ranks: int) -> Rates:
-    """Return the total rates of all ranks, which work at the same time.
-
-    The argument `each` has the rates of a single rank, measured on the slower rank. The total rates are the rates of
-    this rank times the number of ranks.
+    """Return the total rates of `num_ranks` ranks that work at the same time: `num_ranks` times the rates in `each`,
+    which are those of the slowest rank.
     """
     measured = {
         precision: [(m, k, n, num_ranks * rate) for m, k, n, rate in points]

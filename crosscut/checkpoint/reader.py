@@ -104,7 +104,7 @@ class CheckpointReader(dcp.StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Raise `NotImplementedError`. PyTorch does not call this method, because the reader has its folder."""
+        """Raise `NotImplementedError`. PyTorch calls this method only to choose a reader when it was given none."""
         raise NotImplementedError
 
 

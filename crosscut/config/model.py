@@ -308,9 +308,7 @@ class ModelConfig:
         self._check_classes()
 
     def _check_logits(self) -> None:
-        """Raise `ConfigError` for settings of the output projection, because a model that solves a task has no output
-        projection.
-        """
+        """Raise `ConfigError` if a model that solves a task sets options of the output projection, which it lacks."""
         for name, plain in (("tied", True), ("logit_softcap", 0.0)):
             if (value := getattr(self, name)) != plain:
                 raise ConfigError(

@@ -6,8 +6,8 @@ with packed weights cannot compute gradients.
 
 The table shows measurements in float32 on two cores of an AMD EPYC, with Llama weights of 0.9 to 3.5 MB. The unit is
 GB/s of the weight for 1 and 8 tokens, and GFLOP/s for 512 tokens. In the rows marked AVX2, oneDNN and MKL are limited
-to AVX2. The column "batched" is for the method of the module `products` with one or two tokens: a batch of products,
-one for each block of the weight's rows.
+to AVX2. The column "batched" shows a batch of products, one for each block of the weight's rows. The module `products`
+uses this method for one or two tokens.
 
 | tokens |       | F.linear   | batched              | oneDNN, plain | oneDNN, packed |
 |--------|-------|------------|----------------------|---------------|----------------|

@@ -154,7 +154,9 @@ def _settings(path: Path) -> dict[str, Any]:
 def _change(
     path: Path, name: str, pair: Mapping[str, StoredTensor], shape: tuple[int, int], settings: Mapping[str, Any]
 ) -> _Changed:
-    """Check the matrices A and B of a published weight. `shape` is the number of inputs and of outputs."""
+    """Return the LoRA matrices A and B of one published weight, with their scale. `shape` is (inputs, outputs) of the
+    weight. Raises `CheckpointError` if a matrix is missing or has a wrong shape or type.
+    """
     down, up = pair.get("A"), pair.get("B")
     inputs, outputs = shape
     rank = down.shape[0] if down is not None and len(down.shape) == 2 else 0

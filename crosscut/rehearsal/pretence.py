@@ -4,8 +4,8 @@ A dry run uses PyTorch's fake tensors, which have a shape and a data type but no
 CPU, because PyTorch without CUDA supports the backward pass only for CPU tensors. For a dry run of GPUs, five choices
 are made as on an Ampere GPU or a later one:
 
-- attention uses a kernel that keeps one number per query and head;
-- keys and values are repeated for all query heads if no such kernel accepts fewer key-value heads;
+- attention uses a fused kernel, which saves the log-sum-exp of each query and head instead of the scores;
+- keys and values are repeated for all query heads if no fused kernel accepts fewer key-value heads;
 - a dropout mask has one byte per element;
 - the loss uses chunks of the size for GPUs;
 - products do not use oneDNN.

@@ -26,7 +26,7 @@ class Row:
     num_heads: int
     parameters: int
     parameters_per_rank: int
-    """Number of parameters of a tensor rank. In a pipeline, the number covers the ranks of all stages together."""
+    """Parameters on one tensor rank. For a pipeline, the sum over one tensor rank of each stage."""
     axes: Mapping[str, int]
     """Number of ranks along each axis in use, by the axis's field in `Layout`, outermost first."""
     setting: str

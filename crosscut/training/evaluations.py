@@ -19,7 +19,7 @@ _PREFIXES = ("wikitext103_", "lambada_", "text_", "masked_text_")
 
 
 class ModelScores(Protocol):
-    """Scores of the model during training, as the training loop asks for them."""
+    """Interface through which the training loop scores the model during training."""
 
     @property
     def best_step(self) -> int | None:

@@ -57,8 +57,8 @@ def require_precision(precision: str, device: torch.device) -> None:
 def require_imitable_precision(precision: str, device: torch.device) -> None:
     """Raise `ConfigError` if PyTorch can neither run nor emulate the precision's matrix products on the device.
 
-    Emulation is slow, but uses the same 8-bit factors as the hardware. Emulation is therefore enough for `crosscut
-    verify`.
+    Emulation is slow, but multiplies the same 8-bit numbers as the hardware. Emulation is therefore enough for
+    `crosscut verify`.
     """
     if products(precision) is FLOAT8 and not (_has_float8(device) or _imitates_float8(device)):
         elsewhere = ', or verify on the CPU with training.device="cpu"' if device.type == "cuda" else ""

@@ -17,8 +17,8 @@ DOCUMENTS = "documents"
 documents do not see each other (`training.document_mask`).
 """
 MIXTURE = "mixture"
-"""Name of the check of the folders' shares. A report has this check only if the run mixes token folders
-(`data.mixture`).
+"""Name of the check that the batches have the right share of samples from each token folder. A report has this check
+only if the run mixes token folders (`data.mixture`).
 """
 AVERAGE = "formula of the average"
 """Name of the check of the moving average of the weights. A report has this check only if the run keeps an average

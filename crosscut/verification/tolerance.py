@@ -80,12 +80,12 @@ def unit_roundoff(dtype: torch.dtype) -> float:
 
 
 def num_layers_of(model: nn.Module) -> int:
-    """N in the formula of this module: number of modules with parameters of their own."""
+    """N in the formula at the top of this file: number of `nn.Module`s in the model that own parameters directly."""
     return sum(any(True for _ in module.parameters(recurse=False)) for module in model.modules())
 
 
 def num_summands_of(model: nn.Module, num_tokens: int) -> int:
-    """K in the formula of this module: length of the longest sum, over a dimension of a parameter or, for a weight's
-    gradient, over the tokens.
+    """K in the formula at the top of this file: length of the longest sum, over a dimension of a parameter or, for a
+    weight's gradient, over the tokens.
     """
     return max(num_tokens, *(max(parameter.shape, default=1) for parameter in model.parameters()))

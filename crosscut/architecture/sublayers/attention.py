@@ -206,8 +206,10 @@ class Attend(Step):
 
     @property
     def repeated(self) -> tuple[Message, ...]:
-        """The first message. With all-to-all attention, the second message returns the results, which the backward pass
-        does not need again.
+        """Messages that recomputation of the attention core repeats: only the first message of the forward pass.
+
+        With all-to-all attention, the forward pass has a second message. It sends the results of attention back, and
+        the backward pass does not need these results again.
         """
         return self.forward[:1]
 

@@ -126,14 +126,14 @@ class Share(Step):
     is_causal: bool
 
     def on(self, target: Target) -> Step:
-        """Return the step with the shared tensors, which exist until the backward pass of the first layer ends.
+        """Add the shared tensors to this step: those that a rank holds until the backward pass of the first layer ends.
 
         Causal attention needs a mask only if documents do not see each other. Bidirectional attention always has a
         mask, which hides padding: one row for all queries of a sequence, or, with documents, a row for each query.
         Without documents, the cosines and sines of one sequence serve all sequences.
 
         If context ranks share the sequences, the mask has rows for the queries of a rank, and the ranks gather the
-        numbers of the documents. Causal attention with gathered keys needs a mask without documents, too.
+        numbers of the documents. If they gather the keys, causal attention needs a mask even without documents.
         """
         way = target.context_attention if target.context > 1 else None
         if not target.document_mask:

@@ -129,9 +129,10 @@ class TaskLoss(Step):
         return 0
 
     def ends_passes(self, target: Target) -> Passes:
-        """Bytes that the embedding and the end of the model read and write in one micro-batch.
+        """Bytes that the embedding, the final norm and the head of the task read and write in one micro-batch.
 
-        The forward pass moves the residual stream six times, and the backward pass five times.
+        The count is that of a language model without the logits: the forward pass reads or writes the whole residual
+        stream six times, and the backward pass five times.
         """
         stream = target.tokens * self.hidden * target.compute_bytes
         return Passes(forward=6 * stream, backward=5 * stream)

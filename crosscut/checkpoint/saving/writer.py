@@ -147,7 +147,7 @@ class CheckpointWriter(dcp.StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Raise `NotImplementedError`. PyTorch does not call this method, because the writer has its folder."""
+        """Raise `NotImplementedError`. PyTorch calls this method only to choose a writer when it was given none."""
         raise NotImplementedError
 
     def _require_present(self, files: Mapping[str, FileEntry]) -> None:

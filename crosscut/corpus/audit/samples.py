@@ -159,9 +159,9 @@ class _Documents:
 
 
 def _take_written(part: Part, documents: _Documents) -> None:
-    """Replace the bytes and tokens of each document by those of its written pieces.
+    """Replace the numbers of bytes and tokens of each document by those of the pieces that were written as tokens.
 
-    Until now, both were counted before the stage `leakage` cut passages out of the document.
+    The replaced numbers include the passages that the stage `leakage` cut out of the document.
     """
     written = read_table(part.work / TOKENS / index_name(part.name))
     rows = written["row"].to_numpy()

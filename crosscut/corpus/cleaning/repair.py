@@ -57,13 +57,13 @@ def repair(text: str) -> str:
 
 
 class _Stretch(NamedTuple):
-    """Stretch of whole lines of a text, at most `MAX_LINE` characters long."""
+    """Block of whole lines of a text, at most `MAX_LINE` characters long."""
 
     start: int
     stop: int
     unescape: bool
-    """Whether ftfy decodes HTML entities in this stretch. ftfy stops decoding entities at the first line that contains
-    a `<`."""
+    """Whether ftfy decodes HTML entities in this block. ftfy stops decoding entities at the first line that contains a
+    `<`."""
 
     def line(self, text: str, place: int) -> tuple[int, int]:
         """Start and end of the line that contains the position `place`."""
@@ -72,7 +72,7 @@ class _Stretch(NamedTuple):
 
 
 def _stretches(text: str) -> Iterator[_Stretch]:
-    """Split a text into stretches that begin and end where ftfy begins and ends a line."""
+    """Split a text into blocks of whole lines. As in ftfy, a line longer than `MAX_LINE` characters is split there."""
     bracket = text.find("<")
     start = 0
     while start < len(text):
@@ -123,7 +123,7 @@ class _Engine:
                 yield start, place
 
     def _denormalized(self, text: str, stretch: _Stretch) -> Iterator[tuple[int, int]]:
-        """Do the work of `suspects` for a stretch that is not in NFC. Each line must then also be checked for NFC."""
+        """Do the work of `suspects` for a block that is not in NFC. Each line must then also be checked for NFC."""
         search = self._searches[stretch.unescape]
         place = stretch.start
         while place < stretch.stop:

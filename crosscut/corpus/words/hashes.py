@@ -82,7 +82,7 @@ def _hash_block(text: str) -> tuple[Hashes, Places]:
 
 
 def _bytes_beyond(codes: npt.NDArray[np.uint32], places: Places) -> Places:
-    """Number of bytes in UTF-8 minus number of characters, for the text before each place."""
+    """For each position in a text: the bytes of the text before the position in UTF-8, minus the text's characters."""
     wide = np.flatnonzero(codes >= 0x80)
     more = 1 + (codes[wide] >= 0x800) + (codes[wide] >= 0x10000).astype(np.int64)
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(more)])[np.searchsorted(wide, places)]

@@ -40,10 +40,10 @@ class Pairs(NamedTuple):
     """Pairs of a shard, in the order of the shard. Each array is [pairs]."""
 
     begins: Ids
-    """First token of each pair, in tokens from the start of the shard."""
+    """Index of each pair's first token among the tokens of the shard."""
 
     firsts: Ids
-    """First sentence of each pair, in sentences from the start of the shard."""
+    """Index of each pair's first sentence among the sentences of the shard."""
 
     counts: Ids
     """Number of sentences of each pair, at least 2."""

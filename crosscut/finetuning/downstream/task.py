@@ -171,9 +171,9 @@ def files_of(name: str, folder: str, given: Mapping[str, str]) -> dict[str, Path
         if found:
             files.setdefault(part, found[0])
         if part not in files and part != TEST:
-            missing = f"has no {listed(f'`{one}`' for one in names)}" if folder else "is not given"
+            lack = f"`{folder}` has no {listed(f'`{one}`' for one in names)}" if folder else "neither option is given"
             raise ConfigError(
-                f"`--{part}` must name the examples of the task, or `--data` a folder with them, but "
-                f"{f'`{folder}`' if folder else f'`--{part}`'} {missing}. Pass --{part}."
+                f"`--{part}` must name the examples of the task, or `--data` must name a folder that contains them, "
+                f"but {lack}. Pass --{part}."
             )
     return files

@@ -3,8 +3,9 @@
     [CLS] question [SEP] part of the text [SEP]
 
 A text that is longer than a row is read in several windows. Successive windows share `stride` tokens of the text. Each
-window is an example for the model. Its label is the first and the last token of the answer, or twice the summary token
-if the answer is not in the window. The rules are those of BERT (Devlin et al. 2019) for SQuAD.
+window is an example for the model. Its label holds two positions: those of the answer's first and last token. If the
+answer is not in the window, both are the position of the summary token. The rules are those of BERT (Devlin et al.
+2019) for SQuAD.
 """
 
 from collections.abc import Sequence
@@ -60,7 +61,9 @@ def _places(window: "tokenizers.Encoding") -> Numbers:
 
 
 def _label(places: npt.NDArray[np.int32], example: SpanExample, summary: int) -> tuple[int, int]:
-    """First and last token of a question's first answer, or twice the summary token."""
+    """Positions of the first and last token of a question's first answer. If the answer is not in the window, both are
+    `summary`, the position of the summary token.
+    """
     inside = (places[:, 0] >= 0).nonzero()[0]
     if not example.answers or not len(inside):
         return summary, summary

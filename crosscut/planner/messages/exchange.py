@@ -120,7 +120,7 @@ class Beside(NamedTuple):
     """Computation that can overlap with messages, in seconds per micro-batch."""
 
     speed: Speed
-    """Forecast of the time of matrix products."""
+    """Forecaster of the seconds of matrix products."""
     layer_forward: float
     """Mean seconds of one layer's forward pass."""
     layer_backward: float

@@ -101,9 +101,11 @@ def account(run: RunConfig, copy_rate: float) -> dict[str, float]:
 
 
 class Accounted:
-    """Step times of the paper's program with all terms, calibrated with the same figure as the plain forecast.
+    """Step times of the paper's program: the forecast of `planner.time` plus the seconds of all `TERMS`.
 
-    `copy_rate` is the rate of copies between device and host in bytes per second.
+    The share of the peak that products attain is solved from the paper's result on one GPU (`PAPER_FLOPS_PER_SECOND`),
+    as it is for the forecast without the terms. `copy_rate` is the rate of copies between device and host in bytes per
+    second.
     """
 
     def __init__(self, copy_rate: float) -> None:
@@ -115,7 +117,7 @@ class Accounted:
         self._hardware = attaining(V100, self.attained)
 
     def seconds(self, run: RunConfig) -> float:
-        """Seconds of one step of `run`, with all terms."""
+        """Seconds of one step of `run`, including all `TERMS`."""
         return self._seconds(run, self._hardware)
 
     def _seconds(self, run: RunConfig, hardware: Hardware) -> float:

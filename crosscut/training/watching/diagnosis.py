@@ -40,8 +40,8 @@ def explain_non_finite(
     is not finite on at least one rank. If all inputs and outputs are finite, the origin is the non-finite parameter
     gradient closest to the loss.
 
-    `exhausted` is the error for a loss scale that has fallen too low, or None. The function returns `exhausted` if the
-    forward pass is finite, because the forward pass does not use the scale.
+    `exhausted` is the error for a loss scale that has fallen too low, or None. The scale affects only the backward
+    pass. If `exhausted` is given and the forward pass is finite, the function therefore returns `exhausted`.
     """
     forward = _first_over_ranks(_origin_in_forward(step, trainer, batches), trainer)
     if forward is None and exhausted is not None:

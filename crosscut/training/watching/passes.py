@@ -120,9 +120,9 @@ class PipelineStep(NamedTuple):
     """A recorded step of one pipeline."""
 
     timeline: Timeline
-    """Passes of all ranks. Times are in seconds since the step began on the first of the ranks."""
+    """Passes of all ranks. Times are in seconds since the step began on the rank that began first."""
     seconds: tuple[float, ...]
-    """Seconds from this moment to the end of the step, for each rank."""
+    """For each rank, seconds from the time 0 of `timeline` to the end of the rank's step."""
 
     def shares(self) -> list[PassShares]:
         """Return the shares of the step on each rank."""

@@ -28,7 +28,11 @@ ASKED = ("{tables}", "--model", "{bert}")
         ((*ASKED, "--dev", "{folder}/none.tsv"), DataError, "`.*none.tsv` must be a readable file, but is not"),
         ((*ASKED, "--dev", "{folder}/unlabelled.tsv"), DataError, "`.*` must have labels, but has none"),
         ((*ASKED, "--train", "{folder}/one.tsv"), DataError, "`.*` must have at least 2 labels, but has 1"),
-        (("--text", "a", "--label", "b", "--model", "{bert}"), ConfigError, "`--train` must name the examples"),
+        (
+            ("--text", "a", "--label", "b", "--model", "{bert}"),
+            ConfigError,
+            "`--train` must name the examples of the task, or .*, but neither option is given. Pass --train.",
+        ),
         (
             ("--text", "a", "--label", "b", "--model", "{bert}", "--data", "{folder}"),
             ConfigError,
