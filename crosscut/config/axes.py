@@ -75,7 +75,6 @@ AXES = (
         option="pipeline",
         shares="the model's layers, in stages",
         role=Role.OWNS,
-        is_planned=False,
     ),
     AxisRow(name="replica", option="data", shares="the batch", role=Role.TOKENS, is_permanent=True),
     AxisRow(name="shard", option="data", shares="the batch", role=Role.TOKENS, stores_slices=True, is_permanent=True),

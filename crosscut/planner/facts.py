@@ -3,6 +3,7 @@
 from dataclasses import asdict, fields
 from typing import Any, NamedTuple
 
+from crosscut.config import Layout
 from crosscut.planner.candidate import Candidate
 from crosscut.planner.compute import flops_per_step
 from crosscut.planner.hardware import Hardware
@@ -10,6 +11,7 @@ from crosscut.planner.memory import MemoryForecast
 from crosscut.planner.messages.collective import Collective
 from crosscut.planner.parameters import count_parameters
 from crosscut.planner.search import Plan, Plans, Rejected
+from crosscut.planner.stages import stage_sizes
 
 MEMORY_CATEGORIES = tuple(field.name for field in fields(MemoryForecast) if field.name != "instant")
 TIME_CATEGORIES = ("products", "attention", "passes", "optimizer", "exposed", "bubble")
@@ -81,6 +83,7 @@ def plan_facts(plan: Plan, num_ranks: int, *, tokens: float | None, price: Price
     return {
         **_settings(plan),
         "memory": memory | {"total": plan.memory.total, "instant": plan.memory.instant},
+        **_of_stages(plan),
         "seconds": seconds | {"compute": plan.time.compute, "total": plan.time.total},
         "traffic": traffic_facts(plan),
         "flops_per_second_per_gpu": plan.flops_per_second,
@@ -121,7 +124,8 @@ def _settings(plan: Plan | Rejected) -> dict[str, Any]:
         "tensor": layout.tensor,
         "data": layout.data,
         **_of_context(plan.candidate),
-        "pipeline": 1,
+        "pipeline": layout.pipeline,
+        **_of_pipeline(layout),
         "sequence_parallel": layout.sequence_parallel,
         "symmetric_memory": layout.symmetric_memory,
         "sharding": layout.sharding,
@@ -137,6 +141,26 @@ def _of_context(candidate: Candidate) -> dict[str, Any]:
     if candidate.layout.context == 1:
         return {}
     return {"context": candidate.layout.context, "context_attention": candidate.context_attention.way}
+
+
+def _of_stages(plan: Plan) -> dict[str, Any]:
+    """Number of layers of each stage, the rank of the pipeline whose memory is given, and the bubble as a share of the
+    rest of the step; empty without a pipeline.
+    """
+    if plan.candidate.layout.pipeline == 1:
+        return {}
+    return {
+        "stages": stage_sizes(plan.candidate),
+        "pipeline_rank_of_memory": plan.candidate.pipeline_rank,
+        "bubble_share": plan.time.bubble_share,
+    }
+
+
+def _of_pipeline(layout: Layout) -> dict[str, Any]:
+    """Schedule and number of stages per rank; empty without a pipeline."""
+    if layout.pipeline == 1:
+        return {}
+    return {"schedule": layout.schedule, "stages_per_rank": layout.stages_per_rank}
 
 
 def _rejected_facts(rejected: Rejected) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from crosscut.planner.activations import activations_of, recomputation_step
 from crosscut.planner.candidate import Candidate, Planned, target_of
 from crosscut.planner.muon import largest_muon_share, muon_buffers, muon_share
 from crosscut.planner.parameters import known_vocab_size
-from crosscut.planner.stages import part_of, schedule_of_run, stages_of
+from crosscut.planner.stages import part_of, schedule_of_flights, stages_of
 
 FRAGMENTATION = 0.05
 """Bytes that the caching allocator loses in unusable blocks, as a share of a step's temporary bytes."""
@@ -108,7 +108,7 @@ def _instants(run: Planned, device: Device, capability: tuple[int, int]) -> Iter
         return
     rank = run.pipeline_rank if isinstance(run, Candidate) else 0
     steps = [_Step(run, device, capability, whole.part([stage])) for stage in stages_of(run, rank)]
-    for flight in flights(schedule_of_run(run), rank):
+    for flight in flights(schedule_of_flights(run), rank):
         yield from steps[flight.chunk].during(flight, steps).passes()
     yield from steps[0].after_passes()
 

@@ -42,6 +42,7 @@ from crosscut.planner.passes import LayerPasses, ends_passes, layer_passes, opti
 from crosscut.planner.products import Speed
 from crosscut.planner.program import Program, crosscut_program
 from crosscut.planner.stages import part_of, schedule_of_run, separates_weights, stages_of
+from crosscut.planner.stages.alike import alike_ranks
 
 _OPTIMIZER_KERNELS = 50
 
@@ -81,6 +82,11 @@ class StepTime:
     def total(self) -> float:
         """Seconds of the whole step."""
         return self.compute + self.exposed + self.bubble
+
+    @property
+    def bubble_share(self) -> float:
+        """Bubble as a share of the rest of the step; 0 without a pipeline."""
+        return self.bubble / (self.compute + self.exposed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,8 +172,50 @@ def step_time(
     known_vocab_size(run.model)
     if run.layout.pipeline == 1:
         return _rank_time(run, hardware, program, speed).time
-    ranks = [_rank_time(Candidate.at(run, rank), hardware, program, speed) for rank in range(run.layout.pipeline)]
-    return _pipeline_time(schedule_of_run(run), ranks)
+    return _pipeline_time(schedule_of_run(run), _times_of_ranks(run, hardware, program, speed))
+
+
+def _times_of_ranks(run: Candidate, hardware: Hardware, program: Program, speed: Speed) -> list["_RankTime"]:
+    """Times of all ranks of a pipeline, in order. Ranks with the same work share one forecast."""
+    times: dict[int, _RankTime] = {}
+    for group in alike_ranks(run):
+        times |= dict.fromkeys(group, _rank_time(Candidate.at(run, group[0]), hardware, program, speed))
+    return [times[rank] for rank in range(run.layout.pipeline)]
+
+
+def shortest_step(run: Candidate, hardware: Hardware, *, speed: Speed) -> float:
+    """Lower bound of the seconds of a step with a pipeline, without a simulation of the schedule.
+
+    A rank starts when its first micro-batch has passed the stages before it. After its last backward pass, the gradient
+    still passes back through these stages to the first rank. In between, the rank has the work of all micro-batches.
+    Gradients of weights that are apart from the backward passes may be computed at any time.
+    """
+    ranks = _times_of_ranks(run, hardware, crosscut_program(run, hardware), speed)
+    before = after = shortest = 0.0
+    for rank in ranks:
+        works = [(stage.forward + stage.backward, stage.weights) for stage in rank.stages]
+        passes, weights = (run.num_micro_batches * sum(seconds) for seconds in zip(*works, strict=True))
+        to_first = before + passes + after + ranks[0].stages[0].weights + ranks[0].outside
+        shortest = max(shortest, before + passes + weights + rank.outside, to_first)
+        before += rank.stages[0].forward + rank.stages[0].message
+        after += rank.stages[0].backward + rank.stages[0].message
+    return shortest + max(rank.time.optimizer for rank in ranks)
+
+
+def time_of_micro_batch(run: Candidate, hardware: Hardware, *, speed: Speed) -> float:
+    """Seconds of a micro-batch on a layout without a pipeline, with the waits for messages between tensor and context
+    ranks, and without the optimizer and messages between data ranks.
+    """
+    (stage,) = _rank_time(run, hardware, crosscut_program(run, hardware), speed).stages
+    return stage.forward + stage.backward + stage.weights
+
+
+def time_around_passes(run: Candidate, hardware: Hardware, *, speed: Speed) -> float:
+    """Seconds at the end of a step with a pipeline in which the first rank sums its gradients and the slowest optimizer
+    runs. Messages that overlap with passes are left out.
+    """
+    ranks = _times_of_ranks(run, hardware, crosscut_program(run, hardware), speed)
+    return ranks[0].outside + max(rank.time.optimizer for rank in ranks)
 
 
 class _RankTime(NamedTuple):

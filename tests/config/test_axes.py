@@ -119,8 +119,10 @@ def test_a_stage_of_zero_survives_toml() -> None:
 
 def test_ranks_are_arranged_along_the_supported_axes() -> None:
     found = list(arrangements(12))
-    assert [sizes["tensor"] for sizes in found] == [1, 2, 3, 4, 6, 12]
-    assert all(set(sizes) == {"tensor", "data"} and Layout(**sizes).world_size == 12 for sizes in found)
+    assert [sizes["tensor"] for sizes in found if sizes["pipeline"] == 1] == [1, 2, 3, 4, 6, 12]
+    assert [sizes["pipeline"] for sizes in found if sizes["tensor"] == 2] == [6, 3, 2, 1]
+    assert all(set(sizes) == {"tensor", "data", "pipeline"} for sizes in found)
+    assert all(Layout(**sizes).world_size == 12 for sizes in found)
 
 
 def test_the_stride_of_an_axis_is_the_size_of_what_is_inside_it() -> None:

@@ -5,7 +5,7 @@ counts their messages and the activations in flight, and `simulate` computes whe
 """
 
 from crosscut.architecture.pipeline.cut import Stage, balanced_cut, stages_of_rank
-from crosscut.architecture.pipeline.flight import Flight, flights
+from crosscut.architecture.pipeline.flight import PERIODS, Flight, flights
 from crosscut.architecture.pipeline.schedules import (
     Action,
     Channel,
@@ -20,6 +20,7 @@ from crosscut.architecture.pipeline.simulation import Durations, ends_of_ranks, 
 from crosscut.architecture.pipeline.timeline import Timed, Timeline
 
 __all__ = [
+    "PERIODS",
     "Action",
     "Channel",
     "Durations",

@@ -25,6 +25,11 @@ class Flight(NamedTuple):
     """Whether the next action of the rank needs a message, whose buffer is then allocated."""
 
 
+PERIODS = 4
+"""Number of micro-batches per rank of a pipeline from which on more micro-batches bring no other flights: the ranks
+repeat the same order of passes."""
+
+
 @lru_cache(maxsize=1024)
 def flights(schedule: Schedule, rank: int) -> tuple[Flight, ...]:
     """Return the flights of a rank that hold most. A flight of the schedule is left out if another flight of the same

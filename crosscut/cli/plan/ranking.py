@@ -10,9 +10,11 @@ from rich.table import Table
 from crosscut.config import Layout
 from crosscut.planner.facts import budget
 from crosscut.planner.search import NEAR_LIMIT
+from crosscut.planner.stages import separates_weights
 
 if TYPE_CHECKING:
     from crosscut.cli.plan.forecast import ForecastOptions
+    from crosscut.planner.candidate import Candidate
     from crosscut.planner.search import Plan, Plans
 
 _SEQUENCE = {
@@ -54,8 +56,8 @@ def columns(plans: "Plans", options: "ForecastOptions") -> list[Column]:
                "part of the step in which the rank computes"),
         Column("waits\ns", [seconds_text(plan.time.exposed) for plan in shown],
                "part of the step in which the rank only waits for messages"),
-        Column("bubble\ns", [seconds_text(plan.time.bubble) for plan in shown],
-               "part of the step in which the rank has no work in the pipeline"),
+        Column("bub-\nble", [_share(plan.time.bubble_share) for plan in shown],
+               "time in which a rank has no work in the pipeline, as a share of the rest of the step"),
         Column("TF/s", [_teraflops(plan.flops_per_second) for plan in shown], "model FLOP/s of one device"),
         Column("of\npeak", [f"{plan.utilisation:.0%}" for plan in shown], f"share of the stated peak, {peak}"),
         *_costs(shown, plans, options),
@@ -107,12 +109,38 @@ def _settings(shown: Sequence["Plan"]) -> list[Column]:
     return [
         Column("tensor\nx data", [f"{c.layout.tensor} x {c.layout.data}" for c in candidates],
                "ranks that share every layer x ranks that share the batch", is_number=False),
+        *_pipelines(candidates),
         Column("sequence", sequence, _meanings(_SEQUENCE, sequence), is_number=False),
         Column("sharding", sharding, _meanings(_SHARDING, sharding, "in groups of {} data ranks"), is_number=False),
         Column("recompute", recompute, _meanings(_RECOMPUTE, recompute, "in one of {} layers"), is_number=False),
         Column("micro-\nbatch", [f"{c.micro_batch_size}" for c in candidates],
                "sequences per forward pass of one data rank"),
     ]  # fmt: skip
+
+
+def _pipelines(candidates: Sequence["Candidate"]) -> list[Column]:
+    """Column of the pipelines, such as `4`, `4x2` or `4zb`. Empty if no layout has a pipeline."""
+    layouts = [candidate.layout for candidate in candidates]
+    if all(layout.pipeline == 1 for layout in layouts):
+        return []
+    cells = [str(layout.pipeline) for layout in layouts]
+    meanings = ["ranks that share the layers, in stages (docs/pipeline.md)"]
+    for place, layout in enumerate(layouts):
+        if layout.stages_per_rank > 1:
+            cells[place] += f"x{layout.stages_per_rank}"
+        elif separates_weights(layout):
+            cells[place] += "zb"
+    if any("x" in cell for cell in cells):
+        meanings.append("x2: each rank has 2 stages (interleaved 1F1B)")
+    if any(cell.endswith("zb") for cell in cells):
+        meanings.append("zb: the zero-bubble schedule")
+    return [Column("pipe", cells, "; ".join(meanings), is_number=False)]
+
+
+def _share(share: float) -> str:
+    if not share:
+        return "0"
+    return f"{share:.0%}" if share >= 0.005 else "<1%"
 
 
 def _sequence(layout: Layout) -> str:

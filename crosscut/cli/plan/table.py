@@ -80,7 +80,10 @@ def _show_best(console: Console, best: "Plan", asked: RunConfig, hardware: "Hard
         for name in MEMORY_CATEGORIES
         if getattr(best.memory, name)
     )
-    console.print(Text(f"With the first layout, the memory of a rank peaks at: {best.memory.instant}. In GB: {held}."))
+    where = "of a rank"
+    if best.candidate.layout.pipeline > 1:
+        where = f"of rank {best.candidate.pipeline_rank} of the pipeline, the fullest one,"
+    console.print(Text(f"With the first layout, the memory {where} peaks at: {best.memory.instant}. In GB: {held}."))
     sent = [_sent(fact) for fact in traffic_facts(best) if fact["bytes"] >= 1e6]
     if sent:
         console.print(Text(f"In a step with the first layout, a rank sends {'; '.join(sent)}."))

@@ -1,10 +1,10 @@
 """Messages of one rank of a pipeline: hidden states and their gradients, and the gradient of a tied embedding.
 
-A rank sends its results to the ranks before and after it, as the schedule says. If the embedding is tied, the first and
-the last rank both hold the embedding, and sum its two gradients once per step.
+Each stage but the last sends its output to the next stage, and each stage but the first sends the gradient of its input
+back, whatever the schedule. If the embedding is tied, the first and the last rank both hold the embedding, and sum its
+two gradients once per step.
 """
 
-from collections import Counter
 from functools import partial
 
 from crosscut.architecture import Operation, Target
@@ -12,7 +12,7 @@ from crosscut.architecture.messages import Phase
 from crosscut.architecture.pipeline import Pass
 from crosscut.planner.candidate import Candidate, Planned
 from crosscut.planner.messages.collective import Axis, Collective
-from crosscut.planner.stages import part_of, schedule_of_run
+from crosscut.planner.stages import part_of, stages_of
 
 _PHASES = {
     Pass.FORWARD: (Phase.FORWARD, "hidden states"),
@@ -26,15 +26,18 @@ def stage_messages(run: Planned, target: Target) -> list[Collective]:
     """
     if run.layout.pipeline == 1:
         return []
-    schedule, rank = schedule_of_run(run), run.pipeline_rank if isinstance(run, Candidate) else 0
-    sent = Counter(action.kind for action in schedule.actions[rank] if schedule.sent(rank, action) is not None)
+    stages = stages_of(run, run.pipeline_rank if isinstance(run, Candidate) else 0)
+    senders = {
+        Pass.FORWARD: sum(not stage.is_last for stage in stages),
+        Pass.BACKWARD: sum(not stage.is_first for stage in stages),
+    }
     return [
         Collective(
             operation=Operation.SEND,
             axis="pipeline",
             phase=phase,
             purpose=purpose,
-            count=sent[kind],
+            count=run.num_micro_batches * senders[kind],
             elements=target.own_tokens * run.model.hidden_size,
             element_bytes=target.compute_bytes,
             ranks=2,

@@ -79,7 +79,8 @@ def page_data(plans: Plans) -> dict[str, Any]:
         "conditions": (
             f"{plans.num_ranks:,} ranks in all: with more tensor ranks there are fewer data ranks. "
             f"{plans.asked.training.batch_size:,} sequences per step, in {plans.asked.training.precision}. With "
-            "several tensor ranks, sequence parallelism is on."
+            "several tensor ranks, sequence parallelism is on. Layouts with a pipeline are only among the layouts that "
+            "fit."
         ),
         "limit": round(memory_of_rank(plans.hardware, plans.num_ranks) / 1e6),
         "models": [{"name": entry.name, "words": _words(entry)} for entry in entries],
@@ -122,24 +123,31 @@ def _words(entry: _Entry) -> str:
 
 
 def _tensors(plans: Plans) -> list[int]:
-    """Numbers of tensor ranks that the page offers, including the number in the fastest layout."""
-    best = {plan.candidate.layout.tensor for plan in plans.fitting[:1]}
+    """Numbers of tensor ranks that the page offers, including the number in the fastest layout without a pipeline."""
+    best = {plan.candidate.layout.tensor for plan in _without_pipeline(plans)[:1]}
     return sorted(best | {size for size in divisors(plans.num_ranks) if size <= _MOST_TENSOR})
 
 
 def _micro_batches(plans: Plans) -> list[int]:
-    """Micro-batch sizes that the page offers, including the size in the fastest layout. All sizes divide the batch."""
-    best = {plan.candidate.micro_batch_size for plan in plans.fitting[:1]}
+    """Micro-batch sizes that the page offers, including the size in the fastest layout without a pipeline. All sizes
+    divide the batch.
+    """
+    best = {plan.candidate.micro_batch_size for plan in _without_pipeline(plans)[:1]}
     return sorted(best | {micro for micro in _MICRO_BATCHES if plans.asked.training.batch_size % micro == 0})
 
 
+def _without_pipeline(plans: Plans) -> list[Plan]:
+    """Layouts that fit and have no pipeline, the fastest first."""
+    return [plan for plan in plans.fitting if plan.candidate.layout.pipeline == 1]
+
+
 def _opening(plans: Plans, model: int, tensors: Sequence[int], micros: Sequence[int]) -> dict[str, Any]:
-    """Positions of the controls when the page opens. They show the fastest layout, except for settings that have no
-    control.
+    """Positions of the controls when the page opens. They show the fastest layout without a pipeline, except for
+    settings that have no control.
     """
     opening: dict[str, Any] = {"model": model, "tensor": 0, "micro": 0, "recompute": "none", "sharding": "none"}
-    if plans.fitting:
-        best = plans.fitting[0].candidate
+    if plain := _without_pipeline(plans):
+        best = plain[0].candidate
         opening |= {"tensor": tensors.index(best.layout.tensor), "micro": micros.index(best.micro_batch_size)}
         opening |= {"recompute": str(best.training.recompute)} if best.training.recompute in _RECOMPUTE else {}
         opening["sharding"] = str(best.layout.sharding)
@@ -190,9 +198,10 @@ def _cell(candidate: Candidate, plans: Plans, speed: Speed) -> dict[str, Any]:
 
 def _point(plan: Plan) -> dict[str, Any]:
     training, layout, gigabytes = plan.candidate.training, plan.candidate.layout, plan.memory.total / 1e9
+    bubble = f" (bubble {plan.time.bubble_share:.1%})" if layout.pipeline > 1 else ""
     return {
         "label": f"{layout}, recompute {training.recompute}, micro-batch {plan.candidate.micro_batch_size}",
-        "words": f"{plan.time.total:.3g} s a step, {gigabytes:.1f} GB, {plan.utilisation:.0%} of the peak",
+        "words": f"{plan.time.total:.3g} s a step{bubble}, {gigabytes:.1f} GB, {plan.utilisation:.0%} of the peak",
         "tensor": layout.tensor,
         "seconds": plan.time.total,
         "megabytes": round(plan.memory.total / 1e6),

@@ -3,10 +3,19 @@
 from crosscut.planner.stages.cut import (
     part_of,
     schedule_of,
+    schedule_of_flights,
     schedule_of_run,
     separates_weights,
     stage_sizes,
     stages_of,
 )
 
-__all__ = ["part_of", "schedule_of", "schedule_of_run", "separates_weights", "stage_sizes", "stages_of"]
+__all__ = [
+    "part_of",
+    "schedule_of",
+    "schedule_of_flights",
+    "schedule_of_run",
+    "separates_weights",
+    "stage_sizes",
+    "stages_of",
+]

@@ -1,7 +1,18 @@
 """Cut of a run's layers into pipeline stages that take about the same time, and the stages of each rank."""
 
+from functools import lru_cache
+
 from crosscut.architecture import Decoder, describe
-from crosscut.architecture.pipeline import Schedule, Stage, balanced_cut, interleaved, stages_of_rank, zero_bubble
+from crosscut.architecture.pipeline import (
+    PERIODS,
+    Schedule,
+    Stage,
+    balanced_cut,
+    interleaved,
+    stages_of_rank,
+    zero_bubble,
+)
+from crosscut.config import ModelConfig
 from crosscut.config.layout import Layout, PipelineSchedule
 from crosscut.config.training import Recompute
 from crosscut.planner.candidate import Candidate, Planned
@@ -23,10 +34,17 @@ def stage_sizes(run: Planned) -> tuple[int, ...]:
     if layout.stages_per_rank > 1:
         return (number // layout.num_stages,) * layout.num_stages
     known_vocab_size(run.model)
-    length = run.training.sequence_length
-    passes = 4 if run.training.recompute == Recompute.FULL else 3  # forward, backward (two products for one), again
-    costs = [passes * layer_flops_per_token(layer, length) for layer in describe(run.model).layers]
-    return balanced_cut(costs, layout.pipeline, last=3 * head_flops_per_token(run.model, length, run.mask_fraction))
+    recomputes = run.training.recompute == Recompute.FULL
+    return _balanced(run.model, layout.pipeline, run.training.sequence_length, recomputes, run.mask_fraction)
+
+
+@lru_cache(maxsize=1024)
+def _balanced(
+    model: ModelConfig, num_stages: int, length: int, recomputes: bool, mask_fraction: float
+) -> tuple[int, ...]:
+    passes = 4 if recomputes else 3  # forward, backward (two products for one), again
+    costs = [passes * layer_flops_per_token(layer, length) for layer in describe(model).layers]
+    return balanced_cut(costs, num_stages, last=3 * head_flops_per_token(model, length, mask_fraction))
 
 
 def schedule_of(layout: Layout, num_micro_batches: int) -> Schedule:
@@ -46,11 +64,21 @@ def schedule_of_run(run: Planned) -> Schedule:
     return schedule_of(run.layout, run.num_micro_batches)
 
 
+def schedule_of_flights(run: Planned) -> Schedule:
+    """Schedule with the same flights as that of a run with a pipeline, and with few micro-batches."""
+    return schedule_of(run.layout, min(run.num_micro_batches, PERIODS * run.layout.pipeline))
+
+
 def stages_of(run: Planned, rank: int) -> tuple[Stage, ...]:
     """Stages of one rank of a run's pipeline, in the order of the layers. Without a pipeline, one stage has all layers.
     Raises `ConfigError` if `model.vocab_size` is still 0 and decides the cut.
     """
-    return stages_of_rank(stage_sizes(run), rank=rank, num_ranks=run.layout.pipeline)
+    return _stages_of_rank(stage_sizes(run), rank, run.layout.pipeline)
+
+
+@lru_cache(maxsize=4096)
+def _stages_of_rank(sizes: tuple[int, ...], rank: int, num_ranks: int) -> tuple[Stage, ...]:
+    return stages_of_rank(sizes, rank=rank, num_ranks=num_ranks)
 
 
 def part_of(run: Planned) -> Decoder:

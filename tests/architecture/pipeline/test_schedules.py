@@ -1,8 +1,10 @@
 from collections import Counter, defaultdict
+from functools import partial
 
 import pytest
 
 from crosscut.architecture.pipeline import (
+    PERIODS,
     Action,
     Durations,
     Pass,
@@ -159,6 +161,14 @@ def test_a_slow_stage_makes_the_others_wait():
 def test_the_ends_of_ranks_are_those_of_the_simulation(schedule):
     stages = [Durations(forward=1 + 0.1 * i, backward=2, weights=1, message=0.3) for i in range(schedule.num_stages)]
     assert ends_of_ranks(schedule, stages) == [timed[-1].end for timed in simulate(schedule, stages).ranks]
+
+
+@pytest.mark.parametrize("p", [2, 3, 4, 8])
+def test_more_micro_batches_bring_no_other_flights(p):
+    few, many = PERIODS * p, 3 * PERIODS * p
+    for make in (one_forward_one_backward, zero_bubble, *(partial(interleaved, num_chunks=v) for v in (2, 3))):
+        for rank in range(p):
+            assert set(flights(make(p, few), rank)) == set(flights(make(p, many), rank))
 
 
 def test_a_long_schedule_is_read_in_a_fraction_of_a_second():

@@ -95,9 +95,28 @@ def test_a_number_behind_a_slash_is_explained() -> None:
     assert "/2: in one of 2 layers" in text
 
 
+def test_a_pipeline_is_told_with_its_stages_and_its_bubble(tmp_path: Path) -> None:
+    path, page = tmp_path / "best.toml", tmp_path / "plan.html"
+    asked = ("plan", "--model", "llama3-70b", "--gpus", "16", "--gpu", "h200-sxm", "training.batch_size=64")
+    text = run(*asked, "--write", str(path), "--html", str(page), "--top", "30")
+    assert "ranks that share the layers, in stages (docs/pipeline.md)" in " ".join(text.split())
+    assert "bub-ble" in text
+    facts = json.loads(run(*asked, "--json", "--top", "30"))["plans"]
+    staged = [plan for plan in facts if plan["pipeline"] > 1]
+    assert staged
+    for plan in staged:
+        assert len(plan["stages"]) == plan["pipeline"] * plan["stages_per_rank"]
+        assert sum(plan["stages"]) == 80
+        assert plan["bubble_share"] == pytest.approx(
+            plan["seconds"]["bubble"] / (plan["seconds"]["compute"] + plan["seconds"]["exposed"])
+        )
+    assert load_run(path).layout.pipeline == facts[0]["pipeline"]
+    assert "pipeline" in page.read_text()
+
+
 def test_a_column_that_is_zero_everywhere_is_left_out() -> None:
     text = run(*PAPER)
-    assert "bubble" not in text
+    assert "bub-" not in text
     assert "waits" in text
     one = run("plan", "--model", "1.2B", "--gpu", "b200-sxm", "training.batch_size=8")
     assert "waits" not in one
@@ -387,8 +406,9 @@ MISTAKES = [
     (
         ("training.batch_size=8",),
         (
-            "`training.batch_size` must be at least 16, but is 8. Each data rank needs a sequence, and 512 GPUs with "
-            "at most 32 tensor ranks make at least 16 data ranks. Raise the batch size, or use at most 256 GPUs."
+            "`training.batch_size` must be at least 16, but is 8. A step needs a sequence for each data rank and each "
+            "of its stages, and 512 GPUs with at most 32 tensor ranks make at least 16 of them. Raise the batch size, "
+            "or use at most 256 GPUs."
         ),
     ),
     (

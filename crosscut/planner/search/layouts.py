@@ -1,0 +1,109 @@
+"""Search over the layouts that a model and a batch allow on a number of devices.
+
+The search varies every setting that changes the cost of a step but not its result: tensor, data and pipeline ranks, the
+schedule of the pipeline, sequence parallelism, sharding over data ranks, recomputation, and the micro-batch size. Each
+candidate is either ranked by the time of a step or rejected with a reason. The search checks memory first, because a
+memory forecast is cheap. Only candidates that fit into memory get a forecast of their time. Of the candidates with a
+pipeline, the search forecasts only those that can still be among the fastest (`pipelines`).
+"""
+
+from collections.abc import Iterator
+
+from crosscut.config import Layout, LayoutError, RunConfig, resolve
+from crosscut.config.checks import divisors
+from crosscut.planner.candidate import Candidate
+from crosscut.planner.hardware import Hardware
+from crosscut.planner.memory import forecast_memory
+from crosscut.planner.products import Speed
+from crosscut.planner.search.pipelines import search_pipelines
+from crosscut.planner.search.plans import Plan, Plans, Rejected
+from crosscut.planner.search.proposals import candidate_of, candidates, layouts_of, plain_layouts
+from crosscut.planner.search.reasons import (
+    reason_against_arrangement,
+    reason_against_asked_compiling,
+    reason_against_memory,
+    reason_against_tensor,
+)
+from crosscut.planner.search.requirements import (
+    nothing_cuts,
+    require_batch,
+    require_context_divides,
+    require_device,
+    require_precision,
+    require_ranks,
+    require_symmetric_memory,
+)
+from crosscut.planner.time import step_time
+
+
+def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
+    """Search the layouts of `run` on `num_ranks` devices. Of the layout that `run` itself has, the search keeps only
+    the number of context ranks.
+
+    Raises `ConfigError` if no layout is possible. Examples are a `num_ranks` out of range, a precision that the device
+    does not have, a `training.device` that is not the kind of the hardware, and a batch that no layout can divide.
+    """
+    require_ranks(hardware, num_ranks)
+    run = resolve(run, device=hardware.device, precision=hardware.fast_precision).config
+    require_precision(run, hardware)
+    require_device(run, hardware)
+    require_symmetric_memory(run, hardware)
+    require_context_divides(run, num_ranks)
+    per_context = num_ranks // run.layout.context
+    tensors = [tensor for tensor in divisors(per_context) if not reason_against_tensor(run.model, tensor)]
+    arranged = list(plain_layouts(run, num_ranks))
+    require_batch(run, arranged, max(tensors))
+    rejected = list(_impossible(run, arranged))
+    forbidden = {entry.candidate.layout for entry in rejected}
+    possible = [layout for layout in arranged if layout not in forbidden]
+    speed = Speed(hardware, run.training.precision, ranks=num_ranks)
+    fitting: list[Plan] = []
+    for plain in (layout for layout in possible if layout.pipeline == 1):
+        layouts = list(layouts_of(run, hardware, plain))
+        rejected += _not_compilable(run, layouts)
+        for candidate in candidates(run, hardware, layouts):
+            found = _plan(candidate, hardware, speed)
+            if isinstance(found, Plan):
+                fitting.append(found)
+            else:
+                rejected.append(found)
+    staged = [layout for layout in possible if layout.pipeline > 1]
+    pipelines, without = search_pipelines(run, hardware, speed, staged, [plan.time.total for plan in fitting])
+    fitting += pipelines
+    rejected += without
+    if not fitting and max(tensors) == 1 < per_context:
+        raise LayoutError(nothing_cuts(run.model, hardware, per_context))
+    fitting.sort(key=_order)
+    return Plans(asked=run, hardware=hardware, num_ranks=num_ranks, fitting=tuple(fitting), rejected=tuple(rejected))
+
+
+def _order(plan: Plan) -> tuple[float, bool, int]:
+    """Order of layouts that fit: the fastest first, and of equally fast ones those without a pipeline."""
+    return plan.time.total, plan.candidate.layout.pipeline > 1, plan.memory.total
+
+
+def _plan(candidate: Candidate, hardware: Hardware, speed: Speed) -> Plan | Rejected:
+    """Forecast a candidate. The time is forecast only if the candidate fits into memory."""
+    memory = forecast_memory(candidate, device=hardware.device, capability=hardware.capability)
+    if reason := reason_against_memory(candidate, memory, hardware):
+        return Rejected(candidate=candidate, reason=reason, needed=memory.total)
+    time = step_time(candidate, hardware, speed=speed)
+    return Plan(candidate=candidate, memory=memory, time=time, peak=speed.stated_peak)
+
+
+def _not_compilable(run: RunConfig, layouts: list[Layout]) -> Iterator[Rejected]:
+    """Reject the layouts that cannot be compiled although `training.compile` is "on".
+
+    Layouts that differ only in their sharding share one entry.
+    """
+    for layout in layouts:
+        reason = reason_against_asked_compiling(run, layout)
+        if reason and layout.sharding == "none":
+            yield Rejected(candidate=candidate_of(run, layout), reason=reason)
+
+
+def _impossible(run: RunConfig, layouts: list[Layout]) -> Iterator[Rejected]:
+    """Layouts that the model or the batch rules out, independent of memory."""
+    for layout in layouts:
+        if reason := reason_against_arrangement(run, layout):
+            yield Rejected(candidate=candidate_of(run, layout), reason=reason)

@@ -1,0 +1,260 @@
+"""Search over layouts with a pipeline.
+
+There are many more layouts with a pipeline than without. The search therefore sorts them by a lower bound of their time
+that needs no simulation, and forecasts them in this order. It stops when the bound exceeds the time of the layouts that
+it keeps, so the result is the same as if all layouts were forecast.
+
+A rank that takes t seconds for its part of a micro-batch cannot end its m micro-batches before
+
+    (t of all ranks before it) / V + m t
+
+because its first micro-batch must come from the ranks before it, and the gradients of its last one must go back to them
+(V: stages per rank). For all ranks together, this time is least if t falls by a factor of 1 - 1 / (m V) from rank to
+rank. With c for the seconds of a micro-batch in the whole model, a step takes at least
+
+    c / V / (1 - (1 - 1 / (m V))^P)
+
+and the sums of gradients and the optimizer follow. With the zero-bubble schedule, weight gradients may fill the time at
+the end. Only the forward passes of the ranks before must then come first, so that their share of t takes the place of
+1 / V. Messages to other stages count as nothing.
+"""
+
+from bisect import insort
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import NamedTuple
+
+from crosscut.config import Layout, RunConfig, TrainingConfig, ZeroStage
+from crosscut.config.checks import divisors
+from crosscut.config.layout import PipelineSchedule
+from crosscut.config.training import Compile, Recompute
+from crosscut.planner.candidate import Candidate
+from crosscut.planner.fullest import fullest_rank
+from crosscut.planner.hardware import Hardware
+from crosscut.planner.products import Speed
+from crosscut.planner.search.plans import MOST_PIPELINES, Plan, Rejected
+from crosscut.planner.search.proposals import candidate_of, layouts_of, trainings
+from crosscut.planner.search.reasons import (
+    reason_against_asked_compiling,
+    reason_against_memory,
+    reason_against_several_stages,
+)
+from crosscut.planner.stages import separates_weights
+from crosscut.planner.time import shortest_step, step_time, time_around_passes, time_of_micro_batch
+
+
+def search_pipelines(
+    run: RunConfig, hardware: Hardware, speed: Speed, arranged: Iterable[Layout], others: Iterable[float]
+) -> tuple[list[Plan], list[Rejected]]:
+    """Fastest layouts with these arrangements of ranks, which all have a pipeline, and arrangements that are not
+    possible. `others` are the seconds of a step with each layout without a pipeline.
+
+    A layout is kept if it is among the `MOST_PIPELINES` fastest of all layouts. The search tries
+
+    - the schedules 1F1B, 1F1B with the smallest and the largest number of stages per rank that divides the layers of a
+      rank (if the micro-batches are a multiple of the ranks), and zero bubble (if layers need not be compiled),
+    - whole copies of the state, and ZeRO-2 over all data ranks. In a pipeline, ZeRO-3 holds and sends as much as
+      ZeRO-2,
+    - micro-batches of which a step has at least as many as the pipeline has ranks,
+    - sequence parallelism and recomputation as without a pipeline.
+    """
+    search = _Search(run, hardware, speed, sorted(others))
+    rejected: list[Rejected] = []
+    tries: list[_Try] = []
+    for plain in arranged:
+        layouts = list(_layouts(run, hardware, plain))
+        if not layouts:
+            rejected.append(
+                Rejected(candidate=candidate_of(run, plain), reason=reason_against_asked_compiling(run, plain))
+            )
+            continue
+        if reason := reason_against_several_stages(run, plain):
+            several = candidate_of(run, replace(plain, stages_per_rank=2))
+            rejected.append(Rejected(candidate=several, reason=reason))
+        if closest := search.closest_misfit(layouts):
+            rejected.append(closest)
+        else:
+            tries += search.tries(layouts)
+    search.run_through(tries)
+    return search.kept(), rejected
+
+
+_LEAST_FORWARD = 0.2
+"""Least share of a forward pass in the time of a micro-batch: a backward pass with recomputation takes at most four
+times as long as a forward pass."""
+
+
+class _Try(NamedTuple):
+    """A candidate that has no forecast yet."""
+
+    bound: float
+    """Lower bound of the seconds of a step."""
+    number: int
+    """Number of the candidate, which decides the order of equal bounds."""
+    is_second: bool
+    """Whether the bound is the second one."""
+    layout: Layout
+    training: TrainingConfig
+
+
+class _Search:
+    """State of a search over layouts with a pipeline."""
+
+    def __init__(self, run: RunConfig, hardware: Hardware, speed: Speed, times: list[float]) -> None:
+        self.run, self.hardware, self.speed = run, hardware, speed
+        self.times = times
+        """Seconds of a step with each layout found so far, with or without a pipeline, the fastest first."""
+        self.plans: list[Plan] = []
+        self._numbers = count()
+        self._seconds: dict[tuple[object, ...], float] = {}
+        self._ends: dict[Layout, float] = {}
+        self._misfits: dict[tuple[Layout, Recompute, int], int] = {}
+        """Smallest micro-batch that does not fit, by layout and recomputation."""
+
+    @property
+    def limit(self) -> float:
+        """Seconds above which a layout is not kept."""
+        return self.times[MOST_PIPELINES - 1] if len(self.times) >= MOST_PIPELINES else float("inf")
+
+    def kept(self) -> list[Plan]:
+        """Layouts found whose time is not above the limit."""
+        return [plan for plan in self.plans if plan.time.total <= self.limit]
+
+    def closest_misfit(self, layouts: Sequence[Layout]) -> Rejected | None:
+        """Layout that comes closest to fitting into memory; None if some layout fits.
+
+        The search looks at 1F1B with one stage per rank, micro-batches of one sequence and all layers recomputed. No
+        other settings need less memory.
+        """
+        *_, training = trainings(self.run, self.hardware, [1])
+        plain = [each for each in layouts if each.stages_per_rank == 1 and not separates_weights(each)]
+        rejected = []
+        for layout in reversed(plain):
+            found = self._forecast(candidate_of(self.run, layout, training), with_time=False)
+            if not isinstance(found, Rejected):
+                return None
+            rejected.append(found)
+        return min(rejected, key=lambda entry: entry.needed)
+
+    def tries(self, layouts: Iterable[Layout]) -> Iterator[_Try]:
+        """All candidates with these layouts, which have the same arrangement of ranks."""
+        settings: dict[tuple[int, ...], list[TrainingConfig]] = {}
+        for layout in layouts:
+            micro_batches = _micro_batches(self.run, layout)
+            if micro_batches not in settings:
+                settings[micro_batches] = list(trainings(self.run, self.hardware, micro_batches))
+            for training in settings[micro_batches]:
+                yield _Try(self._bound(layout, training), next(self._numbers), False, layout, training)
+
+    def run_through(self, tries: list[_Try]) -> None:
+        """Forecast candidates in the order of their bounds, until the least bound exceeds the limit.
+
+        The first bound of a candidate needs only the time of a micro-batch in the whole model. A candidate that comes
+        first gets a second, higher bound, from the times of its ranks. When it comes first again, it is forecast.
+        """
+        heapify(tries)
+        while tries and tries[0].bound <= self.limit:
+            entry = heappop(tries)
+            candidate = candidate_of(self.run, entry.layout, entry.training)
+            if self._is_known_misfit(candidate):
+                continue
+            if not entry.is_second:
+                bound = shortest_step(candidate, self.hardware, speed=self.speed)
+                heappush(tries, entry._replace(bound=max(bound, entry.bound), is_second=True))
+                continue
+            found = self._forecast(candidate)
+            if isinstance(found, Plan):
+                self.plans.append(found)
+                insort(self.times, found.time.total)
+            else:
+                self._misfits[_recomputation(candidate)] = candidate.micro_batch_size
+
+    def _is_known_misfit(self, candidate: Candidate) -> bool:
+        """Whether a smaller micro-batch with the same layout and recomputation does not fit."""
+        smallest = self._misfits.get(_recomputation(candidate))
+        return smallest is not None and candidate.micro_batch_size >= smallest
+
+    def _bound(self, layout: Layout, training: TrainingConfig) -> float:
+        """Lower bound of the seconds of a step. The module's docstring derives it."""
+        seconds, P = self._micro_batch_seconds(layout, training), layout.pipeline
+        m = training.batch_size // (layout.data * training.micro_batch_size)
+        share = _LEAST_FORWARD if separates_weights(layout) else 1 / layout.stages_per_rank
+        return share * seconds / (1 - (1 - share / m) ** P) + self._around(layout)
+
+    def _around(self, layout: Layout) -> float:
+        """Seconds at the end of a step, after all passes, at the least: with the longest passes to overlap with, and
+        one stage per rank.
+        """
+        plain = replace(layout, stages_per_rank=1)
+        if plain not in self._ends:
+            micro_batches = _micro_batches(self.run, plain)
+            *_, training = trainings(self.run, self.hardware, micro_batches[-1:])
+            self._ends[plain] = time_around_passes(
+                candidate_of(self.run, plain, training), self.hardware, speed=self.speed
+            )
+        return self._ends[plain]
+
+    def _micro_batch_seconds(self, layout: Layout, training: TrainingConfig) -> float:
+        """Seconds of a micro-batch in the whole model on the tensor ranks of a layout."""
+        compile_ = Compile.OFF if separates_weights(layout) else training.compile
+        key = (
+            layout.tensor, layout.sequence_parallel, compile_,
+            training.recompute, training.recompute_every, training.micro_batch_size,
+        )  # fmt: skip
+        if key not in self._seconds:
+            data = layout.data * layout.pipeline
+            whole = replace(
+                layout, data=data, pipeline=1, stages_per_rank=1, schedule=PipelineSchedule.ONE_FORWARD_ONE_BACKWARD,
+                sharding=ZeroStage.ZERO2,
+            )  # fmt: skip
+            once = replace(
+                training,
+                compile=compile_,
+                initial_batch_size=0,
+                ramp_steps=0,
+                batch_size=data * training.micro_batch_size,
+            )
+            self._seconds[key] = time_of_micro_batch(
+                candidate_of(self.run, whole, once), self.hardware, speed=self.speed
+            )
+        return self._seconds[key]
+
+    def _forecast(self, candidate: Candidate, *, with_time: bool = True) -> Plan | Rejected | None:
+        """Forecast a candidate. Return None for a candidate that fits if its time is not wanted."""
+        hardware = self.hardware
+        rank, memory = fullest_rank(candidate, device=hardware.device, capability=hardware.capability)
+        candidate = Candidate.at(candidate, rank)
+        if reason := reason_against_memory(candidate, memory, hardware):
+            return Rejected(candidate=candidate, reason=reason, needed=memory.total)
+        if not with_time:
+            return None
+        time = step_time(candidate, hardware, speed=self.speed)
+        return Plan(candidate=candidate, memory=memory, time=time, peak=self.speed.stated_peak)
+
+
+def _layouts(run: RunConfig, hardware: Hardware, plain: Layout) -> Iterator[Layout]:
+    """Layouts with the arrangement of `plain`, and with each combination of options and schedules that is tried."""
+    layers = run.model.num_layers
+    for layout in layouts_of(run, hardware, plain):
+        if layout.sharding is ZeroStage.ZERO3 or layout.shard_group or reason_against_asked_compiling(run, layout):
+            continue
+        yield layout
+        if not reason_against_several_stages(run, plain):
+            numbers = divisors(layers // plain.pipeline)[1:]
+            for number in dict.fromkeys((numbers[0], numbers[-1])):
+                yield replace(layout, stages_per_rank=number)
+        if run.training.compile is not Compile.ON:
+            yield replace(layout, schedule=PipelineSchedule.ZERO_BUBBLE)
+
+
+def _micro_batches(run: RunConfig, layout: Layout) -> tuple[int, ...]:
+    """Micro-batch sizes that are tried with this layout."""
+    each = run.training.smallest_batch[1] // layout.data
+    sizes = (micro for micro in divisors(each) if each // micro >= layout.pipeline)
+    return tuple(micro for micro in sizes if layout.stages_per_rank == 1 or each // micro % layout.pipeline == 0)
+
+
+def _recomputation(candidate: Candidate) -> tuple[Layout, Recompute, int]:
+    return candidate.layout, candidate.training.recompute, candidate.training.recompute_every

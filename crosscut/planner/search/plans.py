@@ -1,0 +1,128 @@
+"""Results of a search over layouts: the layouts that fit, with their forecasts, and the others, with the reasons."""
+
+from dataclasses import dataclass, replace
+
+from crosscut.config import RunConfig
+from crosscut.planner.candidate import Candidate
+from crosscut.planner.hardware import Hardware
+from crosscut.planner.memory import MemoryForecast
+from crosscut.planner.search.proposals import kept_offload
+from crosscut.planner.search.reasons import memory_of_rank
+from crosscut.planner.time import StepTime, model_flops_per_second
+
+NEAR_LIMIT = 0.9
+"""Share of a rank's memory above which a layout has little margin for an error of the forecast."""
+
+MOST_PIPELINES = 8
+"""Number of the fastest layouts among which `Plans` lists layouts with a pipeline."""
+
+_DAY = 86_400
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A layout that fits into memory, with its forecast."""
+
+    candidate: Candidate
+    """Settings of the layout. In a pipeline, `pipeline_rank` is the rank whose memory peaks highest."""
+    memory: MemoryForecast
+    """Memory of one rank; in a pipeline, of the rank whose memory peaks highest."""
+    time: StepTime
+    peak: float
+    """FLOP/s of one device in the run's precision, as the maker states it."""
+
+    @property
+    def flops_per_second(self) -> float:
+        """Model FLOP/s of one device."""
+        return model_flops_per_second(self.candidate, self.time.total)
+
+    @property
+    def utilisation(self) -> float:
+        """Model FLOP/s of one device as a share of the stated peak."""
+        return self.flops_per_second / self.peak
+
+    @property
+    def tokens_per_day(self) -> float:
+        """Tokens that all devices together train on in a day."""
+        training = self.candidate.training
+        return training.batch_size * training.sequence_length / self.time.total * _DAY
+
+    def run(self, asked: RunConfig) -> RunConfig:
+        """Return a copy of the run settings `asked` with the layout and the training settings of this plan."""
+        mine = self.candidate.training
+        training = replace(mine, device=asked.training.device, offload=kept_offload(asked.training, mine.recompute))
+        return replace(asked, layout=self.candidate.layout, training=training)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejected:
+    """A layout that is impossible or does not fit into memory."""
+
+    candidate: Candidate
+    reason: str
+    """Reason for the user: a sentence without the full stop."""
+    needed: int = 0
+    """Bytes that one rank needs; 0 if memory is not the reason for the rejection."""
+
+    @property
+    def label(self) -> str:
+        """Name of the layout: its axes, stages and sharding, without recomputation and micro-batch size."""
+        layout = self.candidate.layout
+        several = f", {layout.stages_per_rank} stages per rank" if layout.stages_per_rank > 1 else ""
+        shared = "" if layout.sharding == "none" else f", {layout.sharding}"
+        if self.needed and layout.data > 1 and not shared:
+            shared = ", not sharded"
+        return f"{layout.arrangement}{several}{shared}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plans:
+    """Result of a search: the plans that fit and the layouts rejected."""
+
+    asked: RunConfig
+    hardware: Hardware
+    num_ranks: int
+    fitting: tuple[Plan, ...]
+    """Layouts that fit into memory, the fastest first. All layouts without a pipeline are listed. Layouts with a
+    pipeline are listed if they are among the `MOST_PIPELINES` fastest of all layouts."""
+    rejected: tuple[Rejected, ...]
+    """Layouts that are impossible or do not fit into memory. For layouts with a pipeline, there is one entry for each
+    arrangement of ranks for which no layout is possible or fits, and one for each arrangement whose ranks cannot have
+    several stages each."""
+
+    def is_near_limit(self, plan: Plan) -> bool:
+        """Whether the plan needs more than `NEAR_LIMIT` of a rank's memory."""
+        return plan.memory.total > NEAR_LIMIT * memory_of_rank(self.hardware, self.num_ranks)
+
+    @property
+    def leanest(self) -> list[Rejected]:
+        """Rejected layouts that come closest to fitting into memory.
+
+        There is one entry for each combination of tensor size, pipeline size, stages per rank and sharding for which no
+        layout fits: the layout that needs the fewest bytes per rank. The entries are sorted by these bytes, the
+        smallest first, and layouts without a pipeline before the others. Layouts that were rejected for another reason
+        than memory come last. A layout with a pipeline is left out if another entry has the same reason.
+        """
+        fits = {_kind(plan.candidate) for plan in self.fitting}
+        nearest: dict[tuple[object, ...], Rejected] = {}
+        for rejected in self.rejected:
+            kind = _kind(rejected.candidate)
+            if kind not in fits and (kind not in nearest or rejected.needed < nearest[kind].needed):
+                nearest[kind] = rejected
+        found = sorted(nearest.values(), key=_nearness)
+        first = {rejected.reason: rejected for rejected in reversed(found)}
+        return [
+            rejected
+            for rejected in found
+            if rejected.candidate.layout.pipeline == 1 or first[rejected.reason] is rejected
+        ]
+
+
+def _kind(candidate: Candidate) -> tuple[object, ...]:
+    layout = candidate.layout
+    return layout.tensor, layout.pipeline, layout.stages_per_rank, layout.sharding
+
+
+def _nearness(rejected: Rejected) -> tuple[bool, bool, int]:
+    """Order of rejected layouts, the closest to fitting first."""
+    return not rejected.needed, rejected.candidate.layout.pipeline > 1, rejected.needed

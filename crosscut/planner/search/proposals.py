@@ -1,0 +1,91 @@
+"""Layouts and training settings that a search tries."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from crosscut.config import Layout, RunConfig, TrainingConfig, ZeroStage
+from crosscut.config.axes import arrangements
+from crosscut.config.checks import divisors
+from crosscut.config.training import Device, Offload, Recompute
+from crosscut.planner.candidate import Candidate
+from crosscut.planner.hardware import Hardware
+from crosscut.planner.search.reasons import reason_against_asked_compiling
+
+CHOSEN = frozenset({
+    "layout.tensor", "layout.data", "layout.pipeline", "layout.schedule", "layout.stages_per_rank", "layout.stages",
+    "layout.sequence_parallel", "layout.sharding", "layout.shard_group",
+    "training.micro_batch_size", "training.recompute", "training.recompute_every",
+})  # fmt: skip
+"""Settings that the search chooses. The search ignores their values in the run, except that the run's layout gives the
+default number of devices."""
+
+
+def candidates(run: RunConfig, hardware: Hardware, layouts: list[Layout]) -> Iterator[Candidate]:
+    """Candidates with each of these layouts, which have the same data axis, and with each training setting."""
+    settings = list(trainings(run, hardware, divisors(run.training.smallest_batch[1] // layouts[0].data)))
+    for layout in layouts:
+        if not reason_against_asked_compiling(run, layout):
+            yield from (candidate_of(run, layout, training) for training in settings)
+
+
+def candidate_of(run: RunConfig, layout: Layout, training: TrainingConfig | None = None) -> Candidate:
+    """Candidate with this layout, and with the model and the optimizer of the run."""
+    return Candidate(run.model, layout, training or run.training, run.optimizer, run.mask_fraction)
+
+
+def trainings(run: RunConfig, hardware: Hardware, micro_batches: Iterable[int]) -> Iterator[TrainingConfig]:
+    """Training settings of the run with each kind of recomputation and each of these micro-batch sizes."""
+    sizes = list(micro_batches)
+    for recompute, every in _recomputations(run, hardware):
+        for micro in sizes:
+            yield replace(
+                run.training,
+                micro_batch_size=micro,
+                recompute=Recompute(recompute),
+                recompute_every=every,
+                device=Device(hardware.device),
+                offload=kept_offload(run.training, recompute),
+            )
+
+
+def _recomputations(run: RunConfig, hardware: Hardware) -> list[tuple[str, int]]:
+    """Pairs of `training.recompute` and `training.recompute_every` that the search tries.
+
+    Recomputing the attention core ("selective") saves memory only on CPUs, where a kernel may keep the scores. The
+    search leaves "selective" out if layers must be compiled and the model has dropout.
+    """
+    keeps_scores = hardware.device == "cpu" and not (run.training.compile == "on" and run.model.dropout)
+    core = [("selective", 1)] if keeps_scores else []
+    return [("none", 1), *core, ("operators", 1), ("full", 2), ("full", 1)]
+
+
+def plain_layouts(run: RunConfig, num_ranks: int) -> Iterator[Layout]:
+    """Layouts of all arrangements along the axes, without options. The smallest tensor axis comes first, then the
+    smallest data axis. All layouts have the run's number of context ranks.
+    """
+    context: dict[str, Any] = {"context": run.layout.context, "context_attention": run.layout.context_attention}
+    values: Iterator[dict[str, Any]] = arrangements(num_ranks // run.layout.context)
+    return (Layout(**sizes, **context) for sizes in values)
+
+
+def layouts_of(run: RunConfig, hardware: Hardware, plain: Layout) -> Iterator[Layout]:
+    """Layouts with the arrangement of `plain` and with each combination of options that the search compares."""
+    tensor, data = plain.tensor, plain.data
+    pieces = 2 * plain.context if plain.context > 1 else 1
+    can_split = tensor > 1 and run.training.sequence_length % (pieces * tensor) == 0
+    in_node = max(1, hardware.ranks_per_node // plain.stride_of("data"))
+    groups = [0, in_node] if 1 < in_node < data and data % in_node == 0 and plain.context == 1 else [0]
+    for split in (False, True) if can_split else (False,):
+        symmetric = split and run.layout.symmetric_memory and tensor <= hardware.ranks_per_node
+        whole = replace(plain, sequence_parallel=split, symmetric_memory=symmetric)
+        yield whole
+        for sharding in (ZeroStage.ZERO2, ZeroStage.ZERO3) if data * plain.context > 1 else ():
+            yield from (replace(whole, sharding=sharding, shard_group=group) for group in groups)
+
+
+def kept_offload(training: TrainingConfig, recompute: str) -> tuple[Offload, ...]:
+    """Parts of `training.offload` that work with this kind of recomputation. Activations are offloaded only with
+    "full".
+    """
+    return tuple(item for item in training.offload if item != "activations" or recompute == "full")

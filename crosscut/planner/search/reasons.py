@@ -1,0 +1,105 @@
+"""Reasons why a layout is impossible or does not fit, as clauses for the user: sentences without the full stop."""
+
+from functools import lru_cache
+
+from crosscut.config import Layout, LayoutError, ModelConfig, RunConfig
+from crosscut.config.layouts.context import heads_of_rank
+from crosscut.config.model import require_tensor_axis
+from crosscut.config.run import reason_against_compiling
+from crosscut.planner.candidate import Candidate
+from crosscut.planner.hardware import Hardware
+from crosscut.planner.memory import MemoryForecast
+
+
+def reason_against_arrangement(run: RunConfig, layout: Layout) -> str:
+    """Reason why the model or the batch rules out this arrangement of ranks, independent of memory. Empty if the
+    arrangement is possible.
+    """
+    _, batch = run.training.smallest_batch
+    if reason := reason_against_tensor(run.model, layout.tensor) or _reason_against_context(run, layout):
+        return reason
+    if batch % layout.data:
+        return f"a batch of {batch} sequences cannot be divided evenly over {layout.data} data ranks"
+    if layout.pipeline > run.model.num_layers:
+        return f"{run.model.num_layers} layers cannot be cut into {layout.pipeline} pipeline stages"
+    if batch // layout.data < layout.pipeline:
+        return (
+            f"a data rank's share of the batch ({batch // layout.data} sequences) makes fewer micro-batches than "
+            f"{layout.pipeline} pipeline stages"
+        )
+    return ""
+
+
+def reason_against_several_stages(run: RunConfig, layout: Layout) -> str:
+    """Reason why no rank of a pipeline can have several stages, as a clause. Empty if the ranks can."""
+    layers, each = run.model.num_layers, run.training.smallest_batch[1] // layout.data
+    if layers % layout.pipeline or layers == layout.pipeline:
+        return f"{layers} layers cannot be divided evenly over {layout.pipeline} ranks with several stages each"
+    if each % layout.pipeline:
+        return (
+            f"with several stages per rank, the micro-batches of a data rank ({each} sequences) must be a multiple of "
+            f"{layout.pipeline} pipeline ranks"
+        )
+    return ""
+
+
+@lru_cache
+def reason_against_tensor(model: ModelConfig, tensor: int) -> str:
+    """Reason why the model cannot be cut over `tensor` ranks, as a clause. Empty if the model can be cut."""
+    try:
+        require_tensor_axis(model, tensor)
+    except LayoutError:
+        if model.num_heads % tensor:
+            return f"{model.num_heads} attention heads cannot be divided evenly over {tensor} tensor ranks"
+        if model.mlp_size % tensor:
+            return f"the MLP's width of {model.mlp_size} cannot be divided evenly over {tensor} tensor ranks"
+        return f"{model.num_kv_heads} key-value heads cannot be divided or shared evenly by {tensor} tensor ranks"
+    return ""
+
+
+def _reason_against_context(run: RunConfig, layout: Layout) -> str:
+    """Reason why context ranks cannot share the sequences, as a clause. Empty if they can."""
+    heads, _ = heads_of_rank(run.model, layout)
+    if layout.context_attention == "all_to_all" and heads % layout.context:
+        return f"{heads} heads of a tensor rank cannot be exchanged evenly among {layout.context} context ranks"
+    return ""
+
+
+def memory_of_rank(hardware: Hardware, num_ranks: int) -> int:
+    """Bytes of memory available to one rank. The ranks on a CPU divide the memory of the CPU evenly."""
+    return hardware.memory // num_ranks if hardware.device == "cpu" else hardware.memory
+
+
+def reason_against_memory(candidate: Candidate, memory: MemoryForecast, hardware: Hardware) -> str:
+    """Reason why a candidate does not fit into the memory of a rank. Empty if the candidate fits.
+
+    The reason names the weights and the optimizer if their bytes alone exceed the memory. If only the bytes of weights,
+    optimizer and gradients together exceed the memory, the reason names all three. Otherwise, the reason names the
+    activations and buffers of a micro-batch.
+    """
+    num_ranks = candidate.layout.world_size
+    limit = memory_of_rank(hardware, num_ranks)
+    who = f"each of {num_ranks} ranks has" if hardware.device == "cpu" else "the GPU has"
+    if memory.total <= limit:
+        return ""
+    weights = memory.weights + memory.master_weights + memory.optimizer
+    if weights > limit:
+        return f"weights and optimizer need {_gigabytes(weights)} GB per rank; {who} {_gigabytes(limit)} GB"
+    if weights + memory.gradients > limit:
+        with_gradients = _gigabytes(weights + memory.gradients)
+        return f"weights, optimizer and gradients need {with_gradients} GB per rank; {who} {_gigabytes(limit)} GB"
+    rest = memory.total - weights - memory.gradients
+    return (
+        f"activations and buffers of a micro-batch of {candidate.micro_batch_size} need {_gigabytes(rest)} GB per rank "
+        f"besides {_gigabytes(weights + memory.gradients)} GB of state; {who} {_gigabytes(limit)} GB"
+    )
+
+
+def _gigabytes(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.0f}" if num_bytes >= 10e9 else f"{num_bytes / 1e9:.1f}"
+
+
+def reason_against_asked_compiling(run: RunConfig, layout: Layout) -> str:
+    """Reason why the layers cannot be compiled although `training.compile` is "on", as a clause. Empty otherwise."""
+    reason = reason_against_compiling(run.model, layout) if run.training.compile == "on" else ""
+    return f'`training.compile` is "on", but {reason}' if reason else ""

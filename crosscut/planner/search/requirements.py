@@ -1,0 +1,106 @@
+"""Requirements on a run and on the devices, which a search checks before it tries layouts."""
+
+from collections.abc import Sequence
+from math import gcd
+
+from crosscut.config import ConfigError, Layout, LayoutError, ModelConfig, RunConfig
+from crosscut.config.checks import divisors, listed
+from crosscut.planner.hardware import Hardware
+from crosscut.planner.search.reasons import reason_against_arrangement, reason_against_tensor
+
+_MOST_RANKS = 100_000_000
+"""Upper limit of `--gpus`, a hundred times the size of the largest machines."""
+
+
+def require_ranks(hardware: Hardware, num_ranks: int) -> None:
+    """Raise `ConfigError` if the number of devices is out of range, or above the size of a node without a network."""
+    if num_ranks < 1:
+        raise ConfigError(f"`--gpus` must be at least 1, but is {num_ranks}. Set it to the number of devices.")
+    if num_ranks > _MOST_RANKS:
+        raise ConfigError(f"`--gpus` must be at most {_MOST_RANKS:,}, but is {num_ranks:,}. Use fewer devices.")
+    if hardware.network is None and num_ranks > hardware.ranks_per_node:
+        raise ConfigError(
+            f"`--gpus` must be at most {hardware.ranks_per_node} for {hardware.name}, but is {num_ranks}. The device "
+            f"file has no section [network], so it describes one node of {hardware.ranks_per_node} ranks. Use fewer "
+            "devices, or add a section [network] to your own device file."
+        )
+
+
+def require_context_divides(run: RunConfig, num_ranks: int) -> None:
+    """Raise `LayoutError` unless the run's number of context ranks divides the number of devices."""
+    context = run.layout.context
+    if num_ranks % context:
+        raise LayoutError(
+            f"`--gpus` must be a multiple of `layout.context` ({context}), but is {num_ranks}. "
+            f"Try {num_ranks // context * context + context}, or change `layout.context`."
+        )
+
+
+def nothing_cuts(model: ModelConfig, hardware: Hardware, num_ranks: int) -> str:
+    """Error message if no layout fits. It names the setting that keeps the model from using several tensor ranks."""
+    heads, gpus = f"`model.num_heads` ({model.num_heads})", f"`--gpus` ({num_ranks})"
+    by_heads = [d for d in divisors(gcd(model.num_heads, num_ranks)) if d > 1]
+    by_width = [d for d in by_heads if model.mlp_size % d == 0]
+    if not by_heads:
+        name, value, what = "num_heads", model.num_heads, f"have a divisor in common with {gpus}"
+    elif not by_width:
+        name, value, what = "mlp_size", model.mlp_size, f"have a divisor in common with {gpus} and {heads}"
+    else:
+        name, value = "num_kv_heads", model.num_kv_heads
+        what = f"divide or be a multiple of a tensor size that {gpus} and {heads} allow ({listed(by_width)})"
+    possible = [
+        d
+        for d in divisors(model.num_heads)
+        if d > 1 and not reason_against_tensor(model, d) and (hardware.network or d <= hardware.ranks_per_node)
+    ]
+    advice = f"{listed(possible)} GPUs" if possible else "another value, or a GPU with more memory"
+    return f"`model.{name}` must {what} if the model does not fit on one GPU, but is {value}. Try {advice}."
+
+
+def require_precision(run: RunConfig, hardware: Hardware) -> None:
+    """Raise `ConfigError` unless the device file states FLOP/s for the run's precision."""
+    precision = run.training.precision
+    if precision not in hardware.flops:
+        has = listed(f'"{name}"' for name in hardware.flops if name != "tf32")
+        raise ConfigError(
+            f"`training.precision` must be a precision of {hardware.name}, but is {precision!r}. Choose {has}."
+        )
+
+
+def require_device(run: RunConfig, hardware: Hardware) -> None:
+    """Raise `ConfigError` if `training.device` and `hardware` are different kinds of device (CPU and GPU)."""
+    if run.training.device not in ("auto", hardware.device):
+        raise ConfigError(
+            f'`training.device` must be "auto" or "{hardware.device}" on {hardware.name}, but is '
+            f'"{run.training.device}". Set training.device=auto.'
+        )
+
+
+def require_symmetric_memory(run: RunConfig, hardware: Hardware) -> None:
+    """Raise `LayoutError` if the run sets `layout.symmetric_memory` on a CPU."""
+    if run.layout.symmetric_memory and hardware.device == "cpu":
+        raise LayoutError(
+            f"`layout.symmetric_memory` must be false for {hardware.name}, but is true. Symmetric memory needs GPUs: "
+            "remove the setting."
+        )
+
+
+def require_batch(run: RunConfig, layouts: Sequence[Layout], most_tensor: int) -> None:
+    """Raise `LayoutError` if no layout can divide the batch. `layouts` are the layouts of all arrangements of the ranks
+    along the axes, and `most_tensor` is the largest possible number of tensor ranks.
+    """
+    num_ranks = layouts[0].world_size // run.layout.context
+    (name, batch), least_data = run.training.smallest_batch, num_ranks // most_tensor
+    if batch < least_data:
+        raise LayoutError(
+            f"`{name}` must be at least {least_data}, but is {batch}. A step needs a sequence for each data rank and "
+            f"each of its stages, and {num_ranks} GPUs with at most {most_tensor} tensor ranks make at least "
+            f"{least_data} of them. Raise the batch size, or use at most {batch * most_tensor} GPUs."
+        )
+    divides = (layout for layout in layouts if batch % layout.data == 0)
+    if all(reason_against_arrangement(run, layout) for layout in divides):
+        raise LayoutError(
+            f"`{name}` must be divisible by the number of data ranks, but is {batch}. No possible layout "
+            f"of {num_ranks} GPUs has a number of data ranks that divides {batch}. Try "
+            f"{-(-batch // least_data) * least_data}."
+        )

@@ -1,0 +1,156 @@
+"""Layouts with a pipeline in a search."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from crosscut.config import Layout, RunConfig, load_run
+from crosscut.config.checks import divisors
+from crosscut.config.layout import PipelineSchedule
+from crosscut.config.training import Recompute
+from crosscut.planner.candidate import Candidate
+from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware
+from crosscut.planner.memory import forecast_memory
+from crosscut.planner.products import Speed
+from crosscut.planner.search import MOST_PIPELINES, Plans, search_layouts
+from crosscut.planner.time import shortest_step, step_time
+
+H100, LAPTOP = KNOWN_HARDWARE["h100-sxm"], KNOWN_HARDWARE["laptop"]
+ZERO = PipelineSchedule.ZERO_BUBBLE
+
+
+def slow_links(memory: float = 80e9) -> Hardware:
+    """Devices with little memory, and with links of 1 GB/s."""
+    node = replace(H100.node, bandwidth=1e9)
+    return replace(H100, memory=int(memory), node=node, network=node, ranks_per_node=4)
+
+
+def run_of(*overrides: str, batch: int = 16, **model: object) -> RunConfig:
+    size = {"num_layers": 8, "hidden_size": 1024, "num_heads": 4, "vocab_size": 32_000, "dropout": 0.0, **model}
+    training = {"batch_size": batch, "sequence_length": 512, "precision": "bfloat16"}
+    return load_run({"model": size, "training": training}, overrides)
+
+
+def with_pipeline(plans: Plans) -> list[Candidate]:
+    return [plan.candidate for plan in plans.fitting if plan.candidate.layout.pipeline > 1]
+
+
+def all_candidates(plans: Plans, num_ranks: int) -> Iterator[Candidate]:
+    """Every candidate with a pipeline that the search describes, in no particular order."""
+    run = plans.asked
+    layers, batch = run.model.num_layers, run.training.batch_size
+    for tensor, data in product(divisors(num_ranks), divisors(num_ranks)):
+        if num_ranks % (tensor * data) or not 1 < (pipeline := num_ranks // tensor // data) <= layers or tensor > 4:
+            continue
+        several = divisors(layers // pipeline)[1:] if layers % pipeline == 0 else []
+        stages = [(1, "1f1b"), (1, "zero_bubble"), *((number, "1f1b") for number in {*several[:1], *several[-1:]})]
+        options = product(stages, (False, True)[: min(tensor, 2)], ("none", "zero2")[: min(data, 2)])
+        for (number, schedule), split, sharding in options:
+            layout = Layout(
+                tensor=tensor, data=data, pipeline=pipeline, stages_per_rank=number,
+                schedule=PipelineSchedule(schedule), sequence_parallel=split, sharding=sharding,  # type: ignore[arg-type]
+            )  # fmt: skip
+            modes = (("none", 1), ("operators", 1), ("full", 2), ("full", 1))
+            for (mode, every), micro in product(modes, divisors(batch // data)):
+                m = batch // data // micro
+                if m >= pipeline and (number == 1 or m % pipeline == 0):
+                    training = replace(
+                        run.training, micro_batch_size=micro, recompute=Recompute(mode), recompute_every=every,
+                        device="cuda",  # type: ignore[arg-type]
+                    )  # fmt: skip
+                    yield Candidate(run.model, layout, training, run.optimizer)
+
+
+@pytest.mark.parametrize(
+    ("run", "hardware", "num_ranks"),
+    [
+        (run_of(), slow_links(), 4),
+        (run_of(), slow_links(0.7e9), 8),
+        (run_of(num_layers=6, vocab_size=1000, batch=12), H100, 6),
+        (run_of(num_layers=7, mlp_pattern=["gelu", "swiglu"]), slow_links(), 4),
+    ],
+    ids=["slow links", "little memory", "fast links", "layers of two kinds"],
+)
+def test_the_pipelines_are_the_fastest_of_all_that_fit(run: RunConfig, hardware: Hardware, num_ranks: int) -> None:
+    plans = search_layouts(run, hardware, num_ranks)
+    times, tried = {}, list(all_candidates(plans, num_ranks))
+    speed = Speed(hardware, plans.asked.training.precision, ranks=num_ranks)
+    for candidate in tried:
+        ranks = range(candidate.layout.pipeline)
+        if max(forecast_memory(Candidate.at(candidate, rank)).total for rank in ranks) <= hardware.memory:
+            times[candidate] = step_time(candidate, hardware, speed=speed).total
+            assert shortest_step(candidate, hardware, speed=speed) <= times[candidate] * (1 + 1e-9)
+    others = [plan.time.total for plan in plans.fitting if plan.candidate.layout.pipeline == 1]
+    limit = sorted([*others, *times.values()])[MOST_PIPELINES - 1]
+    expected = {candidate for candidate, seconds in times.items() if seconds <= limit}
+    assert len(tried) > 100
+    assert {Candidate.at(found, 0) for found in with_pipeline(plans)} == expected
+
+
+def test_over_slow_links_a_large_model_gets_a_pipeline() -> None:
+    """44 billion parameters, whose tensor ranks fill a node, on nodes with slow network adapters."""
+    model = {"num_layers": 24, "hidden_size": 12_288, "num_heads": 16, "vocab_size": 51_200}
+    run = load_run({"model": model, "training": {"batch_size": 32, "sequence_length": 1024, "precision": "bfloat16"}})
+    assert H100.network is not None
+    plans = search_layouts(run, replace(H100, network=replace(H100.network, bandwidth=5e9)), 16)
+    best = plans.fitting[0]
+    assert best.candidate.layout.pipeline > 1
+    others = [plan.time.total for plan in plans.fitting if plan.candidate.layout.pipeline == 1]
+    assert best.time.total < min(others, default=float("inf"))
+    assert best.time.bubble_share > 0
+    for plan in plans.fitting[:MOST_PIPELINES]:
+        written = plan.run(plans.asked)
+        assert written.layout == plan.candidate.layout
+        assert step_time(written, plans.hardware).total == pytest.approx(plan.time.total, rel=1e-3)
+
+
+@pytest.mark.parametrize(("preset", "hardware", "num_ranks"), [("gpt2-small", LAPTOP, 2), ("llama3-8b", H100, 8)])
+def test_where_data_ranks_are_faster_a_pipeline_is_not_first(preset: str, hardware: Hardware, num_ranks: int) -> None:
+    training = {"batch_size": 64 if hardware is H100 else 8}
+    best = search_layouts(load_run({"model": {"preset": preset}, "training": training}), hardware, num_ranks).fitting[0]
+    assert best.candidate.layout.pipeline == 1
+
+
+def test_pipelines_that_are_not_possible_have_a_reason() -> None:
+    plans = search_layouts(run_of(num_layers=6, batch=20), H100, 8)
+    reasons = {entry.label: entry.reason for entry in plans.rejected if entry.candidate.layout.pipeline > 1}
+    assert reasons["tensor 1 x data 1 x pipeline 8"] == "6 layers cannot be cut into 8 pipeline stages"
+    assert reasons["tensor 1 x data 2 x pipeline 4, 2 stages per rank"] == (
+        "6 layers cannot be divided evenly over 4 ranks with several stages each"
+    )
+    few = search_layouts(run_of(batch=4), H100, 8)
+    reasons = {entry.label: entry.reason for entry in few.rejected if entry.candidate.layout.pipeline > 1}
+    assert reasons["tensor 1 x data 2 x pipeline 4"] == (
+        "a data rank's share of the batch (2 sequences) makes fewer micro-batches than 4 pipeline stages"
+    )
+    odd = search_layouts(run_of(batch=6), H100, 4)
+    reasons = {entry.label: entry.reason for entry in odd.rejected if entry.candidate.layout.pipeline > 1}
+    assert reasons["tensor 1 x data 1 x pipeline 4, 2 stages per rank"] == (
+        "with several stages per rank, the micro-batches of a data rank (6 sequences) must be a multiple of 4 pipeline "
+        "ranks"
+    )
+
+
+def test_an_arrangement_that_does_not_fit_is_rejected_once() -> None:
+    plans = search_layouts(run_of(hidden_size=4096), replace(H100, memory=int(5e9)), 4)
+    entries = [entry for entry in plans.rejected if entry.candidate.layout.pipeline > 1 and entry.needed]
+    arranged = [entry.candidate.layout.arrangement for entry in entries]
+    assert len(arranged) == len(set(arranged)) > 0
+    assert all(entry.needed > 5e9 for entry in entries)
+    kept = {candidate.layout.arrangement for candidate in with_pipeline(plans)}
+    assert not kept & set(arranged)
+
+
+def test_the_zero_bubble_schedule_needs_layers_that_need_not_be_compiled() -> None:
+    plans = search_layouts(run_of("training.compile=off"), slow_links(), 4)
+    assert any(candidate.layout.schedule is ZERO for candidate in with_pipeline(plans))
+    compiled = search_layouts(run_of("training.compile=on"), slow_links(), 4)
+    assert with_pipeline(compiled)
+    assert not any(candidate.layout.schedule is ZERO for candidate in with_pipeline(compiled))
+
+
+def test_a_batch_that_no_data_axis_divides_may_have_a_pipeline() -> None:
+    plans = search_layouts(run_of(num_heads=1, hidden_size=256, batch=15), H100, 10)
+    assert {plan.candidate.layout.data for plan in plans.fitting} == {5}
