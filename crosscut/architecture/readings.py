@@ -41,7 +41,7 @@ class Kept:
     """Values inside the mixer's parallel region, such as queries, keys, values and the result of attention."""
 
     core: int = 0
-    """Values that only the attention kernel needs: a number for each query and head, or the scores."""
+    """Values that only the attention kernel needs: the log-sum-exp of each query and head, or the scores."""
 
     feed_forward: int = 0
     """Values inside the parallel region of the feed-forward part, before and after its activation."""

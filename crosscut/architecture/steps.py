@@ -126,7 +126,8 @@ class Passes:
     forward: float = 0.0
     backward: float = 0.0
     gelu: int = 0
-    """Number of elements to which the step applies GeLU. GeLU's arithmetic takes time in addition to its bytes."""
+    """Number of elements to which the step applies GeLU. GeLU's arithmetic takes time in addition to the time for
+    reading and writing the elements."""
 
 
 class Product(NamedTuple):
@@ -276,8 +277,8 @@ class Leave(Step):
     def passes(self, target: Target) -> Passes:
         """Bytes that the addition of the bias reads and writes; 0 without a bias.
 
-        The forward pass reads and writes the residual stream. In a compiled layer, the addition is fused, so it moves
-        no bytes. The backward pass reads the gradient of the stream.
+        The forward pass reads and writes the residual stream. In a compiled layer, the addition is fused with another
+        operator, so it adds no bytes. The backward pass reads the gradient of the stream.
         """
         stream = self.gives[0].bytes(target) if self.parameters else 0
         has_gradient = not any(parameter.is_frozen for parameter in self.parameters)

@@ -32,7 +32,7 @@ def measure_for(run: RunConfig, mesh: ParallelMesh) -> Hardware:
 
 
 def _sizes(run: RunConfig) -> Sizes:
-    """Sizes of the products in the run's layers, and of their attention, as far as they are quick to measure."""
+    """Sizes of the products and of the attention in the run's layers, limited so that they are quick to measure."""
     target = target_of(run, device="cpu")
     products: list[Product] = [
         product

@@ -125,8 +125,8 @@ def num_pieces(sequences: int, elements: int) -> int:
     to send is large enough. If not, the product stays whole.
 
     Each piece consists of whole sequences. If each piece were half of every sequence, the gathered tokens of a piece
-    would be separate stretches of the sequence, one stretch per rank. The weight gradient would then need a copy of its
-    input, or one accumulation per stretch.
+    would be separate sections of the sequence, one section per rank. The weight gradient would then need a copy of its
+    input, or one accumulation per section.
     """
     return 2 if sequences % 2 == 0 and elements >= 2 * OVERLAPPED_ELEMENTS else 1
 

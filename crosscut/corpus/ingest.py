@@ -1,8 +1,8 @@
 """Ingest: read source files of all formats into parts (Arrow files of documents), and list all unreadable records.
 
 A task reads some consecutive files of one source, and holds one part in memory at a time. The task writes parts named
-`<task>-<number>.arrow`, and a file `<task>.rejects.jsonl` with the file, the place and the reason for each unreadable
-record.
+`<task>-<number>.arrow`, and a file `<task>.rejects.jsonl` with the file, the position and the reason for each
+unreadable record.
 """
 
 import json

@@ -192,9 +192,11 @@ class MixedSampler(Samples):
         return before
 
     def _slots_until(self, blocks: Ids) -> Ids:
-        """For each block and folder, the number of the block's samples in this folder or an earlier one, [blocks, F].
+        """For each block and folder, the number of the block's samples from this folder and all folders before it,
+        [blocks, F].
 
-        Slot i of a block belongs to the folder whose part of the interval from 0 to 1 holds (i + offset) / N.
+        Each folder has a part of the interval from 0 to 1, as long as its share. Slot i of a block belongs to the
+        folder whose part holds (i + offset) / N.
         """
         offsets = (blocks * _GOLDEN_RATIO) % 1.0
         slots: Ids = np.ceil(self._ends * BLOCK_SAMPLES - offsets[:, None]).clip(0, BLOCK_SAMPLES).astype(np.int64)

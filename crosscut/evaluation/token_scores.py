@@ -37,9 +37,9 @@ class TokenScores(NamedTuple):
 @torch.no_grad()
 def score_tokens(model: GPT, tokens: Tensor, targets: Tensor, mask: Tensor | None = None) -> TokenScores:
     """Score `targets` [B, S] given `tokens` [B, S]. The targets are the next tokens or, for a model that predicts
-    masked tokens, the original tokens at the masked places. The losses and hits have shape [B, S], and are the same on
-    all tensor ranks. `mask` [B, S] is false for padding. `mask` may be None if there is no padding, or if attention is
-    causal and the padding is at the end of each sequence.
+    masked tokens, the original tokens at the masked positions. The losses and hits have shape [B, S], and are the same
+    on all tensor ranks. `mask` [B, S] is false for padding. `mask` may be None if there is no padding, or if attention
+    is causal and the padding is at the end of each sequence.
 
     Logits are computed only for targets that are not ignored. The sequences may have any length. In a pipeline, the
     tokens pass through all stages, and all losses and hits are 0 on all stages except the last. Communication: the

@@ -20,8 +20,8 @@ def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
     """Divide `x` [..., H] by its root mean square and multiply by `weight` [H]: [..., H], computed in float32 or wider.
     A `weight` of None means ones.
 
-    The backward pass needs only `x`, `weight` and one number per token. PyTorch's own function consists of several
-    kernels on the CPU, and autograd would keep the intermediate results of these kernels.
+    The backward pass needs only `x`, `weight` and s of each token (see the module's docstring). PyTorch's own function
+    consists of several kernels on the CPU, and autograd would keep the intermediate results of these kernels.
     """
     y: Tensor = run(_RMSNorm, x, weight, epsilon, twin=_plain)
     return y

@@ -52,8 +52,8 @@ class Batch:
     tokens.
     """
     places: Tensor | None = None
-    """Places [S/C] of this rank's tokens in their sequences, if C context ranks share the sequences (`part_of_rank`).
-    None means that the sequences are whole.
+    """Indexes [S/C] of this rank's tokens in the whole sequences, if C context ranks share the sequences
+    (`part_of_rank`). None means that the sequences are whole.
     """
 
     @classmethod

@@ -34,7 +34,7 @@ class KeyValueCache:
         """Number of tokens that each row has read."""
         self._last_place = config.generation_length
         own_heads = max(config.num_kv_heads // mesh.tensor.size, 1)
-        # One place more than the capacity: padding that lies beyond the capacity is written there.
+        # One index more than the capacity: padding that lies beyond the capacity is written there.
         shape = (2, num_rows, own_heads, capacity + 1, config.head_size)
         self._layers = [torch.zeros(shape, dtype=dtype, device=mesh.device) for _ in range(config.num_layers)]
 
@@ -96,8 +96,8 @@ class KeyValueCache:
             self.lengths[row] += count
 
     def layer(self, index: int) -> Tensor:
-        """Return keys and values of one layer: [2, B, K/T, C + 1 or more, D]. The place with index C is only for
-        padding.
+        """Return keys and values of one layer: [2, B, K/T, C + 1 or more, D]. Index C of the fourth dimension is only
+        for padding.
         """
         return self._layers[index]
 

@@ -3,8 +3,8 @@
 Documents in a packed sequence do not see each other: no token attends to another document, and positions restart at
 each document.
 
-A packed sequence is a stretch of documents that are laid end to end, each followed by the end-of-text token. An
-end-of-text token is the last *target* of its document and the first token that is *read* of the next document:
+A packed sequence is a section of a list of documents, each followed by the end-of-text token. An end-of-text token is
+the last *target* of its document and the first token that is *read* of the next document:
 
     read       c  d  <|endoftext|>  e  f  <|endoftext|>  g
     target     d  <|endoftext|>  e  f  <|endoftext|>  g  h
@@ -60,8 +60,8 @@ class Context(NamedTuple):
     labels: Tensor | None = None
     """Labels of a model that solves a task (`Batch.labels`). None means that no labels are given."""
     places: Tensor | None = None
-    """Places of this rank's tokens in the sequences that several context ranks share (`Batch.places`). None means that
-    the sequences are whole."""
+    """Indexes of this rank's tokens in the whole sequences, if several context ranks share the sequences
+    (`Batch.places`). None means that the sequences are whole."""
 
     def padded(self, num_filled: int, like: Tensor) -> "Context":
         """Return the context of sequences to whose ends `num_filled` tokens of padding are added. `like` [B, S] are the
@@ -114,7 +114,7 @@ def attention_mask(
     """Make the attention mask. A token may see the tokens of its document that are not padding. `is_causal` restricts
     this to the token itself and earlier tokens. None if there are no documents and no padding to hide.
 
-    `queries` [Q] are the places of the queries in their sequences; None means that all tokens are queries.
+    `queries` [Q] are the indexes of the queries in their sequences; None means that all tokens are queries.
 
     The mask has the type `dtype`, which must be the type of the queries. With documents, its memory grows with S
     squared, but does not depend on the number of layers or heads. In a sequence without any real token, and for a query
@@ -162,7 +162,7 @@ def shared_mask(
 
 
 def _earlier(queries: Tensor, num_keys: int) -> Tensor:
-    """Whether each key is at the place of the query or earlier, [Q, S]."""
+    """Whether the index of each key in the sequence is at most the index of the query, [Q, S]."""
     return torch.arange(num_keys, device=queries.device) <= queries.unsqueeze(1)
 
 

@@ -180,7 +180,7 @@ class GPT(nn.Module):
 
         The last `num_filled` tokens of each sequence are padding that makes the length of the sequence divisible by the
         number of tensor ranks. `reading` gives the positions of tokens that continue earlier text. `context` gives the
-        documents, the segments, the padding and the places of the tokens. If context ranks share the sequences, S is
+        documents, the segments, the padding and the indexes of the tokens. If context ranks share the sequences, S is
         the number of this rank's tokens. With `with_weight`, return (hidden states, weight of the token embedding), so
         that the loss can use the same weight. Raises `ConfigError` for segments that the model has no types for.
 

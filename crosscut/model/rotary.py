@@ -26,8 +26,9 @@ _LLAMA3_TURNS, _YARN_TURNS = (1.0, 4.0), (1.0, 32.0)
 
 
 def rotations(places: Tensor, config: ModelConfig, dtype: torch.dtype, *, length: int = 0) -> Rotation:
-    """Compute cosines and sines for tokens at `places`. For `places` [S], both results are [S, D]; for [B, S], both are
-    [B, 1, S, D]. `length` is the number of tokens in each sequence, without padding; only dynamic scaling uses it.
+    """Compute cosines and sines for tokens at the positions `places`. For `places` [S], both results are [S, D]; for
+    [B, S], both are [B, 1, S, D]. `length` is the number of tokens in each sequence, without padding; only dynamic
+    scaling uses it.
 
     The sines for the first element of each pair are negated, because `rotate` expects negated sines. With YaRN, both
     results are multiplied by the attention factor.

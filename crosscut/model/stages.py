@@ -57,7 +57,7 @@ class StageStep:
     """Object that defers the weight gradients of the model's linear layers. Only a schedule with separate weight
     gradients needs this object."""
     observer: Observer | None = None
-    """Observer of each action; None if nobody asks for the times of the actions."""
+    """Observer of each action; None if the actions are not observed."""
 
     def run(self) -> Tensor:
         """Perform all actions of the rank, and leave the gradients in `.grad`. Return the sum of the losses of all

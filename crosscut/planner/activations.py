@@ -11,8 +11,8 @@ element takes two bytes, and an element of a dropout mask takes one byte:
 
 Crosscut differs in three respects:
 
-- Attention runs in a fused kernel that saves one number per query and head instead of the scores (5 a s / h), so
-  recomputing the attention core frees little memory. GPUs have no fused kernel for float64, so float64 saves the
+- Attention runs in a fused kernel that saves the log-sum-exp of each query and head instead of the scores (5 a s / h),
+  so recomputing the attention core frees little memory. GPUs have no fused kernel for float64, so float64 saves the
   scores; the forecast does not include these scores.
 - Dropout with probability 0 saves no mask.
 - If the products use a narrower type than the weights, a copy of the weights in the narrow type is saved for the

@@ -82,8 +82,8 @@ class MemoryForecast:
 
 
 def forecast_memory(run: Planned, *, device: Device = "cuda", capability: tuple[int, int] = AMPERE) -> MemoryForecast:
-    """Forecast the bytes that one rank of `run` holds at the peak of a step. In a pipeline, the result is that of rank
-    `Candidate.pipeline_rank` of the pipeline, and of the first rank for a `RunConfig`.
+    """Forecast the bytes that one rank of `run` holds at the peak of a step. In a pipeline, this is rank
+    `Candidate.pipeline_rank` of a candidate, or the first rank of a `RunConfig`.
 
     `capability` is the compute capability of the GPU, which decides whether the attention kernel can share key-value
     heads. Raises `ConfigError` if `model.vocab_size` is still 0.

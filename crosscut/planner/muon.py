@@ -1,9 +1,9 @@
 """Cost of Muon on one rank: stored momentum, memory, products and messages of a step (`training.optimization.muon`).
 
 Ranks that hold parts of equal parameters orthogonalize these parameters in turns. The products of Muon are therefore
-divided by the number of these ranks, as far as there are enough equal parameters. The first rank has the most products,
-and the figures here are those of the first rank. For a square matrix of width h, five Newton-Schulz steps take 30 h^3
-FLOPs.
+divided among these ranks. If the last turn has fewer parameters than ranks, the first rank has more products than the
+last ranks. All figures in this module are for the first rank. For a square matrix of width h, five Newton-Schulz steps
+take 30 h^3 FLOPs.
 """
 
 from collections import Counter
@@ -97,8 +97,8 @@ def _largest(parameter: Parameter) -> int:
 
 def muon_messages(run: Planned) -> list[Collective]:
     """All-to-alls of one step: each turn exchanges parts of the updates for whole updates, over the data ranks that
-    shard a copy and then over the tensor ranks, and exchanges the results back. A turn sends as much if it has fewer
-    parameters than ranks.
+    shard a copy and then over the tensor ranks, and exchanges the results back. A turn with fewer parameters than ranks
+    sends as many elements as any other turn.
     """
     layout = run.layout
     exchange = partial(

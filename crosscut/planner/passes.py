@@ -90,7 +90,7 @@ def ends_passes(run: Planned, target: Target) -> tuple[float, float]:
     """Bytes that embedding and loss read and write in one micro-batch, as (forward, backward).
 
     In a pipeline, only the first rank has the embedding, and only the last rank has the loss. In each pass, the
-    embedding moves the residual stream twice: it reads rows and writes them to the stream, or reads the gradient of the
+    embedding counts as two streams: it reads rows and writes them to the stream, or reads the gradient of the
     stream and adds it to the gradient of rows.
     """
     known_vocab_size(run.model)

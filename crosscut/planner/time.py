@@ -49,7 +49,7 @@ _OPTIMIZER_KERNELS = 50
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """Seconds of one step, by category. In a pipeline, those of the rank with the most work."""
+    """Seconds of one step, by category. In a pipeline, the figures are those of the rank with the most work."""
 
     products: float
     """Matrix products, including recomputed products."""
@@ -161,10 +161,10 @@ def step_time(
 ) -> StepTime:
     """Forecast the seconds of one step of `run`, with one device for each rank of its layout.
 
-    In a pipeline, the step is that of all stages, and the categories are those of the rank with the most work.
-    `program` is the implementation to forecast, by default Crosscut's own. `speed` caches product times: pass the same
-    object for several runs of the same precision and number of ranks. Raises `ConfigError` if `model.vocab_size` is
-    still 0.
+    In a pipeline, the result has the seconds of the whole step, divided into the categories of the rank with the most
+    work. `program` is the implementation to forecast, by default Crosscut's own. `speed` caches product times: pass the
+    same object for several runs of the same precision and number of ranks. Raises `ConfigError` if `model.vocab_size`
+    is still 0.
     """
     run = Candidate.of(run, hardware.fast_precision)
     program = program or crosscut_program(run, hardware)
@@ -232,8 +232,8 @@ def _pipeline_time(schedule: Schedule, ranks: Sequence[_RankTime]) -> StepTime:
     """Time of a step of the pipeline with these ranks.
 
     Every rank runs its passes in the order of the schedule, and then sums its gradients. The norm of all gradients is
-    known when the last rank has done so, and each rank then updates its weights. The result is that of the rank with
-    the most work. All the time in which this rank waits for others is its bubble.
+    known when the last rank has summed its gradients. Then each rank updates its weights. The result has the seconds of
+    the rank with the most work, and counts all the time in which this rank waits for other ranks as its bubble.
     """
     stages = [ranks[stage % len(ranks)].stages[stage // len(ranks)] for stage in range(schedule.num_stages)]
     ends = ends_of_ranks(schedule, stages)
@@ -281,9 +281,9 @@ def _durations(
 ) -> tuple[Durations, ...]:
     """Seconds of the passes of each stage of a rank.
 
-    `shared` are the seconds of casts, sums and messages, which the rank's stages share evenly. `at_ends` are those of
-    the embedding in the first stage, or of the loss in the last stage. The forward pass of the loss also computes
-    gradients.
+    `shared` are the seconds of casts, sums and messages, which the rank's stages share evenly. `at_ends` are the
+    seconds of the embedding in the first stage, or of the loss in the last stage. The forward pass of the loss also
+    computes gradients.
     """
     stages, whole, separates = stages_of(run, run.pipeline_rank), describe(run.model), separates_weights(run.layout)
     durations = []

@@ -186,7 +186,7 @@ def _alpha(path: Path, name: str, settings: Mapping[str, Any]) -> float:
 
 
 def _sources(model: ModelConfig) -> Iterator[tuple[Weight, int, Source]]:
-    """Triples (weight, index, source), one for each published tensor of each matrix in the layers. `index` is the place
+    """Triples (weight, index, source), one for each published tensor of each matrix in the layers. `index` is the index
     of the tensor among the weight's sources.
     """
     for weight in weights_of(model.without_adapters):

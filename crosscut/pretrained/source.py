@@ -88,7 +88,7 @@ class ModelSource:
 
     def require_decoder(self, place: str | Path) -> None:
         """Raise `ConfigError` for a model that does not predict the next token: an encoder, in which each token also
-        sees the next token, or a model that solves a task. `place` is the place of the model, for the message.
+        sees the next token, or a model that solves a task. `place` is the path of the model, for the message.
         """
         if self.model.solves_task:
             raise ConfigError(

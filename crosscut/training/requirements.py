@@ -65,7 +65,7 @@ def require_objective(run: RunConfig) -> None:
 
 
 def require_no_conversations(folder: Path) -> None:
-    """Raise `ConfigError` if a run's output folder is that of a `crosscut finetune chat` run, which reads conversations
+    """Raise `ConfigError` if a run's output folder belongs to a `crosscut finetune chat` run, which reads conversations
     instead of a corpus.
     """
     if (folder / CHAT_FOLDER).is_dir():

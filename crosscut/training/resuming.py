@@ -102,8 +102,8 @@ def describe_new_settings(run: RunConfig, progress: Progress) -> list[str]:
 
 
 def describe_new_average(run: RunConfig, manifest: Manifest) -> str:
-    """Message about the moving average of the weights, if only one of the checkpoint and the resumed run has one
-    (`optimizer.ema_decay`). Empty otherwise.
+    """Message about the moving average of the weights (`optimizer.ema_decay`), if the resumed run keeps an average and
+    the checkpoint has none, or the other way round. Empty otherwise.
     """
     step, is_kept, is_there = manifest.progress.step, bool(run.optimizer.ema_decay), holds_average(manifest)
     if is_kept and not is_there:

@@ -1,7 +1,7 @@
 """Check that the training samples of a mixture have the weights of `data.mixture`, on every layout.
 
 The check counts the tokens of each folder in the batches of all data ranks. The folders are made up: they have
-different numbers of files, and all tokens of a folder are the folder's number. The weights are those of the run.
+different numbers of files, and all tokens of a folder are the folder's number. Their weights come from the run.
 """
 
 from collections.abc import Sequence

@@ -32,8 +32,8 @@ repeat the same order of passes."""
 
 @lru_cache(maxsize=1024)
 def flights(schedule: Schedule, rank: int) -> tuple[Flight, ...]:
-    """Return the flights of a rank that hold most. A flight of the schedule is left out if another flight of the same
-    stage holds at least as much of everything.
+    """Return the flights of a rank at which its memory may peak. A flight of the schedule is left out if another flight
+    of the same stage holds at least as much of everything.
     """
     found = dict.fromkeys(_walk(schedule, rank))
     return tuple(flight for flight in found if not any(other != flight and _exceeds(other, flight) for other in found))

@@ -95,7 +95,7 @@ class Attention:
 
     def has_mask(self, target: Target) -> bool:
         """Whether the kernel reads a mask from memory: the mask of documents, or, in bidirectional attention, the mask
-        of padding. With gathered keys, causal attention needs a mask, too.
+        of padding. If context ranks gather the keys, causal attention needs a mask even without documents.
         """
         gathers = target.context > 1 and target.context_attention is ContextAttention.GATHER
         return target.document_mask or not self.is_causal or gathers
@@ -157,7 +157,7 @@ class Attend(Step):
     def on(self, target: Target) -> Step:
         """Return the step with the values that the target's kernel saves for the backward pass.
 
-        A fused kernel saves its inputs, its result, and one number per query and head. If no fused kernel of the GPU
+        A fused kernel saves its inputs, its result, and the log-sum-exps of the scores. If no fused kernel of the GPU
         can share key-value heads, keys and values are repeated for each query head, and the repeated tensors are saved.
 
         Without a fused kernel, scores, softmax and mask are saved in float32 or wider, and so are copies of queries,
@@ -235,15 +235,16 @@ class Attend(Step):
         return Product(own, size, length, batch), Product(own, length, size, batch)
 
     def passes(self, target: Target) -> Passes:
-        """Bytes of the mask that fused attention reads, or of the scores that unfused attention moves.
+        """Bytes of the mask that fused attention reads, or of the scores that unfused attention reads and writes.
 
         Fused attention reads the mask once in each pass, because all heads of a sequence share the mask. The mask of
         documents has a row for each query, and the mask of padding has one row for all queries. Without a mask, the
         result is 0.
 
-        Unfused attention moves all scores eight times in the forward pass: it writes the scores, applies the mask with
-        a product and a sum, applies softmax, and reads the result. The backward pass moves all scores nine times, four
-        of these in matrix products. Dropout moves the scores twice more in each pass, and the dropout mask once.
+        Unfused attention reads or writes all scores eight times in the forward pass: it writes the scores, applies the
+        mask with a product and a sum, applies softmax, and reads the result. The backward pass reads or writes all
+        scores nine times, four of these in matrix products. In each pass, dropout reads and writes the scores once
+        more, and reads or writes the dropout mask once.
         """
         if self.is_fused(target):
             rows = target.length if target.document_mask or self.attention.is_causal else 1

@@ -126,7 +126,8 @@ class Share(Step):
     is_causal: bool
 
     def on(self, target: Target) -> Step:
-        """Add the shared tensors to this step: those that a rank holds until the backward pass of the first layer ends.
+        """Return this step with the tensors that all layers share. A rank holds these tensors until the backward pass
+        of the first layer ends.
 
         Causal attention needs a mask only if documents do not see each other. Bidirectional attention always has a
         mask, which hides padding: one row for all queries of a sequence, or, with documents, a row for each query.

@@ -75,7 +75,7 @@ class ActivateGate(Pointwise):
         """Bytes that the activation and the product of the branches read and write.
 
         If compiled, the forward pass reads two tensors and writes one, and the backward pass reads three and writes
-        two. Uncompiled, the forward pass moves five tensors and the backward pass moves nine.
+        two. Uncompiled, the forward pass reads and writes five tensors in total, and the backward pass nine.
         """
         inner = self.gives[0].bytes(target)
         forward, backward = (3, 5) if target.compiled else (5, 9)

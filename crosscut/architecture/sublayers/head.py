@@ -120,11 +120,12 @@ class Loss(Step):
     def ends_passes(self, target: Target) -> Passes:
         """Bytes that the embedding and the loss read and write in one micro-batch.
 
-        The forward pass moves the residual stream six times. For each logit, a compiled loss moves four numbers in the
-        compute type (the data type of matrix products), and an uncompiled loss moves ten numbers in the accumulation
-        type. A soft cap adds ten numbers to an uncompiled loss: two each to divide, to apply tanh, to compute the
-        derivatives, to multiply, and to multiply by the derivatives. The backward pass moves the residual stream five
-        times and, unless the output weight is frozen, the gradient of the output weight three times.
+        The forward pass reads or writes the residual stream six times. For each logit, a compiled loss reads and writes
+        four numbers in the compute type (the data type of matrix products), and an uncompiled loss ten numbers in the
+        accumulation type. A soft cap adds ten numbers to an uncompiled loss: two each to divide, to apply tanh, to
+        compute the derivatives, to multiply, and to multiply by the derivatives. The backward pass reads or writes the
+        residual stream five times and, unless the output weight is frozen, the gradient of the output weight three
+        times.
         """
         product = self.product(target)
         stream = target.tokens * product.k * target.compute_bytes

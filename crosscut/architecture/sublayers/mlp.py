@@ -74,8 +74,8 @@ class Activate(Pointwise):
         """Bytes that the activation and the bias gradient read and write.
 
         If compiled, the forward pass reads one tensor and writes one, and the backward pass reads two and writes one.
-        Uncompiled, GeLU moves the same number of tensors, and squared ReLU moves four forward and seven backward. The
-        bias gradient reads one more tensor.
+        Uncompiled, GeLU reads and writes the same number of tensors. Squared ReLU reads and writes four tensors forward
+        and seven backward. The bias gradient reads one more tensor.
         """
         value = self.gives[0]
         inner = value.bytes(target)

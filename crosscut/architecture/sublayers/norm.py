@@ -55,8 +55,8 @@ class Normalise(Pointwise):
     def passes(self, target: Target) -> Passes:
         """Bytes that the norm reads and writes.
 
-        The forward pass reads and writes the residual stream once. The backward pass moves the stream four times if
-        compiled and eight times if not, including the sum with the gradient of the residual path.
+        The forward pass reads and writes the residual stream once. The backward pass reads or writes the stream four
+        times if compiled and eight times if not, including the sum with the gradient of the residual path.
         """
         stream = self.reads[0].bytes(target)
         return Passes(forward=2 * stream, backward=(4 if target.compiled else 8) * stream)

@@ -131,8 +131,8 @@ class TaskLoss(Step):
     def ends_passes(self, target: Target) -> Passes:
         """Bytes that the embedding, the final norm and the head of the task read and write in one micro-batch.
 
-        The count is that of a language model without the logits: the forward pass reads or writes the whole residual
-        stream six times, and the backward pass five times.
+        The bytes are counted as in a language model, without the logits: the forward pass reads or writes the whole
+        residual stream six times, and the backward pass five times.
         """
         stream = target.tokens * self.hidden * target.compute_bytes
         return Passes(forward=6 * stream, backward=5 * stream)

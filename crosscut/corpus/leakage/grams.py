@@ -96,7 +96,7 @@ def _gather(items: Sequence[Item], n: int) -> _Gathered:
 
 
 def _all_grams(items: Sequence[Item], n: int) -> tuple[list[str], Places, Numbers, Hashes]:
-    """Return all words in order, and for each n-gram the place of its first word, its item, and its hash."""
+    """Return all words in order, and for each n-gram the index of its first word, its item, and its hash."""
     spoken: list[str] = []
     known: dict[str, str] = {}  # one shared string per distinct word, to save memory
     segments: list[str] = []

@@ -1,7 +1,7 @@
 """Readers yield the documents of a file one by one, and a reject for each record that cannot be read.
 
 A reader is a function that takes a `File` and the settings for reading the file (`Reading`). A reader holds only a
-small section of the file in memory at a time. If a record is unreadable, the reader yields a `Reject` with the place
+small section of the file in memory at a time. If a record is unreadable, the reader yields a `Reject` with the position
 and the reason, and continues with the next record.
 """
 

@@ -32,7 +32,7 @@ class Reject(NamedTuple):
     """A record that should be a document but cannot be read."""
 
     place: str
-    """Place in the file: `line 17`, `row 3`, `byte 1024`."""
+    """Position in the file, such as `line 17`, `row 3` or `byte 1024`."""
 
     rule: str
     """Kind of problem in a few fixed words, such as `not JSON`. The report counts rejects by kind."""

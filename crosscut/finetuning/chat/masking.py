@@ -58,7 +58,7 @@ class Masker:
         self.template = found
 
     def encode(self, conversation: Conversation) -> Encoded:
-        """Return the tokens of a conversation with their mask. Raises `DataError`, with the conversation's place, if
+        """Return the tokens of a conversation with their mask. Raises `DataError`, with the file and the line, if
         the template rejects the conversation or the loss would cover no token.
         """
         try:

@@ -77,7 +77,7 @@ class Rows:
     sources: Ids
     """Index of each example in its file [E]. Several windows of one question have the same index."""
     offsets: Numbers
-    """Place of each token in the text that a question is about [T, 2]: the index of the token's first character, and
+    """Position of each token in the text that a question is about [T, 2]: the index of the token's first character, and
     the index after its last character. Both are -1 for a token outside of this text. Empty for other tasks.
     """
 
@@ -122,7 +122,7 @@ class Rows:
         return -(-longest // multiple) * multiple
 
     def row(self, number: int) -> slice:
-        """Place of a row's tokens in `ids`."""
+        """Slice of `ids` that holds the tokens of a row."""
         return slice(int(self.ends[number - 1]) if number else 0, int(self.ends[number]))
 
     def padded(self, examples: Ids, *, length: int, padding: int) -> Padded:

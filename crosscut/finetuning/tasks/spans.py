@@ -33,7 +33,7 @@ def read_squad(path: Path) -> tuple[SpanExample, ...]:
     """Read a JSON file of SQuAD 1.1 or 2.0. The questions are in the order of the file.
 
     Raises `DataError` if the file cannot be read, has another format or has no question, and if answers do
-    not occur in their text at the place that the file names.
+    not occur in their text at the position that the file gives.
     """
     table = read_json(path, DataError, remedy="Check the path.")
     try:

@@ -35,8 +35,8 @@ class _View(NamedTuple):
     queries: slice
     keys: slice
     hides_later: bool
-    """Whether query i sees only the keys up to key i. True in causal attention without a mask, if queries and keys are
-    those of the same tokens.
+    """Whether query i sees only the keys up to key i. True in causal attention without a mask, if queries and keys
+    belong to the same tokens.
     """
     mask: Tensor | None
 

@@ -168,9 +168,10 @@ def _repeats_of_keys(run: Planned) -> int:
 
 
 def _follows_passes(collective: Collective, layout: Layout, program: Program) -> bool:
-    """Whether the data ranks of a pipeline sum these gradients when all passes have ended. With one stage per rank and
-    whole copies of the weights, the last backward pass overlaps with the sum, unless the schedule computes the
-    gradients of weights later. With several stages per rank, it does so in some programs (`overlaps_stages`).
+    """Whether the data ranks of a pipeline sum these gradients only when all passes have ended. With one stage per rank
+    and whole copies of the weights, the sum overlaps with the last backward pass, unless the schedule computes the
+    gradients of weights later. With several stages per rank, the sum overlaps with passes only in some programs
+    (`Program.overlaps_stages`).
     """
     if layout.pipeline == 1 or collective.phase == Phase.FORWARD:
         return False

@@ -68,7 +68,9 @@ def besides() -> Section:
 
 
 def with_besides() -> Section:
-    """Section that compares the paper's figures with forecasts that include all terms, for each copy rate."""
+    """Section that compares the paper's figures with the forecast, and with forecasts that include all terms of
+    `account`, one for each of the `COPY_RATES`.
+    """
     accounts = [Accounted(rate) for rate in COPY_RATES]
     ways: list[_Seconds] = [paper_seconds, *(each.seconds for each in accounts)]
     rows = [

@@ -139,7 +139,9 @@ def contexts() -> Section:
 
 
 def _overlapped() -> RatioError:
-    """First ratio of the 405B model if the messages of attention overlapped with attention."""
+    """Ratio of the 405B model's first two rows: the published one, and the forecast if the messages of attention
+    overlapped with attention.
+    """
     program = TORCHTITAN_PROGRAM._replace(overlaps_context=True)
     rows = CONTEXT_ROWS[:2]
     return ratio_errors(rows, torchtitan_forecast(rows, program))[0]

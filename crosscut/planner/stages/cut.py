@@ -23,10 +23,10 @@ from crosscut.planner.parameters import known_vocab_size
 def stage_sizes(run: Planned) -> tuple[int, ...]:
     """Number of layers of each pipeline stage of a run, in the order of the layers.
 
-    The sizes are those of `layout.stages`, if given. Several stages per rank have the same number of layers. Otherwise,
-    the layers are cut so that the stage with the most FLOPs has as few as possible. The last stage also computes the
-    logits. The embedding is a look-up without products, so it counts as nothing. Raises `ConfigError` if
-    `model.vocab_size` is still 0.
+    If `layout.stages` is given, it is returned. If each rank has several stages, all stages have the same number of
+    layers. Otherwise, the layers are cut so that the stage with the most FLOPs has as few FLOPs as possible. The last
+    stage also computes the logits. The embedding is a look-up without products, so it counts as nothing. Raises
+    `ConfigError` if `model.vocab_size` is still 0.
     """
     layout, number = run.layout, run.model.num_layers
     if layout.stages or layout.num_stages == 1:

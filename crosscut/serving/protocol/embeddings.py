@@ -120,7 +120,9 @@ def _is_ids(value: object) -> bool:
 
 
 def _check(ids: Sequence[int], place: str, served: ServedEncoder) -> None:
-    """Raise `Refusal` for a text that the model cannot read. `place` is the text's place in the request."""
+    """Raise `Refusal` for a text that the model cannot read. `place` is the text's path in the request, such as
+    `input[2]`.
+    """
     if not ids:
         raise Refusal(f"`{place}` must have at least one token, but has none. Remove the text.", field=place)
     if not 0 <= min(ids) <= max(ids) < served.vocab_size:

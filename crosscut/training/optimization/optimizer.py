@@ -46,14 +46,14 @@ class Piece(NamedTuple):
 
 
 class Home(Protocol):
-    """Place where the moments of AdamW and the momentum of Muon are stored between steps."""
+    """Interface of the memory in which the moments of AdamW and the momentum of Muon are stored between steps."""
 
     def new(self, parameter: Tensor) -> Tensor:
         """Return zeros with the shape and placement of `parameter`."""
 
     def keep(self, moment: Tensor, parameter: Tensor) -> Tensor:
-        """Move `moment` to this place, and return the moved tensor. `moment` belongs to `parameter` and comes from a
-        checkpoint.
+        """Move `moment` to the memory in which this object stores moments, and return the moved tensor. `moment`
+        belongs to `parameter` and comes from a checkpoint.
         """
 
     def pieces(self, whole: Piece) -> Iterator[Piece]:
@@ -146,7 +146,7 @@ class LocalAdamW(AdamW):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict. The moments go directly to the place where `home` stores moments. PyTorch's own method
+        """Load a state dict. The moments go directly to the memory in which `home` stores moments. PyTorch's own method
         would first copy all moments to the device.
         """
         saved = state_dict["state"]

@@ -19,13 +19,16 @@ _MAX_DOCUMENTS = 8
 
 
 class _Origin(NamedTuple):
-    """Place of the first non-finite value. Origins are ordered by time: the smallest origin is the earliest."""
+    """Origin of the non-finite values: the module or parameter with the first of these values. Origins are ordered by
+    time: the smallest origin is the earliest.
+    """
 
     micro_batch: int
     depth: int
-    """Depth in the model (`_depth`) of the layer in a pipeline. In the backward pass, the negative of this depth."""
+    """Depth of the module in a pipeline (`_depth`). In the backward pass, the negative of this depth."""
     order: int
-    """Number of modules of the rank (or, in the backward pass, parameters) that were checked up to this place."""
+    """Number of inputs and outputs of modules that this rank checked until it found the first non-finite value. In the
+    backward pass, number of gradients that this rank checked before it found the first one that is not finite."""
     data_rank: int
     place: str
 
@@ -74,7 +77,7 @@ def _first_over_ranks(origin: _Origin | None, trainer: Trainer) -> _Origin | Non
 
 
 def _origin_in_forward(step: int, trainer: Trainer, batches: BatchSource) -> _Origin | None:
-    """Run the forward pass of every micro-batch and return the first non-finite place on this rank.
+    """Run the forward pass of every micro-batch and return the origin of the first non-finite value on this rank.
 
     A rank never stops early: the other ranks need it for the collectives of every micro-batch.
     """
@@ -95,7 +98,7 @@ def _origin_in_forward(step: int, trainer: Trainer, batches: BatchSource) -> _Or
 
 
 def _depth(model: GPT, name: str) -> int:
-    """Place of a module or parameter in a model whose layers lie on several ranks: 0 for the embedding, 1 + i for layer
+    """Depth of a module or parameter in a model whose layers are on several ranks: 0 for the embedding, 1 + i for layer
     i, and a larger number for the head and the loss. Without a pipeline, 0 for all.
     """
     if model.mesh.pipeline is None:
@@ -112,9 +115,9 @@ _EMBEDDING = ("tokens", "positions", "token_types", "embedding_norm", "dropout")
 
 @contextmanager
 def _watched(model: nn.Module, seen: list[tuple[str, str]]) -> Iterator[list[int]]:
-    """Context that appends the first place with a non-finite value to `seen`, as (name of the module, text that
-    describes the place). The context yields a list with one number: the number of places checked so far, including this
-    place.
+    """Context that finds the first input or output of a module that is not finite, and appends it to `seen` as (name of
+    the module, text such as "the output of `blocks.0`"). The context yields a list with one number: the number of
+    inputs and outputs that were checked, up to the appended one.
 
     The pass is never cut short, because the other ranks wait for this rank's collectives.
     """

@@ -26,7 +26,7 @@ def hardware_for(run: RunConfig, samples: RunSamples, peak: Peak, mesh: Parallel
     know the device. Every rank must call this function.
 
     If a run on a CPU takes long and computes in float32, the ranks measure the run's own products, its messages, and
-    the work of the host. Otherwise, the result is that of `known_hardware`.
+    the work of the host. Otherwise, the function returns the result of `known_hardware`.
     """
     hardware = known_hardware(run, peak, mesh.device)
     expected = expected_seconds(run, samples, hardware, done=done)

@@ -68,7 +68,7 @@ class Profile:
     seconds_of_ranks: list[list[float]] = field(default_factory=list)
     """Seconds of each recorded step on each rank: one list per rank."""
     pipelines: list[dict[str, Any]] = field(default_factory=list)
-    """Computing, bubble, waiting and the rest of each recorded step on each rank; empty without a pipeline."""
+    """Shares of time (`PassShares`) of each recorded step on each rank of each pipeline; empty without a pipeline."""
 
 
 class Profiler:
