@@ -132,8 +132,12 @@ def _of_unit(run: Planned, unit: _Unit) -> list[Collective]:
 
 
 def _summed_over_tensor(run: Planned, unit: _Unit, *, count: int) -> list[Collective]:
-    """All-reduces of partial gradients over the tensor ranks, one for each parameter of a unit."""
+    """All-reduces of partial gradients over the tensor ranks, one for each parameter of a unit.
+
+    The ranks of a pipeline first sum the gradients of all micro-batches, in the accumulation type.
+    """
     tensor, split = run.layout.tensor, run.layout.sequence_parallel
+    element_bytes = unit.weight_bytes if run.layout.pipeline == 1 else run.training.numbers.accumulation_bytes
     sizes = Counter(p.size for p in unit.parameters if p.has_partial_gradient(tensor, split=split))
     return [
         Collective(
@@ -143,7 +147,7 @@ def _summed_over_tensor(run: Planned, unit: _Unit, *, count: int) -> list[Collec
             purpose=f"{unit.name} replicated gradients",
             count=count * number,
             elements=size,
-            element_bytes=unit.weight_bytes,
+            element_bytes=element_bytes,
             ranks=tensor,
         )
         for size, number in sizes.items()
