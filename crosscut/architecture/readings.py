@@ -140,14 +140,30 @@ def temporary(steps: Iterable[Step], target: Target, inside: int) -> int:
 
 
 @lru_cache(maxsize=16384)
-def deferred(layer: Layer, target: Target) -> int:
-    """Bytes that a layer holds in one micro-batch for weight gradients that are computed after the backward pass: the
+def deferred_of_layer(layer: Layer, target: Target) -> int:
+    """Bytes of `deferred` for all steps of a layer."""
+    return deferred(flat(lower(layer, target)), target)
+
+
+def deferred(steps: Iterable[Step], target: Target) -> int:
+    """Bytes that the steps hold in one micro-batch for weight gradients that are computed after the backward pass: the
     input of each product, and the gradient of its result. Products that read the same value share one input.
     """
-    steps = [step for step in flat(lower(layer, target)) if isinstance(step, Multiply)]
-    trained = [step for step in steps if step.matrix.adapter is not None or not step.matrix.weight.is_frozen]
+    trained = _deferred_products(steps)
     inputs = {step.reads[0].name: step.reads[0] for step in trained}
     return sum(value.bytes(target) for value in [*inputs.values(), *(step.gives[0] for step in trained)])
+
+
+def last_deferred_input(steps: Iterable[Step], target: Target) -> int:
+    """Bytes of the input of the last product of a sublayer, which the rest of the sublayer's backward pass still holds
+    if the gradient of the product's weight is computed later. 0 if the weight is frozen.
+    """
+    return _deferred_products(steps)[-1].reads[0].bytes(target) if _deferred_products(steps) else 0
+
+
+def _deferred_products(steps: Iterable[Step]) -> list[Multiply]:
+    products = [step for step in steps if isinstance(step, Multiply)]
+    return [step for step in products if step.matrix.adapter is not None or not step.matrix.weight.is_frozen]
 
 
 @lru_cache(maxsize=4096)

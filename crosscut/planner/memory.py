@@ -27,7 +27,14 @@ from crosscut.architecture import Decoder, Device, Kept, Layer, describe, layer_
 from crosscut.architecture.lowering import lower_root
 from crosscut.architecture.parameters import LocalParameter
 from crosscut.architecture.pipeline import Flight, flights
-from crosscut.architecture.readings import cheap_inside, deferred, last_matrix, temporary
+from crosscut.architecture.readings import (
+    cheap_inside,
+    deferred,
+    deferred_of_layer,
+    last_deferred_input,
+    last_matrix,
+    temporary,
+)
 from crosscut.config import default_loss_chunk
 from crosscut.config.conventions import AMPERE, BUCKET_BYTES, PIECE_ELEMENTS
 from crosscut.config.layout import PipelineSchedule
@@ -259,12 +266,12 @@ class _Step:
     def during(self, flight: Flight, steps: Sequence["_Step"]) -> "_Step":
         """Return the step during a backward pass of a pipeline. `steps` are the steps of all stages of the rank."""
         weights = activations = gradients = 0
-        for step, number, waiting, has_gradients in zip(steps, *flight[1:4], strict=True):
+        for step, number, waiting, has_gradients, has_begun in zip(steps, *flight[1:5], strict=True):
             held_weights, held = step._held(len(step.decoder.layers) - 1)
             weights += number * held_weights
             activations += number * (held + step.vocabulary_gradient * self.wide)
             activations += waiting * step._deferred(0)
-            gradients += has_gradients * step._gradients_of_stage()
+            gradients += step._gradients_of_stage() if has_gradients else has_begun * step._gradients_of_root()
         buffers = self.between * (flight.receives + (not self.decoder.is_last))
         found = copy(self)
         found.others = _Others(weights, activations + buffers, gradients)
@@ -273,8 +280,12 @@ class _Step:
     def _gradients_of_stage(self) -> int:
         """Bytes of the gradients of the stage's parameters. With sharding, they are whole until the end of the step."""
         layers = self._from(0, self._whole_gradients if self.is_sharded else lambda each: each.trained)
+        return layers * self.wide + self._gradients_of_root()
+
+    def _gradients_of_root(self) -> int:
+        """Bytes of the gradients of the parameters outside of the layers, as in `_gradients_of_stage`."""
         ends = self.decoder.is_first or self.decoder.is_last
-        return (layers + (self._whole_root if self.is_sharded else self.root.trained) * ends) * self.wide
+        return (self._whole_root if self.is_sharded else self.root.trained) * ends * self.wide
 
     @property
     def _whole_root(self) -> int:
@@ -284,7 +295,7 @@ class _Step:
 
     def _deferred(self, first: int) -> int:
         """Bytes that the layers from `first` on hold for weight gradients that a schedule computes later."""
-        return sum(deferred(layer, self.target) for layer in self.decoder.layers[first:])
+        return sum(deferred_of_layer(layer, self.target) for layer in self.decoder.layers[first:])
 
     def _layer_state(self, layer: Layer) -> _LayerState:
         run, mode = self.run, Recompute(self.run.training.recompute)
@@ -303,15 +314,17 @@ class _Step:
     def _temporary(self, layer: Layer, kept: tuple[Kept, ...], plain: tuple[Kept, ...]) -> int:
         """Largest number of temporary bytes that a sublayer needs in its backward pass.
 
-        The activations that later sublayers have already freed are subtracted. With selective recomputation, the bytes
-        that attention computes again are added.
+        The activations that later sublayers have already freed are subtracted. If the schedule computes the gradients
+        of weights later, these sublayers keep the bytes for them. With selective recomputation, the bytes that
+        attention computes again are added.
         """
         needs, given_back = [], 0
         recomputes_core = self.run.training.recompute == Recompute.SELECTIVE
         for steps, mine, all_of_it in reversed(list(zip(lower(layer, self.target), kept, plain, strict=True))):
             again = (all_of_it.total - mine.total) * recomputes_core
-            needs.append(again + temporary(steps, self.target, all_of_it.inside) - given_back)
-            given_back += all_of_it.total
+            late = last_deferred_input(steps, self.target) if self.defers else 0
+            needs.append(again + late + temporary(steps, self.target, all_of_it.inside) - given_back)
+            given_back += all_of_it.total - (deferred(steps, self.target) if self.defers else 0)
         return max(needs)
 
     def _sum(self, kinds: Counter[Layer], bytes_of: Callable[[_LayerState], int]) -> int:
@@ -394,7 +407,7 @@ class _Step:
             gradients=summed + vocabulary * self.wide,
             weights=self.others.weights,
             activations=self.others.activations
-            + self.defers * self._deferred(0)
+            + (self._deferred(0) if self.defers else 0)
             + self.tokens * run.model.hidden_size * (self.wide + self.size * self.is_mixed),
             buffers=self._gathered(self._whole_layers(0))
             + self._whole_gradients(first) * self.wide * (self.is_sharded and not self.is_staged),

@@ -21,6 +21,8 @@ class Flight(NamedTuple):
     """Number of micro-batches between their backward pass and the gradients of the weights."""
     has_gradients: tuple[bool, ...]
     """Whether a micro-batch has already computed gradients of the weights."""
+    has_begun: tuple[bool, ...]
+    """Whether a micro-batch has already computed the gradients that no schedule defers, such as those of the loss."""
     receives: bool
     """Whether the next action of the rank needs a message, whose buffer is then allocated."""
 
@@ -42,14 +44,15 @@ def flights(schedule: Schedule, rank: int) -> tuple[Flight, ...]:
 def _walk(schedule: Schedule, rank: int) -> list[Flight]:
     actions = schedule.actions[rank]
     last = Pass.WEIGHTS if schedule.separates_weights else Pass.BACKWARD
-    held, deferred, gradients = ([0] * schedule.num_chunks for _ in range(3))
+    held, deferred, gradients, begun = ([0] * schedule.num_chunks for _ in range(4))
     found = []
     for action, following in zip(actions, (*actions[1:], None), strict=True):
         if action.kind is Pass.BACKWARD:
             held[action.chunk] -= 1
-            has_gradients = tuple(number > 0 for number in gradients)
+            has_gradients, has_begun = (tuple(number > 0 for number in numbers) for numbers in (gradients, begun))
             receives = following is not None and schedule.received(rank, following) is not None
-            found.append(Flight(action.chunk, tuple(held), tuple(deferred), has_gradients, receives))
+            found.append(Flight(action.chunk, tuple(held), tuple(deferred), has_gradients, has_begun, receives))
+            begun[action.chunk] += 1
         _count(action, held, deferred, separates=schedule.separates_weights)
         gradients[action.chunk] += action.kind is last
     return found
@@ -65,5 +68,6 @@ def _count(action: Action, held: list[int], deferred: list[int], *, separates: b
 
 def _exceeds(other: Flight, flight: Flight) -> bool:
     """Whether `other` holds at least as much of everything."""
-    pairs = zip(other.held + other.deferred + other.has_gradients, flight[1] + flight[2] + flight[3], strict=True)
+    numbers = [each.held + each.deferred + each.has_gradients + each.has_begun for each in (other, flight)]
+    pairs = zip(*numbers, strict=True)
     return other.chunk == flight.chunk and other.receives >= flight.receives and all(a >= b for a, b in pairs)
