@@ -403,7 +403,7 @@ def test_names_of_classes_are_written_and_as_many_as_the_classes(tmp_path):
         published_table(model, **given, labels=("no", "no"))
     assert str(error.value) == (
         "`labels` must be 2 different names, one for each class, but are ['no', 'no']. Give one name for each class, "
-        "or none."
+        "or no names."
     )
 
 

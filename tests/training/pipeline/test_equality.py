@@ -51,7 +51,7 @@ def on_one_rank():
     return {}
 
 
-@pytest.mark.one_in(23)
+@pytest.mark.one_in(46)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_pipeline_trains_as_one_rank(ranks, run_with, on_one_rank, layout, model):

@@ -72,7 +72,7 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("before", ["pipeline=2 tensor=2", "tensor=1"])
 def test_a_run_resumes_on_any_layout(ranks, run_with, tmp_path, layout, before):

@@ -19,6 +19,7 @@ from tests.training.pipeline.test_equality import layout_of
 SCHEDULES = ["pipeline=2", "pipeline=2 stages_per_rank=2", "pipeline=2 schedule=zero_bubble"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_no_schedule_computes_a_product_twice(ranks, run_with, recompute):
     settings = (*EXACT, f"training.recompute={recompute}")
