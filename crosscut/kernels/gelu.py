@@ -33,13 +33,13 @@ from crosscut.kernels.functions import run
 _C = 2.0 * math.sqrt(2.0 / math.pi)
 _A = 0.044715 * _C
 
-_MOST_ELEMENTS = 1 << 20
+MOST_ELEMENTS = 1 << 20
 """Largest number of elements for which this module is faster. Larger tensors do not fit into a core's cache."""
 
 
 def gelu(x: Tensor) -> Tensor:
     """Return GeLU of `x`, in the shape and type of `x`. The backward pass needs only `x`."""
-    if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64) or x.numel() > _MOST_ELEMENTS:
+    if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64) or x.numel() > MOST_ELEMENTS:
         return _plain(x)
     y: Tensor = run(_GeLU, x, twin=_plain)
     return y

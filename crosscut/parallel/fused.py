@@ -263,11 +263,14 @@ def _factor_gradients(products: Products, grad: Tensor, factors: _Factors) -> tu
 
 
 def _weight_gradient(products: Products, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor | None:
-    """Gradient of a weight, or None if it is deferred."""
-    compute = partial(products.weight_gradient, grad, x)
-    if products.deferral is not None and products.deferral.defer(compute, weight):
-        return None
-    return compute()
+    """Gradient of a weight, or None if it is deferred. What waits for a deferred gradient is detached: `x` would keep
+    the graph of its forward pass alive, with the input of the stage and the gradient of this input.
+    """
+    if products.deferral is not None:
+        compute = partial(products.weight_gradient, grad.detach(), x.detach())
+        if products.deferral.defer(compute, weight):
+            return None
+    return products.weight_gradient(grad, x)
 
 
 def _factor_gradients_in_pieces(

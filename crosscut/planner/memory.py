@@ -128,6 +128,9 @@ class _Others(NamedTuple):
     activations: int = 0
     gradients: int | None = None
     """Bytes of the gradients that exist before the running pass. None without a pipeline."""
+    has_unsummed: bool = False
+    """Whether the layers also hold gradients of weights in the type of the computation. In a sharded pipeline, deferred
+    gradients are added to the wider sums only when the next backward pass has gone through their layer."""
 
 
 class _Root(NamedTuple):
@@ -273,14 +276,19 @@ class _Step:
             activations += waiting * step._deferred(0)
             gradients += step._gradients_of_stage() if has_gradients else has_begun * step._gradients_of_root()
         buffers = self.between * (flight.receives + (not self.decoder.is_last))
+        has_unsummed = self.defers and self.is_sharded and self.is_mixed and flight.has_gradients[flight.chunk]
         found = copy(self)
-        found.others = _Others(weights, activations + buffers, gradients)
+        found.others = _Others(weights, activations + buffers, gradients, has_unsummed)
         return found
 
     def _gradients_of_stage(self) -> int:
         """Bytes of the gradients of the stage's parameters. With sharding, they are whole until the end of the step."""
         layers = self._from(0, self._whole_gradients if self.is_sharded else lambda each: each.trained)
         return layers * self.wide + self._gradients_of_root()
+
+    def _unsummed(self, last: int) -> int:
+        """Bytes of the gradients of the layers up to `last` that are not yet added to their sums."""
+        return self._from(0, self._whole_gradients, last + 1) * self.size if self.others.has_unsummed else 0
 
     def _gradients_of_root(self) -> int:
         """Bytes of the gradients of the parameters outside of the layers, as in `_gradients_of_stage`."""
@@ -359,7 +367,9 @@ class _Step:
         return self._at(
             "loss",
             weights=weights + cast,
-            gradients=self._summed(0) + self.vocabulary_gradient * (self.wide + self.size * self.is_mixed),
+            gradients=self._summed(0)
+            + self.vocabulary_gradient * (self.wide + self.size * self.is_mixed)
+            + self._unsummed(len(self.decoder.layers) - 1),
             activations=activations + self._ends_of_layers + chunk * self.whole // self.tokens,
             logits=chunk * rows * loss.logit_bytes(replace(self.target, compiled=False) if on_cpu else self.target),
             buffers=self._gathered(len(self.decoder.layers) if self._keeps_weights else 0),
@@ -386,7 +396,7 @@ class _Step:
         return self._at(
             f"backward, layer {self.decoder.indexes[layer]}",
             weights=weights,
-            gradients=self._summed(done) + self.vocabulary_gradient * self.wide + computed,
+            gradients=self._summed(done) + self.vocabulary_gradient * self.wide + computed + self._unsummed(layer),
             activations=activations + state.temporary,
             buffers=self._gathered(self._whole_layers(layer + 1), layer + 1) + scattered,
         )

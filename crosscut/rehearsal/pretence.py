@@ -1,14 +1,15 @@
 """Fake tensors for the dry run, and the choices that PyTorch would make on a GPU.
 
 A dry run uses PyTorch's fake tensors, which have a shape and a data type but no values. The fake tensors are on the
-CPU, because PyTorch without CUDA supports the backward pass only for CPU tensors. For a dry run of GPUs, five choices
+CPU, because PyTorch without CUDA supports the backward pass only for CPU tensors. For a dry run of GPUs, six choices
 are made as on an Ampere GPU or a later one:
 
 - attention uses a fused kernel, which saves the log-sum-exp of each query and head instead of the scores;
 - keys and values are repeated for all query heads if no fused kernel accepts fewer key-value heads;
 - a dropout mask has one byte per element;
 - the loss uses chunks of the size for GPUs;
-- products do not use oneDNN.
+- products do not use oneDNN;
+- GeLU is PyTorch's kernel.
 
 For a dry run of CPUs, PyTorch makes these choices as it does on this machine.
 """
@@ -24,7 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from crosscut.config.conventions import AMPERE
-from crosscut.kernels import onednn
+from crosscut.kernels import gelu, onednn
 from crosscut.model import attention
 from crosscut.parallel.pretended import is_wait
 
@@ -58,7 +59,7 @@ class WithoutMemory(FakeTensorMode):
 def as_on(device: Device) -> Iterator[None]:
     """Context manager under which a new model uses the operators that PyTorch would choose on `device`.
 
-    The choice affects attention, dropout and matrix products.
+    The choice affects attention, dropout, GeLU and matrix products.
     """
     if device == "cpu":
         yield
@@ -68,6 +69,8 @@ def as_on(device: Device) -> Iterator[None]:
     heads: Any = attention
     plain = functions.scaled_dot_product_attention, functions.dropout
     processor = products.IS_THERE, products.is_faster
+    own_gelu: Any = gelu
+    most_elements, own_gelu.MOST_ELEMENTS = own_gelu.MOST_ELEMENTS, 0
     functions.scaled_dot_product_attention, functions.dropout = _fused_attention, _dropout
     products.IS_THERE, products.is_faster = False, lambda: False
     capability_of, heads.capability_of = heads.capability_of, lambda _: AMPERE
@@ -76,6 +79,7 @@ def as_on(device: Device) -> Iterator[None]:
     finally:
         functions.scaled_dot_product_attention, functions.dropout = plain
         products.IS_THERE, products.is_faster = processor
+        own_gelu.MOST_ELEMENTS = most_elements
         heads.capability_of = capability_of
 
 

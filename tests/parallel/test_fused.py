@@ -3,6 +3,7 @@
 Factors are whole numbers, so that sums are exact in any order.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor
 
 from crosscut.config import Layout, LayoutError
+from crosscut.kernels.deferral import Deferral
+from crosscut.kernels.products import ORDINARY, DeferringProducts
 from crosscut.parallel import CollectiveRecorder, ParallelMesh, Sent, fused, make_mesh
 from tests.parallel.stand_ins import products_in_pieces
 from tests.parallel.twins import CPU, LAYOUTS, part, split_sequence
@@ -188,3 +191,27 @@ def test_a_result_that_nobody_needs_is_zeros_sends_nothing_and_has_its_gradients
         assert sent == []
         for one, other in zip(gradients, expected, strict=True):
             assert torch.equal(one, other)
+
+
+def _is_freed_before_deferred_gradients() -> bool:
+    mesh, deferral = make_mesh(Layout(), CPU), Deferral()
+    leaf, weight = _whole_numbers(B, S, I, seed=1).requires_grad_(), _whole_numbers(4, I, seed=2).requires_grad_()
+    hidden = weakref.ref(leaf)
+    outputs = fused.enter_and_multiply(
+        leaf * 2, (weight,), (None,), mesh=mesh, products=DeferringProducts(ORDINARY, deferral)
+    )
+    with deferral.collecting() as deferred:
+        outputs[0].sum().backward()
+    expected = (2 * leaf.detach()).sum((0, 1)).expand(4, I)
+    del leaf, outputs
+    is_freed = hidden() is None
+    assert weight.grad is None
+    assert deferred.compute() == 1
+    assert weight.grad is not None
+    assert torch.equal(weight.grad, expected)
+    return is_freed
+
+
+def test_a_deferred_gradient_does_not_hold_the_input_of_its_stage(ranks: RankPool) -> None:
+    """Its factor would otherwise keep the graph of the forward pass, which holds the input and the input's gradient."""
+    assert ranks.run(1, _is_freed_before_deferred_gradients) == [True]
