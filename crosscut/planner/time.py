@@ -202,6 +202,12 @@ def shortest_step(run: Candidate, hardware: Hardware, *, speed: Speed) -> float:
     return shortest + max(rank.time.optimizer for rank in ranks)
 
 
+def times_of_stages(run: Candidate, hardware: Hardware, *, speed: Speed) -> list[float]:
+    """Seconds of a micro-batch in each stage of a pipeline whose ranks have one stage each."""
+    ranks = _times_of_ranks(run, hardware, crosscut_program(run, hardware), speed)
+    return [stage.forward + stage.backward + stage.weights for rank in ranks for stage in rank.stages]
+
+
 def time_of_micro_batch(run: Candidate, hardware: Hardware, *, speed: Speed) -> float:
     """Seconds of a micro-batch on a layout without a pipeline, with the waits for messages between tensor and context
     ranks, and without the optimizer and messages between data ranks.

@@ -84,6 +84,13 @@ def _show_best(console: Console, best: "Plan", asked: RunConfig, hardware: "Hard
     if best.candidate.layout.pipeline > 1:
         where = f"of rank {best.candidate.pipeline_rank} of the pipeline, the fullest one,"
     console.print(Text(f"With the first layout, the memory {where} peaks at: {best.memory.instant}. In GB: {held}."))
+    if stages := best.candidate.layout.stages:
+        sizes = ", ".join(map(str, stages))
+        console.print(
+            Text(
+                f"The first layout has layout.stages=[{sizes}], which is faster than a cut into stages of equal FLOPs."
+            )
+        )
     sent = [_sent(fact) for fact in traffic_facts(best) if fact["bytes"] >= 1e6]
     if sent:
         console.print(Text(f"In a step with the first layout, a rank sends {'; '.join(sent)}."))

@@ -34,6 +34,7 @@ from crosscut.planner.candidate import Candidate
 from crosscut.planner.fullest import fullest_rank
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.products import Speed
+from crosscut.planner.search.cuts import with_faster_cut
 from crosscut.planner.search.plans import MOST_PIPELINES, Plan, Rejected
 from crosscut.planner.search.proposals import candidate_of, layouts_of, trainings
 from crosscut.planner.search.reasons import (
@@ -42,7 +43,7 @@ from crosscut.planner.search.reasons import (
     reason_against_several_stages,
 )
 from crosscut.planner.stages import separates_weights
-from crosscut.planner.time import shortest_step, step_time, time_around_passes, time_of_micro_batch
+from crosscut.planner.time import shortest_step, step_time, time_around_passes, time_of_micro_batch, times_of_stages
 
 
 def search_pipelines(
@@ -59,6 +60,9 @@ def search_pipelines(
       ZeRO-2,
     - micro-batches of which a step has at least as many as the pipeline has ranks,
     - sequence parallelism and recomputation as without a pipeline.
+
+    All of these layouts have the default cut of layers into stages. The search then looks for a faster cut for each
+    layout that it keeps (`cuts`).
     """
     search = _Search(run, hardware, speed, sorted(others))
     rejected: list[Rejected] = []
@@ -78,7 +82,7 @@ def search_pipelines(
         else:
             tries += search.tries(layouts)
     search.run_through(tries)
-    return search.kept(), rejected
+    return [search.recut(plan) for plan in search.kept()], rejected
 
 
 _LEAST_FORWARD = 0.2
@@ -121,6 +125,18 @@ class _Search:
     def kept(self) -> list[Plan]:
         """Layouts found whose time is not above the limit."""
         return [plan for plan in self.plans if plan.time.total <= self.limit]
+
+    def recut(self, plan: Plan) -> Plan:
+        """Return the plan with a faster cut of its layers into stages, or the plan itself if none is found."""
+
+        def forecast(candidate: Candidate) -> Plan | None:
+            found = self._forecast(candidate)
+            return found if isinstance(found, Plan) else None
+
+        def times(candidate: Candidate) -> list[float]:
+            return times_of_stages(candidate, self.hardware, speed=self.speed)
+
+        return with_faster_cut(plan, forecast, times)
 
     def closest_misfit(self, layouts: Sequence[Layout]) -> Rejected | None:
         """Layout that comes closest to fitting into memory; None if some layout fits.

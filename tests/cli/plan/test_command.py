@@ -1,4 +1,5 @@
 import json
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -268,6 +269,23 @@ def test_what_keeps_layers_from_being_compiled_is_told() -> None:
     told = "The first layout's layers are not compiled: dropout under tensor parallelism switches between two random"
     assert told in " ".join(run(*PAPER, "training.sequence_length=1023").split())  # which no tensor ranks can split
     assert "not compiled" not in run(*PAPER)
+
+
+def test_a_faster_cut_into_stages_is_told_and_written(tmp_path: Path) -> None:
+    slow = (files("crosscut.planner.hardware") / "h100-sxm.toml").read_text()
+    for name, value, limited in [("bytes", 80, 0.7), ("ranks", 8, 4), ("second", 450, 1), ("second", 50, 1)]:
+        assert f"{name} = {value}\n" in slow
+        slow = slow.replace(f"{name} = {value}\n", f"{name} = {limited}\n")
+    (device := tmp_path / "slow.toml").write_text(slow)
+    (path := tmp_path / "run.toml").write_text("")
+    size = "num_layers=8 hidden_size=1024 num_heads=4 vocab_size=32000 dropout=0"
+    asked = [f"model.{setting}" for setting in size.split()]
+    asked += ["training.batch_size=16", "training.sequence_length=512", "training.precision=bfloat16"]
+    best = tmp_path / "best.toml"
+    text = run("plan", str(path), *asked, "--gpu", str(device), "--gpus", "8", "--write", str(best))
+    told = "The first layout has layout.stages=[2, 2, 2, 2], which is faster than a cut into stages of equal FLOPs."
+    assert told in " ".join(text.split())
+    assert load_run(best).layout.stages == (2, 2, 2, 2)
 
 
 def test_what_keeps_a_split_sequences_messages_from_being_hidden_is_told() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, pairwise, product
 
 import pytest
 
@@ -15,6 +15,7 @@ from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware
 from crosscut.planner.memory import forecast_memory
 from crosscut.planner.products import Speed
 from crosscut.planner.search import MOST_PIPELINES, Plans, search_layouts
+from crosscut.planner.stages import stage_sizes
 from crosscut.planner.time import shortest_step, step_time
 
 H100, LAPTOP = KNOWN_HARDWARE["h100-sxm"], KNOWN_HARDWARE["laptop"]
@@ -35,6 +36,16 @@ def run_of(*overrides: str, batch: int = 16, **model: object) -> RunConfig:
 
 def with_pipeline(plans: Plans) -> list[Candidate]:
     return [plan.candidate for plan in plans.fitting if plan.candidate.layout.pipeline > 1]
+
+
+def with_cut(candidate: Candidate, sizes: tuple[int, ...]) -> Candidate:
+    return Candidate.at(candidate._replace(layout=replace(candidate.layout, stages=sizes)), 0)
+
+
+def cuts(num_layers: int, num_stages: int) -> Iterator[tuple[int, ...]]:
+    """Every cut of the layers into stages of at least one layer."""
+    for inner in combinations(range(1, num_layers), num_stages - 1):
+        yield tuple(end - start for start, end in pairwise((0, *inner, num_layers)))
 
 
 def all_candidates(plans: Plans, num_ranks: int) -> Iterator[Candidate]:
@@ -86,7 +97,37 @@ def test_the_pipelines_are_the_fastest_of_all_that_fit(run: RunConfig, hardware:
     limit = sorted([*others, *times.values()])[MOST_PIPELINES - 1]
     expected = {candidate for candidate, seconds in times.items() if seconds <= limit}
     assert len(tried) > 100
-    assert {Candidate.at(found, 0) for found in with_pipeline(plans)} == expected
+    assert {with_cut(found, ()) for found in with_pipeline(plans)} == expected
+
+
+def test_where_messages_outweigh_the_logits_the_cut_is_not_by_flops() -> None:
+    """Two tensor ranks send as much in every layer. The last stage, which also computes the logits, can therefore have
+    more layers than its FLOPs suggest.
+    """
+    plans = search_layouts(run_of(), slow_links(0.7e9), 8)
+    speed = Speed(plans.hardware, plans.asked.training.precision, ranks=8)
+    fastest = plans.fitting[0]
+    candidate = fastest.candidate
+    assert candidate.layout.stages == (2, 2, 2, 2) != stage_sizes(with_cut(candidate, ()))
+    of_cut = {cut: step_time(with_cut(candidate, cut), plans.hardware, speed=speed).total for cut in cuts(8, 4)}
+    assert fastest.time.total == pytest.approx(min(of_cut.values()))
+    assert fastest.time.total < 0.95 * step_time(with_cut(candidate, ()), plans.hardware, speed=speed).total
+    written = fastest.run(plans.asked)
+    assert step_time(written, plans.hardware).total == pytest.approx(fastest.time.total, rel=1e-3)
+
+
+def test_another_cut_fits_into_memory_and_is_worth_a_setting() -> None:
+    for plans in (search_layouts(run_of(), slow_links(0.7e9), 8), search_layouts(run_of(), slow_links(), 4)):
+        speed = Speed(plans.hardware, plans.asked.training.precision, ranks=plans.num_ranks)
+        for plan in (plan for plan in plans.fitting if plan.candidate.layout.pipeline > 1):
+            candidate = plan.candidate
+            ranks = range(candidate.layout.pipeline)
+            assert plan.memory.total == max(
+                forecast_memory(Candidate.at(candidate, rank), device="cuda").total for rank in ranks
+            )
+            assert plan.memory.total <= plans.hardware.memory
+            default = step_time(with_cut(candidate, ()), plans.hardware, speed=speed).total
+            assert plan.time.total <= default * (0.99 if candidate.layout.stages else 1 + 1e-9)
 
 
 def test_over_slow_links_a_large_model_gets_a_pipeline() -> None:
