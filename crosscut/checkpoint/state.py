@@ -64,11 +64,11 @@ def load_checkpoint(
     """Load the model and the optimizer from a checkpoint of any layout, and return the run's progress. Every rank must
     call this function.
 
-    Only the optimizer's state is loaded; its settings, such as the betas, do not change. `padded` maps the name of each
-    padded parameter to the number of rows without padding. A group in `more` keeps its current values if the checkpoint
-    does not hold all tensors of the group. Hashes are not checked here, because each rank would have to read all files.
-    Call `latest_good_checkpoint` or `require_undamaged` in one process first. Raises `CheckpointError` if the
-    checkpoint cannot be read or belongs to another model.
+    The optimizer gets its state from the checkpoint and keeps its own settings, such as the betas. `padded` maps the
+    name of each padded parameter to the number of rows without padding. A group in `more` keeps its current values if
+    the checkpoint does not hold all tensors of the group. Hashes are not checked here, because each rank would have to
+    read all files. Call `latest_good_checkpoint` or `require_undamaged` in one process first. Raises `CheckpointError`
+    if the checkpoint cannot be read or belongs to another model.
     """
     folder = folder_at(checkpoint)
     manifest = read_manifest(folder)

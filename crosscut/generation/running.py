@@ -36,8 +36,8 @@ class Piece:
     of the prompt's last token is the last report of the text.
     """
     error: Exception | None = None
-    """Error that ended the text if `finish` is "error", otherwise None. The report of an error repeats the last token
-    before the error."""
+    """Error that ended the text if `finish` is "error", otherwise None. A piece with an error holds no new token: its
+    token is that of the piece before."""
 
 
 class Text:

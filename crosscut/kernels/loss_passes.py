@@ -48,7 +48,7 @@ class LossPasses:
 
 
 def _highest(logits: Logits, wide: torch.dtype) -> Tensor:
-    """Largest real logit of each token [C]."""
+    """Largest logit of each token [C], without the padded rows of the vocabulary."""
     values, num_real, cap = logits
     return torch.where(_columns(values) < num_real, soft_cap(values.to(wide), cap), -torch.inf).amax(1)
 

@@ -90,7 +90,7 @@ PLAIN_LOSS = LossRunner()
 
 
 def plain_runner(_index: int) -> Runner:
-    """Return the plain runner for the layer at any index."""
+    """Return `PLAIN`, the runner without recomputation and compilation, whichever layer it is for."""
     return PLAIN
 
 

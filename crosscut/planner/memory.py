@@ -129,8 +129,9 @@ class _Others(NamedTuple):
     gradients: int | None = None
     """Bytes of the gradients that exist before the running pass. None without a pipeline."""
     has_unsummed: bool = False
-    """Whether the layers also hold gradients of weights in the type of the computation. In a sharded pipeline, deferred
-    gradients are added to the wider sums only when the next backward pass has gone through their layer."""
+    """Whether the layers also hold weight gradients in the compute type, such as bfloat16, that are not yet added to
+    the float32 sums. In a sharded pipeline, this happens to deferred gradients until the next backward pass has gone
+    through their layer."""
 
 
 class _Root(NamedTuple):

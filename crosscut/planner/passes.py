@@ -33,7 +33,8 @@ AVERAGE_BYTES = 12
 """Bytes per parameter in float32: the moving average reads average and weight, and writes the average."""
 _NORM_AND_CLIP_BYTES = 12
 _KERNELS = {True: (5, 12), False: (15, 30)}
-"""Kernels of a layer's forward and backward pass, without its products. The key says whether the layer is compiled."""
+"""Number of kernels in a layer's forward pass and in its backward pass, not counting matrix products. The key says
+whether the layer is compiled."""
 
 
 class LayerPasses(NamedTuple):

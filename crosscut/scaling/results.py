@@ -74,7 +74,7 @@ class Results:
     """Name of the device that the forecasts assume. Empty if there are no forecasts."""
     studies: Mapping[Study, Sequence[Row]]
     left_out: Sequence[str]
-    """Sentences that name the numbers of ranks that the studies leave out, with the reason."""
+    """Sentences that say which rank counts the studies leave out, and why."""
 
     def to_json(self) -> str:
         """Results as JSON text, which `from_json` reads."""

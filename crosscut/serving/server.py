@@ -248,7 +248,10 @@ class _Server(uvicorn.Server):
             connection.transport.abort()
         if unread:
             number = "1 client" if len(unread) == 1 else f"{len(unread):,} clients"
-            echo(f"crosscut: {number} did not read the whole answer in time. The rest was not sent.", err=True)
+            echo(
+                f"crosscut: {number} had not read the whole answer when the server ended. The rest was not sent.",
+                err=True,
+            )
 
 
 @contextmanager

@@ -23,8 +23,8 @@ LOSS = "loss"
 """Name, in the report's table, of the computation after the model's last output."""
 
 INSIDE = " / "
-"""Separator in the name of a tensor that a module's own code makes or uses, outside its submodules. The name of the
-module's call comes before the separator.
+"""Separator in the name of a tensor that the code of a module itself makes or uses, and not one of its submodules.
+Before the separator, the name has the module and, if the module is called several times, the number of the call.
 """
 
 

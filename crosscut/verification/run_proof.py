@@ -216,8 +216,8 @@ def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> Report:
 
 
 def _other_suspects(run: RunConfig, report: Report) -> str:
-    """Return the settings that turn off the compilation and the recomputation of this run. Empty if the run uses
-    neither, or if the failed checks do not depend on what the layers compute.
+    """Return settings that a user can try in order to rule out compilation and recomputation as the cause of failed
+    checks. Empty if the run uses neither, or if the failed checks do not depend on what the layers compute.
     """
     failed = {check.name for check in report.checks if not check.same}
     if failed and failed <= {DRAWS, AVERAGE, AVERAGES, *ROUNDING} and all(row.same for row in report.rows):

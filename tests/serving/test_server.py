@@ -172,7 +172,7 @@ def test_a_client_that_never_reads_is_told_in_one_line_at_the_end(monkeypatch, c
                 client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 assert client.recv(1)
         assert capfd.readouterr().err == (
-            "crosscut: 2 clients did not read the whole answer in time. The rest was not sent.\n"
+            "crosscut: 2 clients had not read the whole answer when the server ended. The rest was not sent.\n"
         )
 
 

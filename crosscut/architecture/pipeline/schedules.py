@@ -126,11 +126,10 @@ class Schedule:
             yield from (message for action in actions if (message := self.sent(rank, action)) is not None)
 
     def acknowledged(self, rank: int) -> dict[Message, tuple[Message, ...]]:
-        """Messages that a rank has sent and that have certainly arrived, by the message to the rank that proves the
-        arrival.
+        """For each message that `rank` receives: the messages that `rank` sent before and that must have arrived.
 
-        A message to the rank proves that its sender has received everything that the sender's earlier actions needed.
-        The rank may then free what it sent. A message that no later message proves to have arrived is left out.
+        The sender of a message has received everything that its earlier actions needed, so `rank` may free what it sent
+        for these actions. A message whose arrival no later message proves is left out.
         """
         found: dict[Message, tuple[Message, ...]] = {}
         for sender, actions in enumerate(self.actions):

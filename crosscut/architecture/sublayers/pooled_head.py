@@ -68,5 +68,5 @@ class SumLogits(Step):
     """Sum the logits of the sequences over the tensor ranks, on every layout, and add the bias."""
 
     def on(self, target: Target) -> Step:
-        """Return the step with its message."""
+        """Return the step for a target, with the all-reduce of the logits."""
         return replace(self, forward=(Message(Operation.ALL_REDUCE, self.gives[0].elements(target)),))

@@ -105,9 +105,9 @@ class Builder:
             self._mistakes.doubt(keys)
 
     def _values(self, kind: type, table: Mapping[str, Any], path: str, place: str) -> dict[str, Any] | None:
-        """Values of the fields that the table gives. None if a section is missing or cannot be built, or a value
-        without a default is missing. Missing values of a model are replaced by stand-ins, so that the other fields of
-        the model and the other sections are still checked.
+        """Values of the fields that the table gives. None if a section is missing or cannot be built, or if a value
+        without a default is missing. The section of the model is an exception: stand-ins replace its missing values, so
+        that its other fields and the other sections are still checked.
         """
         fields, hints = _fields(kind), typing.get_type_hints(kind)
         values: dict[str, Any] = {}

@@ -55,7 +55,9 @@ class Gather(NamedTuple):
         return collect(work, self.earlier, filters=self.filters, cleaned=self.cleaned)
 
     def described(self, work: Path, collection: Collection) -> Gathered:
-        """Make a reference to the given collection, for tasks to hold."""
+        """Return a small description of the given collection, from which a task on another process builds the
+        collection again.
+        """
         return Gathered(work, *self, digest=_sha256(repr(collection)))
 
 

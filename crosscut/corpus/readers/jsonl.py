@@ -13,7 +13,7 @@ from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, ex
 from crosscut.data.text.json_text import encodable, parse_record
 
 _INCOMPLETE = ("not JSON", "not UTF-8")
-"""Rules of the rejects that a truncated record at the end of a file can cause."""
+"""Reasons for rejecting a record that may only mean that the file was cut off inside its last record."""
 
 
 def read_jsonl(file: File, reading: Reading) -> Iterator[Item]:

@@ -54,7 +54,9 @@ class ArrayFile:
             start, stop, _ = key.indices(self._length)
             return self._read(start, max(stop - start, 0))
         if not -self._length <= key < self._length:
-            raise IndexError(f"element {key} of {self._length} in {self.path}")
+            raise IndexError(
+                f"The index must be below {self._length:,}, the number of elements in `{self.path}`, but is {key}."
+            )
         return self._read(key % self._length, 1)[0]
 
     def check_unchanged(self) -> None:

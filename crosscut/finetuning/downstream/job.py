@@ -273,7 +273,9 @@ def _print_banner(kept: Kept, num_jobs: int) -> None:
 
 
 def _train_all(prepared: _Prepared, device: torch.device) -> _Stop | None:
-    """Train the runs of all seeds on one rank. Returns None if all runs are complete."""
+    """Train the runs of all seeds on one rank. Returns how the first unfinished run was stopped, or None if all runs
+    are complete.
+    """
     mesh = make_mesh(prepared.kept.run.layout, device)
     lock = prepared.lock if mesh.is_first_rank else None
     rows = {part: prepared.kept.rows(part) for part in prepared.kept.files}

@@ -104,7 +104,7 @@ def take_summaries(hidden: Tensor, last: Tensor | None, mesh: ParallelMesh) -> T
     the indexes of these tokens in their sequences; None means the first token of each sequence.
 
     Under sequence parallelism, the rank that holds a token sends it. Forward: all-reduce. Backward: nothing is sent,
-    because every rank must have the same gradient.
+    because every rank already has the same gradient.
     """
     if not mesh.sequence_parallel:
         return hidden[:, 0] if last is None else hidden[torch.arange(len(hidden), device=hidden.device), last]

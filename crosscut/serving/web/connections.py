@@ -41,7 +41,9 @@ class Connections:
         return _Connection(self, **given)
 
     def admit(self, new: "_Connection", num_open: int) -> None:
-        """Begin to wait for the first request of a connection. `num_open` is the number of open connections."""
+        """Accept a new connection, and start the time limit for its first request. If too many connections are open
+        (`num_open` is their number), refuse the one that has waited longest without a request, or else the new one.
+        """
         if num_open > self._most:
             if not self._silent:
                 new.refuse(_full(self._most))

@@ -18,7 +18,8 @@ _WORTH_A_NOTE = 1.05
 """Minimum speed-up of one rank over several ranks, according to the forecast, for which a note is printed."""
 
 _WORTH_MEASURING = 20.0
-"""Seconds that a run must take, according to the first forecast, so that a second is spent on a better one."""
+"""Minimum duration of a run, in seconds by a forecast without measurements. For a shorter run, the second that a
+measurement takes is not worth it."""
 
 
 def hardware_for(run: RunConfig, samples: RunSamples, peak: Peak, mesh: ParallelMesh, *, done: int) -> Hardware | None:

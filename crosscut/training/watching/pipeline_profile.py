@@ -54,7 +54,9 @@ class PipelineProfile:
         write_whole(folder / PASSES_FILE, "[\n" + ",\n".join(lines) + "\n]\n")
 
     def print(self, table: Table, console: Console) -> None:
-        """Print the mean shares of the first pipeline in `table`, and its bubble beside the published formula."""
+        """Add a row to `table` for each rank of the first pipeline, with its mean shares of the time, and print the
+        table. Then print the pipeline's bubble and the published formula.
+        """
         first = [pipelines[0] for pipelines in self.steps.values()]
         each = [recorded.shares() for recorded in first]
         for rank, of_steps in enumerate(zip(*each, strict=True)):

@@ -242,8 +242,8 @@ def _operators(events: Any) -> list[dict[str, Any]]:
 
 
 def print_profile(profile: Profile, folder: Path, console: Console, *, pipeline: PipelineProfile | None = None) -> None:
-    """Print the shares of each step's time, in a pipeline those of each stage, the longest operators, and the largest
-    holders of memory.
+    """Print how the time of each step is divided, the longest operators, and the tensors and modules that hold the most
+    memory. With a pipeline, also print how the time of each of its ranks is divided.
     """
     shares = _table("step", "seconds", "compute", "overlapped", "communication", "idle")
     for step in profile.steps:
