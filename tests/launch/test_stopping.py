@@ -204,6 +204,7 @@ sys.exit(75)
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("number", "code"),
     [

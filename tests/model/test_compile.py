@@ -27,6 +27,7 @@ def _compiled_and_eager(layout: Layout) -> tuple[float, float]:
     return (compiled - eager).abs().item(), (weight.grad.full_tensor() - expected).abs().max().item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [

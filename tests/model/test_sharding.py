@@ -23,7 +23,7 @@ QUICK = [layout for layout in SHARDED if layout.sequence_parallel == (layout.ten
 SLOW = [pytest.param(layout, marks=pytest.mark.slow) for layout in SHARDED if layout not in QUICK]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("layout", [*QUICK, *SLOW], ids=str)
 def test_accumulated_and_clipped_steps_are_those_of_one_device(
     ranks: RankPool, one_device: dict[str, Any], layout: Layout

@@ -207,6 +207,7 @@ def _sent_by_compiled_mlp(layout: Layout) -> list[list[str]]:
     return [sorted(sent.operation for sent in recorder.sent) for recorder in (forward, backward)]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler does inside is not ours to mend
 def test_a_compiler_gathers_the_input_again_in_the_backward_pass(ranks: RankPool) -> None:
     forward, backward = ranks.run(2, _sent_by_compiled_mlp, Layout(tensor=2, sequence_parallel=True))[0]

@@ -50,7 +50,7 @@ def ours(ranks, published):
     return logits
 
 
-@pytest.mark.one_in(2)  # those in float64
+@pytest.mark.one_in(4)  # those in float64
 @pytest.mark.parametrize("precision", TOLERANCES)
 @pytest.mark.parametrize("name", [*FAMILIES, *IN_THREES])
 def test_logits_are_those_of_transformers(ours, published, name, precision):

@@ -50,7 +50,7 @@ CASES = [
 ]
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_each_stage_holds_computes_and_sends_what_is_planned(case: Case) -> None:
     layout = case.run.layout

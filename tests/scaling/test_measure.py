@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from crosscut.config import Layout, load_run
@@ -40,6 +41,7 @@ def test_every_case_has_the_seconds_of_its_slowest_rank_of_each_turn(ranks: Rank
     assert others == [first] * 3
 
 
+@pytest.mark.slow
 def test_options_of_a_layout_are_measured_too(ranks: RankPool) -> None:
     run = load_run(
         {"model": {"preset": "laptop-tiny", "vocab_size": 300, "dropout": 0.0}, "training": {"batch_size": 2}},

@@ -20,6 +20,7 @@ Make = Callable[..., RunConfig]
 EXACT = ("training.precision=float64", "model.dropout=0", "training.steps=20")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "layout",
     [

@@ -145,6 +145,7 @@ def whole(ranks, tokens_folder, tmp_path_factory) -> tuple[Path, dict]:
     return checkpoint_of(run, 3), outcome
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "options",
     [pytest.param(LAYOUTS[name], marks=pytest.mark.slow if name in AS_IN_TEST_RESUME else ()) for name in LAYOUTS],

@@ -46,6 +46,7 @@ def bert_run(masked_tokens, tmp_path):
     return make
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("packed", [False, True])
 def test_every_layout_and_a_resume_train_the_same_model(ranks, bert_run, packed):
     kind = ("data.pairs=false", "model.sentence_order=false", "training.document_mask=true") if packed else ()

@@ -152,7 +152,7 @@ def test_a_run_with_all_options_of_the_recipe_goes_on_to_the_last_bit(ranks, mix
     assert sorted(resumed[0]["losses"]) == [3, 4, 5]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_a_resume_is_found(ranks, mixed_run, fault):
     run = mixed_run(HERE, *ALL)

@@ -94,7 +94,7 @@ def planned_messages(run) -> Counter:
     return planned
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("options", STAGED, ids=" ".join)
 def test_each_stage_sends_the_planned_messages(ranks, run_with, options):
     run = run_with(*EXACT[1:], "model.dropout=0.0", *options)

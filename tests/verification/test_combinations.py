@@ -180,12 +180,13 @@ def require_the_uncut_model(ranks: RankPool, values: Values) -> None:
     assert ("compiled layers" in {check.name for check in report.checks}) == (values["compile"] == "on")
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("values", PLAIN, ids=name_of)
 def test_any_two_of_them_together_are_the_uncut_model(ranks: RankPool, values: Values) -> None:
     require_the_uncut_model(ranks, values)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler does inside is not ours to mend
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.parametrize("values", COMPILED_RUNS, ids=name_of)

@@ -69,7 +69,7 @@ def _verify(run: RunConfig) -> Report:
     return verify_on_mesh(run, make_mesh(run.layout, CPU))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", CASES)
 def test_context_ranks_compute_what_one_rank_computes(ranks: RankPool, name: str) -> None:
     run = _run(CASES[name])

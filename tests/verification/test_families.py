@@ -67,7 +67,7 @@ def _described(value: Any) -> str:
     return str(value) if isinstance(value, Layout) else " ".join(f"{k}={v}" for k, v in value.items() if k not in LLAMA)
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize(("model", "layout"), CASES, ids=_described)
 def test_every_family_is_the_uncut_model(ranks: RankPool, model: dict[str, Any], layout: Layout) -> None:
     report = ranks.run(layout.world_size, _verify, layout, model)[0]

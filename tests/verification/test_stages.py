@@ -25,7 +25,7 @@ def verify(layout: Layout, model: dict, precision: str = "float64", **more) -> R
     return verify_on_mesh(run, make_mesh(layout, CPU))
 
 
-@pytest.mark.one_in(11)
+@pytest.mark.one_in(22)
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_pipeline_is_the_uncut_model(ranks, layout, model):
@@ -44,7 +44,7 @@ ON_FOUR = [
 ]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 @pytest.mark.parametrize("layout", ON_FOUR, ids=str)
 def test_a_pipeline_over_shared_sequences_is_the_uncut_model(ranks, layout, model):
@@ -61,7 +61,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("layout", [Layout(pipeline=2), Layout(pipeline=2, schedule="zero_bubble")], ids=str)
 def test_a_pipeline_is_verified_with_other_options(ranks, layout, options):

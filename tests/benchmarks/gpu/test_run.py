@@ -43,6 +43,7 @@ def tiny_run(tmp_path_factory) -> TinyRun:
     return TinyRun("".join(printed), json.loads(file.read_text()), early)
 
 
+@pytest.mark.slow
 def test_gpu_benchmark_runs_on_the_cpu(tiny_run):
     told = tiny_run.told
     rows = {row["name"]: row for row in told["measurements"]}

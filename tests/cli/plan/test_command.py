@@ -43,6 +43,7 @@ def test_the_table_is_readable_at_a_hundred_columns() -> None:
     assert "  tensor 1 x data 512, not sharded: weights and optimizer need 100 GB per rank; the GPU has 32 GB" in lines
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("model", "gpu"), [("llama3-8b", "h100-sxm"), ("llama3-70b", "h200-sxm")])
 def test_days_and_costs_of_long_runs_are_readable(model: str, gpu: str) -> None:
     asked = ("plan", "--model", model, "--gpus", "16", "--gpu", gpu, "--tokens", "15T", "--price", "2")
@@ -225,6 +226,7 @@ def test_files_that_are_written_are_named_with_the_next_step(tmp_path: Path) -> 
     assert load_run(best).model.num_layers == 12
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("price", "heading", "source"),
     [

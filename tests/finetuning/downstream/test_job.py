@@ -16,6 +16,7 @@ from crosscut.pretrained import find_model
 from tests.finetuning.downstream.conftest import EXACT, PLAIN, finetune, rows_of
 
 
+@pytest.mark.slow
 def test_several_seeds_are_scored_and_reported(bert, tables, tmp_path, forked_ranks):
     out = tmp_path / "run"
     result = finetune(
@@ -73,6 +74,7 @@ def test_layouts_train_the_same_model(bert, tables, tmp_path, forked_ranks):
         np.testing.assert_allclose(other, outputs[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_runs_are_resumed_on_another_layout_without_their_files(bert, tables, tmp_path, forked_ranks, monkeypatch):
     copied = tmp_path / "files"
     shutil.copytree(tables[1], copied)
@@ -110,6 +112,7 @@ def test_runs_are_resumed_on_another_layout_without_their_files(bert, tables, tm
     assert json.loads((second / "summary.json").read_text())["best_step"] == 6, "without metrics, the last step counts"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_losses_equal_those_of_transformers(make_bert, tables, tmp_path, forked_ranks, tensor):
     folder = make_bert("BertForSequenceClassification", num_labels=2)

@@ -28,6 +28,7 @@ def write_squad(path: Path, number: int, *, is_new: bool) -> None:
     path.write_text(json.dumps({"data": [{"title": "x", "paragraphs": [{"context": TEXT, "qas": questions}]}]}))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("is_new", [False, True], ids=["SQuAD 1.1", "SQuAD 2.0"])
 def test_answers_are_found_in_windows_of_a_text(bert, tmp_path, forked_ranks, is_new):
     version = "2.0" if is_new else "1.1"

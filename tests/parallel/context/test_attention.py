@@ -186,6 +186,7 @@ def _compile(way: ContextAttention, case: Case) -> None:
         torch.testing.assert_close(traced, eager, **CLOSE)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler does inside is not ours to mend
 @pytest.mark.parametrize("way", WAYS)
 def test_a_compiler_traces_each_way_as_one_graph(ranks: RankPool, way: ContextAttention) -> None:

@@ -103,6 +103,7 @@ def processor() -> str:
     return page(search_layouts(run, KNOWN_HARDWARE["laptop"], 8))
 
 
+@pytest.mark.slow
 def test_ranks_that_share_a_processor_share_its_memory_on_the_page_too(processor: str) -> None:
     stored = stored_in(processor)
     assert stored["limit"] == 2_000

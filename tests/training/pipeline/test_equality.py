@@ -81,7 +81,7 @@ RECOMPUTED = [
 ]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("options", RECOMPUTED, ids=" ".join)
 @pytest.mark.parametrize("layout", ["pipeline=2 stages_per_rank=2", "pipeline=2 schedule=zero_bubble"])
 def test_recomputation_and_offload_work_inside_stages(ranks, run_with, layout, options):
@@ -100,6 +100,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", OTHERS.values(), ids=OTHERS)
 def test_other_options_work_with_stages(ranks, run_with, options):
     settings = (*EXACT, "model.dropout=0.1", *options)

@@ -74,6 +74,7 @@ def test_a_split_sequence_sends_each_rank_s_part(ranks, run_with):
         assert {shape for _, shape in of_rank} == {(1, 16, run.model.hidden_size)}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("sharding", ["none", "zero2", "zero3"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_gradients_are_summed_once_per_step(ranks, run_with, schedule, sharding):
@@ -113,6 +114,7 @@ def drift_after_on_last_stage(run):
     return drift_after(run, name, 3)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("layer", [0, 3])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_all_stages_skip_a_step_that_is_not_finite_and_name_the_origin(ranks, run_with, layer, schedule):

@@ -17,6 +17,7 @@ from crosscut.training.watching.trace import STEP_NAME
 from tests.training.jobs import loop
 
 
+@pytest.mark.slow
 def test_profile_of_two_ranks_tells_of_the_run_and_does_not_change_it(ranks, run_with, tmp_path):
     plain_run = run_with("training.steps=7", "layout.tensor=2", f"output.folder={tmp_path / 'plain'}")
     plain = ranks.run(2, loop, plain_run)[0]
