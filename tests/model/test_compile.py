@@ -31,8 +31,8 @@ def _compiled_and_eager(layout: Layout) -> tuple[float, float]:
 @pytest.mark.parametrize(
     "layout",
     [
-        pytest.param(Layout(), marks=pytest.mark.slow),  # the same without collectives
-        pytest.param(Layout(tensor=2), marks=pytest.mark.slow),
+        Layout(),
+        Layout(tensor=2),
         Layout(tensor=2, sequence_parallel=True),
     ],
     ids=str,
