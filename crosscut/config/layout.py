@@ -30,6 +30,14 @@ class ContextAttention(Choice):
     RING = "ring"
 
 
+class Elastic(Choice):
+    """Layouts that a run may take when torchrun starts it with another number of ranks."""
+
+    OFF = "off"
+    DATA = "data"
+    ALL = "all"
+
+
 class PipelineSchedule(Choice):
     """Order of the forward and backward passes of pipeline stages."""
 
@@ -109,6 +117,12 @@ class Layout:
     """Whether the tensor ranks split each matrix product into pieces, and send or receive one piece while another piece
     is multiplied, through PyTorch's symmetric memory. Needs sequence parallelism, and GPUs that can access each other's
     memory.
+    """
+
+    elastic: Elastic = Elastic.OFF
+    """Reaction of `crosscut train` to another number of ranks than the layout has, under torchrun (docs/elastic.md).
+    `off` ends with an error. `data` changes the number of data ranks. `all` takes the fastest layout that fits into
+    memory. The batch and the order of the data stay the same, and the run resumes from its newest checkpoint.
     """
 
     def __post_init__(self) -> None:

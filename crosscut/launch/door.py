@@ -21,6 +21,7 @@ import torch
 
 from crosscut.config import CrosscutError, Layout, LayoutError, errors
 from crosscut.config.system.machine import require_room
+from crosscut.launch.idle import is_idle, told_of_the_end, wait_as_idle
 from crosscut.launch.processes import (
     choose_device,
     is_first_started,
@@ -64,11 +65,13 @@ class Ranks:
     """Whether to join the ranks that torchrun started, if there are any. If false, this process always starts its own
     ranks.
     """
+    may_idle: bool = False
+    """Whether torchrun may have started more ranks than the layout needs. The last ranks are then idle (`idle`)."""
 
     def __post_init__(self) -> None:
-        if self.are_there and started_world_size() != self.layout.world_size:
-            raise LayoutError(world_size_message(self.layout, started_world_size()))
-        size = self.layout.world_size
+        size, started = self.layout.world_size, started_world_size()
+        if self.are_there and (started < size or (started > size and not self.may_idle)):
+            raise LayoutError(world_size_message(self.layout, started))
         if not self.are_there:
             require_room(self.layout.names_of_axes, size, remedy=_FEWER, error=LayoutError)
         here = ranks_on_this_machine(size) if self.joins else size
@@ -111,10 +114,13 @@ def in_ranks(
 
     If `prepare` raises a `CrosscutError`, no rank starts, and the error is raised. Under torchrun, the error is raised
     on every rank. The docstrings of `processes.launch` and (under torchrun) `processes.joined_rank` say which
-    errors are raised if `work` fails.
+    errors are raised if `work` fails. An idle rank (`Ranks.may_idle`) ends its process here when the others end.
     """
+    if ranks.are_there and is_idle(ranks.layout.world_size):
+        wait_as_idle()
     if ranks.are_there:
-        with joined_rank(), process_group(choose_device(ranks.device)):
+        size = ranks.layout.world_size
+        with joined_rank(), process_group(choose_device(ranks.device), size), told_of_the_end(size):
             prepared = _share_prepared(prepare, is_plain=is_plain)
             if isinstance(prepared, Done):
                 return prepared.result

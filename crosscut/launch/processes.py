@@ -99,10 +99,11 @@ def require_devices(name: str, num_ranks: int, axes: str) -> None:
 
 
 @contextmanager
-def process_group(device: torch.device) -> Iterator[None]:
+def process_group(device: torch.device, num_ranks: int | None = None) -> Iterator[None]:
     """Context in which the ranks can communicate through PyTorch's default process group.
 
-    The group contains the ranks that a launcher started, or only this process if there is no launcher.
+    The group contains the first `num_ranks` ranks that a launcher started (by default all of them), or only this
+    process if there is no launcher.
 
     On the CPU, the group uses gloo, and every rank uses the same number of threads: the smallest number of any rank. On
     CUDA, the group uses nccl for device tensors and gloo for host tensors, and `device` becomes the current device.
@@ -116,7 +117,7 @@ def process_group(device: torch.device) -> Iterator[None]:
         # A message should start before the product with which it overlaps.
         os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
     if was_started():
-        dist.init_process_group(backend)
+        dist.init_process_group(backend, world_size=num_ranks or started_world_size(), rank=int(os.environ["RANK"]))
     else:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     if device.type == "cpu":

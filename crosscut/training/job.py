@@ -43,6 +43,7 @@ from crosscut.planner.messages.traffic import reason_against_halves
 from crosscut.planner.time import bubble_share
 from crosscut.pretrained import keep_companions, load_weights, require_finite, require_weights
 from crosscut.training.batches import batches_of, samples_of
+from crosscut.training.elastic import Restart, for_started_ranks, is_elastic
 from crosscut.training.evaluations import Evaluations
 from crosscut.training.loop import Loop
 from crosscut.training.precision import resolve_on
@@ -74,6 +75,8 @@ class _Prepared:
     """Number of steps that the checkpoint has done; 0 for a new run."""
     profile: bool = False
     """Whether to profile a few steps (`profiling`)."""
+    restart: Restart | None = None
+    """Start of an elastic run that continues an earlier start."""
     lock: FolderLock | None = None
     """Lock of the run's folders."""
 
@@ -108,7 +111,9 @@ def run_training(run: RunConfig, *, resume: Resume = False, profile: bool = Fals
     has written its checkpoint. From then on, SIGTERM and SIGUSR1 are ignored, so that a repeated signal cannot hide
     `RunStopped`.
     """
-    ranks = Ranks(layout=run.layout, device=run.training.device, signals=INTERRUPTIBLE)
+    if is_elastic(run):
+        run, resume = for_started_ranks(run), resume or "auto"  # torchrun repeats the command after a failure
+    ranks = Ranks(layout=run.layout, device=run.training.device, signals=INTERRUPTIBLE, may_idle=is_elastic(run))
     resolved = resolve_on(run, choose_device(run.training.device))
     require_objective(run)
     require_capabilities(resolved)
@@ -204,7 +209,9 @@ def _prepare(resolved: ResolvedRun, resume: Resume, profile: bool = False) -> _P
         _note(text)
     if resolved.device == "cuda" and (reason := reason_against_halves(run)):
         _note(f"Under sequence parallelism, the forward messages of this run overlap with no matrix product: {reason}.")
-    return _Prepared(resolved.with_config(run), good.folder if good else None, identity, done, profile)
+    if restart := Restart.of(run, progress):
+        _note(str(restart))
+    return _Prepared(resolved.with_config(run), good.folder if good else None, identity, done, profile, restart)
 
 
 def _require_no_checkpoints(run: RunConfig) -> None:
@@ -339,6 +346,7 @@ def _train(prepared: _Prepared, device: torch.device) -> _Stop | None:
         evaluations=Evaluations(run, tokens),
         lock=lock,
     )
+    loop.restart = prepared.restart if mesh.is_first_rank else None
     hardware = hardware_for(run, samples, loop.throughput.peak, mesh, done=prepared.done)
     if mesh.is_first_rank:
         print_banner(prepared.run, samples, hardware, device, new_console(), done=prepared.done)

@@ -22,6 +22,7 @@ from crosscut.launch import Stopped, StopRequest
 from crosscut.launch.stopping import INTERRUPTIBLE
 from crosscut.parallel import find_drift
 from crosscut.training.batches import BatchesAhead, BatchSource
+from crosscut.training.elastic import Restart
 from crosscut.training.evaluations import ModelScores
 from crosscut.training.optimization.averaging import SCORED
 from crosscut.training.optimization.schedule import last_stable_step
@@ -98,6 +99,8 @@ class Loop:
         folders, on the first rank.
         """
         self.profiler, self.evaluations, self.lock = profiler, evaluations, lock
+        self.restart: Restart | None = None
+        """Restart to record when the first step is done."""
         self.run, self.trainer, self.batches, self.mesh = trainer.run.config, trainer, batches, trainer.mesh
         self.identity = dict(identity or {})
         self.folder = Path(self.run.output.folder)
@@ -313,6 +316,9 @@ class Loop:
         rates = self.throughput.rates(seconds, num_tokens=self.batches.num_tokens(result.step))
         samples = self.run.training.samples_before(done)
         metrics.step(done, {**result.values(), **rates, "samples": samples})
+        if self.restart is not None:
+            self.restart.record(self.folder)
+            self.restart = None
 
     def _metrics(self, first: int) -> Metrics:
         return Metrics(

@@ -1,5 +1,6 @@
-"""The job scripts of docs/running.md: they parse, and the one for Slurm does what it says."""
+"""The job scripts of docs/running.md and docs/elastic.md: they parse, and the one for Slurm does what it says."""
 
+import dataclasses
 import os
 import re
 import signal
@@ -13,16 +14,32 @@ import pytest
 from crosscut.checkpoint import list_checkpoints
 from crosscut.cli.main import _EXIT_INTERRUPTED, EXIT_DAMAGED, EXIT_REQUEUE, main
 from crosscut.data import read_documents
+from crosscut.training.elastic import Restart
 from tests.cli.conftest import TINY
 
 PAGE = (Path(__file__).parents[2] / "docs" / "running.md").read_text(encoding="utf-8")
-SCRIPTS = re.findall(r"^```sh\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
+ELASTIC = (Path(__file__).parents[2] / "docs" / "elastic.md").read_text(encoding="utf-8")
+SCRIPTS, ELASTIC_SCRIPTS = (
+    re.findall(r"^ *```sh\n(.*?)^ *```$", page, flags=re.MULTILINE | re.DOTALL) for page in (PAGE, ELASTIC)
+)
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=range(len(SCRIPTS)))
+@pytest.mark.parametrize("script", [*SCRIPTS, *ELASTIC_SCRIPTS], ids=range(len(SCRIPTS) + len(ELASTIC_SCRIPTS)))
 def test_shell_blocks_parse(script):
     done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_elastic_scripts_set_what_an_elastic_run_needs():
+    for torchrun in ELASTIC.split("torchrun --nnodes")[:-1]:
+        assert "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in torchrun
+    assert '{name: TORCH_DISABLE_SHARE_RDZV_TCP_STORE, value: "1"}' in ELASTIC
+    for row in ("`before`, `after`", "`restored_from`", "`ranks`, `idle_ranks`", "`steps_lost`", "`seconds_lost`"):
+        assert f"\n| {row} |" in ELASTIC
+    assert {field.name for field in dataclasses.fields(Restart)} == {
+        "step", "before", "after", "restored_from", "ranks", "idle_ranks", "steps_lost", "seconds_of_steps_lost",
+        "last_step_at",
+    }  # fmt: skip
 
 
 def test_page_states_the_exit_status():

@@ -114,7 +114,7 @@ def joined(what: str, folder: Path) -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RANK", str(rank))
         patch.setenv("WORLD_SIZE", str(size))
-        patch.setattr("crosscut.launch.door.process_group", lambda _: nullcontext())  # the pool's is there
+        patch.setattr("crosscut.launch.door.process_group", lambda *_: nullcontext())  # the pool's is there
         ranks = Ranks(layout=Layout(data=size), device="cpu")
         if is_plain := what.endswith("in json"):
             patch.setattr(pickle, "loads", lambda *_: pytest.fail("a message is pickled"))

@@ -62,7 +62,7 @@ def whole_run(run: RunConfig, resume: Resume = False) -> str:
         patch.setenv("RANK", str(dist.get_rank()))
         patch.setenv("WORLD_SIZE", str(dist.get_world_size()))
         patch.setattr(
-            "crosscut.launch.door.process_group", lambda _: contextlib.nullcontext()
+            "crosscut.launch.door.process_group", lambda *_: contextlib.nullcontext()
         )  # the pool has created the group
         run_training(run, resume=resume)
     return printed.getvalue()

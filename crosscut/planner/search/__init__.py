@@ -1,5 +1,6 @@
 """Search over the layouts of a run, with a forecast of the memory and the time of each layout."""
 
+from crosscut.planner.search.elastic import run_on
 from crosscut.planner.search.layouts import search_layouts
 from crosscut.planner.search.plans import MOST_PIPELINES, NEAR_LIMIT, Plan, Plans, Rejected
 from crosscut.planner.search.proposals import CHOSEN, kept_offload
@@ -18,5 +19,6 @@ __all__ = [
     "reason_against_tensor",
     "require_device",
     "require_precision",
+    "run_on",
     "search_layouts",
 ]

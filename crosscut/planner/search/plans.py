@@ -51,7 +51,8 @@ class Plan:
         """Return a copy of the run settings `asked` with the layout and the training settings of this plan."""
         mine = self.candidate.training
         training = replace(mine, device=asked.training.device, offload=kept_offload(asked.training, mine.recompute))
-        return replace(asked, layout=self.candidate.layout, training=training)
+        layout = replace(self.candidate.layout, elastic=asked.layout.elastic)
+        return replace(asked, layout=layout, training=training)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,257 @@
+"""Kill nodes of an elastic run at random instants, bring them back, and compare the losses with an undisturbed run.
+
+    python benchmarks/recovery/elastic.py --kills 20    # about half an hour on two cores
+
+Two "nodes" of two ranks each train under torchrun in float64: an agent and its ranks are a node, and a process that is
+part of neither node hosts the rendezvous. SIGKILL hits all processes of one node at once. The other node continues on
+two ranks. The node then comes back, and the run continues on four ranks. The undisturbed run is the measure:
+`metrics.jsonl` of the disturbed run must hold every step once, and each
+loss must differ by at most 1e-10, relative to the loss.
+"""
+
+import argparse
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.machine import print_machine
+from crosscut.checkpoint import list_checkpoints
+from crosscut.data import read_documents
+from crosscut.training.elastic import read_restarts
+from crosscut.training.watching.metrics import read_metrics
+
+MOST_APART = 1e-10
+"""Maximum difference of a loss, relative to the loss of the undisturbed run."""
+PATIENCE = 1200.0
+"""Seconds after which a run that does not continue counts as stuck."""
+RANKS_PER_NODE = 2
+
+RUN = (
+    "model.num_layers=2", "model.hidden_size=32", "model.num_heads=4", "model.max_sequence_length=64",
+    "model.dropout=0.0", "data.vocab_size=300", "data.verify=false", "training.batch_size=8",
+    "training.sequence_length=32", "training.validation_sequences=8", "training.validate_every=0",
+    "training.precision=float64", "training.device=cpu", "training.steps=1000000", "optimizer.schedule=constant",
+    "optimizer.warmup_steps=1", "output.sample_tokens=0", "layout.tensor=2", "layout.data=2", "layout.sharding=zero2",
+    "layout.elastic=data",
+)  # fmt: skip
+
+STORE = (
+    "import sys, time, torch.distributed as dist\n"
+    "store = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)\n"
+    "print(store.port, flush=True)\n"
+    "sys.stdin.read()\n"
+)
+"""Program that hosts the store of the rendezvous until its input ends."""
+
+
+@dataclass
+class Group:
+    """Nodes that train one run, and the rendezvous of their agents."""
+
+    folder: Path
+    """Folder of the run."""
+    settings: tuple[str, ...]
+    port: int
+    agents: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start(self, node: int) -> None:
+        """Start the agent of a node."""
+        rendezvous = ("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self.port}", f"--rdzv-id={self.folder.name}",
+                      "--rdzv-conf=is_host=0,last_call_timeout=2,keep_alive_interval=1")  # fmt: skip
+        command = (sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", f"--nproc-per-node={RANKS_PER_NODE}",
+                   "--max-restarts=1000", *rendezvous, "-m", "crosscut", "train", "recipe=small", *RUN, *self.settings,
+                   f"output.folder={self.folder}")  # fmt: skip
+        environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        with self.folder.with_suffix(f".node-{node}.log").open("ab") as log:
+            self.agents[node] = subprocess.Popen(
+                command, stdout=log, stderr=log, env={**os.environ, **environment}, start_new_session=True
+            )
+
+    def kill(self, node: int) -> None:
+        """End all processes of a node by SIGKILL."""
+        agent = psutil.Process(self.agents.pop(node).pid)
+        for process in (agent, *agent.children(recursive=True)):
+            with_suppressed(process.kill)
+        psutil.wait_procs([agent], timeout=10)
+
+    def stop(self) -> None:
+        """Let the ranks write a checkpoint and end, and end the agents."""
+        for agent in self.agents.values():
+            agent.send_signal(signal.SIGTERM)
+        for agent in self.agents.values():
+            agent.wait(60)
+        self.agents.clear()
+
+    def remove(self) -> None:
+        """End all nodes that still run."""
+        for node in list(self.agents):
+            self.kill(node)
+
+    def steps_done(self) -> int:
+        """Last step in `metrics.jsonl`."""
+        return max((row["step"] for row in read_metrics(self.folder)), default=0)
+
+    def restarts(self) -> list[dict[str, Any]]:
+        """Rows of `restarts.jsonl`."""
+        return read_restarts(self.folder)
+
+    def wait_for(self, condition: Callable[[], bool], event: str) -> None:
+        """Wait until a condition holds. Ends the program if the run is stuck."""
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            if time.monotonic() > deadline or not any(agent.poll() is None for agent in self.agents.values()):
+                logs = self.folder.parent.glob(f"{self.folder.name}*.log")
+                told = "\n".join(f"{log}:\n{log.read_text(errors='replace')[-3000:]}" for log in logs)
+                raise SystemExit(f"the run must continue ({event}), but does not:\n{told}")
+            time.sleep(0.05)
+
+    def wait_for_steps(self, number: int) -> None:
+        """Wait until the run has done more steps."""
+        wanted = self.steps_done() + number
+        self.wait_for(lambda: self.steps_done() >= wanted, f"step {wanted}")
+
+
+def with_suppressed(function: Callable[[], object]) -> None:
+    """Call a function on a process that may have ended."""
+    try:
+        function()
+    except psutil.NoSuchProcess:
+        return
+
+
+@contextmanager
+def group(folder: Path, *settings: str) -> Iterator[Group]:
+    """Group of nodes with a rendezvous of its own. No process and no memory is left at the end."""
+    store = subprocess.Popen([sys.executable, "-c", STORE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert store.stdout is not None
+    nodes = Group(folder, settings, int(store.stdout.readline()))
+    try:
+        yield nodes
+    finally:
+        nodes.remove()
+        store.kill()
+        store.communicate()
+
+
+def disturb(nodes: Group, kills: int, chance: random.Random, told: Callable[[str], None]) -> None:
+    """Kill one node after the other at random instants, and bring each of them back."""
+    for node in range(2):
+        nodes.start(node)
+    nodes.wait_for_steps(10)
+    for number in range(kills):
+        node = chance.randrange(2)
+        time.sleep(chance.uniform(0.0, 2.0))
+        seen = len(nodes.restarts())
+        nodes.kill(node)
+        nodes.wait_for(lambda seen=seen: len(nodes.restarts()) > seen, f"after the loss of node {node}")
+        time.sleep(chance.uniform(0.0, 1.0))
+        nodes.start(node)
+        nodes.wait_for(lambda seen=seen: len(nodes.restarts()) > seen + 1, f"after the return of node {node}")
+        nodes.wait_for_steps(3)
+        lost, back = nodes.restarts()[-2:]
+        told(f"kill {number + 1}: node {node}, {describe(lost)}; back: {describe(back)}")
+
+
+def describe(row: dict[str, Any]) -> str:
+    """Text about a row of `restarts.jsonl`."""
+    where = f"{row['before']} -> {row['after']}" if row["before"] != row["after"] else row["after"]
+    return (
+        f"{where} after step {row['step']} ({row['restored_from']}), {row['steps_lost']} steps lost, "
+        f"{row['seconds_lost']:.1f} s"
+    )
+
+
+def undisturbed(nodes: Group, steps: int) -> None:
+    """Train the same run without a disturbance until it has done at least `steps` steps."""
+    for node in range(2):
+        nodes.start(node)
+    nodes.wait_for(lambda: nodes.steps_done() >= steps, f"step {steps}")
+    nodes.stop()
+
+
+def losses_of(folder: Path) -> list[tuple[int, float]]:
+    """Step and loss of each row of the metrics."""
+    return [(row["step"], row["loss"]) for row in read_metrics(folder) if "loss" in row]
+
+
+def compare(disturbed: Path, whole: Path) -> tuple[int, float]:
+    """Number of steps compared, and the largest relative difference of a loss. Raises `SystemExit` if the metrics of
+    the disturbed run do not hold each step once.
+    """
+    mine, theirs = losses_of(disturbed), dict(losses_of(whole))
+    if [step for step, _ in mine] != list(range(1, len(mine) + 1)):
+        raise SystemExit(f"metrics.jsonl must hold each step from 1 to {len(mine)} once, but does not")
+    return len(mine), max(abs(loss - theirs[step]) / theirs[step] for step, loss in mine)
+
+
+def elastic(folder: Path, options: argparse.Namespace) -> bool:
+    """Do all kills and print the figures. Returns whether the losses are those of the undisturbed run."""
+    text = folder / "text.txt"
+    document = next(iter(read_documents(["builtin:state-of-the-union"], text_key="text"))).text
+    text.write_text("\n\n".join([document] * 5), encoding="utf-8")
+    settings = (f"data.text={text}", f"checkpoint.every={options.every}")
+    print_machine("torch")
+    began = time.monotonic()
+    with group(folder / "disturbed", *settings) as nodes:
+        disturb(nodes, options.kills, random.Random(options.seed), lambda text: print(text, flush=True))
+        nodes.stop()
+        restarts = nodes.restarts()
+    steps = list_steps(folder / "disturbed")
+    with group(folder / "undisturbed", *settings) as nodes:
+        undisturbed(nodes, steps)
+    compared, apart = compare(folder / "disturbed", folder / "undisturbed")
+    print(f"\n{options.kills} kills, {len(restarts)} restarts, {compared} steps, {time.monotonic() - began:,.0f} s; "
+          f"a checkpoint every {options.every} steps")  # fmt: skip
+    for name, rows in (("node lost", restarts[::2]), ("node back", restarts[1::2])):
+        print_losses(name, rows)
+    print(f"largest difference of a loss from the undisturbed run: {apart:.1e} of the loss (allowed: {MOST_APART:g})")
+    return apart <= MOST_APART
+
+
+def list_steps(folder: Path) -> int:
+    """Step of the last checkpoint of a run that was stopped."""
+    return int(list_checkpoints(folder / "checkpoints")[-1].name.removeprefix("step-"))
+
+
+def print_losses(name: str, rows: list[dict[str, Any]]) -> None:
+    """Print the steps and seconds that restarts of one kind have lost."""
+    if not rows:
+        return
+    seconds, steps = [row["seconds_lost"] for row in rows], [row["steps_lost"] for row in rows]
+    print(f"{name}: {len(rows)} restarts; seconds lost: "
+          f"median {statistics.median(seconds):.1f}, at most {max(seconds):.1f}; steps lost: median "
+          f"{statistics.median(steps):g}, at most {max(steps)}")  # fmt: skip
+
+
+def main() -> None:
+    """Read the options, and exit with status 1 if a check has failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20, help="number of nodes that are killed")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the nodes and instants")
+    parser.add_argument("--every", type=int, default=50, help="steps between checkpoints on disk")
+    parser.add_argument("--keep", type=Path, help="new folder in which the runs and their logs are kept")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # end the nodes, too
+    with tempfile.TemporaryDirectory(prefix="crosscut-elastic-") as temporary:
+        folder = options.keep or Path(temporary)
+        folder.mkdir(exist_ok=True)
+        well = elastic(folder, options)
+    sys.exit(0 if well else 1)
+
+
+if __name__ == "__main__":
+    main()

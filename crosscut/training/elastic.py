@@ -1,0 +1,133 @@
+"""Runs whose number of ranks changes from start to start: the layout for the ranks that torchrun started, and the
+record of the starts in `restarts.jsonl`.
+
+A step is lost if the run has to repeat it, because it came after the checkpoint from which the run resumes. The seconds
+lost are the seconds of these steps, and the time from the last step of the earlier start to the first step of this
+start, which includes the detection of the failure, the rendezvous, the start of Python, and the checkpoint.
+"""
+
+import dataclasses
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+
+from crosscut.checkpoint import Progress
+from crosscut.config import LayoutError, RunConfig
+from crosscut.config.layout import Elastic
+from crosscut.config.training import Device
+from crosscut.launch.processes import choose_device, started_world_size, was_started
+from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware, find_hardware
+from crosscut.planner.search import run_on
+from crosscut.training.watching.metrics import METRICS_FILE, read_metrics
+
+RESTARTS_FILE = "restarts.jsonl"
+"""Name of the file in a run's folder with one row for each start of an elastic run that continues an earlier start."""
+
+
+def is_elastic(run: RunConfig) -> bool:
+    """Whether the run changes its layout when torchrun starts another number of ranks."""
+    return run.layout.elastic is not Elastic.OFF and was_started()
+
+
+def for_started_ranks(run: RunConfig) -> RunConfig:
+    """Return the run with a layout for the ranks that torchrun started, if the run is elastic. Every rank computes the
+    same layout. Any other run is returned unchanged.
+
+    Raises `LayoutError` if no layout is possible, or if torchrun keeps the store of an earlier rendezvous.
+    """
+    if not is_elastic(run):
+        return run
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        raise LayoutError(
+            "`TORCH_DISABLE_SHARE_RDZV_TCP_STORE` must be 1 for torchrun if `layout.elastic` is set, but is not. "
+            "Otherwise, ranks that are started again find the addresses of ended ranks, and wait for them. Start "
+            "torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."
+        )
+    return run_on(run, started_world_size(), _hardware(run.training.device))
+
+
+def _hardware(device: Device) -> Hardware | None:
+    if choose_device(device).type == "cuda":
+        return find_hardware(torch.cuda.get_device_name())
+    return KNOWN_HARDWARE["laptop"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Restart:
+    """A start that continues an earlier start of the run."""
+
+    step: int
+    """Number of steps done in the checkpoint from which the run continues. 0 if the run starts again without one."""
+    before: str
+    """Layout that wrote the checkpoint. Empty without a checkpoint."""
+    after: str
+    """Layout of this start."""
+    restored_from: str
+    """Place of the checkpoint: `disk`, or empty without a checkpoint."""
+    ranks: int
+    """Number of ranks that torchrun started."""
+    idle_ranks: int
+    steps_lost: int
+    """Number of steps that the earlier start had done after the checkpoint."""
+    seconds_of_steps_lost: float
+    """Time that these steps took."""
+    last_step_at: float | None
+    """Time at which the earlier start reported its last step, in seconds since the epoch. None if unknown."""
+
+    @classmethod
+    def of(cls, run: RunConfig, progress: Progress | None, restored_from: str = "disk") -> "Restart | None":
+        """Restart of a run from a checkpoint with this progress, before the rows of later steps are removed from the
+        metrics. None if the run is not elastic, or if this is its first start.
+        """
+        step, folder = progress.step if progress else 0, Path(run.output.folder)
+        if not is_elastic(run) or not (progress or (folder / METRICS_FILE).exists()):
+            return None
+        rows = [row for row in read_metrics(folder) if row["step"] > step and "tokens_per_second" in row]
+        tokens = {row["step"]: run.training.batch_size_at(row["step"] - 1) for row in rows}
+        rates = {row["step"]: row["tokens_per_second"] for row in rows if row["tokens_per_second"]}
+        length = run.training.sequence_length
+        path = folder / METRICS_FILE
+        return cls(
+            step=step,
+            before=progress.layout if progress else "",
+            after=str(run.layout),
+            restored_from=restored_from if progress else "",
+            ranks=started_world_size(),
+            idle_ranks=max(0, started_world_size() - run.layout.world_size),
+            steps_lost=len(tokens),
+            seconds_of_steps_lost=sum(tokens[number] * length / rate for number, rate in rates.items()),
+            last_step_at=path.stat().st_mtime if path.exists() else None,
+        )
+
+    def record(self, folder: Path) -> None:
+        """Append the restart to `restarts.jsonl`, when this start has done its first step. A disk error is ignored, as
+        in the metrics.
+        """
+        values = dataclasses.asdict(self)
+        last = values.pop("last_step_at")
+        values["seconds_lost"] = None if last is None else max(0.0, time.time() - last) + self.seconds_of_steps_lost
+        try:
+            with (folder / RESTARTS_FILE).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(values) + "\n")
+        except OSError:
+            return
+
+    def __str__(self) -> str:
+        """Message for the user."""
+        told = f"The run continues on the layout {self.after}"
+        if self.before not in ("", self.after):
+            told += f" instead of {self.before}"
+        source = f", from the checkpoint of step {self.step}" if self.before else ", from its first step"
+        idle = f" Idle ranks: {self.idle_ranks}." if self.idle_ranks else ""
+        return f"{told}{source}. Steps to repeat: {self.steps_lost}.{idle}"
+
+
+def read_restarts(folder: Path) -> list[dict[str, object]]:
+    """Rows of a run's `restarts.jsonl`, oldest first. Empty if the run was never continued."""
+    path = folder / RESTARTS_FILE
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -1,0 +1,108 @@
+"""Runs whose number of ranks changes from start to start."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from crosscut.checkpoint import list_checkpoints
+from crosscut.config import LayoutError
+from crosscut.training.elastic import RESTARTS_FILE, Restart, for_started_ranks, is_elastic, read_restarts
+from crosscut.training.watching.metrics import METRICS_FILE, read_metrics
+from tests.training.jobs import loop, whole_run
+
+FLOAT64 = "training.precision=float64"
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch):
+    """Function that makes this process one of the ranks that torchrun has started."""
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+
+    def start(world_size: int) -> None:
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", str(world_size))
+
+    return start
+
+
+def test_without_torchrun_a_run_keeps_its_layout(run_with, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    run = run_with("layout.data=4", "layout.elastic=data")
+    assert not is_elastic(run)
+    assert for_started_ranks(run) is run
+
+
+def test_the_layout_follows_the_ranks_that_torchrun_has_started(run_with, started):
+    started(2)
+    assert for_started_ranks(run_with("layout.data=4", "layout.elastic=data")).layout.data == 2
+    fixed = run_with("layout.data=4")
+    assert for_started_ranks(fixed) is fixed
+
+
+def test_a_store_that_outlives_its_rendezvous_is_refused(run_with, started, monkeypatch):
+    started(4)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    with pytest.raises(LayoutError) as error:
+        for_started_ranks(run_with("layout.data=4", "layout.elastic=data"))
+    assert str(error.value) == (
+        "`TORCH_DISABLE_SHARE_RDZV_TCP_STORE` must be 1 for torchrun if `layout.elastic` is set, but is not. "
+        "Otherwise, ranks that are started again find the addresses of ended ranks, and wait for them. Start "
+        "torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."
+    )
+
+
+def test_the_first_start_is_no_restart(run_with, started):
+    started(2)
+    assert Restart.of(run_with("layout.data=2", "layout.elastic=data"), None) is None
+
+
+def test_a_start_without_a_checkpoint_repeats_all_steps(run_with, started):
+    started(3)
+    run = run_with("layout.data=2", "layout.elastic=data")
+    folder = Path(run.output.folder)
+    folder.mkdir()
+    rows = [{"step": 1, "loss": 1.0, "tokens_per_second": 64.0}, {"step": 2, "loss": 1.0, "tokens_per_second": 32.0}]
+    (folder / METRICS_FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ago = time.time() - 10
+    os.utime(folder / METRICS_FILE, (ago, ago))
+    restart = Restart.of(run, None)
+    assert restart is not None
+    assert str(restart) == (
+        "The run continues on the layout tensor 1 x data 2, from its first step. Steps to repeat: 2. Idle ranks: 1."
+    )
+    restart.record(folder)
+    (row,) = read_restarts(folder)
+    assert row.pop("seconds_lost") == pytest.approx(10 + 2 + 4, abs=1)  # 4 x 32 tokens at 64 and 32 tokens per second
+    assert row == {
+        "step": 0, "before": "", "after": "tensor 1 x data 2", "restored_from": "", "ranks": 3, "idle_ranks": 1,
+        "steps_lost": 2, "seconds_of_steps_lost": pytest.approx(6),
+    }  # fmt: skip
+
+
+def test_a_run_that_loses_ranks_and_gets_them_back_has_the_losses_of_an_undisturbed_run(ranks, run_with, tmp_path):
+    def run(folder: str, *overrides: str):
+        return run_with(FLOAT64, "model.dropout=0.0", "layout.data=2", f"output.folder={tmp_path / folder}", *overrides)
+
+    whole, elastic = run("whole"), run("elastic", "layout.elastic=data", "checkpoint.every=2", "checkpoint.keep=9")
+    ranks.run(2, loop, whole)
+    ranks.run(2, whole_run, elastic)
+    folder = Path(elastic.output.folder)
+    (folder / "summary.json").unlink()
+    for checkpoint in list_checkpoints(elastic.checkpoints_folder)[1:]:  # as if killed after step 3
+        checkpoint.remove("")
+    ranks.run(1, whole_run, elastic)
+    (folder / "summary.json").unlink()
+    list_checkpoints(elastic.checkpoints_folder)[-1].remove("")
+    ranks.run(2, whole_run, elastic)
+    lost, back = read_restarts(folder)
+    names = ("step", "before", "after", "steps_lost")
+    assert [lost[name] for name in names] == [2, "tensor 1 x data 2", "tensor 1 x data 1", 4]
+    assert [back[name] for name in names] == [4, "tensor 1 x data 1", "tensor 1 x data 2", 2]
+    assert lost["restored_from"] == back["restored_from"] == "disk"
+    curves = [[(r["step"], r["loss"]) for r in read_metrics(at) if "loss" in r] for at in (folder, tmp_path / "whole")]
+    assert [step for step, _ in curves[0]] == list(range(1, 7))
+    assert [loss for _, loss in curves[0]] == pytest.approx([loss for _, loss in curves[1]], rel=1e-10, abs=0)
+    assert not (tmp_path / "whole" / RESTARTS_FILE).exists()
