@@ -58,7 +58,9 @@ def test_an_idle_rank_is_no_part_of_the_group_and_ends_with_the_others() -> None
 
 def test_an_idle_rank_fails_if_the_run_fails() -> None:
     ended, _ = statuses(fails=True)
-    assert ended == [-signal.SIGKILL, -signal.SIGKILL, 1]
+    assert -signal.SIGKILL in ended[:2]
+    assert 0 not in ended[:2]  # one of the two may fail before its own signal, because it has lost the other one
+    assert ended[2] == 1
 
 
 @pytest.mark.parametrize(("started", "may_idle"), [(3, False), (1, True)])
