@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import sys
+import time
 
 import pytest
 import torch.distributed as dist
@@ -28,6 +29,7 @@ def started_rank(rank: int, port: int, results, fails: bool) -> None:
 
 
 def fail(*_: object) -> None:
+    time.sleep(3)  # until the idle rank has connected, which started at the same time
     os.kill(os.getpid(), signal.SIGKILL)
 
 
