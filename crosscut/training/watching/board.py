@@ -16,6 +16,8 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+_PREFIX = "events.out.tfevents."
+
 
 class Board:
     """Event file in `folder`. If older files in the folder hold scalars of step `first_step` or later, TensorBoard
@@ -24,7 +26,7 @@ class Board:
 
     def __init__(self, folder: Path, *, first_step: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+        name = f"{_PREFIX}{_begin(folder):010d}.{socket.gethostname()}.{os.getpid()}"
         self._file = (folder / name).open("wb", buffering=0)  # unbuffered, so that a failed record is not written later
         self._write(step=first_step, file_version="brain.Event:2")
         self._write(step=first_step, session_log=SessionLog(status=SessionLog.START))
@@ -51,3 +53,11 @@ class Board:
             self._file.seek(start)
             self._file.truncate()
             raise
+
+
+def _begin(folder: Path) -> int:
+    """Time in the name of a new event file, in seconds. TensorBoard reads the files in the order of their names, so the
+    time is after those of all older files, even if the clock was set back in the meantime.
+    """
+    times = (path.name.removeprefix(_PREFIX).partition(".")[0] for path in folder.glob(f"{_PREFIX}*"))
+    return max([int(time.time()), *(int(text) + 1 for text in times if text.isdecimal() and len(text) <= 10)])

@@ -196,3 +196,15 @@ def test_lines_that_no_run_writes_are_left_out(tmp_path, line):
     with Metrics(tmp_path, num_steps=5, start=1, active=True):
         pass
     assert (tmp_path / METRICS_FILE).read_text() == '{"step": 1, "loss": 2.0}\n'
+
+
+def test_tensorboard_shows_each_step_once_although_the_clock_was_set_back(tmp_path, monkeypatch):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    note(tmp_path, range(1, 6))
+    monkeypatch.setattr("crosscut.training.watching.board.time.time", lambda: 1e9)  # years before the first start
+    note(tmp_path, range(4, 7), start=3)
+    note(tmp_path, range(6, 8), start=5)
+    read = EventAccumulator(str(tmp_path / "tensorboard"))
+    read.Reload()
+    assert [event.step for event in read.Scalars("loss")] == [1, 2, 3, 4, 5, 6, 7]
