@@ -28,6 +28,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure, get
 from crosscut.config import ConfigError, CrosscutError, LayoutError, RankFailure, errors
 from crosscut.config.system.machine import available_cores, leave_with_parent
 from crosscut.config.system.terminal import echo
+from crosscut.launch.causes import told_by_cause
 from crosscut.launch.heap import give_freed_tensors_back
 from crosscut.launch.server import start_ranks
 from crosscut.launch.stopping import REQUESTS, is_repeated
@@ -320,6 +321,8 @@ def _raise(failure: ProcessFailure, num_ranks: int) -> NoReturn:
     place = f"rank {failure.local_rank} of {num_ranks}"
     if told:
         stack = str(told["extraInfo"]["py_callstack"]).rstrip()
+        if message := told_by_cause(place, kind, text, stack):
+            raise RankFailure(message)
         raise RankFailure(f"{stack}\n{place} failed (traceback above); the other ranks were stopped.")
     if failure.exitcode < 0:
         name = signal.Signals(-failure.exitcode).name

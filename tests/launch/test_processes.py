@@ -2,6 +2,7 @@
 
 import os
 import platform
+import resource
 import signal
 import subprocess
 import sys
@@ -37,6 +38,9 @@ def work(folder: str, what: str) -> None:
             raise ConfigError(MESSAGE)
         if rank == 1 and what == "be killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        if rank == 1 and what == "run out of memory":
+            resource.setrlimit(resource.RLIMIT_AS, (1 << 30, resource.RLIM_INFINITY))
+            torch.empty(1 << 36)
         if rank == 1 and what == "leave":
             os._exit(3)
         dist.all_reduce(torch.ones(1))  # in vain, where the other rank has failed
@@ -105,6 +109,20 @@ def test_the_traceback_is_that_of_the_rank_at_fault(tmp_path: Path) -> None:
     ]
     assert "in work" in str(caught.value)
     assert "by peer" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_rank_that_runs_out_of_memory_is_named_without_a_traceback(tmp_path: Path) -> None:
+    with pytest.raises(RankFailure) as caught:
+        launch(work, (str(tmp_path), "run out of memory"), num_ranks=2)
+    message = str(caught.value)
+    assert message.startswith("rank 1 of 2 ran out of memory in `crosscut/")
+    assert "can't allocate memory" in message
+    assert message.endswith(
+        ". The other ranks were stopped. Try a smaller batch or model, a smaller `training.micro_batch_size`, or "
+        "`training.recompute`."
+    )
+    assert "\n" not in message
 
 
 @pytest.mark.slow  # `tests/cli/test_train.py` sees one come through, as a user does, of a run that diverges
