@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from crosscut.checkpoint.format.manifest import MANIFEST_FILE, FileEntry, Manifest, read_manifest
+from crosscut.checkpoint.format.manifest import MANIFEST_FILE, FileEntry, Manifest, read_manifest, step_of
 from crosscut.checkpoint.storage import Folder, reason
 from crosscut.config import CheckpointError, DamagedCheckpointError
 from crosscut.config.system.terminal import new_console
@@ -36,7 +36,7 @@ def find_damage(folder: Folder, *, progress: bool = False) -> list[str]:
     except Exception as error:  # an error of the object store
         return [f"`{folder}` must be readable, but is not: {reason(error)}."]
     sizes = {name: _size_damage(folder, name, entry, present) for name, entry in manifest.files.items()}
-    damage = [text for text in sizes.values() if text]
+    damage = [text for text in (_step_damage(folder, manifest), *sizes.values()) if text]
     damage += [
         f"`{folder}/{name}` must be listed in `{MANIFEST_FILE}`, but is not. Move this file to another folder."
         for name in present
@@ -54,6 +54,19 @@ def require_undamaged(folder: Folder, *, progress: bool = False) -> Manifest:
     if damage := find_damage(folder, progress=progress):
         raise DamagedCheckpointError(" ".join(damage))
     return manifest
+
+
+def _step_damage(folder: Folder, manifest: Manifest) -> str | None:
+    """Damage message if the manifest is of another step than the folder's name says, for example because the manifest,
+    or every file, was copied from another checkpoint.
+    """
+    named, step = step_of(folder.name), manifest.progress.step
+    if named is None or named == step:
+        return None
+    return (
+        f"`{folder}/{MANIFEST_FILE}` must be of step {named:,}, as the name of the folder says, but is of step "
+        f"{step:,}. Move the files to the folder of their own step."
+    )
 
 
 def _size_damage(folder: Folder, name: str, entry: FileEntry, present: dict[str, int]) -> str | None:

@@ -3,7 +3,6 @@ checkpoints.
 """
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from crosscut.checkpoint.damage import find_damage
-from crosscut.checkpoint.format.manifest import MANIFEST_FILE, Manifest, Progress, read_manifest
+from crosscut.checkpoint.format.manifest import MANIFEST_FILE, Manifest, Progress, read_manifest, step_of
 from crosscut.checkpoint.storage import (
     DRAFT_SUFFIX,
     DROPPED_SUFFIX,
@@ -27,8 +26,6 @@ from crosscut.config.system.terminal import echo
 PASSED_OVER_FILE = "passed-over.txt"
 """Name of the file that marks a damaged checkpoint as skipped by a run. A checkpoint with this file does not count
 toward `checkpoint.keep`."""
-
-_NAME = re.compile(r"step-([0-9]{8,18})")
 
 Location = str | Path | Folder
 """A path, an fsspec URL, or a `Folder`."""
@@ -49,12 +46,6 @@ class GoodCheckpoint:
 def checkpoint_folder(root: Location, step: int) -> Folder:
     """Folder under `root` for the checkpoint after `step` optimizer steps."""
     return folder_at(root) / f"step-{step:08d}"
-
-
-def step_of(name: str) -> int | None:
-    """Step in a checkpoint's name such as `step-00001000`. None if the name has another form."""
-    found = _NAME.fullmatch(name)
-    return int(found[1]) if found else None
 
 
 def list_checkpoints(root: Location) -> list[Folder]:

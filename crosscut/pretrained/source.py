@@ -19,8 +19,7 @@ from crosscut.checkpoint import (
     load_model,
     require_undamaged,
 )
-from crosscut.checkpoint.folders import step_of
-from crosscut.checkpoint.format.manifest import MANIFEST_FILE, Manifest
+from crosscut.checkpoint.format.manifest import MANIFEST_FILE, Manifest, step_of
 from crosscut.checkpoint.maintenance.inspection import root_of
 from crosscut.checkpoint.storage import LocalFolder, folder_at
 from crosscut.config import CheckpointError, ConfigError, ModelConfig, RunConfig, load_run

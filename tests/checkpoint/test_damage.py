@@ -217,6 +217,17 @@ def test_sparse_file_takes_no_memory(checkpoint, name):
     assert latest_good_checkpoint(checkpoint.parent).folder.name == "step-00000001"
 
 
+def test_checkpoint_with_the_name_of_another_step_is_told(checkpoint):
+    moved = checkpoint.with_name("step-00000003")
+    checkpoint.rename(moved)
+    (damage,) = find_damage(LocalFolder(moved))
+    assert damage == (
+        f"`{moved}/manifest.json` must be of step 3, as the name of the folder says, but is of step 2. "
+        "Move the files to the folder of their own step."
+    )
+    assert latest_good_checkpoint(checkpoint.parent).folder.name == "step-00000001"
+
+
 def test_all_damaged_is_an_error_that_lists_them(checkpoint):
     root = checkpoint.parent
     (root / "step-00000001" / "rank-0.safetensors").unlink()

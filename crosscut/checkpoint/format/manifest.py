@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import json
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -23,6 +24,7 @@ FORMAT = 2
 """Version of the checkpoint format. The number increases when older versions of Crosscut cannot read new checkpoints.
 In format 1, the tensors and their index have PyTorch's own format (`old_format`)."""
 _READABLE = (1, FORMAT)
+_NAME = re.compile(r"step-([0-9]{8,18})")
 
 MODEL, AVERAGE = "model", "average"
 """Groups of a checkpoint's tensors: the last weights and, if the run keeps a moving average of the weights, this
@@ -115,6 +117,12 @@ def _render(table: Mapping[str, Any]) -> bytes:
     """JSON in its fixed form, ending with the hash of the preceding content."""
     digest = hashlib.sha256(json.dumps(table, indent=1).encode()).hexdigest()
     return (json.dumps({**table, "sha256": digest}, indent=1) + "\n").encode()
+
+
+def step_of(name: str) -> int | None:
+    """Step in a checkpoint's name such as `step-00001000`. None if the name has another form."""
+    found = _NAME.fullmatch(name)
+    return int(found[1]) if found else None
 
 
 def read_manifest(folder: Folder) -> Manifest:

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 
 from crosscut.checkpoint.damage import find_damage, sha256_of
-from crosscut.checkpoint.folders import is_left_over, list_checkpoints, step_of
+from crosscut.checkpoint.folders import is_left_over, list_checkpoints
 from crosscut.checkpoint.format.index import INDEX_FILE
 from crosscut.checkpoint.format.manifest import (
     MANIFEST_FILE,
@@ -21,6 +21,7 @@ from crosscut.checkpoint.format.manifest import (
     current_versions,
     dump_manifest,
     read_manifest,
+    step_of,
 )
 from crosscut.checkpoint.format.old_format import OLD_INDEX_FILE
 from crosscut.checkpoint.saving.writer import tensor_entries

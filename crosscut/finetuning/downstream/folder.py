@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from crosscut.checkpoint import Folder, list_checkpoints
-from crosscut.checkpoint.folders import step_of
-from crosscut.checkpoint.format.manifest import MANIFEST_FILE
+from crosscut.checkpoint.format.manifest import MANIFEST_FILE, step_of
 from crosscut.config import CheckpointError, ConfigError, RunConfig, load_run, write_whole
 from crosscut.config.errors import DataError
 from crosscut.config.model import HeadKind

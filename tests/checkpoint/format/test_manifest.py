@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from crosscut.checkpoint import list_checkpoints, read_manifest
-from crosscut.checkpoint.folders import step_of
-from crosscut.checkpoint.format.manifest import MANIFEST_FILE, Manifest, dump_manifest
+from crosscut.checkpoint.format.manifest import MANIFEST_FILE, Manifest, dump_manifest, step_of
 from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import CheckpointError
 from tests.checkpoint.forged import edit_manifest
