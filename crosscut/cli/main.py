@@ -16,6 +16,7 @@ import click
 
 from crosscut import __version__
 from crosscut.cli.checkpoint import checkpoint
+from crosscut.cli.doctor.command import doctor
 from crosscut.cli.embed import embed
 from crosscut.cli.evaluate import evaluate
 from crosscut.cli.finetune import finetune
@@ -67,6 +68,7 @@ def commands() -> None:
 
 for command in (plan, prepare, train, finetune, verify, evaluate, lm_eval, generate, embed, serve, checkpoint, study):
     commands.add_command(command)
+commands.add_command(doctor)
 
 
 def main() -> None:

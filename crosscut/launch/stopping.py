@@ -25,6 +25,8 @@ import torch
 import torch.distributed as dist
 
 from crosscut.config.system.terminal import show_cursor
+from crosscut.flight import RECORD, Kind
+from crosscut.parallel.collectives import recorded_message
 
 REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
 """Signals by which a scheduler asks a program to stop."""
@@ -51,6 +53,9 @@ _PATIENCE = timedelta(days=1)
 
 _INTERRUPTED = 2
 """Vote of a rank that received a SIGINT. Other ranks vote 1 if they were asked to stop, otherwise 0."""
+
+_ALL_RANKS = "all ranks"
+"""Name of the axis of all ranks in the record of messages."""
 
 _T = TypeVar("_T")
 
@@ -121,15 +126,21 @@ class StopRequest:
 
         Each call starts a vote of one byte over all ranks, and waits for the vote of the previous call. `Stopped` is
         therefore raised one call after the call at which a rank knew of the request. If there is only one
-        rank, `Stopped` is raised at the first call after the request.
+        rank, `Stopped` is raised at the first call after the request. Each call counts as progress of this rank
+        (`flight.record`).
         """
+        RECORD.progress()
         if self._group is None:
             agreed = self.asked
         else:
             agreed = self._read_vote()
             if not agreed:
                 mine = torch.tensor([self.asked + self.interrupted], dtype=torch.uint8)
-                self._vote = (dist.all_reduce(mine, dist.ReduceOp.MAX, group=self._group, async_op=True), mine)
+                number = self._record()
+                work = dist.all_reduce(mine, dist.ReduceOp.MAX, group=self._group, async_op=True)
+                self._vote = (work, mine)
+                if number:
+                    RECORD.started(number, id(work))
         if agreed:
             self._agreed = True
             raise Stopped
@@ -149,13 +160,26 @@ class StopRequest:
     def meet(self) -> None:
         """Wait until every rank has called `meet`, so that no rank ends while another rank is still writing."""
         if self._group is not None:
-            dist.barrier(self._group)
+            with recorded_message(Kind.BARRIER, self._group, _ALL_RANKS, 0):
+                dist.barrier(self._group)
+
+    def _record(self) -> int:
+        """Record that this rank is about to start a vote. Return the number of the message, 0 without a record."""
+        if not RECORD.is_open or self._group is None:
+            return 0
+        name = self._group.group_name
+        group = RECORD.group(name)
+        if group < 0:
+            group = RECORD.add_group(name, _ALL_RANKS, range(dist.get_world_size()))
+        return RECORD.start(Kind.VOTE, group, 1)
 
     def _read_vote(self) -> bool:
         if self._vote is None:
             return False
         (work, result), self._vote = self._vote, None
+        number = RECORD.wait(id(work))
         work.wait()
+        RECORD.waited(number)
         self.interrupted = self.interrupted or result.item() == _INTERRUPTED
         return bool(result.item())
 

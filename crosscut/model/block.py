@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from crosscut import architecture
 from crosscut.config.model import NormPosition
+from crosscut.flight import Part
+from crosscut.flight.places import enter_part, leave_part
 from crosscut.model.attention import SelfAttention
 from crosscut.model.building import Builder
 from crosscut.model.cache import LayerCache
@@ -54,12 +56,34 @@ class Block(nn.Module):
         self, x: Tensor, rotation: Rotation | None, cache: LayerCache | None, mask: AttentionMask | None
     ) -> Tensor:
         if self.norm_place is NormPosition.AFTER:
-            x = self.attention_norm(x + self.dropout(self.attention(x, rotation, cache, mask)))
-            y: Tensor = self.mlp_norm(x + self.dropout(self.mlp(x)))
+            x = self.attention_norm(x + self.dropout(self._attend(x, rotation, cache, mask)))
+            y: Tensor = self.mlp_norm(x + self.dropout(self._feed(x)))
         else:
-            x = x + self.dropout(self.attention(self.attention_norm(x), rotation, cache, mask))
-            y = x + self.dropout(self.mlp(self.mlp_norm(x)))
+            x = x + self.dropout(self._attend(self.attention_norm(x), rotation, cache, mask))
+            y = x + self.dropout(self._feed(self.mlp_norm(x)))
         return y
+
+    def _attend(
+        self, x: Tensor, rotation: Rotation | None, cache: LayerCache | None, mask: AttentionMask | None
+    ) -> Tensor:
+        """Apply attention, and record the place."""
+        attended: Tensor
+        if self.runner.compiler is not None:  # compiled code records nothing
+            attended = self.attention(x, rotation, cache, mask)
+            return attended
+        enter_part(Part.ATTENTION)
+        attended = self.attention(x, rotation, cache, mask)
+        return leave_part(attended, Part.ATTENTION)
+
+    def _feed(self, x: Tensor) -> Tensor:
+        """Apply the feed-forward part, and record the place."""
+        fed: Tensor
+        if self.runner.compiler is not None:
+            fed = self.mlp(x)
+            return fed
+        enter_part(Part.MLP)
+        fed = self.mlp(x)
+        return leave_part(fed, Part.MLP)
 
 
 MODULES: dict[type, Callable[[Any, Builder], nn.Module]] = {

@@ -23,6 +23,8 @@ from crosscut.architecture.sublayers.norm import Norm
 from crosscut.config import ConfigError, ModelConfig
 from crosscut.config.checks import divisors, listed
 from crosscut.config.model import HeadKind
+from crosscut.flight import Part
+from crosscut.flight.places import enter, leave
 from crosscut.kernels.products import ORDINARY
 from crosscut.kernels.soft_cap import soft_cap
 from crosscut.model.block import Block
@@ -200,7 +202,8 @@ class GPT(nn.Module):
         for place, (i, block) in enumerate(zip(stage.layers, self._blocks_of(stage), strict=True)):
             if draws:
                 self.streams.enter_layer(i)
-            x = block(x, rotation, None if reading is None else reading.layer(place), mask)
+            enter(Part.LAYER, i)
+            x = leave(block(x, rotation, None if reading is None else reading.layer(place), mask), Part.LAYER, i)
         y: Tensor = self.final_norm(x) if stage.is_last and self.final_norm is not None else x
         return y if tied is None else (y, tied)
 
@@ -217,6 +220,7 @@ class GPT(nn.Module):
         embedding.
         """
         assert self.tokens is not None, "the stage has no embedding"
+        enter(Part.EMBEDDING)
         x, tied = self.tokens(tokens, with_weight=True) if with_weight else (self.tokens(tokens), None)
         if self.positions is not None:
             length = tokens.shape[1]
@@ -320,6 +324,7 @@ class GPT(nn.Module):
         """Loss of a model that predicts tokens, and possibly the order of segments. `factors` are the scales of both
         losses and the coefficient of the z-loss.
         """
+        enter(Part.HEAD)
         scale, order_scale, z_loss = factors
         settings = replace(self._loss_settings, scale=scale, z_loss=z_loss)
         entered = enter_tensor_parallel(hidden, self.mesh)

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from crosscut.architecture.pipeline import Channel, Message, Pass
+from crosscut.flight import RECORD, Kind
 
 
 class Arriving:
@@ -28,7 +29,7 @@ class Arriving:
 
     def wait(self) -> Tensor:
         """Wait for the tensor, and return it."""
-        self._work.wait()
+        _wait(self._work)
         return self._buffer
 
 
@@ -58,8 +59,11 @@ class Channels:
         self.release([message])
         x = x.contiguous()
         channel = message.channel
+        number = self._begin(Kind.SEND, channel, x)
         work = dist.isend(x, self._ranks[channel.receiver], group=self._groups[channel])
         assert work is not None, "this rank is in the group"
+        if number:
+            RECORD.started(number, id(work))
         self._leaving[message] = work, x
 
     def start_receiving(self, message: Message, shape: Sequence[int], dtype: torch.dtype) -> Arriving:
@@ -68,8 +72,11 @@ class Channels:
         """
         buffer = torch.empty(tuple(shape), dtype=dtype, device=self.device)
         channel = message.channel
+        number = self._begin(Kind.RECEIVE, channel, buffer)
         work = dist.irecv(buffer, self._ranks[channel.sender], group=self._groups[channel])
         assert work is not None, "this rank is in the group"
+        if number:
+            RECORD.started(number, id(work))
         return Arriving(buffer, work)
 
     def release(self, messages: Iterable[Message]) -> None:
@@ -79,11 +86,32 @@ class Channels:
         """
         for message in messages:
             if (leaving := self._leaving.pop(message, None)) is not None:
-                leaving[0].wait()
+                _wait(leaving[0])
 
     def finish(self) -> None:
         """Wait until all sent tensors may be changed or freed."""
         self.release(list(self._leaving))
+
+    def _begin(self, kind: Kind, channel: Channel, x: Tensor) -> int:
+        """Record that this rank is about to start a message. Return its number, 0 without a record."""
+        if not RECORD.is_open:
+            return 0
+        name = self._groups[channel].group_name
+        group = RECORD.group(name)
+        if group < 0:
+            ends = [self._ranks[channel.sender], self._ranks[channel.receiver]]
+            group = RECORD.add_group(name, f"pipeline ({channel.kind.name.lower()})", ends)
+        return RECORD.start(kind, group, x.numel())
+
+
+def _wait(work: dist.Work) -> None:
+    """Wait for a message, and record the wait."""
+    if not RECORD.is_open:
+        work.wait()
+        return
+    number = RECORD.wait(id(work))
+    work.wait()
+    RECORD.waited(number)
 
 
 def channels_of(num_ranks: int, *, is_ring: bool) -> list[Channel]:

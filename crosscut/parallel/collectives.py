@@ -7,11 +7,13 @@ collective and waiting for its result are separate calls, so that other work can
 both calls return their argument and send nothing.
 
 The functions call PyTorch's functional collectives as operators, because `torch.compile` can trace operators and
-`CollectiveRecorder` can record operators.
+`CollectiveRecorder` can record operators. Outside of compiled code, the record of this process (`flight.record`)
+lists each message.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from itertools import chain
 from typing import Any, Generic, TypeVar
@@ -21,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from crosscut.config import LayoutError
+from crosscut.flight import RECORD, Kind
 from crosscut.parallel.mesh import Axis, ParallelMesh
 
 _T = TypeVar("_T")
@@ -34,8 +37,9 @@ def start_all_reduce(x: Tensor, axis: Axis, operation: str = "sum") -> Tensor:
     """
     if axis.size == 1:
         return x
+    number = _begin(Kind.ALL_REDUCE, x, axis)
     reduced: Tensor = _ops.all_reduce(x.contiguous(), operation, axis.group_name)
-    return reduced
+    return _begun(number, reduced)
 
 
 def start_all_reduce_owned(x: Tensor, axis: Axis) -> Tensor:
@@ -45,8 +49,9 @@ def start_all_reduce_owned(x: Tensor, axis: Axis) -> Tensor:
     """
     if axis.size == 1 or torch.compiler.is_compiling():  # in compiled code, the compiler decides which memory is reused
         return start_all_reduce(x, axis)
+    number = _begin(Kind.ALL_REDUCE, x, axis)
     reduced: Tensor = _ops.all_reduce_(x.contiguous(), "sum", axis.group_name)
-    return reduced
+    return _begun(number, reduced)
 
 
 def start_reduce_scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
@@ -64,16 +69,18 @@ def start_reduce_scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
         x = x.reshape(axis.size, *x.shape[1:dim], x.shape[dim] // axis.size, *x.shape[dim + 1 :])
     elif dim:
         x = torch.cat(x.chunk(axis.size, dim))
+    number = _begin(Kind.REDUCE_SCATTER, x, axis)
     scattered: Tensor = _ops.reduce_scatter_tensor(x.contiguous(), "sum", axis.size, axis.group_name)
-    return scattered
+    return _begun(number, scattered)
 
 
 def start_all_gather(x: Tensor, axis: Axis) -> Tensor:
     """Start an all-gather of `x` over the axis. Pass the returned tensor to `wait_and_join` to get the result."""
     if axis.size == 1:
         return x
+    number = _begin(Kind.ALL_GATHER, x, axis)
     gathered: Tensor = _ops.all_gather_into_tensor(x.contiguous(), axis.size, axis.group_name)
-    return gathered
+    return _begun(number, gathered)
 
 
 def start_all_to_all(x: Tensor, axis: Axis) -> Tensor:
@@ -86,8 +93,9 @@ def start_all_to_all(x: Tensor, axis: Axis) -> Tensor:
         return x
     _require_divisible(x, axis, 0)
     rows = [x.shape[0] // axis.size] * axis.size
+    number = _begin(Kind.ALL_TO_ALL, x, axis)
     exchanged: Tensor = _ops.all_to_all_single(x.contiguous(), rows, rows, axis.group_name)
-    return exchanged
+    return _begun(number, exchanged)
 
 
 def start_shift(x: Tensor, axis: Axis) -> Tensor:
@@ -98,8 +106,9 @@ def start_shift(x: Tensor, axis: Axis) -> Tensor:
         return x
     to, from_ = [0] * axis.size, [0] * axis.size
     to[(axis.rank + 1) % axis.size] = from_[(axis.rank - 1) % axis.size] = x.shape[0]
+    number = _begin(Kind.SHIFT, x, axis)
     shifted: Tensor = _ops.all_to_all_single(x.contiguous(), from_, to, axis.group_name)
-    return shifted
+    return _begun(number, shifted)
 
 
 def wait_and_join(x: Tensor, axis: Axis, dim: int) -> Tensor:
@@ -118,7 +127,55 @@ def wait_and_join(x: Tensor, axis: Axis, dim: int) -> Tensor:
 
 def wait(x: Tensor, axis: Axis) -> Tensor:
     """Wait until `x`, a result of a `start_` function other than `start_all_gather`, is valid, and return `x`."""
-    return x if axis.size == 1 else _ops.wait_tensor(x)
+    if axis.size == 1:
+        return x
+    if torch.compiler.is_compiling() or not RECORD.is_open:
+        waited: Tensor = _ops.wait_tensor(x)
+        return waited
+    number = RECORD.wait(id(x))
+    waited = _ops.wait_tensor(x)
+    RECORD.waited(number)
+    return waited
+
+
+def _begin(kind: Kind, x: Tensor, axis: Axis) -> int:
+    """Record that this rank is about to start a message. Return the number of the message, 0 without a record. Compiled
+    code records nothing, because it runs no Python code.
+    """
+    if torch.compiler.is_compiling() or not RECORD.is_open:
+        return 0
+    group = RECORD.group(axis.group_name)
+    if group < 0:
+        group = RECORD.add_group(axis.group_name, axis.name, ranks_of(axis.group_name))
+    return RECORD.start(kind, group, x.numel())
+
+
+def _begun(number: int, x: Tensor) -> Tensor:
+    """Record that a message is on its way, and return its result `x`, for which `wait` waits."""
+    if number:
+        RECORD.started(number, id(x))
+    return x
+
+
+def ranks_of(group_name: str) -> list[int]:
+    """Numbers of the processes in a process group."""
+    return dist.get_process_group_ranks(dist.distributed_c10d._resolve_process_group(group_name))  # type: ignore[arg-type]
+
+
+@contextmanager
+def recorded_message(kind: Kind, group: dist.ProcessGroup | None, axis: str, elements: int) -> Iterator[None]:
+    """Context of a message that the caller sends itself, and whose end the caller waits for inside the context."""
+    if not RECORD.is_open or group is None:
+        yield
+        return
+    place = RECORD.group(group.group_name)
+    if place < 0:
+        place = RECORD.add_group(group.group_name, axis, dist.get_process_group_ranks(group))
+    number = RECORD.start(kind, place, elements)
+    RECORD.started(number, number)
+    RECORD.wait(number)
+    yield
+    RECORD.waited(number)
 
 
 def all_reduce(x: Tensor, axis: Axis, operation: str = "sum") -> Tensor:
@@ -175,7 +232,9 @@ def all_gather_objects(value: object, axis: Axis) -> list[Any]:
     if axis.size == 1:
         return [value]
     gathered: list[Any] = [None] * axis.size
-    dist.all_gather_object(gathered, value, group=axis.device_mesh.get_group())
+    group = axis.device_mesh.get_group()
+    with recorded_message(Kind.OBJECTS, group, axis.name, 0):
+        dist.all_gather_object(gathered, value, group=group)
     return gathered
 
 

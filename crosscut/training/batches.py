@@ -26,6 +26,7 @@ from crosscut.data import (
 )
 from crosscut.data.sampler import Samples
 from crosscut.data.validation import ValidationSamples
+from crosscut.flight import RECORD, Phase
 from crosscut.model import Batch
 from crosscut.parallel import ParallelMesh
 
@@ -270,6 +271,7 @@ class BatchesAhead:
         """Return `Batches.micro_batches(step)` and start to fetch the batch of the next step. Raises any error of the
         fetch.
         """
+        RECORD.phase(Phase.DATA, step)
         expected, future = self._next or (step, self._thread.submit(self._fetch, step))
         if expected != step:
             future = self._thread.submit(self._fetch, step)

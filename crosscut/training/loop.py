@@ -18,7 +18,9 @@ from crosscut.config import TrainingError, write_toml
 from crosscut.config.conventions import CONFIG_FILE
 from crosscut.config.system.folder_lock import FolderLock
 from crosscut.evaluation import Score, evaluate_loss
+from crosscut.flight import RECORD, Phase
 from crosscut.launch import Stopped, StopRequest
+from crosscut.launch.hangs import LEAST_BOUND, Watch
 from crosscut.launch.stopping import INTERRUPTIBLE
 from crosscut.parallel import find_drift
 from crosscut.training.batches import BatchesAhead, BatchSource
@@ -85,6 +87,9 @@ class _Course:
 class Loop:
     """Training, validation, evaluation and checkpoints of one run."""
 
+    hang_bound = LEAST_BOUND
+    """Minimum time without progress after which the run counts as hanging, in seconds (`launch.hangs`)."""
+
     def __init__(
         self,
         trainer: Trainer,
@@ -126,7 +131,8 @@ class Loop:
         """
         steps = self.run.training.steps
         first = self.load(resume_from).step if resume_from else 0
-        with self._metrics(first) as metrics, BatchesAhead(self.batches, num_steps=steps) as batches:
+        watch = Watch(self.folder, self.mesh.device, least_bound=self.hang_bound)
+        with watch, self._metrics(first) as metrics, BatchesAhead(self.batches, num_steps=steps) as batches:
             before = self.validate(first, metrics)
             follower = Follower(lambda result, seconds: self._tell(result, seconds, metrics), self.mesh.device)
             with StopRequest(INTERRUPTIBLE, lambda: _tell_request(request, metrics)) as request:
@@ -137,6 +143,7 @@ class Loop:
                         self._catch_up(follower)
                         chore(course)
                 self.finish_saving()
+                RECORD.phase(Phase.END)
                 if course.stopped:
                     request.meet()  # a rank that exited earlier would kill the rank that is still writing
         return Outcome(
@@ -177,6 +184,7 @@ class Loop:
 
     def _evaluate(self, course: _Course) -> None:
         assert self.evaluations is not None
+        RECORD.phase(Phase.EVALUATION)
         with course.until_stopped():
             with course.metrics.aside(), self.evaluated_weights():
                 figures = self.evaluations.figures(self.trainer.model, course.request, step=course.done, shown=True)
@@ -190,11 +198,12 @@ class Loop:
 
         Raises `TrainingError` on all ranks if the loss is not finite.
         """
+        RECORD.phase(Phase.VALIDATION, step)
         batches = self.batches.validation_batches()
         with self.evaluated_weights():
             score = evaluate_loss(
                 self.trainer.model,
-                request.checked(batches) if request else batches,
+                request.checked(batches) if request else RECORD.counted(batches),
                 num_bytes=self.batches.validation_bytes,
             )
         metrics.validation(step, score)
@@ -224,6 +233,7 @@ class Loop:
         """
         if not self.run.training.compare_replicas_every:
             return
+        RECORD.phase(Phase.COMPARISON)
         average = {} if self.trainer.average is None else self.trainer.average.tensors
         averages = {f"average of {name}": tensor for name, tensor in average.items()}
         drift = find_drift({**dict(self.trainer.model.named_parameters()), **averages}, self.mesh)
@@ -246,6 +256,7 @@ class Loop:
         Raises `CheckpointError` if the previous checkpoint could not be written and `checkpoint.on_failure` is `stop`.
         With `final`, the checkpoint is written even in this case.
         """
+        RECORD.phase(Phase.CHECKPOINT)
         self.require_folder()
         progress = Progress(
             step=step,
@@ -261,6 +272,7 @@ class Loop:
         """Wait until all started checkpoints are complete. Raises `CheckpointError` if the last checkpoint could not be
         written and `checkpoint.on_failure` is `stop`.
         """
+        RECORD.phase(Phase.CHECKPOINT)
         self.saver.finish()
 
     def load(self, folder: Path | Folder) -> Progress:
@@ -286,6 +298,7 @@ class Loop:
         with self._failures_explained(), profiled:
             course.follower.launch(lambda: self.trainer.step(step, course.batches.take(step)))
         course.done += 1
+        RECORD.progress(is_step=True)
 
     def _catch_up(self, follower: Follower) -> None:
         """Report the step that was launched last. Raises `TrainingError` if that step failed."""

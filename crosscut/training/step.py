@@ -11,6 +11,7 @@ from crosscut.architecture.pipeline import Stage, stages_of_rank
 from crosscut.checkpoint import AVERAGE
 from crosscut.config import ResolvedRun
 from crosscut.config.layout import PipelineSchedule
+from crosscut.flight import RECORD, Phase
 from crosscut.kernels.deferral import Deferral
 from crosscut.model import GPT, Batch, initialize
 from crosscut.model.running import PLAIN_LOSS, Runners
@@ -149,6 +150,7 @@ class Trainer:
         """Clip the summed gradients, update the weights and their average, and return the result of the step. The
         weights stay unchanged if `loss` or the gradient norm is not finite. `step` counts from 0.
         """
+        RECORD.phase(Phase.OPTIMIZER)
         norm = global_gradient_norm(self.model.counted_once(self.parameters), self.mesh.owners)
         held = self._hold(loss, norm)
         clip_gradients_(self.parameters, norm, self.run.optimizer.clip_norm)
@@ -173,11 +175,13 @@ class Trainer:
         depend on how the batch is split. If the model predicts the order of segments, the mean over all pairs of
         segments is added to the loss.
         """
+        RECORD.phase(Phase.FORWARD, step)
         scale, order_scale = self._scales(micro_batches)
         factors: dict[str, Any] = {"scale": scale, "order_scale": order_scale, "z_loss": self.run.training.z_loss}
         self.reducer.begin()
         passes = self._pass_all if self.mesh.pipeline is None else self._pass_stages
         total = passes(step, micro_batches, factors)
+        RECORD.phase(Phase.REDUCTION)
         self.reducer.finish()
         if self.mesh.ends is not None and self.model.is_tied_over_stages:  # both ranks hold the tied embedding
             sum_copies(self.model.token_weight, self.mesh.ends)
@@ -195,7 +199,9 @@ class Trainer:
             self.streams.restart(step=step, micro_batch=index)
             if index == len(micro_batches) - 1:
                 self.reducer.arm()
+            RECORD.phase(Phase.FORWARD)
             loss = self.model.loss(*batch.with_context(), **factors)
+            RECORD.phase(Phase.BACKWARD)
             loss.backward()
             total = total + loss.detach()
         return total

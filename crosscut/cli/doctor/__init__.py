@@ -1,0 +1,1 @@
+"""`crosscut doctor`: what the ranks of a run do now."""

@@ -1,0 +1,53 @@
+"""`crosscut doctor`."""
+
+import time
+from pathlib import Path
+
+import click
+
+from crosscut.config import ConfigError
+from crosscut.config.system.terminal import echo
+
+_LATE = 15.0
+"""Seconds after which a thread that watches over its rank, and runs every second, does not answer."""
+
+
+@click.command()
+@click.option(
+    "--attach",
+    "run",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="Folder of a run that is running, or that was killed.",
+)
+def doctor(run: Path) -> None:
+    """Explain what every rank of a run is doing now.
+
+    The command reads the records that the ranks keep of their messages and of their position in the program. The report
+    names the ranks that did not arrive at a collective, the collective, and the ranks that wait (docs/hangs.md). The
+    command does not disturb the run, and also works while a rank is stopped. Ranks on other machines are seen as they
+    were up to five seconds ago.
+    """
+    from crosscut.flight.reading import FOLDER, is_here, outside_stack, read_records, read_statuses
+    from crosscut.flight.record import Word
+    from crosscut.flight.report import describe, examine, seconds_without_progress
+
+    folder = run / FOLDER
+    records = read_records(folder)
+    if not records:
+        raise ConfigError(
+            f"`--attach` must name the folder of a run that trains now, but `{run}` has no records of ranks (in "
+            f"`{folder}`). Check the path. A run that has ended has no records."
+        )
+    now = time.monotonic_ns()
+    answering = {
+        rank: {"stacks": {"by py-spy": stack} if (stack := outside_stack(record)) else {}}
+        for rank, record in records.items()
+        if not is_here(record) or record.since(Word.BEAT, now) < _LATE
+    }
+    seconds = seconds_without_progress(records, now)
+    bound = max(record.words[Word.BOUND] for record in records.values()) / 1e9
+    statuses = {**answering, **read_statuses(folder)}
+    hang = examine(records, statuses, seconds=seconds, bound=bound if seconds > bound else 0.0)
+    echo(describe(hang), nl=False)

@@ -1,0 +1,158 @@
+"""Search for the ranks that block all others, in the records of the ranks.
+
+Rank A is blocked by rank B if A waits for a message of a group that has both ranks, and B has not started this message.
+B may itself be blocked by another rank, so the search follows the blocked ranks to ranks that wait for no other rank:
+the *causes*. Two members of a group that start their n-th message differently *disagree*: each of them waits for a
+message that the other one never starts. So do ranks that block each other in a circle.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from crosscut.flight.reading import Message, Process, RankRecord
+from crosscut.flight.record import STARTING, Kind
+
+
+class Missing(NamedTuple):
+    """Message that a rank has not started, and for which other ranks wait."""
+
+    rank: int
+    message: Message
+    """The message, as a waiting rank has started it."""
+    waiting: tuple[int, ...]
+    """Ranks that wait for `rank` to start the message."""
+
+
+class Disagreement(NamedTuple):
+    """Two ranks that wait for each other with different messages."""
+
+    first: int
+    first_message: Message
+    second: int
+    second_message: Message
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of the search."""
+
+    causes: tuple[int, ...]
+    """Ranks that wait for no other rank, and block all others. Empty if no rank can be named."""
+    missing: tuple[Missing, ...]
+    """Messages that the causes have not started."""
+    waiting: tuple[int, ...]
+    """Ranks that wait for another rank."""
+    disagreements: tuple[Disagreement, ...] = ()
+
+
+def find_causes(records: Mapping[int, RankRecord], silent: Mapping[int, Process]) -> Finding:
+    """Find the ranks that block all others. `records` are the records of all ranks, by rank. `silent` has the state of
+    the process of each rank whose watching thread does not answer.
+    """
+    world_size = max((record.world_size for record in records.values()), default=0)
+    lost = {rank: silent.get(rank, Process.UNKNOWN) for rank in range(world_size) if rank not in records}
+    silent = {**silent, **lost}
+    awaited = {rank: message for rank, record in records.items() if (message := _awaited(record, records)) is not None}
+    blockers = {rank: _blockers(rank, message, records, silent) for rank, message in awaited.items()}
+    disagreements = _different_calls(awaited, records)
+    causes = set(silent) or _roots(blockers, records, awaited)
+    if not causes and not disagreements:
+        disagreements = _circle(blockers, awaited)
+    if disagreements and not silent:
+        causes = {rank for found in disagreements for rank in (found.first, found.second)}
+    missing = tuple(_missing(cause, awaited, blockers) for cause in sorted(causes))
+    waiting = tuple(sorted(rank for rank in records if rank not in causes and (rank in awaited)))
+    return Finding(
+        causes=tuple(sorted(causes)),
+        missing=tuple(found for found in missing if found is not None),
+        waiting=waiting,
+        disagreements=disagreements,
+    )
+
+
+def _awaited(record: RankRecord, records: Mapping[int, RankRecord]) -> Message | None:
+    """Message that a rank waits for. A process with a GPU does not wait for messages itself, but for the GPU: the first
+    message that another member of its group has not started holds the GPU.
+    """
+    if not record.waits_for_device or record.awaited is not None:
+        return record.awaited
+    for message in sorted(record.messages.values()):
+        members = record.groups[message.group].ranks - {record.rank}
+        if any(member in records and _started(records[member], message.group) < message.count for member in members):
+            return message
+    return None
+
+
+def _started(record: RankRecord, group: str) -> int:
+    """Number of messages that a rank has started in a group; 0 if the rank has not used the group yet."""
+    return record.groups[group].started if group in record.groups else 0
+
+
+def _blockers(
+    rank: int, message: Message, records: Mapping[int, RankRecord], silent: Mapping[int, Process]
+) -> set[int]:
+    """Ranks that `rank` waits for. A silent member of the group may have started the message and stopped before its
+    end, so it counts only if no other member is behind.
+    """
+    members = records[rank].groups[message.group].ranks - {rank}
+    behind = {m for m in members if m in records and _started(records[m], message.group) < message.count}
+    unseen = {m for m in members if m not in records}
+    return behind | unseen or set(members) & set(silent)
+
+
+def _roots(
+    blockers: Mapping[int, set[int]], records: Mapping[int, RankRecord], awaited: Mapping[int, Message]
+) -> set[int]:
+    """Ranks at the ends of the chains: ranks that block another rank and wait for none. If no rank waits, every rank is
+    the cause of its own delay.
+    """
+    if not awaited:
+        return set(records)
+    blocking = set().union(*blockers.values())
+    return {rank for rank in blocking if not blockers.get(rank) and rank not in awaited}
+
+
+def _missing(cause: int, awaited: Mapping[int, Message], blockers: Mapping[int, set[int]]) -> Missing | None:
+    """First message of `cause` for which other ranks wait."""
+    blocked = {rank: awaited[rank] for rank, by in blockers.items() if cause in by}
+    if not blocked:
+        return None
+    first = min(blocked.values(), key=lambda message: (message.step, message.number))
+    alike = (first.group, first.count)
+    return Missing(cause, first, tuple(sorted(r for r, m in blocked.items() if (m.group, m.count) == alike)))
+
+
+def _different_calls(awaited: Mapping[int, Message], records: Mapping[int, RankRecord]) -> tuple[Disagreement, ...]:
+    """Pairs of ranks that have started the same message of a group with another kind or another number of elements."""
+    found: list[Disagreement] = []
+    for rank, mine in awaited.items():
+        for other in sorted(records[rank].groups[mine.group].ranks - {rank}):
+            theirs = records[other].message(mine.group, mine.count) if other in records else None
+            if theirs is None or theirs.state == STARTING or _agree(mine, theirs):
+                continue
+            if not any({rank, other} == {pair.first, pair.second} for pair in found):
+                found.append(Disagreement(rank, mine, other, theirs))
+    return tuple(found)
+
+
+def _agree(first: Message, second: Message) -> bool:
+    kinds = {first.kind, second.kind}
+    if first.kind is Kind.OBJECTS:  # pickled values may have different lengths
+        return second.kind is Kind.OBJECTS
+    return first.elements == second.elements and (len(kinds) == 1 or kinds == {Kind.SEND, Kind.RECEIVE})
+
+
+def _circle(blockers: Mapping[int, set[int]], awaited: Mapping[int, Message]) -> tuple[Disagreement, ...]:
+    """First pair of a circle of ranks that block each other."""
+    for start in sorted(blockers):
+        rank, path = start, [start]
+        while nexts := sorted(blockers.get(rank, ())):
+            rank = nexts[0]
+            if rank == start:
+                other = path[1]
+                return (Disagreement(start, awaited[start], other, awaited[other]),)
+            if rank in path or rank not in awaited:
+                break
+            path.append(rank)
+    return ()

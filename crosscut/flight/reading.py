@@ -1,0 +1,271 @@
+"""Reading of the records of a run's ranks, from any process: a rank's own thread, or `crosscut doctor`."""
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from crosscut.config.system.files import parse_json, read_small
+from crosscut.config.system.machine import machine_identity, process_start
+from crosscut.flight.record import (
+    DONE,
+    GROUPS,
+    MAGIC,
+    MESSAGE_WORDS,
+    NUM_MESSAGES,
+    RING,
+    SIZE,
+    STARTING,
+    TABLE,
+    Kind,
+    Part,
+    Phase,
+    Word,
+)
+
+FOLDER = "watch"
+"""Folder of the records inside a run's folder."""
+_LEAST = TABLE * 8
+
+
+class Group(NamedTuple):
+    """Process group of a rank."""
+
+    name: str
+    axis: str
+    ranks: frozenset[int]
+    started: int
+    """Number of messages that the rank has started in the group."""
+
+
+@dataclass(frozen=True, order=True)
+class Message:
+    """Message of one rank."""
+
+    number: int
+    """Position among all messages of the rank, from 1."""
+    group: str
+    axis: str
+    count: int
+    """Position among the messages of the group, from 1. The members of a group must start the same messages in the same
+    order.
+    """
+    kind: Kind
+    elements: int
+    step: int
+    phase: Phase
+    place: int
+    state: int
+    """`STARTING`, `STARTED` or `DONE`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRecord:
+    """Record of one rank at one moment."""
+
+    rank: int
+    world_size: int
+    pid: int
+    host: str
+    machine: str
+    process_start: str
+    step: int
+    """Step that the rank runs, counted from 0."""
+    phase: Phase
+    place: int
+    groups: dict[str, Group]
+    messages: dict[int, Message]
+    """Last messages, by number."""
+    awaited: Message | None = None
+    """Message that the rank waits for."""
+    waits_for_device: bool = False
+    """Whether messages run on a GPU. `awaited` is then always None."""
+    words: tuple[int, ...] = ()
+    """Integers of the header (`record.Word`)."""
+
+    def message(self, group: str, count: int) -> Message | None:
+        """Message `count` of a group; None if the rank has not started it, or has forgotten it."""
+        return next((m for m in self.messages.values() if m.group == group and m.count == count), None)
+
+    def since(self, word: Word, now: int) -> float:
+        """Seconds from the time in `word` to `now`, a time in nanoseconds on the clock of the rank's machine."""
+        return (now - self.words[word]) / 1e9
+
+
+class Process(Enum):
+    """State of a rank's process."""
+
+    RUNS = "runs"
+    STOPPED = "stopped"
+    BLOCKED = "blocked"
+    """In a call of the kernel that cannot be interrupted."""
+    GONE = "gone"
+    UNKNOWN = "unknown"
+    """On another machine."""
+
+
+def record_path(folder: Path, rank: int) -> Path:
+    """File with the copy of a rank's record, in the folder `watch` of a run."""
+    return folder / f"rank-{rank:05d}"
+
+
+def status_path(folder: Path, rank: int) -> Path:
+    """File in which a rank describes itself during a hang."""
+    return folder / f"status-{rank:05d}.json"
+
+
+def read_records(folder: Path) -> dict[int, RankRecord]:
+    """Read the records of all ranks from the folder `watch` of a run, by rank. A rank on this machine is read from its
+    memory, every other rank from its copy. Files that are no record are left out.
+    """
+    found = {}
+    for path in sorted(folder.glob("rank-*")):
+        with suppress(OSError, ValueError):
+            record = parse_record(_content(path))
+            found[record.rank] = parse_record(live) if (live := _memory(record)) else record
+    return found
+
+
+def parse_record(content: bytes) -> RankRecord:
+    """Read a record from its bytes. Raises `ValueError` if these are no record."""
+    if len(content) < _LEAST:
+        raise ValueError("too short")
+    words = struct.unpack(f"{TABLE}q", content[:_LEAST])
+    if words[Word.MAGIC] != MAGIC:
+        raise ValueError("not a record")
+    table: Any = parse_json(content[_LEAST : _LEAST + words[Word.TABLE_BYTES]])
+    if not isinstance(table, dict) or not isinstance(table.get("groups"), list):
+        raise ValueError("no table")
+    try:
+        groups = [
+            Group(str(group["name"]), str(group["axis"]), _ranks(group["ranks"]), words[GROUPS + number])
+            for number, group in enumerate(table["groups"])
+        ]
+    except (KeyError, TypeError) as error:
+        raise ValueError("no table") from error
+    messages = {message.number: message for row in range(NUM_MESSAGES) if (message := _message(words, row, groups))}
+    return RankRecord(
+        rank=words[Word.RANK],
+        world_size=words[Word.WORLD_SIZE],
+        pid=words[Word.PID],
+        host=str(table.get("host")),
+        machine=str(table.get("machine")),
+        process_start=str(table.get("process_start")),
+        step=words[Word.STEP],
+        phase=Phase(words[Word.PHASE]),
+        place=words[Word.PLACE],
+        groups={group.name: group for group in groups},
+        messages=messages,
+        awaited=messages.get(words[Word.WAITING]),
+        waits_for_device=bool(words[Word.ON_DEVICE]),
+        words=words[:GROUPS],
+    )
+
+
+def _message(words: tuple[int, ...], row: int, groups: list[Group]) -> Message | None:
+    """Message in a row of the ring; None if the row is empty, or if its group is not in the table."""
+    begin = RING + row * MESSAGE_WORDS
+    number, group, count, kind, elements, step, place, state = words[begin : begin + MESSAGE_WORDS]
+    if not number or not 0 <= group < len(groups) or not STARTING <= state <= DONE:
+        return None
+    name, axis, *_ = groups[group]
+    return Message(number, name, axis, count, Kind(kind), elements, step, Phase(place & 255), place >> 8, state)
+
+
+def _ranks(ranks: list[int]) -> frozenset[int]:
+    if len(ranks) == 4 and ranks[3] == -1:
+        return frozenset(range(*ranks[:3]))
+    return frozenset(ranks)
+
+
+def place_name(place: int) -> str:
+    """Name of a place in the model, such as "layer 3, attention"; empty outside the model."""
+    part, layer = Part(place & 255), place >> 8
+    if part in (Part.LAYER, Part.ATTENTION, Part.MLP):
+        names = {Part.LAYER: "", Part.ATTENTION: ", attention", Part.MLP: ", MLP"}
+        return f"layer {layer}{names[part]}"
+    return {Part.EMBEDDING: "embedding", Part.HEAD: "output layer and loss"}.get(part, "")
+
+
+def is_here(record: RankRecord) -> bool:
+    """Whether the rank runs on this machine, so that its process number is valid here."""
+    return record.machine == machine_identity()
+
+
+def process_of(record: RankRecord) -> Process:
+    """State of a rank's process."""
+    if not is_here(record):
+        return Process.UNKNOWN
+    started = process_start(record.pid)
+    if started is None or (started and record.process_start and started != record.process_start):
+        return Process.GONE
+    try:
+        stat = Path(f"/proc/{record.pid}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return Process.UNKNOWN
+    states = {"T": Process.STOPPED, "t": Process.STOPPED, "D": Process.BLOCKED}
+    return states.get(stat.rpartition(")")[2].split()[0], Process.RUNS)
+
+
+def read_statuses(folder: Path) -> dict[int, dict[str, Any]]:
+    """Read the statuses that ranks have written during a hang, by rank."""
+    found: dict[int, dict[str, Any]] = {}
+    for path in folder.glob("status-*.json"):
+        with suppress(OSError, ValueError):
+            status = parse_json(read_small(path))
+            if isinstance(status, dict) and type(status.get("rank")) is int:
+                found[status["rank"]] = status
+    return found
+
+
+def write_status(folder: Path, rank: int, status: dict[str, Any]) -> None:
+    """Write the status of a rank atomically."""
+    path = status_path(folder, rank)
+    temporary = path.with_suffix(".new")
+    temporary.write_text(json.dumps({**status, "rank": rank}), encoding="utf-8")
+    temporary.replace(path)
+
+
+def outside_stack(record: RankRecord) -> str:
+    """Python stack of a rank on this machine, seen by py-spy. Empty without py-spy, or if py-spy fails."""
+    program = shutil.which("py-spy")
+    if program is None or not is_here(record):
+        return ""
+    command = [program, "dump", "--nonblocking", "--pid", str(record.pid)]
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout  # noqa: S603
+    return ""
+
+
+def _content(path: Path) -> bytes:
+    """Content of a regular file. A link or a device is not read."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    try:
+        return os.read(descriptor, SIZE)
+    finally:
+        os.close(descriptor)
+
+
+def _memory(record: RankRecord) -> bytes:
+    """Content of the memory of a rank on this machine; empty if it cannot be read."""
+    descriptor = record.words[Word.DESCRIPTOR]
+    if descriptor < 0 or process_of(record) is Process.GONE or not is_here(record):
+        return b""
+    try:
+        return _content_of_descriptor(record.pid, descriptor)
+    except OSError:
+        return b""
+
+
+def _content_of_descriptor(pid: int, number: int) -> bytes:
+    descriptor = os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        return os.pread(descriptor, SIZE, 0)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,331 @@
+"""Record of one rank: the last messages that the rank has sent, and its position in the program.
+
+The record is a block of 64-bit integers in shared memory:
+
+| offset, in integers | content                                                                             |
+|---------------------|-------------------------------------------------------------------------------------|
+| 0                   | header (`Word`): process, step, phase, place in the model, awaited message, times   |
+| 64                  | number of started messages of each process group                                    |
+| 128                 | ring of the last 256 messages, with 8 integers for each message                     |
+| 2176                | table in JSON: host, process groups with their axes and ranks                       |
+
+A writer changes single integers: it takes no lock and makes no system call. On Linux, the memory is a file without a
+name (`memfd_create`), which other processes of the user open through `/proc`, also while the rank is stopped. A file on
+a disk would not do: a write to a mapped file can wait for the disk. `Record.copy_to` writes a copy for other machines
+and for the time after the end of the process.
+
+`RECORD` is the record of this process. Until `open` is called, it records nothing. It is a variable of the module, like
+PyTorch's process groups, because autograd functions and hooks receive no other object.
+"""
+
+import json
+import mmap
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from enum import IntEnum
+from pathlib import Path
+from time import monotonic_ns, time_ns
+from typing import Any, TypeVar
+
+from crosscut.config.system.machine import machine_identity, process_start
+
+MAGIC = 0x315448474C46  # "FLGHT1"
+NUM_GROUPS, NUM_MESSAGES, MESSAGE_WORDS = 64, 256, 8
+GROUPS = 64
+RING = GROUPS + NUM_GROUPS
+TABLE = RING + NUM_MESSAGES * MESSAGE_WORDS
+TABLE_BYTES = 1 << 16
+SIZE = TABLE * 8 + TABLE_BYTES
+"""Size of a record, in bytes."""
+
+
+class Word(IntEnum):
+    """Positions of the header's integers. Times are in nanoseconds of the machine's monotonic clock."""
+
+    MAGIC = 0
+    RANK = 1
+    WORLD_SIZE = 2
+    PID = 3
+    DESCRIPTOR = 4
+    """Open file of the process that is this memory; -1 if there is none."""
+    STEP = 5
+    PHASE = 6
+    PLACE = 7
+    PHASE_SINCE = 8
+    PROGRESS = 9
+    """Number of steps, validation batches and other pieces of work that the rank has finished."""
+    PROGRESS_AT = 10
+    BEAT = 11
+    """Last time at which the watching thread of the rank ran."""
+    BEAT_WALL = 12
+    """The same time on the wall clock, in nanoseconds since 1970."""
+    WAITING = 13
+    """Number of the message that the rank waits for; 0 if the rank waits for no message."""
+    WAITING_SINCE = 14
+    MESSAGES = 15
+    """Number of started messages."""
+    WAITED = 16
+    """Time that the rank has waited for messages since its start."""
+    SENDING = 17
+    """Time in which the rank has started messages."""
+    STEPS = 18
+    """Number of steps since the start of the process."""
+    ON_DEVICE = 19
+    """1 if messages run on a GPU, so that the process does not wait for them itself."""
+    BOUND = 20
+    TABLE_BYTES = 21
+    OPENED_AT = 22
+    MOVED_AT = 23
+    """Last time at which the watching thread saw progress, on the wall clock, in nanoseconds since 1970."""
+    SPENT = 32
+    """First of the times that the rank has spent in each phase."""
+
+
+class Phase(IntEnum):
+    """Part of the program that a rank runs."""
+
+    START = 0
+    DATA = 1
+    FORWARD = 2
+    BACKWARD = 3
+    REDUCTION = 4
+    OPTIMIZER = 5
+    RESULT = 6
+    VALIDATION = 7
+    EVALUATION = 8
+    COMPARISON = 9
+    CHECKPOINT = 10
+    END = 11
+
+
+class Part(IntEnum):
+    """Part of the model that a rank runs."""
+
+    NONE = 0
+    EMBEDDING = 1
+    LAYER = 2
+    ATTENTION = 3
+    MLP = 4
+    HEAD = 5
+
+
+class Kind(IntEnum):
+    """Kind of a message."""
+
+    ALL_REDUCE = 1
+    REDUCE_SCATTER = 2
+    ALL_GATHER = 3
+    ALL_TO_ALL = 4
+    SHIFT = 5
+    SEND = 6
+    RECEIVE = 7
+    VOTE = 8
+    OBJECTS = 9
+    BARRIER = 10
+
+
+STARTING, STARTED, DONE = 0, 1, 2
+"""States of a message."""
+
+_MESSAGE = struct.Struct("8q")
+_WAITING, _WAITING_SINCE, _WAITED = int(Word.WAITING), int(Word.WAITING_SINCE), int(Word.WAITED)
+_MESSAGES, _SENDING, _PHASE, _SINCE = int(Word.MESSAGES), int(Word.SENDING), int(Word.PHASE), int(Word.PHASE_SINCE)
+_PLACE, _STEP, _SPENT = int(Word.PLACE), int(Word.STEP), int(Word.SPENT)
+_T = TypeVar("_T")
+_RECENT = 64
+"""Number of recent pieces of work whose times give the bound."""
+
+
+class Record:
+    """Record of this process. All methods return at once, and do nothing before `open` and after `close`."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._memory: mmap.mmap | None = None
+        self._words = memoryview(bytearray(SIZE)).cast("q")
+        self._groups: dict[str, int] = {}
+        self._table: dict[str, Any] = {}
+        self._awaited: dict[int, int] = {}
+        self.recent: deque[int] = deque(maxlen=_RECENT)
+        """Times between the last pieces of progress, in nanoseconds."""
+
+    def open(self, *, rank: int, world_size: int, on_device: bool = False) -> None:
+        """Start to record. Raises `OSError` if there is no memory."""
+        self.close()
+        descriptor = -1
+        if hasattr(os, "memfd_create"):
+            descriptor = os.memfd_create("crosscut-record")
+            os.posix_fallocate(descriptor, 0, SIZE)  # otherwise, a write to memory that is not there would be fatal
+        self._memory = mmap.mmap(descriptor, SIZE)
+        self._words = memoryview(self._memory).cast("q")
+        self._groups, self._awaited = {}, {}
+        self.recent.clear()
+        now, pid = monotonic_ns(), os.getpid()
+        first = {
+            Word.RANK: rank,
+            Word.WORLD_SIZE: world_size,
+            Word.PID: pid,
+            Word.DESCRIPTOR: descriptor,
+            Word.ON_DEVICE: int(on_device),
+            Word.OPENED_AT: now,
+            Word.PHASE_SINCE: now,
+            Word.PROGRESS_AT: now,
+            Word.MAGIC: MAGIC,
+        }
+        for word, value in first.items():
+            self._words[word] = value
+        self._table = {
+            "host": socket.gethostname(),
+            "machine": machine_identity(),
+            "process_start": process_start(pid) or "",
+            "groups": [],
+        }
+        self._write_table()
+        self.beat()
+        self.is_open = True
+
+    def close(self) -> None:
+        """Stop to record, and free the memory."""
+        self.is_open = False
+        if self._memory is None:
+            return
+        descriptor, words = self._words[Word.DESCRIPTOR], self._words
+        self._words = memoryview(bytearray(SIZE)).cast("q")
+        words.release()
+        self._memory.close()
+        self._memory = None
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __getitem__(self, word: Word) -> int:
+        return self._words[word]
+
+    def __setitem__(self, word: Word, value: int) -> None:
+        self._words[word] = value
+
+    def group(self, name: str) -> int:
+        """Number of a process group; -1 if the group has not been added."""
+        return self._groups.get(name, -1)
+
+    def add_group(self, name: str, axis: str, ranks: Sequence[int]) -> int:
+        """Add the process group `name` with its axis and its ranks, and return its number. The last number stands for
+        all further groups.
+        """
+        number = self._groups[name] = min(len(self._groups), NUM_GROUPS - 1)
+        if number < NUM_GROUPS - 1:
+            self._table["groups"].append({"name": name, "axis": axis, "ranks": _shortened(ranks)})
+            self._write_table()
+        return number
+
+    def start(self, kind: int, group: int, elements: int) -> int:
+        """Record that the rank is about to start a message. Return the number of the message."""
+        words = self._words
+        number = words[_MESSAGES] + 1
+        row = number % NUM_MESSAGES * MESSAGE_WORDS + RING
+        place = words[_PLACE] << 8 | words[_PHASE]
+        count = words[GROUPS + group] + 1
+        _MESSAGE.pack_into(words, row * 8, number, group, count, kind, elements, words[_STEP], place, STARTING)
+        words[_MESSAGES] = number
+        return number
+
+    def started(self, number: int, key: int = 0) -> None:
+        """Record that the message `number` is on its way. `key` identifies the message for `wait`."""
+        words = self._words
+        row = number % NUM_MESSAGES * MESSAGE_WORDS + RING
+        words[row + 7] = STARTED
+        words[GROUPS + words[row + 1]] = words[row + 2]  # only now: a rank may be stopped while it starts a message
+        self._awaited[key] = number
+
+    def wait(self, key: int) -> int:
+        """Record that the rank now waits for the message that was started with `key`. Return the message's number, 0 if
+        the message is unknown.
+        """
+        number = self._awaited.pop(key, 0)
+        words = self._words
+        words[_WAITING_SINCE] = monotonic_ns()
+        words[_WAITING] = number
+        return number
+
+    def waited(self, number: int) -> None:
+        """Record that the awaited message has arrived."""
+        words = self._words
+        words[_WAITING] = 0
+        words[_WAITED] += monotonic_ns() - words[_WAITING_SINCE]
+        if number:
+            words[number % NUM_MESSAGES * MESSAGE_WORDS + RING + 7] = DONE
+
+    def at(self, place: int, *_: object) -> None:
+        """Record the place in the model that the rank runs: a `Part` + 256 times the number of the layer. Also a hook
+        of gradients, whose argument is ignored.
+        """
+        self._words[_PLACE] = place
+
+    @property
+    def place(self) -> int:
+        """Place in the model that the rank runs."""
+        return self._words[_PLACE]
+
+    def phase(self, phase: int, step: int = -1) -> None:
+        """Record the phase of the program, and the step, counted from 0."""
+        if not self.is_open:
+            return
+        words, now = self._words, monotonic_ns()
+        words[_SPENT + words[_PHASE]] += now - words[_SINCE]
+        words[_SINCE], words[_PHASE], words[_PLACE] = now, phase, 0
+        if step >= 0:
+            words[_STEP] = step
+
+    def progress(self, *, is_step: bool = False) -> None:
+        """Record that the rank has finished a step or another piece of work."""
+        if not self.is_open:
+            return
+        words, now = self._words, monotonic_ns()
+        self.recent.append(now - words[Word.PROGRESS_AT])
+        words[Word.PROGRESS_AT] = now
+        words[Word.PROGRESS] += 1
+        words[Word.STEPS] += is_step
+
+    def counted(self, items: Iterable[_T]) -> Iterator[_T]:
+        """Yield the items, and record progress before each item."""
+        for item in items:
+            self.progress()
+            yield item
+
+    def beat(self) -> None:
+        """Record that the watching thread runs."""
+        self._words[Word.BEAT], self._words[Word.BEAT_WALL] = monotonic_ns(), time_ns()
+
+    def copy_to(self, path: Path) -> None:
+        """Write a copy of the record to `path`. Raises `OSError` if that is not possible."""
+        content = bytes(memoryview(self._words).cast("B")[: TABLE * 8 + self._words[Word.TABLE_BYTES]])
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            os.pwrite(descriptor, content, 0)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _write_table(self) -> None:
+        text = json.dumps(self._table).encode()
+        while len(text) > TABLE_BYTES:  # irregular groups of very many ranks
+            longest = max(self._table["groups"], key=lambda group: len(group["ranks"]))
+            longest["ranks"] = []
+            text = json.dumps(self._table).encode()
+        memoryview(self._words).cast("B")[TABLE * 8 : TABLE * 8 + len(text)] = text
+        self._words[Word.TABLE_BYTES] = len(text)
+
+
+def _shortened(ranks: Sequence[int]) -> list[int]:
+    """Ranks of a group as [first, end, stride, -1] if they are evenly spaced, else as they are."""
+    if len(ranks) > 2:
+        evenly = range(ranks[0], ranks[-1] + 1, max(1, ranks[1] - ranks[0]))
+        if list(evenly) == list(ranks):
+            return [evenly.start, evenly.stop, evenly.step, -1]
+    return list(ranks)
+
+
+RECORD = Record()
+"""Record of this process."""

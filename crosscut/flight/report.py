@@ -1,0 +1,211 @@
+"""Text of the report about a hang: the ranks that did not arrive, the missing message, and what every rank does."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from crosscut.flight.analysis import Disagreement, Finding, Missing, find_causes
+from crosscut.flight.reading import Message, Process, RankRecord, is_here, outside_stack, place_name, process_of
+from crosscut.flight.record import Kind, Phase, Word
+
+_KINDS = {
+    Kind.ALL_REDUCE: "all-reduce",
+    Kind.REDUCE_SCATTER: "reduce-scatter",
+    Kind.ALL_GATHER: "all-gather",
+    Kind.ALL_TO_ALL: "all-to-all",
+    Kind.SHIFT: "shift to the next rank",
+    Kind.SEND: "message to the next stage",
+    Kind.RECEIVE: "message from another stage",
+    Kind.VOTE: "vote on stopping",
+    Kind.OBJECTS: "exchange of Python values",
+    Kind.BARRIER: "barrier",
+}
+
+PHASES = {
+    Phase.START: "start of the run",
+    Phase.DATA: "reading of a batch",
+    Phase.FORWARD: "forward pass",
+    Phase.BACKWARD: "backward pass",
+    Phase.REDUCTION: "gradient reduction",
+    Phase.OPTIMIZER: "optimizer step",
+    Phase.RESULT: "wait for the result of a step",
+    Phase.VALIDATION: "validation",
+    Phase.EVALUATION: "evaluation",
+    Phase.COMPARISON: "comparison of replicas",
+    Phase.CHECKPOINT: "checkpoint",
+    Phase.END: "end of the run",
+}
+
+_STATES = {
+    Process.STOPPED: "is stopped (by SIGSTOP, a debugger or job control)",
+    Process.GONE: "has ended",
+    Process.BLOCKED: "is blocked in a call of the kernel (a disk, a network disk or a device)",
+    Process.RUNS: "runs, but its watching thread does not answer (perhaps a library holds Python's lock)",
+    Process.UNKNOWN: "does not answer, and is on another machine or has left no record",
+}
+
+_MOST_RANKS = 8
+"""Maximum number of ranks whose details a report gives."""
+
+
+@dataclass(frozen=True)
+class Hang:
+    """A run that makes no progress, seen from one process."""
+
+    seconds: float
+    """Time without progress."""
+    bound: float
+    """Time without progress after which a run counts as hanging; 0 if the run makes progress."""
+    records: Mapping[int, RankRecord]
+    statuses: Mapping[int, Mapping[str, Any]]
+    """Statuses of the ranks that answer (`stacks`), by rank."""
+    silent: Mapping[int, Process]
+    """Process of each rank that does not answer."""
+    finding: Finding
+    outside: Mapping[int, str] = field(default_factory=dict)
+    """Python stacks of silent ranks, seen from outside, by rank."""
+
+    @property
+    def step(self) -> int:
+        """Step in which the run hangs, counted from 1."""
+        return 1 + min((record.step for record in self.records.values()), default=0)
+
+    @property
+    def cause(self) -> int:
+        """First rank that blocks the others; -1 if no rank can be named."""
+        return self.finding.causes[0] if self.finding.causes else -1
+
+
+def examine(
+    records: Mapping[int, RankRecord],
+    statuses: Mapping[int, Mapping[str, Any]],
+    *,
+    seconds: float,
+    bound: float = 0.0,
+) -> Hang:
+    """Find out which ranks block the others. A rank without a status does not answer, and so does a rank whose process
+    is stopped or gone, which an older status does not change.
+    """
+    silent = {}
+    for rank, record in records.items():
+        process = process_of(record)
+        if rank not in statuses or process in (Process.STOPPED, Process.GONE):
+            silent[rank] = process
+    there = [rank for rank, process in silent.items() if process is not Process.GONE]
+    outside = {rank: outside_stack(records[rank]) for rank in there[:_MOST_RANKS]}
+    return Hang(seconds, bound, records, statuses, silent, find_causes(records, silent), outside)
+
+
+def describe(hang: Hang) -> str:
+    """Report about a hang, in lines of text."""
+    lines = [_title(hang)]
+    for found in hang.finding.disagreements:
+        lines += _disagreement(found)
+    for rank in hang.finding.causes[:_MOST_RANKS]:
+        lines += _cause(hang, rank)
+    if not hang.finding.causes:
+        lines.append("No single rank can be named: all ranks have started the message that they wait for.")
+    lines += _waiting(hang)
+    lines += _stacks(hang)
+    return "\n".join(lines) + "\n"
+
+
+def _title(hang: Hang) -> str:
+    if not hang.bound:
+        return (
+            f"The run makes progress: the last time was {hang.seconds:.1f} s ago, in step {hang.step}. A rank that has "
+            "not arrived may arrive at any moment."
+        )
+    return f"The run has made no progress for {hang.seconds:.0f} s (bound: {hang.bound:.0f} s), in step {hang.step}."
+
+
+def _who(record: RankRecord) -> str:
+    return f"rank {record.rank} (host {record.host}, process {record.pid})"
+
+
+def _where(phase: Phase, place: int, step: int) -> str:
+    name = place_name(place)
+    return f"{PHASES[phase]}{f' of {name}' if name else ''}, step {step + 1}"
+
+
+def _cause(hang: Hang, rank: int) -> list[str]:
+    """Lines about a rank that did not arrive."""
+    record = hang.records.get(rank)
+    if record is None:
+        return [f"DID NOT ARRIVE: rank {rank}, which has left no record."]
+    told = ["", f"DID NOT ARRIVE: {_who(record)}", f"  position   {_where(record.phase, record.place, record.step)}"]
+    if rank in hang.silent:
+        told.append(f"  process    {_STATES[hang.silent[rank]]}")
+    elif record.awaited is None:
+        told.append("  process    runs, and waits for no message")
+    told += [f"  missing    {_missing(found)}" for found in hang.finding.missing if found.rank == rank]
+    return told
+
+
+def _missing(found: Missing) -> str:
+    message = found.message
+    ranks = _listed(found.waiting)
+    return f"{_message(message)}; waiting: {ranks}"
+
+
+def _message(message: Message) -> str:
+    """Description of a message."""
+    size = f" of {message.elements:,} elements" if message.elements else ""
+    place = f" ({_where(message.phase, message.place, message.step)})"
+    return f"{_KINDS[message.kind]}{size} over the axis `{message.axis}`{place}, number {message.count} of its group"
+
+
+def _disagreement(found: Disagreement) -> list[str]:
+    return [
+        "",
+        f"THE RANKS DISAGREE: ranks {found.first} and {found.second} wait for each other with different messages.",
+        f"  rank {found.first}: {_message(found.first_message)}",
+        f"  rank {found.second}: {_message(found.second_message)}",
+    ]
+
+
+def _waiting(hang: Hang) -> list[str]:
+    """Lines about the ranks that wait."""
+    shown = [hang.records[rank] for rank in hang.finding.waiting]
+    if not shown:
+        return []
+    lines = ["", f"WAITING: {_listed(hang.finding.waiting)}"]
+    for record in shown[:_MOST_RANKS]:
+        awaited = f" for the {_message(record.awaited)}" if record.awaited else " for its GPU"
+        lines.append(f"  {_who(record)}{awaited}")
+    return lines
+
+
+def _stacks(hang: Hang) -> list[str]:
+    """Python stacks of the causes and of one waiting rank."""
+    ranks = [*hang.finding.causes[:_MOST_RANKS], *hang.finding.waiting[:1]]
+    lines: list[str] = []
+    for rank in ranks:
+        if rank in hang.silent:
+            stacks: object = {"by py-spy": stack} if (stack := hang.outside.get(rank)) else {}
+        else:
+            stacks = hang.statuses.get(rank, {}).get("stacks")
+        for thread, stack in stacks.items() if isinstance(stacks, dict) else ():
+            lines += ["", f"PYTHON STACK of rank {rank}, {thread}:"]
+            lines += [f"  {line}" for line in str(stack).splitlines()]
+    return lines
+
+
+def _listed(ranks: tuple[int, ...]) -> str:
+    """Ranks as text, such as "rank 3" or "ranks 0 to 2 and 5"."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    texts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else " and ".join(map(str, run)) for run in runs]
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(texts)}"
+
+
+def seconds_without_progress(records: Mapping[int, RankRecord], now: int) -> float:
+    """Seconds since any rank on this machine has last made progress. `now` is a time in nanoseconds on the monotonic
+    clock. 0 if no rank is on this machine.
+    """
+    times = [record.since(Word.PROGRESS_AT, now) for record in records.values() if is_here(record)]
+    return min(times, default=0.0)

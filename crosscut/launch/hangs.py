@@ -1,0 +1,220 @@
+"""Watch over a run: a thread in each rank that notices when no rank makes progress, and explains the hang.
+
+Progress is a step, a batch of a validation, or a request of an evaluation (`StopRequest.check`). The bound on the time
+without progress is `max(30 s, 5 x the longest of the last 64 times)`. Before the first two steps, which may compile the
+model, the bound is `_FIRST_BOUND`. A rank that writes a checkpoint makes progress as long as it writes bytes.
+
+When the bound has passed, each rank writes its status next to its record: the Python stacks of its threads. The lowest
+rank that answers then reads the records and statuses of all ranks, and writes one report. The thread needs no lock of
+the training. It cannot run while a library holds Python's lock; the other ranks then say that this rank does not
+answer.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self
+
+import torch
+import torch.distributed as dist
+
+from crosscut.config.system.terminal import echo
+from crosscut.flight import RECORD, Phase
+from crosscut.flight.reading import (
+    FOLDER,
+    read_records,
+    read_statuses,
+    record_path,
+    status_path,
+    write_status,
+)
+from crosscut.flight.record import Word
+from crosscut.flight.report import Hang, describe, examine
+
+LEAST_BOUND = 30.0
+"""Minimum time without progress after which a run counts as hanging, in seconds."""
+_FACTOR = 5.0
+_FIRST_BOUND = 600.0
+"""Bound before the first two steps, in seconds."""
+_POLL = 1.0
+"""Seconds between two looks of the thread."""
+_COPY_EVERY = 5.0
+"""Seconds between two copies of the record to the run's folder."""
+_GRACE = 2.5
+"""Seconds within which all ranks write their status."""
+_WRITING = 1 << 16
+"""Number of bytes that a rank must write between two looks to count as writing."""
+_REPORTED = "reported"
+_STACK_CALLS = 12
+
+_THREADS = ("checkpoint", "batches")
+"""Beginnings of the names of threads whose stacks a status shows, besides the main thread."""
+
+
+class Watch:
+    """Context in which this rank records its messages and watches over the run. `folder` is the run's folder, which all
+    ranks must see.
+
+    Every rank must enter the context. The record's files are removed at the end of the context.
+    """
+
+    def __init__(self, folder: Path, device: torch.device, *, least_bound: float = LEAST_BOUND) -> None:
+        self.run_folder, self.folder, self._device = folder, folder / FOLDER, device
+        self._least = least_bound
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="hang watch")
+        self._main = threading.get_ident()
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.seconds = 0.0
+        """Processor time of the thread, in seconds."""
+
+    def __enter__(self) -> Self:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for path in (status_path(self.folder, self.rank), self.folder / _REPORTED):
+                path.unlink(missing_ok=True)
+            RECORD.open(rank=self.rank, world_size=self.world_size, on_device=self._device.type == "cuda")
+        except OSError as error:
+            echo(f"Hangs of this run are not explained, because its record cannot be written: {error}.", err=True)
+            return self
+        self._copy()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._thread.is_alive():
+            return
+        self._ended.set()
+        self._thread.join()
+        RECORD.close()
+        with suppress(OSError):
+            for path in (record_path(self.folder, self.rank), status_path(self.folder, self.rank)):
+                path.unlink(missing_ok=True)
+            (self.folder / _REPORTED).unlink(missing_ok=True)
+            self.folder.rmdir()  # only the last rank finds the folder empty
+
+    @property
+    def bound(self) -> float:
+        """Time without progress after which the run counts as hanging, in seconds."""
+        recent = list(RECORD.recent)
+        if RECORD[Word.STEPS] < 2:
+            return max(self._least, _FIRST_BOUND if self._least >= LEAST_BOUND else 0.0)
+        return max(self._least, _FACTOR * max(recent, default=0) / 1e9)
+
+    def _run(self) -> None:
+        """Look at the rank's progress until the context ends."""
+        stalled, done, next_copy, told = 0.0, -1, 0.0, 0.0
+        last = time.monotonic()
+        written = _bytes_written()
+        while not self._ended.wait(min(_POLL, self._least / 4)):
+            now = time.monotonic()
+            RECORD.beat()
+            RECORD[Word.BOUND] = int(self.bound * 1e9)
+            if now >= next_copy:
+                next_copy = now + _COPY_EVERY
+                self._copy()
+            moved = RECORD[Word.PROGRESS] != done
+            if RECORD[Word.PHASE] == Phase.CHECKPOINT:
+                before, written = written, _bytes_written()
+                moved = moved or written - before > _WRITING
+            # After a pause of this process, only the time in which the thread ran counts.
+            stalled = 0.0 if moved else stalled + min(now - last, 3 * _POLL)
+            if moved:
+                self._moved(told)
+                told, done = 0.0, RECORD[Word.PROGRESS]
+            elif stalled > max(self.bound, 2 * told) and self._explain(stalled):
+                told = stalled
+            last = now
+            self.seconds = time.thread_time()
+
+    def _moved(self, told: float) -> None:
+        """Record that the rank makes progress, and withdraw its status after a report."""
+        RECORD[Word.MOVED_AT] = time.time_ns()
+        if told:
+            with suppress(OSError):
+                status_path(self.folder, self.rank).unlink(missing_ok=True)
+                (self.folder / _REPORTED).unlink(missing_ok=True)
+            if self.rank == 0:
+                echo("The run continues: all ranks make progress again.", err=True)
+
+    def _copy(self) -> None:
+        with suppress(OSError):  # a full disk: other machines then see an older record
+            RECORD.copy_to(record_path(self.folder, self.rank))
+
+    def _explain(self, stalled: float) -> bool:
+        """Write this rank's status, and the report if this rank is the lowest one that answers. Returns False if
+        another rank makes progress.
+        """
+        self._copy()
+        with suppress(OSError):
+            write_status(self.folder, self.rank, {"stacks": self._stacks(), "seconds": stalled})
+        deadline = time.monotonic() + min(_GRACE, self._least)
+        while len(read_statuses(self.folder)) < self.world_size and time.monotonic() < deadline:
+            if self._ended.wait(0.2):
+                return False
+        statuses = read_statuses(self.folder)
+        if min(statuses, default=self.rank) != self.rank:
+            return True
+        records = read_records(self.folder)
+        limit = time.time_ns() - self.bound * 0.5e9
+        if any(record.words[Word.MOVED_AT] > limit for record in records.values()):
+            with suppress(OSError):
+                status_path(self.folder, self.rank).unlink(missing_ok=True)
+            return False
+        with suppress(OSError):
+            (self.folder / _REPORTED).open("x").close()
+            self._report(examine(records, statuses, seconds=stalled, bound=self.bound))
+        return True
+
+    def _report(self, hang: Hang) -> None:
+        """Print the report, and write it to the run's folder and to the metrics."""
+        text = describe(hang)
+        echo(text, err=True, nl=False)
+        path = free_report_path(self.run_folder, hang.step)
+        path.write_text(text, encoding="utf-8")
+        row = {"step": hang.step, "hang_seconds": round(hang.seconds, 1), "hang_rank": hang.cause}
+        with (self.run_folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        echo(f"This report is also in `{path}`.", err=True)
+
+    def _stacks(self) -> dict[str, str]:
+        """Python stacks of the main thread and of the threads that write a checkpoint or read batches."""
+        names = {self._main: "main thread"}
+        if RECORD[Word.PHASE] in (Phase.CHECKPOINT, Phase.DATA):
+            others = {t.ident: t.name for t in threading.enumerate() if t.name.startswith(_THREADS)}
+            names.update({ident: f"thread {name}" for ident, name in others.items() if ident is not None})
+        frames = sys._current_frames()
+        return {name: _shown(frames[ident]) for ident, name in names.items() if ident in frames}
+
+
+def _shown(frame: FrameType) -> str:
+    """Last lines of a thread's stack. Calls inside PyTorch are left out, except the last one."""
+    stack = traceback.extract_stack(frame)
+    kept = [call for call in stack[:-1] if f"{os.sep}torch{os.sep}" not in call.filename]
+    return "".join(traceback.format_list([*kept[-_STACK_CALLS:], *stack[-1:]]))
+
+
+def _bytes_written() -> int:
+    """Number of bytes that this process has written so far; 0 if the system does not count them."""
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/self/io").read_text(encoding="utf-8").splitlines():
+            if line.startswith("wchar:"):
+                return int(line.split()[1])
+    return 0
+
+
+def free_report_path(folder: Path, step: int) -> Path:
+    """Path of a new report in a run's folder."""
+    path, number = folder / f"hang-{step}.txt", 1
+    while path.exists():
+        number += 1
+        path = folder / f"hang-{step}-{number}.txt"
+    return path

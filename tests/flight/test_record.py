@@ -1,0 +1,129 @@
+"""The record of a rank is read as it was written: from its memory, from a copy, and while the process is stopped."""
+
+import os
+import signal
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from crosscut.flight.places import enter, leave
+from crosscut.flight.reading import Process, parse_record, place_name, process_of, read_records, record_path
+from crosscut.flight.record import DONE, NUM_MESSAGES, STARTED, STARTING, Kind, Part, Phase, Record, Word
+from tests.nursery import forked
+
+
+@pytest.fixture
+def record():
+    made = Record()
+    made.open(rank=3, world_size=4)
+    yield made
+    made.close()
+
+
+def read(record: Record, path: Path):
+    record.copy_to(path)
+    return parse_record(path.read_bytes())
+
+
+def test_position_and_groups_are_read_as_written(record, tmp_path):
+    record.phase(Phase.BACKWARD, 41)
+    record.at(Part.MLP | 2 << 8)
+    record.add_group("7", "tensor", range(0, 4096, 2))
+    record.add_group("8", "data", [1, 3, 4])
+    found = read(record, tmp_path / "copy")
+    assert (found.rank, found.world_size, found.pid) == (3, 4, os.getpid())
+    assert (found.step, found.phase, place_name(found.place)) == (41, Phase.BACKWARD, "layer 2, MLP")
+    assert found.groups["7"].ranks == frozenset(range(0, 4096, 2))
+    assert found.groups["8"].ranks == {1, 3, 4}
+
+
+def test_a_message_counts_as_started_only_after_its_start(record, tmp_path):
+    group = record.add_group("7", "tensor", [0, 3])
+    number = record.start(Kind.ALL_GATHER, group, 640)
+    assert read(record, tmp_path / "copy").groups["7"].started == 0
+    record.started(number, key=1)
+    found = read(record, tmp_path / "copy")
+    assert found.groups["7"].started == 1
+    assert found.messages[number].state == STARTED
+    assert (found.messages[number].kind, found.messages[number].elements) == (Kind.ALL_GATHER, 640)
+
+
+def test_the_awaited_message_is_the_one_with_the_key_and_not_the_last_one(record, tmp_path):
+    group = record.add_group("7", "tensor", [0, 3])
+    for key in (10, 20):
+        record.started(record.start(Kind.ALL_REDUCE, group, key), key)
+    waiting = record.wait(10)
+    found = read(record, tmp_path / "copy")
+    assert found.awaited is not None
+    assert (found.awaited.number, found.awaited.elements) == (waiting, 10)
+    record.waited(waiting)
+    found = read(record, tmp_path / "copy")
+    assert found.awaited is None
+    assert [message.state for message in found.messages.values()] == [DONE, STARTED]
+
+
+def test_the_ring_keeps_the_last_messages(record, tmp_path):
+    group = record.add_group("7", "tensor", [0, 3])
+    for elements in range(NUM_MESSAGES + 5):
+        record.started(record.start(Kind.ALL_REDUCE, group, elements))
+    record.start(Kind.ALL_REDUCE, group, 1)
+    found = read(record, tmp_path / "copy")
+    assert sorted(found.messages) == list(range(7, NUM_MESSAGES + 7))
+    assert found.messages[NUM_MESSAGES + 6].state == STARTING
+    assert found.message("7", NUM_MESSAGES + 5).elements == NUM_MESSAGES + 4
+
+
+def test_a_closed_record_takes_no_notes():
+    closed = Record()
+    closed.phase(Phase.DATA, 3)
+    closed.progress()
+    assert closed[Word.PROGRESS] == closed[Word.STEP] == 0
+
+
+def test_files_that_are_no_records_are_left_out(tmp_path):
+    (tmp_path / "rank-00000").write_bytes(b"\0" * 100_000)
+    (tmp_path / "rank-00001").write_bytes(b"short")
+    (tmp_path / "rank-00002").symlink_to("/dev/zero")
+    assert read_records(tmp_path) == {}
+
+
+def test_gradients_record_the_place_of_the_backward_pass(monkeypatch, record):
+    import torch
+
+    monkeypatch.setattr("crosscut.flight.places.RECORD", record)
+    x = torch.ones(2, requires_grad=True)
+    enter(Part.LAYER, 5)
+    y = leave(x * 2, Part.LAYER, 5)
+    enter(Part.HEAD)
+    assert place_name(record.place) == "output layer and loss"
+    y.sum().backward()
+    assert place_name(record.place) == "layer 5"
+
+
+def keep_a_record(folder: str, connection: Connection) -> None:
+    record = Record()
+    record.open(rank=0, world_size=1)
+    record.copy_to(record_path(Path(folder), 0))
+    record.phase(Phase.CHECKPOINT, 12)
+    connection.send(None)
+    connection.recv()
+
+
+def test_memory_is_read_while_the_process_is_stopped_and_the_copy_after_its_end(tmp_path):
+    ours, theirs = forked().Pipe()
+    process = forked().Process(target=keep_a_record, args=(str(tmp_path), theirs))
+    process.start()
+    try:
+        assert ours.poll(60)
+        os.kill(process.pid, signal.SIGSTOP)
+        deadline = time.monotonic() + 5
+        while process_of(found := read_records(tmp_path)[0]) is Process.RUNS and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert (found.step, found.phase, process_of(found)) == (12, Phase.CHECKPOINT, Process.STOPPED)
+    finally:
+        process.kill()
+        process.join()
+    found = read_records(tmp_path)[0]
+    assert (found.step, found.phase, process_of(found)) == (0, Phase.START, Process.GONE)

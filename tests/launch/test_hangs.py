@@ -1,0 +1,106 @@
+"""A run that makes no progress is explained by the ranks that still answer, and from outside."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from click.testing import CliRunner
+
+from crosscut.cli.doctor.command import doctor
+from crosscut.config import Layout
+from crosscut.flight import RECORD, Phase
+from crosscut.launch.hangs import Watch
+from crosscut.parallel import make_mesh
+from crosscut.parallel.collectives import all_reduce
+from tests.parallel.twins import CPU
+from tests.ranks import RankPool
+
+BOUND = 1.0
+
+
+def continue_after_report(folder: Path, pid: int, told: dict[str, Any]) -> None:
+    """Wait for the report about a hang, ask the doctor, and let the stopped rank continue."""
+    begin = time.monotonic()
+    while not list(folder.glob("hang-*.txt")) and time.monotonic() < begin + 30:
+        time.sleep(0.05)
+    told["seconds"] = time.monotonic() - begin
+    told["doctor"] = CliRunner().invoke(doctor, ["--attach", str(folder)]).output
+    folder.with_name("told").touch()
+    os.kill(pid, signal.SIGCONT)
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def train_with_a_stop(folder: Path, stopped: bool) -> dict[str, Any]:
+    """Three steps on two ranks. In the last step, rank 1 is stopped before its all-reduce, or sleeps there."""
+    mesh = make_mesh(Layout(tensor=2), CPU)
+    others = [0, 0]
+    dist.all_gather_object(others, os.getpid())
+    told: dict[str, Any] = {}
+    helper = threading.Thread(target=continue_after_report, args=(folder, others[1], told))
+    with Watch(folder, CPU, least_bound=BOUND):
+        for step in range(3):
+            RECORD.phase(Phase.FORWARD, step)
+            if step == 2 and mesh.tensor.rank == 0:
+                helper.start()
+            if step == 2 and mesh.tensor.rank == 1:
+                RECORD.phase(Phase.DATA)
+                if stopped:
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                else:
+                    wait_for(folder.with_name("told"))
+            all_reduce(torch.ones(6), mesh.tensor)
+            RECORD.progress(is_step=True)
+    if helper.ident is not None:
+        helper.join()
+    dist.barrier()
+    return {**told, "left": sorted(path.name for path in folder.iterdir())}
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "reads data"])
+def test_a_hang_is_explained_by_a_rank_that_waits_and_by_the_doctor(ranks: RankPool, tmp_path: Path, stopped: bool):
+    folder = tmp_path / "run"
+    first, second = ranks.run(2, train_with_a_stop, folder, stopped)
+    report = (folder / "hang-3.txt").read_text()
+    for text in (report, first["doctor"]):
+        assert "DID NOT ARRIVE: rank 1 (" in text
+        assert "position   reading of a batch, step 3" in text
+        assert "all-reduce of 6 elements over the axis `tensor` (forward pass, step 3), number 3 of its group" in text
+        assert "WAITING: rank 0\n" in text
+        assert ("is stopped (by SIGSTOP" in text) == stopped
+        assert "PYTHON STACK of rank 0, main thread:" in text
+    assert ("PYTHON STACK of rank 1, main thread:" in report) == (not stopped)
+    assert first["seconds"] < BOUND + 5
+    assert first["left"] == second["left"] == ["hang-3.txt", "metrics.jsonl"]
+    assert '"hang_rank": 1' in (folder / "metrics.jsonl").read_text()
+
+
+def work_without_hang(folder: Path) -> list[str]:
+    """Slow progress, and a pause of the whole process that is longer than the bound."""
+    with Watch(folder, CPU, least_bound=BOUND):
+        for _ in range(6):
+            time.sleep(BOUND / 3)
+            RECORD.progress(is_step=True)
+    return [path.name for path in folder.iterdir()]
+
+
+def test_slow_steps_are_no_hang(ranks: RankPool, tmp_path: Path):
+    assert ranks.run(2, work_without_hang, tmp_path)[0] == []
+
+
+def test_the_doctor_needs_records(tmp_path: Path):
+    error = CliRunner().invoke(doctor, ["--attach", str(tmp_path)]).exception
+    assert str(error) == (
+        f"`--attach` must name the folder of a run that trains now, but `{tmp_path}` has no records of ranks (in "
+        f"`{tmp_path}/watch`). Check the path. A run that has ended has no records."
+    )
