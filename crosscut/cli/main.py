@@ -44,6 +44,7 @@ _OF_PLACES = frozenset(
         errno.EROFS,
         errno.ENOSPC,
         errno.EDQUOT,
+        errno.EIO,
     }
 )
 """Errors of the operating system that the user can avoid by giving another path. They are reported as mistakes of the
@@ -101,8 +102,9 @@ def _end(error: BaseException) -> NoReturn:
         case CrosscutError():
             _fail(error, EXIT_DAMAGED if isinstance(error, DamagedError) else 2, "" if error.is_told else str(error))
         case OSError(filename=str(name)) if error.errno in _OF_PLACES:
+            room = "Free some space, or choose" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Choose"
             _fail(error, 2, f"`{name}` must be a path that this command can use, but is not: {error.strerror}. "
-                  "Choose another path.")  # fmt: skip
+                  f"{room} another path.")  # fmt: skip
         case ValueError() if "null byte" in str(error):
             _fail(error, 2, "A path must not contain a NUL character, but one does. Choose another path.")
         case RankFailure():

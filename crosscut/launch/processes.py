@@ -30,6 +30,7 @@ from crosscut.config.system.machine import available_cores, leave_with_parent
 from crosscut.config.system.terminal import echo
 from crosscut.launch.causes import told_by_cause
 from crosscut.launch.heap import give_freed_tensors_back
+from crosscut.launch.room import require_ports, shared_memory_told
 from crosscut.launch.server import start_ranks
 from crosscut.launch.stopping import REQUESTS, is_repeated
 
@@ -209,12 +210,14 @@ def _run_ranks(
     """Start the ranks and wait until all of them have ended. No rank is left running, even if an error or a signal ends
     the wait.
     """
+    require_ports(_LOOPBACK, num_ranks)
     store = dist.TCPStore(_LOOPBACK, 0, is_master=True, wait_for_workers=False)
     with _signals_and_logs_restored(), tempfile.TemporaryDirectory(prefix="crosscut-ranks-") as folder:
         others = set(multiprocessing.active_children())
         try:
             environments = {rank: _environment(rank, num_ranks, store.port) for rank in range(num_ranks)}
-            context = start_ranks(_run_rank, (function, arguments), environments, folder)
+            with shared_memory_told():
+                context = start_ranks(_run_rank, (function, arguments), environments, folder)
             requests = _PassedOn(list(context.pids().values()), signals)
             result = context.wait(period=_POLL)
         except SignalException as stopped:

@@ -111,3 +111,32 @@ def test_full_disk_stops_nothing_but_the_files_that_do_not_fit(book, small_disk)
     again = subprocess.run([*command, "--resume", "auto"], capture_output=True, text=True, timeout=120, check=False)
     assert again.returncode == 0, again.stderr
     assert (run / "summary.json").exists()
+
+
+def test_run_whose_config_does_not_fit_ends_with_a_message(crosscut_here, book, tmp_path):
+    settings = (*TINY, f"data.text={book}", f"data.tokens={tmp_path / 'tokens'}", "layout.tensor=1")
+    with disk_of(tmp_path / "disk", 4) as disk:  # one page, which the lock takes
+        result = crosscut_here("train", *settings, f"output.folder={disk}")
+        assert result.returncode == 2, result.stderr
+        assert result.stderr.splitlines()[-1] == (
+            f"crosscut: `{disk}/config.toml` must be a path that this command can use, but is not: No space left on "
+            "device. Free some space, or choose another path."
+        )
+
+
+def test_report_is_written_without_a_sample_if_the_tokenizer_is_gone(crosscut_here, book, tmp_path, monkeypatch):
+    from crosscut.training import job
+
+    def write_report(*arguments):
+        (tmp_path / "tokens" / "tokenizer.json").unlink()
+        return real(*arguments)
+
+    real = job.write_report
+    monkeypatch.setattr(job, "write_report", write_report)
+    settings = (*TINY, f"data.text={book}", f"data.tokens={tmp_path / 'tokens'}", "layout.tensor=1")
+    result = crosscut_here("train", *settings, f"output.folder={tmp_path / 'run'}")
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "run" / "summary.json").exists()
+    sample = (tmp_path / "run" / "sample.txt").read_text()
+    assert sample.startswith("No text. `")
+    assert "tokens/tokenizer.json` must be a readable `tokenizer.json`, but is not: No such file" in sample

@@ -11,6 +11,7 @@ import os
 import stat
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -144,7 +145,8 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file atomically: to a temporary file first, which is flushed to the disk and then renamed. After a crash,
-    the path holds either the old content or the new content, never a part.
+    the path holds either the old content or the new content, never a part. Raises `OSError` with the path if the file
+    cannot be written.
     """
     data = content.encode("utf-8") if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -154,9 +156,10 @@ def write_whole(path: Path, content: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError:  # on a full disk, an incomplete file would only take up space
-        temporary.unlink(missing_ok=True)
-        raise
+    except OSError as error:  # on a full disk, an incomplete file would only take up space
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def flush_to_disk(path: Path) -> None:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from crosscut.checkpoint import list_checkpoints
 from crosscut.checkpoint.format.manifest import current_versions
-from crosscut.config import GenerationError, RunConfig, write_whole
+from crosscut.config import DataError, GenerationError, RunConfig, write_whole
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
 from crosscut.config.system.terminal import new_console
 from crosscut.data import Tokens
@@ -95,13 +95,16 @@ def _samples(run: RunConfig, model: GPT, tokens: Tokens) -> dict[str, str]:
     if output.sample_prompt:
         prompts[f'sample that continues "{output.sample_prompt}"'] = output.sample_prompt
     sampling = Sampling(num_tokens=output.sample_tokens, temperature=output.sample_temperature, seed=run.training.seed)
-    begin = begin_of_run(run, tokens.path)
     samples = {}
     with uncompiled(model):  # the text grows with each token, and each length would need its own compiled graph
         for title, prompt in prompts.items():
             try:
+                begin = begin_of_run(run, tokens.path)
                 samples[title] = continue_text(model, tokens, prompt, sampling, begin_of_text=begin)
-            except GenerationError as error:  # the run is complete, and its report says why there is no sample
+            except (
+                GenerationError,
+                DataError,
+            ) as error:  # the run is complete, and its report says why it has no sample
                 samples[title] = f"No text. {error}"
     return samples
 

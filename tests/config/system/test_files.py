@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from crosscut.config import ConfigError, CrosscutError, load_run
-from crosscut.config.system.files import MOST_BYTES_OF_LINE, parse_json, read_json, read_lines
+from crosscut.config.system.files import MOST_BYTES_OF_LINE, parse_json, read_json, read_lines, write_whole
 from crosscut.data.manifest import Manifest
 from crosscut.evaluation.lambada import _passages
 from crosscut.generation.prompts import read_prompts
 from crosscut.planner.hardware.files import read_hardware
 from crosscut.pretrained.tensors import list_tensors
+from tests.disks import small_disk
 
 NESTED = ["[" * 100_000, '{"a":' * 100_000, "[" * 5000 + "]" * 5000, '{"weight_map":' + '{"a":' * 50_000]
 
@@ -124,3 +125,15 @@ def test_a_line_must_end_and_be_text(tmp_path):
         list(read_lines(path))
     path.write_bytes(b"x" * (MOST_BYTES_OF_LINE - 1) + b"\n")
     assert len(next(read_lines(path))) == MOST_BYTES_OF_LINE - 1
+
+
+def test_file_that_does_not_fit_on_the_disk_keeps_its_old_content_and_is_named(tmp_path):
+    with small_disk(tmp_path / "disk", 16) as disk:
+        path = disk / "file"
+        write_whole(path, "old")
+        for size in (13_000, 100_000):
+            with pytest.raises(OSError, match="No space left on device") as failed:
+                write_whole(path, bytes(size))
+            assert failed.value.filename == str(path)
+            assert [*disk.iterdir()] == [path], "no part of the new content is left"
+            assert path.read_text() == "old"

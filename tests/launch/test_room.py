@@ -1,0 +1,77 @@
+"""A machine without ports or shared memory for the ranks is told before a rank waits."""
+
+import errno
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from crosscut.config import ConfigError
+from crosscut.launch.room import require_ports, shared_memory_told
+
+FEW_PORTS = """
+from pathlib import Path
+Path("/proc/sys/net/ipv4/ip_local_port_range").write_text("20000 20003")
+from crosscut.config import ConfigError
+from crosscut.launch.room import require_ports
+try:
+    require_ports("127.0.0.1", 2)
+except ConfigError as error:
+    print(error)
+"""
+
+
+def descriptors() -> set[int]:
+    return {int(path.name) for path in Path("/proc/self/fd").iterdir()}
+
+
+def test_enough_ports_leave_nothing_open():
+    before = descriptors()
+    require_ports("127.0.0.1", 1000)
+    assert descriptors() == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="namespaces need root and unshare")
+def test_too_few_ports_are_told():
+    shell = f'ip link set lo up; exec {sys.executable} -c "$0"'
+    command = ["unshare", "-n", "sh", "-c", shell, FEW_PORTS]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert told == (
+        "The connections of 2 ranks must have at least 16 free ports at 127.0.0.1, but only 4 are there: Address "
+        "already in use. End programs that hold ports, or widen `net.ipv4.ip_local_port_range`.\n"
+    )
+
+
+def test_limit_on_open_files_is_told():
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = descriptors()
+    third_free = [number for number in range(len(taken) + 4) if number not in taken][2]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (third_free + 1, most))
+    try:
+        with pytest.raises(ConfigError, match=r"at least 16 sockets at 127.0.0.1, but only [2-4] are there: Too many"):
+            require_ports("127.0.0.1", 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (now, most))
+
+
+def test_full_shared_memory_is_told():
+    with pytest.raises(ConfigError) as told, shared_memory_told():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert str(told.value) == (
+        "`/dev/shm` must have room for the semaphores of the ranks, but has not: No space left on device. Free some "
+        "space in `/dev/shm`, or give the container more (`--shm-size`)."
+    )
+
+
+def test_errors_of_files_stay():
+    with pytest.raises(FileNotFoundError), shared_memory_told():
+        Path("/no such folder/file").read_text()
+    with pytest.raises(OSError, match="in use"), shared_memory_told(), socket.socket() as one, socket.socket() as two:
+        one.bind(("127.0.0.1", 0))
+        one.listen()
+        two.bind(one.getsockname())
