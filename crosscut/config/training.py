@@ -46,6 +46,14 @@ class InitialSpread(Choice):
     FAN_IN = "fan_in"
 
 
+class OnSpike(Choice):
+    """The choices for `training.on_spike`."""
+
+    OFF = "off"
+    STOP = "stop"
+    SKIP = "skip"
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
     """The training loop (paper, section 4.1.1)."""
@@ -139,6 +147,15 @@ class TrainingConfig:
     compare_replicas_every: int = 100
     """Number of steps between comparisons of the parameters that several ranks replicate. The comparison also runs
     before every checkpoint. If replicas differ, the run stops. 0 never compares."""
+
+    on_spike: OnSpike = OnSpike.OFF
+    """Reaction to a spike of the loss or of the gradient norm (docs/spikes.md). `off` looks for no spikes. `stop` ends
+    the run with a message. `skip` returns to the state before the spike, leaves out the batches since then, and
+    continues; this also applies if the loss or the gradient is not finite."""
+
+    skips: str = ""
+    """File with the skips of an earlier run (`spikes/skips.json` in that run's folder). A new run with this file leaves
+    out the same batches at the same steps. Empty leaves out no batches."""
 
     def __post_init__(self) -> None:
         require_at_least("training.z_loss", self.z_loss, 0)

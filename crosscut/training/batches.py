@@ -29,8 +29,12 @@ from crosscut.data.validation import ValidationSamples
 from crosscut.flight import RECORD, Phase
 from crosscut.model import Batch
 from crosscut.parallel import ParallelMesh
+from crosscut.training.spikes.order import SampleOrder
 
 Ids = npt.NDArray[np.int64]
+
+_TOKENS_DESCRIBED = 64
+"""Number of tokens of a sequence in its description."""
 
 _Rows = TypeVar("_Rows")
 _Read = TypeVar("_Read", covariant=True)
@@ -39,6 +43,10 @@ _Read = TypeVar("_Read", covariant=True)
 
 class BatchSource(Protocol):
     """Training and validation batches of one data rank, as the training loop reads them."""
+
+    order: SampleOrder
+    """Positions of the batches in the order of the samples. Whoever sets another order must let `BatchesAhead` forget
+    the batch that it has fetched."""
 
     @property
     def mesh(self) -> ParallelMesh:
@@ -62,6 +70,17 @@ class BatchSource(Protocol):
 
     def documents(self, step: int, micro_batch: int) -> list[tuple[str, int]]:
         """Return the documents in one of this rank's micro-batches, each as (name of the file, number in the file)."""
+
+
+class Described(NamedTuple):
+    """Description of a training sequence for a person."""
+
+    position: int
+    """Position in the order of the samples."""
+    documents: list[tuple[str, int]]
+    """Documents of the sequence, each as (name of the file, number in the file)."""
+    text: str
+    """Beginning of the text that the model reads."""
 
 
 class _Training(Protocol[_Read]):
@@ -98,10 +117,16 @@ class TokenBatches(ABC, Generic[_Rows]):
     """
 
     def __init__(
-        self, run: RunConfig, mesh: ParallelMesh, training: _Training[_Rows], validation: _Validation[_Rows]
+        self,
+        run: RunConfig,
+        mesh: ParallelMesh,
+        training: _Training[_Rows],
+        validation: _Validation[_Rows],
+        tokens: Tokens,
     ) -> None:
         self.run, self.mesh = run, mesh
-        self._training, self._validation = training, validation
+        self.order = SampleOrder(run.training)
+        self._training, self._validation, self._tokens = training, validation, tokens
 
     @abstractmethod
     def batch(self, rows: _Rows) -> Batch:
@@ -123,7 +148,7 @@ class TokenBatches(ABC, Generic[_Rows]):
         size, S].
         """
         rows = self._training.batch_from(
-            self.run.training.samples_before(step),
+            self.order.first_sample(step),
             batch_size=self.run.training.batch_size_at(step),
             rank=self.mesh.data.rank,
             size=self.mesh.data.size,
@@ -155,11 +180,21 @@ class TokenBatches(ABC, Generic[_Rows]):
         number in the file). `micro_batch` is the index of the micro-batch.
         """
         data, own = self.mesh.data, self.run.training.batch_size_at(step) // self.mesh.data.size
-        first = self.run.training.samples_before(step) + data.rank * own + micro_batch * self.run.micro_batch_size
+        first = self.order.first_sample(step) + data.rank * own + micro_batch * self.run.micro_batch_size
         found: dict[tuple[str, int], None] = {}
         for index in range(first, first + self.run.micro_batch_size):
             found.update(dict.fromkeys(self._training.documents(index)))
         return list(found)
+
+    def describe(self, first: int, count: int) -> list[Described]:
+        """Describe `count` sequences from position `first` in the order of the samples."""
+        tokens = self.batch(self._training.batch_from(first, batch_size=count, rank=0, size=1)).tokens
+        tokenizer = self._tokens.tokenizer()
+        beginnings = tokens[:, :_TOKENS_DESCRIBED].tolist()
+        return [
+            Described(first + number, self._training.documents(first + number), tokenizer.decode(beginning))
+            for number, beginning in enumerate(beginnings)
+        ]
 
     def _on_device(self, batch: Batch) -> Batch:
         return self.complete(batch).part_of_rank(self.mesh.context).to_device(self.mesh.device)
@@ -172,8 +207,7 @@ class Batches(TokenBatches[tuple[Ids, Ids]]):
         self, run: RunConfig, mesh: ParallelMesh, training: Samples, validation: ValidationSamples, tokens: Tokens
     ) -> None:
         self.training, self.validation = training, validation
-        self._tokens = tokens
-        super().__init__(run, mesh, training, validation)
+        super().__init__(run, mesh, training, validation, tokens)
 
     def batch(self, rows: tuple[Ids, Ids]) -> Batch:
         """Make a batch. With `training.document_mask`, the batch says which document each token belongs to."""
@@ -217,7 +251,7 @@ def batches_of(run: RunConfig, samples: RunSamples, mesh: ParallelMesh) -> Token
     training, validation = samples.training, samples.validation
     if isinstance(training, MaskedSampler):
         assert isinstance(validation, MaskedValidation)
-        return MaskedBatches(run, mesh, training, validation)
+        return MaskedBatches(run, mesh, training, validation, samples.tokens)
     assert not isinstance(validation, MaskedValidation)
     return Batches(run, mesh, training, validation, samples.tokens)
 
@@ -285,6 +319,12 @@ class BatchesAhead:
             for batch in fetched.micro_batches:
                 batch.record_stream(stream)  # do not reuse its memory before this stream is done
         return fetched.micro_batches
+
+    def forget(self) -> None:
+        """Drop the batch that has been fetched ahead, after the order of the batches has changed."""
+        if self._next is not None:
+            self._next[1].exception()  # wait, so that two threads never read the samples at once
+        self._next = None
 
     def _fetch(self, step: int) -> _Fetched:
         if self._stream is None:

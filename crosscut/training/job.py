@@ -54,6 +54,8 @@ from crosscut.training.requirements import (
     require_own_names,
 )
 from crosscut.training.resuming import describe_new_average, describe_new_settings, identity_of, require_resumable
+from crosscut.training.spikes.order import Skip
+from crosscut.training.spikes.record import drop_abandoned, new_record, resumed_record
 from crosscut.training.step import Trainer
 from crosscut.training.watching.banner import print_banner
 from crosscut.training.watching.forecast import hardware_for
@@ -79,6 +81,8 @@ class _Prepared:
     """Start of an elastic run that continues an earlier start."""
     lock: FolderLock | None = None
     """Lock of the run's folders."""
+    skips: tuple[Skip, ...] = ()
+    """Sequences that the run leaves out."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +190,7 @@ def _prepare(resolved: ResolvedRun, resume: Resume, profile: bool = False) -> _P
         resume = bool(list_checkpoints(run.checkpoints_folder))
     if not resume:
         _require_no_checkpoints(run)
-    good = latest_good_checkpoint(run.checkpoints_folder) if resume else None
+    good = _checkpoint_to_resume(run) if resume else None
     tokens = _tokens(run, resume)
     if not resume:
         _note_smaller_vocabulary(run, tokens)
@@ -204,6 +208,7 @@ def _prepare(resolved: ResolvedRun, resume: Resume, profile: bool = False) -> _P
             _note(text)
     if run.training.initialize_from and good is None:
         _check_initial_weights(run, tokens)
+    skips = (resumed_record(run, progress) if progress else new_record(run)).skips
     _fill_folder(run, folder, good)
     if run.layout.pipeline > 1 and (text := _few_micro_batches(run)):
         _note(text)
@@ -211,7 +216,15 @@ def _prepare(resolved: ResolvedRun, resume: Resume, profile: bool = False) -> _P
         _note(f"Under sequence parallelism, the forward messages of this run overlap with no matrix product: {reason}.")
     if restart := Restart.of(run, progress):
         _note(str(restart))
-    return _Prepared(resolved.with_config(run), good.folder if good else None, identity, done, profile, restart)
+    checkpoint = good.folder if good else None
+    return _Prepared(resolved.with_config(run), checkpoint, identity, done, profile, restart, skips=skips)
+
+
+def _checkpoint_to_resume(run: RunConfig) -> GoodCheckpoint:
+    """Find the newest good checkpoint. Checkpoints that the run has abandoned after a spike are removed."""
+    for name in drop_abandoned(run):
+        _note(f"The checkpoint `{name}` is removed, because the run had returned to an earlier step after a spike.")
+    return latest_good_checkpoint(run.checkpoints_folder)
 
 
 def _require_no_checkpoints(run: RunConfig) -> None:
@@ -338,9 +351,11 @@ def _train(prepared: _Prepared, device: torch.device) -> _Stop | None:
         load_weights(trainer.model, run.model, Path(run.training.initialize_from))
         require_finite(trainer.model, run.training.initialize_from, is_published=True)
     samples = samples_of(run, tokens)
+    batches = batches_of(run, samples, mesh)
+    batches.order = dataclasses.replace(batches.order, skips=prepared.skips)
     loop = Loop(
         trainer,
-        batches_of(run, samples, mesh),
+        batches,
         identity=prepared.identity,
         profiler=Profiler(trainer, Path(run.output.folder)) if prepared.profile else None,
         evaluations=Evaluations(run, tokens),

@@ -29,6 +29,8 @@ from crosscut.training.evaluations import ModelScores
 from crosscut.training.optimization.averaging import SCORED
 from crosscut.training.optimization.schedule import last_stable_step
 from crosscut.training.result import NonFiniteError, StepResult
+from crosscut.training.spikes.autopilot import Autopilot, SpikeFound
+from crosscut.training.spikes.record import skips_of
 from crosscut.training.step import Trainer
 from crosscut.training.watching.diagnosis import explain_non_finite
 from crosscut.training.watching.following import Follower
@@ -119,6 +121,7 @@ class Loop:
             config=self.run.checkpoint,
             is_first_rank=self.mesh.is_first_rank,
         )
+        self.autopilot = Autopilot(trainer, batches, self.load)
         best = evaluations.best_step if evaluations else None
         self.saver.spared = self._last_stable if best is None else best
 
@@ -134,14 +137,16 @@ class Loop:
         watch = Watch(self.folder, self.mesh.device, least_bound=self.hang_bound)
         with watch, self._metrics(first) as metrics, BatchesAhead(self.batches, num_steps=steps) as batches:
             before = self.validate(first, metrics)
+            if note := self.autopilot.begin(first):
+                metrics.note(note)
             follower = Follower(lambda result, seconds: self._tell(result, seconds, metrics), self.mesh.device)
             with StopRequest(INTERRUPTIBLE, lambda: _tell_request(request, metrics)) as request:
                 course = _Course(metrics, batches, follower, request, done=first, after=before)
                 while course.done < steps and not course.stopped:
-                    self._launch_step(course)
-                    for chore in self._chores_due(course):
-                        self._catch_up(follower)
-                        chore(course)
+                    try:
+                        self._take_step(course)
+                    except SpikeFound as spike:
+                        self._return(course, spike)
                 self.finish_saving()
                 RECORD.phase(Phase.END)
                 if course.stopped:
@@ -156,6 +161,31 @@ class Loop:
             stopped=course.stopped,
             interrupted=course.stopped and request.interrupted,
         )
+
+    def _take_step(self, course: _Course) -> None:
+        """Launch a step and do the chores that are due after it. Raises `SpikeFound` on all ranks after a spike."""
+        self._launch_step(course)
+        self.autopilot.check()
+        for chore in self._chores_due(course):
+            self._catch_up(course.follower)
+            self.autopilot.check(settle=True)
+            chore(course)
+        self.autopilot.copy_if_due(course.done)
+
+    def _return(self, course: _Course, spike: SpikeFound) -> None:
+        """Return to the state before a spike. Raises `TrainingError` if the run must not continue."""
+        self.saver.finish()
+        course.follower.drop()
+        course.batches.forget()
+        back = self.autopilot.recover(spike)
+        course.done = back.step
+        course.metrics.rewind(back.step)
+        if back.failure or course.stopped:
+            self.save(course.done, final=True)
+            self.finish_saving()
+        if back.failure:
+            raise TrainingError(back.failure)
+        course.metrics.note(back.told)
 
     def _chores_due(self, course: _Course) -> Iterator[Callable[[_Course], None]]:
         """Yield the chores that are due after the last launched step, in order: score the model, compare replicas,
@@ -260,11 +290,12 @@ class Loop:
         self.require_folder()
         progress = Progress(
             step=step,
-            samples=self.run.training.samples_before(step),
+            samples=self.batches.order.samples_after(step),
             layout=str(self.run.layout),
             seed=self.run.training.seed,
             identity=self.identity,
             config=dataclasses.asdict(self.run),
+            skips=tuple(dataclasses.astuple(skip) for skip in self.batches.order.skips),
         )
         self.saver.save(progress, written=lambda: write_toml(self.run, self.folder / CONFIG_FILE), final=final)
 
@@ -289,6 +320,8 @@ class Loop:
             self.trainer.loss_scale.require_usable(folder)
         if self.trainer.average is not None:
             self.trainer.average.has_begun = holds_average(read_manifest(folder_at(folder)))
+        if not self.batches.order.skips:
+            self.batches.order = dataclasses.replace(self.batches.order, skips=skips_of(progress))
         return progress
 
     def _launch_step(self, course: _Course) -> None:
@@ -313,7 +346,8 @@ class Loop:
         trainer changes no weights after a failure.
         """
         try:
-            yield
+            with self.autopilot.non_finite_found():
+                yield
         except NonFiniteError as error:
             raise explain_non_finite(error.step, self.trainer, self.batches, exhausted=error.exhausted) from None
 
@@ -327,7 +361,8 @@ class Loop:
             self.require_folder()
         done = result.step + 1
         rates = self.throughput.rates(seconds, num_tokens=self.batches.num_tokens(result.step))
-        samples = self.run.training.samples_before(done)
+        samples = self.batches.order.samples_after(done)
+        self.autopilot.observe(result)
         metrics.step(done, {**result.values(), **rates, "samples": samples})
         if self.restart is not None:
             self.restart.record(self.folder)

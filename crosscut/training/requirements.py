@@ -10,12 +10,13 @@ from crosscut.launch.processes import choose_device
 from crosscut.parallel import require_symmetric_memory
 from crosscut.training.precision import require_imitable_precision, require_precision
 from crosscut.training.speed.compilation import require_compilation
+from crosscut.training.spikes.record import SPIKES_FOLDER
 from crosscut.training.watching.metrics import METRICS_FILE, TENSORBOARD_FOLDER
 from crosscut.training.watching.profiling import PROFILE_FOLDER
 from crosscut.training.watching.run_report import PLOT_FILE, SAMPLE_FILE, SUMMARY_FILE
 
 _FILES = (METRICS_FILE, CONFIG_FILE, PLOT_FILE, SAMPLE_FILE, SUMMARY_FILE)
-_FOLDERS = (TENSORBOARD_FOLDER, PROFILE_FOLDER, CHECKPOINTS_FOLDER, INITIAL_FOLDER)
+_FOLDERS = (TENSORBOARD_FOLDER, PROFILE_FOLDER, CHECKPOINTS_FOLDER, INITIAL_FOLDER, SPIKES_FOLDER)
 
 
 def require_capabilities(run: ResolvedRun, *, only_to_verify: bool = False) -> None:
@@ -86,4 +87,14 @@ def require_own_names(folder: Path) -> None:
             raise ConfigError(
                 f"`{path}` must be a {'regular file' if is_file else 'folder'}, but is not. The run needs this name. "
                 "Move what has the name now, or set `output.folder` to another folder."
+            )
+
+
+def require_no_spikes(run: RunConfig) -> None:
+    """Raise `ConfigError` if fine-tuning is asked to look for spikes or to leave out sequences."""
+    for name, value, expected in (("on_spike", run.training.on_spike, "off"), ("skips", run.training.skips, "")):
+        if value != expected:
+            raise ConfigError(
+                f"`training.{name}` must be {expected!r} in fine-tuning, but is {str(value)!r}. Only `crosscut train` "
+                f"looks for spikes and leaves out sequences. Remove `training.{name}`."
             )

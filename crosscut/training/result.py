@@ -51,7 +51,7 @@ class NonFiniteError(Exception):
 
     def __init__(self, step: int, loss: float, norm: float, exhausted: TrainingError | None = None) -> None:
         super().__init__(f"step {step + 1}: loss {loss}, gradient norm {norm}")
-        self.step = step
+        self.step, self.loss, self.norm = step, loss, norm
         self.exhausted = exhausted
         """Error for the user if the loss scale is the only cause: the forward pass is finite, but the scale has fallen
         too low. None without a loss scale.

@@ -167,6 +167,14 @@ class Trainer:
             self.loss_scale.update(held)
         return result
 
+    def release(self) -> None:
+        """Let later steps change the weights again after a step that was not finite. Call this method only when the
+        state is the state before that step. Gradients of steps that were launched since then are dropped.
+        """
+        self._held = torch.zeros_like(self._held)
+        for parameter in self.parameters:
+            parameter.grad = None
+
     def accumulate(self, step: int, micro_batches: Sequence[Batch]) -> Tensor:
         """Run the forward and backward pass of all micro-batches. Return the mean loss over all ranks, a scalar, and
         leave the summed gradients in `.grad`.

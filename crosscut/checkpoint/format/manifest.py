@@ -48,6 +48,8 @@ class Progress:
     resume from the checkpoint."""
     config: dict[str, Any] = field(default_factory=dict)
     """The resolved config of the run as a table. Empty if the run had no config."""
+    skips: tuple[tuple[int, int], ...] = ()
+    """Sequences that the run has left out, as pairs (number of steps done, number of sequences)."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,14 @@ def _progress(table: Mapping[str, Any]) -> Progress:
         seed=field_of(table, "seed", int),
         identity=field_of(table, "identity", dict),
         config=field_of(table, "config", dict),
+        skips=_skips(field_of(table, "skips", list)) if "skips" in table else (),
     )
+
+
+def _skips(pairs: list[Any]) -> tuple[tuple[int, int], ...]:
+    """Skips of a progress. Manifests of older versions have none."""
+    tables = [dict(zip(("step", "sequences"), checked(pair, list, "skips"), strict=True)) for pair in pairs]
+    return tuple((count_of(table, "step"), count_of(table, "sequences")) for table in tables)
 
 
 def _file(table: Mapping[str, Any]) -> FileEntry:

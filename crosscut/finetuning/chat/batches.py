@@ -10,6 +10,7 @@ from crosscut.data.sampler import share_of_batch
 from crosscut.finetuning.chat.packing import Ids, Packed
 from crosscut.model import Batch
 from crosscut.parallel import ParallelMesh
+from crosscut.training.spikes.order import SampleOrder
 
 
 class ChatBatches:
@@ -21,7 +22,7 @@ class ChatBatches:
     """The bytes of the answers are not counted, so validation has no bits per byte."""
 
     def __init__(self, run: RunConfig, training: Packed, validation: Packed, mesh: ParallelMesh) -> None:
-        self.run, self.mesh = run, mesh
+        self.run, self.mesh, self.order = run, mesh, SampleOrder(run.training)
         self.training, self.validation = training, validation
 
     def micro_batches(self, step: int) -> list[Batch]:
@@ -56,7 +57,7 @@ class ChatBatches:
     def _indices(self, step: int) -> Ids:
         training, data = self.run.training, self.mesh.data
         count, first = share_of_batch(training.batch_size_at(step), data.rank, data.size)
-        return self.training.indices(training.samples_before(step) + first, count, seed=training.seed)
+        return self.training.indices(self.order.first_sample(step) + first, count, seed=training.seed)
 
     def _batch(self, packed: Packed, indices: Ids) -> Batch:
         return Batch(**{name: torch.from_numpy(array) for name, array in packed.rows(indices)._asdict().items()})

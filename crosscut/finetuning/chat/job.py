@@ -52,7 +52,7 @@ from crosscut.pretrained import (
 )
 from crosscut.training.loop import Loop, Outcome
 from crosscut.training.precision import resolve_on
-from crosscut.training.requirements import require_capabilities, require_objective, require_own_names
+from crosscut.training.requirements import require_capabilities, require_no_spikes, require_objective, require_own_names
 from crosscut.training.resuming import identity_of_settings, require_resumable
 from crosscut.training.step import Trainer
 from crosscut.training.watching.banner import COUNTS, device_name, facts_panel, model_rows, short
@@ -109,6 +109,7 @@ def finetune_chat(order: ChatOrder) -> None:
     asked.layout.require_one_stage("finetune")
     resolved = resolve_on(asked, choose_device(asked.training.device))
     require_capabilities(resolved)
+    require_no_spikes(asked)
     ranks = Ranks(layout=asked.layout, device=asked.training.device, signals=INTERRUPTIBLE)
     with contextlib.ExitStack() as until_the_end:
         stopped = in_ranks(ranks, _train, prepare=lambda: _prepare(order, resolved, until_the_end))

@@ -11,6 +11,7 @@ from crosscut.finetuning.encoding import Padded, Rows
 from crosscut.finetuning.encoding.rows import Ids
 from crosscut.model import Batch
 from crosscut.parallel import ParallelMesh
+from crosscut.training.spikes.order import SampleOrder
 
 MULTIPLE = 8
 """Rows are padded to a multiple of this number of tokens, so that kernels run with only a few different shapes."""
@@ -27,7 +28,7 @@ class TaskBatches:
 
     def __init__(self, run: RunConfig, training: Rows, validation: Rows, mesh: ParallelMesh, *, padding: int) -> None:
         """`padding` is the token id that fills up short rows."""
-        self.run, self.mesh = run, mesh
+        self.run, self.mesh, self.order = run, mesh, SampleOrder(run.training)
         self.training, self.validation, self.padding = training, validation, padding
 
     def micro_batches(self, step: int) -> list[Batch]:

@@ -41,7 +41,7 @@ from crosscut.pretrained import ModelSource, find_model, keep_labels, load_trunk
 from crosscut.pretrained.companions import COMPANIONS
 from crosscut.training.loop import Loop, Outcome
 from crosscut.training.precision import resolve_on
-from crosscut.training.requirements import require_capabilities, require_own_names
+from crosscut.training.requirements import require_capabilities, require_no_spikes, require_own_names
 from crosscut.training.resuming import identity_of_settings, require_resumable
 from crosscut.training.step import Trainer
 from crosscut.training.watching.banner import device_name, facts_panel, model_rows
@@ -91,6 +91,7 @@ def finetune_task(order: TaskOrder) -> None:
     asked.layout.require_one_stage("finetune")
     resolved = resolve_on(asked, choose_device(asked.training.device))
     require_capabilities(resolved)
+    require_no_spikes(asked)
     ranks = Ranks(layout=asked.layout, device=asked.training.device, signals=INTERRUPTIBLE)
     with contextlib.ExitStack() as until_the_end:
         stop = in_ranks(ranks, _train_all, prepare=lambda: _prepare(order, resolved, source, until_the_end))

@@ -21,6 +21,8 @@ Each term of the sum is one-to-one in x_i, so a difference in a single element a
 enters each term, so swapping two elements changes the hash, too. -0.0 and 0.0 count as different.
 
 AdamW's moments are not compared, because a difference in the moments changes the parameter one step later.
+
+A decision that all ranks must make alike, such as to return to an earlier state, is also sent here (`FirstRankNews`).
 """
 
 import math
@@ -29,11 +31,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from crosscut.config import Layout
 from crosscut.config.axes import AXES, Role
-from crosscut.parallel.collectives import all_gather_objects, all_reduce, from_all_ranks
+from crosscut.parallel.collectives import all_gather_objects, all_reduce, background_group, from_all_ranks
 from crosscut.parallel.mesh import Axis, ParallelMesh, layout_of
 from crosscut.parallel.state.parameters import cut_dim, local_part
 
@@ -215,3 +218,53 @@ def _same_ranks(layout: Layout, is_replicated: bool) -> list[list[int]]:
         place = layout.place_of(rank)
         groups.setdefault(tuple(place[name] for name in distinct if name in place), []).append(rank)
     return list(groups.values())
+
+
+class FirstRankNews:
+    """Repeated messages of one byte by which the first rank tells the other ranks that something has happened.
+
+    A message is an all-reduce (max) over all ranks, in a group of its own on the CPU, so the message neither waits for
+    a device nor mixes with other messages. The other ranks need not find the same event themselves: two ranks that add
+    up a loss in different orders may get figures that differ in the last bit. A single rank sends nothing.
+    """
+
+    def __init__(self) -> None:
+        """Create the group. Every rank must create the object."""
+        self._group = background_group() if dist.get_world_size() > 1 else None
+        self._sent: tuple[dist.Work, Tensor] | None = None
+
+    def pass_on(self, happened: bool) -> bool:
+        """Start to send whether the event has happened, and return what the previous call sent. On a single rank,
+        return `happened` itself. Only the first rank's argument matters. Every rank must call this method.
+        """
+        if self._group is None:
+            return happened
+        earlier = self._read()
+        mine = torch.tensor([happened and dist.get_rank() == 0], dtype=torch.uint8)
+        self._sent = (dist.all_reduce(mine, dist.ReduceOp.MAX, group=self._group, async_op=True), mine)
+        return earlier
+
+    def settle(self, happened: bool) -> bool:
+        """Return whether the event has happened on the first rank, up to this call. Waits for the message."""
+        earlier = self.pass_on(happened)
+        return (self._read() or earlier) if self._group is not None else happened
+
+    def any_of(self, happened: bool) -> bool:
+        """Return whether `happened` is true on any rank. Waits for the message."""
+        if self._group is None:
+            return happened
+        self.discard()
+        mine = torch.tensor([happened], dtype=torch.uint8)
+        dist.all_reduce(mine, dist.ReduceOp.MAX, group=self._group)
+        return bool(mine.item())
+
+    def discard(self) -> None:
+        """Drop a message that no call has returned yet."""
+        self._read()
+
+    def _read(self) -> bool:
+        if self._sent is None:
+            return False
+        (work, news), self._sent = self._sent, None
+        work.wait()
+        return bool(news.item())

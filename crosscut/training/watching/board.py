@@ -29,11 +29,15 @@ class Board:
         name = f"{_PREFIX}{_begin(folder):010d}.{socket.gethostname()}.{os.getpid()}"
         self._file = (folder / name).open("wb", buffering=0)  # unbuffered, so that a failed record is not written later
         self._write(step=first_step, file_version="brain.Event:2")
-        self._write(step=first_step, session_log=SessionLog(status=SessionLog.START))
+        self.restart(first_step)
 
     def scalar(self, name: str, value: float, step: int) -> None:
         """Write one scalar. The scalar is in the file when the call returns."""
         self._write(step=step, summary=Summary(value=[Summary.Value(tag=name, simple_value=value)]))
+
+    def restart(self, first_step: int) -> None:
+        """Let TensorBoard ignore the scalars of step `first_step` and of later steps that are in the file so far."""
+        self._write(step=first_step, session_log=SessionLog(status=SessionLog.START))
 
     def close(self) -> None:
         """Close the file."""

@@ -8,7 +8,7 @@ is kept and not written again.
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -51,7 +51,8 @@ class Metrics:
 
         try:
             kept = _drop_after(folder / METRICS_FILE, start)
-            self._file: IO[str] = (folder / METRICS_FILE).open("a", encoding="utf-8")
+            self._path = folder / METRICS_FILE
+            self._file: IO[str] = self._path.open("a", encoding="utf-8")
             self._board = Board(folder / TENSORBOARD_FOLDER, first_step=start + 1 if start else 0)
         except OSError as error:
             raise TrainingError(
@@ -96,6 +97,18 @@ class Metrics:
         if self.active:
             self._write(step, figures)
             self._display.line(f"step {step:>6}  {in_a_line(figures)}{self._scored}")
+
+    def rewind(self, step: int) -> None:
+        """Remove the rows of later steps than `step`, because the run has returned to this step."""
+        if self.active:
+            with self._disk_errors_told():
+                kept = [row for row in read_metrics(self._path.parent) if row["step"] <= step]
+                write_whole(self._path, _lines(kept))
+                file = self._path.open("a", encoding="utf-8")
+                self._file.close()
+                self._file = file
+                self._validated = {row["step"] for row in kept if "validation_loss" in row}
+                self._board.restart(step + 1)
 
     def note(self, text: str) -> None:
         """Show a line above the progress bar."""
@@ -172,8 +185,13 @@ def _drop_after(path: Path, start: int) -> list[dict[str, Any]]:
     """
     rows = read_metrics(path.parent) if start else []
     kept = [row for row in rows if row["step"] <= start]
-    write_whole(path, "".join(json.dumps(row) + "\n" for row in kept))
+    write_whole(path, _lines(kept))
     return kept
+
+
+def _lines(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Content of a file with these rows."""
+    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def _scale(value: Mapping[str, float]) -> str:

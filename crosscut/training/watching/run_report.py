@@ -1,11 +1,13 @@
 """Report of a finished run: a plot of its losses, samples of its text and a summary."""
 
+import dataclasses
 import io
 import json
 import math
 import shlex
 import sys
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from rich.text import Text
 
 from crosscut.checkpoint import list_checkpoints
 from crosscut.checkpoint.format.manifest import current_versions
-from crosscut.config import DataError, GenerationError, RunConfig, write_whole
+from crosscut.config import ConfigError, DataError, GenerationError, RunConfig, write_whole
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
 from crosscut.config.system.terminal import new_console
 from crosscut.data import Tokens
@@ -30,6 +32,7 @@ from crosscut.training.evaluations import last_figures
 from crosscut.training.loop import Outcome
 from crosscut.training.optimization.averaging import SCORED
 from crosscut.training.speed.compilation import uncompiled
+from crosscut.training.spikes.record import SPIKES_FOLDER, Event, own_record
 from crosscut.training.watching.banner import (
     COUNTS,
     average_rows,
@@ -49,7 +52,7 @@ SAMPLE_FILE = "sample.txt"
 SUMMARY_FILE = "summary.json"
 _NAMES = (
     PLOT_FILE, SAMPLE_FILE, METRICS_FILE, SUMMARY_FILE, CONFIG_FILE, TENSORBOARD_FOLDER, PROFILE_FOLDER,
-    INITIAL_FOLDER, TOKENS_FOLDER,
+    SPIKES_FOLDER, INITIAL_FOLDER, TOKENS_FOLDER,
 )  # fmt: skip
 """Names of the files and folders that a run may contain, except for its checkpoints."""
 
@@ -68,6 +71,7 @@ def write_report(run: RunConfig, model: GPT, samples: RunSamples, outcome: Outco
         **summarize(run, outcome, model.mesh.device),
         "mixture": mixture_facts(run, samples),
         "evaluation": last_figures(read_metrics(folder)),
+        "spikes": [dataclasses.asdict(event) for event in _spikes(folder)],
     }
     unwritten, failure = [PLOT_FILE, SAMPLE_FILE, SUMMARY_FILE], ""
     try:
@@ -163,6 +167,8 @@ def plot_losses(folder: Path, *, scored: str = "", per: str = "token") -> None:
         points = [(row["step"], row["validation_loss"]) for row in validated]
         label = f"validation{scored}, at the end {_told(validated[-1], per)}"
         axes.plot(*zip(*points, strict=True), color="#c8502d", marker="o", markersize=4, label=label)
+    for number, event in enumerate(_spikes(folder)):
+        axes.axvline(event.back_to, color="#777777", linestyle=":", label="" if number else "return after a spike")
     axes.set(xlabel="step", ylabel=f"cross entropy per {per} (nats)")
     axes.margins(y=0.12)
     axes.grid(alpha=0.25)
@@ -172,6 +178,14 @@ def plot_losses(folder: Path, *, scored: str = "", per: str = "token") -> None:
     figure.savefig(picture, dpi=150)
     pyplot.close(figure)
     write_whole(folder / PLOT_FILE, picture.getvalue())
+
+
+def _spikes(folder: Path) -> tuple[Event, ...]:
+    """Spikes after which the run returned to an earlier step. Empty if the record cannot be read."""
+    with suppress(ConfigError):
+        if record := own_record(folder):
+            return record.events
+    return ()
 
 
 def _told(row: dict[str, Any], per: str) -> str:
@@ -245,6 +259,9 @@ def _summary_rows(run: RunConfig, summary: dict[str, Any]) -> Iterator[tuple[str
         before, after = (f"{summary[f'validation_bits_per_byte_{time}']:.3f}" for time in ("before", "after"))
         scored = f"over {short(summary['validation_bytes'], _SIZES)}B of text"
         yield "bits per byte", Text.assemble(f"{before} {when}, ", (after, "bold"), f" after; {scored}")
+    if spikes := summary.get("spikes"):
+        sequences = sum(event["sequences"] for event in spikes)
+        yield "spikes", f"{len(spikes)}, after which the run left out {sequences:,} sequences ({SPIKES_FOLDER}/)"
     if summary["evaluation"]:
         yield "evaluation", Text(in_a_line(summary["evaluation"]))
     if summary["tokens_per_second"]:

@@ -1,0 +1,280 @@
+"""Autopilot of the training loop: it watches the figures of each step, and after a spike it returns the run to an
+earlier state and leaves out the batches since then (`training.on_spike`).
+
+The first rank decides, and the other ranks follow its news, so that all ranks leave the loop at the same point.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from crosscut.checkpoint import checkpoint_folder, find_damage, list_checkpoints
+from crosscut.checkpoint.folders import step_of
+from crosscut.config import CrosscutError, TrainingError
+from crosscut.config.training import OnSpike
+from crosscut.parallel.collectives import share_from_first
+from crosscut.parallel.state.agreement import FirstRankNews
+from crosscut.training.batches import BatchSource
+from crosscut.training.result import NonFiniteError, StepResult
+from crosscut.training.spikes.copies import StateCopies, steps_between_copies
+from crosscut.training.spikes.evidence import Abandoned, Evidence, write_evidence
+from crosscut.training.spikes.order import SampleOrder
+from crosscut.training.spikes.record import (
+    SPIKES_FOLDER,
+    Event,
+    SkipRecord,
+    drop_later,
+    own_record,
+    with_event,
+)
+from crosscut.training.spikes.rule import REMEMBERED, Alarm, SpikeRule
+from crosscut.training.step import Trainer
+from crosscut.training.watching.metrics import read_metrics
+
+MARGIN = 5
+"""Number of steps before the first suspicious step within which a state may already hold the damage. A run returns to a
+state of this age or older, if there is one."""
+
+MOST_SPIKES = 10
+"""Number of spikes from which a run returns. The next spike stops the run."""
+
+MOST_SHARE = 0.1
+"""Largest share of the run's sequences that a run leaves out because of spikes."""
+
+
+class SpikeFound(Exception):  # noqa: N818 - the name describes an event
+    """Raised on all ranks at the same point when the first rank has found a spike."""
+
+    def __init__(self, alarm: Alarm | None) -> None:
+        super().__init__()
+        self.alarm = alarm
+        """The spike. On the other ranks, it may be None or differ from the first rank's."""
+
+
+@dataclass(frozen=True)
+class Return:
+    """Return of a run to an earlier state."""
+
+    step: int
+    """Number of steps done in this state."""
+    told: str
+    """Message for the user."""
+    failure: str = ""
+    """Reason why the run must not continue; empty if it continues."""
+
+
+class Autopilot:
+    """Autopilot of one rank. Every rank calls the same methods in the same order."""
+
+    def __init__(self, trainer: Trainer, batches: BatchSource, load: Callable[[Any], object]) -> None:
+        """`load` is the function that loads a checkpoint into the trainer."""
+        self.trainer, self.batches, self.run, self._load = trainer, batches, trainer.run.config, load
+        self.choice = self.run.training.on_spike
+        self.folder = Path(self.run.output.folder)
+        self.copies: StateCopies | None = None
+        """Copies of the state in host memory; None if the run needs none or has no room for them."""
+        self._rule = SpikeRule()
+        self._alarm: Alarm | None = None
+        self._seen: deque[Abandoned] = deque(maxlen=REMEMBERED)
+        self._news: FirstRankNews | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the run looks for spikes."""
+        return self.choice is not OnSpike.OFF
+
+    def begin(self, done: int) -> str:
+        """Start to watch after `done` steps. Returns a note for the user, or an empty text."""
+        if not self.is_on:
+            return ""
+        self._news = FirstRankNews()
+        for step, loss, norm in share_from_first(self._earlier(done)):
+            self._rule.observe(step, loss, norm)
+        if self.choice is OnSpike.STOP:
+            return ""
+        copies = StateCopies(self.trainer)
+        if self._news.any_of(not copies.fit()):
+            return (
+                "The copies of the state to which a run returns after a spike do not fit into the host memory. After a "
+                "spike, the run returns to its last checkpoint on disk. A lower `checkpoint.every` loses fewer steps."
+            )
+        self.copies = copies
+        copies.keep(done)
+        return ""
+
+    def _earlier(self, done: int) -> list[tuple[int, float, float]]:
+        """Figures of the last steps before a resume, on the first rank: step from 0, loss and gradient norm."""
+        if not done or not self.trainer.mesh.is_first_rank:
+            return []
+        with suppress(OSError):
+            rows = [row for row in read_metrics(self.folder) if row["step"] <= done and not row.get("skipped")]
+            figures = [(row["step"] - 1, row.get("loss"), row.get("gradient_norm")) for row in rows]
+            known = [(step, loss, norm) for step, loss, norm in figures if loss is not None and norm is not None]
+            return known[-REMEMBERED:]
+        return []
+
+    def observe(self, result: StepResult) -> None:
+        """Judge a step that is done. A step that the loss scale has skipped is not judged."""
+        if not self.is_on or result.skipped:
+            return
+        self._seen.append(Abandoned(result.step + 1, result.loss, result.gradient_norm))
+        alarm = self._rule.observe(result.step, result.loss, result.gradient_norm)
+        self._alarm = self._alarm or alarm
+
+    def check(self, *, settle: bool = False) -> None:
+        """Raise `SpikeFound` on all ranks if the first rank has found a spike. On several ranks, the news arrives at
+        the next call. With `settle`, the call waits for the news.
+        """
+        if self._news is None:
+            return
+        found = self._alarm is not None
+        if self._news.settle(found) if settle else self._news.pass_on(found):
+            raise SpikeFound(self._alarm)
+
+    def copy_if_due(self, done: int) -> None:
+        """Copy the state after `done` steps to host memory, if a copy is due."""
+        if self.copies is not None and done % steps_between_copies(self.run.training.steps) == 0:
+            self.copies.keep(done)
+
+    @contextmanager
+    def non_finite_found(self) -> Iterator[None]:
+        """Context that turns a step that is not finite into a spike, if `training.on_spike` is `skip`."""
+        try:
+            yield
+        except NonFiniteError as error:
+            if self.choice is not OnSpike.SKIP:
+                raise
+            self._seen.append(Abandoned(error.step + 1, error.loss, error.norm))
+            reason = f"loss {error.loss:.4g}, gradient norm {error.norm:.4g}"
+            reason += " (the loss scale has fallen too low)" if error.exhausted else ""
+            raise SpikeFound(Alarm(first=error.step, step=error.step, reason=reason)) from None
+
+    def recover(self, spike: SpikeFound) -> Return:
+        """Return to the state before a spike, and leave out the batches since then. When the call returns, the skip
+        is in the run's record. No checkpoint may be in progress. Every rank must call this method.
+
+        Raises `TrainingError` on all ranks if `training.on_spike` is `stop`, if there is no earlier state, or if the
+        record cannot be written.
+        """
+        assert self._news is not None
+        self._news.discard()
+        alarm: Alarm = share_from_first(spike.alarm)
+        if self.choice is OnSpike.STOP:
+            raise self._stopped(alarm)
+        target = self._restore(alarm)
+        order = self.batches.order
+        first, end = order.first_sample(target), order.first_sample(alarm.step + 1)
+        end = max(end, first + order.skipped_at(target))  # a return to the same step leaves out twice as many
+        back: Return | TrainingError = share_from_first(self._record(alarm, order.leaving_out(target, end), target))
+        if isinstance(back, TrainingError):
+            raise back
+        if not back.failure:
+            self.batches.order = order.leaving_out(target, end)
+        self._alarm = None
+        self._rule.forget(target)
+        return back
+
+    def _restore(self, alarm: Alarm) -> int:
+        """Return to an earlier state: to a copy in host memory, or else to a checkpoint. Returns the number of steps
+        that are done in this state.
+        """
+        steps = [] if self.copies is None else [step for step in self.copies.steps if step <= alarm.first]
+        old = [step for step in steps if step <= alarm.first - MARGIN]
+        if self.copies is not None and steps:
+            target = max(old or steps)
+            self.copies.restore(target)
+        else:
+            target = share_from_first(self._checkpoint_before(alarm))
+            if target is None:
+                raise TrainingError(
+                    f"There must be an earlier state to which the run can return, but the spike is at step "
+                    f"{alarm.step + 1} ({alarm.reason}), and there is no checkpoint before this step. Lower "
+                    "`optimizer.learning_rate` or `checkpoint.every`, and start a new run."
+                )
+            self._load(checkpoint_folder(self.run.checkpoints_folder, target))
+        self.trainer.release()
+        return target
+
+    def _checkpoint_before(self, alarm: Alarm) -> int | None:
+        """Step of the newest good checkpoint before a spike, on the first rank."""
+        if not self.trainer.mesh.is_first_rank:
+            return None
+        for folder in reversed(list_checkpoints(self.run.checkpoints_folder)):
+            step = step_of(folder.name)
+            if step is not None and step <= alarm.first - MARGIN and not find_damage(folder):
+                return step
+        return None
+
+    def _record(self, alarm: Alarm, order: SampleOrder, target: int) -> Return | TrainingError | None:
+        """On the first rank: write the skip to the run's record and the file about the spike, and remove the later
+        checkpoints, which the run has abandoned. Returns the message for the user, or the error.
+        """
+        if not self.trainer.mesh.is_first_rank:
+            return None
+        first = self.batches.order.first_sample(target)
+        count = order.first_sample(target) - first
+        record = SkipRecord(skips=self.batches.order.skips)
+        try:
+            record = own_record(self.folder) or record
+            told, failure = f"Spike at step {alarm.step + 1}: {alarm.reason}. ", self._limit(record, count)
+            if not failure:
+                event = Event.after(record, alarm, back_to=target, sequences=count)
+                told += event.told
+                undone = [seen for seen in self._seen if seen.step > target]
+                write_evidence(self.folder, event.file, Evidence(told, undone, first, count), self.batches)
+                with_event(record, order.skips, event).write(self.folder)
+            drop_later(self.run, target)
+        except (OSError, CrosscutError) as error:
+            return TrainingError(
+                f"`{self.folder / SPIKES_FOLDER}` must be a folder that can be written, so that the skip after the "
+                f"spike at step {alarm.step + 1} is recorded, but is not: {getattr(error, 'strerror', None) or error}. "
+                "The earlier checkpoints are safe. Free space or grant access, and run again with --resume auto."
+            )
+        self._forget_seen(target)
+        return Return(target, told, failure and told + failure)
+
+    def _forget_seen(self, step: int) -> None:
+        kept = [seen for seen in self._seen if seen.step <= step]
+        self._seen.clear()
+        self._seen.extend(kept)
+
+    def _limit(self, record: SkipRecord, count: int) -> str:
+        """Reason why the run must not leave out `count` more sequences after another spike; empty if it may."""
+        number = len(record.events) + 1
+        left_out = sum(event.sequences for event in record.events) + count
+        most = int(MOST_SHARE * self.run.training.samples_before(self.run.training.steps))
+        if number <= MOST_SPIKES and left_out <= most:
+            return ""
+        return (
+            f"A run must return from at most {MOST_SPIKES} spikes and leave out at most {most:,} sequences "
+            f"({MOST_SHARE:.0%} of the run), but this would be spike {number} and {left_out:,} sequences, so the run "
+            "stops. The checkpoint of the state before the spike is written. Look at the files in "
+            f"`{self.folder / SPIKES_FOLDER}`, then lower `optimizer.learning_rate` or set training.on_spike=off, and "
+            "run again with --resume auto."
+        )
+
+    def _stopped(self, alarm: Alarm) -> TrainingError:
+        """Error for a spike at which the run stops."""
+        steps = [step_of(folder.name) or 0 for folder in list_checkpoints(self.run.checkpoints_folder)]
+        before, later = ([s for s in steps if s <= alarm.first], [s for s in steps if s > alarm.first])
+        again = "run again with --resume auto training.on_spike=skip"
+        if later:
+            names = _named(later)
+            again = f"Remove {names}, which may hold the damage, and {again}" if before else "Start a new run"
+        elif not before:
+            again = "Start a new run with training.on_spike=skip"
+        again = again[0].upper() + again[1:]
+        saved = f"The last checkpoint before the spike is of step {max(before)}" if before else "No checkpoint is older"
+        return TrainingError(
+            f"The loss and the gradient norm must not jump with training.on_spike=stop, but at step {alarm.step + 1} "
+            f"they do: {alarm.reason}. {saved}. {again} to leave out the batches of the spike, or continue through the "
+            "spike with training.on_spike=off."
+        )
+
+
+def _named(steps: Sequence[int]) -> str:
+    """Names of the checkpoints of these steps."""
+    return ", ".join(f"`step-{step:08d}`" for step in steps)

@@ -1,0 +1,68 @@
+"""File about one spike for a person to read: the steps before the spike, and the documents that the run leaves out."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from crosscut.config import write_whole
+from crosscut.training.batches import BatchSource, TokenBatches
+from crosscut.training.spikes.record import SPIKES_FOLDER
+
+_AT_ONCE = 64
+_LONGEST = 160
+
+
+class Abandoned(NamedTuple):
+    """Figures of a step that the run has undone."""
+
+    step: int
+    """Step, counted from 1."""
+    loss: float
+    norm: float
+
+
+class Evidence(NamedTuple):
+    """Facts about one spike."""
+
+    headline: str
+    """Message for the user."""
+    steps: Sequence[Abandoned]
+    """Steps that the run has undone, in order."""
+    first: int
+    """Position of the first sequence that is left out."""
+    num_sequences: int
+    """Number of sequences that are left out."""
+
+
+def write_evidence(folder: Path, name: str, evidence: Evidence, batches: BatchSource) -> None:
+    """Write the file `name` to the folder `spikes` in a run's folder. Raises `OSError`."""
+    (folder / SPIKES_FOLDER).mkdir(parents=True, exist_ok=True)
+    write_whole(folder / SPIKES_FOLDER / name, "\n".join(_lines(evidence, batches)) + "\n")
+
+
+def _lines(evidence: Evidence, batches: BatchSource) -> Iterator[str]:
+    assert isinstance(batches, TokenBatches), "fine-tuning does not look for spikes"
+    yield evidence.headline
+    yield ""
+    yield "Steps that are undone"
+    yield f"{'step':>10} {'loss':>12} {'gradient norm':>14}"
+    for step, loss, norm in evidence.steps:
+        yield f"{step:>10} {loss:>12.5g} {norm:>14.5g}"
+    yield ""
+    yield (
+        "Sequences that are left out: position in the order of the samples, documents (name of the file and number in "
+        "the file), beginning of the text"
+    )
+    end = evidence.first + evidence.num_sequences
+    for first in range(evidence.first, end, _AT_ONCE):
+        for position, documents, text in batches.describe(first, min(_AT_ONCE, end - first)):
+            named = ", ".join(f"{source}:{number}" for source, number in documents)
+            yield f"{position:>10}  {named}"
+            yield f"{'':>10}  {_beginning(text)}"
+
+
+def _beginning(text: str) -> str:
+    """Beginning of a text on one line."""
+    line = " ".join(text.split())
+    shown = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in line)
+    return shown if len(shown) <= _LONGEST else shown[:_LONGEST] + "..."

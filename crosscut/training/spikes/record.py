@@ -1,0 +1,166 @@
+"""Record of the sequences that a run has left out: `spikes/skips.json` in the run's folder.
+
+With the record, a run is repeatable without the rule: a new run with `training.skips` leaves out the same sequences at
+the same steps. The record is written before the training continues after a spike, so a killed run that resumes leaves
+out the same sequences as the run that was killed.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from crosscut.checkpoint import Progress, list_checkpoints, read_manifest
+from crosscut.checkpoint.folders import step_of
+from crosscut.checkpoint.format.manifest import MANIFEST_FILE
+from crosscut.config import CheckpointError, ConfigError, RunConfig, write_whole
+from crosscut.config.system.files import read_json
+from crosscut.training.spikes.order import Skip, agree
+from crosscut.training.spikes.rule import Alarm
+
+SPIKES_FOLDER = "spikes"
+RECORD_FILE = "skips.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """A spike after which the run returned to an earlier step."""
+
+    spike_step: int
+    """Step of the spike, counted from 1."""
+    back_to: int
+    """Number of steps done in the state to which the run returned."""
+    sequences: int
+    """Number of sequences that the run left out because of this spike."""
+    reason: str
+    """Description of the spike."""
+    file: str
+    """Name of the file in the folder `spikes` that lists the sequences."""
+
+    @classmethod
+    def after(cls, record: "SkipRecord", alarm: Alarm, *, back_to: int, sequences: int) -> Self:
+        """Event for a spike that follows the events of `record`."""
+        step = alarm.step + 1
+        name = f"{len(record.events) + 1:02d}-step-{step:06d}.txt"
+        return cls(spike_step=step, back_to=back_to, sequences=sequences, reason=alarm.reason, file=name)
+
+    @property
+    def told(self) -> str:
+        """Message about the return."""
+        return (
+            f"The run returns to step {self.back_to} and leaves out {self.sequences:,} sequences, which "
+            f"`{SPIKES_FOLDER}/{self.file}` lists."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkipRecord:
+    """Skips of a run, and the spikes because of which the run made them."""
+
+    skips: tuple[Skip, ...] = ()
+    events: tuple[Event, ...] = ()
+    """Spikes that the run itself has found. Empty for skips that come from the record of another run."""
+
+    def write(self, folder: Path) -> None:
+        """Write the record atomically to a run's folder. Raises `OSError`."""
+        (folder / SPIKES_FOLDER).mkdir(parents=True, exist_ok=True)
+        write_whole(folder / SPIKES_FOLDER / RECORD_FILE, json.dumps(asdict(self), indent=1) + "\n")
+
+
+def read_record(path: Path) -> SkipRecord:
+    """Read a record. Raises `ConfigError` if the file cannot be read or does not hold a record."""
+    table = read_json(path, remedy="Give the `skips.json` of a run, or remove the setting.")
+    try:
+        skips = tuple(Skip(**_checked(entry, Skip)) for entry in table["skips"])
+        events = tuple(Event(**_checked(entry, Event)) for entry in table.get("events", []))
+        steps = [skip.step for skip in skips]
+        if steps != sorted(set(steps)) or any(skip.step < 0 or skip.sequences < 1 for skip in skips):
+            raise ValueError
+    except (KeyError, TypeError, ValueError):
+        raise ConfigError(
+            f"`{path}` must hold the skips of a run, in ascending order of their steps, but does not. Use the file "
+            "`spikes/skips.json` of a run without changes."
+        ) from None
+    return SkipRecord(skips=skips, events=events)
+
+
+def _checked(entry: Any, kind: type) -> dict[str, Any]:
+    """Fields of an entry, with the types of the dataclass `kind`. Raises `TypeError` for another type."""
+    names = {name: {"int": int, "str": str}.get(of, of) for name, of in kind.__annotations__.items()}
+    for name, of in names.items():
+        if type(entry[name]) is not of:
+            raise TypeError
+    return {name: entry[name] for name in names}
+
+
+def own_record(folder: Path) -> SkipRecord | None:
+    """Record in a run's folder. None if there is none. Raises `ConfigError` if the record cannot be read."""
+    path = folder / SPIKES_FOLDER / RECORD_FILE
+    return read_record(path) if path.exists() else None
+
+
+def new_record(run: RunConfig) -> SkipRecord:
+    """Record of a new run: the skips of `training.skips`, without their events. Replaces an older record in the run's
+    folder. Raises `ConfigError` if `training.skips` cannot be read or the record cannot be written.
+    """
+    path = run.training.skips
+    record = SkipRecord(skips=read_record(Path(path)).skips if path else ())
+    folder = Path(run.output.folder)
+    try:
+        if record.skips:
+            record.write(folder)
+        else:
+            (folder / SPIKES_FOLDER / RECORD_FILE).unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"`{folder}` must be a folder that can be written, but is not: {error.strerror}. Grant access, or choose "
+            "another `output.folder`."
+        ) from None
+    return record
+
+
+def resumed_record(run: RunConfig, progress: Progress) -> SkipRecord:
+    """Record of a run that resumes at `progress`: the record in the run's folder, or else the skips that the checkpoint
+    has noted.
+    """
+    record = own_record(Path(run.output.folder))
+    return SkipRecord(skips=skips_of(progress)) if record is None else record
+
+
+def skips_of(progress: Progress) -> tuple[Skip, ...]:
+    """Skips that a checkpoint has noted."""
+    return tuple(Skip(*pair) for pair in progress.skips)
+
+
+def drop_abandoned(run: RunConfig) -> list[str]:
+    """Remove the checkpoints that do not belong to the run any more, because the run has returned to an earlier step
+    and left out sequences that these checkpoints have trained. Returns the names of the removed checkpoints.
+
+    Without a record, no checkpoint is removed. Checkpoints with an unreadable manifest are left to other checks.
+    """
+    record = own_record(Path(run.output.folder))
+    if record is None:
+        return []
+    removed = []
+    for folder in list_checkpoints(run.checkpoints_folder):
+        try:
+            progress = read_manifest(folder).progress
+        except CheckpointError:
+            continue
+        if not agree(record.skips, skips_of(progress), done=progress.step):
+            folder.remove(MANIFEST_FILE)
+            removed.append(folder.name)
+    return removed
+
+
+def drop_later(run: RunConfig, step: int) -> None:
+    """Remove the checkpoints of later steps than `step`, to which the run has returned."""
+    for folder in list_checkpoints(run.checkpoints_folder):
+        if (step_of(folder.name) or 0) > step:
+            folder.remove(MANIFEST_FILE)
+
+
+def with_event(record: SkipRecord, skips: Iterable[Skip], event: Event) -> SkipRecord:
+    """Record after another spike. `skips` are all skips of the run from now on."""
+    return replace(record, skips=tuple(skips), events=(*record.events, event))

@@ -1,0 +1,201 @@
+"""After a spike, a run returns to an earlier state and leaves the batches out; from its record, it is repeatable."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from crosscut.checkpoint import list_checkpoints, read_manifest
+from crosscut.training.spikes.copies import StateCopies, steps_between_copies
+from crosscut.training.spikes.order import Skip
+from crosscut.training.spikes.record import own_record
+from tests.training.spikes.jobs import same_bits, spoiled_run
+from tests.training.test_resume import checkpoint_of
+
+SKIP = ("training.on_spike=skip", "training.steps=24", "checkpoint.every=4", "checkpoint.keep=100")
+BAD = 17 * 4
+"""Position of the batch of step 17, counted from 0. Its gradients are not finite in these tests."""
+SKIPS = (Skip(10, 32),)
+"""The run returns from step 17 to its copy of step 10, and leaves out the eight batches of steps 10 to 17."""
+MUON = ("optimizer.matrices=muon", "optimizer.matrix_learning_rate=0.02", "optimizer.ema_decay=0.9")
+
+
+def train(ranks, run, spoiled, skips=(), resume_from=None, *, fault=None, share=1.0):
+    """Results of all ranks."""
+    given = (spoiled, skips, resume_from, fault, share)
+    return ranks.run(run.layout.world_size, spoiled_run, run, *given, time_limit=240)
+
+
+def test_a_run_returns_leaves_the_batches_out_and_repeats_from_its_record(ranks, run_with):
+    run = run_with(*SKIP, *MUON)
+    (result,) = train(ranks, run, {BAD: math.nan})
+    folder = Path(run.output.folder)
+    assert result["skips"] == own_record(folder).skips == SKIPS
+    assert [result["positions"][step] for step in range(24)] == [4 * step + 32 * (step >= 10) for step in range(24)]
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "loss" in row] == list(range(1, 25))
+    assert [row["samples"] for row in rows if "loss" in row][8:11] == [36, 40, 76]
+    saved = [read_manifest(checkpoint).progress for checkpoint in list_checkpoints(run.checkpoints_folder)]
+    assert {each.step: each.skips for each in saved} == {
+        4: (), 8: (), **dict.fromkeys((12, 16, 20, 24), ((10, 32),))
+    }  # fmt: skip
+    (again,) = train(ranks, run_with("training.steps=24", *MUON), {BAD: math.nan}, SKIPS)
+    assert same_bits(result, again)
+    told = (folder / "spikes" / "01-step-000018.txt").read_text()
+    assert told.startswith("Spike at step 18: loss ")
+    assert "gradient norm nan. The run returns to step 10 and leaves out 32 sequences" in told
+    listed = [line for line in told.splitlines() if "addresses.txt:" in line]
+    assert len(listed) == 32 and listed[0].split()[0] == "40" and listed[-1].split()[0] == "71"
+
+
+def test_a_jump_of_the_norm_is_found_by_the_rule(ranks, run_with):
+    options = ("training.on_spike=skip", "training.steps=60", "training.validate_every=0", "checkpoint.every=0")
+    run = run_with(*options)
+    (result,) = train(ranks, run, {45 * 4: 1e4})
+    assert result["skips"] == (Skip(40, 24),)
+    (event,) = own_record(Path(run.output.folder)).events
+    assert "gradient norm" in event.reason and (event.spike_step, event.back_to) == (46, 40)
+    (again,) = train(ranks, run_with("training.steps=60"), {45 * 4: 1e4}, (Skip(40, 24),))
+    assert same_bits(result, again)
+
+
+def test_a_return_to_the_same_step_leaves_out_twice_as_many(ranks, run_with):
+    run = run_with(*SKIP)
+    (result,) = train(ranks, run, {BAD: math.nan, BAD + 28: math.nan})
+    assert result["skips"] == (Skip(10, 64),)
+    assert [event.sequences for event in own_record(Path(run.output.folder)).events] == [32, 32]
+
+
+LAYOUTS = {
+    "tensor 2": ("layout.tensor=2",),
+    "data 2, ZeRO-2": ("layout.data=2", "layout.sharding=zero2"),
+    "pipeline 2": ("layout.pipeline=2", "training.micro_batch_size=2"),
+    "tensor 2, data 2, ZeRO-3": ("layout.tensor=2", "layout.data=2", "layout.sharding=zero3"),
+}
+
+
+@pytest.mark.parametrize(
+    "layout", [name if name == "tensor 2" else pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS]
+)
+def test_a_run_on_a_layout_is_the_run_with_the_record_on_one_rank(ranks, run_with, layout):
+    exact = ("model.dropout=0.0", "training.precision=float64", *MUON)
+    run = run_with(*SKIP, *exact, *LAYOUTS[layout])
+    results = train(ranks, run, {BAD: math.nan})
+    assert {result["skips"] for result in results} == {SKIPS}
+    (alone,) = train(ranks, run_with("training.steps=24", *exact), {BAD: math.nan}, SKIPS)
+    for result in results:
+        assert result["losses"] == pytest.approx(alone["losses"], rel=1e-10)
+        assert result["bits"] == results[0]["bits"]
+    repeated = train(ranks, run_with("training.steps=24", *exact, *LAYOUTS[layout]), {BAD: math.nan}, SKIPS)
+    assert all(same_bits(ours, theirs) for ours, theirs in zip(results, repeated, strict=True))
+
+
+def _moments_forgotten(patch):
+    _without(patch, "exp_avg")
+
+
+def _momentum_forgotten(patch):
+    _without(patch, "momentum_buffer")
+
+
+def _average_forgotten(patch):
+    _without(patch, "average.")
+
+
+def _counter_forgotten(patch):
+    _without(patch, ".step")
+
+
+def _weights_forgotten(patch):
+    _without(patch, "blocks.0")
+
+
+def _without(patch, part):
+    live = StateCopies._live
+    patch.setattr(StateCopies, "_live", lambda self: {n: t for n, t in live(self).items() if part not in n})
+
+
+def _batch_kept(patch):
+    patch.setattr(
+        "crosscut.training.spikes.order.SampleOrder.first_sample", lambda self, s: self.training.samples_before(s)
+    )
+
+
+def _newest_copy_damaged(patch):
+    patch.setattr(StateCopies, "keep", _late(StateCopies.keep))
+
+
+def _late(keep):
+    def kept(self, step):
+        keep(self, max(step - 1, 0))  # the copy claims to be of an earlier step
+
+    return kept
+
+
+FAULTS = {
+    "a first moment that does not return": _moments_forgotten,
+    "a momentum that does not return": _momentum_forgotten,
+    "an average that does not return": _average_forgotten,
+    "a count of steps that does not return": _counter_forgotten,
+    "weights that do not return": _weights_forgotten,
+    "batches that are trained again": _batch_kept,
+    "a copy with the number of another step": _newest_copy_damaged,
+}
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_the_return_is_found(ranks, run_with, fault):
+    (good,) = train(ranks, run_with("training.steps=24", *MUON), {}, SKIPS)
+    (bad,) = train(ranks, run_with(*SKIP, *MUON), {BAD: math.nan}, fault=FAULTS[fault])
+    assert not same_bits(good, bad)
+
+
+def test_stop_ends_the_run_and_names_the_checkpoint_before_the_spike(ranks, run_with):
+    run = run_with("training.on_spike=stop", "training.steps=60", "training.validate_every=0", "checkpoint.every=20")
+    (result,) = train(ranks, run, {45 * 4: 1e4})
+    assert result["error"].startswith(
+        "The loss and the gradient norm must not jump with training.on_spike=stop, but at step 46 they do: gradient "
+    )
+    assert "The last checkpoint before the spike is of step 40." in result["error"]
+
+
+def test_off_takes_no_copies_and_finds_nothing(ranks, run_with):
+    run = run_with("training.steps=60", "training.validate_every=0", "checkpoint.every=0")
+    (result,) = train(ranks, run, {45 * 4: 1e4})
+    assert (result["skips"], result["error"]) == ((), "")
+    assert not (Path(run.output.folder) / "spikes").exists()
+
+
+def test_beyond_the_bound_the_run_stops_with_a_checkpoint_of_the_good_state(ranks, run_with):
+    run = run_with(*SKIP, "training.steps=20")  # a tenth of the run is two batches
+    (result,) = train(ranks, run, {BAD: math.nan}, share=0.1)
+    assert (
+        "leave out at most 8 sequences (10% of the run), but this would be spike 1 and 32 sequences" in result["error"]
+    )
+    assert [read_manifest(f).progress.step for f in list_checkpoints(run.checkpoints_folder)] == [4, 8, 10]
+    assert result["finite"]
+
+
+def test_without_room_for_copies_a_run_returns_to_a_checkpoint(ranks, run_with, monkeypatch):
+    run = run_with(*SKIP)
+    (result,) = train(ranks, run, {BAD: math.nan}, fault=_no_room)
+    assert result["skips"] == (Skip(12, 24),)
+    (again,) = train(ranks, run_with("training.steps=24"), {BAD: math.nan}, (Skip(12, 24),))
+    assert same_bits(result, again)
+
+
+def _no_room(patch):
+    patch.setattr("crosscut.training.spikes.copies.available_memory", lambda: 1000)
+
+
+def test_a_resume_before_the_return_leaves_out_the_same_batches(ranks, run_with):
+    run = run_with(*SKIP)
+    (result,) = train(ranks, run, {BAD: math.nan})
+    (resumed,) = train(ranks, run, {BAD: math.nan}, own_record(Path(run.output.folder)).skips, checkpoint_of(run, 8))
+    assert {step: loss for step, loss in result["losses"].items() if step >= 8} == resumed["losses"]
+
+
+def test_copies_are_frequent_in_short_runs_and_rare_in_long_runs():
+    assert [steps_between_copies(steps) for steps in (1, 620, 4000, 10**6)] == [10, 10, 20, 100]
