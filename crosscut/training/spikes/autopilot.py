@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from crosscut.checkpoint import checkpoint_folder, find_damage, list_checkpoints
-from crosscut.checkpoint.folders import step_of
+from crosscut.checkpoint.format.manifest import step_of
 from crosscut.config import CrosscutError, TrainingError
 from crosscut.config.training import OnSpike
 from crosscut.parallel.collectives import share_from_first

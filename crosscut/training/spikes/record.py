@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from crosscut.checkpoint import Progress, list_checkpoints, read_manifest
-from crosscut.checkpoint.folders import step_of
-from crosscut.checkpoint.format.manifest import MANIFEST_FILE
+from crosscut.checkpoint.format.manifest import MANIFEST_FILE, step_of
 from crosscut.config import CheckpointError, ConfigError, RunConfig, write_whole
 from crosscut.config.system.files import read_json
 from crosscut.training.spikes.order import Skip, agree
