@@ -121,6 +121,30 @@ def overflowing_gradient(run) -> str:
     return str(explain_non_finite(0, trainer, batches))
 
 
+def broken_once(run) -> str:
+    """On a rank: the first data rank's gradient is NaN in the first pass only, as after a fault of the memory."""
+    trainer, batches = parts(run)
+    bias = dict(trainer.model.named_parameters())["blocks.1.mlp.contract.bias"]
+    first = trainer.mesh.data.rank == 0
+    handle = bias.register_hook(lambda gradient: gradient * (float("nan") if first else 1.0))
+    with pytest.raises(NonFiniteError):
+        trainer.step(0, batches.micro_batches(0)).wait()
+    handle.remove()
+    return str(explain_non_finite(0, trainer, batches))
+
+
+@pytest.mark.parametrize("layout", ["layout.data=2", "layout.tensor=2"])
+def test_non_finite_gradient_that_does_not_come_back_is_a_fault_of_the_machine(ranks, run_with, layout):
+    told = ranks.run(2, broken_once, run_with(layout, "model.dropout=0.0"))
+    assert len({*told}) == 1
+    assert told[0] == (
+        "The loss and its gradient must be finite, but at step 1 they were not. The same step, repeated, is finite, so "
+        "neither the documents nor the learning rate are the cause. Probably a value has changed in the memory of a "
+        "device. The weights and checkpoints are those from before the step. Check the machines for failing memory or "
+        "a failing device, and run again with --resume auto."
+    )
+
+
 def test_weight_decay_is_decoupled():
     layer = torch.nn.Linear(3, 2)
     start = layer.weight.detach().clone()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from crosscut.config import TrainingError
 from crosscut.model import GPT
 from crosscut.model.stages import forward_loss
+from crosscut.parallel import global_gradient_norm
 from crosscut.parallel.collectives import all_gather_objects
 from crosscut.training.batches import BatchSource
 from crosscut.training.speed.compilation import uncompiled
@@ -41,7 +42,8 @@ def explain_non_finite(
 
     The step is repeated with the same dropout and weights. The origin is the first module with an input or output that
     is not finite on at least one rank. If all inputs and outputs are finite, the origin is the non-finite parameter
-    gradient closest to the loss.
+    gradient closest to the loss. If the repeated step is finite, gradient norm included, neither the batch nor the
+    weights are the cause, and the error says that a device has probably failed.
 
     `exhausted` is the error for a loss scale that has fallen too low, or None. The scale affects only the backward
     pass. If `exhausted` is given and the forward pass is finite, the function therefore returns `exhausted`.
@@ -50,6 +52,13 @@ def explain_non_finite(
     if forward is None and exhausted is not None:
         return exhausted
     backward = _first_over_ranks(_origin_in_backward(step, trainer, batches), trainer)
+    if forward is None and backward is None and _norm_is_finite(trainer):
+        return TrainingError(
+            f"The loss and its gradient must be finite, but at step {step + 1} they were not. The same step, repeated, "
+            "is finite, so neither the documents nor the learning rate are the cause. Probably a value has changed in "
+            "the memory of a device. The weights and checkpoints are those from before the step. Check the machines "
+            "for failing memory or a failing device, and run again with --resume auto."
+        )
     origin = forward or backward or _Origin(0, 0, 0, 0, "the sum of the gradients (each gradient is finite)")
     mine = [batches.documents(step, index) for index in range(batches.num_micro_batches(step))]
     parts = all_gather_objects(mine, trainer.mesh.data)  # by data rank, by micro-batch
@@ -138,6 +147,15 @@ def _watched(model: nn.Module, seen: list[tuple[str, str]]) -> Iterator[list[int
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _norm_is_finite(trainer: Trainer) -> bool:
+    """Whether the norm of the repeated step's gradients is finite. Every rank must call this function."""
+    norm = global_gradient_norm(trainer.model.counted_once(trainer.parameters), trainer.mesh.owners)
+    finite = bool(norm.isfinite())
+    for axis in reversed(trainer.mesh.axes):
+        finite = all(all_gather_objects(finite, axis))
+    return finite
 
 
 def _origin_in_backward(step: int, trainer: Trainer, batches: BatchSource) -> _Origin | None:
