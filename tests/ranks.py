@@ -42,6 +42,7 @@ GRACE = 10.0
 STARTING = 120.0
 """Seconds within which a rank must have imported torch, on a busy machine."""
 READY = b"ready"
+_CAUGHT = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 LOST = ("by peer", "Broken pipe", "Connection refused", "Timed out waiting")
 """Parts of the messages of errors that a rank raises because another rank failed or did not arrive."""
 
@@ -253,6 +254,7 @@ def _run(order: tuple[Any, ...], job: bytes, store: Any, meshes: list[Any]) -> A
         function = getattr(function, name)
     torch.manual_seed(0)
     torch.set_num_threads(1)  # an earlier job may have changed the number on some ranks, and sums depend on it
+    handlers = {caught: signal.getsignal(caught) for caught in _CAUGHT}
     with warnings.catch_warnings():
         warnings.resetwarnings()
         for filter_ in reversed(filters):
@@ -274,6 +276,8 @@ def _run(order: tuple[Any, ...], job: bytes, store: Any, meshes: list[Any]) -> A
         finally:
             dist.destroy_process_group()
             _forget(meshes)
+            for caught, handler in handlers.items():  # a run that was stopped ignores signals, as it is about to end
+                signal.signal(caught, handler)
 
 
 def _meshes_made_from_now_on() -> list[Any]:
