@@ -80,6 +80,10 @@ class Autopilot:
         self._alarm: Alarm | None = None
         self._seen: deque[Abandoned] = deque(maxlen=REMEMBERED)
         self._news: FirstRankNews | None = None
+        self._returned_to: int | None = None
+        """Steps done in the state to which the run returned last. A spike right after this return is a reason to leave
+        out more batches, and no sign of damage in the state.
+        """
 
     @property
     def is_on(self) -> bool:
@@ -182,7 +186,7 @@ class Autopilot:
         that are done in this state.
         """
         steps = [] if self.copies is None else [step for step in self.copies.steps if step <= alarm.first]
-        old = [step for step in steps if step <= alarm.first - MARGIN]
+        old = [step for step in steps if step <= alarm.first - MARGIN or step == self._returned_to]
         if self.copies is not None and steps:
             target = max(old or steps)
             self.copies.restore(target)
@@ -195,6 +199,7 @@ class Autopilot:
                     "`optimizer.learning_rate` or `checkpoint.every`, and start a new run."
                 )
             self._load(checkpoint_folder(self.run.checkpoints_folder, target))
+        self._returned_to = target
         self.trainer.release()
         return target
 
