@@ -18,6 +18,7 @@ from crosscut.config.errors import (
     GenerationError,
     LayoutError,
     RankFailure,
+    RunHung,
     RunStopped,
     TrainingError,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "RankFailure",
     "ResolvedRun",
     "RunConfig",
+    "RunHung",
     "RunStopped",
     "TrainingConfig",
     "TrainingError",

@@ -57,6 +57,16 @@ class RunStopped(Exception):  # noqa: N818 - the name describes an event
         self.interrupted = interrupted
 
 
+class RunHung(Exception):  # noqa: N818 - the name describes an event
+    """A run whose ranks have ended themselves after a hang, and which can resume from its last checkpoint.
+    `may_restart` says whether the run asks to be started again at once.
+    """
+
+    def __init__(self, *, may_restart: bool) -> None:
+        super().__init__("the run hung")
+        self.may_restart = may_restart
+
+
 class GenerationError(CrosscutError):
     """A text that cannot be continued or scored, because the model gives logits that are not finite or because memory
     is too small.

@@ -39,6 +39,14 @@ class Device(Choice):
     CUDA = "cuda"
 
 
+class OnHang(Choice):
+    """The choices for `training.on_hang`."""
+
+    WAIT = "wait"
+    STOP = "stop"
+    RESTART = "restart"
+
+
 class InitialSpread(Choice):
     """The choices for `training.initial_spread`."""
 
@@ -156,6 +164,11 @@ class TrainingConfig:
     skips: str = ""
     """File with the skips of an earlier run (`spikes/skips.json` in that run's folder). A new run with this file leaves
     out the same batches at the same steps. Empty leaves out no batches."""
+
+    on_hang: OnHang = OnHang.WAIT
+    """Reaction to a hang, after the report (docs/hangs.md): `wait` waits on; `stop` ends the run with status 75, after
+    its last checkpoint; `restart` ends the ranks and starts them again from the last checkpoint. Without a checkpoint,
+    and after three hangs without a new checkpoint, `stop` and `restart` end the run with status 1."""
 
     def __post_init__(self) -> None:
         require_at_least("training.z_loss", self.z_loss, 0)

@@ -80,6 +80,8 @@ class Word(IntEnum):
     OPENED_AT = 22
     MOVED_AT = 23
     """Last time at which the watching thread saw progress, on the wall clock, in nanoseconds since 1970."""
+    THREAD = 24
+    """Processor time of the watching thread."""
     SPENT = 32
     """First of the times that the rank has spent in each phase."""
 

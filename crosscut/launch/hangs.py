@@ -11,12 +11,16 @@ answer.
 """
 
 import json
+import multiprocessing
 import os
+import subprocess
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
@@ -28,6 +32,7 @@ from crosscut.config.system.terminal import echo
 from crosscut.flight import RECORD, Phase
 from crosscut.flight.reading import (
     FOLDER,
+    is_here,
     read_records,
     read_statuses,
     record_path,
@@ -42,6 +47,12 @@ LEAST_BOUND = 30.0
 _FACTOR = 5.0
 _FIRST_BOUND = 600.0
 """Bound before the first two steps, in seconds."""
+_STOP_BOUND = 10.0
+"""Time without progress after which a run that was asked to stop counts as hanging, in seconds. Schedulers wait for 30
+seconds before they kill a run."""
+EXIT_HUNG, EXIT_RESTART = 75, 76
+"""Exit statuses of a rank that ends itself after a hang, if the run can resume from a checkpoint. With the second
+status, the rank asks the process that has started it to start all ranks again."""
 _POLL = 1.0
 """Seconds between two looks of the thread."""
 _COPY_EVERY = 5.0
@@ -50,11 +61,29 @@ _GRACE = 2.5
 """Seconds within which all ranks write their status."""
 _WRITING = 1 << 16
 """Number of bytes that a rank must write between two looks to count as writing."""
-_REPORTED = "reported"
+_REPORTED, _ASKED = "reported", "asked"
+"""Files in the folder `watch`: one rank writes the report, and the first rank that notices the hang asks all ranks for
+their status."""
 _STACK_CALLS = 12
 
 _THREADS = ("checkpoint", "batches")
 """Beginnings of the names of threads whose stacks a status shows, besides the main thread."""
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class Reaction:
+    """Reaction of a rank to a hang, after the report."""
+
+    ends: bool = False
+    """Whether the rank ends itself."""
+    restarts: bool = False
+    """Whether the rank then asks the process that has started it for a restart."""
+    can_resume: Callable[[], bool] = _never
+    """Function that says whether the run can continue from a checkpoint after its end."""
 
 
 class Watch:
@@ -64,21 +93,28 @@ class Watch:
     Every rank must enter the context. The record's files are removed at the end of the context.
     """
 
-    def __init__(self, folder: Path, device: torch.device, *, least_bound: float = LEAST_BOUND) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        device: torch.device,
+        *,
+        least_bound: float = LEAST_BOUND,
+        reaction: Reaction | None = None,
+    ) -> None:
+        self._reaction, self._asked = reaction or Reaction(), _never
         self.run_folder, self.folder, self._device = folder, folder / FOLDER, device
         self._least = least_bound
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="hang watch")
+        self._has_status = False
         self._main = threading.get_ident()
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self.seconds = 0.0
-        """Processor time of the thread, in seconds."""
 
     def __enter__(self) -> Self:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            for path in (status_path(self.folder, self.rank), self.folder / _REPORTED):
-                path.unlink(missing_ok=True)
+            status_path(self.folder, self.rank).unlink(missing_ok=True)
+            self._forget()
             RECORD.open(rank=self.rank, world_size=self.world_size, on_device=self._device.type == "cuda")
         except OSError as error:
             echo(f"Hangs of this run are not explained, because its record cannot be written: {error}.", err=True)
@@ -98,8 +134,12 @@ class Watch:
         with suppress(OSError):
             for path in (record_path(self.folder, self.rank), status_path(self.folder, self.rank)):
                 path.unlink(missing_ok=True)
-            (self.folder / _REPORTED).unlink(missing_ok=True)
+            self._forget()
             self.folder.rmdir()  # only the last rank finds the folder empty
+
+    def obey(self, asked: Callable[[], bool]) -> None:
+        """End this rank during a hang if `asked` says that it has been asked to stop."""
+        self._asked = asked
 
     @property
     def bound(self) -> float:
@@ -111,7 +151,7 @@ class Watch:
 
     def _run(self) -> None:
         """Look at the rank's progress until the context ends."""
-        stalled, done, next_copy, told = 0.0, -1, 0.0, 0.0
+        stalled, done, next_copy, told, is_paused = 0.0, -1, 0.0, 0.0, False
         last = time.monotonic()
         written = _bytes_written()
         while not self._ended.wait(min(_POLL, self._least / 4)):
@@ -127,23 +167,58 @@ class Watch:
                 moved = moved or written - before > _WRITING
             # After a pause of this process, only the time in which the thread ran counts.
             stalled = 0.0 if moved else stalled + min(now - last, 3 * _POLL)
+            is_paused = is_paused or now - last > 3 * _POLL
             if moved:
+                if told or is_paused:  # the time of a hang must not raise the bound
+                    RECORD.recent.clear()
                 self._moved(told)
-                told, done = 0.0, RECORD[Word.PROGRESS]
-            elif stalled > max(self.bound, 2 * told) and self._explain(stalled):
+                told, done, is_paused = 0.0, RECORD[Word.PROGRESS], False
+            elif self._is_due(stalled, told) and self._explain(stalled):
                 told = stalled
+                if self._reaction.ends or self._asked():
+                    self._end()
             last = now
-            self.seconds = time.thread_time()
+            RECORD[Word.THREAD] = time.thread_time_ns()
+
+    def _is_due(self, stalled: float, told: float) -> bool:
+        """Whether this rank must explain the hang: if the bound has passed, if another rank has noticed the hang first,
+        or if the rank was asked to stop and cannot.
+        """
+        if stalled > max(self.bound, 2 * told):
+            return True
+        if self._asked() and stalled > max(min(_STOP_BOUND, self._least), 2 * max(RECORD.recent, default=0) / 1e9):
+            return True
+        return not told and stalled > _POLL and (self.folder / _ASKED).exists()
+
+    def _end(self) -> None:
+        """End this process after the report, and the ranks of this machine that do not answer. The main thread waits
+        for a message and cannot end itself.
+        """
+        self._ended.wait(_GRACE)  # the lowest rank writes the report
+        statuses = read_statuses(self.folder)
+        restarts = self._reaction.restarts and not self._asked() and multiprocessing.parent_process() is not None
+        status = (EXIT_RESTART if restarts else EXIT_HUNG) if self._reaction.can_resume() else 1
+        if min(statuses, default=self.rank) == self.rank:
+            echo("The ranks of this run end, because the run hangs.", err=True)
+            records = read_records(self.folder)
+            silent = [record.pid for rank, record in records.items() if rank not in statuses and is_here(record)]
+            _kill_later(silent)
+        os._exit(status)
 
     def _moved(self, told: float) -> None:
         """Record that the rank makes progress, and withdraw its status after a report."""
         RECORD[Word.MOVED_AT] = time.time_ns()
-        if told:
+        if told or self._has_status:
+            self._has_status = False
             with suppress(OSError):
                 status_path(self.folder, self.rank).unlink(missing_ok=True)
-                (self.folder / _REPORTED).unlink(missing_ok=True)
-            if self.rank == 0:
+                self._forget()
+            if told and self.rank == 0:
                 echo("The run continues: all ranks make progress again.", err=True)
+
+    def _forget(self) -> None:
+        for name in (_REPORTED, _ASKED):
+            (self.folder / name).unlink(missing_ok=True)
 
     def _copy(self) -> None:
         with suppress(OSError):  # a full disk: other machines then see an older record
@@ -154,7 +229,9 @@ class Watch:
         another rank makes progress.
         """
         self._copy()
+        self._has_status = True
         with suppress(OSError):
+            (self.folder / _ASKED).touch()
             write_status(self.folder, self.rank, {"stacks": self._stacks(), "seconds": stalled})
         deadline = time.monotonic() + min(_GRACE, self._least)
         while len(read_statuses(self.folder)) < self.world_size and time.monotonic() < deadline:
@@ -166,8 +243,6 @@ class Watch:
         records = read_records(self.folder)
         limit = time.time_ns() - self.bound * 0.5e9
         if any(record.words[Word.MOVED_AT] > limit for record in records.values()):
-            with suppress(OSError):
-                status_path(self.folder, self.rank).unlink(missing_ok=True)
             return False
         with suppress(OSError):
             (self.folder / _REPORTED).open("x").close()
@@ -200,6 +275,15 @@ def _shown(frame: FrameType) -> str:
     stack = traceback.extract_stack(frame)
     kept = [call for call in stack[:-1] if f"{os.sep}torch{os.sep}" not in call.filename]
     return "".join(traceback.format_list([*kept[-_STACK_CALLS:], *stack[-1:]]))
+
+
+def _kill_later(processes: list[int]) -> None:
+    """Kill processes a second from now, when the launcher has seen the status of this process. A stopped process does
+    not react to the SIGTERM of a launcher, which would wait for half a minute.
+    """
+    if processes:
+        command = f"sleep 1; kill -9 {' '.join(map(str, processes))}"
+        subprocess.Popen(["/bin/sh", "-c", command], start_new_session=True)  # noqa: S603 - numbers only
 
 
 def _bytes_written() -> int:

@@ -25,10 +25,11 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import RunProcsResult, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure, get_error_handler
 
-from crosscut.config import ConfigError, CrosscutError, LayoutError, RankFailure, errors
+from crosscut.config import ConfigError, CrosscutError, LayoutError, RankFailure, RunHung, errors
 from crosscut.config.system.machine import available_cores, leave_with_parent
 from crosscut.config.system.terminal import echo
 from crosscut.launch.causes import told_by_cause
+from crosscut.launch.hangs import EXIT_HUNG, EXIT_RESTART
 from crosscut.launch.heap import give_freed_tensors_back
 from crosscut.launch.room import require_ports, shared_memory_told
 from crosscut.launch.server import start_ranks
@@ -321,6 +322,8 @@ def _raise(failure: ProcessFailure, num_ranks: int) -> NoReturn:
     user_error = getattr(errors, kind, None)
     if isinstance(user_error, type) and issubclass(user_error, CrosscutError):
         raise user_error(text)
+    if failure.exitcode in (EXIT_HUNG, EXIT_RESTART):
+        raise RunHung(may_restart=failure.exitcode == EXIT_RESTART)
     place = f"rank {failure.local_rank} of {num_ranks}"
     if told:
         stack = str(told["extraInfo"]["py_callstack"]).rstrip()

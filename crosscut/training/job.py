@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ from crosscut.config import (
     ConfigError,
     ResolvedRun,
     RunConfig,
+    RunHung,
     RunStopped,
     TrainingError,
     write_toml,
@@ -121,14 +123,10 @@ def run_training(run: RunConfig, *, resume: Resume = False, profile: bool = Fals
     resolved = resolve_on(run, choose_device(run.training.device))
     require_objective(run)
     require_capabilities(resolved)
-    with contextlib.ExitStack() as until_the_end:
-        stop = in_ranks(
-            ranks, _train, prepare=lambda: _prepare_unless_complete(resolved, resume, profile, until_the_end)
-        )
+    stop = _trained(resolved, ranks, resume, profile)
     if stop is not None:
         ignore_requests()  # also in the process that started the ranks
-        config = shlex.quote(str(Path(run.output.folder) / CONFIG_FILE))
-        again = f"`{typed_command()} train {config} --resume auto`"
+        again = _again(run)
         advice = "Resume" if stop.interrupted else "Requeue the job, or resume"
         raise RunStopped(
             f"The run was {'interrupted' if stop.interrupted else 'asked to stop'} and has stopped after step "
@@ -141,6 +139,39 @@ def run_training(run: RunConfig, *, resume: Resume = False, profile: bool = Fals
             ),
             interrupted=stop.interrupted,
         )
+
+
+def _trained(run: ResolvedRun, ranks: Ranks, resume: Resume, profile: bool) -> _Stop | None:
+    """Train on the ranks, and start them again after a hang if the run asks for this. Returns None if all steps are
+    done.
+    """
+    while True:
+        with contextlib.ExitStack() as until_the_end:
+            prepare = partial(_prepare_unless_complete, run, resume, profile, until_the_end)
+            try:
+                return in_ranks(ranks, _train, prepare=prepare)
+            except RunHung as hung:
+                _require_restart(run.config, hung)
+        resume = "auto"
+
+
+def _again(run: RunConfig) -> str:
+    """Command that resumes a run."""
+    config = shlex.quote(str(Path(run.output.folder) / CONFIG_FILE))
+    return f"`{typed_command()} train {config} --resume auto`"
+
+
+def _require_restart(run: RunConfig, hung: RunHung) -> None:
+    """Print a note if the run must start its ranks again after a hang. Otherwise, raise `RunStopped`."""
+    newest = list_checkpoints(run.checkpoints_folder)[-1]
+    if hung.may_restart:
+        _note(f"The run hung. Its ranks start again from `{newest}`.")
+        return
+    ignore_requests()
+    raise RunStopped(
+        f"The run hung and has ended. The report above is also in `{run.output.folder}`. The last checkpoint is "
+        f"`{newest}`. Requeue the job, or resume with {_again(run)}."
+    ) from None
 
 
 def is_complete(run: RunConfig) -> bool:

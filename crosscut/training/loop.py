@@ -17,10 +17,11 @@ from crosscut.checkpoint import Folder, Progress, Saver, folder_at, holds_averag
 from crosscut.config import TrainingError, write_toml
 from crosscut.config.conventions import CONFIG_FILE
 from crosscut.config.system.folder_lock import FolderLock
+from crosscut.config.training import OnHang
 from crosscut.evaluation import Score, evaluate_loss
 from crosscut.flight import RECORD, Phase
 from crosscut.launch import Stopped, StopRequest
-from crosscut.launch.hangs import LEAST_BOUND, Watch
+from crosscut.launch.hangs import LEAST_BOUND, Reaction, Watch
 from crosscut.launch.stopping import INTERRUPTIBLE
 from crosscut.parallel import find_drift
 from crosscut.training.batches import BatchesAhead, BatchSource
@@ -29,6 +30,7 @@ from crosscut.training.evaluations import ModelScores
 from crosscut.training.optimization.averaging import SCORED
 from crosscut.training.optimization.schedule import last_stable_step
 from crosscut.training.result import NonFiniteError, StepResult
+from crosscut.training.resuming import can_resume_after_hang
 from crosscut.training.spikes.autopilot import Autopilot, SpikeFound
 from crosscut.training.spikes.record import skips_of
 from crosscut.training.step import Trainer
@@ -134,13 +136,14 @@ class Loop:
         """
         steps = self.run.training.steps
         first = self.load(resume_from).step if resume_from else 0
-        watch = Watch(self.folder, self.mesh.device, least_bound=self.hang_bound)
+        watch = self._watch()
         with watch, self._metrics(first) as metrics, BatchesAhead(self.batches, num_steps=steps) as batches:
             before = self.validate(first, metrics)
             if note := self.autopilot.begin(first):
                 metrics.note(note)
             follower = Follower(lambda result, seconds: self._tell(result, seconds, metrics), self.mesh.device)
             with StopRequest(INTERRUPTIBLE, lambda: _tell_request(request, metrics)) as request:
+                watch.obey(lambda: request.asked)
                 course = _Course(metrics, batches, follower, request, done=first, after=before)
                 while course.done < steps and not course.stopped:
                     try:
@@ -367,6 +370,16 @@ class Loop:
         if self.restart is not None:
             self.restart.record(self.folder)
             self.restart = None
+
+    def _watch(self) -> Watch:
+        """Make the watch that explains hangs."""
+        on_hang, checkpoints = self.run.training.on_hang, self.run.checkpoints_folder
+        reaction = Reaction(
+            ends=on_hang is not OnHang.WAIT,
+            restarts=on_hang is OnHang.RESTART,
+            can_resume=lambda: can_resume_after_hang(self.folder, checkpoints),
+        )
+        return Watch(self.folder, self.mesh.device, least_bound=self.hang_bound, reaction=reaction)
 
     def _metrics(self, first: int) -> Metrics:
         return Metrics(

@@ -5,9 +5,10 @@ the learning rate, a different z-loss, and a moving average of the weights that 
 import dataclasses
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from crosscut.checkpoint import Folder, Manifest, Progress, holds_average, require_identity
+from crosscut.checkpoint import Folder, Manifest, Progress, holds_average, list_checkpoints, require_identity
 from crosscut.config import (
     ConfigError,
     CrosscutError,
@@ -24,6 +25,9 @@ from crosscut.training.optimization.schedule import describe_jump
 _BATCHES = ("batch_size", "initial_batch_size", "ramp_steps", "sequence_length", "seed", "document_mask")
 """Settings of `[training]` that determine the batches: the order of the data, and the tokens to which a token
 attends."""
+
+_MOST_HANGS = 3
+"""Maximum number of hangs after which a run continues from the same checkpoint."""
 
 _MASKED = ("objective", "pairs", "mask_fraction", "mask_words")
 """Settings of `[data]` that determine the samples of a masked language model."""
@@ -80,6 +84,18 @@ def require_resumable(run: RunConfig, checkpoint: Folder, identity: Mapping[str,
             f"Try training.steps={2 * done}."
         )
     return progress
+
+
+def can_resume_after_hang(folder: Path, checkpoints: str | Path) -> bool:
+    """Whether a run that hangs can continue from a checkpoint: it has one, and has hung at most `_MOST_HANGS` times
+    since. The reports of the hangs are in the run's folder.
+    """
+    found = list_checkpoints(checkpoints)
+    if not found:
+        return False
+    newest = int(found[-1].name.removeprefix("step-"))
+    steps = [int(path.stem.split("-")[1]) for path in folder.glob("hang-*.txt") if path.stem.split("-")[1].isdigit()]
+    return sum(step > newest for step in steps) <= _MOST_HANGS
 
 
 def describe_new_settings(run: RunConfig, progress: Progress) -> list[str]:

@@ -1,0 +1,256 @@
+"""Explanation of hangs, measured: are stopped ranks named, are there false alarms, and what does the record cost?
+
+    python benchmarks/recovery/hangs.py --stops 100            # SIGSTOP on a random rank in a random phase, 100 times
+    python benchmarks/recovery/hangs.py --stops 100 --runs 2   # on two runs side by side
+    python benchmarks/recovery/hangs.py --minutes 60           # normal running, with a busy process per core
+    python benchmarks/recovery/hangs.py --cost                 # the demo's model at tensor 2
+
+`--stops` trains a tiny model on tensor 2 x data 2 ranks. Each time, it waits until a rank chosen at random runs a phase
+chosen at random, stops the rank, waits for the report, and continues the rank. A report is right if it names this rank
+and no other rank. The minimum bound is 30 s in a run of a user; here it is `--bound` seconds, so that 100 stops take
+minutes and not an hour. The time of a report counts from SIGSTOP, less the bound that the report states.
+"""
+
+import argparse
+import os
+import random
+import re
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.machine import print_machine
+from crosscut.flight.reading import FOLDER, RankRecord, read_records
+from crosscut.flight.record import Kind, Part, Phase, Record, Word
+
+STOPPED = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.REDUCTION, Phase.CHECKPOINT, Phase.VALIDATION)
+TINY = (
+    "model.preset=laptop-tiny", "data.text=[\"builtin:state-of-the-union\"]", "data.vocab_size=1000",
+    "training.batch_size=8", "training.sequence_length=64", "training.steps=1000000", "training.validate_every=6",
+    "training.validation_sequences=32", "checkpoint.every=9", "training.compile=off",
+)  # fmt: skip
+FOUR = ("layout.tensor=2", "layout.data=2")
+LIMIT = 60.0
+"""Seconds after which a hang counts as not reported, beyond the bound."""
+
+
+class Stop(NamedTuple):
+    """One stop of a rank."""
+
+    rank: int
+    phase: Phase
+    named: tuple[int, ...]
+    """Ranks that the report names; empty without a report."""
+    beyond: float
+    """Seconds from the stop to the report, less the bound."""
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@contextmanager
+def training(folder: Path, num_ranks: int, bound: float, *settings: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Run in a folder, inside the context. Each rank is a process that this program starts."""
+    port, common = free_port(), [sys.executable, __file__, "--rank", str(bound), f"output.folder={folder}", *settings]
+    processes = []
+    with (folder.parent / f"{folder.name}.log").open("wb") as log:
+        for rank in range(num_ranks):
+            more = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks,
+                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
+            environment = os.environ | {name: str(value) for name, value in more.items()}
+            processes.append(subprocess.Popen(common, env=environment, stdout=log, stderr=log))
+        try:
+            yield processes
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+
+
+def train_rank(bound: float, settings: list[str]) -> None:
+    """Train as one rank, with a smaller minimum of the bound."""
+    from crosscut.cli.arguments import run_from
+    from crosscut.training.job import run_training
+    from crosscut.training.loop import Loop
+
+    Loop.hang_bound = bound
+    run_training(run_from(tuple(settings)))
+
+
+def wait_for_steps(folder: Path, num_ranks: int, steps: int) -> dict[int, RankRecord]:
+    """Records of all ranks after a number of steps."""
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        records = read_records(folder / FOLDER)
+        if len(records) == num_ranks and all(r.words[Word.STEPS] >= steps for r in records.values()):
+            return records
+        time.sleep(0.05)
+    raise SystemExit(
+        f"The run in {folder} did not start:\n{(folder.parent / f'{folder.name}.log').read_text()[-3000:]}"
+    )
+
+
+def stop_once(folder: Path, records: dict[int, RankRecord], choice: random.Random) -> Stop:
+    """Stop a rank in a phase, both chosen at random, until the hang is reported."""
+    known = set(folder.glob("hang-*.txt"))
+    rank, phase = choice.choice(sorted(records)), choice.choice(STOPPED)
+    pid, descriptor = records[rank].pid, records[rank].words[Word.DESCRIPTOR]
+    time.sleep(choice.random())
+    with Path(f"/proc/{pid}/fd/{descriptor}").open("rb", buffering=0) as memory:
+        give_up = time.monotonic() + 20
+        while time.monotonic() < give_up:
+            now = int.from_bytes(os.pread(memory.fileno(), 8, Word.PHASE * 8), "little")
+            if now == phase:
+                break
+        os.kill(pid, signal.SIGSTOP)
+        begin = time.time()
+        stopped_in = Phase(int.from_bytes(os.pread(memory.fileno(), 8, Word.PHASE * 8), "little"))
+    named, beyond = (), float("inf")
+    while time.time() < begin + 20 * LIMIT:
+        new = [path for path in set(folder.glob("hang-*.txt")) - known if path.read_text()]
+        if new:
+            text = new[0].read_text()
+            named = tuple(int(number) for number in re.findall(r"^DID NOT ARRIVE: rank (\d+)", text, re.MULTILINE))
+            beyond = new[0].stat().st_mtime - begin - float(re.search(r"bound: (\d+) s", text)[1])
+            break
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGCONT)
+    steps = records[rank].words[Word.STEPS]
+    wait_for_steps(folder, len(records), max(r.words[Word.STEPS] for r in read_records(folder / FOLDER).values()) + 2)
+    assert steps >= 0
+    return Stop(rank, stopped_in, named, beyond)
+
+
+def stop_often(folder: Path, number: int, bound: float, seed: int) -> list[Stop]:
+    choice, stops = random.Random(seed), []
+    with training(folder, 4, bound, *TINY, *FOUR):
+        records = wait_for_steps(folder, 4, 3)
+        for _ in range(number):
+            stops.append(stop_once(folder, records, choice))
+            print(f"  rank {stops[-1].rank} in {stops[-1].phase.name.lower()}: named {stops[-1].named}, "
+                  f"{stops[-1].beyond:.1f} s beyond the bound", flush=True)  # fmt: skip
+    return stops
+
+
+def measure_stops(number: int, runs: int, bound: float) -> None:
+    found: list[Stop] = []
+    with tempfile.TemporaryDirectory() as root:
+        shares = [number // runs + (i < number % runs) for i in range(runs)]
+        threads = [
+            threading.Thread(target=lambda i=i, n=n: found.extend(stop_often(Path(root) / f"run{i}", n, bound, 7 + i)))
+            for i, n in enumerate(shares)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    print("\n| phase | stops | rank named | median s beyond the bound | largest |\n|---|---|---|---|---|")
+    for phase in (*STOPPED, *sorted({stop.phase for stop in found} - set(STOPPED)), None):
+        rows = [stop for stop in found if phase in (stop.phase, None)]
+        if rows:
+            right = sum(stop.named == (stop.rank,) for stop in rows)
+            beyond = [stop.beyond for stop in rows]
+            print(f"| {phase.name.lower() if phase is not None else 'all'} | {len(rows)} | {right} of {len(rows)} | "
+                  f"{statistics.median(beyond):.1f} | {max(beyond):.1f} |")  # fmt: skip
+
+
+def measure_alarms(minutes: float) -> None:
+    """Count the reports of a run that does not hang, while one other process per core is busy."""
+    with tempfile.TemporaryDirectory() as root:
+        folder = Path(root) / "run"
+        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+        try:
+            with training(folder, 4, 30.0, *TINY, *FOUR):
+                wait_for_steps(folder, 4, 2)
+                time.sleep(60 * minutes)
+                records = read_records(folder / FOLDER)
+        finally:
+            for process in busy:
+                process.kill()
+                process.wait()
+        print(f"{minutes:g} minutes, {records[0].words[Word.STEPS]} steps: {len(list(folder.glob('hang-*')))} reports")
+
+
+def seconds_of(record: Record, calls: int = 200_000) -> tuple[float, float, float]:
+    """Processor time of the record of one message, of a phase, and of a place with its hook, in seconds."""
+    import torch
+
+    group, kind = record.add_group("group", "tensor", [0, 1]), int(Kind.ALL_REDUCE)
+    times = []
+    begin = time.process_time()
+    for key in range(calls):
+        record.started(record.start(kind, group, 64), key)
+        record.waited(record.wait(key))
+    times.append((time.process_time() - begin) / calls)
+    begin = time.process_time()
+    for _ in range(calls):
+        record.phase(Phase.FORWARD)
+    times.append((time.process_time() - begin) / calls)
+    x = torch.ones(1, requires_grad=True)
+    begin = time.process_time()
+    for _ in range(calls // 100):
+        record.at(Part.MLP)
+        x.register_hook(record.at)
+    times.append((time.process_time() - begin) / (calls // 100))
+    return times[0], times[1], times[2]
+
+
+def measure_cost() -> None:
+    record = Record()
+    record.open(rank=0, world_size=2)
+    message, phase, place = seconds_of(record)
+    record.close()
+    with tempfile.TemporaryDirectory() as root, training(Path(root) / "run", 2, 30.0, "layout.tensor=2"):
+        first = wait_for_steps(Path(root) / "run", 2, 5)[0].words
+        begin = time.monotonic()
+        time.sleep(60)
+        last, seconds = read_records(Path(root) / "run" / FOLDER)[0].words, time.monotonic() - begin
+    steps = last[Word.STEPS] - first[Word.STEPS]
+    messages = (last[Word.MESSAGES] - first[Word.MESSAGES]) / steps
+    thread = (last[Word.THREAD] - first[Word.THREAD]) / 1e9 / steps
+    places, phases = 2 + 3 * 4, 8  # parts of the demo's four layers, and phases of a step
+    recording = messages * message + phases * phase + places * place
+    step = seconds / steps
+    print(f"one message {message * 1e6:.2f} us, one phase {phase * 1e6:.2f} us, one place {place * 1e6:.2f} us")
+    print(f"a step: {step * 1e3:.0f} ms, {messages:.0f} messages, {recording * 1e6:.0f} us of records, "
+          f"{thread * 1e6:.0f} us of the thread")  # fmt: skip
+    print(f"cost: {(recording + thread) / step:.4%} of a step")
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--rank"]:
+        train_rank(float(sys.argv[2]), sys.argv[3:])
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stops", type=int, default=0, help="number of stops")
+    parser.add_argument("--runs", type=int, default=1, help="number of runs side by side")
+    parser.add_argument("--bound", type=float, default=2.0, help="minimum of the bound during --stops, in seconds")
+    parser.add_argument("--minutes", type=float, default=0.0, help="minutes of normal running")
+    parser.add_argument("--cost", action="store_true", help="measure the cost of the record")
+    options = parser.parse_args()
+    print_machine("torch")
+    if options.stops:
+        measure_stops(options.stops, options.runs, options.bound)
+    if options.minutes:
+        measure_alarms(options.minutes)
+    if options.cost:
+        measure_cost()
+
+
+if __name__ == "__main__":
+    main()

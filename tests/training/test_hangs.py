@@ -1,0 +1,95 @@
+"""A run that hangs ends or starts again as `training.on_hang` says, and a request to stop is met during a hang."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from crosscut.checkpoint import list_checkpoints
+from crosscut.config import RunConfig, RunStopped
+from crosscut.flight.reading import FOLDER, read_records
+from crosscut.flight.record import Word
+from crosscut.training import job
+from crosscut.training.loop import Loop
+from crosscut.training.resuming import can_resume_after_hang
+
+_train = job._train
+
+slow = pytest.mark.slow  # each of these tests starts ranks, and waits for a hang
+
+
+def train_with_a_small_bound(prepared: job._Prepared, device: torch.device) -> object:
+    Loop.hang_bound = 2.0
+    return _train(prepared, device)
+
+
+def stop_rank_once(folder: Path, *, after: int, ask: int) -> None:
+    """Stop rank 1 after a number of steps, and then send this process a request to stop."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        records = read_records(folder / FOLDER)
+        if 1 in records and records[1].words[Word.STEPS] >= after and list_checkpoints(folder / "checkpoints"):
+            os.kill(records[1].pid, signal.SIGSTOP)
+            break
+        time.sleep(0.02)
+    if ask:
+        time.sleep(0.5)
+        os.kill(os.getpid(), ask)
+
+
+def run_until_it_hangs(run: RunConfig, monkeypatch: pytest.MonkeyPatch, ask: int = 0) -> None:
+    monkeypatch.setattr(job, "_train", train_with_a_small_bound)
+    folder = Path(run.output.folder)
+    helper = threading.Thread(target=stop_rank_once, args=(folder,), kwargs={"after": 5, "ask": ask})
+    helper.start()
+    try:
+        job.run_training(run)
+    finally:
+        helper.join()
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_DFL)
+
+
+LAYOUT = ("layout.tensor=2", "training.steps=3000", "training.validate_every=0", "training.device=cpu")
+
+
+@slow
+def test_stop_ends_with_a_checkpoint_to_resume_from(run_with, monkeypatch, forked_ranks):
+    run = run_with(*LAYOUT, "training.on_hang=stop", "checkpoint.every=3")
+    begin = time.monotonic()
+    with pytest.raises(RunStopped, match="The run hung and has ended") as stopped:
+        run_until_it_hangs(run, monkeypatch)
+    assert time.monotonic() - begin < 200
+    folder = Path(run.output.folder)
+    assert str(list_checkpoints(folder / "checkpoints")[-1]) in str(stopped.value)
+    (report,) = folder.glob("hang-*.txt")
+    assert "DID NOT ARRIVE: rank 1 (" in report.read_text()
+
+
+@slow
+def test_restart_continues_from_the_checkpoint(run_with, monkeypatch, forked_ranks):
+    run = run_with(*LAYOUT, "training.on_hang=restart", "checkpoint.every=3", "training.steps=60")
+    run_until_it_hangs(run, monkeypatch)
+    assert len(list(Path(run.output.folder).glob("hang-*.txt"))) == 1
+    assert job.is_complete(run)
+
+
+@slow
+def test_a_request_to_stop_during_a_hang_ends_the_run(run_with, monkeypatch, forked_ranks):
+    run = run_with(*LAYOUT, "checkpoint.every=3")
+    with pytest.raises(RunStopped, match="The run hung and has ended"):
+        run_until_it_hangs(run, monkeypatch, ask=signal.SIGTERM)
+
+
+def test_a_run_continues_three_times_from_one_checkpoint(tmp_path):
+    assert not can_resume_after_hang(tmp_path, tmp_path / "checkpoints")
+    (tmp_path / "checkpoints" / "step-00000010").mkdir(parents=True)
+    for name in ("hang-9.txt", "hang-11.txt", "hang-11-2.txt", "hang-14.txt"):
+        (tmp_path / name).touch()
+        assert can_resume_after_hang(tmp_path, tmp_path / "checkpoints")
+    (tmp_path / "hang-15.txt").touch()
+    assert not can_resume_after_hang(tmp_path, tmp_path / "checkpoints")
