@@ -144,7 +144,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_the_return_is_found(ranks, run_with, fault):
     (good,) = train(ranks, run_with("training.steps=24", *MUON), {}, SKIPS)
@@ -178,7 +178,8 @@ def test_beyond_the_bound_the_run_stops_with_a_checkpoint_of_the_good_state(rank
     assert result["finite"]
 
 
-def test_without_room_for_copies_a_run_returns_to_a_checkpoint(ranks, run_with, monkeypatch):
+@pytest.mark.slow  # the return of the first test, to a checkpoint
+def test_without_room_for_copies_a_run_returns_to_a_checkpoint(ranks, run_with):
     run = run_with(*SKIP)
     (result,) = train(ranks, run, {BAD: math.nan}, fault=_no_room)
     assert result["skips"] == (Skip(12, 24),)
@@ -190,6 +191,7 @@ def _no_room(patch):
     patch.setattr("crosscut.training.spikes.copies.available_memory", lambda: 1000)
 
 
+@pytest.mark.slow  # `test_job.py` resumes a run with a record
 def test_a_resume_before_the_return_leaves_out_the_same_batches(ranks, run_with):
     run = run_with(*SKIP)
     (result,) = train(ranks, run, {BAD: math.nan})
