@@ -187,6 +187,24 @@ def test_without_room_for_copies_a_run_returns_to_a_checkpoint(ranks, run_with):
     assert same_bits(result, again)
 
 
+def test_without_an_earlier_state_the_run_stops(ranks, run_with):
+    (result,) = train(ranks, run_with(*SKIP, "checkpoint.every=0"), {BAD: math.nan}, fault=_no_room)
+    assert result["error"].startswith(
+        "There must be an earlier state to which the run can return, but the spike is at step 18 (loss "
+    )
+
+
+def test_a_skip_that_cannot_be_recorded_stops_the_run(ranks, run_with):
+    run = run_with(*SKIP)
+    Path(run.output.folder).mkdir(parents=True)
+    (Path(run.output.folder) / "spikes").write_text("taken")
+    (result,) = train(ranks, run, {BAD: math.nan})
+    assert (
+        "/spikes` must be a folder that can be written, so that the skip after the spike at step 18" in result["error"]
+    )
+    assert max(result["positions"]) == 17
+
+
 def _no_room(patch):
     patch.setattr("crosscut.training.spikes.copies.available_memory", lambda: 1000)
 
