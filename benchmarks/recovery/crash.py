@@ -65,6 +65,8 @@ STARTING = 0.1
 GONE_WITHIN = 30.0
 """Seconds within which all processes must end after one of them was killed, also on a machine that other programs keep
 busy. On an idle machine, the longest time of 100 kills was 3.6 s."""
+LONGEST_START = 600.0
+"""Seconds within which a run must start and reach a step, also on a machine that other programs keep busy."""
 TARGETS = ("launcher", "rank 0", "rank 1", "all")
 LAYOUTS = {
     "tensor 2": ("layout.tensor=2",),
@@ -239,7 +241,7 @@ def kill_now(process: subprocess.Popen[bytes], target: str) -> float:
 
 
 def wait_until(run: Run, process: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + LONGEST_START
     while not condition():
         if process.poll() is not None or time.monotonic() > deadline:
             sys.exit(f"the run must go on training, but did not:\n{run.told()}")
