@@ -53,12 +53,7 @@ def explain_non_finite(
         return exhausted
     backward = _first_over_ranks(_origin_in_backward(step, trainer, batches), trainer)
     if forward is None and backward is None and _norm_is_finite(trainer):
-        return TrainingError(
-            f"The loss and its gradient must be finite, but at step {step + 1} they were not. The same step, repeated, "
-            "is finite, so neither the documents nor the learning rate are the cause. Probably a value has changed in "
-            "the memory of a device. The weights and checkpoints are those from before the step. Check the machines "
-            "for failing memory or a failing device, and run again with --resume auto."
-        )
+        return _fault_of_machine(step)
     origin = forward or backward or _Origin(0, 0, 0, 0, "the sum of the gradients (each gradient is finite)")
     mine = [batches.documents(step, index) for index in range(batches.num_micro_batches(step))]
     parts = all_gather_objects(mine, trainer.mesh.data)  # by data rank, by micro-batch
@@ -75,6 +70,16 @@ def explain_non_finite(
         f"The loss and its gradient must be finite, but at step {step + 1} they are not. The first non-finite value "
         f"appeared in {origin.place}, on a batch made of {shown}{more}. The weights and checkpoints are those from "
         f"before the step. Check these documents, or {way_out} and run again with --resume auto."
+    )
+
+
+def _fault_of_machine(step: int) -> TrainingError:
+    """Error for a step whose repetition is finite."""
+    return TrainingError(
+        f"The loss and its gradient must be finite, but at step {step + 1} they were not. The same step, repeated, "
+        "is finite, so neither the documents nor the learning rate are the cause. Probably a value has changed in "
+        "the memory of a device. The weights and checkpoints are those from before the step. Check the machines "
+        "for failing memory or a failing device, and run again with --resume auto."
     )
 
 
