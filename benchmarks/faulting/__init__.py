@@ -1,0 +1,1 @@
+"""Parts of `benchmarks/faults.py`: faults of the machine, and real runs that they hit."""

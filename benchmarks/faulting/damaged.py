@@ -1,0 +1,124 @@
+"""Faults of memory and of files: flipped bits, NaN, damaged tokens and checkpoints, and folders of other runs."""
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.faulting.inside import Place
+from benchmarks.faulting.killed import STEP
+from benchmarks.faulting.scene import EVERY, Scene
+from benchmarks.faulting.trial import Cause, Fault
+
+_IN_NINTH = Place(STEP, call=10, rank=0)
+_UPDATE = "crosscut.training.step:Trainer.update"
+
+Damage = Callable[[Path, random.Random], object]
+
+
+def flip(path: Path, chance: random.Random) -> None:
+    """Flip one bit."""
+    content = bytearray(path.read_bytes())
+    content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    path.write_bytes(content)
+
+
+def cut(path: Path, chance: random.Random) -> None:
+    """Cut the file at a random byte."""
+    content = path.read_bytes()
+    path.write_bytes(content[: chance.randrange(len(content))])
+
+
+def unlink(path: Path, _: random.Random) -> None:
+    """Remove the file."""
+    path.unlink()
+
+
+def _in_newest(file: str, damage: Damage) -> Cause:
+    """Return the cause that kills the run and damages a file of the newest checkpoint."""
+
+    def cause(scene: Scene, chance: random.Random) -> None:
+        scene.kill(0, 1, "launcher")
+        scene.has_ended(30)
+        damage(scene.newest() / file, chance)
+
+    return cause
+
+
+def _checkpoint(name: str, file: str, damage: Damage, layout: str, *told: str) -> Fault:
+    named = ("step-00000008", f"{file}|{told[0] if told else file}", "Continuing from `.*step-00000004`")
+    return Fault(name=f"the newest checkpoint: {name}", section=4, layout=layout, named=named, place=_IN_NINTH,
+                 cause=_in_newest(file, damage), status=(-9,), may_lose=2 * EVERY + 1, damages=True, at_resume=True,
+                 survives="the checkpoint before")  # fmt: skip
+
+
+def _tokens(name: str, damage: Damage) -> Cause:
+    def cause(scene: Scene, chance: random.Random) -> None:
+        shutil.copytree(scene.tokens, scene.root / "good tokens")
+        damage(scene.tokens / name, chance)
+
+    return cause
+
+
+def _restore_tokens(scene: Scene, _: random.Random) -> None:
+    shutil.rmtree(scene.tokens)
+    (scene.root / "good tokens").rename(scene.tokens)
+
+
+def _second_run(scene: Scene, _: random.Random) -> None:
+    """Start a second run in the folder of the first, and keep its output."""
+    import subprocess
+
+    command = [*scene.nursery.command, *scene.arguments]
+    done = subprocess.run(command, env=scene.nursery.environment, capture_output=True, text=True, check=False)
+    with scene.logs()[-1].open("a", encoding="utf-8") as log:
+        log.write(f"{done.stderr}second run ended with {done.returncode}\n")
+
+
+def _other_settings(scene: Scene, _: random.Random) -> None:
+    """Edit the config that one rank reads: a run with another width continues from these checkpoints."""
+    scene.kill(0, 1, "launcher")
+    scene.has_ended(30)
+    scene.more = ("model.hidden_size=64",)
+
+
+def _own_settings(scene: Scene, _: random.Random) -> None:
+    scene.more = ()
+
+
+DAMAGED = [
+    Fault(name="a flipped bit in a weight of one rank", section=4, layout="data 2",
+          named=("`final_norm.bias` must have identical values", r"rank"), status=(2,),
+          place=Place(STEP, call=7, rank=1, act="flip_bit"), survives="the checkpoints from before", may_lose=EVERY),
+    Fault(name="a flipped bit in a weight that tensor ranks share", section=4, layout="tensor 2",
+          named=("`final_norm.bias` must have identical values", r"rank"), status=(2,),
+          place=Place(STEP, call=7, rank=1, act="flip_bit"), survives="the checkpoints from before", may_lose=EVERY),
+    Fault(name="NaN in a gradient of one rank", section=4, layout="data 2", status=(2,),
+          named=("at step 7 they were not", "Probably a value has changed in the memory of a device"),
+          place=Place("crosscut.parallel.state.gradients:GradientReducer.arm", call=7, rank=1, act="plant_nan"),
+          survives="the weights from before the step"),
+    Fault(name="NaN in a gradient of one pipeline rank", section=4, layout="pipeline 2", status=(2,),
+          named=("at step 7 they were not", "Probably a value has changed in the memory of a device"),
+          place=Place(_UPDATE, call=7, rank=1, act="plant_nan"), survives="the weights from before the step"),
+    Fault(name="a flipped bit in a token shard", section=4, layout="context 2", named=(r"train-0\.tokens", "SHA-256"),
+          cause=_tokens("train-0.tokens", flip), cure=_restore_tokens, status=(65,), survives="nothing was done"),
+    Fault(name="a token shard that is cut", section=4, layout="pipeline 2", named=(r"train-1\.tokens",),
+          cause=_tokens("train-1.tokens", cut), cure=_restore_tokens, status=(65,), survives="nothing was done"),
+    Fault(name="a token shard that is missing", section=4, layout="data 2", named=(r"validation\.tokens",),
+          cause=_tokens("validation.tokens", unlink), cure=_restore_tokens, status=(2, 65),
+          survives="nothing was done"),
+    Fault(name="a flipped bit in the manifest of the tokens", section=4, layout="tensor 2", named=(r"manifest\.json",),
+          cause=_tokens("manifest.json", cut), cure=_restore_tokens, status=(2, 65), survives="nothing was done"),
+    _checkpoint("a flipped bit in a rank's tensors", "rank-1.safetensors", flip, "tensor 2"),
+    _checkpoint("a rank's tensors are cut", "rank-0.safetensors", cut, "data 2"),
+    _checkpoint("a rank's tensors are missing", "rank-1.safetensors", unlink, "pipeline 2"),
+    _checkpoint("a flipped bit in the index", "tensors.json", flip, "context 2"),
+    _checkpoint("the manifest is cut", "manifest.json", cut, "data 2"),
+    _checkpoint("the manifest is missing", "manifest.json", unlink, "context 2"),
+    Fault(name="a second run in the same folder", section=4, layout="context 2",
+          named=("in use by process", "second run ended with 2"), place=Place(STEP, call=6, rank=0),
+          cause=_second_run, status=(0,), survives="the first run"),
+    Fault(name="a resumed run with another model", section=4, layout="tensor 2", at_resume=True,
+          named=("hidden_size",), place=_IN_NINTH, cause=_other_settings, then=_own_settings, status=(-9,),
+          survives="the checkpoints, bit by bit"),
+]  # fmt: skip

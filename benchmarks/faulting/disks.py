@@ -1,0 +1,158 @@
+"""Faults of disks and folders: full at a byte, failing, read-only, slow, moved, and gone."""
+
+import errno
+import os
+import random
+import shutil
+import subprocess
+from contextlib import suppress
+
+from benchmarks.faulting.inside import Place
+from benchmarks.faulting.killed import STEP
+from benchmarks.faulting.scene import EVERY, Scene
+from benchmarks.faulting.trial import Cause, Fault
+
+_FULL = "No space left on device"
+
+
+def full_at(pattern: str, size: int, error: int = errno.ENOSPC) -> Cause:
+    """Return the cause after which all files with `pattern` in their paths take a random number of bytes below
+    `size`, and no more.
+    """
+
+    def cause(scene: Scene, chance: random.Random) -> None:
+        scene.shim.set(pattern=f"{scene.root}{pattern}", room=chance.randrange(size), error=error)
+
+    return cause
+
+
+def _before(name: str, pattern: str, size: int, layout: str, named: tuple[str, ...]) -> Fault:
+    """A disk that is full before the run starts to write a file."""
+    return Fault(name=f"disk full at a random byte of {name}", section=4, layout=layout, named=(*named, _FULL),
+                 cause=_without_tokens(full_at(pattern, size)), status=(2,), survives="nothing was done")  # fmt: skip
+
+
+def _without_tokens(then: Cause) -> Cause:
+    """Return the cause that removes the prepared tokens first, so that the run prepares its text itself."""
+
+    def cause(scene: Scene, chance: random.Random) -> None:
+        shutil.rmtree(scene.tokens)
+        then(scene, chance)
+
+    return cause
+
+
+def _during(name: str, pattern: str, size: int, layout: str, named: tuple[str, ...], **more: object) -> Fault:
+    """A disk that is full from the sixth step on, for the files with a pattern in their paths."""
+    settings = {"status": (2,), "place": Place(STEP, call=6, rank=0), "survives": "the run, without this file", **more}
+    return Fault(name=f"disk full at a random byte of {name}", section=4, layout=layout, named=(*named, _FULL),
+                 cause=full_at(pattern, size), **settings)  # type: ignore[arg-type]  # fmt: skip
+
+
+def _checkpoint(name: str, file: str, size: int, layout: str) -> Fault:
+    return _during(name, f"/run/checkpoints/.step-00000004.partial/{file}", size, layout,
+                   ("checkpoints/step-00000004", "Earlier checkpoints are unchanged"), place=Place(STEP, call=3),
+                   survives="the earlier checkpoints", may_lose=2 * EVERY)  # fmt: skip
+
+
+def _mounted(kilobytes: int) -> Cause:
+    """Return the cause that puts the folder of a run on a small file system of its own."""
+
+    def cause(scene: Scene, _: random.Random) -> None:
+        scene.run.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(scene.run)]
+        subprocess.run(command, check=True, capture_output=True)
+        undo = ["umount", "--lazy", str(scene.run)]
+        scene.undo.append(lambda: subprocess.run(undo, check=False, capture_output=True))
+
+    return cause
+
+
+def _remount(option: str) -> Cause:
+    def cause(scene: Scene, _: random.Random) -> None:
+        subprocess.run(["mount", "-o", f"remount,{option}", str(scene.run)], check=True, capture_output=True)
+
+    return cause
+
+
+def _needs_mount() -> str:
+    return "" if os.geteuid() == 0 else "mounting a file system needs root"
+
+
+def move(name: str) -> Cause:
+    """Return the cause that renames a folder of the run."""
+
+    def cause(scene: Scene, _: random.Random) -> None:
+        (scene.root / name).rename(scene.root / "moved")
+
+    return cause
+
+
+def move_back(name: str) -> Cause:
+    """Return the cure that renames the folder back."""
+
+    def cure(scene: Scene, _: random.Random) -> None:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(scene.root / name)
+        (scene.root / "moved").rename(scene.root / name)
+
+    return cure
+
+
+def remove(name: str) -> Cause:
+    """Return the cause that removes a folder of the run."""
+
+    def cause(scene: Scene, _: random.Random) -> None:
+        shutil.rmtree(scene.root / name, ignore_errors=True)
+        with suppress(OSError):
+            shutil.rmtree(scene.root / name)
+
+    return cause
+
+
+def _slow(scene: Scene, _: random.Random) -> None:
+    scene.shim.set(pattern=f"{scene.root}/run", delay=0.1)
+
+
+_RUN_GONE = ("run` must stay the folder of this run", "was moved or removed")
+_GONE = ("checkpoints/step-00000008", "No such file or directory")
+_IN_SIXTH = Place(STEP, call=6, rank=0)
+
+DISKS = [
+    _before("the tokens", "/.tokens", 60_000, "tensor 2", ("tokens` must be writable", "MB are free")),
+    _before("the tokens' manifest", "/.tokens", 75_000, "context 2", ("tokens` must be writable",)),
+    _before("the run's lock", "/run/.lock", 100, "data 2", ("run` is not",)),
+    _before("the run's config", "/run/.config.toml", 1_000, "pipeline 2", ("config.toml",)),
+    _during("metrics.jsonl", "/run/metrics.jsonl", 300, "context 2", ("Some rows of `metrics.jsonl` cannot be written",
+            "Training continues"), status=(0,), loses_rows=True, survives="the run; some rows are lost"),
+    _during("TensorBoard's file", "/run/tensorboard", 300, "pipeline 2", ("cannot be written", "Training continues"),
+            status=(0,), survives="the run; some scalars are lost"),
+    _checkpoint("a rank's tensors (rank 0)", "rank-0", 100_000, "tensor 2"),
+    _checkpoint("a rank's tensors (rank 1)", "rank-1", 100_000, "data 2"),
+    _checkpoint("a checkpoint's index", "tensors.json", 20_000, "pipeline 2"),
+    _checkpoint("a checkpoint's manifest", "manifest.json", 5_000, "context 2"),
+    _during("the picture of the losses", "/run/.loss.png", 30_000, "data 2", ("report of the run must be written",),
+            may_lose=0, survives="all steps; the report is written by --resume auto"),
+    _during("the sample of text", "/run/.sample.txt", 4, "tensor 2", ("report of the run must be written",),
+            may_lose=0, survives="all steps; the report is written by --resume auto"),
+    _during("the summary", "/run/.summary.json", 500, "context 2", ("report of the run must be written",),
+            may_lose=0, survives="all steps; the report is written by --resume auto"),
+    Fault(name="a file system that is full in the middle of the run", section=4, layout="tensor 2",
+          named=("No space left on device", "checkpoints/step-"), cause=_mounted(420), cure=_remount("size=9000k"),
+          needs=_needs_mount, may_lose=3 * EVERY),
+    Fault(name="a disk that fails (EIO) while a checkpoint is written", section=4, layout="pipeline 2",
+          named=("checkpoints/step-00000004", "Input/output error"), place=Place(STEP, call=3), may_lose=2 * EVERY,
+          cause=full_at("/run/checkpoints/.step-00000004", 50_000, errno.EIO)),
+    Fault(name="a slow disk (0.1 s for each write and flush)", section=4, layout="context 2", named=(),
+          place=Place(STEP, call=3, rank=0), cause=_slow, status=(0,), may_lose=0, survives="the run"),
+    Fault(name="the folder of the run is removed", section=4, layout="data 2", named=_RUN_GONE, place=_IN_SIXTH,
+          cause=remove("run"), may_lose=12, survives="nothing: the checkpoints were in the folder"),
+    Fault(name="the folder of the run is renamed", section=4, layout="pipeline 2", named=_RUN_GONE, place=_IN_SIXTH,
+          cause=move("run"), cure=move_back("run")),
+    Fault(name="the folder of the checkpoints is removed", section=4, layout="context 2", named=(), place=_IN_SIXTH,
+          cause=remove("run/checkpoints"), status=(0,), survives="the run, which creates the folder again"),
+    Fault(name="the folder of the tokens is removed", section=4, layout="tensor 2", named=(), place=_IN_SIXTH,
+          cause=remove("tokens"), status=(0,), survives="the run, which has the files open"),
+    Fault(name="the folder of the tokens is renamed", section=4, layout="data 2", named=(), place=_IN_SIXTH,
+          cause=move("tokens"), status=(0,), survives="the run, which has the files open"),
+]  # fmt: skip

@@ -1,0 +1,95 @@
+"""Faults of the rest of the machine: its clock, shared memory, ports, descriptors and processes."""
+
+import os
+import random
+import resource
+import shutil
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+from benchmarks.faulting.inside import Place
+from benchmarks.faulting.killed import STEP
+from benchmarks.faulting.scene import Scene
+from benchmarks.faulting.trial import Cause, Fault
+
+_PIDS = Path("/sys/fs/cgroup/pids")
+_HOUR, _DAY = 3600, 86_400
+_IN_SIXTH = Place(STEP, call=6, rank=0)
+
+
+def jump(seconds: int) -> Cause:
+    """Return the cause that sets the clock of all processes of the run forward or back."""
+    return lambda scene, _: scene.shim.set(clock=seconds) and None
+
+
+def _needs_namespaces() -> str:
+    if os.geteuid() or not shutil.which("unshare"):
+        return "namespaces need root and `unshare`"
+    return ""
+
+
+def _shell(text: str, *kinds: str) -> tuple[str, ...]:
+    """Return the prefix of a command that runs in namespaces of its own, after a line of shell."""
+    return ("unshare", *kinds, "sh", "-c", f'{text}; exec "$@"', "sh")
+
+
+def _few_files(number: int) -> Cause:
+    """Return the cause after which the processes of the run may open no more than some further files."""
+
+    def cause(scene: Scene, _: random.Random) -> None:
+        for process in scene.ranks().values():
+            now = len([*Path(f"/proc/{process.pid}/fd").iterdir()])
+            _, most = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (now + number, most))
+
+    return cause
+
+
+def _take_port(scene: Scene, _: random.Random) -> None:
+    """Listen on the usual port of a launcher on the loopback address, as another program would."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with suppress(OSError):  # another program is listening already
+        listener.bind(("127.0.0.1", 29500))
+        listener.listen()
+    scene.undo.append(listener.close)
+
+
+def _few_processes(scene: Scene, _: random.Random) -> None:
+    """Put the ranks into a control group in which no further process or thread can start."""
+    group = _PIDS / f"crosscut-faults-{os.getpid()}"
+    group.mkdir()
+    scene.undo.append(group.rmdir)
+    for process in scene.ranks().values():
+        (group / "cgroup.procs").write_text(str(process.pid), encoding="ascii")
+    (group / "pids.max").write_text("1", encoding="ascii")
+
+
+def _needs_pids() -> str:
+    return "" if os.access(_PIDS / "cgroup.procs", os.W_OK) else "control groups of processes are not writable"
+
+
+_TAKE_ALL = """ip link set lo up; echo "20000 20003" > /proc/sys/net/ipv4/ip_local_port_range"""
+_SMALL_SHM = "mount -t tmpfs -o size=4k tmpfs /dev/shm; dd if=/dev/zero of=/dev/shm/full bs=4k count=1 2>/dev/null"
+
+MACHINE = [
+    Fault(name="the clock jumps forward by an hour", section=4, layout="tensor 2", named=(), place=_IN_SIXTH,
+          cause=jump(_HOUR), status=(0,), survives="the run"),
+    Fault(name="the clock jumps back by a day", section=4, layout="pipeline 2", named=(), place=_IN_SIXTH,
+          cause=jump(-_DAY), status=(0,), survives="the run"),
+    Fault(name="/dev/shm is full", section=4, layout="data 2", status=(2,), survives="nothing was done",
+          named=("`/dev/shm` must have room", "No space left on device"),
+          prefix=_shell(_SMALL_SHM, "-m"), needs=_needs_namespaces),
+    Fault(name="the usual port of launchers (29500) is taken", section=4, layout="context 2", named=(), status=(0,),
+          cause=_take_port, survives="the run"),
+    Fault(name="every port is taken", section=4, layout="tensor 2", named=("must have at least 16 free ports",),
+          status=(2,),
+          prefix=_shell(_TAKE_ALL, "-n"), needs=_needs_namespaces, survives="nothing was done"),
+    Fault(name="too few file descriptors while training", section=4, layout="tensor 2",
+          named=("rank 0 of 2 could not open a file", "ulimit -n"), place=_IN_SIXTH, cause=_few_files(0),
+          may_lose=8),
+    Fault(name="too many processes while training", section=4, layout="data 2",
+          named=(r"rank \d of 2 could not start a process or a thread",),
+          place=_IN_SIXTH, cause=_few_processes, needs=_needs_pids, may_lose=8),
+]  # fmt: skip

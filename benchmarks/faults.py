@@ -1,0 +1,229 @@
+"""Cause every fault that a run must survive, in real runs, and write the table of `docs/testing.md`.
+
+    python benchmarks/faults.py --write docs/testing.md          # all faults, about half an hour on two cores
+    python benchmarks/faults.py --only "disk full" SIGTERM       # the faults whose names contain one of these texts
+    python benchmarks/faults.py --results faults.json            # keep the rows, and run only faults without a good row
+    python benchmarks/faults.py --list
+
+Each fault hits a run of a tiny model in processes of its own: `crosscut train` on two ranks of one axis (tensor, data,
+pipeline or context). The fault happens at a known place, such as the seventh step of rank 1, or at a random byte of a
+file. Then the same command (`--resume auto`) continues the run. For each fault, the table has:
+
+| column | meaning |
+|---|---|
+| named after | seconds from the fault until the output names it; a dash if no process is left to name it |
+| right | whether the message names what it must name: rank, axis, module or file |
+| steps lost | steps that the resumed run repeats |
+| same bits | whether parameters, optimizer state and losses at the end are those of the undisturbed run, bit by bit |
+| status | exit status of the run that the fault hit; 0 if the run goes on |
+
+The exit status is 1 if a fault is not named or the message names the wrong thing, if a run hangs, leaves a process or
+half a checkpoint behind, shows a traceback, loses more steps than the distance of two checkpoints, or ends differently.
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.faulting.registry import FAULTS
+from benchmarks.faulting.scene import LAYOUTS, Nursery, Scene
+from benchmarks.faulting.shim import Shim
+from benchmarks.faulting.trial import Fault, Row, try_fault
+from benchmarks.machine import describe_machine, print_machine
+from crosscut.data import read_documents
+
+_BEGIN, _END = "<!-- faults: begin -->", "<!-- faults: end -->"
+
+
+class References:
+    """Undisturbed runs, one for each layout, which are made when they are needed."""
+
+    def __init__(self, folder: Path, nursery: Nursery, shim: Shim) -> None:
+        self.folder, self.nursery, self.shim = folder, nursery, shim
+        self.text = folder / "text.txt"
+        document = next(iter(read_documents(["builtin:state-of-the-union"], text_key="text"))).text
+        self.text.write_text("\n\n".join([document] * 3), encoding="utf-8")
+        self.ends: dict[str, dict[str, str]] = {}
+        self.tokens = folder / "tokens"
+
+    def scene(self, name: str, layout: str, more: tuple[str, ...] = ()) -> Scene:
+        """Return the scene of a new run, with the tokens in place."""
+        scene = Scene(self.folder / name, layout, self.nursery, self.shim, self.text, more)
+        if self.tokens.exists():
+            shutil.copytree(self.tokens, scene.tokens)
+        return scene
+
+    def end(self, layout: str) -> dict[str, str]:
+        """Return the end of the undisturbed run (`Scene.end`)."""
+        if layout not in self.ends:
+            scene = self.scene(f"undisturbed-{layout}", layout)
+            scene.start()
+            scene.has_ended(600)
+            if scene.status != 0:
+                raise SystemExit(f"faults: the undisturbed run must end well, but does not:\n{scene.told()}")
+            if not self.tokens.exists():
+                shutil.copytree(scene.tokens, self.tokens)
+            self.ends[layout] = scene.end()
+        return self.ends[layout]
+
+
+class Results:
+    """Rows of all faults that were tried, in a file that outlives an interrupted call, or only in memory."""
+
+    def __init__(self, path: Path | None, seed: int) -> None:
+        self.path, self.seed = path, seed
+        self.rows: dict[str, Row] = {}
+        if path is not None and path.exists():
+            known = {fault.name: fault for fault in FAULTS}
+            told = json.loads(path.read_text(encoding="utf-8"))
+            for values in told["faults"] if told["seed"] == seed else []:
+                if (fault := known.get(values["name"])) and fault.layout == values["layout"]:
+                    self.rows[fault.name] = Row.from_json(fault, values)
+
+    def is_done(self, fault: Fault) -> bool:
+        """Whether a good row of the fault is there."""
+        return fault.name in self.rows and self.rows[fault.name].is_well
+
+    def add(self, row: Row) -> None:
+        """Keep a row, in the file as well."""
+        self.rows[row.fault.name] = row
+        if self.path is not None:
+            machine = describe_machine("torch")
+            figures = {"machine": machine, "seed": self.seed, "faults": [row.to_json() for row in self.rows.values()]}
+            self.path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+def measure(faults: list[Fault], folder: Path, results: Results, until: float) -> None:
+    """Do one trial of each fault that has no good row, one after another, as long as time is left."""
+    faults = [fault for fault in faults if not results.is_done(fault)]
+    if not faults or time.monotonic() > until:
+        return
+    columns = (TextColumn("faults"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
+               TimeRemainingColumn(elapsed_when_finished=True), TextColumn("{task.fields[told]}"))  # fmt: skip
+    shim = Shim(folder)
+    with Nursery(shim) as nursery, Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=len(faults), told="")
+        references = References(folder, nursery, shim)
+        for number, fault in enumerate(faults):
+            bar.update(task, told=fault.name)
+            reference = references.end(fault.layout)
+            scene = references.scene(f"fault-{number}", fault.layout, fault.more)
+            row = try_fault(fault, scene, reference, random.Random(f"{results.seed} {fault.name}"))
+            row.message = row.message.replace(str(scene.run), "RUN").replace(str(scene.root), "FOLDER")
+            scene.remove()
+            results.add(row)
+            for problem in row.problems:
+                bar.console.print(f"{fault.name}: {problem}", markup=False, highlight=False, soft_wrap=True)
+            bar.update(task, advance=1)
+            if time.monotonic() > until:
+                return
+
+
+def cells(row: Row) -> list[str]:
+    """Cells of a row of the table."""
+    fault = row.fault
+    if row.skipped:
+        return [str(fault.section), fault.name, fault.layout, f"not run: {row.skipped}", "", "", "", ""]
+    seconds = "-" if not fault.named else "not named" if row.seconds is None else f"{row.seconds:.1f} s"
+    yes = {True: "yes", False: "NO", None: "-"}
+    lost = "-" if row.lost is None else str(row.lost)
+    status = "hangs" if row.status is None else str(row.status)
+    return [str(fault.section), fault.name, fault.layout, seconds, yes[row.right], lost, yes[row.same], status]
+
+
+HEAD = ["section", "fault", "layout", "named after", "right", "steps lost", "same bits", "status"]
+
+
+def report(rows: list[Row], seed: int) -> bool:
+    """Print the table and the problems, and return whether all is well."""
+    print_machine("torch")
+    print(f"seed {seed}\n")
+    table = [HEAD, *map(cells, rows)]
+    widths = [max(len(line[column]) for line in table) for column in range(len(HEAD))]
+    for line in table:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    failed = [row for row in rows if not row.is_well]
+    print(f"\n{len(rows)} of {len(FAULTS)} faults, {sum(bool(row.skipped) for row in rows)} not possible here")
+    for row in failed:
+        print(f"\nFAILED {row.fault.name}")
+        for problem in row.problems:
+            print(f"  {problem}")
+    return not failed
+
+
+def write_page(rows: list[Row], seed: int, page: Path) -> None:
+    """Replace the tables on a page of the documentation."""
+    lines = [f"| {' | '.join(line)} |" for line in (HEAD, *map(cells, rows))]
+    lines.insert(1, "|" + "---|" * len(HEAD))
+    machine = ", ".join(f"{name} {value}" for name, value in describe_machine("torch").items())
+    told = ["| fault | message | what survives |", "|---|---|---|"]
+    for row in rows:
+        if row.fault.named and not row.message:
+            continue
+        message = row.message or ("none" if row.status == 0 else "none: no process is left to print one")
+        told.append(f"| {row.fault.name} | {_in_cell(message)} | {row.fault.survives} |")
+    content = "\n".join(
+        [_BEGIN, "", *lines, "", f"{len(rows)} of {len(FAULTS)} faults; seed {seed}; {machine}.", "", *told, "", _END]
+    )
+    text = page.read_text(encoding="utf-8")
+    if text.count(_BEGIN) != 1 or text.count(_END) != 1:
+        sys.exit(f"`{page}` must hold the lines `{_BEGIN}` and `{_END}` once each, but does not.")
+    page.write_text(re.sub(f"{_BEGIN}.*{_END}", lambda _: content, text, flags=re.DOTALL), encoding="utf-8")
+
+
+def _in_cell(message: str) -> str:
+    return re.sub(r"\s+", " ", message).replace("|", "\\|").replace("<", "&lt;")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure and print. The exit status is 1 if a check failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--only", nargs="+", metavar="PATTERN", default=[""], help="texts in the names of faults to run"
+    )
+    parser.add_argument("--layout", choices=[*LAYOUTS], help="only the faults on this layout")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random bytes")
+    parser.add_argument("--minutes", type=float, default=120.0, help="time for all trials; 0 only prints earlier rows")
+    parser.add_argument("--list", action="store_true", help="print the names of the faults and end")
+    parser.add_argument("--folder", type=Path, help="folder for temporary files")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="FILE.json",
+        help="keep all rows in this file, and run only faults without a good row",
+    )
+    parser.add_argument("--write", type=Path, metavar="PAGE.md", help="also write the tables to this page")
+    options = parser.parse_args(arguments)
+    faults = [fault for fault in FAULTS if any(text.lower() in fault.name.lower() for text in options.only)]
+    faults = [fault for fault in faults if options.layout in (None, fault.layout)]
+    if not faults:
+        parser.error(f"`--only` must match the name of a fault, but {options.only} match none. See --list.")
+    if options.list:
+        print("\n".join(f"{fault.section}  {fault.layout:<10}  {fault.name}" for fault in faults))
+        return
+    os.environ.pop("FAULTS_PLACE", None)
+    began, results = time.monotonic(), Results(options.results, options.seed)
+    with tempfile.TemporaryDirectory(dir=options.folder, prefix="crosscut-faults-") as folder:
+        measure(faults, Path(folder).resolve(), results, began + 60 * options.minutes)
+    rows = [results.rows[fault.name] for fault in faults if fault.name in results.rows]
+    well = report(rows, options.seed)
+    print(f"{time.monotonic() - began:,.0f} s")
+    if options.write:
+        write_page(rows, options.seed, options.write)
+    sys.exit(not well)
+
+
+if __name__ == "__main__":
+    main()
