@@ -68,9 +68,9 @@ class Word(IntEnum):
     MESSAGES = 15
     """Number of started messages."""
     WAITED = 16
-    """Time that the rank has waited for messages since its start."""
+    """Time that the rank has waited for messages in training steps since its start."""
     SENDING = 17
-    """Time in which the rank has started messages."""
+    """Time in which the rank has started messages in training steps."""
     STEPS = 18
     """Number of steps since the start of the process."""
     ON_DEVICE = 19
@@ -82,6 +82,7 @@ class Word(IntEnum):
     """Last time at which the watching thread saw progress, on the wall clock, in nanoseconds since 1970."""
     THREAD = 24
     """Processor time of the watching thread."""
+    SENDING_SINCE = 25
     SPENT = 32
     """First of the times that the rank has spent in each phase."""
 
@@ -135,6 +136,7 @@ STARTING, STARTED, DONE = 0, 1, 2
 _MESSAGE = struct.Struct("8q")
 _WAITING, _WAITING_SINCE, _WAITED = int(Word.WAITING), int(Word.WAITING_SINCE), int(Word.WAITED)
 _MESSAGES, _SENDING, _PHASE, _SINCE = int(Word.MESSAGES), int(Word.SENDING), int(Word.PHASE), int(Word.PHASE_SINCE)
+_SENDING_SINCE, _RESULT = int(Word.SENDING_SINCE), int(Phase.RESULT)
 _PLACE, _STEP, _SPENT = int(Word.PLACE), int(Word.STEP), int(Word.SPENT)
 _T = TypeVar("_T")
 _RECENT = 64
@@ -231,6 +233,7 @@ class Record:
         count = words[GROUPS + group] + 1
         _MESSAGE.pack_into(words, row * 8, number, group, count, kind, elements, words[_STEP], place, STARTING)
         words[_MESSAGES] = number
+        words[_SENDING_SINCE] = monotonic_ns()
         return number
 
     def started(self, number: int, key: int = 0) -> None:
@@ -238,6 +241,8 @@ class Record:
         words = self._words
         row = number % NUM_MESSAGES * MESSAGE_WORDS + RING
         words[row + 7] = STARTED
+        if words[_PHASE] <= _RESULT:
+            words[_SENDING] += monotonic_ns() - words[_SENDING_SINCE]
         words[GROUPS + words[row + 1]] = words[row + 2]  # only now: a rank may be stopped while it starts a message
         self._awaited[key] = number
 
@@ -255,7 +260,8 @@ class Record:
         """Record that the awaited message has arrived."""
         words = self._words
         words[_WAITING] = 0
-        words[_WAITED] += monotonic_ns() - words[_WAITING_SINCE]
+        if words[_PHASE] <= _RESULT:
+            words[_WAITED] += monotonic_ns() - words[_WAITING_SINCE]
         if number:
             words[number % NUM_MESSAGES * MESSAGE_WORDS + RING + 7] = DONE
 

@@ -32,6 +32,7 @@ from crosscut.config.system.terminal import echo
 from crosscut.flight import RECORD, Phase
 from crosscut.flight.reading import (
     FOLDER,
+    RankRecord,
     is_here,
     read_records,
     read_statuses,
@@ -41,6 +42,7 @@ from crosscut.flight.reading import (
 )
 from crosscut.flight.record import Word
 from crosscut.flight.report import Hang, describe, examine
+from crosscut.flight.stragglers import find_stragglers
 
 LEAST_BOUND = 30.0
 """Minimum time without progress after which a run counts as hanging, in seconds."""
@@ -57,6 +59,8 @@ _POLL = 1.0
 """Seconds between two looks of the thread."""
 _COPY_EVERY = 5.0
 """Seconds between two copies of the record to the run's folder."""
+_WINDOW = 60.0
+"""Seconds over which the ranks are compared to find stragglers."""
 _GRACE = 2.5
 """Seconds within which all ranks write their status."""
 _WRITING = 1 << 16
@@ -107,6 +111,7 @@ class Watch:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="hang watch")
         self._has_status = False
+        self._next_window, self._before = 0.0, dict[int, RankRecord]()
         self._main = threading.get_ident()
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
 
@@ -161,6 +166,9 @@ class Watch:
             if now >= next_copy:
                 next_copy = now + _COPY_EVERY
                 self._copy()
+            if self.rank == 0 and now >= self._next_window:
+                self._next_window = now + _WINDOW
+                self._tell_stragglers()
             moved = RECORD[Word.PROGRESS] != done
             if RECORD[Word.PHASE] == Phase.CHECKPOINT:
                 before, written = written, _bytes_written()
@@ -179,6 +187,12 @@ class Watch:
                     self._end()
             last = now
             RECORD[Word.THREAD] = time.thread_time_ns()
+
+    def _tell_stragglers(self) -> None:
+        """Name the ranks that were slower than the others since the last call."""
+        before, self._before = self._before, read_records(self.folder)
+        for straggler in find_stragglers(before, self._before):
+            echo(straggler, err=True)
 
     def _is_due(self, stalled: float, told: float) -> bool:
         """Whether this rank must explain the hang: if the bound has passed, if another rank has noticed the hang first,
