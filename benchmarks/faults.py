@@ -183,8 +183,13 @@ def write_page(rows: list[Row], seed: int, page: Path) -> None:
     page.write_text(re.sub(f"{_BEGIN}.*{_END}", lambda _: content, text, flags=re.DOTALL), encoding="utf-8")
 
 
+_AFTER = re.compile(r"\s*(\u256d|PYTHON STACK|Training step|step +\d+ +validation|second run ended).*", re.DOTALL)
+"""Output of a run that goes on after its message."""
+
+
 def _in_cell(message: str) -> str:
-    return re.sub(r"\s+", " ", message).replace("|", "\\|").replace("<", "&lt;")
+    """Return a message without the output that follows it, for a cell of a table."""
+    return re.sub(r"\s+", " ", _AFTER.sub("", message)).replace("|", "\\|").replace("<", "&lt;")
 
 
 def main(arguments: list[str] | None = None) -> None:

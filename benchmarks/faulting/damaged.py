@@ -2,6 +2,7 @@
 
 import random
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,6 +39,9 @@ def _in_newest(file: str, damage: Damage) -> Cause:
     """Return the cause that kills the run and damages a file of the newest checkpoint."""
 
     def cause(scene: Scene, chance: random.Random) -> None:
+        until = time.monotonic() + 60  # a thread of the run may still be writing the checkpoint
+        while not (scene.checkpoints / "step-00000008").exists() and time.monotonic() < until:
+            time.sleep(0.02)
         scene.kill(0, 1, "launcher")
         scene.has_ended(30)
         damage(scene.newest() / file, chance)

@@ -114,7 +114,8 @@ def _slow(scene: Scene, _: random.Random) -> None:
     scene.shim.set(pattern=f"{scene.root}/run", delay=0.1)
 
 
-_RUN_GONE = ("run` must stay the folder of this run", "was moved or removed")
+_RUN_GONE = (r"/run", r"must stay the folder of this run, but was moved or removed|No such file or directory")
+"""The second message comes first if a checkpoint is being written when the folder goes."""
 _GONE = ("checkpoints/step-00000008", "No such file or directory")
 _IN_SIXTH = Place(STEP, call=6, rank=0)
 
