@@ -1,17 +1,19 @@
 """Kill nodes of an elastic run at random instants, bring them back, and compare the losses with an undisturbed run.
 
-    python benchmarks/recovery/elastic.py --kills 20    # about half an hour on two cores
+    python benchmarks/recovery/elastic.py --kills 20                  # about half an hour on two cores
+    python benchmarks/recovery/elastic.py --kills 20 --in-memory 5    # with checkpoints in the memory of the nodes
 
 Two "nodes" of two ranks each train under torchrun in float64: an agent and its ranks are a node, and a process that is
-part of neither node hosts the rendezvous. SIGKILL hits all processes of one node at once. The other node continues on
-two ranks. The node then comes back, and the run continues on four ranks. The undisturbed run is the measure:
-`metrics.jsonl` of the disturbed run must hold every step once, and each
-loss must differ by at most 1e-10, relative to the loss.
+part of neither node hosts the rendezvous. SIGKILL hits all processes of one node at once, and the node's memory is
+removed. The other node continues on two ranks. The node then comes back, and the run continues on four ranks. The
+undisturbed run is the measure: `metrics.jsonl` of the disturbed run must hold every step once, and each loss must
+differ by at most 1e-10, relative to the loss.
 """
 
 import argparse
 import os
 import random
+import shutil
 import signal
 import statistics
 import subprocess
@@ -30,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.machine import print_machine
 from crosscut.checkpoint import list_checkpoints
+from crosscut.checkpoint.in_memory import FOLDER_VARIABLE
 from crosscut.data import read_documents
 from crosscut.training.elastic import read_restarts
 from crosscut.training.watching.metrics import read_metrics
@@ -39,6 +42,7 @@ MOST_APART = 1e-10
 PATIENCE = 1200.0
 """Seconds after which a run that does not continue counts as stuck."""
 RANKS_PER_NODE = 2
+MEMORY = Path("/dev/shm")
 
 RUN = (
     "model.num_layers=2", "model.hidden_size=32", "model.num_heads=4", "model.max_sequence_length=64",
@@ -75,18 +79,25 @@ class Group:
         command = (sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", f"--nproc-per-node={RANKS_PER_NODE}",
                    "--max-restarts=1000", *rendezvous, "-m", "crosscut", "train", "recipe=small", *RUN, *self.settings,
                    f"output.folder={self.folder}")  # fmt: skip
-        environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        self.memory_of(node).mkdir(exist_ok=True)
+        environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
+                       FOLDER_VARIABLE: str(self.memory_of(node))}  # fmt: skip
         with self.folder.with_suffix(f".node-{node}.log").open("ab") as log:
             self.agents[node] = subprocess.Popen(
                 command, stdout=log, stderr=log, env={**os.environ, **environment}, start_new_session=True
             )
 
+    def memory_of(self, node: int) -> Path:
+        """Folder in memory that only this node uses."""
+        return MEMORY / f"{self.folder.parent.name}-{self.folder.name}-{node}"
+
     def kill(self, node: int) -> None:
-        """End all processes of a node by SIGKILL."""
+        """End all processes of a node by SIGKILL, and remove the node's memory, as if the machine were gone."""
         agent = psutil.Process(self.agents.pop(node).pid)
         for process in (agent, *agent.children(recursive=True)):
             with_suppressed(process.kill)
         psutil.wait_procs([agent], timeout=10)
+        shutil.rmtree(self.memory_of(node), ignore_errors=True)
 
     def stop(self) -> None:
         """Let the ranks write a checkpoint and end, and end the agents."""
@@ -100,6 +111,8 @@ class Group:
         """End all nodes that still run."""
         for node in list(self.agents):
             self.kill(node)
+        for node in range(2):
+            shutil.rmtree(self.memory_of(node), ignore_errors=True)
 
     def steps_done(self) -> int:
         """Last step in `metrics.jsonl`."""
@@ -204,6 +217,8 @@ def elastic(folder: Path, options: argparse.Namespace) -> bool:
     document = next(iter(read_documents(["builtin:state-of-the-union"], text_key="text"))).text
     text.write_text("\n\n".join([document] * 5), encoding="utf-8")
     settings = (f"data.text={text}", f"checkpoint.every={options.every}")
+    if options.in_memory:
+        settings = (*settings, f"checkpoint.in_memory={options.in_memory}")
     print_machine("torch")
     began = time.monotonic()
     with group(folder / "disturbed", *settings) as nodes:
@@ -215,7 +230,7 @@ def elastic(folder: Path, options: argparse.Namespace) -> bool:
         undisturbed(nodes, steps)
     compared, apart = compare(folder / "disturbed", folder / "undisturbed")
     print(f"\n{options.kills} kills, {len(restarts)} restarts, {compared} steps, {time.monotonic() - began:,.0f} s; "
-          f"a checkpoint every {options.every} steps")  # fmt: skip
+          f"a checkpoint every {options.every} steps, in memory every {options.in_memory or 'no'} steps")  # fmt: skip
     for name, rows in (("node lost", restarts[::2]), ("node back", restarts[1::2])):
         print_losses(name, rows)
     print(f"largest difference of a loss from the undisturbed run: {apart:.1e} of the loss (allowed: {MOST_APART:g})")
@@ -232,7 +247,8 @@ def print_losses(name: str, rows: list[dict[str, Any]]) -> None:
     if not rows:
         return
     seconds, steps = [row["seconds_lost"] for row in rows], [row["steps_lost"] for row in rows]
-    print(f"{name}: {len(rows)} restarts; seconds lost: "
+    places = {place: sum(row["restored_from"] == place for row in rows) for place in ("disk", "memory")}
+    print(f"{name}: {len(rows)} restarts (from disk {places['disk']}, from memory {places['memory']}); seconds lost: "
           f"median {statistics.median(seconds):.1f}, at most {max(seconds):.1f}; steps lost: median "
           f"{statistics.median(steps):g}, at most {max(steps)}")  # fmt: skip
 
@@ -243,6 +259,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20, help="number of nodes that are killed")
     parser.add_argument("--seed", type=int, default=0, help="seed of the nodes and instants")
     parser.add_argument("--every", type=int, default=50, help="steps between checkpoints on disk")
+    parser.add_argument("--in-memory", type=int, default=0, help="steps between checkpoints in memory; 0 makes none")
     parser.add_argument("--keep", type=Path, help="new folder in which the runs and their logs are kept")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # end the nodes, too

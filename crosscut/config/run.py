@@ -33,6 +33,12 @@ class CheckpointConfig:
     every: int = 1000
     """Number of steps between checkpoints. The last step is always saved. 0 saves only the last step."""
 
+    in_memory: int = 0
+    """Number of steps between checkpoints in the memory of the machines (docs/elastic.md). Each machine also holds the
+    checkpoint of a neighbour, so that a run under torchrun that loses one machine continues without reading the disk. 0
+    writes none.
+    """
+
     keep: int = 2
     """Number of newest checkpoints to keep."""
 
@@ -51,7 +57,7 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         require_at_least("checkpoint.keep", self.keep, 1)
-        for name in ("every", "keep_every"):
+        for name in ("every", "keep_every", "in_memory"):
             require_at_least(f"checkpoint.{name}", getattr(self, name), 0)
         resolve_choices(self, "checkpoint")
         if self.every and self.keep_every % self.every:

@@ -102,6 +102,7 @@ def in_ranks(
     work: Callable[[_P, torch.device], _T],
     *,
     prepare: Callable[[], _P | Done[_T]],
+    beforehand: Callable[[], None] = lambda: None,
     is_plain: bool = False,
 ) -> _T:
     """Call `prepare` once and `work(prepared, device)` on every rank, and return the first rank's result.
@@ -112,27 +113,42 @@ def in_ranks(
     receive it as JSON. A command that accepts network connections sets `is_plain`, because a pickled message can
     run code.
 
+    `beforehand` is called before `prepare`: on every rank that torchrun started, inside the process group, and
+    otherwise in this process.
+
     If `prepare` raises a `CrosscutError`, no rank starts, and the error is raised. Under torchrun, the error is raised
     on every rank. The docstrings of `processes.launch` and (under torchrun) `processes.joined_rank` say which
     errors are raised if `work` fails. An idle rank (`Ranks.may_idle`) ends its process here when the others end.
     """
-    if ranks.are_there and is_idle(ranks.layout.world_size):
-        wait_as_idle()
     if ranks.are_there:
-        size = ranks.layout.world_size
-        with joined_rank(), process_group(choose_device(ranks.device), size), told_of_the_end(size):
-            prepared = _share_prepared(prepare, is_plain=is_plain)
-            if isinstance(prepared, Done):
-                return prepared.result
-            return work(prepared, choose_device(ranks.device))
+        return _in_started_ranks(ranks, work, prepare=prepare, beforehand=beforehand, is_plain=is_plain)
     if ranks.layout.world_size > 1:
         start_server([_module_of(work)])  # the server imports modules while this process calls `prepare`
+    beforehand()
     prepared = prepare()
     if isinstance(prepared, Done):
         return prepared.result
     arguments = work, prepared, ranks.device
     result: _T = launch(_work_in_group, arguments, num_ranks=ranks.layout.world_size, signals=ranks.signals)
     return result
+
+
+def _in_started_ranks(
+    ranks: Ranks,
+    work: Callable[[_P, torch.device], _T],
+    *,
+    prepare: Callable[[], _P | Done[_T]],
+    beforehand: Callable[[], None],
+    is_plain: bool,
+) -> _T:
+    """`in_ranks` on a rank that torchrun started."""
+    size, device = ranks.layout.world_size, choose_device(ranks.device)
+    if is_idle(size):
+        wait_as_idle()
+    with joined_rank(), process_group(device, size), told_of_the_end(size):
+        beforehand()
+        prepared = _share_prepared(prepare, is_plain=is_plain)
+        return prepared.result if isinstance(prepared, Done) else work(prepared, device)
 
 
 def stay_in_ranks(ranks: Ranks, *, prepare: Callable[[], _P]) -> tuple[_P, torch.device]:

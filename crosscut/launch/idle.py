@@ -20,6 +20,8 @@ from crosscut.config.system.terminal import echo
 from crosscut.launch.processes import started_world_size
 
 _ENDED, _LEFT = "crosscut/ended", "crosscut/idle_ranks_left"
+WAITING = "crosscut/idle_ranks_waiting"
+"""Key of the number of idle ranks that have started to wait."""
 _PATIENCE = timedelta(days=365)
 _LEAVING = 10.0
 """Maximum number of seconds for which the first rank, which may host the store, waits for the idle ranks."""
@@ -36,6 +38,7 @@ def wait_as_idle() -> NoReturn:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a request to stop, which the other ranks agree on
     try:
         store = _store()
+        store.add(WAITING, 1)
         store.wait([_ENDED], _PATIENCE)
         store.add(_LEFT, 1)
     except dist.DistError:

@@ -248,6 +248,22 @@ def from_all_ranks(value: object, mesh: ParallelMesh) -> list[Any]:
     return values
 
 
+def gather_from_all(value: object) -> list[Any]:
+    """Return the small Python values `value` of all ranks, in the order of the ranks, before there is a mesh. Every
+    rank must call this function. Without a process group, the caller is the only rank. The values are pickled.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return [value]
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, value)
+    return gathered
+
+
+def own_rank() -> int:
+    """Number of this rank; 0 without a process group."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
 def background_group() -> dist.ProcessGroup:
     """Create a process group of all ranks for the messages of a background thread. Every rank must call this function.
 

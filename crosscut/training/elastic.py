@@ -66,7 +66,7 @@ class Restart:
     after: str
     """Layout of this start."""
     restored_from: str
-    """Place of the checkpoint: `disk`, or empty without a checkpoint."""
+    """Place of the checkpoint: `disk` or `memory`, or empty without a checkpoint."""
     ranks: int
     """Number of ranks that torchrun started."""
     idle_ranks: int

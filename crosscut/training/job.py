@@ -44,9 +44,10 @@ from crosscut.parallel.collectives import share_from_first
 from crosscut.planner.messages.traffic import reason_against_halves
 from crosscut.planner.time import bubble_share
 from crosscut.pretrained import keep_companions, load_weights, require_finite, require_weights
-from crosscut.training.batches import batches_of, samples_of
+from crosscut.training.batches import RunSamples, batches_of, samples_of
 from crosscut.training.elastic import Restart, for_started_ranks, is_elastic
 from crosscut.training.evaluations import Evaluations
+from crosscut.training.in_memory import InMemory, forget, key_for, memory_saver
 from crosscut.training.loop import Loop
 from crosscut.training.precision import resolve_on
 from crosscut.training.requirements import (
@@ -57,7 +58,7 @@ from crosscut.training.requirements import (
 )
 from crosscut.training.resuming import describe_new_average, describe_new_settings, identity_of, require_resumable
 from crosscut.training.spikes.order import Skip
-from crosscut.training.spikes.record import drop_abandoned, new_record, resumed_record
+from crosscut.training.spikes.record import drop_abandoned, is_abandoned, new_record, resumed_record
 from crosscut.training.step import Trainer
 from crosscut.training.watching.banner import print_banner
 from crosscut.training.watching.forecast import hardware_for
@@ -81,6 +82,10 @@ class _Prepared:
     """Whether to profile a few steps (`profiling`)."""
     restart: Restart | None = None
     """Start of an elastic run that continues an earlier start."""
+    memory_key: str = ""
+    """Key of the run's checkpoints in memory; empty if the run keeps none."""
+    is_in_memory: bool = False
+    """Whether `checkpoint` is in the memory of the machines. Each machine then has a folder of its own."""
     lock: FolderLock | None = None
     """Lock of the run's folders."""
     skips: tuple[Skip, ...] = ()
@@ -147,9 +152,11 @@ def _trained(run: ResolvedRun, ranks: Ranks, resume: Resume, profile: bool) -> _
     """
     while True:
         with contextlib.ExitStack() as until_the_end:
-            prepare = partial(_prepare_unless_complete, run, resume, profile, until_the_end)
+            memory = InMemory(run.config)
+            prepare = partial(_prepare_unless_complete, run, resume, profile, until_the_end, memory)
+            beforehand = memory.find if resume else lambda: None
             try:
-                return in_ranks(ranks, _train, prepare=prepare)
+                return in_ranks(ranks, partial(_train, memory=memory), prepare=prepare, beforehand=beforehand)
             except RunHung as hung:
                 _require_restart(run.config, hung)
         resume = "auto"
@@ -187,7 +194,7 @@ def is_complete(run: RunConfig) -> bool:
 
 
 def _prepare_unless_complete(
-    run: ResolvedRun, resume: Resume, profile: bool, until_the_end: contextlib.ExitStack
+    run: ResolvedRun, resume: Resume, profile: bool, until_the_end: contextlib.ExitStack, memory: InMemory
 ) -> _Prepared | Done[_Stop | None]:
     """Lock the folders of a run, until the stack is closed, and prepare the run for its ranks. If `resume="auto"` and
     the run is complete, say so and return `Done` instead.
@@ -198,7 +205,7 @@ def _prepare_unless_complete(
         return Done(None)
     lock = FolderLock(*_written_folders(run.config))
     until_the_end.enter_context(lock.held(_note))
-    return dataclasses.replace(_prepare(run, resume, profile), lock=lock)
+    return dataclasses.replace(_prepare(run, resume, profile, memory), lock=lock)
 
 
 def _written_folders(run: RunConfig) -> list[Path]:
@@ -210,18 +217,15 @@ def _written_folders(run: RunConfig) -> list[Path]:
     return folders
 
 
-def _prepare(resolved: ResolvedRun, resume: Resume, profile: bool = False) -> _Prepared:
+def _prepare(resolved: ResolvedRun, resume: Resume, profile: bool = False, memory: InMemory | None = None) -> _Prepared:
     """Create the run's folder, prepare its tokens and find the checkpoint to resume from."""
     run = resolved.config
     folder = Path(run.output.folder)
     require_own_names(folder)
     require_no_conversations(folder)
     may_be_done = resume == "auto"  # an earlier start may have been killed just before it wrote the report
-    if resume == "auto":  # if all checkpoints are damaged, fail instead of starting a new run over them
-        resume = bool(list_checkpoints(run.checkpoints_folder))
-    if not resume:
-        _require_no_checkpoints(run)
-    good = _checkpoint_to_resume(run) if resume else None
+    good, source = _checkpoint_of(run, resume, memory)
+    resume = good is not None
     tokens = _tokens(run, resume)
     if not resume:
         _note_smaller_vocabulary(run, tokens)
@@ -241,21 +245,38 @@ def _prepare(resolved: ResolvedRun, resume: Resume, profile: bool = False) -> _P
         _check_initial_weights(run, tokens)
     skips = (resumed_record(run, progress) if progress else new_record(run)).skips
     _fill_folder(run, folder, good)
+    _note_waits(run, resolved.device)
+    if restart := Restart.of(run, progress, source):
+        _note(str(restart))
+    key, checkpoint = key_for(run, is_resumed=resume), good.folder if good else None
+    resolved, is_in_memory = resolved.with_config(run), source == "memory"
+    return _Prepared(resolved, checkpoint, identity, done, profile, restart, key, is_in_memory, skips=skips)
+
+
+def _note_waits(run: RunConfig, device: str) -> None:
+    """Print notes about settings that make ranks wait."""
     if run.layout.pipeline > 1 and (text := _few_micro_batches(run)):
         _note(text)
-    if resolved.device == "cuda" and (reason := reason_against_halves(run)):
+    if device == "cuda" and (reason := reason_against_halves(run)):
         _note(f"Under sequence parallelism, the forward messages of this run overlap with no matrix product: {reason}.")
-    if restart := Restart.of(run, progress):
-        _note(str(restart))
-    checkpoint = good.folder if good else None
-    return _Prepared(resolved.with_config(run), checkpoint, identity, done, profile, restart, skips=skips)
 
 
-def _checkpoint_to_resume(run: RunConfig) -> GoodCheckpoint:
-    """Find the newest good checkpoint. Checkpoints that the run has abandoned after a spike are removed."""
+def _checkpoint_of(run: RunConfig, resume: Resume, memory: InMemory | None) -> tuple[GoodCheckpoint | None, str]:
+    """Checkpoint from which the run resumes, and its place, `memory` or `disk`. None for a new run. Checkpoints that
+    the run has abandoned after a spike are removed, or, in memory, not used.
+
+    If all checkpoints are damaged, `resume="auto"` is an error: a new run would replace them.
+    """
+    if memory and resume and (good := memory.good) and not is_abandoned(run, good.manifest.progress):
+        return good, "memory"
+    if resume == "auto":
+        resume = bool(list_checkpoints(run.checkpoints_folder))
+    if not resume:
+        _require_no_checkpoints(run)
+        return None, ""
     for name in drop_abandoned(run):
         _note(f"The checkpoint `{name}` is removed, because the run had returned to an earlier step after a spike.")
-    return latest_good_checkpoint(run.checkpoints_folder)
+    return latest_good_checkpoint(run.checkpoints_folder), "disk"
 
 
 def _require_no_checkpoints(run: RunConfig) -> None:
@@ -371,8 +392,10 @@ def _check_initial_weights(run: RunConfig, tokens: Tokens) -> None:
         )
 
 
-def _train(prepared: _Prepared, device: torch.device) -> _Stop | None:
-    """Train on one rank. Returns None if all steps are done."""
+def _train(prepared: _Prepared, device: torch.device, memory: InMemory | None = None) -> _Stop | None:
+    """Train on one rank. Returns None if all steps are done. Each machine has its own folder in memory, in which
+    `memory` has found the checkpoint if `prepared` names one in memory.
+    """
     run = prepared.run.config
     mesh = make_mesh(run.layout, device)
     tokens = open_tokens(run.data, Path(run.tokens_folder), verify=False)  # `_prepare` has checked the hashes
@@ -382,30 +405,42 @@ def _train(prepared: _Prepared, device: torch.device) -> _Stop | None:
         load_weights(trainer.model, run.model, Path(run.training.initialize_from))
         require_finite(trainer.model, run.training.initialize_from, is_published=True)
     samples = samples_of(run, tokens)
-    batches = batches_of(run, samples, mesh)
-    batches.order = dataclasses.replace(batches.order, skips=prepared.skips)
-    loop = Loop(
-        trainer,
-        batches,
-        identity=prepared.identity,
-        profiler=Profiler(trainer, Path(run.output.folder)) if prepared.profile else None,
-        evaluations=Evaluations(run, tokens),
-        lock=lock,
-    )
-    loop.restart = prepared.restart if mesh.is_first_rank else None
+    loop = _loop_of(prepared, trainer, samples)
     hardware = hardware_for(run, samples, loop.throughput.peak, mesh, done=prepared.done)
     if mesh.is_first_rank:
         print_banner(prepared.run, samples, hardware, device, new_console(), done=prepared.done)
     unwritten = ""
-    with contextlib.nullcontext() if lock is None else lock.renewed(), loop.saver:
-        outcome = loop.train(prepared.checkpoint)
+    renewed = contextlib.nullcontext() if lock is None else lock.renewed()
+    with renewed, loop.saver, loop.memory_saver or contextlib.nullcontext():
+        outcome = loop.train(memory.checkpoint if memory and prepared.is_in_memory else prepared.checkpoint)
         if not outcome.stopped:
             loop.require_folder()
             # The ranks wait for the report: a rank that exits early would kill the rank that writes it.
             with loop.evaluated_weights():
                 unwritten = share_from_first(write_report(run, trainer.model, samples, outcome))
         _require_written(run, loop.saver, unwritten)
+        if prepared.memory_key:
+            forget(run, prepared.memory_key)
     return _Stop(outcome.last_step, outcome.interrupted) if outcome.stopped else None
+
+
+def _loop_of(prepared: _Prepared, trainer: Trainer, samples: RunSamples) -> Loop:
+    """Loop of a run on this rank, with its savers."""
+    run, is_first = prepared.run.config, trainer.mesh.is_first_rank
+    batches = batches_of(run, samples, trainer.mesh)
+    batches.order = dataclasses.replace(batches.order, skips=prepared.skips)
+    loop = Loop(
+        trainer,
+        batches,
+        identity=prepared.identity,
+        profiler=Profiler(trainer, Path(run.output.folder)) if prepared.profile else None,
+        evaluations=Evaluations(run, samples.tokens),
+        lock=prepared.lock if is_first else None,
+    )
+    loop.restart = prepared.restart if is_first else None
+    if prepared.memory_key:
+        loop.keep_in_memory(memory_saver(run, prepared.memory_key, trainer))
+    return loop
 
 
 def _require_written(run: RunConfig, saver: Saver, unwritten: str) -> None:

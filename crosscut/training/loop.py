@@ -124,8 +124,13 @@ class Loop:
             is_first_rank=self.mesh.is_first_rank,
         )
         self.autopilot = Autopilot(trainer, batches, self.load)
+        self.memory_saver: Saver | None = None
         best = evaluations.best_step if evaluations else None
         self.saver.spared = self._last_stable if best is None else best
+
+    def keep_in_memory(self, saver: Saver) -> None:
+        """Also save checkpoints with `saver`, every `checkpoint.in_memory` steps."""
+        self.memory_saver = saver
 
     def train(self, resume_from: Path | Folder | None = None) -> Outcome:
         """Run all remaining steps, or stop early if a scheduler or Ctrl-C asks for it (`launch.stopping`). With
@@ -178,6 +183,8 @@ class Loop:
     def _return(self, course: _Course, spike: SpikeFound) -> None:
         """Return to the state before a spike. Raises `TrainingError` if the run must not continue."""
         self.saver.finish()
+        if self.memory_saver is not None:
+            self.memory_saver.finish()
         course.follower.drop()
         course.batches.forget()
         back = self.autopilot.recover(spike)
@@ -206,10 +213,13 @@ class Loop:
         if not course.stopped and self.evaluations and self.evaluations.is_due(done):
             yield self._evaluate
         saving = course.stopped or last or done == self._last_stable or _is_due(done, self.run.checkpoint.every)
-        if saving or _is_due(done, training.compare_replicas_every):
+        in_memory = not saving and self.memory_saver is not None and _is_due(done, self.run.checkpoint.in_memory)
+        if saving or in_memory or _is_due(done, training.compare_replicas_every):
             yield lambda course: self.compare_replicas(course.done)
         if saving:
             yield lambda course: self.save(course.done, final=course.stopped or last)
+        if in_memory:
+            yield lambda course: self.save_in_memory(course.done)
 
     def _validate(self, course: _Course) -> None:
         with course.until_stopped():
@@ -256,7 +266,8 @@ class Loop:
         if self.trainer.average is None:
             yield
             return
-        self.saver.copying.wait()  # a checkpoint in progress copies the weights
+        for saver in filter(None, (self.saver, self.memory_saver)):
+            saver.copying.wait()  # a checkpoint in progress copies the weights
         with self.trainer.average.in_use():
             yield
 
@@ -291,7 +302,18 @@ class Loop:
         """
         RECORD.phase(Phase.CHECKPOINT)
         self.require_folder()
-        progress = Progress(
+        progress = self._progress(step)
+        self.saver.save(progress, written=lambda: write_toml(self.run, self.folder / CONFIG_FILE), final=final)
+
+    def save_in_memory(self, step: int) -> None:
+        """Start to write a checkpoint of the state after `step` steps to the memory of the machines. If that fails, the
+        run continues, and the failure is reported.
+        """
+        assert self.memory_saver is not None
+        self.memory_saver.save(self._progress(step))
+
+    def _progress(self, step: int) -> Progress:
+        return Progress(
             step=step,
             samples=self.batches.order.samples_after(step),
             layout=str(self.run.layout),
@@ -300,7 +322,6 @@ class Loop:
             config=dataclasses.asdict(self.run),
             skips=tuple(dataclasses.astuple(skip) for skip in self.batches.order.skips),
         )
-        self.saver.save(progress, written=lambda: write_toml(self.run, self.folder / CONFIG_FILE), final=final)
 
     def finish_saving(self) -> None:
         """Wait until all started checkpoints are complete. Raises `CheckpointError` if the last checkpoint could not be
@@ -308,6 +329,8 @@ class Loop:
         """
         RECORD.phase(Phase.CHECKPOINT)
         self.saver.finish()
+        if self.memory_saver is not None:
+            self.memory_saver.finish()
 
     def load(self, folder: Path | Folder) -> Progress:
         """Load a checkpoint and return its progress. The checkpoint may come from another layout. The optimizer keeps

@@ -4,13 +4,13 @@ import os
 import signal
 import socket
 import sys
-import time
 
 import pytest
 import torch.distributed as dist
 
 from crosscut.config import Layout, LayoutError
 from crosscut.launch import Ranks, in_ranks
+from crosscut.launch.idle import WAITING
 from tests.nursery import forked
 
 
@@ -29,7 +29,9 @@ def started_rank(rank: int, port: int, results, fails: bool) -> None:
 
 
 def fail(*_: object) -> None:
-    time.sleep(3)  # until the idle rank has connected, which started at the same time
+    """End this rank while the idle rank waits."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    dist.TCPStore(address, port, is_master=False, wait_for_workers=False).wait([WAITING])
     os.kill(os.getpid(), signal.SIGKILL)
 
 

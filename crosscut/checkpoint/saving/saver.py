@@ -24,10 +24,12 @@ from torch.optim import Optimizer
 
 from crosscut.checkpoint.folders import checkpoint_folder, drop_old
 from crosscut.checkpoint.format.manifest import Progress
+from crosscut.checkpoint.in_memory import Hosts
+from crosscut.checkpoint.saving.neighbours import NeighbourCopies
 from crosscut.checkpoint.saving.staging import CopyGuard, HostBuffers, computed
 from crosscut.checkpoint.saving.writer import CheckpointWriter
 from crosscut.checkpoint.state import More, first_cause, state_of, tensors_of
-from crosscut.checkpoint.storage import Folder, folder_at, reason
+from crosscut.checkpoint.storage import Folder, LocalFolder, folder_at, reason
 from crosscut.config import CheckpointConfig, CheckpointError
 from crosscut.config.system.terminal import echo
 from crosscut.launch.processes import is_lost_connection
@@ -78,6 +80,8 @@ class Saver:
         """Total number of seconds that calls of `save` have taken. `copying.seconds_held` is the number of seconds that
         optimizer steps have waited for a copy."""
         self.copying = CopyGuard(optimizer)
+        self.copies: NeighbourCopies | None = None
+        """Exchange of the files with other machines, if this saver writes to the memory of the machines."""
         self._buffers = HostBuffers()
         self._group = background_group()
         self._thread: ThreadPoolExecutor
@@ -174,8 +178,10 @@ class Saver:
             published=lambda: self._published(job),
             failed=failed,
         )
+        writer.copies = self.copies
         try:
             self._write(job.state, writer)
+            self._publish_in_memory(writer)
         except (Exception, CheckpointException) as error:
             # Every error of the storage, including a lost connection to an object store, has one of these two classes.
             ours = isinstance(error, CheckpointException | CheckpointError)
@@ -186,6 +192,17 @@ class Saver:
             if self.is_first_rank:
                 self._warn(told)
             raise told from None
+
+    def keep_in_memory(self, hosts: Hosts) -> None:
+        """Write the checkpoints to the memory of the machines `hosts`, and send each machine's files to the next one.
+        The root must be a folder in memory on every machine.
+        """
+        self.copies = NeighbourCopies(hosts, self._group)
+
+    def _publish_in_memory(self, writer: CheckpointWriter) -> None:
+        if self.copies is not None:
+            assert isinstance(writer.folder, LocalFolder)
+            self.copies.publish(writer.folder, writer.folder.draft())
 
     def _write(self, state: dict[str, Any], writer: CheckpointWriter) -> None:
         """Write the state. A single rank exchanges no messages.

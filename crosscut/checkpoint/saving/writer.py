@@ -36,7 +36,8 @@ from crosscut.checkpoint.format.manifest import (
     dump_manifest,
 )
 from crosscut.checkpoint.format.tensor_file import Form, file_header, tensor_bytes
-from crosscut.checkpoint.storage import Folder, reason, storage_errors_told
+from crosscut.checkpoint.saving.neighbours import NeighbourCopies
+from crosscut.checkpoint.storage import Folder, LocalFolder, reason, storage_errors_told
 from crosscut.config import CheckpointError
 
 _BLOCK_BYTES = 1 << 20
@@ -64,6 +65,9 @@ class CheckpointWriter(dcp.StorageWriter):
         self.folder, self.progress, self.staged, self.placements = folder, progress, staged, dict(placements)
         self.published, self.failed = published, failed
         self.draft = folder.draft()
+        self.copies: NeighbourCopies | None = None
+        """Exchange of the files with other machines, for a checkpoint in memory. The caller then publishes the folder,
+        on every machine."""
         self._has_begun = False
 
     def set_up_storage_writer(self, is_coordinator: bool, *_: Any) -> None:
@@ -98,7 +102,7 @@ class CheckpointWriter(dcp.StorageWriter):
         # Tensors with the largest elements come first, so that every tensor is aligned to its element type.
         tensors.sort(key=lambda pair: (-pair[1].dtype.itemsize, pair[0].fqn))
         file: str = plan.storage_data
-        with self._told(), self.draft.create(file) as stream:
+        with self._told(), self._spread(file), self.draft.create(file) as stream:
             written = _HashingStream(stream)
             written.write(file_header({index.fqn: form for index, form in tensors}))
             for index, form in tensors:
@@ -109,6 +113,23 @@ class CheckpointWriter(dcp.StorageWriter):
         future: Future[list[WriteResult]] = Future()
         future.set_result(_Written(results, {file: written.entry()}, self.placements))
         return future
+
+    @contextmanager
+    def _spread(self, file: str) -> Iterator[None]:
+        """Context in which this rank writes its file. With `copies`, the file is sent to another machine at the end,
+        and a file of another machine is received, even if writing has failed.
+        """
+        if self.copies is None:
+            yield
+            return
+        assert isinstance(self.draft, LocalFolder)
+        is_written = False
+        try:
+            self.copies.begin(self.draft)
+            yield
+            is_written = True
+        finally:
+            self.copies.spread(self.draft, file, is_written=is_written)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write the index and the manifest, and publish the folder, on the coordinator."""
@@ -122,7 +143,8 @@ class CheckpointWriter(dcp.StorageWriter):
                 assert isinstance(written, _Written)
                 files.update(written.files)
                 placements.update(written.placements)
-            self._require_present(files)
+            if self.copies is None:
+                self._require_present(files)
             manifest = Manifest(
                 progress=self.progress,
                 files=dict(sorted(files.items())),
@@ -131,8 +153,9 @@ class CheckpointWriter(dcp.StorageWriter):
                 versions=current_versions(),
             )
             self.draft.write(MANIFEST_FILE, dump_manifest(manifest))
-            self.folder.publish(self.draft, MANIFEST_FILE)
-            self.published()
+            if self.copies is None:
+                self.folder.publish(self.draft, MANIFEST_FILE)
+                self.published()
 
     def discard(self) -> None:
         """Remove the files of a save that failed, on the coordinator. These files would take up space that the next

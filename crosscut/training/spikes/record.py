@@ -132,6 +132,14 @@ def skips_of(progress: Progress) -> tuple[Skip, ...]:
     return tuple(Skip(*pair) for pair in progress.skips)
 
 
+def is_abandoned(run: RunConfig, progress: Progress) -> bool:
+    """Whether a checkpoint with this progress does not belong to the run any more, because the run has returned to an
+    earlier step and left out sequences that the checkpoint has trained.
+    """
+    record = own_record(Path(run.output.folder))
+    return record is not None and not agree(record.skips, skips_of(progress), done=progress.step)
+
+
 def drop_abandoned(run: RunConfig) -> list[str]:
     """Remove the checkpoints that do not belong to the run any more, because the run has returned to an earlier step
     and left out sequences that these checkpoints have trained. Returns the names of the removed checkpoints.

@@ -1,0 +1,219 @@
+"""Checkpoints in the memory of the machines of a run, which survive the death of the run's processes.
+
+Each machine has a folder in memory (a tmpfs such as /dev/shm) with one subfolder per checkpoint, in the format of a
+checkpoint on disk. The folder holds the files of the machine's own ranks and the files of a neighbour, the previous
+machine. If one machine is lost, the other machines therefore still hold all files. A start of the run looks for the
+newest step whose files are all there, undamaged, on any machine, and completes the folders of all machines.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from crosscut.checkpoint.damage import sha256_of
+from crosscut.checkpoint.folders import list_checkpoints
+from crosscut.checkpoint.format.manifest import MANIFEST_FILE, read_manifest, step_of
+from crosscut.checkpoint.storage import Folder, LocalFolder
+from crosscut.config import CheckpointError
+from crosscut.config.system.machine import machine_identity
+from crosscut.parallel.collectives import gather_from_all, own_rank
+from crosscut.parallel.state.files import Transfer, share_sizes, transfer_files
+
+FOLDER_VARIABLE = "CROSSCUT_MEMORY_FOLDER"
+"""Environment variable with the folder for checkpoints in memory. By default, this is /dev/shm."""
+KEY_FILE = ".in-memory"
+"""Name of the file in a run's folder that says which checkpoints in memory belong to the run."""
+
+
+def memory_folder(run_folder: Path, key: str = "") -> Path:
+    """Folder in the memory of this machine for the run in `run_folder`, or for its checkpoints with the key `key`.
+
+    The key is new for each new run. Checkpoints of an earlier run in the same folder are therefore never loaded.
+    """
+    place = hashlib.sha256(str(run_folder.resolve()).encode()).hexdigest()[:16]
+    root = Path(os.environ.get(FOLDER_VARIABLE) or "/dev/shm")  # noqa: S108 - the folder of the user has an owner
+    return root / f"crosscut-{os.getuid()}" / place / key
+
+
+def is_own(path: Path) -> bool:
+    """Whether this user owns a folder. Other users may also create folders in /dev/shm."""
+    return path.is_dir() and path.lstat().st_uid == os.getuid()
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that this user may write at a path whose last folders may be missing."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Machines of a run: the number of the machine of each rank."""
+
+    of_ranks: tuple[int, ...]
+
+    @classmethod
+    def of_run(cls, root: Path) -> "Hosts":
+        """Machines of all ranks. Two ranks are on one machine if they see the same folder in memory. Every rank must
+        call this function.
+        """
+        places = gather_from_all((machine_identity(), str(root)))
+        numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
+        return cls(tuple(numbers[place] for place in places))
+
+    @property
+    def number(self) -> int:
+        """Number of machines."""
+        return max(self.of_ranks) + 1
+
+    def ranks(self, host: int) -> list[int]:
+        """Ranks of a machine. The first one writes the files that the ranks of the machine share."""
+        return [rank for rank, other in enumerate(self.of_ranks) if other == host]
+
+    def leads(self, rank: int) -> bool:
+        """Whether a rank is the first one of its machine."""
+        return self.ranks(self.of_ranks[rank])[0] == rank
+
+    def copies(self, sizes: Sequence[int], names: Sequence[str]) -> list[Transfer]:
+        """Transfers by which each rank sends its file to a rank of the next machine. `sizes` and `names` belong to the
+        files of the ranks; a negative size means that there is no file. The transfers of machines with even numbers
+        come first, so that at most three transfers wait for each other.
+        """
+        if self.number == 1:
+            return []
+        found = []
+        for rank, (size, name) in enumerate(zip(sizes, names, strict=True)):
+            host = self.of_ranks[rank]
+            targets = self.ranks((host + 1) % self.number)
+            target = targets[self.ranks(host).index(rank) % len(targets)]
+            if size >= 0:
+                found.append((host % 2, Transfer(name, size, rank, target)))
+        return [transfer for _, transfer in sorted(found, key=lambda pair: pair[0])]
+
+
+@dataclass(frozen=True)
+class Held:
+    """Undamaged files of one checkpoint on one machine."""
+
+    manifest: str
+    """SHA-256 of the manifest."""
+    needed: Mapping[str, int]
+    """Sizes of all files of the checkpoint, by name."""
+    files: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Found:
+    """Complete checkpoint in the memory of several machines."""
+
+    step: int
+    needed: Mapping[str, int]
+    """Sizes of all files, by name."""
+    holders: Mapping[str, int]
+    """First rank of a machine that holds the file, by the name of the file."""
+
+
+def look_into(root: Path) -> dict[int, Held]:
+    """Checkpoints in a folder in memory, by step. Damaged files count as missing."""
+    found = {}
+    try:
+        folders = list_checkpoints(root) if is_own(root) else []
+    except CheckpointError:
+        return {}
+    for folder in folders:
+        step = step_of(folder.name)
+        try:
+            manifest = read_manifest(folder)
+            digest = hashlib.sha256(folder.read(MANIFEST_FILE)).hexdigest()
+            present = folder.files()
+            files = {
+                name
+                for name, entry in manifest.files.items()
+                if present.get(name) == entry.size and sha256_of(folder, name) == entry.sha256
+            }
+        except (CheckpointError, OSError):
+            continue
+        if step is None or manifest.progress.step != step:
+            continue
+        sizes = {name: entry.size for name, entry in manifest.files.items()} | {MANIFEST_FILE: present[MANIFEST_FILE]}
+        found[step] = Held(digest, sizes, frozenset(files | {MANIFEST_FILE}))
+    return found
+
+
+def newest_complete(held: Sequence[Mapping[int, Held]]) -> Found | None:
+    """Newest step whose files are all held by some rank, with one manifest. `held` has an entry for each rank."""
+    for step in sorted({step for of_rank in held for step in of_rank}, reverse=True):
+        for digest in dict.fromkeys(of_rank[step].manifest for of_rank in held if step in of_rank):
+            having = {r: of[step] for r, of in enumerate(held) if step in of and of[step].manifest == digest}
+            needed = next(iter(having.values())).needed
+            holders = {name: rank for rank, files in reversed(having.items()) for name in files.files}
+            if set(needed) <= set(holders):
+                return Found(step, needed, holders)
+    return None
+
+
+def restore(root: Path, *, newer_than: int) -> Folder | None:
+    """Find the newest complete checkpoint in memory, complete the folders of all machines, and remove all other
+    checkpoints under `root`. Returns the folder, or None if there is no checkpoint after step `newer_than`, or if a
+    machine has no room for it. Every rank must call this function.
+    """
+    hosts = Hosts.of_run(root)
+    rank = own_rank()
+    leads = hosts.leads(rank)
+    held = look_into(root) if leads else {}
+    everywhere: list[Mapping[int, Held]] = gather_from_all(held)
+    found = newest_complete(everywhere)
+    if found is not None and found.step <= newer_than:
+        found = None
+    if found is not None and not _complete(found, root, hosts, everywhere):
+        found = None
+    if leads:
+        _remove_others(root, found.step if found else None)
+    return LocalFolder(root) / f"step-{found.step:08d}" if found else None
+
+
+def _complete(found: Found, root: Path, hosts: Hosts, held: Sequence[Mapping[int, Held]]) -> bool:
+    """Send the files of a checkpoint to all machines that lack them. Returns False on all ranks if this fails."""
+    rank = own_rank()
+    folder = root / f"step-{found.step:08d}"
+    missing = {}
+    for host in range(hosts.number):
+        leader = hosts.ranks(host)[0]
+        mine = held[leader].get(found.step)
+        source = next(iter(found.holders.values()))
+        same = mine is not None and mine.manifest == held[source][found.step].manifest
+        missing[leader] = [name for name in found.needed if not same or mine is None or name not in mine.files]
+    is_well = 1
+    if names := missing.get(rank, []):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            is_well = int(sum(found.needed[name] for name in names) <= free_bytes(root))
+        except OSError:
+            is_well = 0
+    if not all(share_sizes(is_well)):
+        return False
+    transfers = [
+        Transfer(name, found.needed[name], found.holders[name], leader)
+        for leader, names in missing.items()
+        for name in names
+    ]
+    try:
+        transfer_files(transfers, folder)
+    except OSError:
+        is_well = 0
+    return all(share_sizes(is_well))
+
+
+def _remove_others(root: Path, step: int | None) -> None:
+    """Remove everything of the run from this machine's memory, except the checkpoint of a step."""
+    kept = None if step is None else root / f"step-{step:08d}"
+    for place in root.parent.iterdir() if root.parent.exists() else ():
+        if place != root or kept is None:
+            shutil.rmtree(place, ignore_errors=True)
+    for path in root.iterdir() if root.exists() else ():
+        if path != kept:
+            shutil.rmtree(path, ignore_errors=True)

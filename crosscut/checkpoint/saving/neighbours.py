@@ -1,0 +1,64 @@
+"""Copies of a checkpoint's files in the memory of the next machine, while the checkpoint is written to memory.
+
+Each machine has a draft of its own. When a rank has written its file, it sends the file to a rank of the next machine.
+When all ranks have done so, the first rank of each machine adds the index and the manifest, and publishes the folder.
+Only then is the previous checkpoint removed, so at any time one complete checkpoint exists.
+"""
+
+import shutil
+
+import torch.distributed as dist
+
+from crosscut.checkpoint.format.index import INDEX_FILE
+from crosscut.checkpoint.format.manifest import MANIFEST_FILE
+from crosscut.checkpoint.in_memory import Hosts
+from crosscut.checkpoint.storage import LocalFolder
+from crosscut.config import CheckpointError
+from crosscut.parallel.collectives import own_rank
+from crosscut.parallel.state.files import Transfer, share_sizes, transfer_files
+
+
+class NeighbourCopies:
+    """Exchange of the files of checkpoints in memory. Every rank creates one, and calls the same methods."""
+
+    def __init__(self, hosts: Hosts, group: dist.ProcessGroup) -> None:
+        self.hosts, self.group = hosts, group
+
+    def begin(self, draft: LocalFolder) -> None:
+        """Create the draft on a machine without the coordinator."""
+        draft.path.mkdir(parents=True, exist_ok=True)
+
+    def spread(self, draft: LocalFolder, name: str, *, is_written: bool) -> None:
+        """Send this rank's file `name` in `draft` to the next machine, and receive a file. A rank whose file could not
+        be written also calls this method. The names of the ranks' files differ only in the number of the rank.
+        """
+        rank = own_rank()
+        names = [name.replace(f"-{rank}.", f"-{other}.") for other in range(len(self.hosts.of_ranks))]
+        sizes = share_sizes(_size(draft, name) if is_written else -1, self.group)
+        transfer_files(self.hosts.copies(sizes, names), draft.path, self.group)
+
+    def publish(self, folder: LocalFolder, draft: LocalFolder) -> None:
+        """Complete the draft on every machine, publish all drafts, and remove older checkpoints.
+
+        Raises `CheckpointError` on all ranks if a machine cannot publish its draft.
+        """
+        rank, is_well = own_rank(), 1
+        sizes = {name: share_sizes(_size(draft, name), self.group)[0] for name in (INDEX_FILE, MANIFEST_FILE)}
+        leaders = [self.hosts.ranks(host)[0] for host in range(self.hosts.number)]
+        try:
+            transfers = [Transfer(name, size, 0, other) for name, size in sizes.items() for other in leaders[1:]]
+            transfer_files(transfers, draft.path, self.group)
+            if rank in leaders:
+                folder.publish(draft, MANIFEST_FILE)
+        except OSError:
+            is_well = 0
+        if not all(share_sizes(is_well, self.group)):
+            raise CheckpointError(f"`{folder}` was not written, because a machine has no room or no access.")
+        for path in folder.path.parent.iterdir() if rank in leaders else ():
+            if path.name != folder.name:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _size(folder: LocalFolder, name: str) -> int:
+    """Size of a file; 0 if there is none."""
+    return folder.files().get(name, 0)

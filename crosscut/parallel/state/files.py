@@ -1,0 +1,102 @@
+"""Files that ranks send each other, in blocks, through a gloo group on the CPU.
+
+A rank that cannot read or write its file still sends or receives all blocks. Otherwise, the other rank would wait
+forever.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from crosscut.parallel.collectives import own_rank
+
+_BLOCK_BYTES = 1 << 24
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A file that one rank sends to another rank."""
+
+    name: str
+    size: int
+    """Size in bytes."""
+    source: int
+    target: int
+
+
+def transfer_files(transfers: Sequence[Transfer], folder: Path, group: dist.ProcessGroup | None = None) -> None:
+    """Send and receive files in `folder`, which may be another folder on each rank. Every rank of the group must call
+    this function with the same transfers. By default, the group is that of all ranks.
+
+    Raises `OSError` on the ranks on which a file cannot be read or written, after all transfers.
+    """
+    rank, failed = own_rank(), []
+    for transfer in transfers:
+        if rank not in (transfer.source, transfer.target):
+            continue
+        try:
+            (_send if rank == transfer.source else _receive)(transfer, folder / transfer.name, group)
+        except OSError as error:
+            failed.append(error)
+    if failed:
+        raise failed[0]
+
+
+def share_sizes(size: int, group: dist.ProcessGroup | None = None) -> list[int]:
+    """Return the integers `size` of all ranks of the group. Every rank must call this function."""
+    if not dist.is_initialized() or dist.get_world_size(group) == 1:
+        return [size]
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(sizes, torch.tensor([size], dtype=torch.int64), group=group)
+    return [int(each) for each in sizes]
+
+
+def _send(transfer: Transfer, path: Path, group: dist.ProcessGroup | None) -> None:
+    failed: OSError | None = None
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        failed = error
+    block = torch.zeros(min(_BLOCK_BYTES, transfer.size), dtype=torch.uint8)
+    for part in _parts(block, transfer.size):
+        if failed is None:
+            try:
+                file.readinto(part.numpy())  # type: ignore[arg-type]  # an array is a buffer
+            except OSError as error:
+                failed = error
+        dist.send(part, transfer.target, group=group)
+    if failed is not None:
+        raise failed
+    file.close()
+
+
+def _receive(transfer: Transfer, path: Path, group: dist.ProcessGroup | None) -> None:
+    failed: OSError | None = None
+    write: Callable[[memoryview], object] = lambda _: None  # noqa: E731 - replaced when the file is open
+    try:
+        path.unlink(missing_ok=True)
+        file = path.open("xb", buffering=0)
+        write = file.write
+    except OSError as error:
+        failed = error
+    block = torch.zeros(min(_BLOCK_BYTES, transfer.size), dtype=torch.uint8)
+    for part in _parts(block, transfer.size):
+        dist.recv(part, transfer.source, group=group)
+        if failed is None:
+            try:
+                write(memoryview(part.numpy()))  # type: ignore[arg-type]  # an array is a buffer
+            except OSError as error:
+                failed = error
+    if failed is not None:
+        raise failed
+    file.close()
+
+
+def _parts(block: torch.Tensor, size: int) -> list[torch.Tensor]:
+    """Views of a buffer, one for each block of a file."""
+    if not size:
+        return []
+    return [block[: min(len(block), size - start)] for start in range(0, size, len(block))]
