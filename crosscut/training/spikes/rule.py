@@ -13,7 +13,7 @@ loss has a negative excess.
 
 `ENOUGH` suspicious steps among `RECENT` steps are also an alarm. A loss or a norm that is not finite is always an
 alarm. The limits in multiples of s adapt to the noise of the run. The fixed factors are not tuned to a run: a rise of
-less than 5% is not worth a return, and batches of clean runs have gradient norms up to 17 times the usual norm.
+less than 5% is not worth a return, and batches of clean runs have gradient norms up to 12 times the usual norm.
 """
 
 import bisect
@@ -66,11 +66,11 @@ class Alarm:
 
 
 @dataclass(frozen=True)
-class _Judged:
+class Judged:
     """Excess and scale of a value. Both are None while there are too few earlier values."""
 
-    excess: float | None
-    scale: float | None
+    excess: float | None = None
+    scale: float | None = None
 
     def exceeds(self, deviations: float, factor: float) -> bool:
         """Whether the excess is above so many deviations, and the value is above `factor` times the usual value."""
@@ -80,7 +80,7 @@ class _Judged:
 
 
 @dataclass
-class _Figure:
+class Figure:
     """Series of the loss or of the gradient norm."""
 
     name: str
@@ -89,8 +89,10 @@ class _Figure:
     def __post_init__(self) -> None:
         self.values: list[float] = []
         self.excesses: list[float | None] = []
+        self.judged = Judged()
+        """Judgement of the last value."""
 
-    def add(self, value: float) -> _Judged:
+    def add(self, value: float) -> Judged:
         """Add the next value and judge it by the earlier values."""
         logarithm = math.log(max(value, _SMALLEST))
         base = self.values[-BASE:]
@@ -99,7 +101,8 @@ class _Figure:
         scale = _TO_DEVIATION * statistics.median(sizes) if len(sizes) >= LEAST // 2 else None
         self.values.append(logarithm)
         self.excesses.append(excess)
-        return _Judged(excess, scale)
+        self.judged = Judged(excess, scale)
+        return self.judged
 
     def describe(self) -> str:
         """Description of the last value, such as "loss 8.1, usually 3.9"."""
@@ -118,7 +121,7 @@ class SpikeRule:
     def __init__(self) -> None:
         self._steps: list[int] = []
         self._suspicious: list[bool] = []
-        self._loss, self._norm = _Figure("loss", LOSS), _Figure("gradient norm", NORM)
+        self.loss, self.norm = Figure("loss", LOSS), Figure("gradient norm", NORM)
 
     def observe(self, step: int, loss: float, norm: float) -> Alarm | None:
         """Add the figures of step `step`, which must be later than all steps so far. Returns an alarm if this step
@@ -126,7 +129,7 @@ class SpikeRule:
         """
         if not (math.isfinite(loss) and math.isfinite(norm)):
             return Alarm(first=step, step=step, reason=f"loss {loss:.4g}, gradient norm {norm:.4g}")
-        figures = (self._loss, self._norm)
+        figures = (self.loss, self.norm)
         judged = [figure.add(value) for figure, value in zip(figures, (loss, norm), strict=True)]
         limits = [figure.limits for figure in figures]
         suspicious = [j.exceeds(_SUSPICIOUS, limit.suspicious) for j, limit in zip(judged, limits, strict=True)]
@@ -152,5 +155,5 @@ class SpikeRule:
 
     def _remove(self, places: slice) -> None:
         del self._steps[places], self._suspicious[places]
-        for figure in (self._loss, self._norm):
+        for figure in (self.loss, self.norm):
             figure.remove(places)

@@ -1,0 +1,282 @@
+"""Spikes of the loss: three kinds of spikes are planted in a small run, found, undone and left out.
+
+    python benchmarks/spikes.py                                          # about 2 minutes on two cores
+    python benchmarks/spikes.py --layout layout.tensor=2 --clean 0       # on two tensor ranks, without the clean runs
+    python benchmarks/spikes.py --replay runs/demo                       # the rule on a recorded run
+
+Each kind runs with `training.on_spike` off and with skip, and twice more from the record of the second run. The
+compared loss is the validation loss at the end. A run without spikes gives the loss to compare with. The faults are
+planted at batches, by their position in the order of the samples, so that a run that leaves a batch out also leaves
+the fault out:
+
+- gradients: the gradients of one batch are replaced by noise with 1,000 times their norm;
+- noise: a document of random letters fills one shard of the corpus, about a dozen batches in a row;
+- learning rate: the learning rate of ten batches is ten times as high as the schedule says.
+
+The clean runs have 2,000 steps each and must raise no alarm (`training.on_spike=stop` ends a run at an alarm).
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import math
+import random
+import statistics
+import string
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.machine import describe_machine, print_machine
+from crosscut.config import RunConfig, TrainingError, load_run
+from crosscut.data import open_tokens, prepare, read_documents
+from crosscut.launch import launch, process_group
+from crosscut.parallel import make_mesh
+from crosscut.parallel.state.parameters import local_part
+from crosscut.training import step as training_step
+from crosscut.training.batches import TokenBatches, batches_of, samples_of
+from crosscut.training.loop import Loop
+from crosscut.training.precision import resolve_on
+from crosscut.training.spikes.copies import StateCopies, steps_between_copies
+from crosscut.training.spikes.order import SampleOrder, Skip
+from crosscut.training.spikes.record import own_record
+from crosscut.training.spikes.rule import SpikeRule
+from crosscut.training.step import Trainer
+from crosscut.training.watching.metrics import read_metrics
+
+STEPS, BATCH, LENGTH = 400, 8, 64
+SPIKE = 200
+"""Step, counted from 0, whose batch gets the fault, for the two kinds that are planted at a step."""
+CLEAN_STEPS = 2000
+KINDS = ("gradients", "noise", "learning rate")
+CPU = torch.device("cpu")
+_TEXT_BYTES = 800_000
+_NOISE_BYTES = 9_000
+
+
+def make_corpora(folder: Path) -> None:
+    """Write and tokenize the text, once as it is and once with the document of noise, with the same tokenizer."""
+    texts, size = [], 0
+    for document in read_documents(["builtin:state-of-the-union"], text_key="text"):
+        texts.append(document.text)
+        size += len(document.text)
+        if size > _TEXT_BYTES:
+            break
+    draw = random.Random(1)
+    words = ("".join(draw.choices(string.ascii_letters, k=draw.randint(2, 12))) for _ in range(_NOISE_BYTES // 8))
+    files = {"text": texts, "noise": [" ".join(words)]}
+    for name, documents in files.items():
+        lines = (json.dumps({"text": text}) for text in documents)
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    for name in ("clean", "noise"):
+        run = make_run(folder, name)
+        prepare(run.data, Path(run.tokens_folder), seed=1, progress=False)
+
+
+def make_run(folder: Path, name: str, *overrides: str) -> RunConfig:
+    """Build the run with this name. Runs whose names begin with "noise" have the document of noise in their corpus."""
+    corpus = "noise" if name.startswith("noise") else "clean"
+    text = [str(folder / "text.jsonl")]
+    table: dict[str, Any] = {
+        "model": {
+            "num_layers": 2, "hidden_size": 64, "num_heads": 4, "vocab_size": 1024, "max_sequence_length": LENGTH,
+        },
+        "data": {"tokens": str(folder / corpus), "text": text, "vocab_size": 1024, "num_shards": 32},
+        "training": {
+            "steps": STEPS, "batch_size": BATCH, "sequence_length": LENGTH, "seed": 1,
+            "validate_every": 0, "validation_sequences": 256,
+        },
+        "checkpoint": {"every": 100},
+        "optimizer": {"learning_rate": 6e-3, "warmup_steps": 50},
+        "output": {"folder": str(folder / "runs" / name.replace(" ", "-"))},
+    }  # fmt: skip
+    if corpus == "noise":
+        table["data"] |= {
+            "text": [str(folder / "noise.jsonl"), *text],
+            "tokenizer": str(folder / "clean/tokenizer.json"),
+        }
+    return load_run(table, overrides)
+
+
+class Faults:
+    """Faults that are planted at the batches of one rank."""
+
+    def __init__(self, kind: str, trainer: Trainer, batches: TokenBatches[Any]) -> None:
+        self.kind, self.trainer, self.batches = kind, trainer, batches
+        self._update, self._rate = trainer.update, training_step.learning_rate
+        trainer.update = self.update  # type: ignore[method-assign]
+
+    def update(self, step: int, loss: torch.Tensor) -> Any:
+        """Update the weights as the trainer does, with the fault if it belongs to this batch."""
+        place = self.batches.order.first_sample(step) // BATCH - SPIKE
+        if self.kind == "gradients" and place == 0:
+            generator = torch.Generator().manual_seed(1)
+            for parameter in self.trainer.parameters:
+                gradient = local_part(parameter.grad)
+                noise = torch.randn(gradient.shape, generator=generator, dtype=gradient.dtype)
+                gradient.copy_(noise * 1000 * gradient.norm() / noise.norm())
+        factor = 10.0 if self.kind == "learning rate" and 0 <= place < 10 else 1.0
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(training_step, "learning_rate", lambda *of, **run: factor * self._rate(*of, **run))
+            return self._update(step, loss)
+
+
+def train(run: RunConfig, kind: str = "", skips: tuple[Skip, ...] = ()) -> dict[str, Any]:
+    """Train a run on ranks that have been started. Returns its figures."""
+    print(f"{Path(run.output.folder).name}, {run.training.steps} steps", file=sys.stderr)
+    mesh = make_mesh(run.layout, CPU)
+    tokens = open_tokens(run.data, Path(run.tokens_folder), verify=False)
+    trainer, batches = Trainer(resolve_on(run, CPU), mesh), batches_of(run, samples_of(run, tokens), mesh)
+    batches.order = SampleOrder(run.training, skips)
+    Faults(kind, trainer, batches)
+    folder = Path(run.output.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    loop, error, last = Loop(trainer, batches), "", float("nan")
+    start = time.perf_counter()
+    with loop.saver:
+        try:
+            last = loop.train().after.loss
+        except TrainingError as raised:
+            error = str(raised)
+    record = own_record(folder)
+    rows = [row for row in read_metrics(folder) if "loss" in row]
+    return {
+        "loss": last,
+        "error": error,
+        "seconds": time.perf_counter() - start,
+        "step_seconds": statistics.median(row["seconds"] for row in rows),
+        "events": [vars(event) for event in record.events] if record else [],
+        "skips": batches.order.skips,
+        "series": [(row["loss"], row["gradient_norm"]) for row in rows],
+        "weights": [local_part(parameter.detach()).clone() for parameter in trainer.parameters],
+        "copy": cost_of_copies(trainer),
+    }
+
+
+def cost_of_copies(trainer: Trainer) -> dict[str, float]:
+    """Seconds of one copy of the state and of one judgement of the rule, and bytes of the copies."""
+    copies, rule, times = StateCopies(trainer), SpikeRule(), []
+    for step in range(5):
+        start = time.perf_counter()
+        copies.keep(step)
+        times.append(time.perf_counter() - start)
+    start = time.perf_counter()
+    for step in range(500):
+        rule.observe(step, 3.0 + step % 7 / 100, 1.0)
+    return {"copy": min(times), "rule": (time.perf_counter() - start) / 500, "bytes": copies.num_bytes}
+
+
+def measure(folder: Path, layout: tuple[str, ...], kinds: tuple[str, ...], num_clean: int) -> dict[str, Any]:
+    """Run everything on one rank of the layout. Returns the figures, without the weights."""
+    torch.set_num_threads(1)
+    told: dict[str, Any] = {"kinds": {}, "clean": []}
+    with process_group(CPU), contextlib.redirect_stdout(io.StringIO()):
+        told["without"] = train(make_run(folder, "clean", *layout))
+        for kind in kinds:
+            off = train(make_run(folder, f"{kind} off", *layout), kind)
+            skip = train(make_run(folder, f"{kind} skip", "training.on_spike=skip", *layout), kind)
+            again = [train(make_run(folder, f"{kind} {n}", *layout), kind, skip["skips"]) for n in (1, 2)]
+            equal = all(_same(skip, other) for other in again)
+            told["kinds"][kind] = {"off": off, "skip": skip, "equal": equal}
+        for seed in range(1, num_clean + 1):
+            options = (f"training.seed={seed}", f"training.steps={CLEAN_STEPS}", "training.on_spike=stop")
+            told["clean"].append(train(make_run(folder, f"seed {seed}", *options, *layout)))
+    for result in (
+        told["without"],
+        *told["clean"],
+        *(r for k in told["kinds"].values() for r in (k["off"], k["skip"])),
+    ):
+        del result["weights"]
+        result["skips"] = [vars(skip) for skip in result["skips"]]
+    return told
+
+
+def _same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    """Whether two runs have the same losses and norms in all steps, and the same weights, to the last bit."""
+    weights = zip(ours["weights"], theirs["weights"], strict=True)
+    return ours["series"] == theirs["series"] and all(torch.equal(mine, other) for mine, other in weights)
+
+
+def report(told: dict[str, Any]) -> None:
+    """Print the figures."""
+    without, cost = told["without"]["loss"], told["without"]["copy"]
+    print(f"validation loss without spikes, after {STEPS} steps: {without:.4f}\n")
+    print(f"{'kind':<15}{'found at':>10}{'back to':>9}{'left out':>10}{'loss, off':>11}{'loss, skip':>12}", end="")
+    print(f"{'over clean':>12}{'two repeats':>14}")
+    for kind, row in told["kinds"].items():
+        events, skip = row["skip"]["events"], row["skip"]["loss"]
+        found, back = (",".join(str(event[name]) for event in events) for name in ("spike_step", "back_to"))
+        left = sum(event["sequences"] for event in events) // BATCH
+        bits = "same bits" if row["equal"] else "DIFFERENT"
+        print(f"{kind:<15}{found:>10}{back:>9}{left:>10}{row['off']['loss']:>11.4f}{skip:>12.4f}", end="")
+        print(f"{skip / without - 1:>12.2%}{bits:>14}")
+        if row["skip"]["error"]:
+            print(f"  {row['skip']['error']}")
+    for result in told["clean"]:
+        print(f"clean run of {len(result['series']):,} steps: {result['error'] or 'no alarm'}")
+    every, step = steps_between_copies(STEPS), told["without"]["step_seconds"]
+    print(f"step {1000 * step:.1f} ms; rule {1e6 * cost['rule']:.0f} us a step ({cost['rule'] / step:.2%}); ", end="")
+    print(f"copy {1000 * cost['copy']:.2f} ms every {every} steps ({cost['copy'] / every / step:.2%}), ", end="")
+    print(f"{cost['bytes'] / 1e6:.1f} MB for two copies")
+
+
+def replay(folder: Path) -> None:
+    """Print what the rule says about the recorded metrics of a run."""
+    rule, alarms, most = SpikeRule(), 0, [(0.0, 0.0), (0.0, 0.0)]
+    rows = [row for row in read_metrics(folder) if row.get("loss") is not None and row.get("gradient_norm") is not None]
+    for row in rows:
+        alarm = rule.observe(row["step"] - 1, row["loss"], row["gradient_norm"])
+        alarms += alarm is not None
+        for number, figure in enumerate((rule.loss, rule.norm)):
+            if (excess := figure.judged.excess) is not None and (scale := figure.judged.scale):
+                most[number] = max(most[number], (excess, excess / scale))
+    (loss, deviations), (norm, others) = most
+    print(f"{folder}: {len(rows):,} steps, {alarms} alarms; at most loss {math.exp(loss):.3f} times ", end="")
+    print(f"({deviations:.1f} s), norm {math.exp(norm):.2f} times ({others:.1f} s)")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layout", nargs="*", default=[], help="settings of the layout; one rank by default")
+    parser.add_argument("--clean", type=int, default=3, help="number of clean runs")
+    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=KINDS, help="kinds of spikes; all by default")
+    parser.add_argument("--json", type=Path, help="also write the figures and the series of the runs to this file")
+    parser.add_argument("--replay", type=Path, nargs="+", help="only apply the rule to the metrics in these folders")
+    options = parser.parse_args(arguments)
+    if options.replay:
+        for folder in options.replay:
+            replay(folder)
+        return
+    print_machine("torch")
+    with tempfile.TemporaryDirectory() as folder:
+        make_corpora(Path(folder))
+        layout = tuple(options.layout)
+        ranks = make_run(Path(folder), "clean", *layout).layout.world_size
+        given = (Path(folder), layout, tuple(options.kinds), options.clean)
+        told: dict[str, Any] = launch(measure, given, num_ranks=ranks)
+    report(told)
+    if options.json:
+        machine = describe_machine("torch")
+        options.json.write_text(json.dumps({"machine": machine, **_short(told)}) + "\n", encoding="utf-8")
+
+
+def _short(value: Any) -> Any:
+    """The figures with five digits, for the file."""
+    if isinstance(value, dict):
+        return {name: _short(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_short(each) for each in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+if __name__ == "__main__":
+    sys.exit(main())
