@@ -249,6 +249,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--layout", nargs="*", default=[], help="settings of the layout; one rank by default")
     parser.add_argument("--clean", type=int, default=3, help="number of clean runs")
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=KINDS, help="kinds of spikes; all by default")
+    parser.add_argument("--rate", type=float, default=6e-3, help="peak of the learning rate")
     parser.add_argument("--json", type=Path, help="also write the figures and the series of the runs to this file")
     parser.add_argument("--replay", type=Path, nargs="+", help="only apply the rule to the metrics in these folders")
     options = parser.parse_args(arguments)
@@ -259,7 +260,7 @@ def main(arguments: list[str] | None = None) -> None:
     print_machine("torch")
     with tempfile.TemporaryDirectory() as folder:
         make_corpora(Path(folder))
-        layout = tuple(options.layout)
+        layout = (*options.layout, f"optimizer.learning_rate={options.rate}")
         ranks = make_run(Path(folder), "clean", *layout).layout.world_size
         given = (Path(folder), layout, tuple(options.kinds), options.clean)
         told: dict[str, Any] = launch(measure, given, num_ranks=ranks)
