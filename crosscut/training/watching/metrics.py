@@ -26,6 +26,8 @@ from crosscut.evaluation.score_table import in_a_line
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
+_ROWS, _SCALARS = f"Some rows of `{METRICS_FILE}`", f"Some scalars in `{TENSORBOARD_FOLDER}`"
+"""What a disk error loses, in the message about the error."""
 _SECONDS_BETWEEN_LINES = 10.0
 _LONGEST_LINE = 1 << 20
 """Maximum number of characters in a row of the metrics. Rows of a run have less than a thousand characters."""
@@ -61,7 +63,7 @@ class Metrics:
             ) from None
         self._validated = {row["step"] for row in kept if "validation_loss" in row}
         self._display = _Display(num_steps, start)
-        self._told = False
+        self._told = set[str]()
 
     def __enter__(self) -> Self:
         return self
@@ -71,9 +73,10 @@ class Metrics:
     ) -> None:
         if self.active:
             self._display.close()
-            for file in (self._file, self._board):
-                with self._disk_errors_told():
-                    file.close()
+            with self._disk_errors_told(_ROWS):
+                self._file.close()
+            with self._disk_errors_told(_SCALARS):
+                self._board.close()
 
     def step(self, step: int, values: Mapping[str, Value]) -> None:
         """Record the values of a training step. `step` is the number of steps done so far."""
@@ -101,13 +104,14 @@ class Metrics:
     def rewind(self, step: int) -> None:
         """Remove the rows of later steps than `step`, because the run has returned to this step."""
         if self.active:
-            with self._disk_errors_told():
+            with self._disk_errors_told(_ROWS):
                 kept = [row for row in read_metrics(self._path.parent) if row["step"] <= step]
                 write_whole(self._path, _lines(kept))
                 file = self._path.open("a", encoding="utf-8")
                 self._file.close()
                 self._file = file
                 self._validated = {row["step"] for row in kept if "validation_loss" in row}
+            with self._disk_errors_told(_SCALARS):
                 self._board.restart(step + 1)
 
     def note(self, text: str) -> None:
@@ -125,26 +129,25 @@ class Metrics:
             yield
 
     def _write(self, step: int, values: Mapping[str, Value]) -> None:
-        with self._disk_errors_told():
+        with self._disk_errors_told(_ROWS):
             self._file.write(json.dumps({"step": step, **{name: _as_json(v) for name, v in values.items()}}) + "\n")
             self._file.flush()
+        with self._disk_errors_told(_SCALARS):
             for name, value in values.items():
                 if isinstance(value, int | float):
                     self._board.scalar(name, value, step)
 
     @contextmanager
-    def _disk_errors_told(self) -> Iterator[None]:
-        """Print disk errors instead of raising them. A full disk loses rows of the metrics but does not stop the run;
-        only a failed checkpoint may stop it.
+    def _disk_errors_told(self, lost: str) -> Iterator[None]:
+        """Print disk errors instead of raising them, once for each kind of loss (`_ROWS`, `_SCALARS`). A full disk
+        loses rows of the metrics but does not stop the run; only a failed checkpoint may stop it.
         """
         try:
             yield
         except OSError as error:
-            if not self._told:
-                self._told = True
-                self._display.line(
-                    f"Some rows of `{METRICS_FILE}` cannot be written: {error.strerror}. Training continues."
-                )
+            if lost not in self._told:
+                self._told.add(lost)
+                self._display.line(f"{lost} cannot be written: {error.strerror}. Training continues.")
 
 
 def _as_json(value: Value) -> Value:

@@ -1,5 +1,7 @@
+import errno
 import json
 import math
+import os
 import sys
 import threading
 from contextlib import suppress
@@ -76,6 +78,22 @@ def test_a_full_disk_loses_rows_but_neither_the_run_nor_a_traceback(tmp_path, ca
         out.count("Some rows of `metrics.jsonl` cannot be written: No space left on device. Training continues.") == 1
     )
     assert "Traceback" not in out + errors
+
+
+def test_a_full_disk_for_tensorboard_is_told_of_tensorboard(tmp_path, capsys, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("crosscut.training.watching.board.Board.scalar", full)
+    with Metrics(tmp_path, num_steps=3, start=0, active=True) as metrics:
+        metrics.step(1, VALUES)
+        metrics.step(2, VALUES)
+    out = capsys.readouterr().out
+    assert (
+        out.count("Some scalars in `tensorboard` cannot be written: No space left on device. Training continues.") == 1
+    )
+    assert "metrics.jsonl" not in out
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2]
 
 
 def test_numbers_that_are_none_are_null(tmp_path):
