@@ -13,7 +13,7 @@ file. Then the same command (`--resume auto`) continues the run. For each fault,
 |---|---|
 | named after | seconds from the fault until the output names it; a dash if no process is left to name it |
 | right | whether the message names what it must name: rank, axis, module or file |
-| steps lost | steps that the resumed run repeats |
+| steps lost | steps that the resumed run repeats; "all" if the fault removes all checkpoints |
 | same bits | whether parameters, optimizer state and losses at the end are those of the undisturbed run, bit by bit |
 | status | exit status of the run that the fault hit; 0 if the run goes on |
 
@@ -135,15 +135,15 @@ def cells(row: Row) -> list[str]:
     """Cells of a row of the table."""
     fault = row.fault
     if row.skipped:
-        return [str(fault.section), fault.name, fault.layout, f"not run: {row.skipped}", "", "", "", ""]
+        return [fault.name, fault.layout, f"not run: {row.skipped}", "", "", "", ""]
     seconds = "-" if not fault.named else "not named" if row.seconds is None else f"{row.seconds:.1f} s"
     yes = {True: "yes", False: "NO", None: "-"}
-    lost = "-" if row.lost is None else str(row.lost)
+    lost = "-" if row.lost is None else "all" if fault.loses_all else str(row.lost)
     status = "hangs" if row.status is None else str(row.status)
-    return [str(fault.section), fault.name, fault.layout, seconds, yes[row.right], lost, yes[row.same], status]
+    return [fault.name, fault.layout, seconds, yes[row.right], lost, yes[row.same], status]
 
 
-HEAD = ["section", "fault", "layout", "named after", "right", "steps lost", "same bits", "status"]
+HEAD = ["fault", "layout", "named after", "right", "steps lost", "same bits", "status"]
 
 
 def report(rows: list[Row], seed: int) -> bool:
@@ -169,14 +169,13 @@ def write_page(rows: list[Row], seed: int, page: Path) -> None:
     lines.insert(1, "|" + "---|" * len(HEAD))
     machine = ", ".join(f"{name} {value}" for name, value in describe_machine("torch").items())
     told = ["| fault | message | what survives |", "|---|---|---|"]
-    for row in rows:
-        if row.fault.named and not row.message:
-            continue
-        message = row.message or ("none" if row.status == 0 else "none: no process is left to print one")
-        told.append(f"| {row.fault.name} | {_in_cell(message)} | {row.fault.survives} |")
-    content = "\n".join(
-        [_BEGIN, "", *lines, "", f"{len(rows)} of {len(FAULTS)} faults; seed {seed}; {machine}.", "", *told, "", _END]
-    )
+    told += [f"| {row.fault.name} | {_message_cell(row)} | {row.fault.survives} |" for row in rows]
+    done = {row.fault.name for row in rows if not row.skipped}
+    missing = [fault.name for fault in FAULTS if fault.name not in done]
+    count = f"{len(done)} of {len(FAULTS)} faults; seed {seed}; {machine}."
+    if missing:
+        count += f"\n\nNot measured: {'; '.join(missing)}."
+    content = "\n".join([_BEGIN, "", *lines, "", count, "", *told, "", _END])
     text = page.read_text(encoding="utf-8")
     if text.count(_BEGIN) != 1 or text.count(_END) != 1:
         sys.exit(f"`{page}` must hold the lines `{_BEGIN}` and `{_END}` once each, but does not.")
@@ -185,6 +184,15 @@ def write_page(rows: list[Row], seed: int, page: Path) -> None:
 
 _AFTER = re.compile(r"\s*(\u256d|PYTHON STACK|Training step|step +\d+ +validation|second run ended).*", re.DOTALL)
 """Output of a run that goes on after its message."""
+
+
+def _message_cell(row: Row) -> str:
+    """Return the cell of the message of a row."""
+    if row.skipped:
+        return "not run"
+    if not row.message and row.fault.named:
+        return "not recorded"
+    return _in_cell(row.message or ("none" if row.status == 0 else "none: no process is left to print one"))
 
 
 def _in_cell(message: str) -> str:
@@ -216,7 +224,7 @@ def main(arguments: list[str] | None = None) -> None:
     if not faults:
         parser.error(f"`--only` must match the name of a fault, but {options.only} match none. See --list.")
     if options.list:
-        print("\n".join(f"{fault.section}  {fault.layout:<10}  {fault.name}" for fault in faults))
+        print("\n".join(f"{fault.layout:<10}  {fault.name}" for fault in faults))
         return
     os.environ.pop("FAULTS_PLACE", None)
     began, results = time.monotonic(), Results(options.results, options.seed)

@@ -51,7 +51,7 @@ def _in_newest(file: str, damage: Damage) -> Cause:
 
 def _checkpoint(name: str, file: str, damage: Damage, layout: str, *told: str) -> Fault:
     named = ("step-00000008", f"{file}|{told[0] if told else file}", "Continuing from `.*step-00000004`")
-    return Fault(name=f"the newest checkpoint: {name}", section=4, layout=layout, named=named, place=_IN_NINTH,
+    return Fault(name=f"the newest checkpoint: {name}", layout=layout, named=named, place=_IN_NINTH,
                  cause=_in_newest(file, damage), status=(-9,), may_lose=2 * EVERY + 1, damages=True, at_resume=True,
                  survives="the checkpoint before")  # fmt: skip
 
@@ -91,27 +91,27 @@ def _own_settings(scene: Scene, _: random.Random) -> None:
 
 
 DAMAGED = [
-    Fault(name="a flipped bit in a weight of one rank", section=4, layout="data 2",
+    Fault(name="a flipped bit in a weight of one rank", layout="data 2",
           named=("`final_norm.bias` must have identical values", r"rank"), status=(2,),
           place=Place(STEP, call=7, rank=1, act="flip_bit"), survives="the checkpoints from before", may_lose=EVERY),
-    Fault(name="a flipped bit in a weight that tensor ranks share", section=4, layout="tensor 2",
+    Fault(name="a flipped bit in a weight that tensor ranks share", layout="tensor 2",
           named=("`final_norm.bias` must have identical values", r"rank"), status=(2,),
           place=Place(STEP, call=7, rank=1, act="flip_bit"), survives="the checkpoints from before", may_lose=EVERY),
-    Fault(name="NaN in a gradient of one rank", section=4, layout="data 2", status=(2,),
+    Fault(name="NaN in a gradient of one rank", layout="data 2", status=(2,),
           named=("at step 7 they were not", "Probably a value has changed in the memory of a device"),
           place=Place("crosscut.parallel.state.gradients:GradientReducer.arm", call=7, rank=1, act="plant_nan"),
           survives="the weights from before the step"),
-    Fault(name="NaN in a gradient of one pipeline rank", section=4, layout="pipeline 2", status=(2,),
+    Fault(name="NaN in a gradient of one pipeline rank", layout="pipeline 2", status=(2,),
           named=("at step 7 they were not", "Probably a value has changed in the memory of a device"),
           place=Place(_UPDATE, call=7, rank=1, act="plant_nan"), survives="the weights from before the step"),
-    Fault(name="a flipped bit in a token shard", section=4, layout="context 2", named=(r"train-0\.tokens", "SHA-256"),
+    Fault(name="a flipped bit in a token shard", layout="context 2", named=(r"train-0\.tokens", "SHA-256"),
           cause=_tokens("train-0.tokens", flip), cure=_restore_tokens, status=(65,), survives="nothing was done"),
-    Fault(name="a token shard that is cut", section=4, layout="pipeline 2", named=(r"train-1\.tokens",),
+    Fault(name="a token shard that is cut", layout="pipeline 2", named=(r"train-1\.tokens",),
           cause=_tokens("train-1.tokens", cut), cure=_restore_tokens, status=(65,), survives="nothing was done"),
-    Fault(name="a token shard that is missing", section=4, layout="data 2", named=(r"validation\.tokens",),
+    Fault(name="a token shard that is missing", layout="data 2", named=(r"validation\.tokens",),
           cause=_tokens("validation.tokens", unlink), cure=_restore_tokens, status=(2, 65),
           survives="nothing was done"),
-    Fault(name="a flipped bit in the manifest of the tokens", section=4, layout="tensor 2", named=(r"manifest\.json",),
+    Fault(name="the manifest of the tokens is cut", layout="tensor 2", named=(r"manifest\.json",),
           cause=_tokens("manifest.json", cut), cure=_restore_tokens, status=(2, 65), survives="nothing was done"),
     _checkpoint("a flipped bit in a rank's tensors", "rank-1.safetensors", flip, "tensor 2"),
     _checkpoint("a rank's tensors are cut", "rank-0.safetensors", cut, "data 2"),
@@ -119,10 +119,10 @@ DAMAGED = [
     _checkpoint("a flipped bit in the index", "tensors.json", flip, "context 2"),
     _checkpoint("the manifest is cut", "manifest.json", cut, "data 2"),
     _checkpoint("the manifest is missing", "manifest.json", unlink, "context 2"),
-    Fault(name="a second run in the same folder", section=4, layout="context 2",
+    Fault(name="a second run in the same folder", layout="context 2",
           named=("in use by process", "second run ended with 2"), place=Place(STEP, call=6, rank=0),
           cause=_second_run, status=(0,), survives="the first run"),
-    Fault(name="a resumed run with another model", section=4, layout="tensor 2", at_resume=True,
+    Fault(name="a resumed run with another model", layout="tensor 2", at_resume=True,
           named=("hidden_size",), place=_IN_NINTH, cause=_other_settings, then=_own_settings, status=(-9,),
           survives="the checkpoints, bit by bit"),
 ]  # fmt: skip

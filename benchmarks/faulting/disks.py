@@ -13,6 +13,7 @@ from benchmarks.faulting.scene import EVERY, Scene
 from benchmarks.faulting.trial import Cause, Fault
 
 _FULL = "No space left on device"
+_NONE_BEFORE = "nothing: this was the first checkpoint"
 
 
 def full_at(pattern: str, size: int, error: int = errno.ENOSPC) -> Cause:
@@ -28,7 +29,7 @@ def full_at(pattern: str, size: int, error: int = errno.ENOSPC) -> Cause:
 
 def _before(name: str, pattern: str, size: int, layout: str, named: tuple[str, ...]) -> Fault:
     """A disk that is full before the run starts to write a file."""
-    return Fault(name=f"disk full at a random byte of {name}", section=4, layout=layout, named=(*named, _FULL),
+    return Fault(name=f"disk full at a random byte of {name}", layout=layout, named=(*named, _FULL),
                  cause=_without_tokens(full_at(pattern, size)), status=(2,), survives="nothing was done")  # fmt: skip
 
 
@@ -45,14 +46,14 @@ def _without_tokens(then: Cause) -> Cause:
 def _during(name: str, pattern: str, size: int, layout: str, named: tuple[str, ...], **more: object) -> Fault:
     """A disk that is full from the sixth step on, for the files with a pattern in their paths."""
     settings = {"status": (2,), "place": Place(STEP, call=6, rank=0), "survives": "the run, without this file", **more}
-    return Fault(name=f"disk full at a random byte of {name}", section=4, layout=layout, named=(*named, _FULL),
+    return Fault(name=f"disk full at a random byte of {name}", layout=layout, named=(*named, _FULL),
                  cause=full_at(pattern, size), **settings)  # type: ignore[arg-type]  # fmt: skip
 
 
 def _checkpoint(name: str, file: str, size: int, layout: str) -> Fault:
     return _during(name, f"/run/checkpoints/.step-00000004.partial/{file}", size, layout,
                    ("checkpoints/step-00000004", "Earlier checkpoints are unchanged"), place=Place(STEP, call=3),
-                   survives="the earlier checkpoints", may_lose=2 * EVERY)  # fmt: skip
+                   survives=_NONE_BEFORE, may_lose=2 * EVERY)  # fmt: skip
 
 
 def _mounted(kilobytes: int) -> Cause:
@@ -126,8 +127,8 @@ DISKS = [
     _before("the run's config", "/run/.config.toml", 1_000, "pipeline 2", ("config.toml",)),
     _during("metrics.jsonl", "/run/metrics.jsonl", 300, "context 2", ("Some rows of `metrics.jsonl` cannot be written",
             "Training continues"), status=(0,), loses_rows=True, survives="the run; some rows are lost"),
-    _during("TensorBoard's file", "/run/tensorboard", 300, "pipeline 2", ("cannot be written", "Training continues"),
-            status=(0,), survives="the run; some scalars are lost"),
+    _during("TensorBoard's file", "/run/tensorboard", 300, "pipeline 2", ("Some scalars in `tensorboard` cannot be",
+            "Training continues"), status=(0,), survives="the run; some scalars are lost"),
     _checkpoint("a rank's tensors (rank 0)", "rank-0", 100_000, "tensor 2"),
     _checkpoint("a rank's tensors (rank 1)", "rank-1", 100_000, "data 2"),
     _checkpoint("a checkpoint's index", "tensors.json", 20_000, "pipeline 2"),
@@ -138,22 +139,22 @@ DISKS = [
             may_lose=0, survives="all steps; the report is written by --resume auto"),
     _during("the summary", "/run/.summary.json", 500, "context 2", ("report of the run must be written",),
             may_lose=0, survives="all steps; the report is written by --resume auto"),
-    Fault(name="a file system that is full in the middle of the run", section=4, layout="tensor 2",
+    Fault(name="a file system that is full in the middle of the run", layout="tensor 2",
           named=("No space left on device", "checkpoints/step-"), cause=_mounted(420), cure=_remount("size=9000k"),
-          needs=_needs_mount, may_lose=3 * EVERY),
-    Fault(name="a disk that fails (EIO) while a checkpoint is written", section=4, layout="pipeline 2",
+          needs=_needs_mount, may_lose=3 * EVERY, survives=_NONE_BEFORE),
+    Fault(name="a disk that fails (EIO) while a checkpoint is written", layout="pipeline 2",
           named=("checkpoints/step-00000004", "Input/output error"), place=Place(STEP, call=3), may_lose=2 * EVERY,
-          cause=full_at("/run/checkpoints/.step-00000004", 50_000, errno.EIO)),
-    Fault(name="a slow disk (0.1 s for each write and flush)", section=4, layout="context 2", named=(),
+          cause=full_at("/run/checkpoints/.step-00000004", 50_000, errno.EIO), survives=_NONE_BEFORE),
+    Fault(name="a slow disk (0.1 s for each write and flush)", layout="context 2", named=(),
           place=Place(STEP, call=3, rank=0), cause=_slow, status=(0,), may_lose=0, survives="the run"),
-    Fault(name="the folder of the run is removed", section=4, layout="data 2", named=_RUN_GONE, place=_IN_SIXTH,
-          cause=remove("run"), may_lose=12, survives="nothing: the checkpoints were in the folder"),
-    Fault(name="the folder of the run is renamed", section=4, layout="pipeline 2", named=_RUN_GONE, place=_IN_SIXTH,
+    Fault(name="the folder of the run is removed", layout="data 2", named=_RUN_GONE, place=_IN_SIXTH,
+          cause=remove("run"), may_lose=12, loses_all=True, survives="nothing: the checkpoints were in the folder"),
+    Fault(name="the folder of the run is renamed", layout="pipeline 2", named=_RUN_GONE, place=_IN_SIXTH,
           cause=move("run"), cure=move_back("run")),
-    Fault(name="the folder of the checkpoints is removed", section=4, layout="context 2", named=(), place=_IN_SIXTH,
+    Fault(name="the folder of the checkpoints is removed", layout="context 2", named=(), place=_IN_SIXTH,
           cause=remove("run/checkpoints"), status=(0,), survives="the run, which creates the folder again"),
-    Fault(name="the folder of the tokens is removed", section=4, layout="tensor 2", named=(), place=_IN_SIXTH,
+    Fault(name="the folder of the tokens is removed", layout="tensor 2", named=(), place=_IN_SIXTH,
           cause=remove("tokens"), status=(0,), survives="the run, which has the files open"),
-    Fault(name="the folder of the tokens is renamed", section=4, layout="data 2", named=(), place=_IN_SIXTH,
+    Fault(name="the folder of the tokens is renamed", layout="data 2", named=(), place=_IN_SIXTH,
           cause=move("tokens"), status=(0,), survives="the run, which has the files open"),
 ]  # fmt: skip

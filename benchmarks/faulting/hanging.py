@@ -1,4 +1,4 @@
-"""Faults of section 1: a rank that stops in the middle of its work, without an error and without an end."""
+"""Hangs: a rank that stops in the middle of its work, without an error and without an end."""
 
 import random
 import signal
@@ -29,7 +29,7 @@ def go_on(scene: Scene, _: random.Random) -> None:
 
 def _hang(name: str, layout: str, place: Place, axis: str = "") -> Fault:
     named = ("DID NOT ARRIVE: rank 1", "is stopped", rf"over the axis `{axis}`" if axis else "WAITING: rank 0")
-    return Fault(name=f"SIGSTOP of rank 1 {name}", section=1, layout=layout, named=named, place=place, cause=stop,
+    return Fault(name=f"SIGSTOP of rank 1 {name}", layout=layout, named=named, place=place, cause=stop,
                  answer=go_on, status=(0,), may_lose=0,
                  survives="the run, which goes on as soon as the rank does")  # fmt: skip
 

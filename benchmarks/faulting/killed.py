@@ -28,7 +28,7 @@ def killed_rank(rank: int, places: dict[str, tuple[str, Place]]) -> list[Fault]:
     """Faults that kill one rank at each of the places. The keys are names, the values layouts and places."""
     named = (rf"rank {rank} of 2 was ended by SIGKILL", "other ranks were stopped")
     return [
-        Fault(name=f"SIGKILL of rank {rank} {name}", section=4, layout=layout, named=named, place=place,
+        Fault(name=f"SIGKILL of rank {rank} {name}", layout=layout, named=named, place=place,
               cause=kill(rank), survives=_ALL)
         for name, (layout, place) in places.items()
     ]  # fmt: skip
@@ -70,25 +70,25 @@ def _stopped(name: str, number: signal.Signals, layout: str, status: tuple[int, 
     cause = more.pop("cause", None) or send(number)
     named = more.pop("named", (r"stopped after step \d+ of 12", r"checkpoints/step-\d+", "--resume auto"))
     place = more.pop("place", Place(STEP, call=7, rank=0))
-    return Fault(name=name, section=4, layout=layout, named=named, place=place, cause=cause, status=status,
+    return Fault(name=name, layout=layout, named=named, place=place, cause=cause, status=status,
                  may_lose=0, survives="a checkpoint of the last step", **more)  # type: ignore[arg-type]  # fmt: skip
 
 
 KILLED = [
-    Fault(name="SIGKILL of the launching process at the start", section=4, layout="tensor 2", named=(),
+    Fault(name="SIGKILL of the launching process at the start", layout="tensor 2", named=(),
           place=Place("crosscut.training.step:Trainer.__init__", rank=1), cause=kill("launcher"), status=(-9,),
           survives="nothing was done"),
-    Fault(name="SIGKILL of the launching process in a step", section=4, layout="data 2", named=(),
+    Fault(name="SIGKILL of the launching process in a step", layout="data 2", named=(),
           place=Place(STEP, call=7, rank=0), cause=kill("launcher"), status=(-9,), survives=_ALL),
-    Fault(name="SIGKILL of the launching process while a checkpoint is written", section=4, layout="pipeline 2",
+    Fault(name="SIGKILL of the launching process while a checkpoint is written", layout="pipeline 2",
           named=(), place=Place(_WRITE, call=2, rank=1), cause=kill("launcher"), status=(-9,), may_lose=2 * EVERY,
           survives=_ALL),
-    Fault(name="SIGKILL of all processes in a step", section=4, layout="context 2", named=(),
+    Fault(name="SIGKILL of all processes in a step", layout="context 2", named=(),
           place=Place(STEP, call=8, rank=1), cause=kill(0, 1, "launcher"), status=(-9,), survives=_ALL),
-    Fault(name="SIGKILL of all processes between a checkpoint's files and its manifest", section=4, layout="tensor 2",
+    Fault(name="SIGKILL of all processes between a checkpoint's files and its manifest", layout="tensor 2",
           named=(), place=Place(_FINISH, call=2, rank=0), cause=kill(0, 1, "launcher"), status=(-9,),
           may_lose=2 * EVERY, survives=_ALL),
-    Fault(name="SIGKILL of all processes between a checkpoint's manifest and its new name", section=4,
+    Fault(name="SIGKILL of all processes between a checkpoint's manifest and its new name",
           layout="data 2", named=(), place=Place(_PUBLISH, call=2, rank=0), cause=kill(0, 1, "launcher"),
           status=(-9,), may_lose=2 * EVERY, survives=_ALL),
     *killed_rank(1, {
@@ -111,15 +111,15 @@ KILLED = [
     _stopped("SIGTERM to all processes", signal.SIGTERM, "data 2", (75,), cause=send(signal.SIGTERM, to_all=True)),
     _stopped("SIGTERM in a validation", signal.SIGTERM, "context 2", (75,),
              place=Place("crosscut.training.loop:evaluate_loss", call=2, rank=0)),
-    Fault(name="SIGTERM, and again after 3 s", section=4, layout="tensor 2", named=(), status=(143,),
+    Fault(name="SIGTERM, and again after 3 s", layout="tensor 2", named=(), status=(143,),
           place=Place(STEP, call=7, rank=0), cause=send(signal.SIGTERM, again=3.0), survives=_ALL),
-    Fault(name="SIGINT, and again after 1 s", section=4, layout="data 2", named=("Interrupted", "--resume auto"),
+    Fault(name="SIGINT, and again after 1 s", layout="data 2", named=("Interrupted", "--resume auto"),
           status=(130,), place=Place(STEP, call=7, rank=0), cause=send(signal.SIGINT, again=1.0), survives=_ALL),
-    Fault(name="the kernel kills a rank that needs too much memory", section=4, layout="data 2",
+    Fault(name="the kernel kills a rank that needs too much memory", layout="data 2",
           named=("rank 1 of 2 was ended by SIGKILL", "ran out of memory"),
           place=Place(STEP, call=7, rank=1, act="grow", meets=True),
           cause=_fill_memory, needs=_needs_group, survives=_ALL),
-    Fault(name="an allocation fails on one rank", section=4, layout="tensor 2",
+    Fault(name="an allocation fails on one rank", layout="tensor 2",
           named=("rank 1 of 2 ran out of memory in `crosscut/", "training.micro_batch_size"),
           place=Place(STEP, call=7, rank=1, act="limit_memory"), survives=_ALL),
 ]  # fmt: skip

@@ -4,7 +4,7 @@ import random
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from benchmarks.faulting.inside import Place
@@ -14,7 +14,7 @@ from crosscut.checkpoint import find_damage, list_checkpoints
 LIMIT = 150.0
 """Seconds that a run may take from the fault to its end. A longer run counts as a hang."""
 
-_OWN = re.compile(r"crosscut: |rank \d of|Some rows of |The run has made no progress")
+_OWN = re.compile(r"crosscut: |rank \d of|Some rows of |Some scalars in |The run has made no progress")
 
 Cause = Callable[[Scene, random.Random], None]
 
@@ -28,8 +28,6 @@ class Fault:
     """One kind of fault, the layout of the run that it hits, and what must hold."""
 
     name: str
-    section: int
-    """Section of the table."""
     layout: str
     named: tuple[str, ...]
     """Regular expressions that must all match the output: the rank, the axis, the module or the file. Empty for a fault
@@ -57,6 +55,8 @@ class Fault:
     """Action as soon as the output names the fault, for a run that would wait forever."""
     then: Cause | None = None
     """Second repair, after a resumed run with `at_resume` has failed as it must."""
+    loses_all: bool = False
+    """Whether the fault removes all checkpoints, so that the resumed run begins again and no row tells the steps."""
     loses_rows: bool = False
     """Whether rows of `metrics.jsonl` may be missing at the end."""
     needs: Callable[[], str] = lambda: ""
@@ -87,15 +87,14 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as values for JSON."""
-        fault = {"name": self.fault.name, "section": self.fault.section, "layout": self.fault.layout}
+        fault = {"name": self.fault.name, "layout": self.fault.layout}
         return {**fault, **{name: value for name, value in vars(self).items() if name != "fault"}}
 
     @classmethod
     def from_json(cls, fault: Fault, values: dict[str, Any]) -> "Row":
-        """Return the row of a fault that `to_json` has written."""
-        return cls(
-            fault, **{name: value for name, value in values.items() if name not in ("name", "section", "layout")}
-        )
+        """Return the row of a fault that `to_json` has written, perhaps in an earlier version with more fields."""
+        own = {field.name for field in fields(cls)} - {"fault"}
+        return cls(fault, **{name: value for name, value in values.items() if name in own})
 
 
 def try_fault(fault: Fault, scene: Scene, reference: dict[str, str], chance: random.Random) -> Row:

@@ -87,7 +87,7 @@ def test_registry_has_forty_kinds_on_all_layouts():
 
 
 def a_fault(**more: object) -> Fault:
-    return Fault(name="a fault", section=4, layout="data 2", named=("rank 1",), place=Place("a:b"), **more)
+    return Fault(name="a fault", layout="data 2", named=("rank 1",), place=Place("a:b"), **more)
 
 
 def test_table_tells_what_failed(tmp_path, capsys):
@@ -95,20 +95,42 @@ def test_table_tells_what_failed(tmp_path, capsys):
     good = Row(fault, seconds=1.25, right=True, lost=3, same=True, status=1, message="rank 1 failed | here")
     hung = Row(fault, right=False, problems=["the run must end, but hangs"])
     left_out = Row(fault, skipped="no root")
-    assert faults.cells(good) == ["4", "a fault", "data 2", "1.2 s", "yes", "3", "yes", "1"]
-    assert faults.cells(hung)[3:] == ["not named", "NO", "-", "-", "hangs"]
-    assert faults.cells(left_out)[3] == "not run: no root"
+    assert faults.cells(good) == ["a fault", "data 2", "1.2 s", "yes", "3", "yes", "1"]
+    assert faults.cells(hung)[2:] == ["not named", "NO", "-", "-", "hangs"]
+    assert faults.cells(left_out)[2] == "not run: no root"
     assert faults.report([good, left_out], 0)
     assert not faults.report([good, hung], 0)
     assert "FAILED a fault\n  the run must end, but hangs" in capsys.readouterr().out
     page = tmp_path / "page.md"
-    page.write_text("before\n<!-- faults: begin -->\nold\n<!-- faults: end -->\nafter\n")
+    page.write_text("before\n<!-- faults: begin -->\nstale\n<!-- faults: end -->\nafter\n")
     faults.write_page([good], 7, page)
     text = page.read_text()
-    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
-    assert "| 4 | a fault | data 2 | 1.2 s | yes | 3 | yes | 1 |" in text
+    assert text.startswith("before\n") and text.endswith("after\n") and "stale" not in text
+    assert "| a fault | data 2 | 1.2 s | yes | 3 | yes | 1 |" in text
     assert "| a fault | rank 1 failed \\| here | the earlier checkpoints |" in text
     assert "seed 7; date " in text
+
+
+def test_page_names_the_faults_without_a_row_and_the_rows_without_a_message(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- faults: begin -->\n<!-- faults: end -->\n")
+    first, second, *others = FAULTS
+    faults.write_page([Row(first, status=0, lost=0, right=True), Row(second, skipped="no root")], 0, page)
+    text = page.read_text()
+    assert f"\n1 of {len(FAULTS)} faults; seed 0; " in text
+    assert f"\nNot measured: {'; '.join(fault.name for fault in (second, *others))}.\n" in text
+    assert f"| {first.name} | not recorded | {first.survives} |" in text
+    assert f"| {second.name} | not run | {second.survives} |" in text
+
+
+def test_fault_that_removes_the_checkpoints_loses_all_steps():
+    fault = next(fault for fault in FAULTS if fault.name == "the folder of the run is removed")
+    assert faults.cells(Row(fault, lost=0, status=2))[4] == "all"
+
+
+def test_rows_of_an_earlier_version_are_read():
+    row = Row(a_fault(), lost=3, status=1)
+    assert Row.from_json(row.fault, {**row.to_json(), "section": 4}) == row
 
 
 def test_rows_outlive_an_interrupted_call(tmp_path):
