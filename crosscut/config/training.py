@@ -166,9 +166,10 @@ class TrainingConfig:
     out the same batches at the same steps. Empty leaves out no batches."""
 
     on_hang: OnHang = OnHang.WAIT
-    """Reaction to a hang, after the report (docs/hangs.md): `wait` waits on; `stop` ends the run with status 75, after
-    its last checkpoint; `restart` ends the ranks and starts them again from the last checkpoint. Without a checkpoint,
-    and after three hangs without a new checkpoint, `stop` and `restart` end the run with status 1."""
+    """Reaction to a hang, after the report (docs/hangs.md): `wait` keeps waiting; `stop` ends the run with status 75;
+    `restart` ends the ranks and starts them again from the last checkpoint (ranks of torchrun end as with `stop`).
+    Without a checkpoint, and at the fourth hang without a new checkpoint, `stop` and `restart` end the run with status
+    1."""
 
     def __post_init__(self) -> None:
         require_at_least("training.z_loss", self.z_loss, 0)
