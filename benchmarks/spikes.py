@@ -11,7 +11,9 @@ the fault out:
 
 - gradients: the gradients of one batch are replaced by noise with 1,000 times their norm;
 - noise: a document of random letters fills one shard of the corpus, about a dozen batches in a row;
-- learning rate: the learning rate of ten batches is ten times as high as the schedule says.
+- learning rate: the learning rate of ten batches is ten times as high as the schedule says. This run has a higher
+  maximum of the learning rate, near the largest one at which it trains. At a low rate, ten times as much is harmless:
+  the loss rises by less than a clean run's loss does in an unusual passage of the text.
 
 The clean runs have 2,000 steps each and must raise no alarm (`training.on_spike=stop` ends a run at an alarm).
 """
@@ -57,13 +59,19 @@ SPIKE = 200
 """Step, counted from 0, whose batch gets the fault, for the two kinds that are planted at a step."""
 CLEAN_STEPS = 2000
 KINDS = ("gradients", "noise", "learning rate")
+OPTIONS = {
+    "learning rate": ("optimizer.learning_rate=4e-2", "optimizer.schedule=wsd", "optimizer.decay_steps=150"),
+}
+"""Settings of the runs of a kind that differ from `make_run`."""
 CPU = torch.device("cpu")
 _TEXT_BYTES = 800_000
 _NOISE_BYTES = 9_000
 
 
 def make_corpora(folder: Path) -> None:
-    """Write and tokenize the text, once as it is and once with the document of noise, with the same tokenizer."""
+    """Write and tokenize the text, once as it is and once with noise in place of the first document, with the same
+    tokenizer.
+    """
     texts, size = [], 0
     for document in read_documents(["builtin:state-of-the-union"], text_key="text"):
         texts.append(document.text)
@@ -72,7 +80,7 @@ def make_corpora(folder: Path) -> None:
             break
     draw = random.Random(1)
     words = ("".join(draw.choices(string.ascii_letters, k=draw.randint(2, 12))) for _ in range(_NOISE_BYTES // 8))
-    files = {"text": texts, "noise": [" ".join(words)]}
+    files = {"clean": texts, "noise": [" ".join(words), *texts[1:]]}  # as many, so that the same ones are held out
     for name, documents in files.items():
         lines = (json.dumps({"text": text}) for text in documents)
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -84,7 +92,7 @@ def make_corpora(folder: Path) -> None:
 def make_run(folder: Path, name: str, *overrides: str) -> RunConfig:
     """Build the run with this name. Runs whose names begin with "noise" have the document of noise in their corpus."""
     corpus = "noise" if name.startswith("noise") else "clean"
-    text = [str(folder / "text.jsonl")]
+    text = [str(folder / f"{corpus}.jsonl")]
     table: dict[str, Any] = {
         "model": {
             "num_layers": 2, "hidden_size": 64, "num_heads": 4, "vocab_size": 1024, "max_sequence_length": LENGTH,
@@ -99,10 +107,7 @@ def make_run(folder: Path, name: str, *overrides: str) -> RunConfig:
         "output": {"folder": str(folder / "runs" / name.replace(" ", "-"))},
     }  # fmt: skip
     if corpus == "noise":
-        table["data"] |= {
-            "text": [str(folder / "noise.jsonl"), *text],
-            "tokenizer": str(folder / "clean/tokenizer.json"),
-        }
+        table["data"]["tokenizer"] = str(folder / "clean/tokenizer.json")
     return load_run(table, overrides)
 
 
@@ -179,21 +184,19 @@ def measure(folder: Path, layout: tuple[str, ...], kinds: tuple[str, ...], num_c
     torch.set_num_threads(1)
     told: dict[str, Any] = {"kinds": {}, "clean": []}
     with process_group(CPU), contextlib.redirect_stdout(io.StringIO()):
-        told["without"] = train(make_run(folder, "clean", *layout))
         for kind in kinds:
-            off = train(make_run(folder, f"{kind} off", *layout), kind)
-            skip = train(make_run(folder, f"{kind} skip", "training.on_spike=skip", *layout), kind)
-            again = [train(make_run(folder, f"{kind} {n}", *layout), kind, skip["skips"]) for n in (1, 2)]
+            options = (*OPTIONS.get(kind, ()), *layout)
+            without = train(make_run(folder, f"without {kind}", *options))
+            off = train(make_run(folder, f"{kind} off", *options), kind)
+            skip = train(make_run(folder, f"{kind} skip", "training.on_spike=skip", *options), kind)
+            again = [train(make_run(folder, f"{kind} {n}", *options), kind, skip["skips"]) for n in (1, 2)]
             equal = all(_same(skip, other) for other in again)
-            told["kinds"][kind] = {"off": off, "skip": skip, "equal": equal}
+            told["kinds"][kind] = {"without": without, "off": off, "skip": skip, "equal": equal}
         for seed in range(1, num_clean + 1):
             options = (f"training.seed={seed}", f"training.steps={CLEAN_STEPS}", "training.on_spike=stop")
             told["clean"].append(train(make_run(folder, f"seed {seed}", *options, *layout)))
-    for result in (
-        told["without"],
-        *told["clean"],
-        *(r for k in told["kinds"].values() for r in (k["off"], k["skip"])),
-    ):
+    of_kinds = (row[name] for row in told["kinds"].values() for name in ("without", "off", "skip"))
+    for result in (*told["clean"], *of_kinds):
         del result["weights"]
         result["skips"] = [vars(skip) for skip in result["skips"]]
     return told
@@ -207,22 +210,25 @@ def _same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
 
 def report(told: dict[str, Any]) -> None:
     """Print the figures."""
-    without, cost = told["without"]["loss"], told["without"]["copy"]
-    print(f"validation loss without spikes, after {STEPS} steps: {without:.4f}\n")
-    print(f"{'kind':<15}{'found at':>10}{'back to':>9}{'left out':>10}{'loss, off':>11}{'loss, skip':>12}", end="")
+    print(
+        f"{'kind':<15}{'found at':>10}{'back to':>9}{'left out':>10}{'loss without':>14}{'off':>9}{'skip':>9}", end=""
+    )
     print(f"{'over clean':>12}{'two repeats':>14}")
     for kind, row in told["kinds"].items():
-        events, skip = row["skip"]["events"], row["skip"]["loss"]
+        events, skip, without = row["skip"]["events"], row["skip"]["loss"], row["without"]["loss"]
         found, back = (",".join(str(event[name]) for event in events) for name in ("spike_step", "back_to"))
         left = sum(event["sequences"] for event in events) // BATCH
         bits = "same bits" if row["equal"] else "DIFFERENT"
-        print(f"{kind:<15}{found:>10}{back:>9}{left:>10}{row['off']['loss']:>11.4f}{skip:>12.4f}", end="")
+        print(f"{kind:<15}{found:>10}{back:>9}{left:>10}{without:>14.4f}{row['off']['loss']:>9.4f}{skip:>9.4f}", end="")
         print(f"{skip / without - 1:>12.2%}{bits:>14}")
         if row["skip"]["error"]:
             print(f"  {row['skip']['error']}")
     for result in told["clean"]:
         print(f"clean run of {len(result['series']):,} steps: {result['error'] or 'no alarm'}")
-    every, step = steps_between_copies(STEPS), told["without"]["step_seconds"]
+    one = next(iter([*(row["without"] for row in told["kinds"].values()), *told["clean"]]), None)
+    if one is None:
+        return
+    cost, every, step = one["copy"], steps_between_copies(STEPS), one["step_seconds"]
     print(f"step {1000 * step:.1f} ms; rule {1e6 * cost['rule']:.0f} us a step ({cost['rule'] / step:.2%}); ", end="")
     print(f"copy {1000 * cost['copy']:.2f} ms every {every} steps ({cost['copy'] / every / step:.2%}), ", end="")
     print(f"{cost['bytes'] / 1e6:.1f} MB for two copies")
@@ -249,7 +255,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--layout", nargs="*", default=[], help="settings of the layout; one rank by default")
     parser.add_argument("--clean", type=int, default=3, help="number of clean runs")
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=KINDS, help="kinds of spikes; all by default")
-    parser.add_argument("--rate", type=float, default=6e-3, help="peak of the learning rate")
     parser.add_argument("--json", type=Path, help="also write the figures and the series of the runs to this file")
     parser.add_argument("--replay", type=Path, nargs="+", help="only apply the rule to the metrics in these folders")
     options = parser.parse_args(arguments)
@@ -260,7 +265,7 @@ def main(arguments: list[str] | None = None) -> None:
     print_machine("torch")
     with tempfile.TemporaryDirectory() as folder:
         make_corpora(Path(folder))
-        layout = (*options.layout, f"optimizer.learning_rate={options.rate}")
+        layout = tuple(options.layout)
         ranks = make_run(Path(folder), "clean", *layout).layout.world_size
         given = (Path(folder), layout, tuple(options.kinds), options.clean)
         told: dict[str, Any] = launch(measure, given, num_ranks=ranks)

@@ -18,6 +18,7 @@ and for the time after the end of the process.
 PyTorch's process groups, because autograd functions and hooks receive no other object.
 """
 
+import errno
 import json
 import mmap
 import os
@@ -311,7 +312,8 @@ class Record:
         content = bytes(memoryview(self._words).cast("B")[: TABLE * 8 + self._words[Word.TABLE_BYTES]])
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
-            os.pwrite(descriptor, content, 0)
+            if os.pwrite(descriptor, content, 0) < len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

@@ -235,8 +235,12 @@ class Watch:
             (self.folder / name).unlink(missing_ok=True)
 
     def _copy(self) -> None:
-        with suppress(OSError):  # a full disk: other machines then see an older record
-            RECORD.copy_to(record_path(self.folder, self.rank))
+        path = record_path(self.folder, self.rank)
+        try:
+            RECORD.copy_to(path)
+        except OSError:  # the disk is full: leave the rest of the room to the run's own files
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
     def _explain(self, stalled: float) -> bool:
         """Write this rank's status, and the report if this rank is the lowest one that answers. Returns False if

@@ -60,6 +60,7 @@ LOWER_BOUNDS = {
     "data.train_to_validation": 1,
     "training.steps": 1,
     "training.compare_replicas_every": 0,
+    "checkpoint.in_memory": 0,
     "training.batch_size": 1,
     "training.initial_batch_size": 0,
     "training.ramp_steps": 0,

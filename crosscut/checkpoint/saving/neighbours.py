@@ -6,8 +6,7 @@ Only then is the previous checkpoint removed, so at any time one complete checkp
 """
 
 import shutil
-
-import torch.distributed as dist
+from typing import Any
 
 from crosscut.checkpoint.format.index import INDEX_FILE
 from crosscut.checkpoint.format.manifest import MANIFEST_FILE
@@ -19,9 +18,11 @@ from crosscut.parallel.state.files import Transfer, share_sizes, transfer_files
 
 
 class NeighbourCopies:
-    """Exchange of the files of checkpoints in memory. Every rank creates one, and calls the same methods."""
+    """Exchange of the files of checkpoints in memory. Every rank creates one, and calls the same methods. `group` is a
+    process group of all ranks (`parallel.collectives.background_group`).
+    """
 
-    def __init__(self, hosts: Hosts, group: dist.ProcessGroup) -> None:
+    def __init__(self, hosts: Hosts, group: Any) -> None:
         self.hosts, self.group = hosts, group
 
     def begin(self, draft: LocalFolder) -> None:

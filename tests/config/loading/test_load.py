@@ -256,7 +256,7 @@ def test_an_override_does_not_reach_into_a_value() -> None:
             (
                 "`layout.zzz` must be a key of `layout`, but there is no such key. "
                 "Choose `tensor`, `data`, `context`, `context_attention`, `pipeline`, `schedule`, `stages_per_rank`, "
-                "`stages`, `expert`, `sequence_parallel`, `sharding`, `shard_group` or `symmetric_memory`."
+                "`stages`, `expert`, `sequence_parallel`, `sharding`, `shard_group`, `symmetric_memory` or `elastic`."
             ),
         ),
         (
