@@ -27,7 +27,7 @@ from crosscut.evaluation.score_table import in_a_line
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
 _ROWS, _SCALARS = f"Some rows of `{METRICS_FILE}`", f"Some scalars in `{TENSORBOARD_FOLDER}`"
-"""What a disk error loses, in the message about the error."""
+"""Part of the message about a disk error: the things that are lost."""
 _SECONDS_BETWEEN_LINES = 10.0
 _LONGEST_LINE = 1 << 20
 """Maximum number of characters in a row of the metrics. Rows of a run have less than a thousand characters."""
