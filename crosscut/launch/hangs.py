@@ -28,6 +28,7 @@ from typing import Self
 import torch
 import torch.distributed as dist
 
+from crosscut.config.system.files import write_whole
 from crosscut.config.system.terminal import echo
 from crosscut.flight import RECORD, Phase
 from crosscut.flight.reading import (
@@ -113,6 +114,8 @@ class Watch:
         self._has_status = False
         self._next_window, self._before = 0.0, dict[int, RankRecord]()
         self._main = threading.get_ident()
+        self._path: Path | None = None
+        """Report of the present hang; None before it."""
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
 
     def __enter__(self) -> Self:
@@ -222,6 +225,7 @@ class Watch:
     def _moved(self, told: float) -> None:
         """Record that the rank makes progress, and withdraw its status after a report."""
         RECORD[Word.MOVED_AT] = time.time_ns()
+        self._path = None
         if told or self._has_status:
             self._has_status = False
             with suppress(OSError):
@@ -268,11 +272,14 @@ class Watch:
         return True
 
     def _report(self, hang: Hang) -> None:
-        """Print the report, and write it to the run's folder and to the metrics."""
+        """Print the report, and write it to the run's folder and to the metrics. A later report of the same hang
+        replaces the earlier one, so that the reports in the folder are as many as the hangs.
+        """
         text = describe(hang)
         echo(text, err=True, nl=False)
-        path = free_report_path(self.run_folder, hang.step)
-        path.write_text(text, encoding="utf-8")
+        path = self._path or free_report_path(self.run_folder, hang.step)
+        write_whole(path, text)
+        self._path = path
         row = {"step": hang.step, "hang_seconds": round(hang.seconds, 1), "hang_rank": hang.cause}
         with (self.run_folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")

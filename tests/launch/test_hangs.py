@@ -15,6 +15,8 @@ from click.testing import CliRunner
 from crosscut.cli.doctor.command import doctor
 from crosscut.config import Layout
 from crosscut.flight import RECORD, Phase
+from crosscut.flight.reading import read_records
+from crosscut.flight.report import examine
 from crosscut.launch.hangs import Watch
 from crosscut.parallel import make_mesh
 from crosscut.parallel.collectives import all_reduce
@@ -96,6 +98,21 @@ def work_without_hang(folder: Path) -> list[str]:
 
 def test_slow_steps_are_no_hang(ranks: RankPool, tmp_path: Path):
     assert ranks.run(2, work_without_hang, tmp_path)[0] == []
+
+
+def report_twice_and_again(folder: Path) -> list[str]:
+    """Two reports of one hang, and one of a hang at the same step after progress."""
+    with Watch(folder, CPU) as watch:
+        hang = examine(read_records(watch.folder), {}, seconds=1.0, bound=1.0)
+        watch._report(hang)
+        watch._report(hang)
+        watch._moved(1.0)
+        watch._report(hang)
+    return sorted(path.name for path in folder.glob("hang-*"))
+
+
+def test_a_hang_has_one_report_though_it_is_told_again(ranks: RankPool, tmp_path: Path):
+    assert len(ranks.run(1, report_twice_and_again, tmp_path)[0]) == 2
 
 
 def test_the_doctor_needs_records(tmp_path: Path):
