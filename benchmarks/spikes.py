@@ -10,7 +10,7 @@ planted at batches, by their position in the order of the samples, so that a run
 the fault out:
 
 - gradients: the gradients of one batch are replaced by noise with 1,000 times their norm;
-- noise: a document of random letters fills one shard of the corpus, about a dozen batches in a row;
+- noise: a passage of the corpus, a dozen batches in a row, is replaced by random tokens;
 - learning rate: the learning rate of ten batches is ten times as high as the schedule says. This run has a higher
   maximum of the learning rate, near the largest one at which it trains. At a low rate, ten times as much is harmless:
   the loss rises by less than a clean run's loss does in an unusual passage of the text.
@@ -23,15 +23,15 @@ import contextlib
 import io
 import json
 import math
-import random
+import shutil
 import statistics
-import string
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -65,12 +65,13 @@ OPTIONS = {
 """Settings of the runs of a kind that differ from `make_run`."""
 CPU = torch.device("cpu")
 _TEXT_BYTES = 800_000
-_NOISE_BYTES = 9_000
+_NOISY = 12
+"""Number of batches whose tokens are noise."""
 
 
 def make_corpora(folder: Path) -> None:
-    """Write and tokenize the text, once as it is and once with noise in place of the first document, with the same
-    tokenizer.
+    """Tokenize the text, and make a copy of the tokens in which noise replaces a passage. The rest of both corpora is
+    the same, in the same order.
     """
     texts, size = [], 0
     for document in read_documents(["builtin:state-of-the-union"], text_key="text"):
@@ -78,21 +79,26 @@ def make_corpora(folder: Path) -> None:
         size += len(document.text)
         if size > _TEXT_BYTES:
             break
-    draw = random.Random(1)
-    words = ("".join(draw.choices(string.ascii_letters, k=draw.randint(2, 12))) for _ in range(_NOISE_BYTES // 8))
-    files = {"clean": texts, "noise": [" ".join(words), *texts[1:]]}  # as many, so that the same ones are held out
-    for name, documents in files.items():
-        lines = (json.dumps({"text": text}) for text in documents)
-        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    for name in ("clean", "noise"):
-        run = make_run(folder, name)
-        prepare(run.data, Path(run.tokens_folder), seed=1, progress=False)
+    lines = (json.dumps({"text": text}) for text in texts)
+    (folder / "text.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    run = make_run(folder, "clean")
+    prepare(run.data, Path(run.tokens_folder), seed=1, progress=False)
+    shutil.copytree(folder / "clean", folder / "noise")
+    samples = samples_of(run, open_tokens(run.data, Path(run.tokens_folder), verify=False))
+    rows, _ = samples.training.batch_from(SPIKE * BATCH, batch_size=1)
+    begin = rows[0].astype(np.uint16).tobytes()
+    for path in sorted((folder / "noise").glob("train-*.tokens")):
+        tokens = np.memmap(path, dtype=np.uint16, mode="r+")
+        place = tokens.tobytes().find(begin) // 2
+        if place >= 0:
+            passage = tokens[place : place + _NOISY * BATCH * LENGTH]
+            passage[:] = np.random.default_rng(1).integers(run.data.vocab_size // 2, size=len(passage))
 
 
 def make_run(folder: Path, name: str, *overrides: str) -> RunConfig:
-    """Build the run with this name. Runs whose names begin with "noise" have the document of noise in their corpus."""
+    """Build the run with this name. Runs whose names begin with "noise" have the passage of noise in their corpus."""
     corpus = "noise" if name.startswith("noise") else "clean"
-    text = [str(folder / f"{corpus}.jsonl")]
+    text = [str(folder / "text.jsonl")]
     table: dict[str, Any] = {
         "model": {
             "num_layers": 2, "hidden_size": 64, "num_heads": 4, "vocab_size": 1024, "max_sequence_length": LENGTH,
@@ -106,8 +112,6 @@ def make_run(folder: Path, name: str, *overrides: str) -> RunConfig:
         "optimizer": {"learning_rate": 6e-3, "warmup_steps": 50},
         "output": {"folder": str(folder / "runs" / name.replace(" ", "-"))},
     }  # fmt: skip
-    if corpus == "noise":
-        table["data"]["tokenizer"] = str(folder / "clean/tokenizer.json")
     return load_run(table, overrides)
 
 

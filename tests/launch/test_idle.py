@@ -60,6 +60,7 @@ def test_an_idle_rank_is_no_part_of_the_group_and_ends_with_the_others() -> None
     assert sorted(results) == [("prepared", 0, 2), ("prepared", 1, 2)]
 
 
+@pytest.mark.slow  # a rank that connects late notices after a minute that there is no store any more
 def test_an_idle_rank_fails_if_the_run_fails() -> None:
     ended, _ = statuses(fails=True)
     assert -signal.SIGKILL in ended[:2]
