@@ -10,7 +10,7 @@ planted at batches, by their position in the order of the samples, so that a run
 the fault out:
 
 - gradients: the gradients of one batch are replaced by noise with 1,000 times their norm;
-- noise: a passage of the corpus, a dozen batches in a row, is replaced by random tokens;
+- noise: the tokens of one shard, about a dozen batches in a row, are replaced by random ones;
 - learning rate: the learning rate of ten batches is ten times as high as the schedule says. This run has a higher
   maximum of the learning rate, near the largest one at which it trains. At a low rate, ten times as much is harmless:
   the loss rises by less than a clean run's loss does in an unusual passage of the text.
@@ -65,13 +65,12 @@ OPTIONS = {
 """Settings of the runs of a kind that differ from `make_run`."""
 CPU = torch.device("cpu")
 _TEXT_BYTES = 800_000
-_NOISY = 12
-"""Number of batches whose tokens are noise."""
 
 
 def make_corpora(folder: Path) -> None:
-    """Tokenize the text, and make a copy of the tokens in which noise replaces a passage. The rest of both corpora is
-    the same, in the same order.
+    """Tokenize the text, and make a copy of the tokens in which noise replaces a short shard that is read
+    near step `SPIKE`. The
+    rest of both corpora is the same, in the same order.
     """
     texts, size = [], 0
     for document in read_documents(["builtin:state-of-the-union"], text_key="text"):
@@ -85,18 +84,18 @@ def make_corpora(folder: Path) -> None:
     prepare(run.data, Path(run.tokens_folder), seed=1, progress=False)
     shutil.copytree(folder / "clean", folder / "noise")
     samples = samples_of(run, open_tokens(run.data, Path(run.tokens_folder), verify=False))
-    rows, _ = samples.training.batch_from(SPIKE * BATCH, batch_size=1)
-    begin = rows[0].astype(np.uint16).tobytes()
-    for path in sorted((folder / "noise").glob("train-*.tokens")):
-        tokens = np.memmap(path, dtype=np.uint16, mode="r+")
-        place = tokens.tobytes().find(begin) // 2
-        if place >= 0:
-            passage = tokens[place : place + _NOISY * BATCH * LENGTH]
-            passage[:] = np.random.default_rng(1).integers(run.data.vocab_size // 2, size=len(passage))
+    rows, _ = samples.training.batch_from(SPIKE // 2 * BATCH, batch_size=SPIKE * BATCH)
+    starts = [row.astype(np.uint16).tobytes() for row in rows[::BATCH]]
+    shards = [path.read_bytes() for path in sorted((folder / "noise").glob("train-*.tokens"))]
+    read = [number for number, content in enumerate(shards) if any(start in content for start in starts[10:-10])]
+    shortest = min(read, key=lambda number: len(shards[number]))
+    path = sorted((folder / "noise").glob("train-*.tokens"))[shortest]
+    tokens = np.memmap(path, dtype=np.uint16, mode="r+")
+    tokens[:] = np.random.default_rng(1).integers(run.data.vocab_size // 2, size=len(tokens))
 
 
 def make_run(folder: Path, name: str, *overrides: str) -> RunConfig:
-    """Build the run with this name. Runs whose names begin with "noise" have the passage of noise in their corpus."""
+    """Build the run with this name. Runs whose names begin with "noise" have the shard of noise in their corpus."""
     corpus = "noise" if name.startswith("noise") else "clean"
     text = [str(folder / "text.jsonl")]
     table: dict[str, Any] = {
