@@ -68,9 +68,8 @@ _TEXT_BYTES = 800_000
 
 
 def make_corpora(folder: Path) -> None:
-    """Tokenize the text, and make a copy of the tokens in which noise replaces a short shard that is read
-    near step `SPIKE`. The
-    rest of both corpora is the same, in the same order.
+    """Tokenize the text, and make a copy of the tokens in which noise replaces a short shard that is read near step
+    `SPIKE`. The rest of both corpora is the same, in the same order.
     """
     texts, size = [], 0
     for document in read_documents(["builtin:state-of-the-union"], text_key="text"):
