@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,9 +23,9 @@ _train = job._train
 slow = pytest.mark.slow  # each of these tests starts ranks, and waits for a hang
 
 
-def train_with_a_small_bound(prepared: job._Prepared, device: torch.device) -> object:
+def train_with_a_small_bound(prepared: job._Prepared, device: torch.device, **options: Any) -> object:
     Loop.hang_bound = 2.0
-    return _train(prepared, device)
+    return _train(prepared, device, **options)
 
 
 def stop_rank_once(folder: Path, *, after: int, ask: int) -> None:
