@@ -10,29 +10,12 @@ from benchmarks.faulting.inside import Place
 from benchmarks.faulting.killed import STEP
 from benchmarks.faulting.scene import EVERY, Scene
 from benchmarks.faulting.trial import Cause, Fault
+from benchmarks.recovery.damages import cut_short, flip_bit, remove
 
 _IN_NINTH = Place(STEP, call=10, rank=0)
 _UPDATE = "crosscut.training.step:Trainer.update"
 
 Damage = Callable[[Path, random.Random], object]
-
-
-def flip(path: Path, chance: random.Random) -> None:
-    """Flip one bit."""
-    content = bytearray(path.read_bytes())
-    content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
-    path.write_bytes(content)
-
-
-def cut(path: Path, chance: random.Random) -> None:
-    """Cut the file at a random byte."""
-    content = path.read_bytes()
-    path.write_bytes(content[: chance.randrange(len(content))])
-
-
-def unlink(path: Path, _: random.Random) -> None:
-    """Remove the file."""
-    path.unlink()
 
 
 def _in_newest(file: str, damage: Damage) -> Cause:
@@ -105,20 +88,20 @@ DAMAGED = [
           named=("at step 7 they were not", "Probably a value has changed in the memory of a device"),
           place=Place(_UPDATE, call=7, rank=1, act="plant_nan"), survives="the weights from before the step"),
     Fault(name="a flipped bit in a token shard", layout="context 2", named=(r"train-0\.tokens", "SHA-256"),
-          cause=_tokens("train-0.tokens", flip), cure=_restore_tokens, status=(65,), survives="nothing was done"),
+          cause=_tokens("train-0.tokens", flip_bit), cure=_restore_tokens, status=(65,), survives="nothing was done"),
     Fault(name="a token shard that is cut", layout="pipeline 2", named=(r"train-1\.tokens",),
-          cause=_tokens("train-1.tokens", cut), cure=_restore_tokens, status=(65,), survives="nothing was done"),
+          cause=_tokens("train-1.tokens", cut_short), cure=_restore_tokens, status=(65,), survives="nothing was done"),
     Fault(name="a token shard that is missing", layout="data 2", named=(r"validation\.tokens",),
-          cause=_tokens("validation.tokens", unlink), cure=_restore_tokens, status=(2, 65),
+          cause=_tokens("validation.tokens", remove), cure=_restore_tokens, status=(2, 65),
           survives="nothing was done"),
     Fault(name="the manifest of the tokens is cut", layout="tensor 2", named=(r"manifest\.json",),
-          cause=_tokens("manifest.json", cut), cure=_restore_tokens, status=(2, 65), survives="nothing was done"),
-    _checkpoint("a flipped bit in a rank's tensors", "rank-1.safetensors", flip, "tensor 2"),
-    _checkpoint("a rank's tensors are cut", "rank-0.safetensors", cut, "data 2"),
-    _checkpoint("a rank's tensors are missing", "rank-1.safetensors", unlink, "pipeline 2"),
-    _checkpoint("a flipped bit in the index", "tensors.json", flip, "context 2"),
-    _checkpoint("the manifest is cut", "manifest.json", cut, "data 2"),
-    _checkpoint("the manifest is missing", "manifest.json", unlink, "context 2"),
+          cause=_tokens("manifest.json", cut_short), cure=_restore_tokens, status=(2, 65), survives="nothing was done"),
+    _checkpoint("a flipped bit in a rank's tensors", "rank-1.safetensors", flip_bit, "tensor 2"),
+    _checkpoint("a rank's tensors are cut", "rank-0.safetensors", cut_short, "data 2"),
+    _checkpoint("a rank's tensors are missing", "rank-1.safetensors", remove, "pipeline 2"),
+    _checkpoint("a flipped bit in the index", "tensors.json", flip_bit, "context 2"),
+    _checkpoint("the manifest is cut", "manifest.json", cut_short, "data 2"),
+    _checkpoint("the manifest is missing", "manifest.json", remove, "context 2"),
     Fault(name="a second run in the same folder", layout="context 2",
           named=("in use by process", "second run ended with 2"), place=Place(STEP, call=6, rank=0),
           cause=_second_run, status=(0,), survives="the first run"),

@@ -50,13 +50,15 @@ class Found:
     seconds: float = 0.0
 
 
-def _flip(path: Path, chance: random.Random) -> None:
+def flip_bit(path: Path, chance: random.Random) -> None:
+    """Flip one bit."""
     content = bytearray(path.read_bytes())
     content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
     path.write_bytes(content)
 
 
-def _cut(path: Path, chance: random.Random) -> None:
+def cut_short(path: Path, chance: random.Random) -> None:
+    """Cut the file at a random byte."""
     content = path.read_bytes()
     path.write_bytes(content[: chance.randrange(len(content))])
 
@@ -66,7 +68,8 @@ def _extend(path: Path, chance: random.Random) -> None:
         file.write(chance.randbytes(1 + chance.randrange(4096)))
 
 
-def _remove(path: Path, _: random.Random) -> None:
+def remove(path: Path, _: random.Random) -> None:
+    """Remove the file."""
     path.unlink()
 
 
@@ -113,10 +116,10 @@ def _exchange(one: Path, other: Path) -> None:
 
 
 DAMAGES: dict[str, Callable[[Path, random.Random], None]] = {
-    "a flipped bit": _flip,
-    "a cut": _cut,
+    "a flipped bit": flip_bit,
+    "a cut": cut_short,
     "bytes at the end": _extend,
-    "a removed file": _remove,
+    "a removed file": remove,
     "a block of zeros": _zero,
     "a folder in place of a file": _folder,
     "a link to nowhere": _dangling,
