@@ -52,7 +52,7 @@ def _during(name: str, pattern: str, size: int, layout: str, named: tuple[str, .
 
 def _checkpoint(name: str, file: str, size: int, layout: str) -> Fault:
     return _during(name, f"/run/checkpoints/.step-00000004.partial/{file}", size, layout,
-                   ("checkpoints/step-00000004", "Earlier checkpoints are unchanged"), place=Place(STEP, call=3),
+                   ("checkpoints/step-00000004", "earlier checkpoints are unchanged"), place=Place(STEP, call=3),
                    survives=_NONE_BEFORE, may_lose=2 * EVERY)  # fmt: skip
 
 

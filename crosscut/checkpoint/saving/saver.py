@@ -243,7 +243,7 @@ class Saver:
         goes_on = self.config.on_failure == "continue"
         choice = "" if goes_on else ", or let the run continue with checkpoint.on_failure=continue"
         return CheckpointError(
-            f"{text} Earlier checkpoints are unchanged. Free space, grant access, or set `checkpoint.folder` to "
+            f"{text} Any earlier checkpoints are unchanged. Free space, grant access, or set `checkpoint.folder` to "
             f"another folder{choice}."
         )
 

@@ -330,7 +330,7 @@ def test_vanished_folder_is_told_and_earlier_checkpoints_stay(ranks, tmp_path, o
         assert [text[0] for text in first] == ["2", "3"]
         assert f"`{root}/step-00000002` must be writable, but is not: Not a directory" in first[0]
         assert first[0].endswith(
-            "Earlier checkpoints are unchanged. Free space, grant access, or set `checkpoint.folder` to another "
+            "Any earlier checkpoints are unchanged. Free space, grant access, or set `checkpoint.folder` to another "
             "folder, or let the run continue with checkpoint.on_failure=continue."
         )
     else:
