@@ -1,0 +1,44 @@
+"""List of the pages of the benchmark, from `pages.json`: the package that each page comes from, its hash, its half.
+
+The pages are divided into two halves by site: no site has pages in both halves. The half `work` is for improving the
+extraction. The half `held` is only for measuring it.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+PAGES_FILE = Path(__file__).with_name("pages.json")
+HALVES = ("work", "held")
+REGISTRIES = ("pypi", "npm", "debian")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """One HTML page that is a file in an archive of a package registry."""
+
+    id: str
+    """Short unique name. It never changes, because expected texts refer to it."""
+    registry: str
+    """One of `REGISTRIES`."""
+    package: str
+    version: str
+    archive: str
+    """File name of the archive, as the registry's client saves it."""
+    path: str
+    """Path of the page inside the archive."""
+    sha256: str
+    """SHA-256 of the bytes of the page, in hexadecimal."""
+    site: str
+    """Web site, or manual with its own generator, that the page comes from."""
+    kind: str
+    """Kind of page, such as `news article`, `forum` or `documentation`."""
+    language: str
+    """Language of the main text, as an ISO 639-1 code."""
+    half: str
+    """One of `HALVES`."""
+
+
+def read_pages(file: Path = PAGES_FILE) -> list[Page]:
+    """Return all pages, in the order of the file."""
+    return [Page(**page) for page in json.loads(file.read_text(encoding="utf-8"))]

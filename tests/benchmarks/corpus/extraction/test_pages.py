@@ -1,0 +1,46 @@
+"""The list of pages is well-formed, and its halves share no site."""
+
+import re
+from collections import Counter
+
+from benchmarks.corpus.extraction.pages import HALVES, REGISTRIES, read_pages
+
+PAGES = read_pages()
+
+
+def test_ids_are_unique_file_names() -> None:
+    ids = [page.id for page in PAGES]
+    assert [name for name, count in Counter(ids).items() if count > 1] == []
+    assert [name for name in ids if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name)] == []
+
+
+def test_hashes_are_sha256_and_no_page_stands_twice() -> None:
+    hashes = [page.sha256 for page in PAGES]
+    assert [text for text in hashes if not re.fullmatch(r"[0-9a-f]{64}", text)] == []
+    assert len(set(hashes)) == len(hashes)
+    assert len({(page.archive, page.path) for page in PAGES}) == len(PAGES)
+
+
+def test_halves_share_no_site() -> None:
+    sites = {half: {page.site for page in PAGES if page.half == half} for half in HALVES}
+    assert sites["work"] & sites["held"] == set()
+    assert {page.half for page in PAGES} == set(HALVES)
+
+
+def test_both_halves_are_large_and_about_equal() -> None:
+    counts = Counter(page.half for page in PAGES)
+    assert min(counts.values()) >= 170
+    assert abs(counts["work"] - counts["held"]) <= 0.05 * len(PAGES)
+
+
+def test_pages_are_diverse() -> None:
+    sites = Counter(page.site for page in PAGES)
+    assert len(sites) >= 40 and max(sites.values()) <= 12
+    assert sum(page.kind == "documentation" for page in PAGES) <= 0.4 * len(PAGES)
+    assert len({page.language for page in PAGES}) >= 8
+
+
+def test_an_archive_belongs_to_one_version_of_a_known_registry() -> None:
+    origins = {(page.archive, page.registry, page.package, page.version) for page in PAGES}
+    assert len({archive for archive, *_ in origins}) == len(origins)
+    assert {page.registry for page in PAGES} == set(REGISTRIES)
