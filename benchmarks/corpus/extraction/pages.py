@@ -2,6 +2,9 @@
 
 The pages are divided into two halves by site: no site has pages in both halves. The half `work` is for improving the
 extraction. The half `held` is only for measuring it.
+
+`expected.json` has strings that the extracted text of each page must contain, and strings that it must not contain.
+The strings were written by reading the pages, before any extractor had run on them.
 """
 
 import json
@@ -9,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PAGES_FILE = Path(__file__).with_name("pages.json")
+EXPECTED_FILE = Path(__file__).with_name("expected.json")
 HALVES = ("work", "held")
 REGISTRIES = ("pypi", "npm", "debian")
 
@@ -42,3 +46,20 @@ class Page:
 def read_pages(file: Path = PAGES_FILE) -> list[Page]:
     """Return all pages, in the order of the file."""
     return [Page(**page) for page in json.loads(file.read_text(encoding="utf-8"))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """Strings by which the extracted text of one page is judged. Each occurs once in the text of the page."""
+
+    id: str
+    """The page's id."""
+    keep: list[str]
+    """Strings of the main text, from its beginning to its end."""
+    drop: list[str]
+    """Strings of menus, sidebars, related articles, comments of readers, footers and the like; may be empty."""
+
+
+def read_expected(file: Path = EXPECTED_FILE) -> dict[str, Expected]:
+    """Return the expected strings of all pages, by the page's id."""
+    return {one["id"]: Expected(**one) for one in json.loads(file.read_text(encoding="utf-8"))}

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 
-from benchmarks.corpus.extraction.pages import HALVES, REGISTRIES, read_pages
+from benchmarks.corpus.extraction.pages import HALVES, REGISTRIES, read_expected, read_pages
 
 PAGES = read_pages()
 
@@ -44,3 +44,13 @@ def test_an_archive_belongs_to_one_version_of_a_known_registry() -> None:
     origins = {(page.archive, page.registry, page.package, page.version) for page in PAGES}
     assert len({archive for archive, *_ in origins}) == len(origins)
     assert {page.registry for page in PAGES} == set(REGISTRIES)
+
+
+def test_every_page_has_expected_strings() -> None:
+    expected = read_expected()
+    assert list(expected) == [page.id for page in PAGES]
+    for one in expected.values():
+        assert 3 <= len(one.keep) <= 6 and len(one.drop) <= 6, one.id
+        strings = one.keep + one.drop
+        assert all(text and text == " ".join(text.split()) for text in strings), one.id
+        assert [a for a in strings for b in strings if a is not b and a in b] == [], one.id
