@@ -4,6 +4,7 @@
     python benchmarks/recovery/hangs.py --stops 100 --runs 2   # on two runs side by side
     python benchmarks/recovery/hangs.py --minutes 60           # normal running, with a busy process per core
     python benchmarks/recovery/hangs.py --cost                 # the demo's model at tensor 2
+    python benchmarks/recovery/hangs.py --stops 20 --cost --sharding zero3   # data ranks share one copy of the model
 
 `--stops` trains a tiny model on tensor 2 x data 2 ranks. Each time, it waits until a rank chosen at random runs a phase
 chosen at random, stops the rank, waits for the report, and continues the rank. A report is right if it names this rank
@@ -40,7 +41,8 @@ TINY = (
     "training.batch_size=8", "training.sequence_length=64", "training.steps=1000000", "training.validate_every=6",
     "training.validation_sequences=32", "checkpoint.every=9", "training.compile=off",
 )  # fmt: skip
-FOUR = ("layout.tensor=2", "layout.data=2")
+FOUR, TWO = ("layout.tensor=2", "layout.data=2"), ("layout.tensor=2",)
+SHARDED = ("layout.tensor=1", "layout.data=2")
 LIMIT = 60.0
 """Seconds after which a hang counts as not reported, beyond the bound."""
 
@@ -52,6 +54,8 @@ class Stop(NamedTuple):
     phase: Phase
     named: tuple[int, ...]
     """Ranks that the report names; empty without a report."""
+    message: str
+    """First message that the report calls missing; empty if it names none."""
     beyond: float
     """Seconds from the stop to the report, less the bound."""
 
@@ -120,12 +124,14 @@ def stop_once(folder: Path, records: dict[int, RankRecord], choice: random.Rando
         os.kill(pid, signal.SIGSTOP)
         begin = time.time()
         stopped_in = Phase(int.from_bytes(os.pread(memory.fileno(), 8, Word.PHASE * 8), "little"))
-    named, beyond = (), float("inf")
+    named, message, beyond = (), "", float("inf")
     while time.time() < begin + 20 * LIMIT:
         new = [path for path in set(folder.glob("hang-*.txt")) - known if path.read_text()]
         if new:
             text = new[0].read_text()
             named = tuple(int(number) for number in re.findall(r"^DID NOT ARRIVE: rank (\d+)", text, re.MULTILINE))
+            found = re.search(r"^  missing    (.*?), number", text, re.MULTILINE)
+            message = found[1] if found else ""
             beyond = new[0].stat().st_mtime - begin - float(re.search(r"bound: (\d+) s", text)[1])
             break
         time.sleep(0.05)
@@ -133,40 +139,43 @@ def stop_once(folder: Path, records: dict[int, RankRecord], choice: random.Rando
     steps = records[rank].words[Word.STEPS]
     wait_for_steps(folder, len(records), max(r.words[Word.STEPS] for r in read_records(folder / FOLDER).values()) + 2)
     assert steps >= 0
-    return Stop(rank, stopped_in, named, beyond)
+    return Stop(rank, stopped_in, named, message, beyond)
 
 
-def stop_often(folder: Path, number: int, bound: float, seed: int) -> list[Stop]:
+def stop_often(folder: Path, number: int, bound: float, seed: int, settings: tuple[str, ...]) -> list[Stop]:
     choice, stops = random.Random(seed), []
-    with training(folder, 4, bound, *TINY, *FOUR):
+    with training(folder, 4, bound, *TINY, *FOUR, *settings):
         records = wait_for_steps(folder, 4, 3)
         for _ in range(number):
             stops.append(stop_once(folder, records, choice))
             print(f"  rank {stops[-1].rank} in {stops[-1].phase.name.lower()}: named {stops[-1].named}, "
-                  f"{stops[-1].beyond:.1f} s beyond the bound", flush=True)  # fmt: skip
+                  f"{stops[-1].beyond:.1f} s beyond the bound; missing: {stops[-1].message}", flush=True)  # fmt: skip
     return stops
 
 
-def measure_stops(number: int, runs: int, bound: float) -> None:
+def measure_stops(number: int, runs: int, bound: float, settings: tuple[str, ...]) -> None:
     found: list[Stop] = []
     with tempfile.TemporaryDirectory() as root:
         shares = [number // runs + (i < number % runs) for i in range(runs)]
         threads = [
-            threading.Thread(target=lambda i=i, n=n: found.extend(stop_often(Path(root) / f"run{i}", n, bound, 7 + i)))
+            threading.Thread(
+                target=lambda i=i, n=n: found.extend(stop_often(Path(root) / f"run{i}", n, bound, 7 + i, settings))
+            )
             for i, n in enumerate(shares)
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    print("\n| phase | stops | rank named | median s beyond the bound | largest |\n|---|---|---|---|---|")
+    print("\n| phase | stops | rank named | message named | median s beyond the bound | largest |")
+    print("|---|---|---|---|---|---|")
     for phase in (*STOPPED, *sorted({stop.phase for stop in found} - set(STOPPED)), None):
         rows = [stop for stop in found if phase in (stop.phase, None)]
         if rows:
             right = sum(stop.named == (stop.rank,) for stop in rows)
-            beyond = [stop.beyond for stop in rows]
+            beyond, messages = [stop.beyond for stop in rows], sum(bool(stop.message) for stop in rows)
             print(f"| {phase.name.lower() if phase is not None else 'all'} | {len(rows)} | {right} of {len(rows)} | "
-                  f"{statistics.median(beyond):.1f} | {max(beyond):.1f} |")  # fmt: skip
+                  f"{messages} of {len(rows)} | {statistics.median(beyond):.1f} | {max(beyond):.1f} |")  # fmt: skip
 
 
 def measure_alarms(minutes: float) -> None:
@@ -210,12 +219,12 @@ def seconds_of(record: Record, calls: int = 200_000) -> tuple[float, float, floa
     return times[0], times[1], times[2]
 
 
-def measure_cost() -> None:
+def measure_cost(settings: tuple[str, ...]) -> None:
     record = Record()
     record.open(rank=0, world_size=2)
     message, phase, place = seconds_of(record)
     record.close()
-    with tempfile.TemporaryDirectory() as root, training(Path(root) / "run", 2, 30.0, "layout.tensor=2"):
+    with tempfile.TemporaryDirectory() as root, training(Path(root) / "run", 2, 30.0, *settings):
         first = wait_for_steps(Path(root) / "run", 2, 5)[0].words
         begin = time.monotonic()
         time.sleep(60)
@@ -241,15 +250,17 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1, help="number of runs side by side")
     parser.add_argument("--bound", type=float, default=2.0, help="minimum of the bound during --stops, in seconds")
     parser.add_argument("--minutes", type=float, default=0.0, help="minutes of normal running")
+    parser.add_argument("--sharding", choices=["zero2", "zero3"], help="shard the model over two data ranks")
     parser.add_argument("--cost", action="store_true", help="measure the cost of the record")
     options = parser.parse_args()
+    sharding = (f"layout.sharding={options.sharding}",) if options.sharding else ()
     print_machine("torch")
     if options.stops:
-        measure_stops(options.stops, options.runs, options.bound)
+        measure_stops(options.stops, options.runs, options.bound, sharding)
     if options.minutes:
         measure_alarms(options.minutes)
     if options.cost:
-        measure_cost()
+        measure_cost((*SHARDED, *sharding) if sharding else TWO)
 
 
 if __name__ == "__main__":

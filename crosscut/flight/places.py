@@ -28,16 +28,21 @@ class _HasGradient(Protocol):
 _T = TypeVar("_T", bound=_HasGradient)
 
 
+def place_of(part: Part, layer: int = 0) -> int:
+    """Place of a part of the model, as the record stores it."""
+    return part | layer << _LAYER
+
+
 def enter(part: Part, layer: int = 0) -> None:
     """Record that the forward pass enters a part of the model."""
     if RECORD.is_open:
-        RECORD.at(part | layer << _LAYER)
+        RECORD.at(place_of(part, layer))
 
 
 def leave(x: _T, part: Part, layer: int) -> _T:
     """Return `x`, the output of a part of the model. The backward pass of this part records the place."""
     if RECORD.is_open and x.requires_grad:
-        x.register_hook(partial(RECORD.at, part | layer << _LAYER))
+        x.register_hook(partial(RECORD.at, place_of(part, layer)))
     return x
 
 

@@ -190,7 +190,8 @@ def place_name(place: int) -> str:
     if part in (Part.LAYER, Part.ATTENTION, Part.MLP):
         names = {Part.LAYER: "", Part.ATTENTION: ", attention", Part.MLP: ", MLP"}
         return f"layer {layer}{names[part]}"
-    return {Part.EMBEDDING: "embedding", Part.HEAD: "output layer and loss"}.get(part, "")
+    names = {Part.EMBEDDING: "embedding", Part.HEAD: "output layer and loss", Part.ROOT: "embedding and output layer"}
+    return names.get(part, "")
 
 
 def is_here(record: RankRecord) -> bool:

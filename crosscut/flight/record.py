@@ -114,6 +114,8 @@ class Part(IntEnum):
     ATTENTION = 3
     MLP = 4
     HEAD = 5
+    ROOT = 6
+    """All parameters outside of the layers (`parallel.state.sharding`)."""
 
 
 class Kind(IntEnum):
@@ -225,12 +227,14 @@ class Record:
             self._write_table()
         return number
 
-    def start(self, kind: int, group: int, elements: int) -> int:
-        """Record that the rank is about to start a message. Return the number of the message."""
+    def start(self, kind: int, group: int, elements: int, place: int = -1) -> int:
+        """Record that the rank is about to start a message. Return the number of the message. `place` is the place in
+        the model that the message belongs to (default: the place that the rank runs).
+        """
         words = self._words
         number = words[_MESSAGES] + 1
         row = number % NUM_MESSAGES * MESSAGE_WORDS + RING
-        place = words[_PLACE] << 8 | words[_PHASE]
+        place = (words[_PLACE] if place < 0 else place) << 8 | words[_PHASE]
         count = words[GROUPS + group] + 1
         _MESSAGE.pack_into(words, row * 8, number, group, count, kind, elements, words[_STEP], place, STARTING)
         words[_MESSAGES] = number

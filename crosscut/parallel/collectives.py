@@ -162,20 +162,28 @@ def ranks_of(group_name: str) -> list[int]:
     return dist.get_process_group_ranks(dist.distributed_c10d._resolve_process_group(group_name))  # type: ignore[arg-type]
 
 
+def begin_blocking(kind: Kind, group: dist.ProcessGroup | None, axis: str, elements: int, place: int = -1) -> int:
+    """Record that this rank starts a message and waits for its end. Return the message's number for `RECORD.waited`, 0
+    without a record. `place` is the place in the model that the message belongs to (default: the place that the rank
+    runs).
+    """
+    if not RECORD.is_open or group is None:
+        return 0
+    in_record = RECORD.group(group.group_name)
+    if in_record < 0:
+        in_record = RECORD.add_group(group.group_name, axis, dist.get_process_group_ranks(group))
+    number = RECORD.start(kind, in_record, elements, place)
+    RECORD.started(number, number)
+    return RECORD.wait(number)
+
+
 @contextmanager
 def recorded_message(kind: Kind, group: dist.ProcessGroup | None, axis: str, elements: int) -> Iterator[None]:
     """Context of a message that the caller sends itself, and whose end the caller waits for inside the context."""
-    if not RECORD.is_open or group is None:
-        yield
-        return
-    place = RECORD.group(group.group_name)
-    if place < 0:
-        place = RECORD.add_group(group.group_name, axis, dist.get_process_group_ranks(group))
-    number = RECORD.start(kind, place, elements)
-    RECORD.started(number, number)
-    RECORD.wait(number)
+    number = begin_blocking(kind, group, axis, elements)
     yield
-    RECORD.waited(number)
+    if number:
+        RECORD.waited(number)
 
 
 def all_reduce(x: Tensor, axis: Axis, operation: str = "sum") -> Tensor:

@@ -1,6 +1,7 @@
 """A run that makes no progress is explained by the ranks that still answer, and from outside."""
 
 import os
+import re
 import signal
 import threading
 import time
@@ -18,8 +19,9 @@ from crosscut.flight import RECORD, Phase
 from crosscut.flight.reading import read_records
 from crosscut.flight.report import examine
 from crosscut.launch.hangs import Watch
-from crosscut.parallel import make_mesh
+from crosscut.parallel import make_mesh, make_reducer
 from crosscut.parallel.collectives import all_reduce
+from tests.model.twins import batch, build
 from tests.parallel.twins import CPU
 from tests.ranks import RankPool
 
@@ -85,6 +87,63 @@ def test_a_hang_is_explained_by_a_rank_that_waits_and_by_the_doctor(ranks: RankP
     assert first["seconds"] < BOUND + 5
     assert first["left"] == second["left"] == ["hang-3.txt", "metrics.jsonl"]
     assert '"hang_rank": 1' in (folder / "metrics.jsonl").read_text()
+
+
+def train_sharded_with_a_stop(folder: Path, phase: Phase) -> None:
+    """Three steps of a model that two data ranks shard. In the last step, rank 1 is stopped inside the first layer, in
+    the forward or in the backward pass.
+    """
+    model = build(Layout(data=2, sharding="zero3"))
+    mesh, others, told = model.mesh, [0, 0], dict[str, Any]()
+    reducer = make_reducer(model, mesh)
+    dist.all_gather_object(others, os.getpid())
+    helper = threading.Thread(target=continue_after_report, args=(folder, others[1], told))
+
+    def stop(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def stop_here(module: object, inputs: object, output: torch.Tensor) -> None:
+        if phase is Phase.FORWARD:
+            stop()
+        else:
+            output.register_hook(stop)
+
+    with Watch(folder, CPU, least_bound=BOUND):
+        for step in range(3):
+            if step == 2 and mesh.data.rank == 0:
+                helper.start()
+            elif step == 2:
+                model.blocks[0].mlp.register_forward_hook(stop_here)
+            RECORD.phase(Phase.FORWARD, step)
+            tokens, targets = (x.chunk(2)[mesh.data.rank] for x in batch(step))
+            loss = model.loss(tokens, targets, scale=1.0)
+            RECORD.phase(Phase.BACKWARD)
+            reducer.arm()
+            loss.backward()
+            reducer.finish()
+            RECORD.progress(is_step=True)
+    if helper.ident is not None:
+        helper.join()
+    dist.barrier()
+
+
+@pytest.mark.parametrize(
+    ("phase", "missing"),
+    [
+        (Phase.FORWARD, r"all-gather of [\d,]+ elements over the axis `data` \(forward pass of layer 1"),
+        (Phase.BACKWARD, r"reduce-scatter of [\d,]+ elements over the axis `data` \(backward pass of layer 0"),
+    ],
+    ids=["forward", "backward"],
+)
+def test_a_stop_of_a_sharded_run_names_the_message_of_fully_shard(
+    ranks: RankPool, tmp_path: Path, phase: Phase, missing: str
+) -> None:
+    folder = tmp_path / "run"
+    ranks.run(2, train_sharded_with_a_stop, folder, phase)
+    report = (folder / "hang-3.txt").read_text()
+    assert "DID NOT ARRIVE: rank 1 (" in report
+    assert "is stopped (by SIGSTOP" in report
+    assert re.search(rf"  missing    {missing}, step 3\), number \d+ of its group; waiting: rank 0\n", report), report
 
 
 def work_without_hang(folder: Path) -> list[str]:

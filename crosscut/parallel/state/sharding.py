@@ -12,7 +12,7 @@ The root's parameters stay gathered from the forward pass to the end of the back
 because the embedding of a frequent token sums many gradients.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -21,9 +21,12 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from crosscut.config import LayoutError
+from crosscut.flight import Part
+from crosscut.flight.places import place_of
 from crosscut.parallel.mesh import ParallelMesh, Sharding
 from crosscut.parallel.state.gradients import GradientReducer, require_distributed
 from crosscut.parallel.state.parameters import initial_value_of, local_part
+from crosscut.parallel.state.sharded_messages import record_messages
 
 _SUMS_UNUSED = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
 """Whether PyTorch (2.12 or later) also sums gradients of parameters that the backward pass reaches on some ranks
@@ -64,17 +67,29 @@ def shard_model(
     values = {name: initial_value_of(parameter) for name, parameter in parameters.items() if parameter.is_meta}
     reduce_dtype = next(iter(parameters.values())).dtype
     policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype, cast_forward_inputs=False)
-    for unit in units:
-        _shard_unit(unit, mesh.sharding, replace(policy, param_dtype=compute_dtype))
-    _shard_unit(model, mesh.sharding, policy, is_root=True)
+    for unit, place in _with_places(model, units):
+        _shard_unit(unit, mesh.sharding, replace(policy, param_dtype=compute_dtype), place)
+    _shard_unit(model, mesh.sharding, policy, place_of(Part.ROOT), is_root=True)
     model._apply(lambda tensor: torch.empty_like(tensor, device=mesh.device) if tensor.is_meta else tensor)
     for name, parameter in model.named_parameters():
         if name in values:
             local_part(parameter.detach()).fill_(values[name])
 
 
-def _shard_unit(unit: nn.Module, sharding: Sharding, policy: MixedPrecisionPolicy, *, is_root: bool = False) -> None:
-    """Shard one unit."""
+def _with_places(model: nn.Module, units: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, int]]:
+    """Yield each unit and its place in the model, for reports about hangs. The number of a layer is the last part of
+    its name.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    for unit in units:
+        number = names[unit].rpartition(".")[2]
+        yield unit, place_of(Part.LAYER, int(number)) if number.isdecimal() else place_of(Part.NONE)
+
+
+def _shard_unit(
+    unit: nn.Module, sharding: Sharding, policy: MixedPrecisionPolicy, place: int, *, is_root: bool = False
+) -> None:
+    """Shard one unit. `place` is the unit's place in the model."""
     frees_weights = not is_root and not sharding.keeps_weights
     fully_shard(unit, mesh=sharding.device_mesh, reshard_after_forward=frees_weights, mp_policy=policy)
     assert isinstance(unit, FSDPModule)
@@ -82,6 +97,8 @@ def _shard_unit(unit: nn.Module, sharding: Sharding, policy: MixedPrecisionPolic
     unit.set_force_sum_reduction_for_comms(True)  # a plain sum, which every backend supports
     if _SUMS_UNUSED:
         unit.set_reduce_scatter_unused_params(True, recurse=False)
+    for group in param_groups_of(fully_shard.state(unit)):  # type: ignore[attr-defined]
+        record_messages(unit, group, sharding, place)
 
 
 def _require_sums(always_used: bool) -> None:

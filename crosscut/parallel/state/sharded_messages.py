@@ -1,0 +1,84 @@
+"""Record of the messages that `fully_shard` sends: all-gathers of parameters, and sums of gradients.
+
+PyTorch sends these messages itself. This module wraps the objects that send them, so that the record of this process
+(`flight.record`) lists each message with its axis, and with the layer whose parameters or gradients it carries. The
+wrapped objects get the same arguments as without the wrapper, so the numbers stay the same bit by bit.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.fsdp import FSDPModule
+
+from crosscut.flight import RECORD, Kind
+from crosscut.parallel.collectives import begin_blocking
+from crosscut.parallel.mesh import Sharding
+
+
+def record_messages(unit: FSDPModule, group: Any, sharding: Sharding, place: int) -> None:
+    """Let the record of this process list the messages of a unit. `group` is the unit's group of parameters, in which
+    PyTorch keeps the objects that send. `place` is the unit's place in the model (`flight.places`).
+
+    A version of PyTorch that keeps these objects elsewhere sends its messages without a record.
+    """
+    gather, scatter = (getattr(group, f"_{name}_comm", None) for name in ("all_gather", "reduce_scatter"))
+    if gather is None or scatter is None:
+        return
+    over_copies = None
+    if sharding.replica is not None:
+        over_copies = _SumOverCopies(group, sharding.replica.name, place)
+        unit.set_all_reduce_hook(over_copies.end)
+    axis = sharding.shard.name
+    unit.set_custom_all_gather(_Recorded(gather, Kind.ALL_GATHER, axis, place))  # type: ignore[arg-type]
+    unit.set_custom_reduce_scatter(_Recorded(scatter, Kind.REDUCE_SCATTER, axis, place, over_copies))  # type: ignore[arg-type]
+
+
+class _SumOverCopies:
+    """Record of the all-reduce that sums the gradients of a unit over the copies of the model.
+
+    PyTorch starts this all-reduce right after the unit's reduce-scatter, and calls `end` after the all-reduce.
+    """
+
+    def __init__(self, group: Any, axis: str, place: int) -> None:
+        self._group, self._axis, self._place = group, axis, place
+        self._number = 0
+
+    def begin(self, shard: Tensor) -> None:
+        """Record the start of the all-reduce of `shard`, unless only a later backward pass sums over the copies."""
+        if self._group.all_reduce_grads:
+            sums = self._group._all_reduce_process_group
+            self._number = begin_blocking(Kind.ALL_REDUCE, sums, self._axis, shard.numel(), self._place)
+
+    def end(self, _: Tensor) -> None:
+        """Record the end of the all-reduce."""
+        if self._number:
+            RECORD.waited(self._number)
+
+
+class _Recorded:
+    """Sender of the all-gathers or of the reduce-scatters of a unit, which also records each message.
+
+    Forward and backward: sends what the wrapped sender `send` sends. `then` is told about the result of each
+    reduce-scatter.
+    """
+
+    def __init__(self, send: Any, kind: Kind, axis: str, place: int, then: _SumOverCopies | None = None) -> None:
+        self._send, self._kind, self._axis, self._place, self._then = send, kind, axis, place, then
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Allocate memory for a message."""
+        memory: Tensor = self._send.allocate(size, dtype=dtype, device=device)
+        return memory
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, **options: Any) -> Any:
+        """Send a message, and record it."""
+        number = begin_blocking(self._kind, group, self._axis, input_tensor.numel(), self._place)
+        work = self._send(output_tensor=output_tensor, input_tensor=input_tensor, group=group, **options)
+        if number:
+            RECORD.waited(number)
+        if self._then is not None:
+            self._then.begin(output_tensor)
+        return work
