@@ -159,7 +159,7 @@ class Watch:
 
     def _run(self) -> None:
         """Look at the rank's progress until the context ends."""
-        stalled, done, next_copy, told, is_paused = 0.0, -1, 0.0, 0.0, False
+        stalled, done, next_copy, told, was_long = 0.0, -1, 0.0, 0.0, False
         last = time.monotonic()
         written = _bytes_written()
         while not self._ended.wait(min(_POLL, self._least / 4)):
@@ -172,18 +172,19 @@ class Watch:
             if self.rank == 0 and now >= self._next_window:
                 self._next_window = now + _WINDOW
                 self._tell_stragglers()
-            moved = RECORD[Word.PROGRESS] != done
+            moved = has_progress = RECORD[Word.PROGRESS] != done
             if RECORD[Word.PHASE] == Phase.CHECKPOINT:
                 before, written = written, _bytes_written()
                 moved = moved or written - before > _WRITING
             # After a pause of this process, only the time in which the thread ran counts.
             stalled = 0.0 if moved else stalled + min(now - last, 3 * _POLL)
-            is_paused = is_paused or now - last > 3 * _POLL
+            was_long = was_long or told > 0 or now - last > 3 * _POLL
             if moved:
-                if told or is_paused:  # the time of a hang must not raise the bound
+                if was_long and has_progress:  # the time of a hang must not raise the bound
                     RECORD.recent.clear()
+                    was_long = False
                 self._moved(told)
-                told, done, is_paused = 0.0, RECORD[Word.PROGRESS], False
+                told, done = 0.0, RECORD[Word.PROGRESS]
             elif self._is_due(stalled, told) and self._explain(stalled):
                 told = stalled
                 if self._reaction.ends or self._asked():

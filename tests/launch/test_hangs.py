@@ -159,6 +159,26 @@ def test_slow_steps_are_no_hang(ranks: RankPool, tmp_path: Path):
     assert ranks.run(2, work_without_hang, tmp_path)[0] == []
 
 
+def hang_in_a_checkpoint(folder: Path) -> float:
+    """A hang while a rank writes a checkpoint. The rank first writes bytes again, and later ends its step."""
+    with Watch(folder, CPU, least_bound=BOUND) as watch:
+        for _ in range(2):
+            RECORD.progress(is_step=True)
+        RECORD.phase(Phase.CHECKPOINT)
+        deadline = time.monotonic() + 30
+        while not list(folder.glob("hang-*.txt")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        (folder / "bytes").write_bytes(bytes(1 << 18))
+        time.sleep(BOUND)
+        RECORD.progress(is_step=True)
+        time.sleep(BOUND)
+        return watch.bound
+
+
+def test_a_hang_does_not_raise_the_bound_of_the_next_one(ranks: RankPool, tmp_path: Path):
+    assert ranks.run(1, hang_in_a_checkpoint, tmp_path) == [BOUND]
+
+
 def report_twice_and_again(folder: Path) -> list[str]:
     """Two reports of one hang, and one of a hang at the same step after progress."""
     with Watch(folder, CPU) as watch:
