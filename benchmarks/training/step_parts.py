@@ -88,7 +88,7 @@ def run_crosscut(clock: Clock, words: list[str]) -> None:
     from crosscut.training.watching.metrics import Metrics
 
     for part, owner, name in (
-        ("batch", Batches, "micro_batches"), ("forward", GPT, "loss"), ("clip", step, "global_gradient_norm"),
+        ("batch", Batches, "micro_batches"), ("forward", GPT, "loss"), ("clip", step, "measure_gradients"),
         ("clip", step, "clip_gradients_"), ("optimizer", LocalAdamW, "step"), ("metrics", Metrics, "step"),
     ):  # fmt: skip
         clock.time(part, owner, name)

@@ -160,11 +160,14 @@ class GPT(nn.Module):
         assert self.tokens is not None, "the stage has no embedding"
         return self.tokens.weight
 
+    @property
+    def tied_copies(self) -> list[nn.Parameter]:
+        """Copy of a tied embedding that another stage of a pipeline also holds and counts in sums over all stages."""
+        return [self.output_weight] if self.has_copy else []
+
     def counted_once(self, parameters: Collection[nn.Parameter]) -> list[nn.Parameter]:
-        """Return the parameters that this rank counts in sums over all stages: all except the copy of a tied
-        embedding.
-        """
-        copies = [self.output_weight] if self.has_copy else []
+        """Return the parameters that this rank counts in sums over all stages: all except `tied_copies`."""
+        copies = self.tied_copies
         return [parameter for parameter in parameters if all(parameter is not copy for copy in copies)]
 
     def forward(

@@ -37,7 +37,8 @@ from crosscut.parallel.operators import (
 from crosscut.parallel.random import Dropout, RandomStreams, disturb_, normal_, seed_of
 from crosscut.parallel.recorder import CollectiveRecorder, Sent
 from crosscut.parallel.state.agreement import Drift, find_drift
-from crosscut.parallel.state.gradients import GradientReducer, clip_gradients_, global_gradient_norm, sum_copies
+from crosscut.parallel.state.gradient_norm import GradientNorm, clip_gradients_, global_gradient_norm, measure_gradients
+from crosscut.parallel.state.gradients import GradientReducer, sum_copies
 from crosscut.parallel.state.parameters import (
     local,
     local_inside,
@@ -57,6 +58,7 @@ __all__ = [
     "ColumnParallelLinears",
     "Drift",
     "Dropout",
+    "GradientNorm",
     "GradientReducer",
     "LayerNorm",
     "LossSettings",
@@ -94,6 +96,7 @@ __all__ = [
     "make_mesh",
     "make_reducer",
     "make_repeated_mesh",
+    "measure_gradients",
     "normal_",
     "reduce_from_tensor_parallel",
     "reduce_scatter_to_sequence_parallel",

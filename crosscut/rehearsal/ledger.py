@@ -40,7 +40,7 @@ from crosscut.parallel.state.parameters import local_part
 
 _OURS = f"{Path(__file__).resolve().parents[1]}/"
 _LOSS = f"{_OURS}parallel/cross_entropy.py"
-_GRADIENTS = f"{_OURS}parallel/state/gradients.py"
+_REDUCTION = (f"{_OURS}parallel/state/gradients.py", f"{_OURS}parallel/state/gradient_norm.py")
 _MUON = f"{_OURS}training/optimization/muon.py"
 _HOST = f"{_OURS}training/memory/host_activations.py"
 _FOR_OTHERS = (f"{_OURS}rehearsal/", f"{_OURS}kernels/")
@@ -185,7 +185,7 @@ class Ledger(TorchDispatchMode):
             return None
         if self._host_apart and file == _HOST and function == "_put":
             return None
-        if is_collective(func) or file in (_GRADIENTS, _MUON) or _SHARDING in file:
+        if is_collective(func) or file in (*_REDUCTION, _MUON) or _SHARDING in file:
             return "buffers"
         if file == _LOSS and tensor.shape[-1:] == (self._vocabulary,):
             return "logits"
@@ -217,7 +217,7 @@ class Ledger(TorchDispatchMode):
             return f"backward, {module}"
         if self._running:
             return f"forward, {module}"
-        return {_LOSS: "loss", _GRADIENTS: "reduction"}.get(_maker()[0], "step")
+        return {_LOSS: "loss", **dict.fromkeys(_REDUCTION, "reduction")}.get(_maker()[0], "step")
 
     def _left(self) -> None:
         self._running.pop()

@@ -375,7 +375,7 @@ class Loop:
             with self.autopilot.non_finite_found():
                 yield
         except NonFiniteError as error:
-            raise explain_non_finite(error.step, self.trainer, self.batches, exhausted=error.exhausted) from None
+            raise explain_non_finite(error, self.trainer, self.batches) from None
 
     def require_folder(self) -> None:
         """Raise `TrainingError` if the run's folder was moved away, or another run has taken it over."""

@@ -26,8 +26,7 @@ SMALLEST = 1.0
 
 
 class LossScale:
-    """Loss scale of one run. All ranks have the same scale, because every rank detects an overflow from the same global
-    gradient norm.
+    """Loss scale of one run. All ranks have the same scale, because all ranks agree on an overflow (`Trainer.update`).
 
     Call `scaled` before the backward pass, `unscale_` after the backward pass, and `update` after the optimizer's step.
     """

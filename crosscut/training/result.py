@@ -4,6 +4,7 @@ A GPU runs its work long after the host has queued it. The copy of the figures t
 after the step's own work. The loop reads the figures after it has launched the next step.
 """
 
+import math
 import time
 from typing import NamedTuple
 
@@ -49,19 +50,39 @@ class Moment:
 class NonFiniteError(Exception):
     """The loss or the gradient norm of a step is not finite. The step has not changed the weights."""
 
-    def __init__(self, step: int, loss: float, norm: float, exhausted: TrainingError | None = None) -> None:
-        super().__init__(f"step {step + 1}: loss {loss}, gradient norm {norm}")
-        self.step, self.loss, self.norm = step, loss, norm
+    def __init__(self, step: int, figures: "_Figures", exhausted: TrainingError | None = None) -> None:
+        super().__init__(f"step {step + 1}: loss {figures.loss}, gradient norm {figures.norm}")
+        self.step, self.loss, self.norm = step, figures.loss, figures.norm
+        self.is_finite_here = math.isfinite(figures.own)
+        """Whether this rank's part of the loss and all gradients on this rank were finite after the gradients had been
+        summed over the ranks.
+        """
         self.exhausted = exhausted
         """Error for the user if the loss scale is the only cause: the forward pass is finite, but the scale has fallen
         too low. None without a loss scale.
         """
 
 
+class OnDevice(NamedTuple):
+    """Figures of a step on the device. Each figure is a scalar tensor."""
+
+    loss: Tensor
+    """Mean loss over all ranks."""
+    norm: Tensor
+    """Gradient norm; NaN if a value on at least one rank is not finite."""
+    held: Tensor
+    """1 if the step changed nothing, else 0."""
+    own: Tensor
+    """Number that is finite only if this rank's part of the loss and this rank's gradients are finite
+    (`GradientNorm.own`).
+    """
+
+
 class _Figures(NamedTuple):
     loss: float
     norm: float
     held: float
+    own: float
     scale: float
 
 
@@ -73,19 +94,15 @@ class StepResult:
     value. After a `NonFiniteError`, the weights are unchanged by the step, and no later step changes them.
     """
 
-    def __init__(
-        self, step: int, rate: float, *, loss: Tensor, norm: Tensor, held: Tensor, loss_scale: LossScale | None
-    ) -> None:
-        """Queue copies of the figures to the host. `held` is a scalar tensor: 1 if the step changed nothing.
-        `loss_scale` has the value that the step used.
-        """
+    def __init__(self, step: int, rate: float, figures: OnDevice, *, loss_scale: LossScale | None) -> None:
+        """Queue copies of the figures to the host. `loss_scale` has the value that the step used."""
         self.step = step
         """Index of the step, counted from 0."""
         self.learning_rate = rate
         self._scaled = loss_scale is not None
-        scale = loss_scale.scale if loss_scale is not None else torch.ones_like(held)
-        self._arriving = _to_host(torch.stack([figure.double() for figure in (loss, norm, held, scale)]))
-        self.end = Moment(loss.device)
+        scale = loss_scale.scale if loss_scale is not None else torch.ones_like(figures.held)
+        self._arriving = _to_host(torch.stack([figure.double() for figure in (*figures, scale)]))
+        self.end = Moment(scale.device)
         """Moment at which the device has finished the step."""
         self._figures: _Figures | None = None
 
@@ -136,7 +153,7 @@ class StepResult:
             self._figures = _Figures(*self._arriving.tolist())
         figures = self._figures
         if figures.held and not self._scaled:
-            raise NonFiniteError(self.step, figures.loss, figures.norm)
+            raise NonFiniteError(self.step, figures)
         if figures.held and figures.scale / 2 < SMALLEST:
             exhausted = TrainingError(
                 f"The loss scale must stay at or above {SMALLEST:g}, but the gradients of step {self.step + 1} "
@@ -144,7 +161,7 @@ class StepResult:
                 "are those from before the overflow. Lower `optimizer.learning_rate`, or set "
                 'training.precision="bfloat16" or "float32", and run again with --resume auto.'
             )
-            raise NonFiniteError(self.step, figures.loss, figures.norm, exhausted)
+            raise NonFiniteError(self.step, figures, exhausted)
         return figures
 
 

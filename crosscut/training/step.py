@@ -21,8 +21,8 @@ from crosscut.parallel import (
     RandomStreams,
     clip_gradients_,
     enable_symmetric_memory,
-    global_gradient_norm,
     make_reducer,
+    measure_gradients,
     shard_model,
     sum_copies,
 )
@@ -34,7 +34,7 @@ from crosscut.training.optimization.averaging import WeightAverage
 from crosscut.training.optimization.optimizer import make_optimizer, rules_of, set_learning_rate
 from crosscut.training.optimization.schedule import learning_rate
 from crosscut.training.precision import compute_dtype, muon_dtype, needs_loss_scale, parameter_dtype
-from crosscut.training.result import StepResult
+from crosscut.training.result import OnDevice, StepResult
 from crosscut.training.runners import make_runners
 from crosscut.training.speed.compilation import compiled_loss, make_compiler
 
@@ -147,11 +147,18 @@ class Trainer:
         return result
 
     def update(self, step: int, loss: Tensor) -> StepResult:
-        """Clip the summed gradients, update the weights and their average, and return the result of the step. The
-        weights stay unchanged if `loss` or the gradient norm is not finite. `step` counts from 0.
+        """Sum the loss over all ranks, clip the summed gradients, update the weights and their average, and return the
+        result of the step. `loss` is the result of `accumulate` on this rank. `step` counts from 0.
+
+        The weights stay unchanged on all ranks if the loss or a gradient of at least one rank is not finite. The
+        message of the loss also carries the ranks' verdicts on their gradients.
         """
         RECORD.phase(Phase.OPTIMIZER)
-        norm = global_gradient_norm(self.model.counted_once(self.parameters), self.mesh.owners)
+        copies = [copy.grad for copy in self.model.tied_copies if copy.grad is not None]
+        counted = self.model.counted_once(self.parameters)
+        measured = measure_gradients(counted, self.mesh.owners, also=[loss, *copies])
+        loss, verdict = self.summed(torch.stack([loss, measured.verdict.to(loss.dtype)])).unbind()
+        norm = measured.norm + verdict
         held = self._hold(loss, norm)
         clip_gradients_(self.parameters, norm, self.run.optimizer.clip_norm)
         rate = learning_rate(step, config=self.run.optimizer, num_steps=self.run.training.steps)
@@ -162,7 +169,7 @@ class Trainer:
         self.optimizer.step()
         if self.average is not None:
             self.average.update(step)
-        result = StepResult(step, rate, loss=loss, norm=norm, held=held, loss_scale=self.loss_scale)
+        result = StepResult(step, rate, OnDevice(loss, norm, held, measured.own), loss_scale=self.loss_scale)
         if self.loss_scale is not None:
             self.loss_scale.update(held)
         return result
@@ -176,12 +183,12 @@ class Trainer:
             parameter.grad = None
 
     def accumulate(self, step: int, micro_batches: Sequence[Batch]) -> Tensor:
-        """Run the forward and backward pass of all micro-batches. Return the mean loss over all ranks, a scalar, and
-        leave the summed gradients in `.grad`.
+        """Run the forward and backward pass of all micro-batches. Return this rank's part of the mean loss, a scalar,
+        and leave the summed gradients in `.grad`. `summed` turns the parts of all ranks into the mean loss.
 
         The mean is over the target tokens of all ranks that see different tokens (`mesh.tokens`), so the loss does not
         depend on how the batch is split. If the model predicts the order of segments, the mean over all pairs of
-        segments is added to the loss.
+        segments is added to the loss. In a pipeline, only the last stage has a part that is not zero.
         """
         RECORD.phase(Phase.FORWARD, step)
         scale, order_scale = self._scales(micro_batches)
@@ -196,9 +203,15 @@ class Trainer:
         if self.loss_scale is not None:
             self.loss_scale.unscale_(self.parameters)
             total = self.loss_scale.unscaled(total)
-        for axis in self.mesh.owners:  # only the last stage of a pipeline has a loss
-            total = all_reduce(total, axis)
-        return all_reduce(total, self.mesh.tokens)
+        return total
+
+    def summed(self, part: Tensor) -> Tensor:
+        """Sum `part` over the ranks that have different parts of the loss: all stages of a pipeline, and all ranks that
+        see different tokens. Communication: one all-reduce over each of these axes.
+        """
+        for axis in self.mesh.owners:
+            part = all_reduce(part, axis)
+        return all_reduce(part, self.mesh.tokens)
 
     def _pass_all(self, step: int, micro_batches: Sequence[Batch], factors: dict[str, Any]) -> Tensor:
         """Run the forward and backward pass of each micro-batch in turn. Return the sum of this rank's losses."""
@@ -245,7 +258,8 @@ class Trainer:
     def _hold(self, loss: Tensor, norm: Tensor) -> Tensor:
         """Return 1 if this step must not change the weights, else 0: a float32 scalar on the device.
 
-        All ranks get the same value, because the norm covers all gradients and the loss is summed over all ranks.
+        All ranks get the same value, because `norm` is NaN on all ranks if a gradient or a part of the loss is not
+        finite on one rank, and the loss is summed over all ranks.
         """
         finite = loss.isfinite() & norm.isfinite()
         if self.loss_scale is not None:

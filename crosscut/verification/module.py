@@ -65,14 +65,14 @@ class _OwnStep:
         loss = self.loss(self.model, self.mesh)
         loss.backward()
         self.reducer.finish()
-        return all_reduce(loss.detach(), self.mesh.tokens)
+        return loss.detach()
 
-    def update(self, loss: Tensor) -> float:  # noqa: ARG002 - the step of a run uses it
+    def update(self, loss: Tensor) -> tuple[float, float]:
         norm = global_gradient_norm(self.parameters, self.mesh.owners).item()
         clip_gradients_(self.parameters, norm, CLIP_NORM)
         size = sum(parameter.numel() for parameter in self.parameters) ** 0.5
         torch.optim.AdamW(self.parameters, lr=LEARNING_RATE, eps=CLIP_NORM / size).step()
-        return norm
+        return all_reduce(loss, self.mesh.tokens).item(), norm
 
 
 CLIP_NORM = 1e-3

@@ -122,11 +122,11 @@ class Step(Protocol):
         """Whether to record all calls of the whole model; false records only the first call."""
 
     def accumulate(self) -> Tensor:
-        """Run forward, backward and the reduction of gradients. Returns the loss over all data ranks."""
+        """Run forward, backward and the reduction of gradients. Returns this rank's part of the loss."""
 
-    def update(self, loss: Tensor) -> float:
-        """Clip the gradients and run the optimizer. Returns the gradient norm before clipping. The clipped gradients
-        stay in `.grad`.
+    def update(self, loss: Tensor) -> tuple[float, float]:
+        """Sum the loss over all ranks, clip the gradients and run the optimizer. Returns the loss of all ranks, and the
+        gradient norm before clipping. The clipped gradients stay in `.grad`.
         """
 
 
@@ -136,9 +136,8 @@ def record(step: Step) -> Recording:
     stages = step.model if isinstance(step.model, GPT) and step.model.mesh.pipeline is not None else None
     with _watched(step.model, recording, again=step.watches_again, stages=stages):
         loss = step.accumulate()
-    recording.loss = float(loss.detach())
     recording.gradients = gradients_of(step.model)
-    recording.norm = step.update(loss.detach())
+    recording.loss, recording.norm = step.update(loss.detach())
     recording.clipped = gradients_of(step.model)
     recording.parameters = {name: Kept(_copy(p), cut_dim(p)) for name, p in step.model.named_parameters()}
     recording.averages = {name: Kept(_copy(each), cut_dim(each)) for name, each in step.averages.items()}

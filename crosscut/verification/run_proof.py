@@ -286,12 +286,12 @@ class _RunStep:
         with self._recorded():
             return self.trainer.accumulate(0, self.micro_batches())
 
-    def update(self, loss: Tensor) -> float:
+    def update(self, loss: Tensor) -> tuple[float, float]:
         self.before = parts_of(self.model) if self.averages else {}
         with self._recorded():
-            norm = self.trainer.update(0, loss).gradient_norm
+            result = self.trainer.update(0, loss)
         self.after = parts_of(self.model) if self.averages else {}
-        return norm
+        return result.loss, result.gradient_norm
 
     def micro_batches(self) -> list[Batch]:
         """Return this rank's part of each micro-batch. Every layout gets the same sequences, so that steps can be

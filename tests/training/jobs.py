@@ -88,8 +88,8 @@ def poisoned_step(run: RunConfig, name: str, value: float) -> dict[str, Any]:
     before = [p.detach().to_local().clone() for p in trainer.parameters]
     try:
         trainer.step(0, batches.micro_batches(0)).wait()
-    except NonFiniteError:
-        error = explain_non_finite(0, trainer, batches)
+    except NonFiniteError as failure:
+        error = explain_non_finite(failure, trainer, batches)
         assert isinstance(error, TrainingError)
         after = [p.detach().to_local() for p in trainer.parameters]
         same = all(torch.equal(a, b) or math.isnan(a.sum()) for a, b in zip(before, after, strict=True))
@@ -110,5 +110,5 @@ def masked_loss_and_gradient(run: RunConfig, num_ignored: list[int]) -> tuple[fl
         Batch(tokens=torch.from_numpy(tokens[i : i + micro]), targets=torch.from_numpy(targets[i : i + micro]))
         for i in range(first, first + run.training.batch_size // data.size, micro)
     ]
-    loss = trainer.accumulate(0, mine)
+    loss = trainer.summed(trainer.accumulate(0, mine))
     return loss.item(), [p.grad.full_tensor()[: run.model.vocab_size] for p in trainer.parameters]

@@ -54,7 +54,7 @@ def test_loss_is_normalised_by_the_targets_of_all_ranks(ranks, run_with, options
 def losses_without_an_update(run, steps: list[int]) -> list[float]:
     trainer, batches = parts(run)
     micro_batches = batches.micro_batches(0)
-    return [trainer.accumulate(step, micro_batches).item() for step in steps]
+    return [trainer.summed(trainer.accumulate(step, micro_batches)).item() for step in steps]
 
 
 def test_dropout_repeats_at_the_same_step_and_differs_at_another(ranks, run_with):
@@ -116,9 +116,9 @@ def overflowing_gradient(run) -> str:
     trainer, batches = parts(run)
     bias = dict(trainer.model.named_parameters())["blocks.1.mlp.contract.bias"]
     bias.register_hook(lambda gradient: gradient * float("inf"))
-    with pytest.raises(NonFiniteError):
+    with pytest.raises(NonFiniteError) as failure:
         trainer.step(0, batches.micro_batches(0)).wait()
-    return str(explain_non_finite(0, trainer, batches))
+    return str(explain_non_finite(failure.value, trainer, batches))
 
 
 def broken_once(run) -> str:
@@ -127,10 +127,10 @@ def broken_once(run) -> str:
     bias = dict(trainer.model.named_parameters())["blocks.1.mlp.contract.bias"]
     first = trainer.mesh.data.rank == 0
     handle = bias.register_hook(lambda gradient: gradient * (float("nan") if first else 1.0))
-    with pytest.raises(NonFiniteError):
+    with pytest.raises(NonFiniteError) as failure:
         trainer.step(0, batches.micro_batches(0)).wait()
     handle.remove()
-    return str(explain_non_finite(0, trainer, batches))
+    return str(explain_non_finite(failure.value, trainer, batches))
 
 
 @pytest.mark.parametrize("layout", ["layout.data=2", "layout.tensor=2"])

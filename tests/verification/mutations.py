@@ -26,6 +26,7 @@ from crosscut.model.building import Builder
 from crosscut.model.documents import Context
 from crosscut.model.heads import pooled_head, task_head
 from crosscut.parallel import (
+    GradientNorm,
     GradientReducer,
     LayerNorm,
     ParallelMesh,
@@ -688,19 +689,20 @@ def classifier_of_spans_not_summed(patch: Patch) -> None:
 
 @fault("gradient norm counts replicated parameters T times", "gradient norm")
 def replicated_counted_by_every_rank(patch: Patch) -> None:
-    def norm_of_all(parameters: Any, _owners: Any) -> Tensor:
+    def norm_of_all(parameters: Any, _owners: Any, **_: Any) -> GradientNorm:
         squares = sum(_local(p.grad).square().sum() for p in parameters)
-        return all_reduce(squares, _axis_of(parameters[0])).sqrt()
+        return GradientNorm(all_reduce(squares, _axis_of(parameters[0])).sqrt(), squares)
 
-    patch.setattr(training_step, "global_gradient_norm", norm_of_all)
+    patch.setattr(training_step, "measure_gradients", norm_of_all)
 
 
 @fault("gradient norm of one rank's own parameters", "gradient norm")
 def norm_of_own_parameters(patch: Patch) -> None:
-    def own_norm(parameters: Any, _owners: Any) -> Tensor:
-        return torch.stack([_local(p.grad).square().sum() for p in parameters]).sum().sqrt()
+    def own_norm(parameters: Any, _owners: Any, **_: Any) -> GradientNorm:
+        squares = torch.stack([_local(p.grad).square().sum() for p in parameters]).sum()
+        return GradientNorm(squares.sqrt(), squares)
 
-    patch.setattr(training_step, "global_gradient_norm", own_norm)
+    patch.setattr(training_step, "measure_gradients", own_norm)
 
 
 @fault("clip by the local norm", "clipped gradients")
@@ -1078,6 +1080,16 @@ def own_targets_of_stages(patch: Patch) -> None:
     normalised_by_local_tokens(patch)
 
 
+@fault("the verdict whether a step is finite is not sent", "collectives", STAGED_DATA)
+def verdict_not_sent(patch: Patch) -> None:
+    summed = training_step.Trainer.summed
+
+    def without_verdict(self: training_step.Trainer, part: Tensor) -> Tensor:
+        return torch.stack([summed(self, part[0]), part[1]])
+
+    patch.setattr(training_step.Trainer, "summed", without_verdict)
+
+
 @fault("the gradient norm counts the tied weight twice", "gradient norm", STAGES)
 def norm_counts_the_tied_weight_twice(patch: Patch) -> None:
     patch.setattr(gpt.GPT, "counted_once", lambda self, parameters: list(parameters))
@@ -1085,8 +1097,8 @@ def norm_counts_the_tied_weight_twice(patch: Patch) -> None:
 
 @fault("each stage clips by the norm of its own gradients", "gradient norm", STAGES)
 def norm_of_one_stage(patch: Patch) -> None:
-    norm = training_step.global_gradient_norm
-    patch.setattr(training_step, "global_gradient_norm", lambda parameters, owners: norm(parameters))
+    norm = training_step.measure_gradients
+    patch.setattr(training_step, "measure_gradients", lambda parameters, owners, **also: norm(parameters, **also))
 
 
 @fault("hidden states are sent in float32", "blocks.1.attention_norm", STAGES)

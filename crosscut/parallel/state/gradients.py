@@ -12,23 +12,16 @@ pass. If data ranks share one copy of the model, `sharding.ShardedReducer` repla
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Partial, Placement
+from torch.distributed.tensor import DTensor, Placement
 
 from crosscut.config import LayoutError
 from crosscut.config.conventions import BUCKET_BYTES
 from crosscut.parallel.collectives import all_reduce, start_all_reduce_owned, wait
 from crosscut.parallel.mesh import Axis, ParallelMesh
-from crosscut.parallel.state.parameters import Cut, cut_dim, cuts_of
-
-NORM_PIECE = 1 << 16
-"""Number of elements in one partial norm on the CPU. With pieces of this length, float32 rounding changes the norm by
-less than a millionth.
-"""
-
+from crosscut.parallel.state.parameters import cut_dim, is_partial
 
 _Placements = tuple[Placement, ...] | None
 
@@ -101,7 +94,7 @@ class GradientReducer:
         for parameter in self.parameters:
             if parameter.grad is None:  # zeros on every layout: an optimizer skips parameters without a gradient
                 parameter.grad = torch.zeros_like(parameter)
-        _sum_partial([p for p in self.parameters if _is_partial(p.grad)], self.mesh.tensor)
+        _sum_partial([p for p in self.parameters if is_partial(p.grad)], self.mesh.tensor)
 
     def _fill_buckets(self, bucket_bytes: int) -> None:
         pending: list[nn.Parameter] = []
@@ -169,87 +162,6 @@ def sum_copies(parameter: nn.Parameter, ends: Axis) -> None:
         shape=gradient.shape,
         stride=gradient.stride(),
     )
-
-
-def global_gradient_norm(parameters: Sequence[nn.Parameter], owners: Iterable[Axis] = ()) -> Tensor:
-    """Return the 2-norm of all gradients of the whole model: a float64 scalar, the same on every rank.
-
-    Call this function after the reducer's `finish`, which sums the gradients. Every element counts once: a replicated
-    gradient counts on one rank only, and a sharded gradient counts with all its shards. The placements of the gradients
-    decide over which axes the squares are summed. `owners` are axes along which ranks hold different parameters
-    (`ParallelMesh.owners`); the gradients of all these parameters count.
-
-    Squares are summed in float64. On the CPU, the sum is computed from the norms of short pieces. PyTorch's own norm of
-    20 million float32 elements has a relative error of a thousandth on the CPU, and this error depends on the layout.
-    Communication: an all-reduce of one element over each axis that cuts gradients (the tensor axis and, with sharding,
-    data axes), and over each axis of `owners`.
-    """
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    assert not any(map(_is_partial, gradients)), "gradients must be summed before their norm is taken"
-    sums = {cuts: _sum_of_squares([_local(g) for g in alike]) for cuts, alike in _by_cuts(gradients).items()}
-    spread = sum(sums.values()) * 0.0  # this also spreads a NaN or infinity from one replica to all replicas
-    while cuts := max(sums, key=len, default=()):  # sum over one axis, then add to the sum for the other axes
-        squares = all_reduce(sums.pop(cuts) + spread, _axis(gradients[0], cuts[0]))
-        sums[cuts[1:]] = squares + sums.get(cuts[1:], 0.0)
-    total = sums[()] if sums else torch.zeros((), dtype=torch.float64)
-    for axis in owners:
-        total = all_reduce(total, axis)
-    return total.sqrt()
-
-
-def _axis(gradient: Tensor, name: str) -> Axis:
-    """Return an axis of a gradient's mesh. `Axis.of` would create a submesh, which takes longer than sending a
-    number.
-    """
-    assert isinstance(gradient, DTensor)
-    mesh = gradient.device_mesh
-    assert mesh.mesh_dim_names is not None
-    i = mesh.mesh_dim_names.index(name)
-    return Axis(name, mesh, mesh.get_local_rank(i), mesh.size(i), mesh.get_group(i).group_name)
-
-
-def _by_cuts(gradients: Iterable[Tensor]) -> dict[tuple[str, ...], list[Tensor]]:
-    """Group gradients by the axes that cut them."""
-    found: dict[tuple[str, ...], list[Tensor]] = {}
-    for gradient in gradients:
-        found.setdefault(_axes_that_cut(cuts_of(gradient)), []).append(gradient)
-    return found
-
-
-@lru_cache
-def _axes_that_cut(cuts: tuple[Cut, ...]) -> tuple[str, ...]:
-    return tuple(cut.axis for cut in cuts if cut.num_parts > 1)
-
-
-def _sum_of_squares(tensors: list[Tensor]) -> Tensor:
-    """Return the sum of all squares as a float64 scalar. On the CPU, the norms of short pieces are computed, because
-    PyTorch's CPU kernel adds all elements one after another, which is inaccurate.
-    """
-    if tensors[0].device.type == "cpu":
-        flat = [tensor.reshape(-1) for tensor in tensors]
-        tensors = [piece for row in flat for piece in (row.split(NORM_PIECE) if row.numel() > NORM_PIECE else (row,))]
-    tensors = [t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for t in tensors]
-    total = torch.zeros((), dtype=torch.float64, device=tensors[0].device)
-    for dtype in dict.fromkeys(t.dtype for t in tensors):
-        norms = torch.stack(torch._foreach_norm([t for t in tensors if t.dtype == dtype]))
-        total = total + norms.double().square().sum()
-    return total
-
-
-def clip_gradients_(parameters: Sequence[nn.Parameter], norm: Tensor | float, max_norm: float) -> None:
-    """Scale all gradients down to a global norm of `max_norm` if `norm` is larger (paper, section 4.1.1).
-
-    `norm` is the result of `global_gradient_norm`, as a tensor or as a float. With a tensor, the host does not wait for
-    the device. If no scaling is needed, the gradients keep their bits. The arithmetic is the same as in PyTorch's
-    `clip_grad_norm_`.
-    """
-    gradients = [_local(p.grad) for p in parameters if p.grad is not None]
-    if isinstance(norm, Tensor):
-        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
-            torch._foreach_mul_([g for g in gradients if g.dtype == dtype], factor.to(dtype))
-    elif max_norm / (norm + 1e-6) < 1.0:
-        torch._foreach_mul_(gradients, max_norm / (norm + 1e-6))
 
 
 def _sum_partial(parameters: list[nn.Parameter], axis: Axis) -> None:
@@ -320,7 +232,3 @@ def _local(tensor: Tensor | None) -> Tensor:
     """Return the local part of a distributed tensor, without autograd."""
     assert isinstance(tensor, DTensor)
     return tensor._local_tensor
-
-
-def _is_partial(tensor: Tensor | None) -> bool:
-    return isinstance(tensor, DTensor) and any(isinstance(p, Partial) for p in tensor.placements)

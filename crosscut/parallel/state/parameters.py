@@ -118,6 +118,11 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if torch.is_grad_enabled() and tensor.requires_grad else tensor._local_tensor
 
 
+def is_partial(tensor: Tensor | None) -> bool:
+    """Whether each rank holds only a part of the sum that is the value of a distributed tensor."""
+    return isinstance(tensor, DTensor) and any(isinstance(placement, Partial) for placement in tensor.placements)
+
+
 def with_local_part(tensor: Tensor, part: Tensor) -> Tensor:
     """Return a distributed tensor with the placement and shape of `tensor` and the local tensor `part`. If `tensor` is
     an ordinary tensor, return `part`. `part` need not be on the mesh's device; it may be in host memory, for example.

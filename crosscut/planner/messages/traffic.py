@@ -266,8 +266,9 @@ def _totals(run: Planned) -> list[Collective]:
 
     The tensor ranks sum the squared gradients of sharded parameters for the gradient norm; data ranks that shard one
     copy sum the squares of their shards. Both sums are float64. The data ranks sum the number of target tokens (and, if
-    the model predicts the order of segments, the number of pairs in the same message) and, at the end of the step, the
-    loss. The ranks of a pipeline sum the squares of all stages, and the loss, which only the last stage has.
+    the model predicts the order of segments, the number of pairs in the same message). The ranks of a pipeline sum the
+    squares of all stages. At the end of the step, both sum the loss, which only the last stage has, and the verdict
+    whether the step is finite.
     """
     all_reduce, num_counts = _once_per_step(run), 1 + run.model.sentence_order
     over_tokens = partial(all_reduce, axis=token_axis(run.layout), ranks=run.layout.data * run.layout.context)
@@ -281,7 +282,7 @@ def _totals(run: Planned) -> list[Collective]:
             element_bytes=8,
         ),
         over_tokens(purpose="target tokens", elements=num_counts, element_bytes=8),
-        over_tokens(purpose="reported loss", elements=1),
+        over_tokens(purpose="reported loss and verdict", elements=2),
         all_reduce(
             axis="pipeline",
             purpose="gradient norm of all stages",
@@ -289,7 +290,9 @@ def _totals(run: Planned) -> list[Collective]:
             ranks=run.layout.pipeline,
             element_bytes=8,
         ),
-        all_reduce(axis="pipeline", purpose="loss of the last stage", elements=1, ranks=run.layout.pipeline),
+        all_reduce(
+            axis="pipeline", purpose="loss of the last stage and verdict", elements=2, ranks=run.layout.pipeline
+        ),
     ]
 
 

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from crosscut.config import TrainingError
 from crosscut.model import GPT
 from crosscut.model.stages import forward_loss
-from crosscut.parallel import global_gradient_norm
-from crosscut.parallel.collectives import all_gather_objects
+from crosscut.parallel import ParallelMesh, global_gradient_norm
+from crosscut.parallel.collectives import all_gather_objects, from_all_ranks
 from crosscut.training.batches import BatchSource
+from crosscut.training.result import NonFiniteError
 from crosscut.training.speed.compilation import uncompiled
 from crosscut.training.step import Trainer
 
@@ -34,26 +35,26 @@ class _Origin(NamedTuple):
     place: str
 
 
-def explain_non_finite(
-    step: int, trainer: Trainer, batches: BatchSource, *, exhausted: TrainingError | None = None
-) -> TrainingError:
-    """Return the error that tells the user where the loss or the gradient of `step` stopped being finite. Every rank
+def explain_non_finite(failure: NonFiniteError, trainer: Trainer, batches: BatchSource) -> TrainingError:
+    """Return the error that tells the user where the loss or the gradient of a step stopped being finite. Every rank
     must call this function.
 
     The step is repeated with the same dropout and weights. The origin is the first module with an input or output that
     is not finite on at least one rank. If all inputs and outputs are finite, the origin is the non-finite parameter
     gradient closest to the loss. If the repeated step is finite, gradient norm included, neither the batch nor the
-    weights are the cause, and the error says that a device has probably failed.
+    weights are the cause, and the error says that a device has probably failed. If only some ranks had a value that was
+    not finite, the error names these ranks.
 
-    `exhausted` is the error for a loss scale that has fallen too low, or None. The scale affects only the backward
-    pass. If `exhausted` is given and the forward pass is finite, the function therefore returns `exhausted`.
+    A loss scale that has fallen too low affects only the backward pass. If the failure has the error `exhausted` and
+    the forward pass is finite, the function therefore returns `exhausted`.
     """
+    step, exhausted = failure.step, failure.exhausted
     forward = _first_over_ranks(_origin_in_forward(step, trainer, batches), trainer)
     if forward is None and exhausted is not None:
         return exhausted
     backward = _first_over_ranks(_origin_in_backward(step, trainer, batches), trainer)
     if forward is None and backward is None and _norm_is_finite(trainer):
-        return _fault_of_machine(step)
+        return _fault_of_machine(failure, trainer.mesh)
     origin = forward or backward or _Origin(0, 0, 0, 0, "the sum of the gradients (each gradient is finite)")
     mine = [batches.documents(step, index) for index in range(batches.num_micro_batches(step))]
     parts = all_gather_objects(mine, trainer.mesh.data)  # by data rank, by micro-batch
@@ -73,14 +74,35 @@ def explain_non_finite(
     )
 
 
-def _fault_of_machine(step: int) -> TrainingError:
-    """Error for a step whose repetition is finite."""
+def _fault_of_machine(failure: NonFiniteError, mesh: ParallelMesh) -> TrainingError:
+    """Error for a step whose repetition is finite. Every rank must call this function."""
+    ranks, places = _ranks_at_fault(failure, mesh)
+    where, checked = "", "the machines"
+    if ranks:
+        numbers = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+        where, checked = f" on {numbers}{places}", f"the machine{'s' if len(ranks) > 1 else ''} of {numbers}"
     return TrainingError(
-        f"The loss and its gradient must be finite, but at step {step + 1} they were not. The same step, repeated, "
-        "is finite, so neither the documents nor the learning rate are the cause. Probably a value has changed in "
-        "the memory of a device. The weights and checkpoints are those from before the step. Check the machines "
-        "for failing memory or a failing device, and run again with --resume auto."
+        f"The loss and its gradient must be finite, but at step {failure.step + 1} they were not{where}. The same "
+        "step, repeated, is finite, so neither the documents nor the learning rate are the cause. Probably a value has "
+        "changed in the memory of a device. The weights and checkpoints are those from before the step. Check "
+        f"{checked} for failing memory or a failing device, and run again with --resume auto."
     )
+
+
+def _ranks_at_fault(failure: NonFiniteError, mesh: ParallelMesh) -> tuple[list[int], str]:
+    """Return the ranks on which a value was not finite, and a clause with the positions that these ranks share on the
+    axes of the layout. Both are empty if the values of all ranks were finite or if no rank had only finite values, as
+    after a sum over all ranks. Every rank must call this function.
+    """
+    place = {axis.name: axis.rank for axis in mesh.axes if axis.size > 1}
+    told = from_all_ranks((failure.is_finite_here, place), mesh)
+    found = {rank: at for rank, (is_finite, at) in enumerate(told) if not is_finite}
+    if not found or len(found) == len(told):
+        return [], ""
+    shared = [name for name in place if len({at[name] for at in found.values()}) == 1]
+    first = next(iter(found.values()))
+    clause = ", ".join(f"position {first[name]} on the axis `{name}`" for name in shared)
+    return list(found), f" ({clause})" if clause else ""
 
 
 def _first_over_ranks(origin: _Origin | None, trainer: Trainer) -> _Origin | None:

@@ -88,7 +88,7 @@ def compare_documents(
 def _loss_and_gradients(trainer: Trainer, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss, and this tensor rank's part of each gradient, gathered over the data ranks."""
     trainer.optimizer.zero_grad()
-    loss = trainer.accumulate(0, [batch.part_of_rank(trainer.mesh.context) for batch in batches])
+    loss = trainer.summed(trainer.accumulate(0, [batch.part_of_rank(trainer.mesh.context) for batch in batches]))
     gradients = {name: kept.tensor for name, kept in gradients_of(trainer.model).items()}
     trainer.optimizer.zero_grad()
     return loss.detach().cpu(), gradients

@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Partial
 
 from crosscut.config import Layout, LayoutError
 from crosscut.parallel import (
@@ -16,13 +15,11 @@ from crosscut.parallel import (
     LayerNorm,
     ParallelMesh,
     RowParallelLinear,
-    Sent,
     clip_gradients_,
     global_gradient_norm,
     local,
     make_mesh,
     replicated_parameter,
-    sharded_parameter,
 )
 from tests.parallel.twins import CLOSE, CPU, fill, part, split_sequence
 from tests.ranks import RankPool
@@ -182,53 +179,6 @@ def test_the_norm_sends_one_element(ranks: RankPool) -> None:
     assert result["sent for the norm"] == [("all_reduce", "tensor", 1)]
 
 
-def _norm_over_owners() -> tuple[float, list[Sent]]:
-    """Norm of two parameters, one on each rank. The gradient is 3 on the first rank, and 4 on the second."""
-    mesh = make_mesh(Layout(data=2), CPU)
-    weight = replicated_parameter((), mesh.tensor, dtype=torch.float32, device=CPU)
-    weight.grad = torch.full_like(weight, 3.0 + mesh.data.rank)
-    with CollectiveRecorder(mesh) as recorder:
-        norm = global_gradient_norm([weight], owners=[mesh.data])
-    return norm.item(), recorder.sent
-
-
-def test_the_norm_counts_the_parameters_of_all_owners(ranks: RankPool) -> None:
-    assert ranks.run(2, _norm_over_owners) == [(5.0, [("all_reduce", "data", 1)])] * 2
-
-
-def _norm_of_many(dtype: torch.dtype) -> tuple[float, float]:
-    """Gradient norm of a parameter with 8 million elements on each of two ranks, and the norm computed in float64."""
-    mesh = make_mesh(Layout(tensor=2), CPU)
-    weight = sharded_parameter((4000, 4000), mesh.tensor, dim=0, dtype=dtype, device=CPU)
-    weight.grad = torch.ones_like(weight)
-    weight.grad.to_local().normal_(0.0, 1e-4, generator=torch.Generator().manual_seed(mesh.tensor.rank))
-    exact = weight.grad.full_tensor().double().square().sum().sqrt()
-    return global_gradient_norm([weight]).item(), exact.item()
-
-
-def test_the_norm_of_many_elements_is_exact(ranks: RankPool) -> None:
-    for dtype, tolerance in ((torch.float32, 1e-6), (torch.bfloat16, 1e-5)):
-        norm, exact = ranks.run(2, _norm_of_many, dtype)[0]
-        assert norm == pytest.approx(exact, rel=tolerance), dtype
-
-
-def _clip_below() -> bool:
-    parameter = _leaf(torch.ones(4), 2.0)
-    clip_gradients_([parameter], torch.tensor(4.0), 5.0)
-    return torch.equal(parameter.grad.full_tensor(), torch.full((4,), 2.0))
-
-
-def _leaf(value: Tensor, gradient: float) -> nn.Parameter:
-    mesh = make_mesh(Layout(), CPU)
-    parameter = replicated_parameter(tuple(value.shape), mesh.tensor, dtype=value.dtype, device=CPU)
-    local(parameter, value.dtype).backward(torch.full_like(value, gradient))
-    return parameter
-
-
-def test_gradients_below_the_largest_norm_are_left_alone(ranks: RankPool) -> None:
-    assert ranks.run(1, _clip_below) == [True]
-
-
 def _use_some(layout: Layout, used_by: list[set[int]]) -> list[Tensor | None]:
     """Parameter i is used on the data ranks that are in `used_by[i]`; each adds the rank's own number."""
     mesh = make_mesh(layout, CPU)
@@ -348,24 +298,6 @@ def test_a_partial_gradient_that_one_data_rank_lacks_is_refused(ranks: RankPool)
     )
     with pytest.raises(RuntimeError, match=message):
         ranks.run(4, _switch)
-
-
-def _placements_before() -> bool:
-    mesh = make_mesh(Layout(tensor=2, sequence_parallel=True), CPU)
-    norm = LayerNorm(H, mesh=mesh)
-    norm(torch.randn(2, S // 2, H)).sum().backward()
-    gradient = norm.weight.grad
-    assert isinstance(gradient, DTensor)
-    assert gradient.placements == (Partial(),)
-    try:
-        global_gradient_norm(list(norm.parameters()))
-    except AssertionError:
-        return True
-    return False
-
-
-def test_the_norm_of_partial_gradients_is_not_taken(ranks: RankPool) -> None:
-    assert ranks.run(2, _placements_before) == [True, True]
 
 
 def _accumulate_after_finish(layout: Layout) -> list[Tensor]:

@@ -185,7 +185,7 @@ def test_data_parallelism_alone_sends_gradients_and_the_reported_loss() -> None:
     assert [(c.axis, c.purpose, c.count, c.elements) for c in step_traffic(make_run(data=4))] == [
         ("data", "gradients", 1, parameters_per_rank(MODEL, Layout())),
         ("data", "target tokens", 1, 1),
-        ("data", "reported loss", 1, 1),
+        ("data", "reported loss and verdict", 1, 2),
     ]
 
 
