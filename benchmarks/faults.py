@@ -3,6 +3,7 @@
     python benchmarks/faults.py --write docs/testing.md          # all faults, about half an hour on two cores
     python benchmarks/faults.py --only "disk full" SIGTERM       # the faults whose names contain one of these texts
     python benchmarks/faults.py --results faults.json            # keep the rows, and run only faults without a good row
+    python benchmarks/faults.py --only NaN --write docs/testing.md   # measure these faults; the other rows stay
     python benchmarks/faults.py --list
 
 Each fault hits a run of a tiny model in processes of its own: `crosscut train` on two ranks of one axis (tensor, data,
@@ -25,7 +26,6 @@ import argparse
 import json
 import os
 import random
-import re
 import shutil
 import sys
 import tempfile
@@ -37,14 +37,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.faulting.page import HEAD, cells, write_page
 from benchmarks.faulting.registry import FAULTS
 from benchmarks.faulting.scene import LAYOUTS, Nursery, Scene
 from benchmarks.faulting.shim import Shim
 from benchmarks.faulting.trial import Fault, Row, try_fault
 from benchmarks.machine import describe_machine, print_machine
 from crosscut.data import read_documents
-
-_BEGIN, _END = "<!-- faults: begin -->", "<!-- faults: end -->"
 
 
 class References:
@@ -131,21 +130,6 @@ def measure(faults: list[Fault], folder: Path, results: Results, until: float) -
                 return
 
 
-def cells(row: Row) -> list[str]:
-    """Cells of a row of the table."""
-    fault = row.fault
-    if row.skipped:
-        return [fault.name, fault.layout, f"not run: {row.skipped}", "", "", "", ""]
-    seconds = "-" if not fault.named else "not named" if row.seconds is None else f"{row.seconds:.1f} s"
-    yes = {True: "yes", False: "NO", None: "-"}
-    lost = "-" if row.lost is None else "all" if fault.loses_all else str(row.lost)
-    status = "hangs" if row.status is None else str(row.status)
-    return [fault.name, fault.layout, seconds, yes[row.right], lost, yes[row.same], status]
-
-
-HEAD = ["fault", "layout", "named after", "right", "steps lost", "same bits", "status"]
-
-
 def report(rows: list[Row], seed: int) -> bool:
     """Print the table and the problems, and return whether all is well."""
     print_machine("torch")
@@ -161,43 +145,6 @@ def report(rows: list[Row], seed: int) -> bool:
         for problem in row.problems:
             print(f"  {problem}")
     return not failed
-
-
-def write_page(rows: list[Row], seed: int, page: Path) -> None:
-    """Replace the tables on a page of the documentation."""
-    lines = [f"| {' | '.join(line)} |" for line in (HEAD, *map(cells, rows))]
-    lines.insert(1, "|" + "---|" * len(HEAD))
-    machine = ", ".join(f"{name} {value}" for name, value in describe_machine("torch").items())
-    told = ["| fault | message | what survives |", "|---|---|---|"]
-    told += [f"| {row.fault.name} | {_message_cell(row)} | {row.fault.survives} |" for row in rows]
-    done = {row.fault.name for row in rows if not row.skipped}
-    missing = [fault.name for fault in FAULTS if fault.name not in done]
-    count = f"{len(done)} of {len(FAULTS)} faults; seed {seed}; {machine}."
-    if missing:
-        count += f"\n\nNot measured: {'; '.join(missing)}."
-    content = "\n".join([_BEGIN, "", *lines, "", count, "", *told, "", _END])
-    text = page.read_text(encoding="utf-8")
-    if text.count(_BEGIN) != 1 or text.count(_END) != 1:
-        sys.exit(f"`{page}` must hold the lines `{_BEGIN}` and `{_END}` once each, but does not.")
-    page.write_text(re.sub(f"{_BEGIN}.*{_END}", lambda _: content, text, flags=re.DOTALL), encoding="utf-8")
-
-
-_AFTER = re.compile(r"\s*(\u256d|PYTHON STACK|Training step|step +\d+ +validation|second run ended).*", re.DOTALL)
-"""Output of a run that goes on after its message."""
-
-
-def _message_cell(row: Row) -> str:
-    """Return the cell of the message of a row."""
-    if row.skipped:
-        return "not run"
-    if not row.message and row.fault.named:
-        return "not recorded"
-    return _in_cell(row.message or ("none" if row.status == 0 else "none: no process is left to print one"))
-
-
-def _in_cell(message: str) -> str:
-    """Return a message without the output that follows it, for a cell of a table."""
-    return re.sub(r"\s+", " ", _AFTER.sub("", message)).replace("|", "\\|").replace("<", "&lt;")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -217,7 +164,7 @@ def main(arguments: list[str] | None = None) -> None:
         metavar="FILE.json",
         help="keep all rows in this file, and run only faults without a good row",
     )
-    parser.add_argument("--write", type=Path, metavar="PAGE.md", help="also write the tables to this page")
+    parser.add_argument("--write", type=Path, metavar="PAGE.md", help="also write the rows to this page")
     options = parser.parse_args(arguments)
     faults = [fault for fault in FAULTS if any(text.lower() in fault.name.lower() for text in options.only)]
     faults = [fault for fault in faults if options.layout in (None, fault.layout)]

@@ -14,6 +14,7 @@ from benchmarks.recovery.damages import cut_short, flip_bit, remove
 
 _IN_NINTH = Place(STEP, call=10, rank=0)
 _UPDATE = "crosscut.training.step:Trainer.update"
+_DEVICE = ("Probably a value has changed in the memory of a device",)
 
 Damage = Callable[[Path, random.Random], object]
 
@@ -52,6 +53,14 @@ def _restore_tokens(scene: Scene, _: random.Random) -> None:
     (scene.root / "good tokens").rename(scene.tokens)
 
 
+def _summed_nan(axis: str) -> Fault:
+    """Fault of one rank after the gradients have been summed over the ranks."""
+    named = (rf"at step 7 they were not on rank 1 \(position 1 on the axis `{axis}`\)", *_DEVICE)
+    return Fault(name=f"NaN in a summed gradient of one {axis} rank", layout=f"{axis} 2", status=(2,), named=named,
+                 place=Place(_UPDATE, call=7, rank=1, act="plant_nan"),
+                 survives="the weights from before the step")  # fmt: skip
+
+
 def _second_run(scene: Scene, _: random.Random) -> None:
     """Start a second run in the folder of the first, and keep its output."""
     import subprocess
@@ -81,12 +90,10 @@ DAMAGED = [
           named=("`final_norm.bias` must have identical values", r"rank"), status=(2,),
           place=Place(STEP, call=7, rank=1, act="flip_bit"), survives="the checkpoints from before", may_lose=EVERY),
     Fault(name="NaN in a gradient of one rank", layout="data 2", status=(2,),
-          named=("at step 7 they were not", "Probably a value has changed in the memory of a device"),
+          named=("at step 7 they were not", *_DEVICE),
           place=Place("crosscut.parallel.state.gradients:GradientReducer.arm", call=7, rank=1, act="plant_nan"),
           survives="the weights from before the step"),
-    Fault(name="NaN in a gradient of one pipeline rank", layout="pipeline 2", status=(2,),
-          named=("at step 7 they were not", "Probably a value has changed in the memory of a device"),
-          place=Place(_UPDATE, call=7, rank=1, act="plant_nan"), survives="the weights from before the step"),
+    *(_summed_nan(axis) for axis in ("data", "tensor", "context", "pipeline")),
     Fault(name="a flipped bit in a token shard", layout="context 2", named=(r"train-0\.tokens", "SHA-256"),
           cause=_tokens("train-0.tokens", flip_bit), cure=_restore_tokens, status=(65,), survives="nothing was done"),
     Fault(name="a token shard that is cut", layout="pipeline 2", named=(r"train-1\.tokens",),

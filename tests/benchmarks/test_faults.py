@@ -123,6 +123,24 @@ def test_page_names_the_faults_without_a_row_and_the_rows_without_a_message(tmp_
     assert f"| {second.name} | not run | {second.survives} |" in text
 
 
+def test_rows_of_other_faults_stay_on_the_page_in_the_order_of_the_registry(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- faults: begin -->\n<!-- faults: end -->\n")
+    first, second, third = FAULTS[:3]
+    older = [Row(fault, status=1, lost=2, right=True, message=f"older | {fault.name}") for fault in (first, third)]
+    faults.write_page([*older, Row(second, skipped="no root")], 0, page)
+    newer = [Row(fault, status=1, lost=4, right=True, message=f"newer {fault.name}") for fault in (second, third)]
+    faults.write_page(newer, 5, page)
+    lines = [line for line in page.read_text().splitlines() if line.startswith(tuple(f"| {f.name} |" for f in FAULTS))]
+    lost = [line.split(" | ")[4] for line in lines[:3]]
+    assert lost == ["2", "4", "4"]
+    told = [
+        line.split(" | ", 1)[1].partition(f" {fault.name} |")[0] for line, fault in zip(lines[3:], FAULTS, strict=False)
+    ]
+    assert told == ["older \\|", "newer", "newer"]
+    assert f"\n3 of {len(FAULTS)} faults; the latest 2 with seed 5; " in page.read_text()
+
+
 def test_fault_that_removes_the_checkpoints_loses_all_steps():
     fault = next(fault for fault in FAULTS if fault.name == "the folder of the run is removed")
     assert faults.cells(Row(fault, lost=0, status=2))[4] == "all"
