@@ -18,6 +18,7 @@ import numpy as np
 from crosscut.config.data import DataConfig, Objective
 from crosscut.config.errors import DamagedDataError, DataError
 from crosscut.config.system.files import read_json, require_regular
+from crosscut.data.text.sentences import sentence_rules
 from crosscut.data.text.sources import unreadable
 from crosscut.data.tokenization.wordpiece import digest_of_given
 
@@ -56,6 +57,10 @@ class Settings:
     objective: str = Objective.CAUSAL.value
     """`data.objective` for which the tokens were made: `causal` or `masked`."""
 
+    sentences: str = ""
+    """Name of the rules that found the sentences (`sentence_rules`). Empty without an index of sentences, in the tokens
+    of a corpus, and in folders of older versions, whose rules knew fewer languages."""
+
     @classmethod
     def of(cls, config: DataConfig, seed: int) -> Self:
         """Return the settings of a run. Raises `DataError` if the run's tokenizer file cannot be read."""
@@ -73,6 +78,7 @@ class Settings:
             trained_vocab_size=0 if given else config.vocab_size,
             given_tokenizer=given,
             objective=config.objective.value,
+            sentences=sentence_rules() if config.has_sentences else "",
         )
 
 

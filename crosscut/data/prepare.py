@@ -100,6 +100,8 @@ def _differences(*, made: Settings, asked: Settings) -> Iterator[str]:
     ):
         if theirs != ours:
             yield f"`{key}` {theirs!r} instead of {ours!r}"
+    if made.objective == asked.objective and made.sentences != asked.sentences:
+        yield "sentences that other rules found"
     if made.given_tokenizer and asked.given_tokenizer:
         if made.given_tokenizer != asked.given_tokenizer:
             yield "another `data.tokenizer`"

@@ -35,13 +35,16 @@ _MASKED = ("objective", "pairs", "mask_fraction", "mask_words")
 
 def identity_of(run: RunConfig, tokens: Tokens) -> dict[str, Any]:
     """Return the values that must be equal for a run to resume from a checkpoint: the model's settings except dropout,
-    the settings that determine the batches, the optimizer of matrices, a hash of the tokens, and the share of each
-    token folder.
+    the settings that determine the batches, the optimizer of matrices, a hash of the tokens, a hash of the sentences if
+    the samples are pairs of segments, and the share of each token folder.
     """
     folders = folders_of(tokens)
     manifests = [folder.manifest for folder in folders]
     files = [entry.tokens_sha256 for made in manifests for entry in (*made.train, made.validation)]
     data: dict[str, Any] = {"data.tokens": hashlib.sha256("".join(files).encode()).hexdigest()[:16]}
+    if run.data.objective is Objective.MASKED and run.data.pairs:
+        ends = [entry.sentences_sha256 for made in manifests for entry in (*made.train, made.validation)]
+        data["data.sentences"] = hashlib.sha256("".join(ends).encode()).hexdigest()[:16]
     if run.data.mixture:
         data["data.mixture"] = list(folders.values())
     return {**identity_of_settings(run), **data}

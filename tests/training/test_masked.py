@@ -1,6 +1,7 @@
 """Training of a BERT on masked tokens: the same batches and losses on every layout and after a resume."""
 
 import json
+import shutil
 from pathlib import Path
 from unittest import mock
 
@@ -8,9 +9,11 @@ import pytest
 import torch
 
 from crosscut.config import CheckpointError, ConfigError, DataError, RunConfig
+from crosscut.data import TokenFolder
 from crosscut.pretrained import export_checkpoint, find_model
 from crosscut.training import batches
 from crosscut.training.job import run_training
+from crosscut.training.resuming import identity_of
 from tests.training.conftest import tiny_run
 from tests.training.jobs import whole_run
 from tests.training.test_resume import batches_of, checkpoint_of, train
@@ -99,6 +102,19 @@ def test_a_whole_run_learns_and_is_told_without_text_and_bits_per_byte(ranks, be
     assert find_model(tmp_path / "export").model == source.model
     _, loaded = BertForPreTraining.from_pretrained(tmp_path / "export", output_loading_info=True)
     assert not any(loaded.values()), loaded
+
+
+def test_other_sentences_are_another_run_only_for_pairs(bert_run, masked_tokens, tmp_path):
+    other = shutil.copytree(masked_tokens, tmp_path / "other")
+    manifest = json.loads((other / "manifest.json").read_text())
+    manifest["train"][0]["sentences_sha256"] = "0" * 64
+    (other / "manifest.json").write_text(json.dumps(manifest))
+    folders = [TokenFolder.open(folder, verify=False) for folder in (masked_tokens, other)]
+    packed = bert_run("data.pairs=false", "model.sentence_order=false")
+    for run, keys in ((bert_run(), {"data.sentences"}), (packed, set())):
+        one, two = (identity_of(run, folder) for folder in folders)
+        assert {key for key in one if one[key] != two[key]} == keys
+        assert one.keys() == two.keys()
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from crosscut.corpus.leakage.removal import cuts_name, read_cuts
 from crosscut.corpus.leakage.stages import LEAKAGE
 from crosscut.corpus.parts import files_of, find_parts
 from crosscut.corpus.tokens.tokenizer import load_tokenizer
+from crosscut.data.text.sentences import sentence_rules
 from crosscut.data.tokenization.encoding import BATCH_CHARACTERS, encode
 
 TOKENS = "tokens"
@@ -104,7 +105,10 @@ class TokensStage:
                     *([settings] if settings.is_file() else []),
                 ),
                 # A setting at its default is left out, so that finished tasks of older versions still count.
-                settings={"min_tokens": self.min_tokens, **({"sentences": True} if self.sentences else {})},
+                settings={
+                    "min_tokens": self.min_tokens,
+                    **({"sentences": sentence_rules()} if self.sentences else {}),
+                },
                 size=size,
             )
             for part, size in find_parts(work, filters=self.filters, cleaned=self.cleaned)

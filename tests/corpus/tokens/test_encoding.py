@@ -11,6 +11,7 @@ from crosscut.corpus.leakage.removal import CUTS, cuts_name
 from crosscut.corpus.tokens import encoding as tokens_module
 from crosscut.corpus.tokens.encoding import TokensStage, encode_part, index_name, tokens_name
 from crosscut.data import Tokenizer
+from crosscut.data.text.sentences import sentence_rules
 from tests.corpus.ingested import write_part
 
 NAME = "000000-0000"
@@ -112,6 +113,16 @@ def test_part_without_documents_has_no_ids(part: Part, tokenizer_file: Path) -> 
     folder.mkdir()
     assert encode_part(part, tokenizer_file, 0, Output(folder))["tokens"] == {}
     assert (folder / tokens_name(NAME)).stat().st_size == 0
+
+
+def test_other_rules_for_sentences_encode_a_part_anew(part: Part, tokenizer_file: Path) -> None:
+    settings = [
+        TokensStage(tokenizer=tokenizer_file, min_tokens=3, filters=(), sentences=sentences)
+        .tasks(part.work)[0]
+        .settings
+        for sentences in (False, True)
+    ]
+    assert settings == [{"min_tokens": 3}, {"min_tokens": 3, "sentences": sentence_rules()}]
 
 
 def test_other_cuts_are_encoded_anew(part: Part, tokenizer_file: Path) -> None:

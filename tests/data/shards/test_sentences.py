@@ -1,6 +1,8 @@
 """Index of sentences: made by `prepare`, and checked when the folder is opened."""
 
 import itertools
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from crosscut.config import DataConfig, DataError
 from crosscut.data import Shard, TokenFolder, Tokenizer, prepare
 from crosscut.data.hashing import sha256
-from crosscut.data.text.sentences import sentence_starts
+from crosscut.data.text.sentences import sentence_rules, sentence_starts
 from tests.data.conftest import write_jsonl
 from tests.data.shards.test_reading import AGAIN, change_manifest
 
@@ -69,6 +71,27 @@ def test_sentences_of_a_shard_are_those_of_its_texts(kind: str, tokenizers: dict
             decoded = [tokenizer.decode(ids).strip() for ids in sentences]
             assert decoded == [part for part in map(tokenizer.decode, expected) if part]
         assert [token for ids in sentences for token in ids] == tokenizer.encode(text), "the tokens stay the same"
+
+
+def test_sentences_that_other_rules_found_are_refused_and_used_only_as_they_are(
+    folder: Path, tokenizers: dict[str, Path], tmp_path: Path
+) -> None:
+    config = config_of(tokenizers["wordpiece"], tmp_path)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["settings"]["sentences"] == sentence_rules()
+    del manifest["settings"]["sentences"]  # as in a folder of an older version
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(DataError) as error:
+        prepare(config, folder, seed=5, progress=False)
+    assert str(error.value) == (
+        f"`{folder}` must hold the tokens of this text with these settings, but was made from sentences that other "
+        "rules found. Choose another `data.tokens`, delete the folder, or leave `data.text` empty to use the folder's "
+        "tokens unchanged."
+    )
+    unchanged = replace(config, text=(), tokens=str(folder))
+    assert prepare(unchanged, folder, seed=5, progress=False).train[0].sentences is not None
+    causal = prepare(replace(config, objective="causal"), tmp_path / "causal", seed=5, progress=False)
+    assert causal.manifest.settings.sentences == ""
 
 
 def test_tokens_do_not_depend_on_the_workers(tokenizers: dict[str, Path], tmp_path: Path) -> None:
