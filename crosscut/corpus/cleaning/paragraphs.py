@@ -2,12 +2,19 @@
 
 A wrapped line ends because the next word no longer fits. A newline is therefore removed if the first word of the next
 line would not have fitted into the width of the text. The newline is kept if the word would have fitted, because the
-line then ends for another reason, as in verse, addresses and tables of contents. In case of doubt, the newline is kept.
+line then ends for another reason, as in verse, addresses and tables of contents. If most lines of a text end with the
+end of a sentence, each line is a paragraph, and no newline is removed. In case of doubt, the newline is kept.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+
+from crosscut.data.text.terminals import ends_sentence
+
+JOIN_LINES_VERSION = 2
+"""Version of `join_lines`. A change that gives other texts raises this number. Version 1 joined short texts with a
+paragraph per line."""
 
 MIN_WIDTH = 40
 """Minimum width of hard-wrapped text, in characters. The lines of narrower texts are not joined."""
@@ -26,12 +33,18 @@ MIN_CAPITALS = 0.75
 """If at least this share of the lines of a block begin with a capital letter, the block counts as verse or as a list.
 The lines of verse and lists are not joined."""
 
+MAX_SENTENCE_ENDS = 0.5
+"""If more than this share of the lines of a text ends with the end of a sentence, the text is not hard-wrapped. The
+last line of each paragraph is not counted."""
+
 _BLANK = re.compile(r"\n(?:[^\S\n]*\n)+")
 _ITEM = re.compile(r"\s*(?:[-*+•·‣>#|]|\(?(?:\d{1,3}|[a-zA-Z]|[ivxlIVXL]{1,5})[.)])(?:\s|$)")
 _COLUMNS = re.compile(r"\S(?:\s{3,}|\t|\s*\|\s)\S")
 _RULE = re.compile(r"\W*$")
 _NO_BLANK_AFTER = ("-", "\N{EM DASH}", "\N{EN DASH}")
 _WORD = re.compile(r"[^\W\d_]+")
+_UNSPACED = re.compile("[\u0e00-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uff9f]")
+"""Characters of Thai, Lao, Tibetan, Burmese, Khmer, Japanese and Chinese, which put no blanks between words."""
 
 
 def join_lines(text: str) -> str:
@@ -61,7 +74,8 @@ def _width(blocks: Sequence[Sequence[str]]) -> int:
     if not MIN_WIDTH <= width <= MAX_WIDTH:
         return 0
     full = sum(_is_full(line, after, width) for line, after in pairs)
-    return width if full >= MIN_FULL * len(pairs) and not _is_verse([after for _, after in pairs]) else 0
+    is_wrapped = full >= MIN_FULL * len(pairs) and not _is_verse([after for _, after in pairs])
+    return width if is_wrapped and not _are_sentences([line for line, _ in pairs]) else 0
 
 
 def _own_width(lines: Sequence[str]) -> int:
@@ -69,8 +83,8 @@ def _own_width(lines: Sequence[str]) -> int:
     if len(lines) < 4 or _is_verse(lines[1:]):
         return 0
     width = max(map(len, lines[:-1]))
-    full = all(_is_full(line, after, width) for line, after in _pairs(lines))
-    return width if full and MIN_WIDTH <= width <= MAX_WIDTH else 0
+    full = MIN_WIDTH <= width <= MAX_WIDTH and all(_is_full(line, after, width) for line, after in _pairs(lines))
+    return width if full and not _are_sentences(lines[:-1]) else 0
 
 
 def _pairs(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -85,6 +99,10 @@ def _is_full(line: str, after: str, width: int) -> bool:
 
 def _is_verse(lines: Sequence[str]) -> bool:
     return len(lines) > 2 and sum(line.lstrip()[:1].isupper() for line in lines) >= MIN_CAPITALS * len(lines)
+
+
+def _are_sentences(lines: Sequence[str]) -> bool:
+    return sum(map(ends_sentence, lines)) > MAX_SENTENCE_ENDS * len(lines)
 
 
 def _join(lines: Sequence[str], width: int, own: int, known: frozenset[str]) -> str:
@@ -111,6 +129,7 @@ def _stands_alone(line: str, after: str) -> bool:
     return bool(
         _ITEM.match(after)
         or " " not in line.strip()  # an entry of a list of names
+        or _is_unspaced(line, after)  # a blank between the lines would be wrong
         or (indent_after > indent and not _ITEM.match(line))
         or indent_after >= 4 > indent
         or "\t" in line[:1]
@@ -119,6 +138,12 @@ def _stands_alone(line: str, after: str) -> bool:
         or _RULE.match(line)
         or _RULE.match(after)
     )
+
+
+def _is_unspaced(line: str, after: str) -> bool:
+    """Whether the end of the line `line` or the beginning of the line `after` is in a script without blanks."""
+    is_ascii = line.isascii() and after.isascii()
+    return not is_ascii and any(map(_UNSPACED.match, (line[-1:], after.lstrip()[:1])))
 
 
 def _has_columns(line: str) -> bool:

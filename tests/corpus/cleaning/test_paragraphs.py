@@ -36,6 +36,32 @@ def test_text_that_is_not_wrapped_is_left_as_it_is() -> None:
         assert join_lines(text) == text
 
 
+@pytest.mark.parametrize(
+    ("word", "end"),
+    [
+        ("harbour", "."),
+        ("hafen", '!"'),
+        ("hafen", ".\u201c"),  # a German quotation mark
+        ("\u0939\u0948", "\u0964"),  # Hindi
+        ("\u0645\u0627", "\u061f"),  # Arabic
+        ("\u1230\u120b", "\u1362"),  # Amharic
+    ],
+)
+def test_lines_that_end_sentences_are_paragraphs(word: str, end: str) -> None:
+    first, second = (f"{' '.join([word] * (length // len(word)))}{end}" for length in (70, 66))
+    for lines in ([first], [first, second], [first, second, first], [second, first] * 3):
+        text = "\n".join(lines)
+        assert join_lines(text) == text
+    paragraph = f"{first} {second} {first}"
+    assert join_lines(wrapped([paragraph] * 3, 50)) == "\n\n".join([paragraph] * 3), "wrapped text is still joined"
+
+
+def test_lines_without_blanks_between_words_are_not_joined_by_one() -> None:
+    line = "\u6e2f\u53e3 " + "\u65e9\u6668\u7684\u9633\u5149\u5f88\u5b89\u9759" * 6
+    text = "\n".join([line] * 4)
+    assert join_lines(text) == text
+
+
 def test_blank_lines_keep_their_number() -> None:
     text = f"\n{wrapped(PROSE[:1], 60)}\n\n\n \n{wrapped(PROSE[1:2], 60)}\n"
     assert join_lines(text) == f"\n{PROSE[0]}\n\n\n \n{PROSE[1]}\n"
