@@ -3,11 +3,17 @@
     python benchmarks/corpus/clean.py --books BOOKS.jsonl.zst --mail FOLDER --sentences FOLDER
 
 `--books` is a jsonl file with the texts under `text`, `--mail` is a folder of messages, `--sentences` is a folder with
-a file for each language, one sentence per line. Every text goes through `repair` and then through `ftfy.fix_text` in
-the same process. Two variants of every text also go through both functions: one with the quotes and dashes of a printed
+a file for each language, one sentence per line. Every text goes through `repair` with the default steps and then
+through `ftfy.fix_text` with the same steps, in the same process. With `--all-steps`, these are all steps, which are
+ftfy's defaults. Two variants of every text also go through both functions: one with the quotes and dashes of a printed
 book, and one in which every tenth non-ASCII line was decoded with a wrong codec, a different one each time. Rates use
 processor time and count all workers together. The language filter runs on the texts, and each detector on the
 sentences, whose language is known.
+
+    python benchmarks/corpus/clean.py --sentences FOLDER --by-language
+
+prints, for each language, how many right sentences the cleaning changes, how much planted mojibake it repairs, and how
+many ends of sentences are found, and nothing else (`languages.py`).
 """
 
 import argparse
@@ -18,14 +24,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.corpus.languages import show_languages
 from benchmarks.machine import describe_machine
-from crosscut.config.corpora import LanguageConfig
+from crosscut.config.corpora import CleaningConfig, LanguageConfig
 from crosscut.config.system.machine import available_cores
-from crosscut.corpus.cleaning.repair import repair
+from crosscut.corpus.cleaning.repair import ftfy_settings, repair
 from crosscut.corpus.documents import Document
 from crosscut.corpus.filters.language import LanguageFilter
 from crosscut.data import read_documents
@@ -57,15 +65,23 @@ def main() -> None:
     parser.add_argument("--books", type=Path, help="jsonl file with texts under `text`")
     parser.add_argument("--mail", type=Path, help="folder of messages")
     parser.add_argument("--sentences", type=Path, help="folder of files named by language, a sentence per line")
+    parser.add_argument("--by-language", action="store_true", help="print only the tables by language of --sentences")
+    parser.add_argument("--all-steps", action="store_true", help="repair with all steps, as ftfy does by default")
     parser.add_argument("--megabytes", type=float, default=float("inf"), help="most text of each kind")
     parser.add_argument("--no-reference", action="store_true", help="do not compare with ftfy")
     parser.add_argument("--workers", type=int, default=available_cores(), help="processes")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     print(", ".join(f"{name} {value}" for name, value in describe_machine("ftfy", "eldc", "langdetect").items()))
-    figures = {"repair": measure_repair(options), "language": measure_language(options)}
-    if options.sentences:
-        figures["accuracy"] = [measure_accuracy(options.sentences, name) for name in ("eldc", "langdetect")]
+    figures: dict[str, object]
+    if options.by_language:
+        if not options.sentences:
+            parser.error("--by-language needs --sentences")
+        figures = {"by language": show_languages(options.sentences)}
+    else:
+        figures = {"repair": measure_repair(options), "language": measure_language(options)}
+        if options.sentences:
+            figures["accuracy"] = [measure_accuracy(options.sentences, name) for name in ("eldc", "langdetect")]
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
@@ -109,7 +125,8 @@ def measure_repair(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Measure the MB/s of the repair and of ftfy, and count the documents that they repair differently."""
     found = {}
     print(f"\n{'repair':<22}{'documents':>10}{'MB':>8}{'changed':>9}{'differ':>8}{'MB/s':>8}{'ftfy MB/s':>11}")
-    work = repair_alone if options.no_reference else compare
+    config = CleaningConfig.all_or_none(True) if options.all_steps else CleaningConfig()
+    work = partial(repair_alone if options.no_reference else compare, config)
     with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
         for name, texts in kinds(options):
             totals = {variant: Figures() for variant in VARIANTS}
@@ -131,23 +148,24 @@ def show(title: str, figures: Figures, workers: int) -> dict[str, float]:
     return {**vars(figures), "mb_per_second": rate, "reference_mb_per_second": reference}
 
 
-def compare(texts: list[str]) -> dict[str, Figures]:
+def compare(config: CleaningConfig, texts: list[str]) -> dict[str, Figures]:
     """Repair each variant of the texts with `repair` and with ftfy."""
     import ftfy
 
-    return {variant: repair_all(list(make(texts)), ftfy.fix_text) for variant, make in VARIANTS.items()}
+    reference = partial(ftfy.fix_text, config=ftfy.TextFixerConfig(**ftfy_settings(config)))
+    return {variant: repair_all(config, list(make(texts)), reference) for variant, make in VARIANTS.items()}
 
 
-def repair_alone(texts: list[str]) -> dict[str, Figures]:
+def repair_alone(config: CleaningConfig, texts: list[str]) -> dict[str, Figures]:
     """Repair each variant of the texts with `repair` alone."""
-    return {variant: repair_all(list(make(texts))) for variant, make in VARIANTS.items()}
+    return {variant: repair_all(config, list(make(texts))) for variant, make in VARIANTS.items()}
 
 
-def repair_all(texts: Sequence[str], reference: Callable[[str], str] | None = None) -> Figures:
+def repair_all(config: CleaningConfig, texts: Sequence[str], reference: Callable[[str], str] | None = None) -> Figures:
     """Repair texts and compare the result with that of a reference function."""
-    repair("")  # loads the tables before the clock starts
+    repair("", config)  # loads the tables before the clock starts
     start = time.process_time()
-    repaired = [repair(text) for text in texts]
+    repaired = [repair(text, config) for text in texts]
     seconds = time.process_time() - start
     expected = [reference(text) for text in texts] if reference else repaired
     return Figures(

@@ -29,7 +29,7 @@ def prepare(arguments: tuple[str, ...], explain: str | None, as_json: bool) -> N
     exist. On a cluster, prepare the tokens first.
     """
     if has_file(arguments) and is_corpus(Path(arguments[0])):
-        config = load_corpus(Path(arguments[0]), arguments[1:])
+        config = load_corpus(Path(arguments[0]), arguments[1:], tell=_tell)
         if explain is not None:
             _explain(config, explain)
         else:
@@ -41,6 +41,10 @@ def prepare(arguments: tuple[str, ...], explain: str | None, as_json: bool) -> N
         )
     else:
         _prepare_run(arguments)
+
+
+def _tell(line: str) -> None:
+    echo(f"crosscut: {line}", err=True)
 
 
 def _prepare_corpus(config: CorpusConfig, *, as_json: bool) -> None:

@@ -23,7 +23,7 @@ from crosscut.corpus.audit.corpus_report import build_report, measure_timings
 from crosscut.corpus.audit.explain import explain
 from crosscut.corpus.audit.page import write_page
 from crosscut.corpus.audit.samples import AuditStage
-from crosscut.corpus.cleaning.parts import clean_part
+from crosscut.corpus.cleaning.parts import clean_part, cleaning_settings
 from crosscut.corpus.cleaning.repair import repair
 from crosscut.corpus.collection import reading
 from crosscut.corpus.documents import CLEANING, INGEST
@@ -233,17 +233,17 @@ def _add_url_filters(stages: _StageList) -> None:
 def _add_cleaning(stages: _StageList) -> None:
     cleaning = stages.config.cleaning
     cleaners = {source.name: source.cleaners for source in stages.config.sources if source.cleaners}
-    if not cleaning.unicode and not cleaners:
+    if not cleaning.repairs and not cleaners:
         return
-    if cleaning.unicode:
-        repair("")  # fails here, before any stage runs, if ftfy is not installed
+    if cleaning.repairs:
+        repair("", cleaning)  # fails here, before any stage runs, if ftfy is not installed
     stages.add(
         PartStage(
             name=CLEANING,
             version=1,
             function=clean_part,
             arguments=(cleaning, cleaners),
-            settings={**asdict(cleaning), "ftfy": version("ftfy") if cleaning.unicode else "", "cleaners": cleaners},
+            settings=cleaning_settings(cleaning, cleaners),
             filters=stages.filters,
         ),
         filters=True,

@@ -28,6 +28,12 @@ def test_defaults_are_the_papers():
     assert config.language.keep == ("en",)
 
 
+def test_repairs_that_change_right_text_of_some_language_are_off():
+    cleaning = corpus().cleaning
+    assert cleaning.repairs == ("fix_encoding", "unescape_html", "fix_line_breaks", "remove_control_chars")
+    assert corpus(cleaning={"normalization": "NFC"}).cleaning.repairs == (*cleaning.repairs, "normalization")
+
+
 def test_toml_gives_the_same_corpus_again():
     config = corpus(SOURCE, {**SOURCE, "name": "news", "weight": 2, "cleaners": ["join_lines"]}, seed=7)
     assert load_corpus(tomllib.loads(dump_toml(config))) == config
@@ -73,6 +79,14 @@ MESSAGES = {
     "false positives": (
         {"leakage": {"false_positives": 0.0}},
         "`leakage.false_positives` must be above 0 and at most 0.1, but is 0.0.",
+    ),
+    "normalization": (
+        {"cleaning": {"normalization": "NFKC"}},
+        "`cleaning.normalization` must be 'none' or 'NFC', but is 'NFKC'.",
+    ),
+    "repair": (
+        {"cleaning": {"uncurl_quotes": "yes"}},
+        "`cleaning.uncurl_quotes` must be true or false, but is 'yes'.",
     ),
     "detector": (
         {"language": {"detector": "fasttext"}},

@@ -10,6 +10,7 @@ import pytest
 
 from crosscut.cli.arguments import run_from
 from crosscut.config import is_corpus, load_corpus, load_run, write_toml
+from crosscut.config.corpora import CleaningConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,6 +43,7 @@ def test_shipped_corpus_loads_with_the_papers_settings(path):
     corpus = load_corpus(path)
     assert (corpus.length.min_tokens, corpus.duplicates.jaccard, corpus.leakage.ngram) == (128, 0.7, 8)
     assert (corpus.tokens.train_to_validation, corpus.tokens.num_shards) == (29, 5)
+    assert corpus.cleaning == CleaningConfig.all_or_none(True), "the paper repaired English text with all of ftfy"
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def old(pages: Sequence[str], tmp_path_factory: pytest.TempPathFactory) -> Corpu
 
 def test_what_an_earlier_corpus_kept_goes_and_is_shown_as_its_document(old, pages, tmp_path):
     near = pages[3].replace("the ", "these ", 2)
-    texts = [pages[5], pages[6], f"{pages[1]} It wasn't so.", near, pages[7], f"{pages[7]} And more.", pages[2]]
+    texts = [pages[5], pages[6], f"{pages[1]} It wasn\u2019t so.", near, pages[7], f"{pages[7]} And more.", pages[2]]
     config = describe(tmp_path / "new", texts, f"duplicates.against={[old.folder]}")
     result = prepare_corpus(config, progress=False)
     samples = {

@@ -12,6 +12,7 @@ from crosscut.config.corpora.stages import (
     LeakageAction,
     LeakageConfig,
     LengthConfig,
+    Normalization,
     TokensConfig,
     UrlsConfig,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "LeakageAction",
     "LeakageConfig",
     "LengthConfig",
+    "Normalization",
     "SourceConfig",
     "SourceFormat",
     "TokensConfig",

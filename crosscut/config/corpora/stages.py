@@ -1,6 +1,7 @@
 """Settings of the stages that turn documents into token shards, and of the engine that runs the stages."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import Self
 
 from crosscut.config.checks import Choice, require_at_least, require_fraction, resolve_choices
 from crosscut.config.data import Objective
@@ -20,6 +21,13 @@ class LeakageAction(Choice):
     REPORT = "report"
     DOCUMENT = "document"
     PASSAGE = "passage"
+
+
+class Normalization(Choice):
+    """The choices for `cleaning.normalization`."""
+
+    NONE = "none"
+    NFC = "NFC"
 
 
 class EngineKind(Choice):
@@ -49,11 +57,52 @@ class UrlsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CleaningConfig:
-    """Repair of the text of all sources."""
+    """Repair of the text of all sources, by the library ftfy. Each key is one of ftfy's steps. The defaults repair
+    damage and leave correct text of every language unchanged. Set all keys for ftfy's own defaults, which suit English
+    (docs/corpus-text.md).
+    """
 
-    unicode: bool = True
-    """Repair mojibake and normalize characters as ftfy does, remove control characters, and convert line ends to
-    newlines."""
+    fix_encoding: bool = True
+    """Whether to repair mojibake, which is text that was decoded with a wrong charset. Also repairs the control
+    characters of Latin-1 and the halves of surrogate pairs."""
+
+    unescape_html: bool = True
+    """Whether to decode HTML entities such as `&amp;`, up to the first line of a text with a `<`."""
+
+    fix_line_breaks: bool = True
+    """Whether to turn all line ends (CRLF, CR, U+2028, U+2029 and U+0085) into newlines."""
+
+    remove_control_chars: bool = True
+    """Whether to remove control characters without an effect on the text, and the colour codes of terminals."""
+
+    fix_character_width: bool = False
+    """Whether to replace full-width letters, digits and punctuation by ASCII, and half-width katakana and hangul by
+    full-width characters. Chinese, Japanese and Korean are written with full-width punctuation."""
+
+    fix_latin_ligatures: bool = False
+    """Whether to replace ligatures by their letters. Texts from PDF files contain ligatures such as `\ufb01`. Dutch and
+    Croatian have ligatures of their own."""
+
+    uncurl_quotes: bool = False
+    """Whether to replace curly quotation marks and apostrophes by straight ones."""
+
+    normalization: Normalization = Normalization.NONE
+    """Unicode normalization: `none`, or `NFC`, which composes letters and their accents. NFC changes letters of correct
+    Hindi, and the order of vowel signs in Arabic and Hebrew."""
+
+    def __post_init__(self) -> None:
+        resolve_choices(self, "cleaning")
+
+    @property
+    def repairs(self) -> tuple[str, ...]:
+        """Names of the keys that are switched on."""
+        return tuple(key for key, value in asdict(self).items() if value and value != Normalization.NONE)
+
+    @classmethod
+    def all_or_none(cls, everything: bool) -> Self:
+        """Return the settings with all repairs, which are ftfy's own defaults, or the settings with none."""
+        steps = {field.name: everything for field in fields(cls) if field.name != "normalization"}
+        return cls(**steps, normalization=Normalization.NFC if everything else Normalization.NONE)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,20 +1,25 @@
 """The stage `cleaning`: repair the texts of each part (an Arrow file of documents), and write a file of new texts.
 
-With `cleaning.unicode`, texts are repaired as ftfy does: mojibake is decoded, HTML entities in plain text are resolved,
-curly quotes become straight, full-width characters get normal width, control characters are removed, line ends become
-newlines, and the text is normalised to NFC. Then each source's own cleaners run.
+First, texts are repaired as ftfy does, by the steps that `[cleaning]` switches on. Then each source's own cleaners run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
+from importlib.metadata import version
+from typing import Any
 
 from crosscut.config.corpora import CleaningConfig
-from crosscut.corpus.cleaning.paragraphs import join_lines
+from crosscut.corpus.cleaning.paragraphs import JOIN_LINES_VERSION, join_lines
 from crosscut.corpus.cleaning.repair import repair
 from crosscut.corpus.documents import TEXTS, Drop, Part, count_bytes, drops_name, write_drops, write_table
 from crosscut.corpus.execution.stages import Counts, Output
 from crosscut.corpus.filters.judging import count_drops
+
+REPAIRED = "unicode"
+"""Name of the count of documents that ftfy's steps changed. The records of finished tasks hold this name."""
 
 CLEANERS: Mapping[str, Callable[[str], str]] = {"join_lines": join_lines}
 """Cleaner functions by name. `sources.cleaners` names the cleaners of a source."""
@@ -29,7 +34,7 @@ def clean_part(part: Part, config: CleaningConfig, cleaners: Mapping[str, tuple[
     each cleaner changed.
     """
     documents = list(part.documents())
-    changed = dict.fromkeys(("unicode", *CLEANERS), 0)
+    changed = dict.fromkeys((REPAIRED, *CLEANERS), 0)
     rows: list[int] = []
     texts: list[str] = []
     drops: list[Drop] = []
@@ -54,5 +59,20 @@ def _cleaners_of(
     document: str, config: CleaningConfig, cleaners: Mapping[str, tuple[str, ...]]
 ) -> list[tuple[str, Callable[[str], str]]]:
     source = document.partition("/")[0]
-    common = [("unicode", repair)] if config.unicode else []
+    common: list[tuple[str, Callable[[str], str]]] = (
+        [(REPAIRED, partial(repair, config=config))] if config.repairs else []
+    )
     return [*common, *((name, CLEANERS[name]) for name in cleaners.get(source, ()))]
+
+
+def cleaning_settings(config: CleaningConfig, cleaners: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    """Return all values, apart from the texts, on which the result of `clean_part` depends, as JSON values.
+
+    Older versions could only switch all repairs on or off. Their finished tasks still count: for all repairs and for
+    none, the values are those of older versions, unless a source has a cleaner that works differently since.
+    """
+    older = {CleaningConfig.all_or_none(unicode): {"unicode": unicode} for unicode in (True, False)}
+    repairs: Mapping[str, Any] = older.get(config) or asdict(config)
+    ftfy = version("ftfy") if config.repairs else ""
+    changed = {"join_lines": JOIN_LINES_VERSION} if any(cleaners.values()) else {}
+    return {**repairs, "ftfy": ftfy, "cleaners": dict(cleaners), **changed}

@@ -1,18 +1,19 @@
-"""Repair text exactly as ftfy does, in a fraction of the time.
+"""Repair text exactly as ftfy does with the same steps, in a fraction of the time.
 
-ftfy sends each line of a text through a dozen passes until nothing changes. Most lines do not change, or change only in
-their curly quotes and line ends. This module first searches the whole text for lines that could change in any other
-way. Only these lines go through ftfy. In all other lines, quotes and line ends are replaced directly. If the search
-finds too many lines, the repair only takes longer. The search must never miss a line that ftfy would change. A comment
-at each condition of the search explains why no such line is missed.
+`[cleaning]` chooses the steps. ftfy sends each line of a text through all of them until nothing changes. Most lines do
+not change, or change only in their curly quotes and line ends. This module first searches the whole text for lines that
+could change in any other way. Only these lines go through ftfy. In all other lines, quotes and line ends are replaced
+directly. If the search finds too many lines, the repair only takes longer. The search must never miss a line that ftfy
+would change. A comment at each condition of the search explains why no such line is missed.
 """
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
+from crosscut.config.corpora import CleaningConfig, Normalization
 from crosscut.config.errors import DataError
 
 DOUBLE_QUOTES = "\u201c\u201d\u201e\u201f"
@@ -36,9 +37,11 @@ MAX_LINE = 1_000_000
 """Number of characters after which ftfy splits a line (`max_decode_length` of ftfy)."""
 
 
-def repair(text: str) -> str:
-    """Repair a text as `ftfy.fix_text(text)` does. If nothing changes, `text` itself is returned."""
-    engine = _engine()
+def repair(text: str, config: CleaningConfig) -> str:
+    """Repair a text as `ftfy.fix_text` does with the settings `ftfy_settings(config)`. If nothing changes, `text`
+    itself is returned.
+    """
+    engine = _engine(config)
     pieces: list[str] = []
     done = 0
     for stretch in _stretches(text):
@@ -47,13 +50,35 @@ def repair(text: str) -> str:
             done = stop
     mended = "".join((*pieces, text[done:])) if pieces else text
     # The replacements below change nothing in lines that ftfy has repaired.
-    if "\r" in mended:
+    if config.fix_line_breaks and "\r" in mended:
         mended = mended.replace("\r\n", "\n")
-    if not mended.isascii():
+    if config.uncurl_quotes and not mended.isascii():
         for straight, curly in (('"', DOUBLE_QUOTES), ("'", SINGLE_QUOTES)):
             for quote in curly:
                 mended = mended.replace(quote, straight)
     return text if mended == text else mended
+
+
+def ftfy_settings(config: CleaningConfig) -> dict[str, Any]:
+    """Return the settings of ftfy's `TextFixerConfig` for the keys of `[cleaning]`.
+
+    Two keys stand for several of ftfy's steps. `fix_encoding` includes the steps for control characters of Latin-1 and
+    for halves of surrogate pairs, because both come from wrong decoding. `remove_control_chars` includes the step for
+    colour codes of terminals, because they begin with a control character.
+    """
+    return {
+        "unescape_html": "auto" if config.unescape_html else False,
+        "remove_terminal_escapes": config.remove_control_chars,
+        "fix_encoding": config.fix_encoding,
+        "fix_c1_controls": config.fix_encoding,
+        "fix_latin_ligatures": config.fix_latin_ligatures,
+        "fix_character_width": config.fix_character_width,
+        "uncurl_quotes": config.uncurl_quotes,
+        "fix_line_breaks": config.fix_line_breaks,
+        "fix_surrogates": config.fix_encoding,
+        "remove_control_chars": config.remove_control_chars,
+        "normalization": "NFC" if config.normalization == Normalization.NFC else None,
+    }
 
 
 class _Stretch(NamedTuple):
@@ -93,27 +118,23 @@ def _stretches(text: str) -> Iterator[_Stretch]:
 class _Engine:
     """ftfy, together with the search for the lines that need ftfy."""
 
-    def __init__(self, ftfy: Any) -> None:
-        tables = ftfy.chardata
-        certain = {*tables.LIGATURES, *tables.WIDTH_MAP, *tables.CONTROL_CHARS}  # mapped or removed one by one
-        certain.update(range(0x80, 0xA0))  # `fix_c1_controls`
-        # `fix_line_breaks` also replaces 0x85, which is in the range above, and lone carriage returns (see `_Search`).
-        certain.update((0x2028, 0x2029))
-        certain.update(range(0xD800, 0xE000))  # `fix_surrogates`
-        # `remove_terminal_escapes` needs no entry: terminal escapes begin with a control character.
-        self._searches = {unescape: _Search(certain, unescape) for unescape in (True, False)}
-        self._widths = {**tables.LIGATURES, **tables.WIDTH_MAP}
+    def __init__(self, ftfy: Any, config: CleaningConfig) -> None:
+        settings = ftfy_settings(config)
+        self._searches = {unescape: _Search(_certain(ftfy, config), config, unescape) for unescape in (True, False)}
+        self._widths = _widths(ftfy, config)
+        self._finds_mojibake = config.fix_encoding
+        self._composes = config.normalization == Normalization.NFC
         self._is_bad = ftfy.badness.is_bad
         self._mend = ftfy.fix_text_segment
         self._configs = {
-            unescape: ftfy.TextFixerConfig(unescape_html="auto" if unescape else False, explain=False)
-            for unescape in (True, False)
+            True: ftfy.TextFixerConfig(**settings, explain=False),
+            False: ftfy.TextFixerConfig(**{**settings, "unescape_html": False}, explain=False),
         }
 
     def suspects(self, text: str, stretch: _Stretch) -> Iterator[tuple[int, int]]:
         """Yield start and end of the lines in which ftfy may change more than quotes and line ends."""
         search = self._searches[stretch.unescape]
-        if not unicodedata.is_normalized("NFC", text[stretch.start : stretch.stop]):
+        if not self._is_composed(text[stretch.start : stretch.stop]):
             yield from self._denormalized(text, stretch)
             return
         place = stretch.start
@@ -129,7 +150,7 @@ class _Engine:
         while place < stretch.stop:
             start, place = stretch.line(text, place)
             line = text[start:place]
-            if not unicodedata.is_normalized("NFC", line) or search.certain(line) or self._is_mojibake(line):
+            if not self._is_composed(line) or search.certain(line) or self._is_mojibake(line):
                 yield start, place
 
     def mend(self, line: str, unescape: bool) -> str:
@@ -143,13 +164,37 @@ class _Engine:
             self._searches[unescape].certain(wide)
             or self._is_mojibake(line)
             or self._is_mojibake(wide)
-            or not unicodedata.is_normalized("NFC", wide)
+            or not self._is_composed(wide)
         ):
             return str(self._mend(line, self._configs[unescape]))
         return wide
 
+    def _is_composed(self, text: str) -> bool:
+        """Whether the text needs no normalization."""
+        return not self._composes or unicodedata.is_normalized("NFC", text)
+
     def _is_mojibake(self, line: str) -> bool:
-        return _DOUBTFUL.search(line) is not None and self._is_bad(line)
+        return self._finds_mojibake and _DOUBTFUL.search(line) is not None and bool(self._is_bad(line))
+
+
+def _certain(ftfy: Any, config: CleaningConfig) -> set[int]:
+    """Characters that ftfy always changes."""
+    certain = set(_widths(ftfy, config))  # mapped one by one
+    if config.remove_control_chars:
+        certain.update(ftfy.chardata.CONTROL_CHARS)  # removed one by one
+        # `remove_terminal_escapes` needs no entry: terminal escapes begin with a control character.
+    if config.fix_encoding:
+        certain.update(range(0x80, 0xA0))  # `fix_c1_controls`
+        certain.update(range(0xD800, 0xE000))  # `fix_surrogates`
+    if config.fix_line_breaks:
+        certain.update((0x85, 0x2028, 0x2029))  # `_Search` also finds lone carriage returns
+    return certain
+
+
+def _widths(ftfy: Any, config: CleaningConfig) -> dict[int, str]:
+    """Replacements of ligatures and of full-width and half-width characters, for `str.translate`."""
+    ligatures = ftfy.chardata.LIGATURES if config.fix_latin_ligatures else {}
+    return {**ligatures, **(ftfy.chardata.WIDTH_MAP if config.fix_character_width else {})}
 
 
 _ORDINARY = r"\t\n\x0c\x20-\x25\x27-\x7e"
@@ -168,25 +213,32 @@ class _Search:
     a single character set, which makes the search fast.
     """
 
-    def __init__(self, certain: Iterable[int], unescape: bool) -> None:
+    def __init__(self, certain: Iterable[int], config: CleaningConfig, unescape: bool) -> None:
         characters = "".join(re.escape(chr(code)) for code in sorted(certain))
-        sure = rf"(?<=[{characters}])()|(?<=\r)(?!\n)()"
+        sure = [rf"(?<=[{characters}])()"] if characters else []
         ordinary = _ORDINARY
-        if unescape:
-            sure += "|(?<=&)#?[0-9A-Za-z]{1,24};()"  # `unescape_html`
+        if config.fix_line_breaks:
+            sure.append(r"(?<=\r)(?!\n)()")
+        if config.unescape_html and unescape:
+            sure.append("(?<=&)#?[0-9A-Za-z]{1,24};()")  # `unescape_html`
         else:
             ordinary += "&"
-        self.certain = re.compile(rf"[^{ordinary}](?:{sure})").search
-        self.any = re.compile(rf"[^{ordinary}{EASY}](?:{sure}|{_SIGN})").search
+        doubtful = [*sure, _SIGN] if config.fix_encoding else sure
+        self.certain = _searching(rf"[^{ordinary}]", sure)
+        self.any = _searching(rf"[^{ordinary}{EASY}]", doubtful)
+
+
+def _searching(first: str, rest: Sequence[str]) -> Callable[..., re.Match[str] | None]:
+    """Search for a character of the set `first` that one of the expressions in `rest` accepts."""
+    return re.compile(f"{first}(?:{'|'.join(rest)})" if rest else "(?!)").search
 
 
 @cache
-def _engine() -> _Engine:
+def _engine(config: CleaningConfig) -> _Engine:
     try:
         import ftfy
     except ImportError:
         raise DataError(
-            "`cleaning.unicode` needs the package ftfy, but ftfy is not installed. Run `pip install "
-            "'crosscut[corpus]'`."
+            "`cleaning` needs the package ftfy, but ftfy is not installed. Run `pip install 'crosscut[corpus]'`."
         ) from None
-    return _Engine(ftfy)
+    return _Engine(ftfy, config)

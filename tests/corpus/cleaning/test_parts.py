@@ -1,10 +1,13 @@
 """Cleaning writes the texts that are left, says what went, and counts what each repair changed."""
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 from crosscut.config.corpora import Cleaner, CleaningConfig
-from crosscut.corpus.cleaning.parts import CLEANERS, clean_part
+from crosscut.corpus.cleaning.parts import CLEANERS, clean_part, cleaning_settings
 from crosscut.corpus.documents import CLEANING, Drop, Part, drops_name, read_drops, read_table, write_drops
 from crosscut.corpus.execution.stages import Output
 
@@ -53,9 +56,40 @@ def test_a_source_gets_the_cleaners_that_it_names(make_part: Callable[..., Part]
 
 def test_unicode_is_left_alone_where_that_is_asked_for(make_part: Callable[..., Part], tmp_path: Path) -> None:
     part = make_part(["voil\u00c3\u00a0\r\n"])
-    counts = clean_part(part, CleaningConfig(unicode=False), {}, Output(tmp_path))
+    counts = clean_part(part, CleaningConfig.all_or_none(False), {}, Output(tmp_path))
     assert read_table(tmp_path / f"{part.name}.arrow")["text"].to_pylist() == ["voil\u00c3\u00a0\r\n"]
     assert counts["changed"]["unicode"] == 0
+
+
+def test_each_text_keeps_its_punctuation_unless_that_is_asked_for(
+    make_part: Callable[..., Part], tmp_path: Path
+) -> None:
+    texts = ["\u201eJa\u201c, d\u00e9j\u00e0", "\u4ed6\u8bf4\uff1a\u201c\u597d\u3002\u201d", "\u304b\u3099"]
+    part = make_part(texts)
+    for config, expected in (
+        (CleaningConfig(), texts),
+        (CleaningConfig(uncurl_quotes=True), ['"Ja", d\u00e9j\u00e0', '\u4ed6\u8bf4\uff1a"\u597d\u3002"', texts[2]]),
+        (CleaningConfig(fix_character_width=True), [texts[0], "\u4ed6\u8bf4:\u201c\u597d\u3002\u201d", texts[2]]),
+        (CleaningConfig(normalization="NFC"), [*texts[:2], "\u304c"]),
+    ):
+        clean_part(part, config, {}, Output(tmp_path))
+        assert read_table(tmp_path / f"{part.name}.arrow")["text"].to_pylist() == expected
+
+
+def test_finished_tasks_of_older_versions_count_where_the_result_is_the_same() -> None:
+    """Older versions had the settings `unicode`, `ftfy` and `cleaners`."""
+    everything, nothing = CleaningConfig.all_or_none(True), CleaningConfig.all_or_none(False)
+    assert cleaning_settings(everything, {}) == {"unicode": True, "ftfy": version("ftfy"), "cleaners": {}}
+    assert cleaning_settings(nothing, {}) == {"unicode": False, "ftfy": "", "cleaners": {}}
+    settings = [
+        cleaning_settings(everything, {"s": ("join_lines",)}),  # joins fewer lines than in older versions
+        cleaning_settings(CleaningConfig(), {}),
+        *(cleaning_settings(replace(everything, **{key: getattr(nothing, key)}), {}) for key in everything.repairs),
+    ]
+    written = {json.dumps(one, sort_keys=True) for one in settings}
+    assert len(written) == len(settings)
+    assert not any("unicode" in one for one in settings[1:])
+    assert "join_lines" in settings[0]
 
 
 def test_only_documents_that_are_left_are_cleaned(make_part: Callable[..., Part]) -> None:

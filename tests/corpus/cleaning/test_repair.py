@@ -1,9 +1,12 @@
-"""`repair` is `ftfy.fix_text`, shown on real texts, on mojibake, and by what ftfy's heuristic consists of."""
+"""`repair` is `ftfy.fix_text` with the same steps, shown on real texts, on mojibake, and by what ftfy's heuristic
+consists of.
+"""
 
 import json
 import random
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,9 +16,19 @@ from ftfy.badness import BADNESS_RE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crosscut.config.corpora import CleaningConfig
 from crosscut.config.errors import DataError
 from crosscut.corpus.cleaning import repair as module
-from crosscut.corpus.cleaning.repair import DOUBLE_QUOTES, EASY, LONE_SIGNS, MAX_LINE, SIGNS, SINGLE_QUOTES, repair
+from crosscut.corpus.cleaning.repair import (
+    DOUBLE_QUOTES,
+    EASY,
+    LONE_SIGNS,
+    MAX_LINE,
+    SIGNS,
+    SINGLE_QUOTES,
+    ftfy_settings,
+    repair,
+)
 
 PARTS = (
     *"aZ1 .'\"<>&;\n\r\t\x0c\x00\x1a\x1b\x7f\x80\x85\x9d\xa0\xad\u00c2\u00c3\u00e2\u20ac\u2122\u0153\u0152\u00e9\u00df",
@@ -27,20 +40,38 @@ PARTS = (
 )
 
 
-def assert_repaired(text: str) -> None:
-    assert repair(text) == ftfy.fix_text(text)
+EVERYTHING, DEFAULT = CleaningConfig.all_or_none(True), CleaningConfig()
+NOTHING = CleaningConfig.all_or_none(False)
+STEPS = st.sampled_from(
+    [
+        DEFAULT,
+        *(replace(NOTHING, **{key: getattr(EVERYTHING, key)}) for key in EVERYTHING.repairs),
+        *(replace(EVERYTHING, **{key: getattr(NOTHING, key)}) for key in EVERYTHING.repairs),
+    ]
+)
+"""The defaults, each step alone, and all steps but one."""
+
+
+def assert_repaired(text: str, *configs: CleaningConfig) -> None:
+    for config in configs or (EVERYTHING, DEFAULT):
+        assert repair(text, config) == ftfy.fix_text(text, ftfy.TextFixerConfig(**ftfy_settings(config)))
+
+
+def test_all_keys_are_ftfys_own_defaults() -> None:
+    assert ftfy.TextFixerConfig(**ftfy_settings(EVERYTHING)) == ftfy.TextFixerConfig()
+    assert set(EVERYTHING.repairs) == {field.name for field in fields(CleaningConfig)}
 
 
 @settings(max_examples=500)
-@given(text=st.lists(st.sampled_from(PARTS), max_size=30).map("".join))
-def test_any_mixture_of_what_ftfy_looks_for(text: str) -> None:
-    assert_repaired(text)
+@given(text=st.lists(st.sampled_from(PARTS), max_size=30).map("".join), config=STEPS)
+def test_any_mixture_of_what_ftfy_looks_for(text: str, config: CleaningConfig) -> None:
+    assert_repaired(text, EVERYTHING, config)
 
 
 @settings(max_examples=300)
-@given(text=st.text(max_size=60))
-def test_any_text(text: str) -> None:
-    assert_repaired(text)
+@given(text=st.text(max_size=60), config=STEPS)
+def test_any_text(text: str, config: CleaningConfig) -> None:
+    assert_repaired(text, EVERYTHING, config)
 
 
 @settings(max_examples=300)
@@ -55,12 +86,13 @@ def test_any_text(text: str) -> None:
         ["latin-1", "cp1252", "cp1251", "cp1250", "cp1253", "cp1254", "cp1257", "mac-roman", "cp437"]
     ),
     rounds=st.integers(1, 2),
+    config=STEPS,
 )
-def test_text_that_was_decoded_wrongly(text: str, codec: str, rounds: int) -> None:
+def test_text_that_was_decoded_wrongly(text: str, codec: str, rounds: int, config: CleaningConfig) -> None:
     for _ in range(rounds):
         text = text.encode("utf-8").decode(codec, errors="replace")
-    assert_repaired(text)
-    assert_repaired(f"An honest line.\r\n{text}\n\u201cAnother one.\u201d")
+    assert_repaired(text, EVERYTHING, config)
+    assert_repaired(f"An honest line.\r\n{text}\n\u201cAnother one.\u201d", EVERYTHING, config)
 
 
 @pytest.mark.parametrize(
@@ -95,30 +127,31 @@ def test_long_lines_are_cut_where_ftfy_cuts_them(cut: int, monkeypatch: pytest.M
         f"{line[:-1]}{wrong}{end}{other}" for end in ("", "\n", "\r\n") for other in ("", line * 3, "<\n&lt;" * 20)
     ]
     for text in (*texts, f"{line}\r\n" * 5, "\n" * 120, f"{line}<{line}&amp;{wrong}"):
-        assert repair(text) == ftfy.fix_text(text, config)
+        assert repair(text, EVERYTHING) == ftfy.fix_text(text, config)
     assert ftfy.TextFixerConfig().max_decode_length == MAX_LINE
 
 
 def test_what_does_not_change_stays_the_same_object() -> None:
     for text in ("", "Plain.\n", "\u00e9t\u00e9 \u2014 \u4e00\u4e8c <b>&amp;</b>\n", "\u0434\u0430 " * 1000):
-        assert repair(text) is text
+        assert repair(text, EVERYTHING) is text
+        assert repair(text, DEFAULT) is text
 
 
 def test_only_suspicious_lines_go_through_ftfy(monkeypatch: pytest.MonkeyPatch) -> None:
     mended: list[str] = []
-    engine = module._engine()
+    engine = module._engine(EVERYTHING)
     monkeypatch.setattr(
         engine, "_mend", lambda line, config: mended.append(line) or ftfy.fix_text_segment(line, config)
     )
     easy = "\u201cIt\u2019s na\u00efve\u201d \u2014 he\u2019d said\u2026\r\n"
-    assert_repaired(easy * 50 + "voil\u00c3\u00a0 &amp; more\n" + easy * 50)
+    repair(easy * 50 + "voil\u00c3\u00a0 &amp; more\n" + easy * 50, EVERYTHING)
     assert mended == ["voil\u00c3\u00a0 &amp; more\n"]
 
 
 def test_missing_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ftfy", None)
     with pytest.raises(DataError, match=r"needs the package ftfy.*pip install 'crosscut\[corpus\]'"):
-        module._engine.__wrapped__()
+        module._engine.__wrapped__(DEFAULT)
 
 
 # The conditions of the search follow from the expression by which ftfy tells mojibake: here from its parts.
