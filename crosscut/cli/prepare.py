@@ -49,8 +49,10 @@ def _tell(line: str) -> None:
 
 def _prepare_corpus(config: CorpusConfig, *, as_json: bool) -> None:
 
-    from crosscut.corpus import prepare_corpus, print_summary
+    from crosscut.corpus import cleaned_otherwise, prepare_corpus, print_summary
 
+    for line in cleaned_otherwise(config):
+        _tell(line)
     report = prepare_corpus(config).report
     if as_json:
         echo(json.dumps(report))

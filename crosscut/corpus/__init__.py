@@ -4,7 +4,8 @@ The command `crosscut prepare corpus.toml` runs this package. For each dropped d
 docs/corpus.md describes the stages and the guarantees of each stage.
 """
 
+from crosscut.corpus.finished import cleaned_otherwise
 from crosscut.corpus.pipeline import CorpusResult, explain_document, prepare_corpus
 from crosscut.corpus.summary import print_summary
 
-__all__ = ["CorpusResult", "explain_document", "prepare_corpus", "print_summary"]
+__all__ = ["CorpusResult", "cleaned_otherwise", "explain_document", "prepare_corpus", "print_summary"]

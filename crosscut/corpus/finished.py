@@ -7,9 +7,12 @@ and holds only the stages of the finished run. Later runs that name this run in 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from crosscut.config import ConfigError, CorpusConfig, load_corpus
+from crosscut.config.conventions import CONFIG_FILE
 from crosscut.config.system.files import parse_json, read_small, write_whole
 
 WORK_FOLDER = "work"
@@ -49,3 +52,21 @@ class FinishedRun:
 def mark_unfinished(work: Path) -> None:
     """Remove the mark of a finished run, because a new run begins."""
     (work / FINISHED_FILE).unlink(missing_ok=True)
+
+
+def cleaned_otherwise(config: CorpusConfig) -> Iterator[str]:
+    """Yield a line for the user about each earlier run in `duplicates.against` whose `[cleaning]` differs from this
+    run's. An earlier run without a readable config is left out.
+    """
+    ours = asdict(config.cleaning)
+    for folder in config.duplicates.against:
+        try:
+            theirs = asdict(load_corpus(Path(folder) / CONFIG_FILE).cleaning)
+        except ConfigError:
+            continue
+        keys = [f"`cleaning.{key}` {json.dumps(theirs[key])}" for key in ours if theirs[key] != ours[key]]
+        if keys:
+            yield (
+                f"`{folder}` in `duplicates.against` was cleaned with {', '.join(keys)}. The texts of the two corpora "
+                "differ in the characters that these repairs replace. Set the same values for a uniform text."
+            )

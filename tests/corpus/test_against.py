@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from crosscut.config import CorpusConfig, DataError, load_corpus
-from crosscut.corpus import explain_document, prepare_corpus
+from crosscut.corpus import cleaned_otherwise, explain_document, prepare_corpus
 from crosscut.corpus.collection import reading
 from crosscut.corpus.finished import mark_unfinished
 from crosscut.data import read_documents
@@ -46,6 +46,18 @@ def old(pages: Sequence[str], tmp_path_factory: pytest.TempPathFactory) -> Corpu
     config = describe(tmp_path_factory.mktemp("old"), texts)
     prepare_corpus(config, progress=False)
     return config
+
+
+def test_earlier_corpus_with_other_repairs_is_told(old, tmp_path):
+    against = f"duplicates.against={[old.folder, str(tmp_path / 'nowhere')]}"
+    assert list(cleaned_otherwise(describe(tmp_path / "new", [], against))) == []
+    other = describe(tmp_path / "new", [], against, "cleaning.uncurl_quotes=true", "cleaning.normalization=NFC")
+    (line,) = cleaned_otherwise(other)
+    assert line == (
+        f"`{old.folder}` in `duplicates.against` was cleaned with `cleaning.uncurl_quotes` false, "
+        '`cleaning.normalization` "none". The texts of the two corpora differ in the characters that these repairs '
+        "replace. Set the same values for a uniform text."
+    )
 
 
 def test_what_an_earlier_corpus_kept_goes_and_is_shown_as_its_document(old, pages, tmp_path):
