@@ -113,7 +113,7 @@ def write_corpus(corpus: Corpus, folder: Path) -> None:
             sizes={path.name: path.stat().st_size for path in written},
             counts={"parts": sizes},
         )
-        (stage / "000000.json").write_text(json.dumps(vars(record)))
+        (stage / "000000.json").write_text(record.content())
 
 
 def _parts(texts: Sequence[str]) -> Iterator[list[int]]:
