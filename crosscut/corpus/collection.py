@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from crosscut.config.errors import DataError
-from crosscut.corpus.documents import INGEST, Document, Part, Rows, read_columns
+from crosscut.corpus.documents import INGEST, Part, Rows, read_columns
 from crosscut.corpus.execution.stages import read_records
 from crosscut.corpus.finished import LOCK_FILE, WORK_FOLDER, FinishedRun
 from crosscut.corpus.parts import find_parts
@@ -82,11 +82,6 @@ class Collection:
             is_own = index >= self.num_earlier
             ids += column if is_own else [earlier_id(self.earlier[index], name) for name in column]
         return [ids[place] for place in places.tolist()]
-
-    def documents(self, numbers: Numbers) -> Iterator[Document]:
-        """Read the documents with the given numbers, which must be ascending. Only one part is open at a time."""
-        for index, rows in split_by_part(numbers):
-            yield from self.parts[index].select(rows)
 
 
 def earlier_id(folder: str, document_id: str) -> str:

@@ -121,23 +121,29 @@ class Part:
 
     def documents(self) -> Iterator[Document]:
         """Read the documents that none of the `filters` dropped, in the order of their rows."""
-        table = read_table(self.work / INGEST / f"{self.name}.arrow")
-        left = np.setdiff1d(np.arange(table.num_rows, dtype=np.uint32), self.dropped(), assume_unique=True)
-        yield from self._at(table, left)
+        rows = self.rows()
+        names = ("id", "url", "karma", "title")
+        table = read_columns(self.work / INGEST / f"{self.name}.arrow", *names)
+        columns = [table[name].take(rows).to_pylist() for name in names]
+        for row, text, (name, url, karma, title) in zip(
+            rows.tolist(), self.texts(rows), zip(*columns, strict=True), strict=True
+        ):
+            yield Document(row, name, text, url, karma, title)
 
-    def select(self, rows: Rows) -> Iterator[Document]:
-        """Read the documents at the given rows, in the order of `rows`.
+    def rows(self) -> Rows:
+        """Rows of the documents that none of the `filters` dropped, in ascending order. No text is read."""
+        count = read_columns(self.work / INGEST / f"{self.name}.arrow", "karma").num_rows
+        return np.setdiff1d(np.arange(count, dtype=np.uint32), self.dropped(), assume_unique=True)
+
+    def texts(self, rows: Rows) -> list[str]:
+        """Read only the texts of the documents at the given rows, in the order of `rows`.
 
         If `cleaned` is true, every row must have a text in the files of the stage `cleaning`.
         """
-        yield from self._at(read_table(self.work / INGEST / f"{self.name}.arrow"), rows)
-
-    def _at(self, table: pa.Table, rows: Rows) -> Iterator[Document]:
-        columns = [table[name].take(rows).to_pylist() for name in ("id", "url", "karma", "title")]
-        for row, text, (name, url, karma, title) in zip(
-            rows.tolist(), self._texts(table, rows), zip(*columns, strict=True), strict=True
-        ):
-            yield Document(row, name, text, url, karma, title)
+        if not self.cleaned:
+            return list(read_columns(self.work / INGEST / f"{self.name}.arrow", "text")["text"].take(rows).to_pylist())
+        cleaned = read_table(self.work / CLEANING / f"{self.name}.arrow")
+        return list(cleaned["text"].take(np.searchsorted(cleaned["row"].to_numpy(), rows)).to_pylist())
 
     def sizes(self) -> dict[int, int]:
         """Map the row of each remaining document to the size of its text in bytes of UTF-8. No text is decoded."""
@@ -151,12 +157,6 @@ class Part:
         """Row numbers of the documents that the `filters` dropped, in ascending order."""
         rows = [read_drops(self.work, stage, self.name)["row"].to_numpy() for stage in self.filters]
         return np.unique(np.concatenate(rows)) if rows else np.empty(0, dtype=np.uint32)
-
-    def _texts(self, table: pa.Table, rows: Rows) -> list[str]:
-        if not self.cleaned:
-            return list(table["text"].take(rows).to_pylist())
-        cleaned = read_table(self.work / CLEANING / f"{self.name}.arrow")
-        return list(cleaned["text"].take(np.searchsorted(cleaned["row"].to_numpy(), rows)).to_pylist())
 
 
 @dataclass(frozen=True)

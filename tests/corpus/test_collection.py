@@ -7,8 +7,8 @@ import pytest
 
 from crosscut.config.corpora import SourceConfig
 from crosscut.config.errors import ConfigError, DataError
-from crosscut.corpus.collection import Collection, collect, earlier_id, split_by_part
-from crosscut.corpus.documents import TEXTS, Drop, drops_name, write_drops, write_table
+from crosscut.corpus.collection import collect, earlier_id, split_by_part
+from crosscut.corpus.documents import TEXTS, Drop, Part, drops_name, write_drops, write_table
 from crosscut.corpus.finished import FinishedRun, mark_unfinished
 from tests.corpus.duplicates.corpora import ingest
 
@@ -26,7 +26,8 @@ def test_numbers_lead_to_documents_of_earlier_runs_and_of_this_one(tmp_path):
         [collection.numbers(0, rows), collection.numbers(1, rows[:1]), collection.numbers(2, rows)]
     )
     assert np.array_equal(numbers, np.sort(numbers))
-    assert [document.text for document in collection.documents(numbers)] == ["a", "b", "c", "d", "e"]
+    texts = [text for index, some in split_by_part(numbers) for text in collection.parts[index].texts(some)]
+    assert texts == ["a", "b", "c", "d", "e"]
     assert collection.ids(numbers[[4, 0, 4]]) == ["new1.1", f"[{tmp_path / 'old'}] old0.0", "new1.1"]
     assert collection.is_earlier(numbers).tolist() == [True, True, False, False, False]
     assert [(index, rows.tolist()) for index, rows in split_by_part(numbers)] == [(0, [0, 1]), (1, [0]), (2, [0, 1])]
@@ -57,7 +58,7 @@ def test_what_an_earlier_run_kept_is_what_its_own_stages_kept(tmp_path):
 def test_ids_are_read_without_texts(tmp_path, monkeypatch):
     work = ingest(tmp_path, [["a", "b"]])
     collection = collect(work, (), filters=(), cleaned=False)
-    monkeypatch.setattr(Collection, "documents", None)
+    monkeypatch.setattr(Part, "texts", None)
     monkeypatch.setattr("crosscut.corpus.documents.read_table", None)
     assert collection.ids(collection.numbers(0, np.array([1, 0], np.uint32))) == ["0.1", "0.0"]
 

@@ -14,6 +14,7 @@ from crosscut.corpus.documents import (
     Part,
     drops_name,
     marks_name,
+    read_columns,
     read_drops,
     read_table,
     write_drops,
@@ -54,7 +55,27 @@ def test_documents_are_those_that_filters_left_with_their_latest_text(part):
     assert Part(part.work, NAME, ("urls",), cleaned=True).sizes() == {0: 4, 2: 4, 3: 5}
     one = list(part.documents())[1]
     assert (one.id, one.url, one.karma, one.title, one.num_bytes) == ("s/f#1", "http://x", 3.0, "", 3)
-    assert [document.num_bytes for document in part.select(np.array([2], dtype=np.uint32))] == [4]
+
+
+def test_texts_are_read_by_row(part):
+    rows = np.array([3, 0], np.uint32)
+    assert part.texts(rows) == ["three", "zero"]
+    cleaned = Part(part.work, NAME, ("urls",), cleaned=True)
+    assert cleaned.rows().tolist() == [0, 2, 3]
+    assert cleaned.texts(rows) == ["THREE", "ZERO"]
+
+
+def test_the_first_texts_are_not_read_where_cleaned_texts_stand_for_them(part, monkeypatch):
+    read = []
+
+    def note(path: Path, *names: str) -> pa.Table:
+        read.extend(names)
+        return read_columns(path, *names)
+
+    monkeypatch.setattr("crosscut.corpus.documents.read_columns", note)
+    assert told(Part(part.work, NAME, ("urls",), cleaned=True)) == [(0, "ZERO"), (2, "TW\u00d6"), (3, "THREE")]
+    assert "id" in read
+    assert "text" not in read
 
 
 def short(limit: int):

@@ -6,6 +6,10 @@ fifty million pairs. The list is in the order of `preference`: of two duplicates
 `similarity` compares each document only with earlier documents of the list that are not duplicates themselves. A pair
 is skipped only if one of its documents is already a duplicate of a preferred document. Therefore, one of any two
 similar documents in the group is still dropped.
+
+Candidate pairs whose sketches have too few equal values are marked as not close, and their texts are never compared;
+`least_equal` in the module `bands` bounds the share of near-duplicates that this step loses. The numbers of the
+documents that may be compared are written too, so that the module `gram_sets` can prepare these documents.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import pyarrow as pa
 
 from crosscut.corpus.collection import Collection, Numbers
 from crosscut.corpus.documents import write_table
-from crosscut.corpus.duplicates.sketches import Sketches, Values, read_band
+from crosscut.corpus.duplicates.sketches import Sketches, Values, read_band, read_sketches
 from crosscut.corpus.execution.stages import Counts, Output
 from crosscut.corpus.words.ngrams import Hashes, Places
 
@@ -31,13 +35,20 @@ GROUP_LIMIT = 32
 DOCUMENTS_PER_TASK = 500_000
 """Approximate number of documents that a task sorts. A document counts once for each band of the task."""
 
-PAIRS = pa.schema([("left", pa.uint64()), ("right", pa.uint64())])
-"""Columns of the file with candidate pairs: two document numbers, the smaller one as `left`. Pairs are distinct and
-ascending."""
+PAIRS_AT_A_TIME = 8192
+"""Number of pairs whose sketches are in memory at a time."""
+
+PAIRS = pa.schema([("left", pa.uint64()), ("right", pa.uint64()), ("close", pa.bool_())])
+"""Columns of the file with candidate pairs: two document numbers, the smaller one as `left`, and whether enough of the
+documents' MinHash values are equal. Pairs are distinct and ascending."""
 
 GROUPS = pa.schema([("members", pa.large_list(pa.uint64()))])
 """Column of the file with groups of more than `GROUP_LIMIT` documents. The members are document numbers in the order of
 `preference`."""
+
+MEMBERS = pa.schema([("number", pa.uint64())])
+"""Column of the file with the documents of close pairs and of large groups: document numbers, distinct and
+ascending."""
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _MIXER = np.uint64(0xD6E8FEB86659FD93)
@@ -49,6 +60,10 @@ class Pairs(NamedTuple):
 
     left: Numbers
     right: Numbers
+
+    def at(self, chosen: npt.NDArray[np.bool_]) -> Pairs:
+        """Select some pairs. `chosen` has one boolean per pair."""
+        return Pairs(self.left[chosen], self.right[chosen])
 
 
 class Share(NamedTuple):
@@ -73,6 +88,11 @@ def groups_name(task: str) -> str:
     return f"{task}.groups.arrow"
 
 
+def members_name(task: str) -> str:
+    """Name of the file with the documents that may be compared because of what a task found."""
+    return f"{task}.members.arrow"
+
+
 def shares(num_documents: int, num_bands: int) -> list[Share]:
     """Divide the search into shares of about `DOCUMENTS_PER_TASK` documents."""
     count = max(1, -(-num_documents // DOCUMENTS_PER_TASK))
@@ -81,10 +101,11 @@ def shares(num_documents: int, num_bands: int) -> list[Share]:
     return [Share(some, which, count) for some in bands for which in range(count)]
 
 
-def find_candidates(collection: Collection, share: Share, name: str, output: Output) -> Counts:
+def find_candidates(collection: Collection, share: Share, least_equal: int, name: str, output: Output) -> Counts:
     """Run a task: find the candidate pairs and the large groups in one share of the search.
 
-    `name` is the name of the task. The written files are named after the task.
+    A pair is close if at least `least_equal` MinHash values of its documents are equal. `name` is the name of the task.
+    The written files are named after the task.
     """
     pairs: list[Pairs] = []
     groups: list[Numbers] = []
@@ -93,13 +114,32 @@ def find_candidates(collection: Collection, share: Share, name: str, output: Out
         for members, size in group(band_keys(sketches.values), sketches.numbers):
             if size <= GROUP_LIMIT:
                 pairs.append(all_pairs(members.reshape(-1, size)))
-            else:
+            elif not collection.is_earlier(members).all():
                 groups.append(by_preference(collection, sketches, members))
         pairs = [distinct(pairs)]
     found = without_earlier(collection, distinct(pairs))
-    write_table(output.path(pairs_name(name)), found._asdict(), PAIRS)
+    close = are_close(collection, found, least_equal)
+    write_table(output.path(pairs_name(name)), {**found._asdict(), "close": close}, PAIRS)
     write_table(output.path(groups_name(name)), {"members": groups}, GROUPS)
+    members = np.unique(np.concatenate([*found.at(close), *groups]))
+    write_table(output.path(members_name(name)), {"number": members}, MEMBERS)
     return {"pairs": len(found.left), "groups": len(groups)}
+
+
+def are_close(collection: Collection, pairs: Pairs, least_equal: int) -> npt.NDArray[np.bool_]:
+    """Whether at least `least_equal` MinHash values of each pair are equal."""
+    close = np.empty(len(pairs.left), np.bool_)
+    for start in range(0, len(close), PAIRS_AT_A_TIME):
+        some = Pairs(*(column[start : start + PAIRS_AT_A_TIME] for column in pairs))
+        sketches = read_sketches(collection, np.unique(np.concatenate(some)))
+        close[start : start + PAIRS_AT_A_TIME] = equal_values(sketches, some) >= least_equal
+    return close
+
+
+def equal_values(sketches: Sketches, pairs: Pairs) -> Places:
+    """Number of equal MinHash values in each pair."""
+    left, right = (np.searchsorted(sketches.numbers, column) for column in pairs)
+    return np.asarray((sketches.values[left] == sketches.values[right]).sum(axis=1))
 
 
 def _sketches_of(collection: Collection, band: int, share: Share) -> Sketches:
@@ -179,4 +219,4 @@ def distinct(pairs: Sequence[Pairs]) -> Pairs:
 def without_earlier(collection: Collection, pairs: Pairs) -> Pairs:
     """Keep only the pairs in which at least one document belongs to this run."""
     new = ~collection.is_earlier(pairs.right)  # earlier runs have the smaller numbers
-    return Pairs(pairs.left[new], pairs.right[new])
+    return pairs.at(new)

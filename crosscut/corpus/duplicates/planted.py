@@ -21,6 +21,7 @@ from crosscut.corpus.collection import Collection, first_number
 from crosscut.corpus.documents import DOCUMENTS, INGEST, Part, read_table, write_table
 from crosscut.corpus.duplicates.bands import choose_bands, least_equal
 from crosscut.corpus.duplicates.candidates import CANDIDATES, find_candidates, groups_name, shares
+from crosscut.corpus.duplicates.gram_sets import NGRAMS, write_sets
 from crosscut.corpus.duplicates.similarity import SIMILAR, Check, check_groups, check_pairs, share_groups
 from crosscut.corpus.duplicates.sketches import SKETCHES, SketchSettings, write_sketches
 from crosscut.corpus.execution.stages import Counts, Output
@@ -144,12 +145,13 @@ def find_similar(texts: Sequence[str], config: DuplicatesConfig) -> dict[tuple[i
         names = []
         for number, share in enumerate(shares(num_sketches, settings.bands)):
             names.append(f"{number:05}")
-            find_candidates(collection, share, names[-1], output)
+            find_candidates(collection, share, check.least_equal, names[-1], output)
+        write_sets(collection, work, config.ngram, 0, _output(work, NGRAMS))
         output = _output(work, SIMILAR)
-        check_pairs(collection, check, work / CANDIDATES, (0, int(first_number(1))), "pairs", output)
+        check_pairs(collection, check, work, (0, int(first_number(1))), "pairs", output)
         groups = share_groups([work / CANDIDATES / groups_name(name) for name in names], sys.maxsize)
         for own in groups:
-            check_groups(collection, check, own, "groups", output)
+            check_groups(collection, check, work, own, "groups", output)
         found: dict[tuple[int, int], float] = {}
         for name in ("pairs", *(["groups"] if groups else [])):
             table = read_table(output.path(f"{name}.arrow")).to_pydict()

@@ -2,15 +2,15 @@
 
     J(A, B) = |A and B| / |A or B|
 
-First, pairs whose sketches (MinHash values) have too few equal values are removed; `least_equal` in the module `bands`
-bounds the share of near-duplicates that this step loses. Then the texts of the remaining candidates are read and
-compared, some megabytes at a time.
+Only close candidates are compared: pairs whose sketches (MinHash values) have enough equal values. The sets of n-grams
+are read from the files of the stage `ngrams`, some megabytes at a time. No text is read.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,16 +20,16 @@ import pyarrow as pa
 
 from crosscut.corpus.collection import Collection, Numbers
 from crosscut.corpus.documents import read_table, write_table
-from crosscut.corpus.duplicates.candidates import Pairs, distinct, pairs_name
-from crosscut.corpus.duplicates.sketches import Sketches, read_lengths, read_sketches
+from crosscut.corpus.duplicates.candidates import CANDIDATES, Pairs, distinct, pairs_name
+from crosscut.corpus.duplicates.gram_sets import GramSets, read_sets
+from crosscut.corpus.duplicates.sketches import read_lengths, read_sketches
 from crosscut.corpus.execution.stages import Counts, Output
-from crosscut.corpus.words.ngrams import Hashed, Hashes, Places, hash_words, ngrams
+from crosscut.corpus.words.ngrams import Hashes, Places
 
 SIMILAR = "similar"
 PAIRS_PER_TASK = 1024
 CHARACTERS_AT_A_TIME = 8_000_000
-"""Approximate number of characters of the pairs that a task compares at a time. The number limits the task's memory.
-"""
+"""Approximate number of characters of the documents that a task compares at a time. It limits the task's memory."""
 
 EDGES = pa.schema([("left", pa.uint64()), ("right", pa.uint64()), ("jaccard", pa.float64())])
 """Columns of the files with compared pairs: the numbers of the two documents, ascending, and their Jaccard
@@ -60,22 +60,21 @@ class Edges(NamedTuple):
 
 
 def check_pairs(
-    collection: Collection, check: Check, folder: Path, bounds: tuple[int, int], name: str, output: Output
+    collection: Collection, check: Check, work: Path, bounds: tuple[int, int], name: str, output: Output
 ) -> Counts:
-    """Run a task: find the near-duplicates among the candidate pairs in `folder`.
+    """Run a task: find the near-duplicates among the candidate pairs in the folder `work`.
 
     The task checks the pairs whose left document number is at least `bounds[0]` and below `bounds[1]`.
     """
-    found = []
-    for path in sorted(folder.glob(pairs_name("*"))):
+    found, passed = [], []
+    for path in sorted((work / CANDIDATES).glob(pairs_name("*"))):
         table = read_table(path)
         start, stop = np.searchsorted(table["left"].to_numpy(), np.array(bounds, np.uint64)).tolist()
         some = table.slice(start, stop - start)
         found.append(Pairs(some["left"].to_numpy(), some["right"].to_numpy()))
-    pairs = distinct(found)
-    passed = _pass_sketches(collection, pairs, check.least_equal)
-    measured = measure(collection, passed, check.ngram)
-    return _write(output.path(f"{name}.arrow"), [measured], check, candidates=len(pairs.left))
+        passed.append(found[-1].at(some["close"].to_numpy()))
+    measured = measure(collection, work, distinct(passed))
+    return _write(output.path(f"{name}.arrow"), [measured], check, candidates=len(distinct(found).left))
 
 
 def share_groups(files: Sequence[Path], members_per_task: int) -> list[Groups]:
@@ -96,18 +95,20 @@ def share_groups(files: Sequence[Path], members_per_task: int) -> list[Groups]:
     return [tuple(groups) for groups in found]
 
 
-def check_groups(collection: Collection, check: Check, groups: Groups, name: str, output: Output) -> Counts:
-    """Run a task: find the near-duplicates in the given large groups."""
+def check_groups(collection: Collection, check: Check, work: Path, groups: Groups, name: str, output: Output) -> Counts:
+    """Run a task: find the near-duplicates in the given large groups of documents in the folder `work`."""
     measured: list[Edges] = []
     known: dict[int, Edges] = {}
     for path, rows in groups:
         members = read_table(path)["members"]
         for row in rows:
-            measured += compare_group(collection, check, np.asarray(members[row].values.to_numpy()), known)
+            measured += compare_group(collection, check, work, np.asarray(members[row].values.to_numpy()), known)
     return _write(output.path(f"{name}.arrow"), measured, check, candidates=sum(len(edges.left) for edges in measured))
 
 
-def compare_group(collection: Collection, check: Check, members: Numbers, known: dict[int, Edges]) -> Iterator[Edges]:
+def compare_group(
+    collection: Collection, check: Check, work: Path, members: Numbers, known: dict[int, Edges]
+) -> Iterator[Edges]:
     """Compare the members of a group, but skip members that are already known to be duplicates.
 
     The members are in the order of `preference`. The first member is compared with all others, and its duplicates are
@@ -116,6 +117,7 @@ def compare_group(collection: Collection, check: Check, members: Numbers, known:
     """
     ordered = np.sort(members)
     sketches = read_sketches(collection, ordered)
+    sets = read_sets(work, ordered) if sketches.lengths.sum() <= CHARACTERS_AT_A_TIME else None
     left = members
     while len(left) > 1:
         leader, left = left[0], left[1:]
@@ -124,7 +126,8 @@ def compare_group(collection: Collection, check: Check, members: Numbers, known:
         others = np.sort(rest if before is None else rest[~np.isin(rest, before.right)])
         equal = sketches.values[np.searchsorted(ordered, others)] == sketches.values[np.searchsorted(ordered, leader)]
         others = others[equal.sum(axis=1) >= check.least_equal]
-        edges = measure(collection, Pairs(np.full(len(others), leader), others), check.ngram)
+        pairs = Pairs(np.full(len(others), leader), others)
+        edges = measure(collection, work, pairs) if sets is None else Edges(*pairs, jaccards(sets, pairs))
         yield edges
         both = concatenate([edges] if before is None else [before, edges])
         known[int(leader)] = both
@@ -138,29 +141,10 @@ def concatenate(edges: Sequence[Edges]) -> Edges:
     return Edges(left, right, np.concatenate([np.empty(0, np.float64), *(some.jaccard for some in edges)]))
 
 
-def _pass_sketches(collection: Collection, pairs: Pairs, least_equal: int) -> Pairs:
-    passed = [equal_values(read_sketches(collection, np.unique(np.concatenate(some))), some) for some in _slices(pairs)]
-    enough = np.concatenate([np.empty(0, np.int64), *passed]) >= least_equal
-    return Pairs(pairs.left[enough], pairs.right[enough])
-
-
-def _slices(pairs: Pairs) -> Iterator[Pairs]:
-    for start in range(0, len(pairs.left), PAIRS_PER_TASK):
-        yield Pairs(*(column[start : start + PAIRS_PER_TASK] for column in pairs))
-
-
-def equal_values(sketches: Sketches, pairs: Pairs) -> Places:
-    """Number of equal MinHash values in each pair."""
-    left, right = (np.searchsorted(sketches.numbers, column) for column in pairs)
-    return np.asarray((sketches.values[left] == sketches.values[right]).sum(axis=1))
-
-
-def measure(collection: Collection, pairs: Pairs, ngram: int) -> Edges:
+def measure(collection: Collection, work: Path, pairs: Pairs) -> Edges:
     """Measure the exact Jaccard similarity of pairs. The pairs must be ordered by their left number."""
     found = [np.empty(0, np.float64)]
-    for some, numbers in _portions(collection, pairs):
-        grams = ngrams(hash_words(document.text for document in collection.documents(numbers)), ngram)
-        found.append(jaccards(grams, *(np.searchsorted(numbers, column) for column in some)))
+    found += [jaccards(read_sets(work, numbers), some) for some, numbers in _portions(collection, pairs)]
     return Edges(*pairs, np.concatenate(found))
 
 
@@ -174,46 +158,29 @@ def _portions(collection: Collection, pairs: Pairs) -> Iterator[tuple[Pairs, Num
     lengths = read_lengths(collection, numbers).astype(np.int64)
     left, right = (lengths[np.searchsorted(numbers, column)] for column in pairs)
     portion = np.cumsum(left + right) // CHARACTERS_AT_A_TIME
-    starts = np.flatnonzero(np.diff(portion, prepend=-1)).tolist()
-    for start, stop in zip(starts, [*starts[1:], len(portion)], strict=True):
+    for start, stop in pairwise([*np.flatnonzero(np.diff(portion, prepend=-1)).tolist(), len(portion)]):
         some = Pairs(*(column[start:stop] for column in pairs))
         yield some, np.unique(np.concatenate(some))
 
 
-def jaccards(grams: Hashed, left: Places, right: Places) -> Similarities:
-    """Compute the Jaccard similarity of each pair of documents. `left` and `right` are document indices in `grams`.
-
-    Pairs with the same left index must be adjacent.
-    """
-    sets = [as_set(grams.of(place)) for place in range(len(grams.starts) - 1)]
+def jaccards(sets: GramSets, pairs: Pairs) -> Similarities:
+    """Compute the Jaccard similarity of each pair of documents. Pairs with the same left number must be adjacent."""
+    left, right = (np.searchsorted(sets.numbers, column) for column in pairs)
     found = np.empty(len(left), np.float64)
-    starts = np.flatnonzero(np.diff(left, prepend=-1)).tolist()
-    for start, stop in zip(starts, [*starts[1:], len(left)], strict=True):
-        found[start:stop] = similarities(sets[left[start]], [sets[place] for place in right[start:stop]])
+    for start, stop in pairwise([*np.flatnonzero(np.diff(left, prepend=-1)).tolist(), len(left)]):
+        found[start:stop] = similarities(sets.sets.of(left[start]), *sets.at(right[start:stop]))
     return found
 
 
-def as_set(grams: Hashes) -> Hashes:
-    """Sort n-grams and remove repetitions.
+def similarities(one: Hashes, others: Hashes, sizes: Places) -> Similarities:
+    """Compute the Jaccard similarity of the set `one` of n-grams to several other sets.
 
-    For a few thousand n-grams, sorting is much faster than the hash table of `np.unique`.
+    `others` holds the other sets, one after the other, and `sizes` the number of n-grams of each of these sets. Every
+    set must be ascending, without repetitions, and not empty.
     """
-    ordered = np.sort(grams)
-    new = np.ones(len(ordered), dtype=bool)
-    np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
-    return ordered[new]
-
-
-def similarities(one: Hashes, others: Sequence[Hashes]) -> Similarities:
-    """Compute the Jaccard similarity of the set `one` of n-grams to each set in `others`.
-
-    Each set must be ascending, without repetitions, and not empty.
-    """
-    sizes = np.fromiter(map(len, others), np.int64, len(others))
-    grams = np.concatenate(others)
-    places = np.searchsorted(one, grams)
+    places = np.searchsorted(one, others)
     places[places == len(one)] = 0
-    common = np.add.reduceat((one[places] == grams).astype(np.int64), np.cumsum(sizes) - sizes)
+    common = np.add.reduceat((one[places] == others).astype(np.int64), np.cumsum(sizes) - sizes)
     return np.asarray(common / (len(one) + sizes - common))
 
 

@@ -13,7 +13,7 @@ Multiplication by an odd number is a permutation modulo 2**32.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,12 +22,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from crosscut.corpus.collection import Collection, Numbers, split_by_part
-from crosscut.corpus.documents import Document, Part, read_table
+from crosscut.corpus.documents import Part, Rows, read_table
 from crosscut.corpus.duplicates.bands import Bands
 from crosscut.corpus.execution.stages import Counts, Output
 from crosscut.corpus.words.ngrams import Hashed, Places, hash_words, ngrams
 
 Values = npt.NDArray[np.uint32]
+Lengths = npt.NDArray[np.uint64]
 
 SKETCHES = "sketches"
 SEED = 1234
@@ -64,35 +65,34 @@ def read_settings(path: Path) -> SketchSettings:
 
 def write_sketches(part: Part, settings: SketchSettings, output: Output) -> Counts:
     """Run a task: write the sketches of a part's documents. Documents without words are left out."""
-    rows: list[int] = []
-    lengths: list[int] = []
+    rows = part.rows()
+    texts = part.texts(rows)
+    grams = (ngrams(hash_words(batch), settings.ngram) for batch in batches(texts))
+    kept: list[npt.NDArray[np.bool_]] = [np.empty(0, np.bool_)]
     values: list[Values] = [np.empty((0, settings.shape.num_hashes), np.uint32)]
-    for documents in _batches(part.documents()):
-        grams = ngrams(hash_words(document.text for document in documents), settings.ngram)
-        kept = np.flatnonzero(np.diff(grams.starts)).tolist()
-        rows += [documents[place].row for place in kept]
-        lengths += [len(documents[place].text) for place in kept]
-        values.append(minhash(grams, settings))
-    write_values(output.path(f"{part.name}.arrow"), settings, rows, lengths, np.concatenate(values))
-    return {"sketches": len(rows)}
+    for some in grams:
+        kept.append(np.diff(some.starts) > 0)
+        values.append(minhash(some, settings))
+    has_words = np.concatenate(kept)
+    lengths = np.fromiter(map(len, texts), np.uint64, len(texts))
+    path = output.path(f"{part.name}.arrow")
+    write_values(path, settings, rows[has_words], lengths[has_words], np.concatenate(values))
+    return {"sketches": int(has_words.sum())}
 
 
-def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    batch: list[Document] = []
-    size = 0
-    for document in documents:
-        batch.append(document)
-        size += len(document.text)
+def batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Split texts into batches of about `BATCH_CHARACTERS` characters."""
+    start = size = 0
+    for place, text in enumerate(texts):
+        size += len(text)
         if size >= BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+            yield texts[start : place + 1]
+            start, size = place + 1, 0
+    if start < len(texts):
+        yield texts[start:]
 
 
-def write_values(
-    path: Path, settings: SketchSettings, rows: Sequence[int], lengths: Sequence[int], values: Values
-) -> None:
+def write_values(path: Path, settings: SketchSettings, rows: Rows, lengths: Lengths, values: Values) -> None:
     """Write sketches [documents, hashes] to a file. `rows` must be ascending, and `lengths` are in characters."""
     bands = np.split(values, settings.bands, axis=1)
     columns = [pa.array(rows, pa.uint32()), pa.array(lengths, pa.uint64())]
@@ -134,7 +134,7 @@ class Sketches(NamedTuple):
     """Sketches of several documents."""
 
     numbers: Numbers
-    lengths: npt.NDArray[np.uint64]
+    lengths: Lengths
     """Lengths of the documents' texts, in characters."""
 
     values: Values
@@ -156,7 +156,7 @@ def read_band(collection: Collection, index: int, band: int) -> Sketches:
     return sketches.at(kept)
 
 
-def read_lengths(collection: Collection, numbers: Numbers) -> npt.NDArray[np.uint64]:
+def read_lengths(collection: Collection, numbers: Numbers) -> Lengths:
     """Read the lengths, in characters, of the texts of documents. The document numbers must be ascending."""
     read = (table["length"].to_numpy()[places] for table, places in _places(collection, numbers))
     return np.concatenate([np.empty(0, np.uint64), *read])

@@ -3,6 +3,7 @@
 exact-keys, exact-repeats, exact     drop all but the first document with the same text
 sketches                             compute MinHash values of the remaining documents; a task for each part
 candidates                           find documents with a band in common; a task for each share of the bands
+ngrams                               keep the n-grams of candidates; a task for each part
 similar                              compute exact similarities of candidates; a task for about a thousand pairs
 clusters                             connect near-duplicates, and choose the document that stays; one task
 near                                 write the drops; a task for each part
@@ -27,6 +28,7 @@ from crosscut.corpus.duplicates.bands import choose_bands, least_equal
 from crosscut.corpus.duplicates.candidates import CANDIDATES, find_candidates, groups_name, pairs_name, shares
 from crosscut.corpus.duplicates.clusters import CLUSTERS, NEAR, drop_near, join
 from crosscut.corpus.duplicates.gathered import Gather, common_digest, with_collection
+from crosscut.corpus.duplicates.gram_sets import NGRAMS, sets_name, write_sets
 from crosscut.corpus.duplicates.planted import PLANTED, measure_planted, spread_parts
 from crosscut.corpus.duplicates.similarity import (
     PAIRS_PER_TASK,
@@ -78,8 +80,9 @@ def duplicate_stages(config: CorpusConfig, filters: tuple[str, ...], cleaned: bo
             filters=filters,
             cleaned=cleaned,
         ),
-        PlannedStage(name=CANDIDATES, version=1, plan=partial(_plan_candidates, gather, settings)),
-        PlannedStage(name=SIMILAR, version=2, plan=partial(_plan_similar, gather, check)),
+        PlannedStage(name=CANDIDATES, version=2, plan=partial(_plan_candidates, gather, settings, check.least_equal)),
+        PlannedStage(name=NGRAMS, version=1, plan=partial(_plan_ngrams, gather, wanted.ngram)),
+        PlannedStage(name=SIMILAR, version=3, plan=partial(_plan_similar, gather, check)),
         PlannedStage(name=CLUSTERS, version=2, plan=partial(_plan_clusters, gather)),
         PlannedStage(name=NEAR, version=1, plan=partial(_plan_near, gather)),
         PlannedStage(name=PLANTED, version=1, plan=partial(_plan_planted, gather, config)),
@@ -122,7 +125,7 @@ def _named(settings: SketchSettings | None) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings._asdict().items())
 
 
-def _plan_candidates(gather: Gather, settings: SketchSettings, work: Path) -> Sequence[Task]:
+def _plan_candidates(gather: Gather, settings: SketchSettings, least_equal: int, work: Path) -> Sequence[Task]:
     collection = gather.now(work)
     if not collection.own:
         return []
@@ -136,11 +139,29 @@ def _plan_candidates(gather: Gather, settings: SketchSettings, work: Path) -> Se
     return [
         Task(
             name=f"{number:05}",
-            function=partial(with_collection, gathered, find_candidates, share, f"{number:05}"),
-            settings={"share": share, "common": common},
+            function=partial(with_collection, gathered, find_candidates, share, least_equal, f"{number:05}"),
+            settings={"share": share, "least_equal": least_equal, "common": common},
             size=size // settings.bands * len(share.bands) // share.of,
         )
         for number, share in enumerate(shares(num_documents, settings.bands))
+    ]
+
+
+def _plan_ngrams(gather: Gather, ngram: int, work: Path) -> Sequence[Task]:
+    collection = gather.now(work)
+    if not collection.own:
+        return []
+    gathered, common = gather.described(work, collection), common_digest(work, collection, CANDIDATES)
+    size = _size(work) // len(collection.parts)
+    return [
+        Task(
+            name=sets_name(index),
+            function=partial(with_collection, gathered, write_sets, work, ngram, index),
+            inputs=() if index < collection.num_earlier else files_of(part),  # `common` covers the earlier runs
+            settings={"ngram": ngram, "common": common},
+            size=size,
+        )
+        for index, part in enumerate(collection.parts)
     ]
 
 
@@ -160,11 +181,11 @@ def _plan_similar(gather: Gather, check: Check, work: Path) -> Sequence[Task]:
     bounds = _bounds([work / CANDIDATES / pairs_name(name) for name in names], len(collection.parts))
     groups = share_groups([work / CANDIDATES / groups_name(name) for name in names], PAIRS_PER_TASK)
     calls: list[tuple[str, tuple[Any, ...], tuple[int, int]]] = [
-        *((f"pairs-{at:06}", (check_pairs, check, work / CANDIDATES, some), some) for at, some in enumerate(bounds)),
-        *((f"groups-{at:06}", (check_groups, check, own), (at, len(groups))) for at, own in enumerate(groups)),
+        *((f"pairs-{at:06}", (check_pairs, check, work, some), some) for at, some in enumerate(bounds)),
+        *((f"groups-{at:06}", (check_groups, check, work, own), (at, len(groups))) for at, own in enumerate(groups)),
     ]
     gathered = gather.described(work, collection)
-    common = common_digest(work, collection, CANDIDATES, f"{EXACT}-keys")  # the keys change if any text changes
+    common = common_digest(work, collection, CANDIDATES, NGRAMS)
     size = _size(work) // max(1, len(calls))
     return [
         Task(

@@ -15,9 +15,8 @@ def test_samples_are_those_with_the_smallest_hashes(audited: Audited):
     dropped = [
         document.id
         for part, _ in find_parts(audited.work)
-        for document in Part(audited.work, part.name).select(
-            read_drops(audited.work, "near", part.name)["row"].to_numpy()
-        )
+        for document in Part(audited.work, part.name).documents()
+        if document.row in read_drops(audited.work, "near", part.name)["row"].to_pylist()
     ]
     chosen = [one["id"] for one in merge_samples(audited.work)["near", "near-duplicate"]]
     assert chosen == sorted(dropped, key=lambda name: sample_key(1234, name))[:5]

@@ -76,13 +76,44 @@ def test_large_groups_are_written_as_they_are(tmp_path, count, monkeypatch):
     values[:size, :2] = 7  # all in one group of the first band
     values[size:, 2:] = 8  # the last two in one of the second
     (tmp_path / SKETCHES).mkdir()
-    lengths = [*range(size), 50, 50]
-    write_values(tmp_path / SKETCHES / "p.arrow", SETTINGS, range(size + 2), lengths, values)
+    lengths = np.array([*range(size), 50, 50], np.uint64)
+    write_values(tmp_path / SKETCHES / "p.arrow", SETTINGS, np.arange(size + 2, dtype=np.uint32), lengths, values)
     collection = Collection((Part(tmp_path, "p"),))
-    pairs, groups = [], []
+    pairs, groups, members = [], [], []
     for which in range(count):
-        find_candidates(collection, candidates.Share((0, 1), which, count), "x", Output(tmp_path))
+        find_candidates(collection, candidates.Share((0, 1), which, count), 2, "x", Output(tmp_path))
         pairs += read_table(tmp_path / "x.pairs.arrow").to_pylist()
         groups += read_table(tmp_path / "x.groups.arrow").to_pylist()
-    assert pairs == [{"left": size, "right": size + 1}]
+        members += read_table(tmp_path / "x.members.arrow")["number"].to_pylist()
+    assert pairs == [{"left": size, "right": size + 1, "close": True}]
+    assert sorted(members) == list(range(size + 2))
     assert groups == [{"members": list(range(size))[::-1]}]
+
+
+@pytest.mark.parametrize("at_a_time", [1, 2, 100])
+def test_pairs_with_too_few_equal_values_are_not_close(tmp_path, monkeypatch, at_a_time):
+    monkeypatch.setattr(candidates, "PAIRS_AT_A_TIME", at_a_time)
+    values = np.array([[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 6, 7], [8, 9, 6, 7]], np.uint32)
+    (tmp_path / SKETCHES).mkdir()
+    numbers = np.arange(4, dtype=np.uint32)
+    write_values(tmp_path / SKETCHES / "p.arrow", SETTINGS, numbers, np.full(4, 50, np.uint64), values)
+    share = candidates.Share((0, 1), 0, 1)
+    find_candidates(Collection((Part(tmp_path, "p"),)), share, 3, "x", Output(tmp_path))
+    found = {(row["left"], row["right"]): row["close"] for row in read_table(tmp_path / "x.pairs.arrow").to_pylist()}
+    assert found == {(0, 1): True, (0, 2): False, (1, 2): False, (2, 3): False}
+    assert read_table(tmp_path / "x.members.arrow")["number"].to_pylist() == [0, 1]
+
+
+def test_a_large_group_of_earlier_documents_alone_is_left_out(tmp_path):
+    size = GROUP_LIMIT + 1
+    values = np.full((size, 4), 7, np.uint32)
+    (tmp_path / SKETCHES).mkdir()
+    rows = np.arange(size, dtype=np.uint32)
+    for name in ("a", "b"):
+        write_values(tmp_path / SKETCHES / f"{name}.arrow", SETTINGS, rows, np.full(size, 50, np.uint64), values)
+        values = values + np.uint32(1)
+    collection = Collection((Part(tmp_path, "a"), Part(tmp_path, "b")), ("old",))
+    find_candidates(collection, candidates.Share((0, 1), 0, 1), 2, "x", Output(tmp_path))
+    groups = read_table(tmp_path / "x.groups.arrow")["members"].to_pylist()
+    assert [set(members) for members in groups] == [{2**32 + row for row in range(size)}] * 2
+    assert read_table(tmp_path / "x.members.arrow")["number"].to_pylist() == [2**32 + row for row in range(size)]

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosscut.corpus.collection import Collection
-from crosscut.corpus.documents import write_table
+from crosscut.corpus.documents import Part, write_table
 from crosscut.corpus.duplicates import similarity
-from crosscut.corpus.duplicates.candidates import GROUPS, Pairs
+from crosscut.corpus.duplicates.candidates import CANDIDATES, GROUPS, MEMBERS, Pairs, members_name
+from crosscut.corpus.duplicates.gram_sets import NGRAMS, write_sets
 from crosscut.corpus.duplicates.planted import exact_jaccard
 from crosscut.corpus.duplicates.similarity import (
     Check,
-    as_set,
     compare_group,
     histogram,
     measure,
@@ -24,6 +24,7 @@ from crosscut.corpus.duplicates.similarity import (
 from crosscut.corpus.duplicates.sketches import SKETCHES, SketchSettings, write_sketches
 from crosscut.corpus.execution.stages import Output
 from tests.corpus.duplicates.corpora import VOCABULARY, collection_of, made_texts
+from tests.memory import at_most
 
 SETTINGS = SketchSettings(3, 16, 4)
 SETS = st.sets(st.integers(0, 40), min_size=1, max_size=20)
@@ -34,17 +35,18 @@ SETS = st.sets(st.integers(0, 40), min_size=1, max_size=20)
 def test_similarity_is_that_of_the_sets(one, others):
     arrays = [np.array(sorted(some), np.uint64) for some in (one, *others)]
     expected = [len(one & other) / len(one | other) for other in others]
-    assert similarities(arrays[0], arrays[1:]).tolist() == expected
+    sizes = np.array(list(map(len, others)))
+    assert similarities(arrays[0], np.concatenate(arrays[1:]), sizes).tolist() == expected
 
 
-def test_a_set_has_each_gram_once():
-    assert as_set(np.array([5, 1, 5, 3, 1], np.uint64)).tolist() == [1, 3, 5]
-
-
-def sketched(work, texts) -> Collection:
+def compared(work, texts) -> Collection:
+    """A collection of one part whose documents have sketches and sets of n-grams."""
     collection = collection_of(work, texts)
-    (work / SKETCHES).mkdir()
+    for stage in (SKETCHES, CANDIDATES, NGRAMS):
+        (work / stage).mkdir()
     write_sketches(collection.parts[0], SETTINGS, Output(work / SKETCHES))
+    write_table(work / CANDIDATES / members_name("x"), {"number": range(len(texts))}, MEMBERS)
+    write_sets(collection, work, SETTINGS.ngram, 0, Output(work / NGRAMS))
     return collection
 
 
@@ -53,13 +55,17 @@ def test_measured_pairs_have_the_similarity_of_their_texts(tmp_path, monkeypatch
     monkeypatch.setattr(similarity, "CHARACTERS_AT_A_TIME", at_a_time)
     texts = made_texts(random.Random(0), families=4, copies=3)
     left, right = np.triu_indices(len(texts), 1)
-    edges = measure(sketched(tmp_path, texts), Pairs(left.astype(np.uint64), right.astype(np.uint64)), 3)
+    collection = compared(tmp_path, texts)
+    monkeypatch.setattr(Part, "texts", None)  # no text is read again
+    edges = measure(collection, tmp_path, Pairs(left.astype(np.uint64), right.astype(np.uint64)))
     expected = [exact_jaccard(texts[one], texts[other], 3) for one, other in zip(left, right, strict=True)]
     assert edges.jaccard.tolist() == expected
     assert max(expected) > 0.5
 
 
-def test_of_every_similar_pair_in_a_group_one_is_a_duplicate_of_a_preferred_document(tmp_path):
+@pytest.mark.parametrize("at_a_time", [5000, 10**9])
+def test_of_every_similar_pair_in_a_group_one_is_a_duplicate_of_a_preferred_document(tmp_path, monkeypatch, at_a_time):
+    monkeypatch.setattr(similarity, "CHARACTERS_AT_A_TIME", at_a_time)
     chance = random.Random(1)
     base = [chance.choices(VOCABULARY, k=60) for _ in range(3)]
     texts = []
@@ -69,7 +75,8 @@ def test_of_every_similar_pair_in_a_group_one_is_a_duplicate_of_a_preferred_docu
         texts.append(" ".join(words))
     members = np.array(chance.sample(range(90), 90), np.uint64)
     known: dict[int, similarity.Edges] = {}
-    edges = list(compare_group(sketched(tmp_path, texts), Check(3, 0.7, 30), members, known))
+    collection = compared(tmp_path, texts)
+    edges = list(compare_group(collection, Check(3, 0.7, 30), tmp_path, members, known))
     found = {(int(one), int(other)) for some in edges for one, other, how in zip(*some, strict=True) if how >= 0.7}
     rank = {int(number): place for place, number in enumerate(members)}
     assert all(rank[one] < rank[other] for one, other in found)
@@ -80,8 +87,23 @@ def test_of_every_similar_pair_in_a_group_one_is_a_duplicate_of_a_preferred_docu
     assert len(similar) > 1000
     assert all(one in goes or other in goes for one, other in similar)
     assert sum(len(some.left) for some in edges) < 3 * 90
-    again = list(compare_group(sketched(tmp_path / "b", texts), Check(3, 0.7, 30), members, known))
+    again = list(compare_group(collection, Check(3, 0.7, 30), tmp_path, members, known))
     assert sum(len(some.left) for some in again) == 0  # each leader's similarities are known from the first time
+
+
+def test_memory_holds_some_sets_at_a_time(tmp_path, monkeypatch):
+    chance = random.Random(3)
+    words = chance.choices(VOCABULARY, k=2000)
+    texts = [" ".join([*words, f"page{number}"]) for number in range(200)]  # about 16 kB of n-grams each
+    collection = compared(tmp_path, texts)
+    monkeypatch.setattr(similarity, "CHARACTERS_AT_A_TIME", 20 * len(texts[0]))
+    members = np.arange(200, dtype=np.uint64)
+    with at_most(3_000_000):  # all sets together take 3.2 MB, and comparing needs as much again several times
+        (edges,) = compare_group(collection, Check(3, 0.7, 30), tmp_path, members, {})
+        assert len(edges.left) == 199
+        measured = measure(collection, tmp_path, Pairs(members[:-1], members[1:]))
+    assert edges.jaccard.min() > 0.9
+    assert measured.jaccard.tolist() == [exact_jaccard(*texts[at : at + 2], 3) for at in range(199)]
 
 
 def test_each_group_falls_to_one_task_and_those_of_a_leader_to_the_same(tmp_path):

@@ -129,20 +129,32 @@ def test_finished_stages_run_again_only_for_other_settings(tmp_path):
     assert again["similar"].num_run == again["similar"].num_tasks > 0
 
 
+def test_lost_ngrams_are_made_again(tmp_path):
+    texts = made_texts(random.Random(7), families=6, copies=2)
+    deduplicate(tmp_path, [texts[:5], texts[5:]])
+    dropped = gone(tmp_path)
+    assert dropped
+    (tmp_path / "work" / "ngrams" / "000001.arrow").unlink()
+    again = deduplicate(tmp_path, [texts[:5], texts[5:]])
+    assert {name: result.num_run for name, result in again.items() if result.num_run} == {"ngrams": 1}
+    assert gone(tmp_path) == dropped
+
+
 @pytest.mark.slow  # it compares many parts
 def test_a_task_is_as_small_for_many_parts_as_for_few(tmp_path):
     texts = made_texts(random.Random(9), families=20, copies=2)
+    names = {"candidates": 0, "ngrams": 2, "similar": 0}
     largest = {}
     for count in (2, 40):
         folder = tmp_path / f"{count:02}"
         deduplicate(folder, [texts[start::count] for start in range(count)])
         stages = duplicate_stages(corpus_config(folder, **NEAR), (), cleaned=False)
-        for name in ("candidates", "similar"):
+        for name, most_inputs in names.items():
             (stage,) = (one for one in stages if one.name == name)
             tasks = stage.tasks(folder / "work")
-            assert not any(task.inputs for task in tasks)  # a key is no list of all files
+            assert all(len(task.inputs) <= most_inputs for task in tasks)  # a key is no list of all files
             largest[name, count] = max(len(pickle.dumps(task)) for task in tasks)
-    assert all(largest[name, 40] <= largest[name, 2] + 8 < 1500 for name in ("candidates", "similar"))
+    assert all(largest[name, 40] <= largest[name, 2] + 8 < 1500 for name in names)
 
 
 def test_another_text_or_part_is_compared_by_the_same_process(tmp_path):
@@ -178,6 +190,7 @@ def test_what_an_earlier_run_kept_is_not_kept_again(tmp_path):
     one, two, three, four = (" ".join(chance.choices(VOCABULARY, k=60)) for _ in range(4))
     deduplicate(tmp_path / "old", [[one, two], [one + " more", four]], name="old")
     assert set(gone(tmp_path / "old")) == {"old0.0"}
+    shutil.rmtree(tmp_path / "old" / "work" / "ngrams")  # an earlier run is compared by its texts
     new = [[two, one + " x y z", three], [three + " more", four + " w"]]
     results = deduplicate(tmp_path / "new", new, name="new", against=(str(tmp_path / "old"),))
     before = f"[{tmp_path / 'old'}] "
@@ -198,7 +211,7 @@ def test_earlier_runs_must_be_there_with_the_same_settings(tmp_path):
         settings = {**NEAR, "against": (str(tmp_path / "old"),), **duplicates}
         return duplicate_stages(corpus_config(tmp_path / "new", **settings), (), cleaned=False)
 
-    assert len(stages()) == 9
+    assert len(stages()) == 10
     with pytest.raises(
         DataError, match=r"this run \(ngram 3, .*\), but `.*old` has ngram 2, .*Use the `duplicates` settings"
     ):
