@@ -1,6 +1,7 @@
 """Deduplication of real text: recall and precision on planted copies, speed compared with daft and datatrove, memory.
 
     python benchmarks/corpus/deduplicate.py BOOKS.jsonl.zst [--peers PYTHON]
+    python benchmarks/corpus/deduplicate.py --manuals FOLDER [--peers PYTHON] [--before CHECKOUT]
 
 Books are cut into pages of 1 to 20 KB. Some pages get an exact copy, others an edited copy: words are replaced,
 inserted and removed, or blocks are moved. The Jaccard similarity of an edited copy is between 0.5 and 0.98 and is
@@ -8,11 +9,17 @@ computed exactly on the sets of 5-grams. Recall is the share of planted pairs th
 is the share of dropped documents whose match is the same text or similar enough. To measure pairs that were not
 planted, a sample of documents is compared with all documents.
 
-Contenders run in turns on the same documents. Each is a program with two workers, timed from start to exit:
+With `--manuals`, technical manuals are measured too, whole and without planted copies. Manuals share templates, so they
+have far more pairs of similar documents than books. `benchmarks/corpus/manuals.py` downloads the manuals into FOLDER,
+unless they are already there.
+
+Contenders run in turns on the same documents. Each is a program timed from start to exit:
 
     crosscut    all stages of duplicates with the default settings (0.7 at recall 0.99), every pair checked exactly,
                 from the cleaned parts to the list of drops; the stage `planted` only measures and is left out
+    before      the same stages, with the code of the checkout of Crosscut that `--before` names
     daft        MinHash with 128 values in 16 bands of 8, then joined groups; no pair is checked
+    daft-exact  daft with the bands of Crosscut (17 of 4), and then the exact check of Crosscut on the candidates
     datatrove   MinHash signatures, buckets and clusters with their defaults (14 bands of 8); no pair is checked, and
                 the last step, which writes the remaining text, is left out
 
@@ -22,66 +29,62 @@ environment; without `--peers`, Crosscut runs alone. The packages of the environ
 
     python -m venv .venv-peers && .venv-peers/bin/pip install daft 'datatrove[io,processing]'
 
-Memory is the sum over all processes of a program; a page shared by n processes counts 1/n in each (PSS). Crosscut is
-measured again on twice the text.
+CPU time is the sum over all processes of a program. Other work on the machine changes the CPU time less than the
+seconds. With `--workers 1`, Crosscut works in one process, and the CPU time of each stage is printed too.
+
+Memory is the sum over all processes of a program; a page shared by n processes counts 1/n in each (PSS). On books,
+Crosscut is measured again on twice the text.
 """
 
 import argparse
 import json
 import os
-import random
+import resource
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.corpus.deduplicate_corpus import NGRAM, Corpus, make_corpus, pairs_of_sample, write_corpus
+from benchmarks.corpus.deduplicate_corpus import Corpus, make_corpus, read_corpus, write_corpus
+from benchmarks.corpus.deduplicate_quality import judge, same_results, show_quality
+from benchmarks.corpus.manuals import build_manuals
 from benchmarks.machine import describe_machine
 from benchmarks.peak import Peak
-from crosscut.config.corpora import CorpusConfig, EngineConfig, SourceConfig
-from crosscut.corpus.documents import CLEANING, INGEST, read_drops, read_table
-from crosscut.corpus.duplicates.clusters import NEAR
-from crosscut.corpus.duplicates.planted import PLANTED, exact_jaccard
-from crosscut.corpus.duplicates.similarity import SIMILAR
-from crosscut.corpus.duplicates.stages import EXACT, duplicate_stages
-from crosscut.corpus.execution.engine import start_engine
-from crosscut.corpus.execution.running import run_stage
-from crosscut.corpus.execution.stages import Digests, read_records
-from crosscut.corpus.parts import find_parts
-from crosscut.data.progress import ProgressBar
+from crosscut.corpus.documents import CLEANING, INGEST
 
-PEERS = ("daft", "datatrove")
+PEERS = ("daft", "daft-exact", "datatrove")
 WORKERS = 2
-JACCARD = 0.7
-SAMPLED = 400
-GOALS = {"recall": 0.99, "recall 0.7 to 0.8": 0.97, "precision": 1.0, "daft": 0.8, "datatrove": 3.0, "memory": 1.5e9}
+GOALS = {"daft": 0.8, "datatrove": 3.0, "memory": 1.5e9}
+COLUMNS = {"median s": 10, "min s": 9, "CPU s": 9, "min CPU s": 11, "MB/s": 8, "MB/CPU s": 10, "peak MB": 9}
+"""Columns of the table of contenders, and their widths."""
+
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
-    if options.run:
-        find_duplicates(options.run)
-        return
     print(describe_machine("crosscut", "numpy", "pyarrow"))
+    figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="crosscut-deduplicate-", dir=options.scratch) as temporary:
         folder = Path(temporary)
-        corpus = prepare(options.books, options.megabytes, folder / "once")
-        figures: dict[str, Any] = {"megabytes": corpus.megabytes, "documents": len(corpus.texts)}
-        figures["turns"] = take_turns(folder / "once", options)
-        figures["quality"] = judge(corpus, folder / "once", ["crosscut", *options.contenders[1:]])
-        del corpus
-        twice = prepare(options.books, 2 * options.megabytes, folder / "twice")
-        figures["twice"] = {"megabytes": twice.megabytes, **run(command("crosscut", folder / "twice", options))}
-    show(figures)
+        if options.books:
+            corpus = make_corpus(options.books, options.megabytes, seed=1)
+            figures["books"] = measure("books", corpus, folder / "books", options)
+            del corpus
+            megabytes = prepare(make_corpus(options.books, 2 * options.megabytes, seed=1), folder / "twice")
+            figures["twice"] = {"megabytes": megabytes, **run("crosscut", folder / "twice", options)}
+            show_twice(figures["twice"], figures["books"])
+        if options.manuals:
+            corpus = read_corpus(build_manuals(options.manuals))
+            figures["manuals"] = measure("manuals", corpus, folder / "manuals", options)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
 
@@ -89,54 +92,47 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Recall, precision, speed and memory of finding near-duplicates.")
     parser.add_argument("books", type=Path, nargs="?", help="jsonl file, plain or .zst, with texts under `text`")
+    parser.add_argument("--manuals", type=Path, help="folder with the manuals, or to download the manuals into")
+    parser.add_argument("--before", type=Path, help="another checkout of Crosscut that takes part")
     parser.add_argument("--peers", type=Path, help="Python of the environment with daft and datatrove")
     parser.add_argument("--beside", nargs="+", choices=PEERS, default=PEERS, help="peers that take part")
-    parser.add_argument("--megabytes", type=float, default=130, help="text of the corpus, copies included")
+    parser.add_argument("--workers", type=int, default=WORKERS, help="processes of Crosscut")
+    parser.add_argument("--megabytes", type=float, default=130, help="text of the books, copies included")
     parser.add_argument("--turns", type=int, default=5, help="runs of each contender")
     parser.add_argument("--tiny", action="store_true", help="one megabyte and two turns, to check that everything runs")
     parser.add_argument("--scratch", type=Path, help="folder for temporary files")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)  # the program that is timed
     options = parser.parse_args(arguments)
-    if not options.run and not options.books:
-        parser.error("`books` must be a jsonl file with texts, but is missing. Name a file.")
+    if not options.books and not options.manuals:
+        parser.error("`books` must be a jsonl file with texts, but is missing. Name a file, or use --manuals.")
     if options.tiny:
         options.megabytes, options.turns = 1, 2
-    options.contenders = ["crosscut", *(options.beside if options.peers else [])]
+    options.beside = list(options.beside) if options.peers else []
+    options.contenders = ["crosscut", *(["before"] if options.before else []), *options.beside]
     return options
 
 
-def prepare(books: Path, megabytes: float, folder: Path) -> Corpus:
-    corpus = make_corpus(books, megabytes, seed=1)
+def prepare(corpus: Corpus, folder: Path) -> float:
+    """Write the documents of a corpus, and return their megabytes."""
     write_corpus(corpus, folder)
     print(f"{corpus.megabytes:.1f} MB in {len(corpus.texts):,} documents, {len(corpus.pairs):,} planted pairs")
-    return corpus
+    return corpus.megabytes
 
 
-def find_duplicates(folder: Path) -> None:
-    """Run the stages of Crosscut on the cleaned parts."""
-    work = folder / "work"
-    config = CorpusConfig(
-        sources=(SourceConfig(name="books", files=("-",)),), folder=str(folder), engine=EngineConfig(workers=WORKERS)
-    )
-    digests = Digests()
-    for before in (INGEST, CLEANING):
-        for record in read_records(work, before):
-            digests.learn(work / before, record)
-    seconds = {}
-    with start_engine(config.engine, work) as engine, ProgressBar(shown=False) as bar:
-        for stage in duplicate_stages(config, (), cleaned=True):
-            if stage.name != PLANTED:
-                start = time.perf_counter()
-                result = run_stage(stage, work, engine=engine, digests=digests, bar=bar)
-                seconds[stage.name] = {"elapsed": time.perf_counter() - start, "counts": result.counts}
-    (folder / "crosscut.json").write_text(json.dumps(seconds))
-
-
-def command(name: str, folder: Path, options: argparse.Namespace) -> list[str]:
-    if name == "crosscut":
-        return [sys.executable, __file__, "--run", str(folder)]
-    return [str(options.peers), str(HERE / "deduplicate_peers.py"), name, str(folder)]
+def measure(name: str, corpus: Corpus, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Measure all contenders on a corpus, and print the figures."""
+    print(f"\n{name}: ", end="")
+    figures: dict[str, Any] = {"megabytes": prepare(corpus, folder), "documents": len(corpus.texts)}
+    if options.before:
+        shutil.copytree(folder / "work", folder / "before" / "work")
+    figures["turns"] = take_turns(folder, options)
+    figures["quality"] = judge(corpus, folder, options.beside)
+    show_quality(figures["quality"])
+    show_turns(figures["turns"], figures["megabytes"])
+    if options.before:
+        figures["same as before"] = same_results(folder / "work", folder / "before" / "work")
+        print(f"crosscut drops the same documents for the same reasons as before: {figures['same as before']}")
+    return figures
 
 
 def take_turns(folder: Path, options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
@@ -145,103 +141,61 @@ def take_turns(folder: Path, options: argparse.Namespace) -> dict[str, list[dict
     for turn in range(options.turns):
         shift = turn % len(options.contenders)
         for name in options.contenders[shift:] + options.contenders[:shift]:
-            for stage in filter(Path.is_dir, (folder / "work").iterdir()):
-                if name == "crosscut" and stage.name not in (INGEST, CLEANING):
-                    shutil.rmtree(stage)
-            turns[name].append(run(command(name, folder, options)))
-            print(f"turn {turn + 1}: {name} {turns[name][-1]['seconds']:.2f} s", flush=True)
+            turns[name].append(run(name, folder, options))
+            row = turns[name][-1]
+            print(f"turn {turn + 1}: {name} {row['seconds']:.2f} s, CPU {row['cpu']:.2f} s", flush=True)
     return turns
 
 
-def run(arguments: list[str]) -> dict[str, float]:
-    """Run a program and return its seconds and the peak memory of all its processes, in bytes."""
-    started = time.monotonic()
-    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+def run(name: str, folder: Path, options: argparse.Namespace) -> dict[str, float]:
+    """Run a contender. Returns the seconds, and the CPU seconds and peak memory in bytes of all its processes."""
+    environment = dict(os.environ)
+    if name in ("crosscut", "before"):
+        folder = folder / "before" if name == "before" else folder
+        for stage in (folder / "work").iterdir():
+            if stage.is_dir() and stage.name not in (INGEST, CLEANING):
+                shutil.rmtree(stage)
+        environment["PYTHONPATH"] = str(ROOT if name == "crosscut" else options.before.resolve())
+        command = [sys.executable, str(HERE / "deduplicate_run.py"), str(folder), str(options.workers)]
+    else:
+        command = [str(options.peers), str(HERE / "deduplicate_peers.py"), name, str(folder)]
+    started, used = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
     peak = Peak(process.pid)
     _, errors = process.communicate()
-    seconds = time.monotonic() - started
+    seconds, using = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     if process.returncode:
-        sys.exit(f"`{' '.join(arguments)}` must end well, but exited with {process.returncode}:\n{errors}")
-    return {"seconds": seconds, "peak_bytes": peak.stop()}
+        sys.exit(f"`{' '.join(command)}` must end well, but exited with {process.returncode}:\n{errors}")
+    cpu = using.ru_utime + using.ru_stime - used.ru_utime - used.ru_stime
+    return {"seconds": seconds, "cpu": cpu, "peak_bytes": peak.stop()}
 
 
-def judge(corpus: Corpus, folder: Path, contenders: Sequence[str]) -> dict[str, Any]:
-    """Compute recall and precision of the contenders, and the seconds of Crosscut's stages."""
-    pairs, gone = read_ours(corpus, folder / "work")
-    first = {text: number for number, text in reversed(list(enumerate(corpus.texts)))}
-    same = [first[text] for text in corpus.texts]  # exact copies share one search for near-duplicates
-    found = {(min(one, other), max(one, other)) for one, other in pairs}
-
-    def is_found(one: int, other: int) -> bool:
-        one, other = sorted((same[one], same[other]))
-        return one == other or (one, other) in found
-
-    right = sum(
-        exact_jaccard(corpus.texts[number], corpus.texts[other], NGRAM) >= JACCARD for number, other in gone.items()
-    )
-    sample = random.Random(2).sample(range(len(corpus.texts)), min(SAMPLED, len(corpus.texts)))
-    exhaustive = pairs_of_sample(corpus.texts, sample, JACCARD)
-    planted = {(min(pair), max(pair)) for pair in corpus.pairs}
-    dropped = {"crosscut": set(gone)}
-    for name in contenders[1:]:
-        dropped[name] = set(map(int, (folder / f"{name}.txt").read_text().split()))
-    return {
-        "planted": by_tenth(corpus, lambda pair: is_found(*pair)),
-        "one goes": {
-            name: by_tenth(corpus, lambda pair, some=some: bool(some & set(pair))) for name, some in dropped.items()
-        },
-        "dropped": {"documents": len(gone), "right": right},
-        "sample": {
-            "documents": len(sample),
-            "pairs": len(exhaustive),
-            "not planted": len([pair for pair in exhaustive if pair not in planted]),
-            "found": sum(is_found(*pair) for pair in exhaustive),
-        },
-        "stages": json.loads((folder / "crosscut.json").read_text()),
-    }
-
-
-def read_ours(corpus: Corpus, work: Path) -> tuple[list[tuple[int, int]], dict[int, int]]:
-    """Read Crosscut's results: the pairs that it found similar, and the match of every document that it drops."""
-    names = [part.name for part, _ in find_parts(work)]
-    ids = [read_table(work / INGEST / f"{name}.arrow")["id"].to_pylist() for name in names]
-    assert sum(map(len, ids)) == len(corpus.texts)
-    pairs = []
-    for record in read_records(work, SIMILAR):
-        table = read_table(work / SIMILAR / f"{record.task}.arrow").to_pydict()
-        for left, right in zip(table["left"], table["right"], strict=True):
-            one, other = (int(ids[number >> 32][number & 0xFFFFFFFF]) for number in (left, right))
-            pairs.append((one, other))
-    gone = {}
-    for place, name in enumerate(names):
-        for stage in (EXACT, NEAR):
-            for drop in read_drops(work, stage, name).to_pylist():
-                gone[int(ids[place][drop["row"]])] = int(drop["other"])
-    return pairs, gone
-
-
-def by_tenth(corpus: Corpus, is_found: Any) -> dict[str, list[int]]:
-    """Count planted pairs by tenth of similarity: how many were found, and how many there are."""
-    everything = Counter(f"{int(jaccard * 10) / 10:.1f}" for jaccard in corpus.pairs.values())
-    found = Counter(f"{int(jaccard * 10) / 10:.1f}" for pair, jaccard in corpus.pairs.items() if is_found(pair))
-    return {tenth: [found[tenth], everything[tenth]] for tenth in sorted(everything)}
-
-
-def show(figures: dict[str, Any]) -> None:
-    show_quality(figures["quality"])
-    turns, megabytes = figures["turns"], figures["megabytes"]
-    print(
-        f"\n{'':<12}{'median s':>10}{'min s':>9}{'MB/s':>8}{'peak MB':>9}   of crosscut's time: median, minimum (goal)"
-    )
+def show_turns(turns: dict[str, list[dict[str, float]]], megabytes: float) -> None:
+    """Print seconds, CPU time, MB/s and memory of each contender, and the ratios to Crosscut's times."""
+    columns = "".join(f"{title:>{width}}" for title, width in COLUMNS.items())
+    print(f"\n{'':<12}{columns}   of crosscut's: seconds (median, minimum), CPU time (median, minimum)")
+    ours = turns["crosscut"]
     for name, rows in turns.items():
-        times = [row["seconds"] for row in rows]
-        ratios = [row["seconds"] / ours["seconds"] for row, ours in zip(rows, turns["crosscut"], strict=True)]
-        least = min(times) / min(row["seconds"] for row in turns["crosscut"])
-        compared = f"   {statistics.median(ratios):.2f}, {least:.2f} ({GOALS[name]})" if name != "crosscut" else ""
-        median, peak = statistics.median(times), max(row["peak_bytes"] for row in rows)
-        print(f"{name:<12}{median:>10.2f}{min(times):>9.2f}{megabytes / median:>8.1f}{peak / 1e6:>9.0f}{compared}")
-    twice = figures["twice"]
-    peak = max(row["peak_bytes"] for row in turns["crosscut"])
+        times = {key: [row[key] for row in rows] for key in ("seconds", "cpu")}
+        median = {key: statistics.median(some) for key, some in times.items()}
+        peak = max(row["peak_bytes"] for row in rows) / 1e6
+        cells = (median["seconds"], min(times["seconds"]), median["cpu"], min(times["cpu"]))
+        speeds = (megabytes / median["seconds"], megabytes / median["cpu"], peak)
+        figures = "".join(
+            f"{cell:>{width}.1f}" for cell, width in zip((*cells, *speeds), COLUMNS.values(), strict=True)
+        )
+        ratios = []
+        for key, some in times.items():
+            least = min(some) / min(row[key] for row in ours)
+            ratios += [statistics.median(row[key] / own[key] for row, own in zip(rows, ours, strict=True)), least]
+        compared = "   " + ", ".join(f"{ratio:.2f}" for ratio in ratios) if name != "crosscut" else ""
+        goal = f" (goal {GOALS[name]})" if name in GOALS else ""
+        print(f"{name:<12}{figures}{compared}{goal}")
+
+
+def show_twice(twice: dict[str, float], once: dict[str, Any]) -> None:
+    """Print the speed and memory of Crosscut on twice the text."""
+    peak = max(row["peak_bytes"] for row in once["turns"]["crosscut"])
     print(
         f"crosscut on {twice['megabytes']:.0f} MB: {twice['megabytes'] / twice['seconds']:.1f} MB/s, "
         f"peak {twice['peak_bytes'] / 1e6:.0f} MB, {twice['peak_bytes'] / peak:.2f} of the peak on half the text "
@@ -249,27 +203,5 @@ def show(figures: dict[str, Any]) -> None:
     )
 
 
-def show_quality(quality: dict[str, Any]) -> None:
-    for name, stage in quality["stages"].items():
-        print(f"{name:<16}{stage['elapsed']:>7.2f} s")
-    print(f"\n{'similarity':<12}{'planted':>9}{'found':>8}{'recall':>9}   pairs with a dropped document:")
-    for tenth, (found, planted) in quality["planted"].items():
-        peers = ", ".join(f"{name} {some[tenth][0] / planted:.3f}" for name, some in quality["one goes"].items())
-        print(f"{tenth:<12}{planted:>9}{found:>8}{found / planted:>9.4f}   {peers}")
-    high = [row for tenth, row in quality["planted"].items() if float(tenth) >= JACCARD]
-    found, planted = map(sum, zip(*high, strict=True))
-    low, all_low = quality["planted"].get("0.7", [1, 1])
-    dropped, sample = quality["dropped"], quality["sample"]
-    print(f"recall at {JACCARD} and above: {found / planted:.4f} (goal {GOALS['recall']}), ", end="")
-    print(f"0.7 to 0.8: {low / all_low:.4f} (goal {GOALS['recall 0.7 to 0.8']})")
-    precision = dropped["right"] / max(1, dropped["documents"])
-    print(f"precision: {precision:.4f} of {dropped['documents']:,} dropped documents (goal {GOALS['precision']})")
-    print(
-        f"of {sample['documents']} documents compared with all: {sample['pairs']} pairs at {JACCARD} and above, "
-        f"{sample['not planted']} not planted, {sample['found']} found"
-    )
-
-
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     main()

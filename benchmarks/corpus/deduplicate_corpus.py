@@ -78,6 +78,11 @@ def cut(books: Path, chance: random.Random) -> Iterator[str]:
             start = stop
 
 
+def read_corpus(path: Path) -> Corpus:
+    """Read a jsonl file as a corpus: its texts are the documents, as they are, and no duplicates are planted."""
+    return Corpus(list(read_texts(path)), {})
+
+
 def read_texts(path: Path) -> Iterator[str]:
     """Yield the texts of a jsonl file, plain or compressed with zstd."""
     with path.open("rb") as file:
