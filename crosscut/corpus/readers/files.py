@@ -6,6 +6,7 @@ The ids of documents contain the file's path relative to the folder that the use
 
 import glob
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,12 @@ SUFFIXES = {
 """File name suffixes of each format. A suffix of `COMPRESSIONS` may follow."""
 
 COMPRESSIONS = (".gz", ".zst", ".bz2")
+
+_RANGE = re.compile(r"(?<=\.xml)-p\d+p\d+$")
+"""Range of pages behind the suffix of a dump that is published in pieces: `enwiki-pages-articles1.xml-p1p41242.bz2`."""
+
+_INDEX = re.compile(r"-multistream-index\d*\.txt(-p\d+p\d+)?$")
+"""End of the name of a file that says where each page of a dump begins. Folders of dumps hold it besides the dump."""
 
 NAMED_FREELY = ("text", "html", "mail")
 """Formats whose files may have any suffix. If a source has one of these formats, all files of a folder are read."""
@@ -198,7 +205,11 @@ def _walk(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
 
 
 def _counts(name: str, suffixes: tuple[str, ...]) -> bool:
-    return not name.startswith(".") and (not suffixes or _split(name)[0].endswith(suffixes))
+    """Tell whether a file of a folder is read."""
+    if name.startswith("."):
+        return False
+    stem, _ = _split(name)
+    return not suffixes or (stem.endswith(suffixes) and not _INDEX.search(stem))
 
 
 def _match_remote(pattern: str, suffixes: tuple[str, ...]) -> tuple[bool, list[_Found]]:
@@ -246,6 +257,11 @@ def _describe(source: SourceConfig, found: _Found, taken: set[str]) -> File:
             f"`{found.url}` of the source `{source.name}` must end in {listed(_suffixes('auto'))}, but does not. Set "
             "the source's `format`, or rename the file."
         )
+    if kind == "wikipedia" and found.url.lower().endswith(".7z"):
+        raise DataError(
+            f"`{found.url}` of the source `{source.name}` must be an unpacked file or end in {listed(COMPRESSIONS)}, "
+            "but is a .7z file. Unpack the file, or get the dump as .bz2."
+        )
     if compression and kind in ("parquet", "megatron"):
         raise DataError(
             f"`{found.url}` must not be compressed, but is a {compression} file. The reader of {kind} files needs "
@@ -278,7 +294,12 @@ def _tokens_of(url: str) -> os.stat_result:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Return a file's name in lower case without its compression suffix, and this suffix, which may be empty."""
+    """Return a file's name in lower case without its compression suffix, and this suffix, if any.
+
+    The page range of a dump in pieces is removed too. A dump may also end in .7z, which no reader can unpack.
+    """
     lower = name.lower()
     compression = next((suffix for suffix in COMPRESSIONS if lower.endswith(suffix)), "")
-    return lower.removesuffix(compression), compression
+    stem = _RANGE.sub("", lower.removesuffix(compression))
+    packed = _RANGE.sub("", lower.removesuffix(".7z"))
+    return (packed, ".7z") if lower.endswith(".7z") and packed.endswith(".xml") else (stem, compression)

@@ -63,6 +63,36 @@ def test_formats_and_compressions_are_told_by_suffixes(tmp_path: Path) -> None:
     ]
 
 
+PIECES = (
+    "enwiki-20240101-pages-articles-multistream1.xml-p1p41242.bz2",
+    "enwiki-20240101-pages-articles.xml.gz",
+    "enwiki-20240101-pages-articles1.xml-p1p41242.bz2",
+    "enwiki-20240101-pages-articles2.xml-p41243p151573",
+)
+
+
+@pytest.mark.parametrize("kind", ["auto", "wikipedia"])
+def test_pieces_of_a_dump_are_found_under_their_published_names(tmp_path: Path, kind: str) -> None:
+    touch(tmp_path, *PIECES, "enwiki-20240101-pages-articles-multistream-index1.txt-p1p41242.bz2", "SHA1SUMS")
+    touch(tmp_path, "enwiki-20240101-pages-articles-multistream-index.txt.bz2")
+    assert [(file.name, file.format) for file in find(tmp_path, kind=kind)] == [(name, "wikipedia") for name in PIECES]
+    assert [file.compression for file in find(tmp_path, kind=kind)] == [".bz2", ".gz", ".bz2", ""]
+    assert names(tmp_path / "*-articles[12].xml-*", kind=kind) == list(PIECES[2:])
+    assert names(tmp_path / PIECES[0], kind=kind) == [PIECES[0]]
+
+
+@pytest.mark.parametrize("name", ["enwiki-pages-articles1.xml-p1p2.7z", "dump.xml.7z"])
+@pytest.mark.parametrize("kind", ["auto", "wikipedia"])
+def test_dump_that_no_reader_unpacks_is_an_error(tmp_path: Path, name: str, kind: str) -> None:
+    touch(tmp_path, "a.xml.bz2", name, "other.7z")
+    message = (
+        f"`{tmp_path}/{name}` of the source `web` must be an unpacked file or end in .gz, .zst or .bz2, but is a .7z "
+        "file. Unpack the file, or get the dump as .bz2."
+    )
+    check_message(message, tmp_path, kind=kind)
+    check_message(message, tmp_path / name, kind=kind)
+
+
 def test_folder_of_a_format_whose_files_are_named_freely_is_taken_whole(tmp_path: Path) -> None:
     touch(tmp_path, "cur/1037.host:2,S", "new/0001.txt", ".git/config", "cur/.hidden")
     assert names(tmp_path, kind="mail") == ["cur/1037.host:2,S", "new/0001.txt"]
