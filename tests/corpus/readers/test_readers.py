@@ -1,6 +1,7 @@
 """Readers are found by format."""
 
 import sys
+from importlib.abc import MetaPathFinder
 
 import pytest
 
@@ -16,12 +17,22 @@ def test_each_format_has_a_reader_and_suffixes() -> None:
     assert list(SUFFIXES) == kinds
 
 
+class Uninstalled(MetaPathFinder):
+    """The import system of an environment without resiliparse."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name.partition(".")[0] == "resiliparse":
+            raise ModuleNotFoundError("No module named 'resiliparse'", name="resiliparse")
+
+
 def test_library_that_is_not_installed_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mwxml", None)
-    monkeypatch.delitem(sys.modules, "crosscut.corpus.readers.wikipedia", raising=False)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "resiliparse"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Uninstalled(), *sys.meta_path])
+    monkeypatch.delitem(sys.modules, "crosscut.corpus.readers.html", raising=False)
     with pytest.raises(DataError) as error:
-        find_reader("wikipedia")
+        find_reader("html")
     assert str(error.value) == (
-        "Files of the format `wikipedia` need the package `mwxml`, but `mwxml` is not installed. "
+        "Files of the format `html` need the package `resiliparse`, but `resiliparse` is not installed. "
         "Run `pip install 'crosscut[corpus]'`."
     )

@@ -1,11 +1,13 @@
 """Articles of a dump, and what of them is prose."""
 
 import bz2
+import tracemalloc
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from crosscut.corpus.readers import Reject, Text
-from crosscut.corpus.readers.wikipedia import prose
+from crosscut.corpus.readers import Reject, Skip, Text
+from crosscut.corpus.readers.dumps import Pages
+from crosscut.corpus.readers.wikitext.prose import prose
 from tests.corpus.reads import read, rejects, skips, texts
 
 HEAD = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" version="0.11" xml:lang="en">
@@ -69,8 +71,8 @@ def page(title: str, text: str, *, ns: int = 0, redirect: str = "", number: int 
     )
 
 
-def write(folder: Path, *pages: str, name: str = "a.xml") -> Path:
-    data = (HEAD + "".join(pages) + "</mediawiki>").encode()
+def write(folder: Path, *pages: str, name: str = "a.xml", head: str = HEAD) -> Path:
+    data = (head + "".join(pages) + "</mediawiki>").encode()
     (folder / name).write_bytes(bz2.compress(data) if name.endswith(".bz2") else data)
     return folder / name
 
@@ -107,7 +109,92 @@ def test_redirects_other_namespaces_and_empty_pages_are_left_out_and_told(tmp_pa
 
 def test_files_are_known_by_the_names_that_the_wiki_has_for_them(tmp_path: Path) -> None:
     path = write(tmp_path, page("Lyon", "Lyon is a city.[[Datei:Lyon.jpg|mini|not this]] [[Talk: a film|It]] is old."))
-    assert texts(read(path)) == ["Lyon is a city. is old."]
+    assert texts(read(path)) == ["Lyon is a city. It is old."]
+
+
+def test_language_of_the_dump_chooses_sections_and_templates(tmp_path: Path) -> None:
+    text = "Lyon a {{formatnum:1234567}} habitants.\n== Liens externes ==\n* [http://lyon.example Lyon]"
+    french = (
+        HEAD.replace('xml:lang="en"', 'xml:lang="fr"'),
+        HEAD.replace(' xml:lang="en"', "").replace("enwiki", "frwiki"),
+    )
+    for head in french:
+        assert texts(read(write(tmp_path, page("Lyon", text), head=head))) == ["Lyon a 1 234 567 habitants."]
+
+
+def test_dump_without_siteinfo_is_read_and_told(tmp_path: Path) -> None:
+    head = '<mediawiki version="0.11" xml:lang="de">'
+    path = write(
+        tmp_path,
+        page("Lyon", "Lyon[[Datei:A.jpg]]\n== Weblinks ==\nnot this"),
+        page("Diskussion:Lyon", "a", ns=1),
+        head=head,
+    )
+    assert read(path) == [Text("Lyon", 1, path.stat().st_size, title="Lyon", note="no siteinfo"), Skip("no article")]
+
+
+def test_page_with_broken_xml_is_rejected_and_its_neighbours_are_read(tmp_path: Path) -> None:
+    good = [page(title, f"{title} is a city.") for title in ("A", "B", "C", "D")]
+    for broken, reason in (
+        (page("X", "x").replace("</title>", "</titel>"), "mismatched tag"),
+        (page("X", "x").replace("<ns>0</ns>", "&nbsp;"), "undefined entity"),
+        (page("X", "x\x00"), "not well-formed"),
+        (page("X", "x").replace("</page>", ""), "the page has no end"),
+    ):
+        *items, last = read(write(tmp_path, good[0], broken, *good[1:], page("Z", "z")))
+        assert [item.text for item in [*items, last] if isinstance(item, Text)] == [
+            "A is a city.", "B is a city.", "C is a city.", "D is a city.", "z",
+        ]  # fmt: skip
+        (reject,) = [item for item in items if isinstance(item, Reject)]
+        assert (reject.place, reject.rule, reject.lost) == ("page 2", "broken XML", 0)
+        assert reason in reject.reason
+        assert isinstance(last, Text)
+        assert last.record == 6
+
+
+def test_page_is_read_whatever_else_its_element_holds(tmp_path: Path) -> None:
+    old = "<page><title>Old_town</title><revision><text>An old page.</text></revision></page>"
+    talk = "<page><title>Talk:Old</title><revision><text>Not this.</text></revision></page>"
+    versions = page("New", "first").replace("</page>", "<revision><text>last</text></revision><upload/></page>")
+    data = page("Data", "{}").replace("wikitext", "json")
+    items = read(write(tmp_path, old, talk, versions, data, page("R", "#REDIRECT [[New]]")))
+    assert texts(items) == ["An old page.", "last"]
+    assert skips(items) == ["no article", "no article", "redirect"]
+
+
+def test_pieces_that_were_joined_are_read_to_the_end(tmp_path: Path) -> None:
+    for name in ("a.xml", "a.xml.bz2"):
+        parts = [write(tmp_path, page(title, title), name=name).read_bytes() for title in ("A", "B")]
+        (tmp_path / name).write_bytes(b"".join(parts))
+        assert texts(read(tmp_path / name)) == ["A", "B"]
+
+
+def test_chunks_of_any_size_give_the_same_pages() -> None:
+    broken = page("X", "x").replace("</title>", "</titel>")
+    unclosed = page("Y", "y").replace("</page>", "")
+    pages = page("A", "[[é]] " * 50), broken, page("C", "c" * 90), unclosed, page("D", "d")
+    data = (HEAD + "".join(pages) + "</mediawiki>").encode()
+
+    def found(size: int) -> list[object]:
+        pages = Pages(80)
+        feeds = (pages.feed(data[start : start + size]) for start in range(0, len(data), size))
+        read = [(page.number, page.title, page.length, bool(page.problem)) for feed in feeds for page in feed]
+        return [*read, pages.close()]
+
+    expected = [(1, "A", 300, False), (2, "", 0, True), (3, "C", 90, False), (4, "Y", 1, True), (5, "D", 1, False), ""]
+    assert [found(size) for size in (1, 2, 7, 64, len(data))] == [expected] * 5
+
+
+def test_memory_of_a_long_page_is_bounded() -> None:
+    pages = Pages(1000)
+    list(pages.feed(HEAD.encode() + b"<page><title>A</title><revision><text>"))
+    tracemalloc.start()
+    for _ in range(1000):
+        list(pages.feed(b"long " * 2000))
+    assert tracemalloc.get_traced_memory()[1] < 10**6
+    tracemalloc.stop()
+    (page,) = pages.feed(b"</text></revision></page>")
+    assert page.length == 10_000_000
 
 
 def test_page_that_is_too_long_is_rejected_and_its_neighbours_are_read(tmp_path: Path) -> None:
@@ -130,7 +217,8 @@ def test_articles_before_the_end_of_a_truncated_dump_are_kept(tmp_path: Path) ->
 
 def test_xml_that_is_no_dump_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "a.xml"
-    for content in (b"", b"no xml", b"<html><body/></html>", b"<mediawiki></mediawiki>"):
+    entities = b'<!DOCTYPE mediawiki [<!ENTITY a "b">]><mediawiki><page><title>&a;</title></page></mediawiki>'
+    for content in (b"", b"no xml", b"<html><body/></html>", b"<mediawiki></mediawiki>", entities):
         path.write_bytes(content)
         (reject,) = read(path)
         assert isinstance(reject, Reject)

@@ -1,0 +1,164 @@
+"""Match the brackets of a page, and render its templates from the outside in.
+
+MediaWiki expands a template's arguments only where the template uses them. The same holds here: a template that is
+removed is never looked into, and a template within an argument is rendered when the argument is read.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+
+from crosscut.corpus.readers.wikitext.wiki import Wiki
+
+GAP = "\x01"
+"""Mark of a removed part within a line. XML cannot contain this character, so it never comes from a dump. The spaces,
+commas and brackets around a mark are tidied at the end."""
+
+MAX_DEPTH = 40
+"""Maximum nesting of templates. MediaWiki has the same limit."""
+
+MAX_ARGUMENTS = 500
+"""Maximum number of arguments of a template. A template with more arguments is a list of data, and is removed."""
+
+_SPECIAL = re.compile(r"[\[\]{}|'<>&=*#:;_!-]")
+_BRACES = re.compile(r"\{\{|\}\}")
+_PARAMETER = re.compile(r"\{\{\{[^{}]*\}\}\}")
+_SPLIT = re.compile(r"\{\{|\[\[|\]\]|\|")
+_KEY = re.compile(r"\s*([\w .'-]{1,40}?)\s*=")
+_FUNCTION = re.compile(r"\s*(?:(?:subst|safesubst|msg|raw|template):\s*)*[^:]*:", re.IGNORECASE)
+_PREFIX = re.compile(r"^(?:(?:subst|safesubst|msg|raw|template): ?)+", re.IGNORECASE)
+
+
+class Call:
+    """A use of a template: its name and its arguments, whose templates are rendered."""
+
+    def __init__(self, name: str, arguments: Mapping[str, str], wiki: Wiki, title: str) -> None:
+        self.name = name
+        """Name in lower case."""
+        self.arguments = arguments
+        """Arguments by name. Arguments without a name are called `1`, `2` and so on."""
+        self.wiki = wiki
+        self.title = title
+        """Title of the page."""
+
+    def __getitem__(self, key: int | str) -> str:
+        """Value of an argument, without the spaces around it. Empty if the argument is missing."""
+        return self.arguments.get(str(key), "")
+
+    def first(self, *keys: int | str) -> str:
+        """Value of the first of these arguments that is not empty."""
+        return next((value for key in keys if (value := self[key])), "")
+
+    def numbered(self, start: int = 1) -> list[str]:
+        """Values of the arguments without names, from number `start` to the first one that is missing."""
+        values = []
+        while str(start) in self.arguments:
+            values.append(self.arguments[str(start)])
+            start += 1
+        return values
+
+    def is_on(self, key: str) -> bool:
+        """Tell whether an argument says yes, as in `df=y`."""
+        return self[key].lower() in ("y", "yes", "on", "1", "true")
+
+
+Renderer = Callable[[Call], str]
+"""A function that returns the text of a template. An empty text means that the template is removed."""
+
+Finder = Callable[[str], Renderer | None]
+"""A function that finds the renderer of a template by its name in lower case."""
+
+
+class Templates:
+    """The templates of a page."""
+
+    def __init__(self, markup: str, find: Finder, wiki: Wiki, title: str) -> None:
+        self._text = _PARAMETER.sub("", markup) if "{{{" in markup else markup
+        self._ends = match(self._text, _BRACES)
+        self._find = find
+        self._wiki = wiki
+        self._title = title
+        self._depth = 0
+
+    def render(self) -> str:
+        """Return the page's markup with its templates rendered or removed. Braces without a partner are removed."""
+        return self._expand(0, len(self._text)).replace("}}", "")
+
+    def _expand(self, start: int, end: int) -> str:
+        text = self._text
+        pieces = []
+        position = start
+        while (at := text.find("{{", position, end)) >= 0:
+            pieces.append(text[position:at])
+            stop = self._ends.get(at)
+            if stop is None or stop > end:  # these braces are never closed
+                position = at + 2
+            else:
+                pieces.append(self._render(at + 2, stop - 2) or GAP)
+                position = stop
+        pieces.append(text[position:end])
+        return "".join(pieces)
+
+    def _render(self, start: int, end: int) -> str:
+        """Render the template whose name and arguments stand between these places."""
+        bar = self._text.find("|", start, end)
+        head = self._text[start : bar if bar >= 0 else end]
+        name = _PREFIX.sub("", " ".join(head.replace("_", " ").split()).lower())
+        function, colon, _ = name.partition(":")
+        first = bar + 1
+        if colon:  # a function of the parser, such as {{formatnum:1234}}
+            name, first = f"{function}:", start + len(head) - len(_FUNCTION.sub("", head))
+        renderer = self._find(name)
+        if renderer is None or self._depth > MAX_DEPTH:
+            return ""
+        spans = self._split(first, end) if colon or bar >= 0 else []
+        if len(spans) > MAX_ARGUMENTS:
+            return ""
+        self._depth += 1
+        text = renderer(Call(name, self._arguments(spans), self._wiki, self._title))
+        self._depth -= 1
+        return text
+
+    def _split(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Places of the arguments. A bar within a link or an inner template does not end an argument."""
+        spans = []
+        position, links = start, 0
+        while mark := _SPLIT.search(self._text, position, end):
+            position = mark.end()
+            if mark[0] == "{{":
+                position = self._ends.get(mark.start(), position)
+            elif mark[0] == "|":
+                if not links:
+                    spans.append((start, mark.start()))
+                    start = mark.end()
+            else:
+                links = max(links + (1 if mark[0] == "[[" else -1), 0)
+        return [*spans, (start, end)]
+
+    def _arguments(self, spans: list[tuple[int, int]]) -> dict[str, str]:
+        arguments: dict[str, str] = {}
+        number = 0
+        for start, end in spans:
+            key = _KEY.match(self._text, start, end)
+            if key:
+                arguments[key[1]] = self._expand(key.end(), end).strip()
+            else:
+                number += 1
+                arguments[str(number)] = self._expand(start, end).strip()
+        return arguments
+
+
+def match(text: str, brackets: re.Pattern[str]) -> dict[int, int]:
+    """Match brackets. Returns the end of each pair by its start. Brackets without a partner are left out."""
+    ends = {}
+    opened = []
+    for bracket in brackets.finditer(text):
+        if bracket[0][0] in "{[":
+            opened.append(bracket.start())
+        elif opened:
+            ends[opened.pop()] = bracket.end()
+    return ends
+
+
+def escape(text: str) -> str:
+    """Write the characters that have a meaning in markup as entities."""
+    return _SPECIAL.sub(lambda found: f"&#{ord(found[0])};", text)
