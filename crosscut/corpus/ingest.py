@@ -2,7 +2,7 @@
 
 A task reads some consecutive files of one source, and holds one part in memory at a time. The task writes parts named
 `<task>-<number>.arrow`, and a file `<task>.rejects.jsonl` with the file, the position and the reason for each
-unreadable record.
+unreadable record. The module `origins` describes the other files of a task.
 """
 
 import json
@@ -19,6 +19,7 @@ from crosscut.corpus.documents import DOCUMENTS, INGEST, count_bytes, write_tabl
 from crosscut.corpus.execution.stages import Counts, Output, Record, Task
 from crosscut.corpus.finished import WORK_FOLDER
 from crosscut.corpus.json_rows import REJECT_KEYS, read_rows
+from crosscut.corpus.origins import Skipped, SkippedWriter, files_name, skipped_name, write_files
 from crosscut.corpus.readers import Reading, Reject, Skip, Text, find_reader
 from crosscut.corpus.readers.files import File, find_files
 from crosscut.data.hashing import sha256
@@ -103,8 +104,12 @@ def ingest_files(
 ) -> Counts:
     """Run a task: read files of one source, and write their documents as parts of about `part_bytes` bytes of text."""
     parts = _Parts(task, part_bytes, output)
-    with output.path(f"{task}.rejects.jsonl").open("w", encoding="utf-8") as rejects:
-        dropped = _Dropped(source, rejects)
+    write_files(output.path(files_name(task)), [(f"{source}/{file.name}", file.url) for file in files])
+    with (
+        output.path(f"{task}.rejects.jsonl").open("w", encoding="utf-8") as rejects,
+        SkippedWriter(output.path(skipped_name(task))) as skipped,
+    ):
+        dropped = _Dropped(source, rejects, skipped)
         for file in files:
             before = parts.num_documents
             for item in find_reader(file.format)(file, reading):
@@ -150,10 +155,13 @@ def _described(source: str, file: File, reject: Reject) -> dict[str, Any]:
 
 @dataclass
 class _Dropped:
-    """Counts of a task's records that do not become documents. Each unreadable record is also written to `file`."""
+    """Counts of a task's records that do not become documents. Each unreadable record is also written to `file`, and
+    each other record to `skipped`.
+    """
 
     source: str
     file: TextIO
+    skipped: SkippedWriter
     rules: dict[str, Counter[str]] = field(default_factory=dict)
     """Documents and lost bytes of each rule that drops records."""
     rejects: int = 0
@@ -174,6 +182,8 @@ class _Dropped:
             self.file.write(json.dumps(described) + "\n")
             if item.lost:
                 self.damaged.setdefault(file.name, described | {"documents": num_documents})
+        else:
+            self.skipped.add(Skipped(f"{self.source}/{file.name}", item.record, item.rule))
 
 
 class _Parts:

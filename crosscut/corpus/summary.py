@@ -51,8 +51,10 @@ def _flow(flow: list[Mapping[str, Any]]) -> Table:
         out = stage["out"]
         tokens = _short(out["tokens"], about=out.get("estimated", False)) if out.get("tokens") is not None else ""
         rules = sorted(stage["rules"].items(), key=lambda rule: -rule[1]["documents"])
-        went = ", ".join(f"{amount['documents']:,} {rule}" for rule, amount in rules if amount["documents"])
-        table.add_row(stage["stage"], f"{out['documents']:,}", f"{out['bytes'] / 1e6:,.1f}", tokens, Text(went))
+        went = [f"{amount['documents']:,} {rule}" for rule, amount in rules if amount["documents"]]
+        went += [stage["cut"]["words"]] if "cut" in stage else []
+        size = f"{out['bytes'] / 1e6:,.1f}"
+        table.add_row(stage["stage"], f"{out['documents']:,}", size, tokens, Text(", ".join(went)))
     return table
 
 
@@ -79,13 +81,17 @@ def _leakage(leakage: Mapping[str, Any] | None) -> list[str]:
     ]
 
 
+def _amount(totals: Mapping[str, Any], name: str, before: str) -> str:
+    amount, words = totals[name], totals["words"].get(name, "")
+    return f"{amount['documents']:,} documents, {amount['bytes'] / 1e6:,.1f} MB{before}{words}"
+
+
 def _result(report: Mapping[str, Any]) -> Table:
-    read, kept, written = report["summary"]["read"], report["summary"]["kept"], report["written"]
+    totals, written = report["summary"], report["written"]
     table = Table.grid(padding=(0, 3))
     table.add_column(style="bold")
     table.add_column()
-    rejects = f"; {report['rejects']:,} could not be read" if report["rejects"] else ""
-    table.add_row("read", f"{read['documents']:,} documents, {read['bytes'] / 1e6:,.1f} MB{rejects}")
+    table.add_row("read", _amount(totals, "read", " "))
     if damaged := report.get("damaged"):
         shown = ", ".join(f"{one['name']} after {one['documents']:,} documents" for one in damaged[:SHOWN_DAMAGED])
         number = "1 file was" if len(damaged) == 1 else f"{len(damaged):,} files were"
@@ -96,7 +102,7 @@ def _result(report: Mapping[str, Any]) -> Table:
                 f"{number} read up to the damage (`ingest.max_damaged_files` allows this): {shown}{rest}", style="red"
             ),
         )
-    table.add_row("kept", f"{kept['documents']:,} documents, {kept['bytes'] / 1e6:,.1f} MB")
+    table.add_row("kept", _amount(totals, "kept", "; "))
     training = sum(shard["tokens"] for shard in written if shard["name"] != VALIDATION)
     validation = sum(shard["tokens"] for shard in written if shard["name"] == VALIDATION)
     table.add_row("tokens", f"{training:,} for training in {len(written) - 1} shards, {validation:,} for validation")

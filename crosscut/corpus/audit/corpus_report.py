@@ -19,8 +19,9 @@ from crosscut.config.system.machine import available_cores
 from crosscut.corpus.audit.excerpts import excerpt, excerpts_of_pair
 from crosscut.corpus.audit.flow import make_flow, tokens_of_byte, with_estimate
 from crosscut.corpus.audit.lookup import Place, Runs, find_documents, latest_texts
-from crosscut.corpus.audit.rejects import rejected_samples
-from crosscut.corpus.audit.samples import CHANGED, NOTHING, merge_samples
+from crosscut.corpus.audit.rejects import rejected_samples, skipped_samples
+from crosscut.corpus.audit.samples import CHANGED, CUT, NOTHING, SHORT_PIECES, merge_samples
+from crosscut.corpus.audit.totals import cut_words, make_totals
 from crosscut.corpus.documents import CLEANING, INGEST
 from crosscut.corpus.execution.running import StageResult
 
@@ -57,7 +58,7 @@ def build_report(results: Sequence[StageResult], config: CorpusConfig, work: Pat
     report = {
         "format": FORMAT,
         "version": VERSION,
-        "summary": _summary(flow),
+        "summary": make_totals(flow, counts.get(INGEST, {})),
         "rejects": sum(one["rejects"] for one in counts[INGEST]["sources"].values()) if INGEST in counts else None,
         "damaged": _damaged(counts.get(INGEST, {})),
         "flow": flow,
@@ -110,18 +111,12 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _summary(flow: Sequence[Counts]) -> dict[str, Any]:
-    if not flow:
-        return {}
-    return {"read": flow[0]["out"] if flow[0]["stage"] == INGEST else flow[0]["in"], "kept": flow[-1]["out"]}
-
-
 def _add_samples(flow: Sequence[dict[str, Any]], counts: Counts, config: CorpusConfig, runs: Runs) -> None:
     """Add sampled documents to each rule of each stage in `flow`. A sample with a matching document, such as a
     duplicate, also gets the text of that document.
     """
     samples = merge_samples(runs.work)
-    dropped = [one for (_, rule), of_rule in samples.items() if rule != CHANGED for one in of_rule]
+    dropped = [one for of_rule in samples.values() for one in of_rule if "at" in one]
     places = {one["id"]: Place(runs.work, *one.pop("at")) for one in dropped}
     matched = [one for one in dropped if one["other"]]
     texts = _Texts(runs, [one["other"] for one in matched], [places[one["id"]] for one in matched])
@@ -132,10 +127,19 @@ def _add_samples(flow: Sequence[dict[str, Any]], counts: Counts, config: CorpusC
         if stage == CLEANING:
             entry["changed"] = counts[stage].get("changed", {})
             entry["changed_samples"] = samples.get((stage, CHANGED), [])
+        if "cut" in entry:
+            texts_cut = samples.get((stage, CUT), []) + samples.get((stage, SHORT_PIECES), [])
+            entry["cut"] |= {"words": cut_words(entry["cut"]), "samples": texts_cut}
         if stage == INGEST:
-            for rule, rejected in rejected_samples(runs.work, config.seed).items():
-                if rule in entry["rules"]:
-                    entry["rules"][rule]["samples"] = rejected
+            _add_unread(entry["rules"], runs.work, config.seed)
+
+
+def _add_unread(rules: dict[str, dict[str, Any]], work: Path, seed: int) -> None:
+    """Add the kind (`unreadable` or `skipped`) and samples to each rule of the stage `ingest`."""
+    for kind, found in (("skipped", skipped_samples(work, seed)), ("unreadable", rejected_samples(work, seed))):
+        for rule, samples in found.items():
+            if rule in rules:
+                rules[rule] |= {"kind": kind, "samples": samples}
 
 
 class _Texts:

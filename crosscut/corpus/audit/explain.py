@@ -28,8 +28,10 @@ from crosscut.corpus.audit.lookup import (
     texts_cleaned,
     texts_read,
 )
-from crosscut.corpus.audit.rejects import read_rejects
+from crosscut.corpus.audit.rejects import explain_rejected, explain_skipped, rejected_ids
 from crosscut.corpus.documents import CLEANING, INGEST, drops_name, marks_name, read_columns, read_table
+from crosscut.corpus.leakage.passages import pieces
+from crosscut.corpus.origins import find_path
 from crosscut.data.manifest import MANIFEST_NAME, Manifest
 from crosscut.data.shards.writing import INDEX_DTYPE
 
@@ -64,7 +66,7 @@ def explain(work: Path, filters: Sequence[str], document_id: str, *, cleaned: bo
 def _explained(work: Path, filters: Sequence[str], document_id: str, cleaned: bool, against: Sequence[str]) -> str:
     place = find_documents(Runs(work, cleaned), [document_id]).get(document_id)
     if place is None:
-        return _rejected(work, document_id)
+        return _without_document(work, document_id)
     story = _Story(Runs(work, cleaned, tuple(against)), document_id, place)
     lines = [document_id, ""]
     for label, told in story.tell([name for name in filters if (work / name / drops_name(place.part)).is_file()]):
@@ -84,11 +86,13 @@ class _Story:
 
     def tell(self, filters: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
         """Yield a label and lines of text for each step of the history, up to the stage that dropped the document."""
+        yield "file", [self._path()]
         yield "read", self._origin()
         for stage in filters:
             drop = self._rows(stage, drops_name(self._place.part))
             told = [*self._marks(stage), *(self._mended() if stage == CLEANING else ())]
             told += self._leaks() if stage == LEAKAGE else ()
+            told += self._short_pieces() if stage == TOKENS else ()
             if drop:
                 yield stage, [f"dropped: {_why(stage, drop[0])}", *told, *self._match(drop[0]["other"])]
                 return
@@ -105,6 +109,13 @@ class _Story:
             return []
         table = read_table(path)
         return list(table.filter(pc.equal(table["row"], pa.scalar(self._place.row, pa.uint32()))).to_pylist())
+
+    def _path(self) -> str:
+        name, _, record = self._id.rpartition("#")
+        path = find_path(self._work, name, task=self._place.part.partition("-")[0])
+        if path is None:
+            return "the path is not recorded, because an older version of Crosscut has read this file"
+        return f"{path}, record {record}"
 
     def _origin(self) -> list[str]:
         path = self._work / INGEST / f"{self._place.part}.arrow"
@@ -159,6 +170,21 @@ class _Story:
             spans = ", ".join(f"{cut['start']:,} to {cut['end']:,}" for cut in cuts)
             told.append(f"cut out: characters {spans}")
         return told
+
+    def _short_pieces(self) -> list[str]:
+        """Pieces of the document between cuts that were too short to become tokens."""
+        cuts = self._rows(LEAKAGE, f"{self._place.part}.cuts.arrow")
+        if not cuts:
+            return []
+        text = latest_texts(self._runs, [self._place])[self._place]
+        written = {row["piece"] for row in self._rows(TOKENS, f"{self._place.part}.index.arrow")}
+        left = pieces(text, [(cut["start"], cut["end"]) for cut in cuts])
+        short = [piece for number, piece in enumerate(left) if number not in written]
+        if not short:
+            return []
+        told = f"{len(short):,} of {len(left):,} pieces between cuts left out, because they have too few tokens:"
+        more = [f"and {len(short) - SHOWN:,} more"] if len(short) > SHOWN else []
+        return [told, *(line for piece in short[:SHOWN] for line in _quoted("", piece)), *more]
 
     def _in_favour(self, filters: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
         """Ids of the documents that were dropped in favour of this document, by stage."""
@@ -223,16 +249,13 @@ def _quoted(name: str, text: str) -> list[str]:
     return [(head if number == 0 else " " * len(head)) + f"| {line}" for number, line in enumerate(lines)]
 
 
-def _rejected(work: Path, document_id: str) -> str:
-    """History of a record that could not be read. Raises `DataError` if no record has this id."""
-    name, _, record = document_id.rpartition("#")
-    for reject in read_rejects(work):
-        called = reject.get("name", f"{reject['source']}/{reject['file']}")  # older corpora have no `name`
-        if called == name and reject["place"].rpartition(" ")[2] == record:
-            told = f"{'not read':<{_LABEL}}{reject['file']}, {reject['place']}: {reject['reason']}"
-            quoted = [textwrap.indent(line, " " * _LABEL) for line in _quoted("", reject["excerpt"])]
-            return "\n".join([document_id, "", told, *quoted])
-    near = near_ids(work, document_id)
+def _without_document(work: Path, document_id: str) -> str:
+    """History of a record that did not become a document. Raises `DataError` if no record has this id."""
+    label, told, text = explain_rejected(work, document_id) or explain_skipped(work, document_id) or ("", "", "")
+    if label:
+        quoted = [textwrap.indent(line, " " * _LABEL) for line in _quoted("", text)] if text else []
+        return "\n".join([document_id, "", f"{label:<{_LABEL}}{told}", *quoted])
+    near = [*near_ids(work, document_id), *rejected_ids(work, document_id.rpartition("#")[0])]
     hint = f" Similar ids are {', '.join(f'`{one}`' for one in near)}." if near else ""
     raise DataError(
         f"`--explain` must be the id of a document, in the form `source/file#record`, but this corpus has no document "

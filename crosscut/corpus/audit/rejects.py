@@ -1,6 +1,7 @@
-r"""Samples of records that could not be read, taken from the files `*.rejects.jsonl` that the stage `ingest` wrote.
+r"""Records that did not become documents: records that could not be read, and records that were skipped.
 
-The samples name files in the same way as document ids do, so the samples do not depend on where the files are. In file
+The stage `ingest` wrote both kinds to files. An unreadable record has the id `source/file#place`, such as
+`mail/a.mbox#message 3`. All ids name files in the same way, so samples do not depend on where the files are. In file
 names and excerpts, bytes that are not UTF-8 are escaped (`\udcff`), because pages and terminals accept only valid text.
 """
 
@@ -8,7 +9,8 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -16,30 +18,93 @@ from crosscut.corpus.audit.excerpts import LENGTH
 from crosscut.corpus.audit.samples import SAMPLES, sample_key
 from crosscut.corpus.documents import INGEST
 from crosscut.corpus.json_rows import REJECT_KEYS, read_rows
+from crosscut.corpus.origins import Skipped, find_path, read_skipped
+
+_SHOWN_IDS = 2
+
+REASONS = {
+    "blank": "no text is left",
+    "redirect": "the page only redirects to another page",
+    "no article": "the page is in a namespace for other pages than articles",
+}
+"""Reason for each rule that skips records. The reason of any other rule is its name."""
 
 
 def rejected_samples(work: Path, seed: int) -> dict[str, list[dict[str, Any]]]:
-    """Choose samples of the rejected records. Returns a list of samples for each rule that rejected records.
+    """Choose samples of the rejected records. Returns a list of samples for each rule that rejected records."""
+    records = ((record["rule"], f"{_name(record)}#{record['place']}", record) for record in read_rejects(work))
+    return {rule: [_sample(record) for record in chosen] for rule, chosen in _choose(records, seed).items()}
 
-    The choice depends only on the seed and the records (see `sample_key`). The files are read line by line, so memory
+
+def skipped_samples(work: Path, seed: int) -> dict[str, list[dict[str, Any]]]:
+    """Choose samples of the skipped records. Returns a list of samples for each rule that skipped records."""
+    records = ((one.rule, _id(one), one._asdict()) for one in read_skipped(work))
+    return {
+        rule: [
+            {"id": _id(Skipped(**one)), "detail": REASONS.get(rule, rule), "other": "", "text": ""} for one in chosen
+        ]
+        for rule, chosen in _choose(records, seed).items()
+    }
+
+
+def _choose(records: Iterable[tuple[str, str, Mapping[str, Any]]], seed: int) -> dict[str, list[dict[str, Any]]]:
+    """Choose records at random for each rule, from triples of a rule, an id and a record.
+
+    The choice depends only on the seed and the records (see `sample_key`). A few records are held at a time, so memory
     is bounded.
     """
     chosen: dict[str, list[tuple[str, str]]] = {}
-    for record in read_rejects(work):
-        of_rule = chosen.setdefault(record["rule"], [])
-        of_rule.append((sample_key(seed, f"{_name(record)}#{record['place']}"), json.dumps(record)))
+    for rule, name, record in records:
+        of_rule = chosen.setdefault(rule, [])
+        of_rule.append((sample_key(seed, name), json.dumps(record)))
         if len(of_rule) > 4 * SAMPLES:
-            chosen[record["rule"]] = heapq.nsmallest(SAMPLES, of_rule)
+            chosen[rule] = heapq.nsmallest(SAMPLES, of_rule)
     return {
-        rule: [_sample(json.loads(line)) for _, line in heapq.nsmallest(SAMPLES, of_rule)]
+        rule: [json.loads(line) for _, line in heapq.nsmallest(SAMPLES, of_rule)]
         for rule, of_rule in sorted(chosen.items())
     }
+
+
+def explain_rejected(work: Path, wanted: str) -> tuple[str, str, str] | None:
+    """Say why the record with the id `wanted` could not be read: a label, the reason, and an excerpt.
+
+    An id may end in the whole place of the record (`line 17`) or only in its number. None if no rejected record has
+    this id.
+    """
+    name, _, record = wanted.rpartition("#")
+    for reject in read_rejects(work):
+        called = reject.get("name", f"{reject['source']}/{reject['file']}")  # older corpora have no `name`
+        place = reject["place"]
+        if called == name and record in (place, place.rpartition(" ")[2]):
+            return "not read", f"{reject['file']}, {place}: {reject['reason']}", reject["excerpt"]
+    return None
+
+
+def rejected_ids(work: Path, name: str) -> list[str]:
+    """Ids of the first rejected records of a file, for the message about an unknown id."""
+    own = (reject for reject in read_rejects(work) if _name(reject) == name)
+    return [f"{name}#{_written_out(reject['place'])}" for reject in islice(own, _SHOWN_IDS)]
+
+
+def explain_skipped(work: Path, wanted: str) -> tuple[str, str, str] | None:
+    """Say why the record with the id `wanted` was skipped: a label, the reason, and an empty excerpt. None if no
+    skipped record has this id.
+    """
+    for one in read_skipped(work):
+        if _id(one) == wanted:
+            path = find_path(work, one.name) or one.name
+            return "skipped", f"{path}, record {one.record}: {one.rule}, {REASONS.get(one.rule, one.rule)}", ""
+    return None
 
 
 def read_rejects(work: Path) -> Iterator[dict[str, Any]]:
     """Read the descriptions of all records that could not be read. Raises the errors of `read_rows`."""
     for path in sorted((work / INGEST).glob("*.rejects.jsonl")):
         yield from read_rows(path, REJECT_KEYS)
+
+
+def _id(skipped: Skipped) -> str:
+    return f"{skipped.name}#{skipped.record}" if skipped.record else skipped.name
 
 
 def _name(record: Mapping[str, str]) -> str:
@@ -55,7 +120,7 @@ def _written_out(text: str) -> str:
 
 def _sample(record: Mapping[str, str]) -> dict[str, Any]:
     return {
-        "id": f"{_name(record)}, {_written_out(record['place'])}",
+        "id": f"{_name(record)}#{_written_out(record['place'])}",
         "detail": _written_out(record["reason"]),
         "other": "",
         "text": _written_out(record["excerpt"][:LENGTH]),

@@ -24,7 +24,7 @@ from crosscut.corpus.audit.excerpts import excerpt, excerpts_of_pair
 from crosscut.corpus.documents import CLEANING, INGEST, TEXTS, Part, marks_name, read_drops, read_table
 from crosscut.corpus.execution.stages import Counts, Output, Task
 from crosscut.corpus.json_rows import read_rows
-from crosscut.corpus.leakage.passages import pieces
+from crosscut.corpus.leakage.passages import Span, pieces
 from crosscut.corpus.leakage.removal import cuts_name, read_cuts
 from crosscut.corpus.leakage.stages import LEAKAGE
 from crosscut.corpus.parts import files_of, find_parts
@@ -38,6 +38,10 @@ SAMPLES = 5
 
 CHANGED = "changed"
 """Rule name for samples of documents that the stage `cleaning` repaired."""
+
+CUT, SHORT_PIECES = "cut", "short pieces"
+"""Rule names for samples of kept documents that lost text. The stage `leakage` cuts passages out, and the stage
+`tokens` leaves out the pieces between cuts that are too short."""
 
 NOTHING = {"documents": 0, "bytes": 0, "tokens": 0, "uncounted": 0}
 
@@ -61,7 +65,7 @@ class AuditStage:
     """Seed for choosing the samples."""
 
     name: str = AUDIT
-    version: int = 2
+    version: int = 3
 
     def tasks(self, work: Path) -> list[Task]:
         """List the tasks, one per part (an Arrow file of documents)."""
@@ -99,7 +103,7 @@ def audit_part(part: Part, seed: int, output: Output) -> Counts:
     """Run a task: count a part's documents by source, rule, language and length, and write its samples."""
     documents = _Documents(part)
     drops = {stage: read_drops(part.work, stage, part.name) for stage in part.filters}
-    samples = [*_dropped(part, documents, drops, seed), *_mended(documents, seed)]
+    samples = [*_dropped(part, documents, drops, seed), *_mended(documents, seed), *_shortened(part, documents, seed)]
     lines = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
     output.path(samples_name(part.name)).write_text(lines, encoding="utf-8")
     counts: Counts = {
@@ -167,10 +171,15 @@ def _take_written(part: Part, documents: _Documents) -> None:
     rows = written["row"].to_numpy()
     documents.tokens = _sums(rows, written["tokens"].to_numpy().astype(np.int64) - 1, len(documents))
     texts = set(zip(rows.tolist(), written["piece"].to_pylist(), strict=True))
-    cuts = read_cuts(part.work, LEAKAGE, part.name) if LEAKAGE in part.filters else {}
+    cuts = _cuts_of(part)
     for row, spans in cuts.items():
         left = enumerate(pieces(documents.text(row), spans))
         documents.num_bytes[row] = sum(len(text.encode()) for piece, text in left if (row, piece) in texts)
+
+
+def _cuts_of(part: Part) -> dict[int, list[Span]]:
+    """Spans that were cut from the documents of a part, by row. Empty if nothing was cut or written as tokens yet."""
+    return read_cuts(part.work, LEAKAGE, part.name) if {LEAKAGE, TOKENS} <= set(part.filters) else {}
 
 
 def _sums(group: Numbers, values: Numbers, size: int) -> Numbers:
@@ -281,6 +290,34 @@ def _mended(documents: _Documents, seed: int) -> Iterable[dict[str, Any]]:
             "before": before,
             "text": after,
         }
+
+
+def _shortened(part: Part, documents: _Documents, seed: int) -> Iterable[dict[str, Any]]:
+    """Samples of kept documents that lost text: the text at the first cut, and the first piece that is too short."""
+    cuts = _cuts_of(part)
+    if not cuts:
+        return
+    index = read_table(part.work / TOKENS / index_name(part.name))
+    written: dict[int, set[int]] = {}
+    for row, piece in zip(index["row"].to_pylist(), index["piece"].to_pylist(), strict=True):
+        written.setdefault(row, set()).add(piece)
+    kept = [row for row in cuts if row in written]
+    for sample in _smallest(documents, kept, seed):
+        spans = cuts[sample.row]
+        told = ", ".join(f"{start:,} to {end:,}" for start, end in spans[:3]) + (", ..." if len(spans) > 3 else "")
+        text = excerpt(documents.text(sample.row), spans[0][0])
+        yield {"stage": LEAKAGE, "rule": CUT, **_keyed(sample), "detail": f"characters {told}", "text": text}
+    left = {row: pieces(documents.text(row), cuts[row]) for row in kept}
+    short = {row: [n for n in range(len(all_of)) if n not in written[row]] for row, all_of in left.items()}
+    for sample in _smallest(documents, [row for row, missing in short.items() if missing], seed):
+        missing, all_of = short[sample.row], left[sample.row]
+        detail = f"{len(missing)} of {len(all_of)} pieces"
+        text = excerpt(all_of[missing[0]])
+        yield {"stage": TOKENS, "rule": SHORT_PIECES, **_keyed(sample), "detail": detail, "text": text}
+
+
+def _keyed(sample: Sampled) -> dict[str, str]:
+    return {"key": sample.key, "id": sample.id}
 
 
 def merge_samples(work: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:

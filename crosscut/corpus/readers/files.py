@@ -1,13 +1,16 @@
 """Find the files of a source in a fixed order. A source names paths, folders, globs, or URLs that fsspec supports.
 
 The ids of documents contain the file's path relative to the folder that the user named: `/data/mail/2003/*.eml` gives
-`a.eml`, and `/data/mail` gives `2003/a.eml`. A corpus that moves to another disk therefore keeps its ids.
+`a.eml`, and `/data/mail` gives `2003/a.eml`. A corpus that moves to another disk therefore keeps its ids. If a file of
+an entry of `sources.files` would get the name of a file of an earlier entry, the names of all files of the later entry
+begin with the last folders of its path: `book/*.html` gives `print.html`, and then `reference/*.html` gives
+`reference/print.html`. An entry never changes the names of earlier entries, so a new entry at the end keeps all ids.
 """
 
 import glob
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,9 +98,19 @@ def _open(url: str) -> IO[bytes]:
 
 class _Found(NamedTuple):
     name: str
+    """Path relative to `root`."""
+
+    root: str
+    """Folder that the entry of `sources.files` names. It is the same for all files of an entry."""
+
     url: str
     size: int
     version: str
+
+    @property
+    def path(self) -> str:
+        """Path as text. The path of a file in a store lacks the store's name."""
+        return f"{self.root}/{self.name}"
 
 
 def find_files(source: SourceConfig) -> list[File]:
@@ -109,14 +122,53 @@ def find_files(source: SourceConfig) -> list[File]:
     of a format does not support the file's compression or location.
     """
     files: dict[str, File] = {}
-    names: set[str] = set()
+    paths: dict[str, str] = {}
     for pattern in source.files:
-        for found in _match(source, pattern):
-            if found.url not in files:
-                file = _describe(source, found, names)
-                files[found.url] = file
-                names.add(file.name)
+        new = {found.url: found for found in _match(source, pattern) if found.url not in files}
+        names = _name(list(new.values()), paths)
+        files |= {found.url: _describe(source, found, name) for found, name in zip(new.values(), names, strict=True)}
+        paths |= {name: found.path for found, name in zip(new.values(), names, strict=True)}
     return list(files.values())
+
+
+def _name(files: Sequence[_Found], taken: Mapping[str, str]) -> list[str]:
+    """Name the files of one entry of `sources.files`, all relative to the same folder.
+
+    `taken` maps the names of the files of earlier entries to their paths. The names are relative to the folder that the
+    entry names. If this gives a name that is taken, all names begin with the last folders of the entry's path: as many
+    as are needed so that no path of an earlier file ends in one of the names.
+    """
+    names = [file.name for file in files]
+    if taken.keys().isdisjoint(names):
+        return _numbered(names, taken)
+    folders = [folder for folder in files[0].root.split("/") if folder not in ("", ".")]
+    ends = {end for path in taken.values() for end in _ends(path)}
+    for start in range(len(folders) - 1, -1, -1):
+        names = ["/".join([*folders[start:], file.name]) for file in files]
+        if ends.isdisjoint(names):
+            break
+    return _numbered(names, taken)
+
+
+def _ends(path: str) -> Iterator[str]:
+    parts = path.split("/")
+    return ("/".join(parts[start:]) for start in range(len(parts)))
+
+
+def _numbered(names: Sequence[str], taken: Container[str]) -> list[str]:
+    made: dict[str, None] = {}
+    for name in names:
+        made[_free(name, taken, made)] = None
+    return list(made)
+
+
+def _free(name: str, taken: Container[str], made: Container[str]) -> str:
+    """Return the name, with a number if two files have the same path, as in two stores or after the escape of bytes."""
+    free, number = name, 1
+    while free in taken or free in made:
+        number += 1
+        free = f"{name}~{number}"
+    return free
 
 
 def _match(source: SourceConfig, pattern: str) -> list[_Found]:
@@ -174,15 +226,20 @@ def _match_local(path: Path, suffixes: tuple[str, ...]) -> tuple[bool, list[_Fou
                 root = folder
                 break
         matches = _glob(path)
+    folder = os.path.normpath(_readable(root))
     files = [file for match in matches for file in (_walk(match, suffixes) if match.is_dir() else [match])]
     found = []
     for file in files:
         require_regular(file)
         status = file.stat()
-        # File names are bytes and may not be UTF-8, but an id must be UTF-8.
-        name = os.fsencode(file.relative_to(root).as_posix()).decode("utf-8", "backslashreplace")
-        found.append(_Found(name, str(file), status.st_size, str(status.st_mtime_ns)))
+        name = _readable(file.relative_to(root))
+        found.append(_Found(name, folder, str(file), status.st_size, str(status.st_mtime_ns)))
     return bool(matches), found
+
+
+def _readable(path: Path) -> str:
+    """Convert a path to text. File names are bytes and may not be UTF-8, but an id must be UTF-8."""
+    return os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace")
 
 
 def _glob(path: Path) -> list[Path]:
@@ -240,7 +297,7 @@ def _match_remote(pattern: str, suffixes: tuple[str, ...]) -> tuple[bool, list[_
     for name, entry in files.items():
         version = next((str(entry[key]) for key in _VERSIONS if entry.get(key) is not None), "")
         relative = name.removeprefix(root).strip("/")
-        found.append(_Found(relative, system.unstrip_protocol(name), int(entry["size"] or 0), version))
+        found.append(_Found(relative, root, system.unstrip_protocol(name), int(entry["size"] or 0), version))
     return bool(matches), found
 
 
@@ -248,7 +305,7 @@ def _is_hidden(path: str) -> bool:
     return any(part.startswith(".") for part in path.split("/"))
 
 
-def _describe(source: SourceConfig, found: _Found, taken: set[str]) -> File:
+def _describe(source: SourceConfig, found: _Found, name: str) -> File:
     stem, compression = _split(found.url)
     kinds = [kind for kind, suffixes in SUFFIXES.items() if stem.endswith(suffixes)]
     kind = source.format if source.format != "auto" else next(iter(kinds), "")
@@ -267,10 +324,6 @@ def _describe(source: SourceConfig, found: _Found, taken: set[str]) -> File:
             f"`{found.url}` must not be compressed, but is a {compression} file. The reader of {kind} files needs "
             "random access. Unpack the file first."
         )
-    name, number = found.name, 1
-    while name in taken:  # two folders of the source may contain files of the same name
-        number += 1
-        name = f"{found.name}~{number}"
     size, version = found.size, found.version
     if kind == "megatron":
         status = _tokens_of(found.url)

@@ -39,7 +39,7 @@ def read_html(file: File, reading: Reading) -> Iterator[Item]:
     if text:
         yield Text(text, 1, file.size, title=title, note="charset" if other else "")
     else:
-        yield Skip("blank")
+        yield Skip("blank", 1)
 
 
 def extract(markup: str, *, main_content: bool) -> tuple[str, str]:

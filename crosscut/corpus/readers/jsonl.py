@@ -75,7 +75,7 @@ def as_document(row: dict[str, Any], reading: Reading, *, place: str, record: in
         shown = ", ".join(f"{name}: {value!s:.60}" for name, value in row.items())
         return Reject(place, rule, reason, excerpt(shown))
     if not text or text.isspace():
-        return Skip("blank")
+        return Skip("blank", record)
     if not encodable(text):
         return Reject(place, "lone surrogate", "UTF-8 cannot encode half of a surrogate pair", excerpt(text))
     return Text(

@@ -99,7 +99,7 @@ def _read_message(raw: bytes, number: int, position: int) -> Item:
         return Reject(place, "charset", "no charset fits the bytes of the message", excerpt(raw))
     text = "\n\n".join(texts.found)
     if not text or text.isspace():
-        return Skip("blank")
+        return Skip("blank", number)
     return Text(text, number, position, title=_subject(message), note="charset" if texts.other_charset else "")
 
 

@@ -36,6 +36,6 @@ def read_megatron(file: File, reading: Reading) -> Iterator[Item]:
         if len(text) > reading.max_bytes:
             yield too_long(place, "the text", text, reading.max_bytes)
         elif not text or text.isspace():
-            yield Skip("blank")
+            yield Skip("blank", number + 1)
         else:
             yield Text(text, number + 1, position)

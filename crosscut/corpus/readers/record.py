@@ -54,6 +54,9 @@ class Skip(NamedTuple):
     rule: str
     """Kind of record, such as `redirect`. The report counts skipped records by kind."""
 
+    record: int = 0
+    """Number of the line, row, message or page in the file, from 1, or 0 if unknown."""
+
 
 Item = Text | Reject | Skip
 

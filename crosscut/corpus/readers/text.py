@@ -19,4 +19,4 @@ def read_text(file: File, reading: Reading) -> Iterator[Item]:
         near = excerpt(data[max(error.start - 40, 0) :])
         yield Reject(f"byte {error.start}", "not UTF-8", f"the file is not UTF-8: {error.reason}", near)
         return
-    yield Text(text, 1, file.size) if text and not text.isspace() else Skip("blank")
+    yield Text(text, 1, file.size) if text and not text.isspace() else Skip("blank", 1)

@@ -44,9 +44,9 @@ def _read_page(page: Page, pages: Pages, max_bytes: int, position: int) -> Item:
     if page.problem:
         return Reject(place, "broken XML", f"the page cannot be read: {page.problem}", excerpt(page.markup))
     if page.namespace != ARTICLES or page.model not in _MODELS:
-        return Skip("no article")
+        return Skip("no article", page.number)
     if page.is_redirect or _REDIRECT.match(page.markup[:EXCERPT]):
-        return Skip("redirect")
+        return Skip("redirect", page.number)
     if page.length > max_bytes:
         return too_long(place, "the page", page.markup[:EXCERPT], max_bytes)
     try:
@@ -55,6 +55,6 @@ def _read_page(page: Page, pages: Pages, max_bytes: int, position: int) -> Item:
         reason = f"the page's markup cannot be read: {type(error).__name__}: {error}"
         return Reject(place, "unreadable markup", reason, excerpt(page.markup))
     if not text:
-        return Skip("blank")
+        return Skip("blank", page.number)
     note = "" if pages.has_site else "no siteinfo"
     return Text(text, page.number, position, url=pages.wiki.url(page.title), title=page.title, note=note)

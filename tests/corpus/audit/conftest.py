@@ -35,6 +35,7 @@ from crosscut.corpus.execution.engine import start_engine
 from crosscut.corpus.execution.running import StageResult, run_stage
 from crosscut.corpus.execution.stages import Counts, Digests, Output, Stage, Task
 from crosscut.corpus.filters.judging import count_drops, judge_part
+from crosscut.corpus.origins import Skipped, SkippedWriter, files_name, skipped_name, write_files
 from crosscut.corpus.parts import PartStage, find_parts
 from crosscut.data.progress import ProgressBar
 from crosscut.data.text.sources import BUILTIN_CORPORA
@@ -100,10 +101,14 @@ def read(task: str, source: str, numbers: range, per_part: int, output: Output) 
     }
     line = json.dumps({**reject, "excerpt": f'{{"text": "{HOSTILE}'})
     output.path(f"{task}.rejects.jsonl").write_text(f"{line}\n", encoding="utf-8")
-    amounts = {"documents": len(numbers), "bytes": sum(parts.values()), "rejects": 1}
+    write_files(output.path(files_name(task)), [(f"{source}/some.jsonl", f"/data/{source}/some.jsonl")])
+    with SkippedWriter(output.path(skipped_name(task))) as skipped:
+        skipped.add(Skipped(f"{source}/some.jsonl", 900, "blank"))
+    amounts = {"documents": len(numbers), "bytes": sum(parts.values()), "files": 1, "rejects": 1}
     return {
-        "documents_in": len(numbers) + 1, "documents_out": len(numbers), "bytes_in": 77, "bytes_out": amounts["bytes"],
-        "rules": {"not JSON": {"documents": 1, "bytes": 0}}, "notes": {}, "parts": parts, "sources": {source: amounts},
+        "documents_in": len(numbers) + 2, "documents_out": len(numbers), "bytes_in": 77, "bytes_out": amounts["bytes"],
+        "rules": {rule: {"documents": 1, "bytes": 0} for rule in ("blank", "not JSON")}, "notes": {}, "parts": parts,
+        "sources": {source: amounts},
     }  # fmt: skip
 
 

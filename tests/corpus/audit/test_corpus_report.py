@@ -30,7 +30,7 @@ def test_every_document_byte_and_token_is_accounted_for(report):
     flow = report["flow"]
     assert [one["stage"] for one in flow] == ["ingest", "urls", "cleaning", "language", "length", "near", "leakage"]
     check_sums(flow)
-    assert report["summary"] == {"read": flow[0]["out"], "kept": flow[-1]["out"]}
+    assert (report["summary"]["read"], report["summary"]["kept"]) == (flow[0]["out"], flow[-1]["out"])
     assert report["summary"]["read"]["documents"] == len(texts())
     assert entry(report, "cleaning")["mended"] == len("'") - len("\u00e2\u20ac\u2122".encode())
 
@@ -86,7 +86,15 @@ def test_samples_show_what_a_rule_saw(report):
     assert "It\u00e2\u20ac\u2122s" in changed["before"]
     assert "It's" in changed["text"]
     rejected = entry(report, "ingest")["rules"]["not JSON"]["samples"]
-    assert sorted(one["id"] for one in rejected) == ["speeches/some.jsonl, line 999", "web/some.jsonl, line 999"]
+    assert sorted(one["id"] for one in rejected) == ["speeches/some.jsonl#line 999", "web/some.jsonl#line 999"]
+
+
+def test_records_that_are_not_read_have_a_kind_and_samples(report):
+    rules = entry(report, "ingest")["rules"]
+    assert {name: rule["kind"] for name, rule in rules.items()} == {"blank": "skipped", "not JSON": "unreadable"}
+    skipped = rules["blank"]["samples"]
+    assert sorted(one["id"] for one in skipped) == ["speeches/some.jsonl#900", "web/some.jsonl#900"]
+    assert {one["detail"] for one in skipped} == {"no text is left"}
 
 
 def test_duplicates_are_told_with_their_texts(report):

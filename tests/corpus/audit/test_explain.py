@@ -11,7 +11,7 @@ from crosscut.corpus.audit.lookup import Runs, find_documents, latest_texts
 from crosscut.corpus.collection import earlier_id
 from crosscut.corpus.documents import DOCUMENTS, Drop, drops_name, write_drops, write_table
 from crosscut.corpus.finished import FinishedRun, mark_unfinished
-from tests.corpus.audit.conftest import FILTERS, FOREIGN, HOSTILE, LEAKED, Audited, texts
+from tests.corpus.audit.conftest import FILTERS, FOREIGN, HOSTILE, LEAKED, Audited, run, texts
 
 MIDDLE = len(texts()) // 2
 
@@ -38,7 +38,8 @@ def told(audited: Audited, number: int) -> dict[str, str]:
 
 def test_a_document_that_stays_passes_every_stage(audited):
     story = told(audited, 12)
-    assert list(story) == ["read", *FILTERS, "kept"]
+    assert list(story) == ["file", "read", *FILTERS, "kept"]
+    assert story["file"] == "/data/speeches/some.jsonl, record 12\n"
     assert re.match(r"1,500 characters; part 000000-0000, row 12\n\| ", story["read"])
     assert story["language"] == "language en, score 0.871\n"
     assert story["length"] == f"tokens {len(texts()[12].split())}\n"
@@ -47,7 +48,7 @@ def test_a_document_that_stays_passes_every_stage(audited):
 
 def test_a_document_that_goes_says_why_and_no_more(audited):
     story = told(audited, number_of(FOREIGN))
-    assert list(story) == ["read", "urls", "cleaning", "language"]
+    assert list(story) == ["file", "read", "urls", "cleaning", "language"]
     assert story["language"].startswith("dropped: language, es 0.95\n")
     assert told(audited, 30)["urls"] == "dropped: domain, bad.example\n"
     assert told(audited, number_of(HOSTILE))["length"].startswith("dropped: too short, 9 tokens\n")
@@ -129,6 +130,24 @@ def test_a_record_that_could_not_be_read_is_explained(audited):
         # A reject of a file whose name ends alike does not count.
         with pytest.raises(DataError, match=rf"but this corpus has no document `{other}`"):
             explain(audited.work, FILTERS, other, cleaned=True)
+
+
+def test_a_reject_has_the_id_of_its_sample(audited):
+    for place in ("999", "line 999"):
+        story = explain(audited.work, FILTERS, f"web/some.jsonl#{place}", cleaned=True)
+        assert "not read        data/some.jsonl, line 999: Expecting" in story
+
+
+def test_a_skipped_record_is_explained(audited):
+    story = explain(audited.work, FILTERS, "web/some.jsonl#900", cleaned=True)
+    assert story == ("web/some.jsonl#900\n\nskipped         /data/web/some.jsonl, record 900: blank, no text is left")
+
+
+def test_a_corpus_of_an_older_version_is_explained_without_its_paths(tmp_path):
+    audited = run(tmp_path)
+    for path in (audited.work / "ingest").glob("*.files.jsonl"):
+        path.unlink()
+    assert told(audited, 12)["file"].startswith("the path is not recorded, because an older version")
 
 
 def test_an_unknown_id_is_refused_with_near_ones(audited):

@@ -96,7 +96,7 @@ def test_figures_follow_the_unit(opened, file):
     assert "\u2248" in page.locator("#stage-language .rule .number").first.inner_text()
     page.check("[name=unit][value=bytes]", force=True)
     assert re.fullmatch(r"\d+\sB", length.inner_text())
-    assert "1 passages in 1 documents" in page.locator("#stage-leakage").inner_text()
+    assert "1 passage cut out of 1 document" in page.locator("#stage-leakage").inner_text()
 
 
 def test_keys_lead_from_the_flow_to_a_stage(opened, file):
@@ -166,6 +166,35 @@ def test_nothing_is_wider_than_the_window(opened, file, size, scheme):
     assert outside == []
     paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (int(re.findall(r"\d+", paper)[0]) < 128) == (scheme == "dark")
+
+
+OVERLAPS = """() => [...document.querySelectorAll(".histogram ol")].map((list) => {
+    const shown = [...list.querySelectorAll(".edge:not(.without)")].map((edge) => edge.getBoundingClientRect());
+    const apart = shown.every((edge, i) => !i || edge.left >= shown[i - 1].right + 2);
+    return shown.length >= 2 && apart && shown.at(-1).right <= innerWidth;
+})"""
+
+
+@pytest.mark.parametrize("width", [1280, 800, 400])
+def test_labels_never_overlap(opened, audited, tmp_path, width):
+    report = build_report(audited.results, audited.config, audited.work)
+    amount = {"documents": 4_118_518_431, "bytes": 10**14, "tokens": 10**13}
+    edges = [0, 1, *(half << power for power in range(1, 21) for half in (2, 3))]
+    report["lengths"] = [{"from": float(edge), **amount} for edge in edges]
+    report["scores"] = [{"from": number / 20, **amount} for number in range(20)]
+    for entry in report["flow"]:
+        entry["in"], entry["out"] = amount, amount
+    write_page(report, measure_timings(audited.results, audited.config), tmp_path / "report.html")
+    page = opened(tmp_path / "report.html", viewport={"width": width, "height": 900})
+    page.wait_for_timeout(100)
+    assert page.evaluate(OVERLAPS) == [True] * page.locator(".histogram").count()
+    boxes = [box for text in page.locator(".flow text").all() if (box := text.bounding_box())]
+    for number, one in enumerate(boxes):
+        for other in boxes[:number]:
+            apart_x = one["x"] >= other["x"] + other["width"] or other["x"] >= one["x"] + one["width"]
+            apart_y = one["y"] >= other["y"] + other["height"] - 4 or other["y"] >= one["y"] + one["height"] - 4
+            assert apart_x or apart_y
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 @pytest.mark.parametrize("missing", ["ingest", "audit", "near", "overlap", ""])

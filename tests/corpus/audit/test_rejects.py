@@ -19,9 +19,9 @@ def samples(work: Path, *rejects: dict[str, str]) -> list[dict[str, Any]]:
 def test_what_is_no_utf_8_is_written_out(tmp_path):
     bad = {"file": "/data/bad\udcff.eml", "place": "start", "reason": "no \udcfe", "excerpt": "\udcfd"}
     (sample,) = samples(tmp_path / "a", bad)
-    assert sample == {"id": "mail/bad\\udcff.eml, start", "detail": "no \\udcfe", "other": "", "text": "\\udcfd"}
+    assert sample == {"id": "mail/bad\\udcff.eml#start", "detail": "no \\udcfe", "other": "", "text": "\\udcfd"}
     (named,) = samples(tmp_path / "b", {**bad, "name": "mail/2003/bad\\udcff.eml"})
-    assert named["id"] == "mail/2003/bad\\udcff.eml, start"
+    assert named["id"] == "mail/2003/bad\\udcff.eml#start"
     json.dumps([sample, named], ensure_ascii=False).encode()
 
 

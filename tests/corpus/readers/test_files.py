@@ -4,6 +4,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import fsspec
@@ -48,7 +49,38 @@ def test_names_are_paths_below_what_was_named(tmp_path: Path) -> None:
 
 def test_file_is_there_once_and_has_a_name_of_its_own(tmp_path: Path) -> None:
     touch(tmp_path, "a/x.txt", "b/x.txt")
-    assert names(tmp_path / "a", tmp_path / "a/x.txt", tmp_path / "b") == ["x.txt", "x.txt~2"]
+    assert names(tmp_path / "a", tmp_path / "a/x.txt", tmp_path / "b") == ["x.txt", "b/x.txt"]
+
+
+def test_taken_names_get_the_folders_that_tell_them_apart(tmp_path: Path) -> None:
+    touch(tmp_path, "book/html/print.txt", "book/html/only.txt", "guide/html/print.txt", "guide/html/other.txt")
+    book, guide = tmp_path / "book/html", tmp_path / "guide/html"
+    assert names(book) == ["only.txt", "print.txt"]
+    # `html/print.txt` would be the end of both paths. `other.txt` is free, but gets the same folders.
+    assert names(book, guide) == ["only.txt", "print.txt", "guide/html/other.txt", "guide/html/print.txt"]
+    touch(tmp_path, "third/html/print.txt")
+    assert names(book, guide, tmp_path / "third" / "html" / "*.txt")[-1:] == ["third/html/print.txt"]
+
+
+def test_new_entry_at_the_end_changes_no_name(tmp_path: Path) -> None:
+    folders = ["a", "b", "deep/a", "deep/b"]
+    touch(tmp_path, *(f"{folder}/{name}.txt" for folder in folders for name in ("x", "y")))
+    entries = [tmp_path / folder for folder in folders]
+    listed = [names(*entries[:number]) for number in range(1, 5)]
+    assert all(after[: len(before)] == before for before, after in pairwise(listed))
+    assert len(set(listed[-1])) == 8
+    assert listed[-1][4:] == ["deep/a/x.txt", "deep/a/y.txt", "deep/b/x.txt", "deep/b/y.txt"]
+
+
+def test_paths_that_look_alike_as_text_get_a_number(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"x\xff.txt")).write_text("x")
+    (tmp_path / "x\\xff.txt").write_text("x")
+    assert sorted(names(tmp_path)) == ["x\\xff.txt", "x\\xff.txt~2"]
+
+
+def test_taken_names_in_a_store_get_folders_too(store: str) -> None:
+    fsspec.filesystem("memory").pipe("/corpus/c/x.jsonl", b"other")
+    assert names(f"{store}/a", f"{store}/c") == ["deep/y.jsonl", "x.jsonl", "c/x.jsonl"]
 
 
 def test_formats_and_compressions_are_told_by_suffixes(tmp_path: Path) -> None:

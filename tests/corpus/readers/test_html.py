@@ -44,8 +44,8 @@ def test_charset_that_lies_is_told(tmp_path: Path) -> None:
 
 
 def test_page_without_text_is_passed_over(tmp_path: Path) -> None:
-    assert read(write(tmp_path, b"")) == [Skip("blank")]
-    assert read(write(tmp_path, b"<html><body><script>only()</script></body></html>")) == [Skip("blank")]
+    assert read(write(tmp_path, b"")) == [Skip("blank", 1)]
+    assert read(write(tmp_path, b"<html><body><script>only()</script></body></html>")) == [Skip("blank", 1)]
 
 
 def test_page_of_no_charset_is_rejected(tmp_path: Path) -> None:

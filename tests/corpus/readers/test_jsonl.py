@@ -91,7 +91,7 @@ def test_line_behind_a_run_of_nuls_is_not_lost(tmp_path: Path) -> None:
 
 
 def test_blank_texts_are_passed_over_and_told(tmp_path: Path) -> None:
-    assert read(write(tmp_path, line(""), line(" \n"))) == [Skip("blank"), Skip("blank")]
+    assert read(write(tmp_path, line(""), line(" \n"))) == [Skip("blank", 1), Skip("blank", 2)]
 
 
 def test_byte_order_mark_and_line_ends_of_windows(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_parts_nested_without_end_are_rejected(tmp_path: Path) -> None:
 
 
 def test_message_without_text_is_passed_over(tmp_path: Path) -> None:
-    assert read(write(tmp_path, b"Subject: nothing\n\n")) == [Skip("blank")]
+    assert read(write(tmp_path, b"Subject: nothing\n\n")) == [Skip("blank", 1)]
     assert read(write(tmp_path, b"")) == []
 
 

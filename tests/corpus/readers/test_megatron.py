@@ -35,7 +35,7 @@ def test_documents_come_back_as_text(pair: Path, tokenizer: Path) -> None:
     assert isinstance(first, Text) and isinstance(second, Text)
     assert ([first.text, second.text], [first.record, second.record]) == (TEXTS[:2], [1, 2])
     assert second.position == (pair.stat().st_size + pair.with_suffix(".bin").stat().st_size) * 2 // 3
-    assert blank == Skip("blank")
+    assert blank == Skip("blank", 3)
 
 
 def test_ids_that_the_tokenizer_does_not_have_are_rejected(tmp_path: Path, tokenizer: Path) -> None:

@@ -30,8 +30,8 @@ def test_file_that_is_no_utf8_is_rejected_with_the_byte(tmp_path: Path) -> None:
 
 
 def test_blank_file_is_passed_over(tmp_path: Path) -> None:
-    assert read(write(tmp_path, b"")) == [Skip("blank")]
-    assert read(write(tmp_path, b" \n")) == [Skip("blank")]
+    assert read(write(tmp_path, b"")) == [Skip("blank", 1)]
+    assert read(write(tmp_path, b" \n")) == [Skip("blank", 1)]
 
 
 def test_file_that_is_too_long_is_rejected(tmp_path: Path) -> None:

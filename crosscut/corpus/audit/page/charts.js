@@ -17,7 +17,7 @@ function bars(entries, { gone = () => false, label = (entry) => entry.name, show
 }
 
 /** Adjacent columns, each from one edge to the next. Columns below `cut` are dropped. `count` gives a column's height, `spelled` its text. */
-function histogram(columns, { cut = -Infinity, name, edge, every = 1, axis = "", count = value, spelled = figure }) {
+function histogram(columns, { cut = -Infinity, name, edge, axis = "", count = value, spelled = figure }) {
   const largest = Math.max(...columns.map((column) => count(column)), 1);
   const total = columns.reduce((sum, column) => sum + count(column), 0);
   const told = (column, i) => {
@@ -25,15 +25,25 @@ function histogram(columns, { cut = -Infinity, name, edge, every = 1, axis = "",
     const range = to === undefined ? `${edge(column.from)} and more` : `${edge(column.from)} to ${edge(to)}`;
     return `${range}: ${spelled(column)} (${percent(count(column), total)})`;
   };
-  return make("figure.histogram",
-    make("ol", { "aria-label": name }, columns.map((column, i) => make(
-      column.from < cut ? "li.gone" : "li",
-      { "--share": `${(100 * count(column)) / largest}%`, title: told(column, i) },
-      make("span.bar"), make("span.unseen", told(column, i)),
-      make("span.edge", { "aria-hidden": "true" }, i % every === 0 ? edge(column.from) : ""),
-    ))),
-    axis && make("figcaption", axis),
-  );
+  const list = make("ol", { "aria-label": name }, columns.map((column, i) => make(
+    column.from < cut ? "li.gone" : "li",
+    { "--share": `${(100 * count(column)) / largest}%`, title: told(column, i) },
+    make("span.bar"), make("span.unseen", told(column, i)),
+    make("span.edge", { "aria-hidden": "true" }, edge(column.from)),
+  )));
+  new ResizeObserver(() => spaceEdges(list)).observe(list);
+  return make("figure.histogram", list, axis && make("figcaption", axis));
+}
+
+/** Show only every n-th label below the columns, with the smallest n (a power of 2) that keeps the labels apart. */
+function spaceEdges(list) {
+  const edges = [...list.querySelectorAll(".edge")];
+  const column = list.firstElementChild.offsetWidth;
+  if (!column) return;
+  const widest = Math.max(...edges.map((edge) => edge.offsetWidth));
+  let step = 1;
+  while (step < edges.length && step * column < widest + 6) step *= 2;
+  edges.forEach((edge, i) => edge.classList.toggle("without", i % step > 0 || i * column + edge.offsetWidth > list.clientWidth + 1));
 }
 
 /** All buckets from the first to the last, including empty ones. */

@@ -6,7 +6,7 @@ const report = read("report");
 const timings = read("timings");
 
 const STAGES = {
-  ingest: ["Read", "Records that cannot be read as text are rejected, with their file, position and reason."],
+  ingest: ["Read", "Unreadable records cannot be read as text. Skipped records, such as blank texts and redirects, are not meant to be documents."],
   urls: ["URLs", "Documents are dropped by the domain and file type of their URL, and by the votes for their link."],
   "url-duplicates": ["Same URL", "If several documents have the same URL, only the first is kept."],
   cleaning: ["Cleaning", "Texts are repaired, and documents without remaining text are dropped."],
@@ -19,6 +19,9 @@ const STAGES = {
 };
 
 const titleOf = (stage) => STAGES[stage]?.[0] ?? stage;
+
+/** Words for the amounts before a stage, lost in it, and after it. */
+const verbs = ({ stage }) => (stage === "ingest" ? ["found", "not read", "read"] : ["in", "dropped", "left"]);
 
 /** make("p.note", { title: "..." }, "text", child): sets attributes, adds functions as listeners, and appends children. */
 function make(spec, ...rest) {
@@ -43,6 +46,9 @@ function make(spec, ...rest) {
 }
 
 const whole = new Intl.NumberFormat("en");
+
+/** A number with a noun: "1 pair", "2 pairs". */
+const counted = (number, noun) => `${whole.format(number)} ${noun}${number === 1 ? "" : "s"}`;
 
 /** A number with three or four digits and a unit. */
 function short(value) {

@@ -9,16 +9,19 @@ function texts() {
   const block = (title, note, draw) => make("div", make("h3", title), note && make("p.note", note), drawn(make("div"), draw));
   const blocks = [
     lengths?.length && block("Tokens per document", settings?.length?.min_tokens ? `Documents with fewer than ${settings.length.min_tokens} tokens were dropped.` : "",
-      () => histogram(filled(lengths, nextLength), { name: "Documents by tokens", cut: settings?.length?.min_tokens, every: 2,
-        edge: (from) => (from < 1024 ? String(from) : `${+(from / 1024).toFixed(1)}k`), axis: "tokens" })),
+      () => histogram(filled(lengths, nextLength), { name: "Documents by tokens", cut: settings?.length?.min_tokens,
+        edge: binary, axis: "tokens" })),
     languages?.length && block("Languages", keep.length ? `Kept: ${keep.join(", ")}.` : "",
       () => bars(languages, { gone: (one) => keep.length > 0 && !keep.includes(one.name), label: (one) => languageName(one.name) })),
     scores?.length && block("Score of the language", `As given by ${settings?.language?.detector ?? "the detector"}.`,
-      () => histogram(filled(scores, nextScore), { name: "Documents by the detector's score", cut: settings?.language?.min_score, every: 4,
+      () => histogram(filled(scores, nextScore), { name: "Documents by the detector's score", cut: settings?.language?.min_score,
         edge: hundredths, axis: "score" })),
   ].filter(Boolean);
   return blocks.length ? section("texts", "Lengths and languages", make("div.columns", blocks)) : null;
 }
+
+/** A number of tokens in units of 1024 (k) and 1024 k (M). */
+const binary = (from) => (from < 1024 ? String(from) : from < 1024 ** 2 ? `${+(from / 1024).toFixed(1)}k` : `${+(from / 1024 ** 2).toFixed(1)}M`);
 
 const spelled = new Intl.DisplayNames("en", { type: "language", fallback: "none" });
 

@@ -2,7 +2,11 @@
 // phone.
 "use strict";
 
-const START = "start", END = "end";
+const CHARACTER = 7.4; // mean width of a character in bold type, in pixels
+
+/** An amount that is short enough for the chart. The list of stages below has all digits. */
+const brief = (amount) => (unit() === "documents" ? count(value(amount)) : figure(amount));
+const count = (number) => (number < 1e7 ? whole.format(number) : short(number));
 
 /** The stations of the river in a unit: the amounts that enter, are dropped, and are left. */
 function stations() {
@@ -19,10 +23,11 @@ function stations() {
 function drawFlow(width) {
   const stops = stations();
   if (!stops.length) return make("p.note", "There are no figures in this unit.");
-  const down = width < 720;
+  const across = width / (stops.length + 1.15);
+  const down = width < 720 || across < 10 + CHARACTER * Math.max(...stops.map((stop) => Math.max(...labels(stop).map((text) => text.length))));
   const all = Math.max(...stops.map((stop) => Math.max(stop.into, stop.out + stop.lost)), 1);
   const share = Math.max(...stops.map((stop) => stop.lost)) / all;
-  const step = down ? 66 : width / (stops.length + 1.15);
+  const step = down ? 66 : across;
   const room = step - 22;
   const thick = Math.min(down ? 132 : 168, share ? room / share : Infinity);
   const scale = thick / all;
@@ -85,33 +90,44 @@ function words(x, y, kind, text, anchor) {
 
 function ends(stops, { down, length, top, thickness, first }) {
   const last = stops.at(-1);
-  const came = figure(stops[0].entry.in[unit()] === undefined ? stops[0].entry.out : stops[0].entry.in);
-  const stayed = `${figure(last.entry.out)} kept`;
+  const { stage, in: found, out } = stops[0].entry;
+  const came = brief(has(found) ? found : out);
+  const word = stage === "ingest" && has(found) ? "found" : "read";
+  const stayed = `${brief(last.entry.out)} kept`;
   if (down) {
-    return [words(first + 14, 20, "name", `${came} read`), words(Math.max(thickness, 20) + 14, length - 12, "name", stayed)];
+    return [words(first + 14, 20, "name", `${came} ${word}`), words(Math.max(thickness, 20) + 14, length - 12, "name", stayed)];
   }
   const inside = thickness > 30;
   return [
-    words(10, top + Math.min(first, 400) / 2 - 2, "inside", came), words(10, top + first / 2 + 15, "inside", "read"),
-    inside && words(length - 20, top + thickness / 2 - 2, "inside", figure(last.entry.out), "end"),
+    words(10, top + Math.min(first, 400) / 2 - 2, "inside", came), words(10, top + first / 2 + 15, "inside", word),
+    inside && words(length - 20, top + thickness / 2 - 2, "inside", brief(last.entry.out), "end"),
     words(length - 20, inside ? top + thickness / 2 + 15 : top + thickness + 18, inside ? "inside" : "name", inside ? "kept" : stayed, "end"),
   ];
 }
 
-function station(stop, { down, top, thick, foot, step }) {
-  const estimated = [...Object.values(stop.entry.rules), stop.entry.cut].some((one) => one?.estimated);
-  const went = figure({ [unit()]: stop.lost, estimated });
+/** The lost amount of a stop. It is an estimate if one of its parts is. */
+function loss({ entry, lost }) {
+  return { [unit()]: lost, estimated: [...Object.values(entry.rules), entry.cut].some((one) => one?.estimated) };
+}
+
+/** Labels of a stop: its name, the amount that is left, the lost amount, and the share of the loss. */
+function labels(stop) {
   const { places, pieces } = stop.entry.cut ?? {};
-  const none = places ? `${whole.format(places)} cut` : pieces ? `${whole.format(pieces)} short` : "none";
-  const lost = stop.lost ? went.replace(/^(\u2248\u2009)?/, "$1\u2212") : none;
-  const share = stop.lost ? percent(stop.lost, stop.into) : "";
-  const name = titleOf(stop.stage);
-  const gone = stop.lost ? `${went} dropped (${share})` : "none dropped";
-  const told = `${name}: ${figure(stop.entry.in)} in, ${gone}, ${figure(stop.entry.out)} left`;
+  const none = places ? `${count(places)} cut` : pieces ? `${count(pieces)} short` : "none";
+  const lost = stop.lost ? brief(loss(stop)).replace(/^(\u2248\u2009)?/, "$1\u2212") : none;
+  return [titleOf(stop.stage), `${brief(stop.entry.out)} ${verbs(stop.entry)[2]}`, lost, stop.lost ? percent(stop.lost, stop.into) : ""];
+}
+
+function station(stop, { down, top, thick, foot, step }) {
+  const [name, after, lost, share] = labels(stop);
+  const went = figure(loss(stop));
+  const [came, dropped, left] = verbs(stop.entry);
+  const gone = stop.lost ? `${went} ${dropped} (${share})` : `none ${dropped}`;
+  const told = `${name}: ${figure(stop.entry.in)} ${came}, ${gone}, ${figure(stop.entry.out)} ${left}`;
   const texts = down
     ? [words(foot + 10, stop.u + 12, "name", name),
       words(foot + 10, stop.u + 30, stop.lost ? "lost" : "soft", share ? `${lost}  (${share})` : lost)]
-    : [words(stop.u, 20, "name", name), words(stop.u, 38, "soft", `${figure(stop.entry.out)} left`),
+    : [words(stop.u, 20, "name", name), words(stop.u, 38, "soft", after),
       words(stop.u, foot + 17, stop.lost ? "lost" : "soft", lost), words(stop.u, foot + 34, "soft", share)];
   const box = down
     ? { x: 0, y: stop.u - 8, width: "100%", height: 56 }

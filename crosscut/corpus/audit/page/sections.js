@@ -10,11 +10,12 @@ const ratio = (share, digits = 1) => percent(share, 1, digits);
 // The most important figures.
 
 function answers() {
-  const { read: came, kept } = report.summary ?? {};
+  const { read: came, kept, words } = report.summary ?? {};
   const cards = [];
   if (came && kept) {
+    if (words.read) cards.push(card("Read", figure(came), `${unit() === "bytes" ? "" : `${unit()} `}${words.read}`, "#stage-ingest"));
     cards.push(card("Kept", percent(value(kept), value(came)),
-      `${figure(kept)} of ${figure(came)}${unit() === "bytes" ? "" : ` ${unit()}`}`, "#losses"));
+      `${figure(kept)} of ${figure(came)}${unit() === "bytes" ? "" : ` ${unit()}`}; ${words.kept}`, "#losses"));
   }
   const planted = report.duplicates?.planted;
   if (planted?.planted) {
@@ -30,10 +31,6 @@ function answers() {
       worst.grams_found
         ? `of the ${report.leakage.ngram}-grams of ${worst.name} were in the corpus${sets.length > 1 ? ", the most of any test set" : ""}`
         : `of the ${report.leakage.ngram}-grams of ${sets.map((one) => one.name).join(", ")} was in the corpus`, "#leakage"));
-  }
-  if (report.rejects !== undefined) {
-    const were = report.rejects === 1 ? "record was" : "records were";
-    cards.push(card("Unreadable", whole.format(report.rejects), `${were} rejected, with file, position and reason`, "#stage-ingest"));
   }
   return cards;
 }
@@ -67,12 +64,14 @@ function stageBlock(entry) {
   const rules = Object.entries(entry.rules);
   const amounts = drawn(make("p.amounts"), () => {
     const came = has(entry.in) ? figure(entry.in) : null;
-    return [came && `${came} in, `, make("strong", figure(entry.out)), ` ${came ? "left" : "read"}`];
+    const [before, , after] = verbs(entry);
+    return [came && `${came} ${before}, `, make("strong", figure(entry.out)), ` ${after}`];
   });
   return make("article.stage", { id: `stage-${entry.stage}` },
     make("header", make("h3", titleOf(entry.stage)), amounts),
     STAGES[entry.stage] && make("p.note", STAGES[entry.stage][1]),
     rules.map(([name, amount]) => rule(entry, name, amount)),
+    entry.stage === "ingest" && [damagedBlock(), leftOutBlock()],
     cutBlock(entry), mended(entry),
     !rules.length && !entry.cut && !Object.values(entry.changed ?? {}).some(Boolean) && make("p.note.soft", "This stage dropped nothing."),
   );
@@ -84,7 +83,7 @@ function rule(entry, name, amount) {
     const all = has(entry.in) ? value(entry.in) : value(entry.out) + value(amount);
     const share = has(amount) && all ? value(amount) / all : 0;
     return [
-      make("span.label", name),
+      make("span.label", name, amount.kind && make("span.soft", ` (${amount.kind})`)),
       make("span.bar", { "--share": `${100 * share}%` }),
       make("span.number", figure(amount)), make("span.number.soft", has(amount) ? percent(value(amount), all) : ""),
     ];
@@ -93,25 +92,35 @@ function rule(entry, name, amount) {
   return fold(line, told, amount.documents);
 }
 
+/** Damaged files, which were read only up to the damage. */
+function damagedBlock() {
+  const damaged = report.damaged ?? [];
+  if (!damaged.length) return null;
+  const files = damaged.length === 1 ? "1 file was" : `${whole.format(damaged.length)} files were`;
+  return fold(told("damaged", `${files} read only up to the damage; nobody knows how many documents were lost`), damaged.map((one) => (
+    { id: one.name, detail: one.place, text: `${whole.format(one.documents)} documents were read before the damage.` })));
+}
+
+/** Files in the folders of a source that do not have the source's format. */
+function leftOutBlock() {
+  return Object.entries(report.left_out ?? {}).map(([source, suffixes]) => make("div.rule", told("left out",
+    `files of other formats in ${source}: ${Object.entries(suffixes).map(([suffix, count]) => `${whole.format(count)} ${suffix}`).join(", ")}`)));
+}
+
+const told = (label, text) => make("span.line", make("span.label", label), make("span.told.whole", text));
+
 function cutBlock({ cut }) {
-  if (!cut) return null;
-  if (cut.pieces !== undefined) {
-    return make("div.rule", make("span.line", make("span.label", "short pieces"),
-      make("span.told", `${whole.format(cut.pieces)} pieces between cuts were too short to keep; ${bytes(cut.bytes)} in total`)));
-  }
-  return make("div.rule", make("span.line", make("span.label", "cut"), make("span.told",
-    `${whole.format(cut.places)} passages in ${whole.format(cut.documents)} documents, ${bytes(cut.bytes)}; the documents are kept`)));
+  return cut ? fold(told(cut.pieces === undefined ? "cut" : "short pieces", `${cut.words}; the documents are kept`), cut.samples ?? []) : null;
 }
 
 function mended(entry) {
   const changed = Object.entries(entry.changed ?? {}).filter(([, count]) => count);
   const samples = entry.changed_samples ?? [];
   if (!changed.length && !samples.length) return null;
-  const told = changed.map(([what, count]) => `${what} in ${whole.format(count)}`).join(", ");
   const sign = entry.mended < 0 ? "\u2212" : "+";
-  const line = make("span.line", make("span.label", "repaired"),
-    make("span.told", told, entry.mended ? `${told ? "; " : ""}${sign}${bytes(Math.abs(entry.mended))} of text` : ""));
-  return fold(line, samples);
+  const parts = [changed.map(([what, count]) => `${what} in ${whole.format(count)}`).join(", "),
+    entry.mended && `${sign}${bytes(Math.abs(entry.mended))} of text`];
+  return fold(told("repaired", parts.filter(Boolean).join("; ")), samples);
 }
 
 function fold(line, samples, documents) {

@@ -9,8 +9,8 @@ function duplicates() {
   return section("duplicates", "Can the deduplication be trusted?",
     make("p.note", `Target: the search finds at least ${ratio(found.recall)} of the pairs with a Jaccard similarity of exactly ${found.jaccard}, `
       + `and a higher share of more similar pairs. The similarity is computed from ${found.ngram}-grams of words. `,
-    found.candidates !== null && `The search proposed ${whole.format(found.candidates)} candidate pairs. ${whole.format(found.compared)} `
-      + "of them had similar sketches and were compared exactly. No document was dropped without this comparison."),
+    found.candidates !== null && `The search proposed ${counted(found.candidates, "candidate pair")}. Of these, ${whole.format(found.compared)} had `
+      + "similar sketches and were compared exactly. No document was dropped without this comparison."),
     make("div.columns", plantedBlock(found), pairsBlock(found), sizesBlock(found)), clustersBlock(found));
 }
 
@@ -29,7 +29,7 @@ function plantedBlock({ planted, jaccard }) {
     make("ul.recalls", above.map(row)),
     make("p",
       planted.precision !== null && ["Precision ", make("strong", ratio(planted.precision, 2)),
-        ` of the ${whole.format(planted.pairs_found)} pairs that the search found. `],
+        ` of the ${counted(planted.pairs_found, "pair")} that the search found. `],
       below.length > 0 && `Of ${whole.format(sum("planted"))} planted pairs below ${(below.at(-1).from + 0.1).toFixed(1)}, ${wrong}`));
 }
 
@@ -38,10 +38,10 @@ function pairsBlock({ pairs, jaccard }) {
   const columns = filled(pairs.map((one) => ({ from: one.from, count: one.pairs })), nextScore);
   const found = columns.filter((one) => one.from >= jaccard - 1e-9).reduce((sum, one) => sum + (one.count ?? 0), 0);
   return make("div", make("h3", "Pairs by similarity"),
-    make("p.note", `${whole.format(found)} pairs at ${jaccard} and above count as duplicates. `
+    make("p.note", `${counted(found, "pair")} at ${jaccard} and above: duplicates. `
       + `Pairs below ${jaccard} are candidates that the exact comparison rejected.`),
-    histogram(columns, { cut: jaccard - 1e-9, name: "Pairs by Jaccard similarity", every: 2, edge: hundredths, axis: "Jaccard similarity",
-      count: (one) => one.count ?? 0, spelled: (one) => `${whole.format(one.count ?? 0)} pairs` }));
+    histogram(columns, { cut: jaccard - 1e-9, name: "Pairs by Jaccard similarity", edge: hundredths, axis: "Jaccard similarity",
+      count: (one) => one.count ?? 0, spelled: (one) => counted(one.count ?? 0, "pair") }));
 }
 
 const hundredths = (from) => from.toFixed(2).replace(/^0(?=\.)/, "");

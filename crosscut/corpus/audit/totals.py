@@ -1,0 +1,76 @@
+"""Totals of a corpus: the number of records in the source files, and what became of them.
+
+    found = read + unreadable + skipped
+    read  = kept + dropped
+
+A record is a line, row, message or page that should hold a document. A record is `unreadable` if it cannot be read (a
+reject). The rest of a damaged file counts as one unreadable record, because the number of lost records is unknown. A
+record is `skipped` if it is not meant to become a document, such as a blank text or a redirect. All other records are
+`read` as documents. A document is `dropped` if a rule of a later stage removed it.
+
+The terminal and the report page show these numbers and words, so they always agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from crosscut.corpus.documents import INGEST
+
+Counts = Mapping[str, Any]
+
+
+def make_totals(flow: Sequence[Counts], ingest: Counts) -> dict[str, Any]:
+    """Compute the totals from the flow of the stages and the counts of the stage `ingest`.
+
+    `words` holds two phrases: `read` says what was found and not read, and `kept` says what was dropped and cut. If the
+    flow does not begin with `ingest`, only the documents that the first stage received are known. Empty without a flow.
+    """
+    if not flow:
+        return {}
+    came = flow[0]["out"] if flow[0]["stage"] == INGEST else flow[0]["in"]
+    kept = flow[-1]["out"]
+    dropped = came["documents"] - kept["documents"]
+    totals: dict[str, Any] = {"read": came, "dropped": {"documents": dropped}, "kept": kept}
+    words = {"kept": _listed(f"{dropped:,} dropped", *_cuts(flow))}
+    if flow[0]["stage"] == INGEST:
+        sources = ingest.get("sources", {}).values()
+        found, unreadable = flow[0]["in"]["documents"], sum(one["rejects"] for one in sources)
+        files = sum(one.get("files", 0) for one in sources)
+        skipped = found - unreadable - came["documents"]
+        totals |= {
+            "found": {"documents": found, "files": files},
+            "unreadable": {"documents": unreadable},
+            "skipped": {"documents": skipped},
+        }
+        lost = _listed(unreadable and f"{unreadable:,} unreadable", skipped and f"{skipped:,} skipped")
+        words["read"] = f"from {_counted(found, 'record')} in {_counted(files, 'file')}" + (lost and f"; {lost}")
+    return {**totals, "words": words}
+
+
+def _cuts(flow: Sequence[Counts]) -> list[str]:
+    """Phrases for the passages and pieces that were cut from kept documents."""
+    cuts = [entry["cut"] for entry in flow if "cut" in entry]
+    places, pieces = (sum(cut.get(name, 0) for cut in cuts) for name in ("places", "pieces"))
+    phrases = (
+        f"{_counted(places, 'passage')} cut out" if places else "",
+        f"{_counted(pieces, 'short piece')} left out" if pieces else "",
+    )
+    return [phrase for phrase in phrases if phrase]
+
+
+def cut_words(cut: Counts) -> str:
+    """Phrase for the text that a stage cut from documents that are kept."""
+    size = f"{cut['bytes'] / 1e6:,.3f} MB" if cut["bytes"] >= 1e4 else f"{cut['bytes']:,} B"
+    if "pieces" in cut:
+        return f"{_counted(cut['pieces'], 'short piece')} left out, {size}"
+    return f"{_counted(cut['places'], 'passage')} cut out of {_counted(cut['documents'], 'document')}, {size}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _listed(*phrases: str | int) -> str:
+    return ", ".join(str(phrase) for phrase in phrases if phrase)
