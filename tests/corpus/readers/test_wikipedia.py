@@ -130,7 +130,8 @@ def test_dump_without_siteinfo_is_read_and_told(tmp_path: Path) -> None:
         page("Diskussion:Lyon", "a", ns=1),
         head=head,
     )
-    assert read(path) == [Text("Lyon", 1, path.stat().st_size, title="Lyon", note="no siteinfo"), Skip("no article")]
+    lyon = Text("Lyon", 1, path.stat().st_size, title="Lyon", note="no siteinfo")
+    assert read(path) == [lyon, Skip("no article", 2)]
 
 
 def test_page_with_broken_xml_is_rejected_and_its_neighbours_are_read(tmp_path: Path) -> None:
