@@ -226,14 +226,14 @@ def _match_local(path: Path, suffixes: tuple[str, ...]) -> tuple[bool, list[_Fou
                 root = folder
                 break
         matches = _glob(path)
-    folder = os.path.normpath(_readable(root))
+    start = os.path.normpath(_readable(root))
     files = [file for match in matches for file in (_walk(match, suffixes) if match.is_dir() else [match])]
     found = []
     for file in files:
         require_regular(file)
         status = file.stat()
         name = _readable(file.relative_to(root))
-        found.append(_Found(name, folder, str(file), status.st_size, str(status.st_mtime_ns)))
+        found.append(_Found(name, start, str(file), status.st_size, str(status.st_mtime_ns)))
     return bool(matches), found
 
 
