@@ -107,6 +107,7 @@ GAPS = {
     "A ([[File:B.ogg|c]] {{x}}, born ({{y}}) 1900) is": "A (born 1900) is",
     "A {{x}}, b {{y}}. C {{z}} d": "A, b. C d",
     "A (pronounced {{x}}) is": "A is",
+    "A (b, pronounced {{x}}) is pronounced {{y}} in c": "A (b) is pronounced in c",
     "f() and ( ) and (, ) stay": "f() and ( ) and (, ) stay",
     "word{{x}}word": "wordword",
     "A （{{x}}、{{y}}）は": "A は",
