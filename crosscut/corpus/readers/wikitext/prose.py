@@ -34,6 +34,7 @@ _BLANK_LINES = re.compile(r"\n{3,}")
 _OPEN, _CLOSE = "(（", ")）"
 _BETWEEN = r"(?:[\s,;:、；，/\x01–-]|\b(?:or|and|also|pronounced|pronunciation|listen|oder|ou|et|y|o|и|или)\b)*"
 _BRACKETS = re.compile(rf"[{_OPEN}]{_BETWEEN}[{_CLOSE}]")
+_PRONOUNCED = re.compile(r"\bpronounced[ \t]*\x01(?=[ \t\x01]*[),;])")
 _AFTER_OPEN = re.compile(rf"([{_OPEN}])[\s,;:、；，\x01]+")
 _BEFORE_CLOSE = re.compile(rf"(?<![\s,;:、；，\x01])[\s,;:、；，\x01]++([{_CLOSE}])")
 _SEPARATORS = re.compile(r"([,;、；，])[ \t]*\x01[ \t\x01]*(?=[,;.、；，。])[,;]?")
@@ -101,6 +102,7 @@ def _close_gaps(text: str) -> str:
     """Remove the marks of removed parts, with the brackets, commas and spaces that have lost their words."""
     for _ in range(2):  # brackets may stand in brackets
         text = _BRACKETS.sub(_drop_empty, text)
+    text = _PRONOUNCED.sub(GAP, text)
     text = _AFTER_OPEN.sub(_keep_bracket, text)
     text = _BEFORE_CLOSE.sub(_keep_bracket, text)
     text = _BEFORE_POINT.sub("", _SEPARATORS.sub(r"\1", text))
