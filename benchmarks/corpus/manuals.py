@@ -19,7 +19,7 @@ import zstandard
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from crosscut.config.corpora import CorpusConfig, SourceConfig
+from crosscut.config.corpora import CleaningConfig, CorpusConfig, SourceConfig
 from crosscut.corpus.cleaning.repair import repair
 from crosscut.corpus.readers import Reading, Text, find_reader
 from crosscut.corpus.readers.files import File, find_files
@@ -69,7 +69,7 @@ def read_manuals(folder: Path) -> Iterator[str]:
 def texts_of(file: File, reading: Reading) -> Iterator[str]:
     """Yield the repaired texts of a file. Files that are not UTF-8 are skipped."""
     for item in find_reader(file.format)(file, reading):
-        if isinstance(item, Text) and (text := repair(item.text)).strip():
+        if isinstance(item, Text) and (text := repair(item.text, CleaningConfig())).strip():
             yield text
 
 

@@ -397,4 +397,4 @@ def test_last_checkpoint_is_tried_whatever_became_of_the_one_before(ranks, run_w
     if left:
         assert told == ""
     else:
-        assert f"step-{failing[-1]:08d}` must be writable, but is not: the disk is full. Earlier" in told
+        assert f"step-{failing[-1]:08d}` must be writable, but is not: the disk is full. Any earlier" in told

@@ -81,7 +81,7 @@ def test_descriptors_do_not_pile_up(path: Path) -> None:
     before = len(list(Path("/dev/fd").iterdir()))
     for _ in range(20):
         assert ArrayFile(path, "<u2", 1000)[5] == 5
-    assert len(list(Path("/dev/fd").iterdir())) == before
+    assert len(list(Path("/dev/fd").iterdir())) <= before  # a file of an earlier test may have been closed meanwhile
 
 
 @pytest.fixture
