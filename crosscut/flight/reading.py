@@ -28,6 +28,7 @@ from crosscut.flight.record import (
     Phase,
     Word,
 )
+from crosscut.flight.traces import Trace, parse_traces
 
 FOLDER = "watch"
 """Folder of the records inside a run's folder."""
@@ -118,6 +119,11 @@ def record_path(folder: Path, rank: int) -> Path:
 def status_path(folder: Path, rank: int) -> Path:
     """File in which a rank describes itself during a hang."""
     return folder / f"status-{rank:05d}.json"
+
+
+def trace_path(folder: Path, rank: int) -> Path:
+    """File in which a rank summarizes PyTorch's Flight Recorder during a hang."""
+    return folder / f"trace-{rank:05d}.json"
 
 
 def read_records(folder: Path) -> dict[int, RankRecord]:
@@ -227,9 +233,29 @@ def read_statuses(folder: Path) -> dict[int, dict[str, Any]]:
 
 def write_status(folder: Path, rank: int, status: dict[str, Any]) -> None:
     """Write the status of a rank atomically."""
-    path = status_path(folder, rank)
+    _write_json(status_path(folder, rank), {**status, "rank": rank})
+
+
+def read_traces(folder: Path) -> dict[int, list[Trace]]:
+    """Read what the ranks have found in PyTorch's Flight Recorder during a hang, by rank. Ranks that have found nothing
+    are left out.
+    """
+    found = {}
+    for path in folder.glob("trace-*.json"):
+        with suppress(OSError, ValueError):
+            if traces := parse_traces(parse_json(read_small(path))):
+                found[int(path.stem.removeprefix("trace-"))] = traces
+    return found
+
+
+def write_traces(folder: Path, rank: int, traces: list[Trace]) -> None:
+    """Write what a rank has found in PyTorch's Flight Recorder, atomically."""
+    _write_json(trace_path(folder, rank), traces)
+
+
+def _write_json(path: Path, value: object) -> None:
     temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps({**status, "rank": rank}), encoding="utf-8")
+    temporary.write_text(json.dumps(value), encoding="utf-8")
     temporary.replace(path)
 
 

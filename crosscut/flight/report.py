@@ -7,6 +7,15 @@ from typing import Any
 from crosscut.flight.analysis import Disagreement, Finding, Missing, find_causes
 from crosscut.flight.reading import Message, Process, RankRecord, is_here, outside_stack, place_name, process_of
 from crosscut.flight.record import Kind, Phase, Word
+from crosscut.flight.traces import (
+    Traces,
+    by_group,
+    describe_collective,
+    describe_trace,
+    find_behind,
+    find_differences,
+    first_awaited,
+)
 
 _KINDS = {
     Kind.ALL_REDUCE: "all-reduce",
@@ -46,6 +55,8 @@ _STATES = {
 
 _MOST_RANKS = 8
 """Maximum number of ranks whose details a report gives."""
+_MOST_GROUPS = 16
+"""Maximum number of process groups whose collectives a report gives."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +75,8 @@ class Hang:
     finding: Finding
     outside: Mapping[int, str] = field(default_factory=dict)
     """Python stacks of silent ranks, seen from outside, by rank."""
+    traces: Traces = field(default_factory=dict)
+    """Collectives in PyTorch's Flight Recorder, of each rank that answers."""
 
     @property
     def step(self) -> int:
@@ -79,13 +92,18 @@ class Hang:
 def examine(
     records: Mapping[int, RankRecord],
     statuses: Mapping[int, Mapping[str, Any]],
+    traces: Traces | None = None,
     *,
     seconds: float,
     bound: float = 0.0,
 ) -> Hang:
     """Find out which ranks block the others. A rank without a status does not answer, and so does a rank whose process
     is stopped or gone, which an older status does not change.
+
+    If the records name no rank that waits, the ranks wait for collectives that only PyTorch's Flight Recorder has, such
+    as those of compiled code: then `traces` decide.
     """
+    traces = traces or {}
     silent = {}
     for rank, record in records.items():
         process = process_of(record)
@@ -93,7 +111,13 @@ def examine(
             silent[rank] = process
     there = [rank for rank, process in silent.items() if process is not Process.GONE]
     outside = {rank: outside_stack(records[rank]) for rank in there[:_MOST_RANKS]}
-    return Hang(seconds, bound, records, statuses, silent, find_causes(records, silent), outside)
+    finding = find_causes(records, silent)
+    if not (finding.waiting or finding.disagreements or silent):
+        causes, waiting = find_behind(traces)
+        differing = {rank for found in find_differences(traces) for rank in (found.first, found.second)}
+        causes = tuple(sorted(differing)) or causes
+        finding = Finding(causes, (), waiting) if causes else finding
+    return Hang(seconds, bound, records, statuses, silent, finding, outside, traces)
 
 
 def describe(hang: Hang) -> str:
@@ -101,11 +125,13 @@ def describe(hang: Hang) -> str:
     lines = [_title(hang)]
     for found in hang.finding.disagreements:
         lines += _disagreement(found)
+    lines += _differences(hang.traces)
     for rank in hang.finding.causes[:_MOST_RANKS]:
         lines += _cause(hang, rank)
     if not hang.finding.causes:
         lines.append("No single rank can be named: all ranks have started the message that they wait for.")
     lines += _waiting(hang)
+    lines += _traces(hang)
     lines += _stacks(hang)
     return "\n".join(lines) + "\n"
 
@@ -137,7 +163,7 @@ def _cause(hang: Hang, rank: int) -> list[str]:
     if rank in hang.silent:
         told.append(f"  process    {_STATES[hang.silent[rank]]}")
     elif record.awaited is None:
-        told.append("  process    runs, and waits for no message")
+        told.append(f"  process    runs, and waits for {_open_collective(hang, rank) or 'no message'}")
     told += [f"  missing    {_missing(found)}" for found in hang.finding.missing if found.rank == rank]
     return told
 
@@ -164,6 +190,38 @@ def _disagreement(found: Disagreement) -> list[str]:
     ]
 
 
+def _differences(traces: Traces) -> list[str]:
+    """Lines about collectives that ranks have started differently, by PyTorch's Flight Recorder."""
+    lines = []
+    for found in find_differences(traces):
+        who, group = f"ranks {found.first} and {found.second}", found.trace.group
+        what = f"have started different collectives in group `{group}` (PyTorch's Flight Recorder)."
+        lines += ["", f"THE RANKS DISAGREE: {who} {what}"]
+        for rank, one in ((found.first, found.first_collective), (found.second, found.second_collective)):
+            lines.append(f"  rank {rank}: {describe_collective(one)}, {one.state}")
+    return lines
+
+
+def _traces(hang: Hang) -> list[str]:
+    """Lines about the last collectives of each group in PyTorch's Flight Recorder."""
+    groups = by_group(hang.traces)
+    axes = {name: group.axis for record in hang.records.values() for name, group in record.groups.items()}
+    lines = ["", "PYTORCH'S FLIGHT RECORDER"] if groups else []
+    for members in groups[:_MOST_GROUPS]:
+        trace = next(iter(members.values()))
+        axis = f"axis `{axes[trace.group]}`" if trace.group in axes else f"description `{trace.description}`"
+        lines.append(f"  group `{trace.group}` ({axis}, {trace.backend})")
+        alike: dict[str, list[int]] = {}
+        for rank, own in members.items():
+            alike.setdefault(describe_trace(own, first_awaited(members.values())), []).append(rank)
+        for rank in sorted(set(trace.ranks) - set(members)):
+            text = "has started no collective" if rank in hang.traces else "does not answer"
+            alike.setdefault(text, []).append(rank)
+        lines += [f"    {_listed(tuple(ranks))}: {text}" for text, ranks in alike.items()]
+    more = len(groups) - _MOST_GROUPS
+    return [*lines, f"  and {more} more groups"] if more > 0 else lines
+
+
 def _waiting(hang: Hang) -> list[str]:
     """Lines about the ranks that wait."""
     shown = [hang.records[rank] for rank in hang.finding.waiting]
@@ -171,9 +229,17 @@ def _waiting(hang: Hang) -> list[str]:
         return []
     lines = ["", f"WAITING: {_listed(hang.finding.waiting)}"]
     for record in shown[:_MOST_RANKS]:
-        awaited = f" for the {_message(record.awaited)}" if record.awaited else " for its GPU"
-        lines.append(f"  {_who(record)}{awaited}")
+        awaited = f"the {_message(record.awaited)}" if record.awaited else _open_collective(hang, record.rank)
+        lines.append(f"  {_who(record)} for {awaited or 'its GPU'}")
     return lines
+
+
+def _open_collective(hang: Hang, rank: int) -> str:
+    """First collective of a rank that is not completed, by PyTorch's Flight Recorder; empty if there is none."""
+    for trace in hang.traces.get(rank, ()):
+        if trace.open is not None:
+            return f"collective {describe_collective(trace.open)} of group `{trace.group}`"
+    return ""
 
 
 def _stacks(hang: Hang) -> list[str]:

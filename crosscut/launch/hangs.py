@@ -4,10 +4,10 @@ Progress is a step, a batch of a validation, or a request of an evaluation (`Sto
 without progress is `max(30 s, 5 x the longest of the last 64 times)`. Before the first two steps, which may compile the
 model, the bound is `_FIRST_BOUND`. A rank that writes a checkpoint makes progress as long as it writes bytes.
 
-When the bound has passed, each rank writes its status next to its record: the Python stacks of its threads. The lowest
-rank that answers then reads the records and statuses of all ranks, and writes one report. The thread needs no lock of
-the training. It cannot run while a library holds Python's lock; the other ranks then say that this rank does not
-answer.
+When the bound has passed, each rank writes its status next to its record: the Python stacks of its threads, and the
+last collectives in PyTorch's Flight Recorder. The lowest rank that answers then reads the records and statuses of all
+ranks, and writes one report. The thread needs no lock of the training. It cannot run while a library holds Python's
+lock; the other ranks then say that this rank does not answer.
 """
 
 import json
@@ -37,13 +37,17 @@ from crosscut.flight.reading import (
     is_here,
     read_records,
     read_statuses,
+    read_traces,
     record_path,
     status_path,
+    trace_path,
     write_status,
+    write_traces,
 )
 from crosscut.flight.record import Word
 from crosscut.flight.report import Hang, describe, examine
 from crosscut.flight.stragglers import find_stragglers
+from crosscut.launch.flight_recorder import own_traces
 
 LEAST_BOUND = 30.0
 """Minimum time without progress after which a run counts as hanging, in seconds."""
@@ -114,6 +118,7 @@ class Watch:
         self._has_status = False
         self._next_window, self._before = 0.0, dict[int, RankRecord]()
         self._main = threading.get_ident()
+        self._since = time.time_ns()
         self._path: Path | None = None
         """Report of the present hang; None before it."""
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
@@ -121,8 +126,7 @@ class Watch:
     def __enter__(self) -> Self:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            status_path(self.folder, self.rank).unlink(missing_ok=True)
-            self._forget()
+            self._withdraw()
             RECORD.open(rank=self.rank, world_size=self.world_size, on_device=self._device.type == "cuda")
         except OSError as error:
             echo(f"Hangs of this run are not explained, because its record cannot be written: {error}.", err=True)
@@ -140,9 +144,8 @@ class Watch:
         self._thread.join()
         RECORD.close()
         with suppress(OSError):
-            for path in (record_path(self.folder, self.rank), status_path(self.folder, self.rank)):
-                path.unlink(missing_ok=True)
-            self._forget()
+            record_path(self.folder, self.rank).unlink(missing_ok=True)
+            self._withdraw()
             self.folder.rmdir()  # only the last rank finds the folder empty
 
     def obey(self, asked: Callable[[], bool]) -> None:
@@ -230,14 +233,15 @@ class Watch:
         if told or self._has_status:
             self._has_status = False
             with suppress(OSError):
-                status_path(self.folder, self.rank).unlink(missing_ok=True)
-                self._forget()
+                self._withdraw()
             if told and self.rank == 0:
                 echo("The run continues: all ranks make progress again.", err=True)
 
-    def _forget(self) -> None:
-        for name in (_REPORTED, _ASKED):
-            (self.folder / name).unlink(missing_ok=True)
+    def _withdraw(self) -> None:
+        """Remove what this rank has written about a hang."""
+        written = (status_path(self.folder, self.rank), trace_path(self.folder, self.rank))
+        for path in (*written, self.folder / _REPORTED, self.folder / _ASKED):
+            path.unlink(missing_ok=True)
 
     def _copy(self) -> None:
         path = record_path(self.folder, self.rank)
@@ -256,8 +260,9 @@ class Watch:
         with suppress(OSError):
             (self.folder / _ASKED).touch()
             write_status(self.folder, self.rank, {"stacks": self._stacks(), "seconds": stalled})
+            write_traces(self.folder, self.rank, own_traces(self._since))
         deadline = time.monotonic() + min(_GRACE, self._least)
-        while len(read_statuses(self.folder)) < self.world_size and time.monotonic() < deadline:
+        while self._awaits_others() and time.monotonic() < deadline:
             if self._ended.wait(0.2):
                 return False
         statuses = read_statuses(self.folder)
@@ -269,8 +274,13 @@ class Watch:
             return False
         with suppress(OSError):
             (self.folder / _REPORTED).open("x").close()
-            self._report(examine(records, statuses, seconds=stalled, bound=self.bound))
+            traces = read_traces(self.folder)
+            self._report(examine(records, statuses, traces, seconds=stalled, bound=self.bound))
         return True
+
+    def _awaits_others(self) -> bool:
+        """Whether a rank has not written its status yet, or not its traces."""
+        return any(len(list(self.folder.glob(f"{kind}-*.json"))) < self.world_size for kind in ("status", "trace"))
 
     def _report(self, hang: Hang) -> None:
         """Print the report, and write it to the run's folder and to the metrics. A later report of the same hang

@@ -5,6 +5,7 @@ import re
 import signal
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from click.testing import CliRunner
+from torch._C import _distributed_c10d as c10d
 
 from crosscut.cli.doctor.command import doctor
 from crosscut.config import Layout
@@ -26,6 +28,7 @@ from tests.parallel.twins import CPU
 from tests.ranks import RankPool
 
 BOUND = 1.0
+has_recorder = hasattr(c10d, "_dump_fr_trace_json")
 
 
 def continue_after_report(folder: Path, pid: int, told: dict[str, Any]) -> None:
@@ -82,6 +85,7 @@ def test_a_hang_is_explained_by_a_rank_that_waits_and_by_the_doctor(ranks: RankP
         assert "all-reduce of 6 elements over the axis `tensor` (forward pass, step 3), number 3 of its group" in text
         assert "WAITING: rank 0\n" in text
         assert ("is stopped (by SIGSTOP" in text) == stopped
+        assert not has_recorder or ("\n    rank 1: does not answer\n" in text) == stopped
         assert "PYTHON STACK of rank 0, main thread:" in text
     assert ("PYTHON STACK of rank 1, main thread:" in report) == (not stopped)
     assert first["seconds"] < BOUND + 5
@@ -144,6 +148,67 @@ def test_a_stop_of_a_sharded_run_names_the_message_of_fully_shard(
     assert "DID NOT ARRIVE: rank 1 (" in report
     assert "is stopped (by SIGSTOP" in report
     assert re.search(rf"  missing    {missing}, step 3\), number \d+ of its group; waiting: rank 0\n", report), report
+
+
+def hang_outside(folder: Path, differ: bool) -> None:
+    """A hang in collectives that Crosscut does not send and therefore does not record, as in compiled code. The ranks
+    call different collectives, or rank 1 comes late.
+    """
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=8), group_desc="outside")
+    with Watch(folder, CPU, least_bound=BOUND):
+        for step in range(2):
+            RECORD.phase(Phase.FORWARD, step)
+            dist.all_reduce(torch.ones(4), group=group)
+            RECORD.progress(is_step=True)
+        first = dist.get_rank() == 0
+        if not differ:
+            if not first:
+                wait_for_report(folder)
+            dist.all_reduce(torch.ones(2, 3), group=group)
+        else:
+            with pytest.raises(RuntimeError, match=r"Timed out|by peer"):  # neither rank sends what the other awaits
+                dist.broadcast(torch.ones(4), 1, group=group) if first else dist.reduce(torch.ones(8), 1, group=group)
+        RECORD.progress(is_step=True)
+
+
+def wait_for_report(folder: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not list(folder.glob("hang-*.txt")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+recorded = pytest.mark.skipif(not has_recorder, reason="this torch has no Flight Recorder for gloo")
+
+
+@recorded
+def test_a_late_rank_is_named_by_pytorchs_flight_recorder(ranks: RankPool, tmp_path: Path):
+    ranks.run(2, hang_outside, tmp_path, False)
+    report = (tmp_path / "hang-2.txt").read_text()
+    assert "DID NOT ARRIVE: rank 1 (" in report
+    assert "DID NOT ARRIVE: rank 0" not in report
+    awaited = r"for collective 3 \(all_reduce, Float \[2, 3\]\) of group `\w+`\n"
+    assert re.search(rf"\nWAITING: rank 0\n  rank 0 \(host .*\) {awaited}", report), report
+    assert re.search(
+        r"\n  group `\w+` \(description `outside`, gloo\)\n"
+        r"    rank 0: completed 2 \(all_reduce, Float \[4\]\); scheduled 3 \(all_reduce, Float \[2, 3\]\)\n"
+        r"    rank 1: completed 2 \(all_reduce, Float \[4\]\); has not scheduled 3\n",
+        report,
+    ), report
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("watch")] == []
+
+
+@recorded
+def test_different_collectives_are_named_by_pytorchs_flight_recorder(ranks: RankPool, tmp_path: Path):
+    ranks.run(2, hang_outside, tmp_path, True)
+    report = (tmp_path / "hang-2.txt").read_text()
+    assert re.search(
+        r"\nTHE RANKS DISAGREE: ranks 0 and 1 have started different collectives in group `\w+` "
+        r"\(PyTorch's Flight Recorder\)\.\n"
+        r"  rank 0: 3 \(broadcast, Float \[4\]\), scheduled\n"
+        r"  rank 1: 3 \(reduce, Float \[8\]\), scheduled\n",
+        report,
+    ), report
+    assert re.search(r"  process    runs, and waits for collective 3 \(broadcast, Float \[4\]\) of group", report)
 
 
 def work_without_hang(folder: Path) -> list[str]:

@@ -29,7 +29,7 @@ def doctor(run: Path) -> None:
     command does not disturb the run, and also works while a rank is stopped. Ranks on other machines are seen as they
     were up to five seconds ago.
     """
-    from crosscut.flight.reading import FOLDER, is_here, outside_stack, read_records, read_statuses
+    from crosscut.flight.reading import FOLDER, is_here, outside_stack, read_records, read_statuses, read_traces
     from crosscut.flight.record import Word
     from crosscut.flight.report import describe, examine, seconds_without_progress
 
@@ -49,5 +49,5 @@ def doctor(run: Path) -> None:
     seconds = seconds_without_progress(records, now)
     bound = max(record.words[Word.BOUND] for record in records.values()) / 1e9
     statuses = {**answering, **read_statuses(folder)}
-    hang = examine(records, statuses, seconds=seconds, bound=bound if seconds > bound else 0.0)
+    hang = examine(records, statuses, read_traces(folder), seconds=seconds, bound=bound if seconds > bound else 0.0)
     echo(describe(hang), nl=False)

@@ -1,0 +1,228 @@
+"""Collectives that PyTorch's Flight Recorder has recorded, group by group.
+
+This recorder of PyTorch also has the collectives of compiled code and of libraries, which the record of Crosscut does
+not have. During a hang, each rank asks its own recorder for JSON and writes a summary for the other ranks. PyTorch also
+writes its recorder to files, as pickles. Crosscut reads none of these files, because a pickle can run code.
+
+The members of a process group must start the same collectives under the same numbers. A rank that has not started a
+collective for which another rank waits is *behind*.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+from crosscut.config.system.files import parse_json
+
+SCHEDULED, STARTED, COMPLETED = "scheduled", "started", "completed"
+_STATES = (SCHEDULED, STARTED, COMPLETED)
+_BEFORE, _AFTER = 4, 12
+"""Number of collectives in a summary: before the first one that is not completed, and from this one on."""
+_ALIKE = ("all_reduce", "allreduce", "reduce", "all_gather", "allgather", "broadcast")
+"""Beginnings of the names of collectives in which all members send equally many elements."""
+
+Sizes = tuple[tuple[int, ...], ...]
+
+
+class Collective(NamedTuple):
+    """Collective of one rank."""
+
+    number: int
+    """Sequence number in the process group."""
+    name: str
+    """Name in PyTorch, such as "all_reduce"."""
+    inputs: Sizes
+    outputs: Sizes
+    types: tuple[str, ...]
+    """Element type of each input, or of each output if there are no inputs."""
+    state: str
+    """`SCHEDULED`, `STARTED` or `COMPLETED`."""
+
+    @property
+    def tensors(self) -> Sizes:
+        """Sizes of the inputs, or of the outputs if the rank only receives."""
+        return self.inputs or self.outputs
+
+
+class Trace(NamedTuple):
+    """Collectives of one rank in one process group, in order."""
+
+    group: str
+    description: str
+    backend: str
+    ranks: tuple[int, ...]
+    """Members of the group; empty if they are not known."""
+    collectives: tuple[Collective, ...]
+
+    @property
+    def open(self) -> Collective | None:
+        """First collective that is not completed."""
+        return next((one for one in self.collectives if one.state != COMPLETED), None)
+
+    @property
+    def last(self) -> int:
+        """Number of the last collective that the rank has scheduled."""
+        return self.collectives[-1].number
+
+    @property
+    def key(self) -> tuple[str, str, tuple[int, ...]]:
+        """Identity of the group. Groups of different ranks may have the same name."""
+        return self.group, self.backend, self.ranks
+
+
+Traces = Mapping[int, Sequence[Trace]]
+"""Traces of all groups of each rank that has answered, by rank."""
+
+
+class Difference(NamedTuple):
+    """Two ranks that have started different collectives under the same number."""
+
+    trace: Trace
+    first: int
+    first_collective: Collective
+    second: int
+    second_collective: Collective
+
+
+def read_dump(dump: str | bytes, ranks_of: Callable[[str], Sequence[int]], since: int = 0) -> list[Trace]:
+    """Read what PyTorch's recorder of this process has returned as JSON. `ranks_of` returns the members of a group.
+    Sends and receives are left out, and collectives before `since`, a time in nanoseconds since 1970: they may be of an
+    earlier group with the same name. Raises `ValueError` if the dump has another form.
+    """
+    found: dict[tuple[str, str, str], dict[int, Collective]] = {}
+    try:
+        for entry in parse_json(dump).get("entries", []):
+            if not entry["is_p2p"] and entry["time_created_ns"] >= since:
+                name, description = entry["process_group"]
+                backend, _, operation = entry["profiling_name"].rpartition(":")
+                one = _collective(entry, operation)
+                found.setdefault((name, description, backend), {})[one.number] = one
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"not the form of PyTorch's Flight Recorder: {error!r}") from error
+    return [
+        Trace(name, description, backend, tuple(ranks_of(name)), _shortened(list(collectives.values())))
+        for (name, description, backend), collectives in found.items()
+    ]
+
+
+def _collective(entry: Mapping[str, Any], name: str) -> Collective:
+    """Collective of an entry. Gloo never says that a collective is completed, only that the recorder has retired it."""
+    inputs, outputs = (tuple(map(tuple, entry[f"{end}_sizes"])) for end in ("input", "output"))
+    types = tuple(entry["input_dtypes"] or entry["output_dtypes"])
+    state = COMPLETED if entry["retired"] else entry["state"]
+    return Collective(entry["collective_seq_id"], name, inputs, outputs, types, state)
+
+
+def _shortened(collectives: list[Collective]) -> tuple[Collective, ...]:
+    """Collectives around the first one that is not completed, and the last one."""
+    places = (place for place, one in enumerate(collectives) if one.state != COMPLETED)
+    first = next(places, len(collectives))
+    kept = collectives[max(0, first - _BEFORE) : first + _AFTER]
+    return tuple(kept if kept[-1] is collectives[-1] else [*kept, collectives[-1]])
+
+
+def parse_traces(value: object) -> list[Trace]:
+    """Read the traces of another rank from JSON. Raises `ValueError` if the value has another form."""
+    try:
+        return [_trace(*row) for row in value]  # type: ignore[attr-defined]
+    except TypeError as error:
+        raise ValueError("no traces") from error
+
+
+def _trace(group: object, description: object, backend: object, ranks: Any, collectives: Any) -> Trace:
+    parsed = tuple(
+        Collective(int(number), str(name), _sizes(inputs), _sizes(outputs), tuple(map(str, types)), str(state))
+        for number, name, inputs, outputs, types, state in collectives
+    )
+    if not parsed or any(one.state not in _STATES for one in parsed):
+        raise ValueError("no collectives")
+    return Trace(str(group), str(description), str(backend), tuple(map(int, ranks)), parsed)
+
+
+def _sizes(value: Any) -> Sizes:
+    return tuple(tuple(map(int, sizes)) for sizes in value)
+
+
+def by_group(traces: Traces) -> list[dict[int, Trace]]:
+    """Traces of each group, by rank. Groups with collectives that are not completed come first."""
+    groups: dict[tuple[str, str, tuple[int, ...]], dict[int, Trace]] = {}
+    for rank in sorted(traces):
+        for trace in traces[rank]:
+            groups.setdefault(trace.key, {})[rank] = trace
+    return sorted(groups.values(), key=lambda members: all(trace.open is None for trace in members.values()))
+
+
+def find_differences(traces: Traces) -> list[Difference]:
+    """Find the first collective of each group that two ranks have started differently."""
+    found = (next(_differences(members), None) for members in by_group(traces))
+    return [difference for difference in found if difference is not None]
+
+
+def _differences(members: Mapping[int, Trace]) -> Iterator[Difference]:
+    """Yield the collectives that a rank has started differently than the first rank that has the number, in order."""
+    numbered: dict[int, list[tuple[int, Collective]]] = {}
+    for rank, trace in members.items():
+        for one in trace.collectives:
+            numbered.setdefault(one.number, []).append((rank, one))
+    for number in sorted(numbered):
+        first, mine = numbered[number][0]
+        for second, theirs in numbered[number][1:]:
+            if not _agree(mine, theirs):
+                yield Difference(members[first], first, mine, second, theirs)
+
+
+def _agree(first: Collective, second: Collective) -> bool:
+    if first.name != second.name:
+        return False
+    if not first.name.lstrip("_").startswith(_ALIKE) or not (first.inputs and second.inputs):
+        return True
+    return first.types == second.types and _elements(first.inputs) == _elements(second.inputs)
+
+
+def _elements(sizes: Sizes) -> int:
+    return sum(map(prod, sizes))
+
+
+def find_behind(traces: Traces) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Find the ranks that are behind and wait for no rank themselves, and the ranks that wait."""
+    blockers: dict[int, set[int]] = {rank: set() for rank in traces}
+    for members in by_group(traces):
+        for rank, trace in members.items():
+            if trace.open is not None:
+                others = [other for other in trace.ranks or members if other != rank and other in traces]
+                blockers[rank] |= {other for other in others if not _has_started(members, other, trace.open.number)}
+    causes = {rank for behind in blockers.values() for rank in behind if not blockers[rank]}
+    return tuple(sorted(causes)), tuple(sorted(rank for rank, behind in blockers.items() if behind))
+
+
+def _has_started(members: Mapping[int, Trace], rank: int, number: int) -> bool:
+    return rank in members and members[rank].last >= number
+
+
+def describe_trace(trace: Trace, awaited: int) -> str:
+    """Last completed, started and scheduled collectives of a trace. `awaited` is the number of the first collective for
+    which any rank of the group waits; 0 if no rank waits.
+    """
+    texts = []
+    for state in (COMPLETED, STARTED, SCHEDULED):
+        of_state = [one for one in trace.collectives if one.state == state]
+        first, last = of_state[:1], of_state[-1:]
+        shown = last if state == COMPLETED or first == last else [*first, *last]
+        if shown:
+            texts.append(f"{state} {' to '.join(map(describe_collective, shown))}")
+    if trace.last < awaited:
+        texts.append(f"has not scheduled {awaited}")
+    return "; ".join(texts)
+
+
+def describe_collective(collective: Collective) -> str:
+    """Number, name, element types and sizes of a collective, such as "10 (all_reduce, Float [4, 8])"."""
+    pairs = list(zip(collective.types, collective.tensors, strict=False))
+    tensors = [f"{kind} {list(sizes)}" for kind, sizes in pairs[:2]]
+    more = [f"{len(pairs) - 2} more tensors"] if len(pairs) > 2 else []
+    return f"{collective.number} ({', '.join([collective.name, *tensors, *more])})"
+
+
+def first_awaited(members: Iterable[Trace]) -> int:
+    """Number of the first collective of a group that is not completed on a rank; 0 if there is none."""
+    return min((trace.open.number for trace in members if trace.open is not None), default=0)
