@@ -52,8 +52,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.corpus.deduplicate_corpus import Corpus, make_corpus, read_corpus, write_corpus
-from benchmarks.corpus.deduplicate_quality import judge, same_results, show_quality
+from benchmarks.corpus.deduplicating.corpus import Corpus, make_corpus, read_corpus, write_corpus
+from benchmarks.corpus.deduplicating.quality import judge, same_results, show_quality
 from benchmarks.corpus.manuals import build_manuals
 from benchmarks.machine import describe_machine
 from benchmarks.peak import Peak
@@ -156,9 +156,9 @@ def run(name: str, folder: Path, options: argparse.Namespace) -> dict[str, float
             if stage.is_dir() and stage.name not in (INGEST, CLEANING):
                 shutil.rmtree(stage)
         environment["PYTHONPATH"] = str(ROOT if name == "crosscut" else options.before.resolve())
-        command = [sys.executable, str(HERE / "deduplicate_run.py"), str(folder), str(options.workers)]
+        command = [sys.executable, str(HERE / "deduplicating" / "run.py"), str(folder), str(options.workers)]
     else:
-        command = [str(options.peers), str(HERE / "deduplicate_peers.py"), name, str(folder)]
+        command = [str(options.peers), str(HERE / "deduplicating" / "peers.py"), name, str(folder)]
     started, used = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
     peak = Peak(process.pid)

@@ -21,7 +21,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.corpus.deduplicate_corpus import NGRAM, cut
+from benchmarks.corpus.deduplicating.corpus import NGRAM, cut
 from benchmarks.machine import describe_machine
 from crosscut.corpus.duplicates.planted import plant
 from crosscut.corpus.duplicates.sketches import SketchSettings, minhash

@@ -1,6 +1,6 @@
 """Crosscut in the deduplication benchmark: run the stages of duplicates on the cleaned parts in FOLDER/work.
 
-    python deduplicate_run.py FOLDER WORKERS
+    python benchmarks/corpus/deduplicating/run.py FOLDER WORKERS
 
 The first `crosscut` on the path of Python is measured, so another checkout can be measured too. The seconds and counts
 of the stages are written to FOLDER/crosscut.json.

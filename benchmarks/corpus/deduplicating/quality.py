@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.corpus.deduplicate_corpus import NGRAM, Corpus, pairs_of_sample
+from benchmarks.corpus.deduplicating.corpus import NGRAM, Corpus, pairs_of_sample
 from crosscut.corpus.documents import INGEST, read_drops, read_table
 from crosscut.corpus.duplicates.clusters import CLUSTERS, NEAR
 from crosscut.corpus.duplicates.planted import exact_jaccard

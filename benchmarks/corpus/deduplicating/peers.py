@@ -1,6 +1,6 @@
 """Peers of the deduplication benchmark, run with the Python of their own environment.
 
-python deduplicate_peers.py daft|daft-exact|datatrove FOLDER
+python benchmarks/corpus/deduplicating/peers.py daft|daft-exact|datatrove FOLDER
 
 The program reads FOLDER/parquet and writes the numbers of the dropped documents, one per line, to FOLDER/PEER.txt. All
 peers search with word 5-grams. Only `daft-exact` checks the candidates exactly.
