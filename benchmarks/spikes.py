@@ -37,6 +37,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.faulting.inside import replace_gradients
 from benchmarks.machine import describe_machine, print_machine
 from crosscut.config import RunConfig, TrainingError, load_run
 from crosscut.data import open_tokens, prepare, read_documents
@@ -125,11 +126,7 @@ class Faults:
         """Update the weights as the trainer does, with the fault if it belongs to this batch."""
         place = self.batches.order.first_sample(step) // BATCH - SPIKE
         if self.kind == "gradients" and place == 0:
-            generator = torch.Generator().manual_seed(1)
-            for parameter in self.trainer.parameters:
-                gradient = local_part(parameter.grad)
-                noise = torch.randn(gradient.shape, generator=generator, dtype=gradient.dtype)
-                gradient.copy_(noise * 1000 * gradient.norm() / noise.norm())
+            replace_gradients(self.trainer)
         factor = 10.0 if self.kind == "learning rate" and 0 <= place < 10 else 1.0
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(training_step, "learning_rate", lambda *of, **run: factor * self._rate(*of, **run))

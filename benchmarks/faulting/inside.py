@@ -104,6 +104,19 @@ def plant_nan(owner: Any, *_: Any) -> None:
     (grad.to_local() if hasattr(grad, "to_local") else grad).view(-1)[0] = float("nan")
 
 
+def replace_gradients(trainer: Any, *_: Any) -> None:
+    """Replace the gradients of this rank by noise with 1,000 times their norm."""
+    import torch
+
+    from crosscut.parallel.state.parameters import local_part
+
+    generator = torch.Generator().manual_seed(1)
+    for parameter in trainer.parameters:
+        gradient = local_part(parameter.grad)
+        noise = torch.randn(gradient.shape, generator=generator, dtype=gradient.dtype)
+        gradient.copy_(noise * 1000 * gradient.norm() / noise.norm())
+
+
 def limit_memory(*_: Any) -> None:
     """Allow this process no more memory than it has, and ask for a tensor that does not fit."""
     import torch

@@ -31,7 +31,8 @@ def cells(row: Row) -> list[str]:
     yes = {True: "yes", False: "NO", None: "-"}
     lost = "-" if row.lost is None else "all" if fault.loses_all else str(row.lost)
     status = "hangs" if row.status is None else str(row.status)
-    return [fault.name, fault.layout, seconds, yes[row.right], lost, yes[row.same], status]
+    compared = f" ({fault.compared})" if fault.compared and row.same is not None else ""
+    return [fault.name, fault.layout, seconds, yes[row.right], lost, yes[row.same] + compared, status]
 
 
 def write_page(rows: list[Row], seed: int, page: Path) -> None:

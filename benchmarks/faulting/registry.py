@@ -5,6 +5,8 @@ from benchmarks.faulting.disks import DISKS
 from benchmarks.faulting.hanging import HANGING
 from benchmarks.faulting.killed import KILLED
 from benchmarks.faulting.machine import MACHINE
+from benchmarks.faulting.nodes import ELASTIC
+from benchmarks.faulting.spiking import SPIKING
 from benchmarks.faulting.trial import Fault
 
-FAULTS: list[Fault] = [*HANGING, *KILLED, *DISKS, *MACHINE, *DAMAGED]
+FAULTS: list[Fault] = [*HANGING, *KILLED, *DISKS, *MACHINE, *DAMAGED, *SPIKING, *ELASTIC]

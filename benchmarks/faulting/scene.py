@@ -20,7 +20,6 @@ import psutil
 from benchmarks.faulting.inside import GO, MET, Place
 from benchmarks.faulting.shim import Shim
 from crosscut.checkpoint import list_checkpoints
-from crosscut.checkpoint.folders import checkpoint_folder
 from crosscut.checkpoint.format.manifest import MANIFEST_FILE
 
 STEPS, EVERY = 12, 4
@@ -104,6 +103,8 @@ class Scene:
     text: Path
     more: tuple[str, ...] = ()
     """Overrides of the run, after those of all runs."""
+    base: tuple[str, ...] = RUN
+    """Config file, or overrides, that all runs of the scene share."""
     run: Path = field(init=False)
     pid: int = 0
     status: int | None = None
@@ -131,7 +132,7 @@ class Scene:
     def arguments(self) -> tuple[str, ...]:
         """Arguments of `crosscut` that start or resume the run."""
         own = (f"data.text={self.text}", f"data.tokens={self.tokens}", f"output.folder={self.run}")
-        return "train", *RUN, *LAYOUTS[self.layout], *own, *self.more, "--resume", "auto"
+        return "train", *self.base, *LAYOUTS.get(self.layout, ()), *own, *self.more, "--resume", "auto"
 
     def start(self, place: Place | None = None, prefix: tuple[str, ...] = ()) -> None:
         """Start or resume the run. With `prefix`, such as `unshare -m`, the run is no fork but a new process."""
@@ -153,6 +154,13 @@ class Scene:
             self.fresh = None
             job = {"arguments": self.arguments, "environment": {**variables}, "log": str(log)}
             self.pid = self.nursery.begin(job)
+
+    def start_beside(self, *more: str) -> None:
+        """Start a new run with further overrides, in a folder of its own. This run is the run of the scene from now
+        on.
+        """
+        self.run, self.more = self.root / "second run", (*self.more, *more)
+        self.start()
 
     def logs(self) -> list[Path]:
         """List the outputs of all starts, oldest first."""
@@ -252,10 +260,9 @@ class Scene:
 
     def end(self) -> dict[str, str]:
         """SHA-256 of each file of the last checkpoint, and the loss of each step, as texts."""
-        last = Path(str(checkpoint_folder(self.checkpoints, STEPS)))
         hashes = {
             path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in last.iterdir()
+            for path in self.newest().iterdir()
             if path.name != MANIFEST_FILE
         }
         losses = {f"step {row['step']}": repr(row["loss"]) for row in self.rows() if "loss" in row}

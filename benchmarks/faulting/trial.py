@@ -3,7 +3,7 @@
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -12,9 +12,9 @@ from benchmarks.faulting.scene import EVERY, STEPS, Scene
 from crosscut.checkpoint import find_damage, list_checkpoints
 
 LIMIT = 150.0
-"""Seconds that a run may take from the fault to its end. A longer run counts as a hang."""
+"""Seconds that most runs may take from the fault to their end. A longer run counts as a hang."""
 
-_OWN = re.compile(r"crosscut: |rank \d of|Some rows of |Some scalars in |The run has made no progress")
+_OWN = re.compile(r"crosscut: |rank \d of|Some rows of |Some scalars in |The run has made no progress|Spike at step ")
 
 Cause = Callable[[Scene, random.Random], None]
 
@@ -61,6 +61,14 @@ class Fault:
     """Whether rows of `metrics.jsonl` may be missing at the end."""
     needs: Callable[[], str] = lambda: ""
     """Reason why this machine cannot cause the fault; empty if it can."""
+    limit: float = LIMIT
+    """Seconds that the run may take from the fault to its end."""
+    trial: "Trial | None" = None
+    """Trial of a fault after which the end of the run differs from the undisturbed run of the layout by design. None
+    for the usual trial.
+    """
+    compared: str = ""
+    """Note beside "same bits" about the comparison of such a trial."""
 
 
 @dataclass
@@ -74,7 +82,7 @@ class Row:
     """Whether the message names what it must name; None if no process is left to say something."""
     lost: int | None = None
     same: bool | None = None
-    """Whether the end of the run is bit by bit that of the undisturbed run."""
+    """Whether the end of the run is bit by bit that of the undisturbed run, or agrees as `Fault.compared` says."""
     status: int | None = None
     message: str = ""
     problems: list[str] = field(default_factory=list)
@@ -97,6 +105,9 @@ class Row:
         return cls(fault, **{name: value for name, value in values.items() if name in own})
 
 
+Trial = Callable[[Fault, Scene, random.Random, Row], None]
+
+
 def try_fault(fault: Fault, scene: Scene, reference: dict[str, str], chance: random.Random) -> Row:
     """Do one trial. The tokens of the run are in place unless the fault removes them."""
     row = Row(fault)
@@ -104,23 +115,36 @@ def try_fault(fault: Fault, scene: Scene, reference: dict[str, str], chance: ran
         row.skipped = reason
         return row
     try:
-        _cause(fault, scene, chance, row)
-        _check_remains(fault, scene, row)
-        done = scene.steps_done() if scene.status else STEPS
-        fault.cure(scene, chance)
-        scene.shim.set()
-        if fault.then is not None:
-            _resume(fault, scene, row)
-            fault.then(scene, chance)
-            _resume(None, scene, row)
-        elif scene.status:
-            _resume(fault if fault.at_resume else None, scene, row)
-        if not row.problems or scene.status == 0:
-            _compare(fault, scene, reference, done, row)
+        if fault.trial is not None:
+            fault.trial(fault, scene, chance, row)
+        else:
+            _try_as_usual(fault, scene, reference, chance, row)
     finally:
         scene.shim.set()
         scene.stop_all()
     return row
+
+
+def _try_as_usual(fault: Fault, scene: Scene, reference: dict[str, str], chance: random.Random, row: Row) -> None:
+    """Cause the fault, resume the run, and compare its end with the undisturbed run."""
+    hit(fault, scene, chance, row)
+    done = scene.steps_done() if scene.status else STEPS
+    fault.cure(scene, chance)
+    scene.shim.set()
+    if fault.then is not None:
+        resume(fault, scene, row)
+        fault.then(scene, chance)
+        resume(None, scene, row)
+    elif scene.status:
+        resume(fault if fault.at_resume else None, scene, row)
+    if not row.problems or scene.status == 0:
+        _compare(fault, scene, reference, done, row)
+
+
+def hit(fault: Fault, scene: Scene, chance: random.Random, row: Row) -> None:
+    """Start the run, cause the fault, watch the run to its end, and check the checkpoints that are left."""
+    _cause(fault, scene, chance, row)
+    _check_remains(fault, scene, row)
 
 
 def _cause(fault: Fault, scene: Scene, chance: random.Random, row: Row) -> None:
@@ -141,7 +165,7 @@ def _cause(fault: Fault, scene: Scene, chance: random.Random, row: Row) -> None:
     if not fault.at_resume:
         _judge(fault, scene, row)
     if scene.status is None:
-        row.problems.append(f"the run must end, but hangs for {LIMIT:.0f} s: {scene.told()[-600:]}")
+        row.problems.append(f"the run must end, but hangs for {fault.limit:.0f} s: {scene.told()[-600:]}")
     elif scene.status not in fault.status:
         row.problems.append(f"the exit status must be one of {fault.status}, but is {scene.status}: "
                             f"{scene.told()[-1500:]}")  # fmt: skip
@@ -157,7 +181,7 @@ def _watch(fault: Fault, scene: Scene, began: float, row: Row) -> None:
         if row.seconds is None and fault.named and all(re.search(text, told, re.DOTALL) for text in fault.named):
             row.seconds = time.monotonic() - began
             fault.answer(scene, random.Random())
-        if ended or time.monotonic() - began > LIMIT:
+        if ended or time.monotonic() - began > fault.limit:
             break
     if "Traceback" in told:
         row.problems.append(f"the output must have no traceback, but has one: {told[-3000:]}")
@@ -182,7 +206,7 @@ def _check_remains(fault: Fault, scene: Scene, row: Row) -> None:
             row.problems.append(f"a checkpoint must be whole or absent, but {damage}")
 
 
-def _resume(fault: Fault | None, scene: Scene, row: Row) -> None:
+def resume(fault: Fault | None, scene: Scene, row: Row) -> None:
     """Resume the run. With `fault`, this start must name the fault."""
     scene.start()
     if fault is not None:
@@ -203,11 +227,17 @@ def _compare(fault: Fault, scene: Scene, reference: dict[str, str], done: int, r
     else:
         row.lost = 0
     end = scene.end()
-    compared = end.keys() if fault.loses_rows else reference.keys()
-    different = sorted(name for name in compared if end.get(name) != reference.get(name))
+    require_same(end, reference, row, compared=end.keys() if fault.loses_rows else reference.keys())
+
+
+def require_same(
+    end: Mapping[str, str], other: Mapping[str, str], row: Row, *, compared: Iterable[str], run: str = "undisturbed"
+) -> None:
+    """Note whether the ends of two runs (`Scene.end`) agree in the entries `compared`."""
+    different = sorted(name for name in compared if end.get(name) != other.get(name))
     row.same = not different
     if different:
-        row.problems.append(f"the end must be that of the undisturbed run, but differs: {', '.join(different)[:200]}")
+        row.problems.append(f"the end must be that of the {run} run, but differs: {', '.join(different)[:200]}")
 
 
 def message_of(told: str) -> str:

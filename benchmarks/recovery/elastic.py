@@ -62,6 +62,10 @@ STORE = (
 """Program that hosts the store of the rendezvous until its input ends."""
 
 
+class Failed(SystemExit):
+    """Failure of a run. Ends the program with a message unless it is caught."""
+
+
 @dataclass
 class Group:
     """Nodes that train one run, and the rendezvous of their agents."""
@@ -93,11 +97,17 @@ class Group:
 
     def kill(self, node: int) -> None:
         """End all processes of a node by SIGKILL, and remove the node's memory, as if the machine were gone."""
-        agent = psutil.Process(self.agents.pop(node).pid)
-        for process in (agent, *agent.children(recursive=True)):
+        agent = self.agents.pop(node)
+        root = psutil.Process(agent.pid)
+        for process in (root, *root.children(recursive=True)):
             with_suppressed(process.kill)
-        psutil.wait_procs([agent], timeout=10)
+        agent.wait(10)
         shutil.rmtree(self.memory_of(node), ignore_errors=True)
+
+    def ranks_of(self, node: int) -> list[psutil.Process]:
+        """Processes of the ranks of a node."""
+        children = psutil.Process(self.agents[node].pid).children()
+        return [process for process in children if "crosscut" in process.cmdline()]
 
     def stop(self) -> None:
         """Let the ranks write a checkpoint and end, and end the agents."""
@@ -123,14 +133,25 @@ class Group:
         return read_restarts(self.folder)
 
     def wait_for(self, condition: Callable[[], bool], event: str) -> None:
-        """Wait until a condition holds. Ends the program if the run is stuck."""
+        """Wait until a condition holds. Raises `Failed` if the run is stuck."""
         deadline = time.monotonic() + PATIENCE
         while not condition():
             if time.monotonic() > deadline or not any(agent.poll() is None for agent in self.agents.values()):
-                logs = self.folder.parent.glob(f"{self.folder.name}*.log")
-                told = "\n".join(f"{log}:\n{log.read_text(errors='replace')[-3000:]}" for log in logs)
-                raise SystemExit(f"the run must continue ({event}), but does not:\n{told}")
+                told = "\n".join(log[-3000:] for log in self.logs())
+                raise Failed(f"the run must continue ({event}), but does not:\n{told}")
             time.sleep(0.05)
+
+    def logs(self) -> list[str]:
+        """Output of each node."""
+        paths = sorted(self.folder.parent.glob(f"{self.folder.name}.node-*.log"))
+        return [path.read_text(encoding="utf-8", errors="replace") for path in paths]
+
+    def restart_after(self, change: Callable[[], object], event: str) -> dict[str, Any]:
+        """Change the nodes, wait until the run continues, and return the row of this restart."""
+        seen = len(self.restarts())
+        change()
+        self.wait_for(lambda: len(self.restarts()) > seen, event)
+        return self.restarts()[-1]
 
     def wait_for_steps(self, number: int) -> None:
         """Wait until the run has done more steps."""
@@ -168,14 +189,10 @@ def disturb(nodes: Group, kills: int, chance: random.Random, told: Callable[[str
     for number in range(kills):
         node = chance.randrange(2)
         time.sleep(chance.uniform(0.0, 2.0))
-        seen = len(nodes.restarts())
-        nodes.kill(node)
-        nodes.wait_for(lambda seen=seen: len(nodes.restarts()) > seen, f"after the loss of node {node}")
+        lost = nodes.restart_after(lambda node=node: nodes.kill(node), f"after the loss of node {node}")
         time.sleep(chance.uniform(0.0, 1.0))
-        nodes.start(node)
-        nodes.wait_for(lambda seen=seen: len(nodes.restarts()) > seen + 1, f"after the return of node {node}")
+        back = nodes.restart_after(lambda node=node: nodes.start(node), f"after the return of node {node}")
         nodes.wait_for_steps(3)
-        lost, back = nodes.restarts()[-2:]
         told(f"kill {number + 1}: node {node}, {describe(lost)}; back: {describe(back)}")
 
 
@@ -202,12 +219,12 @@ def losses_of(folder: Path) -> list[tuple[int, float]]:
 
 
 def compare(disturbed: Path, whole: Path) -> tuple[int, float]:
-    """Number of steps compared, and the largest relative difference of a loss. Raises `SystemExit` if the metrics of
+    """Number of steps compared, and the largest relative difference of a loss. Raises `Failed` if the metrics of
     the disturbed run do not hold each step once.
     """
     mine, theirs = losses_of(disturbed), dict(losses_of(whole))
     if [step for step, _ in mine] != list(range(1, len(mine) + 1)):
-        raise SystemExit(f"metrics.jsonl must hold each step from 1 to {len(mine)} once, but does not")
+        raise Failed(f"metrics.jsonl must hold each step from 1 to {len(mine)} once, but does not")
     return len(mine), max(abs(loss - theirs[step]) / theirs[step] for step, loss in mine)
 
 
