@@ -17,6 +17,7 @@ from crosscut.config.corpora import CorpusConfig, SourceConfig
 from crosscut.config.errors import DamagedDataError, DataError
 from crosscut.corpus.documents import DOCUMENTS, INGEST, count_bytes, write_table
 from crosscut.corpus.execution.stages import Counts, Output, Record, Task
+from crosscut.corpus.extraction.careful import check_installed
 from crosscut.corpus.finished import WORK_FOLDER
 from crosscut.corpus.json_rows import REJECT_KEYS, read_rows
 from crosscut.corpus.origins import Skipped, SkippedWriter, files_name, skipped_name, write_files
@@ -42,7 +43,7 @@ class IngestStage:
 
     config: CorpusConfig
     name: str = field(default=INGEST, init=False)
-    version: int = field(default=3, init=False)
+    version: int = field(default=4, init=False)
 
     def tasks(self, work: Path) -> list[Task]:  # noqa: ARG002 - no stage comes before
         """List the tasks. Each task reads some files of one source.
@@ -70,7 +71,10 @@ class IngestStage:
 
     def _settings(self, source: SourceConfig, files: Sequence[File]) -> dict[str, Any]:
         settings = asdict(Reading.of(self.config, source))
-        tokenizer = settings.pop("tokenizer")
+        tokenizer, extraction = settings.pop("tokenizer"), settings.pop("extraction")
+        if any(file.format == "html" for file in files):
+            settings["extraction"] = str(extraction)
+            check_installed(extraction)
         pairs = [file for file in files if file.format == "megatron"]
         if pairs and not tokenizer:
             raise DataError(
@@ -206,7 +210,7 @@ class _Parts:
             self._columns[column].append(value)
         self._num_bytes += count_bytes(item.text)
         self.num_documents += 1
-        self.notes.update([item.note] if item.note else [])
+        self.notes.update(item.note.split(", ") if item.note else [])
         if self._num_bytes >= self._part_bytes:
             self.write()
 

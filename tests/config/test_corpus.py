@@ -92,6 +92,10 @@ MESSAGES = {
         {"language": {"detector": "fasttext"}},
         "`language.detector` must be 'eldc' or 'langdetect', but is 'fasttext'.",
     ),
+    "extraction": (
+        {"html": {"extraction": "slow"}},
+        "`html.extraction` must be 'fast' or 'careful', but is 'slow'.",
+    ),
     "engine": ({"engine": {"kind": "slurm"}}, "`engine.kind` must be 'local' or 'ray', but is 'slurm'."),
     "rejects": ({"ingest": {"max_rejects": 1.0}}, "`ingest.max_rejects` must be at least 0 and below 1, but is 1.0."),
 }

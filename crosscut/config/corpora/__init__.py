@@ -1,7 +1,7 @@
 """Configuration of a corpus: its sources and the stages of its preparation."""
 
 from crosscut.config.corpora.corpus import CorpusConfig
-from crosscut.config.corpora.sources import Cleaner, IngestConfig, SourceConfig, SourceFormat
+from crosscut.config.corpora.sources import Cleaner, Extraction, HtmlConfig, IngestConfig, SourceConfig, SourceFormat
 from crosscut.config.corpora.stages import (
     CleaningConfig,
     Detector,
@@ -25,6 +25,8 @@ __all__ = [
     "DuplicatesConfig",
     "EngineConfig",
     "EngineKind",
+    "Extraction",
+    "HtmlConfig",
     "IngestConfig",
     "LanguageConfig",
     "LeakageAction",

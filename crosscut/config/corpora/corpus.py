@@ -7,7 +7,7 @@ section for each source.
 from dataclasses import dataclass, field
 
 from crosscut.config.checks import MOST_SEED, listed, require_at_least
-from crosscut.config.corpora.sources import IngestConfig, SourceConfig, SourceFormat
+from crosscut.config.corpora.sources import HtmlConfig, IngestConfig, SourceConfig, SourceFormat
 from crosscut.config.corpora.stages import (
     CleaningConfig,
     DuplicatesConfig,
@@ -35,6 +35,7 @@ class CorpusConfig:
     `weight` selects, and the samples in the report."""
 
     ingest: IngestConfig = field(default_factory=IngestConfig)
+    html: HtmlConfig = field(default_factory=HtmlConfig)
     urls: UrlsConfig = field(default_factory=UrlsConfig)
     cleaning: CleaningConfig = field(default_factory=CleaningConfig)
     language: LanguageConfig = field(default_factory=LanguageConfig)

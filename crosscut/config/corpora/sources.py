@@ -22,6 +22,13 @@ class SourceFormat(Choice):
     MEGATRON = "megatron"
 
 
+class Extraction(Choice):
+    """The choices for `html.extraction`."""
+
+    FAST = "fast"
+    CAREFUL = "careful"
+
+
 class Cleaner(Choice):
     """The choices for the items of `sources.cleaners`."""
 
@@ -75,6 +82,18 @@ class SourceConfig:
         resolve_choices(self, "sources")
         if not 0 < self.weight <= 100:
             raise ConfigError(f"`sources.weight` must be above 0 and at most 100, but is {self.weight}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HtmlConfig:
+    """Extraction of the main text from the pages of `html` sources."""
+
+    extraction: Extraction = Extraction.FAST
+    """Method of extraction: `fast` uses rules of Crosscut and the library resiliparse; `careful` uses the library
+    trafilatura, which takes about seven times as long and lets less boilerplate through (docs/corpus-text.md)."""
+
+    def __post_init__(self) -> None:
+        resolve_choices(self, "html")
 
 
 @dataclass(frozen=True, kw_only=True)

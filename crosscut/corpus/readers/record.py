@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from crosscut.config.corpora import CorpusConfig, SourceConfig
+from crosscut.config.corpora import CorpusConfig, Extraction, SourceConfig
 
 EXCERPT_CHARACTERS = 200
 
@@ -24,8 +24,8 @@ class Text(NamedTuple):
     title: str = ""
 
     note: str = ""
-    """Name of a correction that was needed to read the document, such as `charset`. Empty if no correction was
-    needed."""
+    """Name of what was needed to read the document, such as `charset`. Two names are separated by a comma. Empty if
+    nothing was needed."""
 
 
 class Reject(NamedTuple):
@@ -73,6 +73,9 @@ class Reading:
     max_bytes: int = 64 * 10**6
     """Maximum size of a document in bytes. A longer line, file or message is rejected."""
 
+    extraction: Extraction = Extraction.FAST
+    """Method of finding the main text of a page. Only the html reader needs it."""
+
     tokenizer: str = ""
     """Path of a `tokenizer.json`. Only the megatron reader needs a tokenizer."""
 
@@ -85,6 +88,7 @@ class Reading:
             karma_key=source.karma_key,
             title_key=source.title_key,
             max_bytes=config.ingest.max_document_mb * 10**6,
+            extraction=config.html.extraction,
             tokenizer=config.tokens.tokenizer,
         )
 

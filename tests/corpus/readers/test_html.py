@@ -48,6 +48,10 @@ def test_page_without_text_is_passed_over(tmp_path: Path) -> None:
     assert read(write(tmp_path, b"<html><body><script>only()</script></body></html>")) == [Skip("blank", 1)]
 
 
+def test_page_of_nothing_but_its_frame_is_not_called_blank(tmp_path: Path) -> None:
+    assert read(write(tmp_path, b"<nav><a href='1'>Home</a></nav>")) == [Skip("no main text", 1)]
+
+
 def test_page_of_no_charset_is_rejected(tmp_path: Path) -> None:
     (reject,) = read(write(tmp_path, b"<p>" + bytes(range(0x80, 0xA0)) * 50 + b"\xff\xfe\xfd" * 500))
     assert isinstance(reject, Reject)

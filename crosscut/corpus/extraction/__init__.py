@@ -1,0 +1,1 @@
+"""Extraction of the main text of web pages: a fast one, by rules and resiliparse, and a careful one, by trafilatura."""

@@ -1,0 +1,100 @@
+"""Rules that find the parts of a web page that are not its main text, such as menus, comments and footers.
+
+A rule looks for words in the classes and the id of an element. The names are split into lower-case words first:
+`navHeader`, `nav_header` and `nav-header` are all `nav header`.
+"""
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+
+class Rule(NamedTuple):
+    """A kind of boilerplate, found by the words in the classes and the id of an element."""
+
+    name: str
+
+    words: str
+    """Words and sequences of words, as a regular expression. One of them must occur in a name."""
+
+    max_share: float = 0.3
+    """Maximum share of the page's text that the element may have. A larger element probably has the main text in it,
+    whatever its name is."""
+
+    spares_prose: bool = False
+    """Whether an element of long text with few links stays. The rule's words also name containers of articles."""
+
+    keeps_names: bool = False
+    """Whether resiliparse judges an element that stays by its names, too."""
+
+
+RULES = (
+    # Discussions are often longer than the article itself.
+    Rule(
+        "comments",
+        r"comments?|commentlist|comentarios?|kommentare?|commentaires?|disqus|livefyre|respond|responses|reblog|notes",
+        max_share=0.8,
+        keeps_names=True,
+    ),
+    # Menus, breadcrumbs, and links to the previous and the next page. DocBook calls a box in the text a sidebar.
+    Rule(
+        "navigation",
+        r"nav|navbar|navigation|navheader|navfooter|menus?|breadcrumbs?|pager|pagination|paging|page links|prev"
+        r"|previous|next|skip|sidebar|side column|rail|toolbar|topbar|site sub|site description|package header|tagline",
+        spares_prose=True,
+    ),
+    # Owner, address, copyright and small print.
+    Rule("footer", r"foot|footer|copyright|disclaimers?|legal|colophon|imprint|pie|piedipagina"),
+    # Buttons that send the page to somebody.
+    Rule("share", r"share|shares|sharing|socials?|addthis|sharedaddy|sociable|bookmarks?|follow", spares_prose=True),
+    # Forms and requests: newsletters, accounts, donations.
+    Rule(
+        "request",
+        r"newsletters?|mailing|email alerts?|subscribe|subscriptions?|sign ?up|login|log(?:ged)? ?(?:in|out)|register"
+        r"|registration|opt ?in|cta|donate|donations?",
+        spares_prose=True,
+    ),
+    # Other pages of the site or of advertisers. Their teasers are prose.
+    Rule(
+        "related",
+        r"related|recommend(?:ed|ations?)?|popular|trending|most ?(?:read|viewed|popular)|read ?more"
+        r"|more (?:from|stories)|also like|outbrain|taboola|promos?|promotions?|promoted|teasers?"
+        r"|recent (?:posts|comments)|recently ?viewed|top stories|highly rated posts|recirc|recirculation|endslate"
+        r"|suggested|similar|featured items|advert|adverts|advertisement|adsense|sponsor|sponsored|sponsors|banners?",
+    ),
+    # Who wrote the article, at its end.
+    Rule(
+        "author",
+        r"bios?|about (?:the )?author|author (?:bios?|profile|box|info|details|masthead)|authorbox|contributors?"
+        r"|article authors|post ?metadata",
+    ),
+    # Messages of the site or of the browser.
+    Rule(
+        "notice",
+        r"cookies?|gdpr|consent|modal|popups?|dialog|overlay|lightbox|error message|no ?print|hideme",
+        spares_prose=True,
+    ),
+    # Boxes that the software of a site adds to every page.
+    Rule("widget", r"widgets?|forum ?rules|quick ?reply|reply form", spares_prose=True),
+)
+
+FRAME = Rule("frame", "", keeps_names=True)
+"""Rule for elements that are boilerplate by their tag or role."""
+
+_WORDS = [(rule, re.compile(f" (?:{rule.words}) ")) for rule in RULES]
+_ANY = re.compile(f" (?:{'|'.join(rule.words for rule in RULES)}) ")
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_SEPARATORS = re.compile(r"[\W_]+")
+_STATES = re.compile(r" (?:has|with|no|without|is|js|hide|show) ")
+"""Beginning of a class that describes the state of an element, such as `has-sidebar`. It does not say what the element
+is."""
+
+
+@lru_cache(maxsize=1 << 16)
+def find_rule(classes: str, identity: str) -> Rule | None:
+    """Return the first rule that a word in the classes or the id of an element fits, or None."""
+    for name in (*classes.split(), identity):
+        words = f" {_SEPARATORS.sub(' ', _CAMEL.sub(' ', name)).lower().strip()} "
+        if _ANY.search(words) and not _STATES.match(words):
+            return next(rule for rule, pattern in _WORDS if pattern.search(words))
+    return None

@@ -1,0 +1,97 @@
+"""Find the main text of a web page: the whole article and little else.
+
+The elements that the rules of `boilerplate` find are removed from the page, and the library resiliparse extracts the
+main text of the rest. If too little remains, the page is extracted with fewer rules.
+"""
+
+from typing import Any
+
+from resiliparse.extract.html2text import extract_plain_text
+from resiliparse.parse.html import ElementNode, HTMLTree
+
+from crosscut.corpus.extraction.boilerplate import FRAME, Rule, find_rule
+
+LITTLE_TEXT = 250
+"""Number of characters below which a main text is suspiciously short, if the page is long."""
+LONG_PAGE = 4
+"""Number of times that a page is longer than a main text that is too short for it."""
+
+PROSE_BYTES = 300
+"""Minimum number of bytes of prose. Bytes are fairer than characters to languages with short words in long codes."""
+PROSE_PER_LINK = 100
+"""Minimum number of characters of prose for each link in it."""
+
+READ_PER_PAGE = 20
+"""Number of times that the text of a page may be read to judge its elements. Without this limit, deeply nested elements
+would take time with the square of their number."""
+
+FRAME_TAGS = ["nav", "footer", "form"]
+"""Elements that are left out even if nothing remains of a page."""
+FRAMES = "form, body > address"
+"""Elements that are boilerplate whatever their names are. Resiliparse leaves out others, such as `nav`, itself."""
+_UNJUDGED = (
+    "a, abbr, article, b, cite, code, em, figcaption, figure, h1, i, img, input, kbd, main, path, pre, small, span"
+    ", strong, svg, time"
+)
+NAMED = f"[class]:not({_UNJUDGED}), [id]:not({_UNJUDGED})"
+"""Elements that a rule may remove for their names. Names inside lines of text or code, such as rustdoc's `comment`,
+mean something else."""
+ANCHORS = ("h1", "main, [role=main], [itemprop=articleBody]")
+"""Elements that stand in the article or around it. The first of each kind is never removed."""
+
+
+def find_main_text(tree: HTMLTree, markup: str) -> str:
+    """Return the main text of a page, with blank lines between paragraphs. Everything else is removed from its tree."""
+    if tree.body is None:
+        return ""
+    page = len(tree.body.text or "")
+    remove_boilerplate(tree.body, page)
+    text = _extract(tree, main_content=True)
+    if len(text) >= LITTLE_TEXT:
+        return text
+    whole = _extract(tree, main_content=False, skip_elements=[*FRAME_TAGS, "aside", "header"])
+    if len(whole) < LITTLE_TEXT:
+        last = _extract(HTMLTree.parse(markup), main_content=False, noscript=True, skip_elements=FRAME_TAGS)
+        whole = last if len(last) >= LITTLE_TEXT else whole
+    return whole if len(whole) > LONG_PAGE * len(text) else text
+
+
+def _extract(tree: HTMLTree, **options: Any) -> str:
+    return extract_plain_text(tree, alt_texts=False, comments=False, **options).strip()
+
+
+def remove_boilerplate(body: ElementNode, page: int) -> None:
+    """Remove the elements that a rule finds. `page` is the number of characters of the page.
+
+    An element that a rule finds, but that has the article in it, loses its names, so that resiliparse keeps it too.
+    """
+    anchors = [found for found in map(body.query_selector, ANCHORS) if found is not None]
+    unread = READ_PER_PAGE * page
+    # A slice copies the list once. To iterate over the list itself would search the page again for each element.
+    frames = [(element, FRAME) for element in body.query_selector_all(FRAMES)[:]]
+    named = [
+        (element, find_rule(element.class_name or "", element.id or ""))
+        for element in body.query_selector_all(NAMED)[:]
+    ]
+    for element, rule in frames + [(element, rule) for element, rule in named if rule]:
+        if unread > 0 and body.contains(element):
+            unread -= _judge(element, rule, page, anchors)
+
+
+def _judge(element: ElementNode, rule: Rule, page: int, anchors: list[ElementNode]) -> int:
+    """Remove an element, or keep it without its names. Return the number of characters that were read."""
+    text = element.text or ""
+    is_large = len(text) > rule.max_share * page
+    if is_large or any(map(element.contains, anchors)) or (rule.spares_prose and _is_prose(element, text)):
+        if not rule.keeps_names:
+            element.remove_attribute("class")
+            element.remove_attribute("id")
+    else:
+        element.remove()
+    return len(text)
+
+
+def _is_prose(element: ElementNode, text: str) -> bool:
+    if len(text.encode("utf-8", "replace")) < PROSE_BYTES:
+        return False
+    return len(text) >= PROSE_PER_LINK * len(element.get_elements_by_tag_name("a"))

@@ -1,0 +1,115 @@
+"""The main text of a page is whole, and little else is with it."""
+
+import time
+
+import pytest
+from resiliparse.parse.html import HTMLTree
+
+from crosscut.corpus.extraction.boilerplate import RULES, find_rule
+from crosscut.corpus.extraction.main_text import find_main_text
+
+SENTENCE = "The committee of the harbour met on Tuesday and agreed that the northern wall must be built again. "
+ARTICLE = f"<h1>The wall</h1><p>{SENTENCE * 3}</p><p>{SENTENCE * 3}</p>"
+
+LEFT_OUT = {
+    "comments": '<div id="comments"><ol><li><p>I do not agree with a word.</p></li></ol></div>',
+    "navigation": '<div class="book-navigation"><a href="2">Chapter 2</a></div>',
+    "footer": '<div id="siteFooter"><p>Harbour Press, 1 Quay Street</p></div>',
+    "share": '<ul class="share_buttons"><li><a href="m">Mail this</a></li></ul>',
+    "request": '<div class="newsletter-box"><p>Get our letters every week.</p></div>',
+    "related": '<section class="MostRead"><h2>Most read</h2><p>The bridge is late again.</p></section>',
+    "author": '<div class="author-bio"><p>She writes about walls.</p></div>',
+    "notice": '<div id="cookie-law"><p>We use cookies.</p></div>',
+    "widget": '<div class="forumrules"><p>You may not post attachments</p></div>',
+}
+
+
+def main_text(body: str) -> str:
+    markup = f"<!DOCTYPE html><html><head><title>The wall</title></head><body>{body}</body></html>"
+    return find_main_text(HTMLTree.parse(markup), markup)
+
+
+def test_every_rule_has_a_case() -> None:
+    assert [rule.name for rule in RULES] == list(LEFT_OUT)
+
+
+@pytest.mark.parametrize("rule", LEFT_OUT)
+def test_boilerplate_is_left_out(rule: str) -> None:
+    text = main_text(f"<div><div>{ARTICLE}</div>{LEFT_OUT[rule]}</div>")
+    assert text == main_text(f"<div><div>{ARTICLE}</div></div>")
+    assert text.count(SENTENCE.strip()) == 6
+
+
+@pytest.mark.parametrize(
+    "container", ["share", "navigation-container", "promoted", "has-sidebar", "blog-post--social-link", "print-only"]
+)
+def test_container_of_the_article_may_have_any_name(container: str) -> None:
+    assert main_text(f'<div class="{container}">{ARTICLE}</div>').count(SENTENCE.strip()) == 6
+
+
+@pytest.mark.parametrize("tag", ["aside", "noscript"])
+def test_article_where_nobody_looks_for_it_is_found(tag: str) -> None:
+    page = f"<header>Harbour</header><nav>Home</nav><{tag}>{ARTICLE}</{tag}>"
+    assert main_text(page).count(SENTENCE.strip()) == 6
+
+
+@pytest.mark.parametrize("tag", ["nav", "footer"])
+def test_page_of_nothing_but_its_frame_has_no_main_text(tag: str) -> None:
+    assert main_text(f"<{tag}>{SENTENCE * 9}</{tag}>") == ""
+
+
+def test_form_around_the_page_is_no_form_in_the_page() -> None:
+    form = "<form><p>Send us your news of the harbour</p></form>"
+    assert main_text(f"<form>{ARTICLE}</form>").count(SENTENCE.strip()) == 6
+    assert "Send us" not in main_text(f"<div>{ARTICLE}{form}</div>")
+
+
+def test_box_of_prose_stays_in_the_text() -> None:
+    """DocBook marks boxes with `sidebar`, the class of most blogs' lists of links."""
+    box = f'<div class="sidebar"><p>{SENTENCE * 4}</p></div>'
+    links = '<div class="sidebar"><ul>' + '<li><a href="x">Older news of the harbour</a></li>' * 30 + "</ul></div>"
+    text = main_text(f"<div>{ARTICLE}{box}{links}</div>")
+    assert text.count(SENTENCE.strip()) == 10
+    assert "Older news" not in text
+
+
+def test_code_and_tables_stay_whole() -> None:
+    code = '<span class="comment">// next</span>\n    <b class="nav">int</b> share = 1;\n'
+    table = "<table><tr><td>stone</td><td>40 tons</td></tr><tr><td>sand</td><td>7 tons</td></tr></table>"
+    text = main_text(f"<div>{ARTICLE}<pre class='prev'><code>{code}</code></pre>{table}</div>")
+    assert "// next\n    int share = 1;" in text
+    assert "stone\t\t40 tons\nsand\t\t7 tons" in text.replace("\n\n", "\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("nav-footer", "navigation"),
+        ("navFooter", "navigation"),
+        ("page__foot", "footer"),
+        ("has-comments", None),
+        ("no_share", None),
+        ("sharecropper", None),
+        ("", None),
+    ],
+)
+def test_rule_needs_a_whole_word(name: str, rule: str | None) -> None:
+    found = find_rule(name, "")
+    assert (found and found.name) == rule
+    assert find_rule("", name) is found
+
+
+def seconds(body: str) -> float:
+    start = time.process_time()
+    main_text(body)
+    return time.process_time() - start
+
+
+@pytest.mark.parametrize("shape", ["nested", "beside"])
+def test_time_grows_with_the_page_and_no_faster(shape: str) -> None:
+    """Elements that share one name: 900 nested ones, or 20,000 beside each other."""
+    if shape == "nested":
+        page = '<div class="share">a <b>word</b>' * 900 + SENTENCE * 2000 + "</div>" * 900
+    else:
+        page = '<div class="share">a <b>word</b></div>' * 20_000
+    assert seconds(page) < 5
