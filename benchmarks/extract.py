@@ -25,9 +25,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.corpus.extraction.fetch import default_cache, fetch
 from benchmarks.corpus.extraction.pages import HALVES, Expected, Page, read_expected, read_pages
 from benchmarks.machine import print_machine
+from crosscut.config.corpora import Extraction
 from crosscut.config.errors import DataError
 from crosscut.corpus.readers.charsets import decode
-from crosscut.corpus.readers.html import extract
+from crosscut.corpus.readers.html import extract, extract_page
 
 Extractor = Callable[[str], str]
 
@@ -82,7 +83,11 @@ def read_cases(pages: Sequence[Page], cache: Path) -> list[Case]:
 def installed() -> dict[str, Extractor]:
     """Return the contenders whose packages are installed, and print a line for each missing package."""
     contenders: dict[str, Extractor] = {"crosscut": lambda markup: extract(markup, main_content=True)[1]}
-    for package, make in {"resiliparse": resiliparse, "trafilatura": trafilatura, "readability": readability}.items():
+    for package, make in {
+        "resiliparse": resiliparse,
+        "trafilatura": trafilatura,
+        "readability-lxml": readability,
+    }.items():
         try:
             contenders |= make()
         except ImportError:
@@ -100,6 +105,7 @@ def trafilatura() -> dict[str, Extractor]:
     extracted = import_module("trafilatura").extract
     options = {"include_comments": False, "include_tables": True}
     return {
+        "crosscut-careful": lambda markup: extract_page(markup, Extraction.CAREFUL)[1],
         "trafilatura": lambda markup: extracted(markup, **options) or "",
         "trafilatura-fast": lambda markup: extracted(markup, fast=True, **options) or "",
     }
