@@ -108,6 +108,7 @@ class Pages:
         self._texts: list[str] = []
         self._parser = expat.ParserCreate()
         self._parser.buffer_text = True
+        self._parser.buffer_size = 1 << 18
         self._parser.StartElementHandler = self._start
         self._parser.EndElementHandler = self._end
         self._parser.CharacterDataHandler = self._add
