@@ -26,7 +26,7 @@ BATCH = 100
 """Number of cases that are drawn together."""
 
 _MOST_EDITS = 4
-_TEXTS = (".json", ".jsonl", ".toml", ".txt", ".jinja", ".html", ".eml", ".mbox", ".xml", ".warc", ".tsv")
+_TEXTS = (".json", ".jsonl", ".toml", ".txt", ".jinja", ".html", ".eml", ".mbox", ".xml", ".warc", ".wet", ".tsv")
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,7 @@ def _corpora() -> tuple[Base, ...]:
             "tokenizer.json": "tokenizer.json"
         }
         files |= {"s.bin": "sources/s.bin"} if source == "s.idx" else {}
-        ends_with = (2,) if source == "s.warc" else (0,)
+        ends_with = (2,) if source == "s.arc" else (0,)
         line = ("prepare", f"{source}.toml")
         bases.append(Base(source, line, files, (source, "s.bin"), ends_with=ends_with))
     finished = {name: f"finished/{name}" for name in ("corpus.toml", "s.jsonl", "more.jsonl", "tokenizer.json", "out")}

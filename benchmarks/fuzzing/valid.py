@@ -7,11 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import brotli
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
@@ -127,8 +130,8 @@ TINY_RUN = (
 )  # fmt: skip
 
 SOURCES = ("s.jsonl", "s.jsonl.gz", "s.jsonl.zst", "s.parquet", "s.txt", "s.txt.gz", "s.html", "s.eml", "s.mbox",
-           "s.xml", "s.xml.bz2", "s.idx", "s.warc")  # fmt: skip
-"""Files of `sources`, one of each format."""
+           "s.xml", "s.xml.bz2", "s.idx", "s.warc", "s.warc.gz", "s.warc.zst", "s.warc.wet.gz", "s.arc")  # fmt: skip
+"""Files of `sources`, one of each format, and one of a format that is not read."""
 
 REQUESTS = {
     "completion": ("/v1/completions", {"prompt": "The state of", "max_tokens": 4, "temperature": 0, "stop": ["zq"]}),
@@ -227,9 +230,42 @@ def _write_sources(folder: Path, text: str) -> None:
             f"<sitename>W</sitename></siteinfo>{pages}</mediawiki>").encode()  # fmt: skip
     (folder / "s.xml").write_bytes(dump)
     (folder / "s.xml.bz2").write_bytes(bz2.compress(dump))
+    _write_archives(folder, [row["text"] for row in rows])
     for source in SOURCES:
         (folder / f"{source}.toml").write_text(CORPUS.replace("FILE", source))
-    (folder / "s.warc").write_text("WARC/1.0\r\nWARC-Type: warcinfo\r\nContent-Length: 0\r\n\r\n\r\n\r\n")
+    (folder / "s.arc").write_text("filedesc://s.arc 0.0.0.0 20260101000000 text/plain 0\n")
+
+
+def _write_archives(folder: Path, texts: Sequence[str]) -> None:
+    """Write a crawl: requests, and pages in the encodings of HTTP. A WET file has the texts of the pages."""
+    encodings: list[tuple[str, Callable[[bytes], bytes]]] = [
+        ("Content-Encoding: gzip\r\n", partial(gzip.compress, mtime=0)),
+        ("Content-Encoding: br\r\n", brotli.compress),
+        ("Content-Encoding: zstd\r\n", zstandard.compress),
+        ("Content-Encoding: deflate\r\n", zlib.compress),
+        ("Transfer-Encoding: chunked\r\n", lambda body: b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)),
+        ("", bytes),
+    ]
+    records = [_record("warcinfo", 0, b"software: x\r\n")]
+    for number, text in enumerate(texts):
+        header, encode = encodings[number % len(encodings)]
+        page = f"<html><head><meta charset='utf-8'><title>T</title></head><body><p>{text}</p></body></html>".encode()
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n{header}\r\n".encode()
+        records += [
+            _record("request", number, b"GET / HTTP/1.1\r\n\r\n"),
+            _record("response", number, head + encode(page)),
+        ]
+    (folder / "s.warc").write_bytes(b"".join(records))
+    (folder / "s.warc.gz").write_bytes(b"".join(gzip.compress(record, mtime=0) for record in records))
+    (folder / "s.warc.zst").write_bytes(b"".join(map(zstandard.ZstdCompressor(write_checksum=True).compress, records)))
+    wet = [_record("conversion", number, text.encode()) for number, text in enumerate(texts)]
+    (folder / "s.warc.wet.gz").write_bytes(b"".join(gzip.compress(record, mtime=0) for record in wet))
+
+
+def _record(kind: str, number: int, content: bytes) -> bytes:
+    head = (f"WARC/1.0\r\nWARC-Type: {kind}\r\nWARC-Target-URI: https://a.example/{number}\r\n"
+            f"Content-Type: application/http\r\nContent-Length: {len(content)}\r\n\r\n")  # fmt: skip
+    return head.encode() + content + b"\r\n\r\n"
 
 
 def _finish_corpus(folder: Path) -> None:

@@ -5,31 +5,33 @@ A task reads some consecutive files of one source, and holds one part in memory 
 unreadable record. The module `origins` describes the other files of a task.
 """
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from crosscut.config.corpora import CorpusConfig, SourceConfig
 from crosscut.config.errors import DamagedDataError, DataError
 from crosscut.corpus.documents import DOCUMENTS, INGEST, count_bytes, write_table
 from crosscut.corpus.execution.stages import Counts, Output, Record, Task
 from crosscut.corpus.extraction.careful import check_installed
+from crosscut.corpus.filters.urls import UrlFilter
 from crosscut.corpus.finished import WORK_FOLDER
 from crosscut.corpus.json_rows import REJECT_KEYS, read_rows
 from crosscut.corpus.origins import Skipped, SkippedWriter, files_name, skipped_name, write_files
 from crosscut.corpus.readers import Reading, Reject, Skip, Text, find_reader
-from crosscut.corpus.readers.files import File, find_files
+from crosscut.corpus.readers.files import File, find_source
 from crosscut.data.hashing import sha256
 from crosscut.data.text.sources import unreadable
 
 TASK_BYTES = 64 << 20
 """Maximum number of bytes on disk that a task reads. A task that consists of a single file may read more."""
 
-SLOWNESS = {"html": 8, "mail": 8, "wikipedia": 8}
+SLOWNESS = {"html": 8, "mail": 8, "wikipedia": 8, "warc": 8}
 """Cost of reading one byte, for each format that is slow to read. A byte of any other format costs 1. A higher cost
 makes tasks smaller, so that all workers share the slow files."""
 
@@ -43,38 +45,50 @@ class IngestStage:
 
     config: CorpusConfig
     name: str = field(default=INGEST, init=False)
-    version: int = field(default=4, init=False)
+    version: int = field(default=5, init=False)
 
     def tasks(self, work: Path) -> list[Task]:  # noqa: ARG002 - no stage comes before
         """List the tasks. Each task reads some files of one source.
 
-        Raises `DataError` if files are missing, unreadable, or of unknown format (see `find_files`).
+        Raises `DataError` if files are missing, unreadable, or of unknown format (see `find_source`).
         """
         tasks: list[Task] = []
         for source in self.config.sources:
-            reading = Reading.of(self.config, source)
-            files_of_source = find_files(source)
-            settings = self._settings(source, files_of_source)
-            for files in _groups(files_of_source):
-                name = f"{len(tasks):06d}"
-                part_bytes = self.config.ingest.part_mb * 10**6
+            found = find_source(source)
+            settings = self._settings(source, found.files)
+            left_out = found.left_out
+            for files in _groups(found.files):
+                share = Share(
+                    name=f"{len(tasks):06d}",
+                    source=source.name,
+                    files=tuple(files),
+                    left_out=left_out,
+                    reading=Reading.of(self.config, source),
+                    part_bytes=self.config.ingest.part_mb * 10**6,
+                )
                 described = [[file.name, file.format, file.compression, file.size, file.version] for file in files]
                 tasks.append(
                     Task(
-                        name=name,
-                        function=partial(ingest_files, name, source.name, tuple(files), reading, part_bytes),
-                        settings={**settings, "files": described},
+                        name=share.name,
+                        function=partial(ingest_files, share),
+                        settings={**settings, "files": described, **({"left_out": left_out} if left_out else {})},
                         size=sum(file.size for file in files),
                     )
                 )
+                left_out = {}
         return tasks
 
     def _settings(self, source: SourceConfig, files: Sequence[File]) -> dict[str, Any]:
         settings = asdict(Reading.of(self.config, source))
         tokenizer, extraction = settings.pop("tokenizer"), settings.pop("extraction")
-        if any(file.format == "html" for file in files):
+        del settings["urls"]
+        formats = {file.format for file in files}
+        if formats & {"html", "warc"}:
             settings["extraction"] = str(extraction)
             check_installed(extraction)
+        if formats & {"warc", "wet"}:
+            lists = json.dumps(UrlFilter(self.config.urls).lists)
+            settings["urls"] = hashlib.sha256(lists.encode()).hexdigest()
         pairs = [file for file in files if file.format == "megatron"]
         if pairs and not tokenizer:
             raise DataError(
@@ -103,11 +117,31 @@ def _groups(files: Sequence[File]) -> Iterator[list[File]]:
         yield group
 
 
-def ingest_files(
-    task: str, source: str, files: Sequence[File], reading: Reading, part_bytes: int, output: Output
-) -> Counts:
+class Share(NamedTuple):
+    """Share of a task in the reading of a source."""
+
+    name: str
+    """Name of the task."""
+
+    source: str
+    """Name of the source."""
+
+    files: tuple[File, ...]
+
+    left_out: dict[str, int]
+    """Number of files in the folders of the source that do not have the source's format, by suffix. The first task of a
+    source reports these numbers, and this field is empty for the other tasks."""
+
+    reading: Reading
+
+    part_bytes: int
+    """Size of a part in bytes of text."""
+
+
+def ingest_files(share: Share, output: Output) -> Counts:
     """Run a task: read files of one source, and write their documents as parts of about `part_bytes` bytes of text."""
-    parts = _Parts(task, part_bytes, output)
+    task, source, files = share.name, share.source, share.files
+    parts = _Parts(task, share.part_bytes, output)
     write_files(output.path(files_name(task)), [(f"{source}/{file.name}", file.url) for file in files])
     with (
         output.path(f"{task}.rejects.jsonl").open("w", encoding="utf-8") as rejects,
@@ -116,7 +150,7 @@ def ingest_files(
         dropped = _Dropped(source, rejects, skipped)
         for file in files:
             before = parts.num_documents
-            for item in find_reader(file.format)(file, reading):
+            for item in find_reader(file.format)(file, share.reading):
                 if isinstance(item, Text):
                     parts.add(f"{source}/{file.name}#{item.record}", item)
                 else:
@@ -142,6 +176,7 @@ def ingest_files(
         "parts": parts.sizes,
         "damaged": list(dropped.damaged.values()),
         "sources": {source: of_source},
+        **({"left_out": {source: share.left_out}} if share.left_out else {}),
     }
 
 

@@ -19,6 +19,9 @@ from crosscut.config.conventions import TOKENS_FOLDER
 SHOWN_DAMAGED = 3
 """Maximum number of damaged files that the summary names."""
 
+SHOWN_SUFFIXES = 5
+"""Maximum number of suffixes in the line about the files that were left out."""
+
 VALIDATION = "validation"
 """Name of the validation shard."""
 
@@ -30,7 +33,7 @@ def print_summary(config: CorpusConfig, report: Mapping[str, Any], console: Cons
     tokens and name the report to open.
     """
     console.print(_flow(report["flow"]))
-    for line in (*_duplicates(report.get("duplicates")), *_leakage(report.get("leakage"))):
+    for line in (*_left_out(report), *_duplicates(report.get("duplicates")), *_leakage(report.get("leakage"))):
         console.print(Text(line), soft_wrap=True)
     console.print(Panel(_result(report), title="done", title_align="left", padding=(1, 2)))
     folder = Path(config.folder)
@@ -60,6 +63,20 @@ def _flow(flow: list[Mapping[str, Any]]) -> Table:
 
 def _short(tokens: int, *, about: bool) -> str:
     return f"~{tokens / 1e6:,.1f}M" if about else f"{tokens:,}"
+
+
+def _left_out(report: Mapping[str, Any]) -> list[str]:
+    formats = {source["name"]: source["format"] for source in report["settings"]["sources"]}
+    lines = []
+    for source, suffixes in report.get("left_out", {}).items():
+        ordered = sorted(suffixes.items(), key=lambda one: (-one[1], one[0]))
+        shown = ", ".join(f"{number:,} {suffix}" for suffix, number in ordered[:SHOWN_SUFFIXES])
+        rest = ", ..." if len(ordered) > SHOWN_SUFFIXES else ""
+        total = sum(suffixes.values())
+        kind = "of no known format" if formats[source] == "auto" else f"not of the format {formats[source]}"
+        files = f"{total:,} file is" if total == 1 else f"{total:,} files are"
+        lines.append(f"left out    {source}: {files} {kind}: {shown}{rest}")
+    return lines
 
 
 def _duplicates(duplicates: Mapping[str, Any] | None) -> list[str]:

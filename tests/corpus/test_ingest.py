@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import pytest
 import zstandard
 
 from crosscut.config import DataError
-from crosscut.config.corpora import CorpusConfig, IngestConfig, SourceConfig
+from crosscut.config.corpora import CorpusConfig, IngestConfig, SourceConfig, UrlsConfig
 from crosscut.corpus.documents import DOCUMENTS, Part, read_table
 from crosscut.corpus.execution.stages import Output, Record, add_counts, execute
 from crosscut.corpus.ingest import SLOWNESS, TASK_BYTES, IngestStage, check_damage, check_rejects
@@ -329,6 +330,47 @@ def test_source_without_any_document_is_an_error(tmp_path: Path, content: bytes)
     )
 
 
+def test_tasks_of_a_crawl_depend_on_the_lists_of_urls(tmp_path: Path) -> None:
+    (tmp_path / "a.warc").write_bytes(b"")
+    write_jsonl(tmp_path / "a.jsonl", ["text"])
+    (tmp_path / "domains.txt").write_text("bad.example\n")
+    urls = UrlsConfig(domains=(str(tmp_path / "domains.txt"),))
+    sources = (source("crawl", tmp_path / "a.warc"), source("web", tmp_path / "a.jsonl"))
+    config = replace(corpus(tmp_path, *sources), urls=urls)
+    crawl, web = IngestStage(config).tasks(tmp_path)
+    (tmp_path / "domains.txt").write_text("bad.example\nworse.example\n")
+    later_crawl, later_web = IngestStage(config).tasks(tmp_path)
+    assert later_crawl.settings != crawl.settings
+    assert later_web.settings == web.settings
+
+
+def test_each_file_of_a_crawl_is_a_task(tmp_path: Path) -> None:
+    for name in ("a.warc.gz", "b.warc.gz", "c.warc.gz"):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(5_000_000)
+    tasks = IngestStage(corpus(tmp_path, source("crawl", tmp_path))).tasks(tmp_path)
+    assert [[name for name, *_ in task.settings["files"]] for task in tasks] == [
+        ["a.warc.gz"],
+        ["b.warc.gz"],
+        ["c.warc.gz"],
+    ]
+
+
+def test_files_that_are_left_out_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("crosscut.corpus.ingest.TASK_BYTES", 40_000)
+    for name in ("a.html", "b.html", "logo.png", "style.css"):
+        (tmp_path / name).write_bytes(b"<p>text")
+    config = corpus(tmp_path, source("web", tmp_path, format="html"))
+    records = run(config)
+    assert len(records) == 2
+    counts = add_counts([record.counts for record in records])
+    assert counts["left_out"] == {"web": {".css": 1, ".png": 1}}
+    before = IngestStage(config).tasks(tmp_path)
+    (tmp_path / "new.png").write_bytes(b"")
+    after = IngestStage(config).tasks(tmp_path)
+    assert [one.settings == other.settings for one, other in zip(before, after, strict=True)] == [False, True]
+
+
 def test_megatron_source_needs_its_tokenizer(tmp_path: Path) -> None:
     for suffix in ("idx", "bin"):
         (tmp_path / f"a.{suffix}").write_bytes(b"")
@@ -383,7 +425,7 @@ def test_disk_that_takes_no_more_stops_the_task_and_leaves_nothing_of_it(tmp_pat
 MEMORY = """
 import resource, sys
 from pathlib import Path
-from crosscut.config.corpora import CorpusConfig, IngestConfig, SourceConfig
+from crosscut.config.corpora import CorpusConfig, IngestConfig, SourceConfig, UrlsConfig
 from crosscut.corpus.ingest import IngestStage
 from crosscut.corpus.execution.stages import execute
 

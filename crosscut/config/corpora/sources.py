@@ -20,6 +20,8 @@ class SourceFormat(Choice):
     MAIL = "mail"
     WIKIPEDIA = "wikipedia"
     MEGATRON = "megatron"
+    WARC = "warc"
+    WET = "wet"
 
 
 class Extraction(Choice):
@@ -43,13 +45,15 @@ class SourceConfig:
     """Name of the source in document ids and the report."""
 
     files: tuple[str, ...]
-    """Files, folders, globs or URLs that fsspec supports, such as `s3://bucket/part-*.jsonl.zst`. Files in .gz and .zst
-    are decompressed."""
+    """Files, folders, globs or URLs that fsspec supports, such as `s3://bucket/part-*.jsonl.zst`. Files in .gz, .zst
+    and .bz2 are decompressed, except parquet and Megatron-LM's files. A folder gives the files of the source's format
+    (docs/corpus-text.md); a file or a glob is always read."""
 
     format: SourceFormat = SourceFormat.AUTO
     """File format: `jsonl`, `parquet`, `text` (one document per file), `html`, `mail` (one message per file, or an
     mbox), `wikipedia` (an XML dump), `megatron` (tokens in Megatron-LM's format: name the `.idx` file, and keep the
-    `.bin` file next to it; `tokens.tokenizer` decodes the tokens), or `auto`, which decides by the file's suffix."""
+    `.bin` file next to it; `tokens.tokenizer` decodes the tokens), `warc` (the responses of a crawl), `wet` (the texts
+    of a crawl), or `auto`, which decides by the file's suffix."""
 
     text_key: str = "text"
     """Key (jsonl) or column (parquet) of the text."""
@@ -86,7 +90,7 @@ class SourceConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class HtmlConfig:
-    """Extraction of the main text from the pages of `html` sources."""
+    """Extraction of the main text from the pages of `html` and `warc` sources."""
 
     extraction: Extraction = Extraction.FAST
     """Method of extraction: `fast` uses rules of Crosscut and the library resiliparse; `careful` uses the library
@@ -109,7 +113,7 @@ class IngestConfig:
     """Maximum number of damaged files in the corpus. A damaged file cannot be read at all, or not to its end:
     compressed data that is truncated or corrupt, a line of JSON that breaks off at the end of the file, a damaged row
     group, a table without the text column. The number of lost documents is unknown, so every damaged file counts toward
-    this limit. The documents before the damage are used."""
+    this limit. The documents before the damage are used, and those of a web archive also behind it."""
 
     max_document_mb: int = 64
     """Maximum size of a document in megabytes of text. Longer documents are rejected, so that memory stays bounded."""

@@ -61,6 +61,7 @@ def build_report(results: Sequence[StageResult], config: CorpusConfig, work: Pat
         "summary": make_totals(flow, counts.get(INGEST, {})),
         "rejects": sum(one["rejects"] for one in counts[INGEST]["sources"].values()) if INGEST in counts else None,
         "damaged": _damaged(counts.get(INGEST, {})),
+        "left_out": counts.get(INGEST, {}).get("left_out", {}),
         "flow": flow,
         "duplicates": _duplicates(counts, config, runs),
         "leakage": _leakage(counts, config),

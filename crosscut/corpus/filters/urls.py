@@ -50,22 +50,34 @@ class UrlFilter:
     @property
     def settings(self) -> dict[str, object]:
         """Settings on which the result depends, as JSON values. A list is given by its content, not by its path."""
-        return {"domains": sorted(self._domains), "types": sorted(self._types), "min_karma": self._min_karma}
+        return {**self.lists, "min_karma": self._min_karma}
+
+    @property
+    def lists(self) -> dict[str, object]:
+        """Settings on which the rules about URLs depend, as JSON values."""
+        return {"domains": sorted(self._domains), "types": sorted(self._types)}
 
     def __call__(self, documents: Sequence[Document]) -> Judgement:
         """Drop documents that break a rule. The first rule that a document breaks becomes the reason."""
         drops = (self._judge(document) for document in documents)
         return Judgement(drops=[drop for drop in drops if drop is not None])
 
+    def find_rule(self, url: str) -> tuple[str, str] | None:
+        """Return the first rule that a URL breaks, `domain` or `file type`, and the entry of the list."""
+        if not url:
+            return None
+        host, path = _host_and_path(url)
+        for domain in _tails(host):
+            if domain in self._domains:
+                return "domain", domain
+        for suffix in _tails(_file_name(path))[1:]:
+            if suffix in self._types:
+                return "file type", suffix
+        return None
+
     def _judge(self, document: Document) -> Drop | None:
-        if document.url:
-            host, path = _host_and_path(document.url)
-            for domain in _tails(host):
-                if domain in self._domains:
-                    return Drop(document.row, "domain", domain)
-            for suffix in _tails(_file_name(path))[1:]:
-                if suffix in self._types:
-                    return Drop(document.row, "file type", suffix)
+        if broken := self.find_rule(document.url):
+            return Drop(document.row, *broken)
         if document.karma is not None and document.karma < self._min_karma:
             return Drop(document.row, "karma", f"{document.karma:g}")
         return None

@@ -16,11 +16,14 @@ __all__ = ["Item", "Reader", "Reading", "Reject", "Skip", "Text", "find_reader"]
 
 Reader = Callable[[File, Reading], Iterator[Item]]
 
+_ARCHIVES = ("warc", "wet")
+
 
 def find_reader(kind: str) -> Reader:
     """Import the reader of a format. Raises `DataError` if a library that the reader needs is not installed."""
+    folder = "crosscut.corpus.readers.archives" if kind in _ARCHIVES else "crosscut.corpus.readers"
     try:
-        module = import_module(f"crosscut.corpus.readers.{kind}")
+        module = import_module(f"{folder}.{kind}")
     except ModuleNotFoundError as error:
         raise DataError(
             f"Files of the format `{kind}` need the package `{error.name}`, but `{error.name}` is not installed. "

@@ -20,16 +20,19 @@ from crosscut.config.checks import listed
 from crosscut.config.corpora import SourceConfig
 from crosscut.config.errors import DataError
 from crosscut.config.system.files import require_regular
+from crosscut.corpus.readers.selection import JUDGED_BY_CONTENT, START_BYTES, Selection
 from crosscut.data.text.sources import BUILTIN_CORPORA, unpack, unreadable
 
 SUFFIXES = {
     "jsonl": (".jsonl", ".ndjson"),
     "parquet": (".parquet",),
     "text": (".txt",),
-    "html": (".html", ".htm", ".xhtml"),
+    "html": (".html", ".htm", ".xhtml", ".shtml"),
     "mail": (".eml", ".mbox"),
     "wikipedia": (".xml",),
     "megatron": (".idx",),
+    "warc": (".warc",),
+    "wet": (".wet",),
 }
 """File name suffixes of each format. A suffix of `COMPRESSIONS` may follow."""
 
@@ -40,9 +43,6 @@ _RANGE = re.compile(r"(?<=\.xml)-p\d+p\d+$")
 
 _INDEX = re.compile(r"-multistream-index\d*\.txt(-p\d+p\d+)?$")
 """End of the name of a file that says where each page of a dump begins. Folders of dumps hold it besides the dump."""
-
-NAMED_FREELY = ("text", "html", "mail")
-"""Formats whose files may have any suffix. If a source has one of these formats, all files of a folder are read."""
 
 _VERSIONS = ("mtime", "ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated", "created")
 """Keys under which file systems report the version or the last change of a file."""
@@ -113,22 +113,37 @@ class _Found(NamedTuple):
         return f"{self.root}/{self.name}"
 
 
+class FoundFiles(NamedTuple):
+    """The files of a source."""
+
+    files: list[File]
+
+    left_out: dict[str, int]
+    """Number of files in the named folders that do not have the format of the source, by suffix."""
+
+
 def find_files(source: SourceConfig) -> list[File]:
     """Find the files of a source, in the order of `sources.files`. The matches of one entry are sorted by name.
 
-    A file that matches several entries is listed once. Folders are searched recursively for files with a known suffix;
-    if the source has a format of `NAMED_FREELY`, all files are taken. Hidden files are skipped. Raises `DataError` if
-    an entry matches nothing, if a folder cannot be read, if a file's suffix does not show the format, or if the reader
-    of a format does not support the file's compression or location.
+    A file that matches several entries is listed once. Folders are searched recursively for files of the source's
+    format (see `Selection`). Hidden files are skipped. Raises `DataError` if an entry matches nothing, if a folder
+    cannot be read, if a file's suffix does not show the format, or if the reader of a format does not support the
+    file's compression or location.
     """
+    return find_source(source).files
+
+
+def find_source(source: SourceConfig) -> FoundFiles:
+    """Find the files of a source as `find_files` does, and count the files of folders that were left out."""
     files: dict[str, File] = {}
     paths: dict[str, str] = {}
+    selection = Selection(source.format, _suffixes(source.format))
     for pattern in source.files:
-        new = {found.url: found for found in _match(source, pattern) if found.url not in files}
+        new = {found.url: found for found in _match(source, pattern, selection) if found.url not in files}
         names = _name(list(new.values()), paths)
         files |= {found.url: _describe(source, found, name) for found, name in zip(new.values(), names, strict=True)}
         paths |= {name: found.path for found, name in zip(new.values(), names, strict=True)}
-    return list(files.values())
+    return FoundFiles(list(files.values()), selection.left_out)
 
 
 def _name(files: Sequence[_Found], taken: Mapping[str, str]) -> list[str]:
@@ -171,16 +186,15 @@ def _free(name: str, taken: Container[str], made: Container[str]) -> str:
     return free
 
 
-def _match(source: SourceConfig, pattern: str) -> list[_Found]:
+def _match(source: SourceConfig, pattern: str, selection: Selection) -> list[_Found]:
     if pattern in BUILTIN_CORPORA:
         pattern = str(BUILTIN_CORPORA[pattern])
-    suffixes = _suffixes(source.format)
     try:
         if "://" in pattern and not pattern.startswith(("file://", "local://")):
-            matched, found = _match_remote(pattern, suffixes)
+            matched, found = _match_remote(pattern, selection)
         else:
             path = pattern.partition("://")[2] if "://" in pattern else pattern
-            matched, found = _match_local(Path(path).expanduser().absolute(), suffixes)
+            matched, found = _match_local(Path(path).expanduser().absolute(), selection)
     except DataError:
         raise
     except OSError as error:
@@ -197,7 +211,9 @@ def _match(source: SourceConfig, pattern: str) -> list[_Found]:
             "the path."
         )
     if not found:
-        wanted = f"a file ending in {listed(suffixes)}" if suffixes else "a file"
+        wanted = f"a file ending in {listed(_suffixes(source.format))}"
+        if source.format in JUDGED_BY_CONTENT:
+            wanted += f", or a file whose content has the format `{source.format}`"
         raise DataError(
             f"`{pattern}` of the source `{source.name}` must contain {wanted}, but contains none. Correct the path, or "
             "set the source's `format`."
@@ -206,13 +222,11 @@ def _match(source: SourceConfig, pattern: str) -> list[_Found]:
 
 
 def _suffixes(kind: str) -> tuple[str, ...]:
-    """Suffixes of the files to take from a folder. An empty result means all files."""
-    if kind in NAMED_FREELY:
-        return ()
+    """Suffixes of the files of a format."""
     return tuple(suffix for name, suffixes in SUFFIXES.items() for suffix in suffixes if kind in ("auto", name))
 
 
-def _match_local(path: Path, suffixes: tuple[str, ...]) -> tuple[bool, list[_Found]]:
+def _match_local(path: Path, selection: Selection) -> tuple[bool, list[_Found]]:
     """Return whether the path or glob matches anything, and the files found."""
     try:
         path.stat()
@@ -227,7 +241,7 @@ def _match_local(path: Path, suffixes: tuple[str, ...]) -> tuple[bool, list[_Fou
                 break
         matches = _glob(path)
     start = os.path.normpath(_readable(root))
-    files = [file for match in matches for file in (_walk(match, suffixes) if match.is_dir() else [match])]
+    files = [file for match in matches for file in (_walk(match, selection) if match.is_dir() else [match])]
     found = []
     for file in files:
         require_regular(file)
@@ -246,7 +260,7 @@ def _glob(path: Path) -> list[Path]:
     return sorted(Path(match) for match in glob.glob(str(path), recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
 
 
-def _walk(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+def _walk(folder: Path, selection: Selection) -> list[Path]:
     def stop(error: OSError) -> None:  # os.walk would skip an unreadable folder silently
         raise error
 
@@ -257,19 +271,34 @@ def _walk(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
         inner = [path for path in inner if path.resolve() not in seen]  # symbolic links may form a cycle
         seen |= {path.resolve() for path in inner}
         folders[:] = [path.name for path in inner]
-        found += [Path(parent) / name for name in names if _counts(name, suffixes)]
-    return sorted(found)
+        found += [Path(parent) / name for name in names if not name.startswith(".")]
+    return [path for path in sorted(found) if _is_taken(path.name, str(path), selection)]
 
 
-def _counts(name: str, suffixes: tuple[str, ...]) -> bool:
-    """Tell whether a file of a folder is read."""
-    if name.startswith("."):
-        return False
-    stem, _ = _split(name)
-    return not suffixes or (stem.endswith(suffixes) and not _INDEX.search(stem))
+def _is_taken(name: str, url: str, selection: Selection) -> bool:
+    stem, compression = _split(name)
+    if _INDEX.search(stem):
+        return selection.leave_out(url, stem)
+    return selection.takes(url, stem, lambda: _read_start(url, compression if compression in COMPRESSIONS else ""))
 
 
-def _match_remote(pattern: str, suffixes: tuple[str, ...]) -> tuple[bool, list[_Found]]:
+def _read_start(url: str, compression: str) -> bytes | None:
+    """Return the first unpacked bytes of a file, or None if they cannot be read."""
+    if "://" not in url:
+        require_regular(Path(url))
+    start = b""
+    try:
+        with _open(url) as file:
+            for chunk, _ in unpack(file, name=url, compression=compression):
+                start += chunk
+                if len(start) >= START_BYTES:
+                    break
+    except (OSError, DataError):
+        return None
+    return start
+
+
+def _match_remote(pattern: str, selection: Selection) -> tuple[bool, list[_Found]]:
     from fsspec.core import url_to_fs
 
     system, path = url_to_fs(pattern)
@@ -291,7 +320,8 @@ def _match_remote(pattern: str, suffixes: tuple[str, ...]) -> tuple[bool, list[_
         files |= {
             name: inner
             for name, inner in sorted(system.find(match, detail=True).items())
-            if _counts(name.rpartition("/")[2], suffixes) and not _is_hidden(name.removeprefix(match))
+            if not _is_hidden(name.removeprefix(match))
+            and _is_taken(name.rpartition("/")[2], system.unstrip_protocol(name), selection)
         }
     found = []
     for name, entry in files.items():

@@ -5,73 +5,91 @@
 
 import re
 from collections.abc import Iterator
-from itertools import accumulate
+from typing import NamedTuple
 
 from resiliparse.extract.html2text import extract_plain_text
-from resiliparse.parse.encoding import detect_encoding
 from resiliparse.parse.html import HTMLTree
 
 from crosscut.config.corpora import Extraction
 from crosscut.corpus.extraction.careful import extract_carefully
 from crosscut.corpus.extraction.main_text import find_main_text
-from crosscut.corpus.readers.charsets import decode
+from crosscut.corpus.readers.charsets import charset_in_page, decode
 from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.lines import read_whole
-from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt
+from crosscut.corpus.readers.markup import Markup, limit_nesting
+from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long
 
-MAX_DEPTH = 1000
-"""Maximum nesting depth of `<div>` elements. The main text of a deeper page is not searched, and the whole text is used
-instead, because the time of the search grows with the square of the depth. Browsers support half of this depth.
-"""
+MAX_PAGE_BYTES = 16 * 10**6
+"""Maximum size of a page. The parsed page takes up to 60 times as much memory, and a second for each 5 MB."""
 
-_DIVISION = re.compile(r"<(/?)div\b", re.IGNORECASE)
+_FRAMES = re.compile(r"<frameset\b", re.IGNORECASE)
+
+
+class Page(NamedTuple):
+    """Text of a web page."""
+
+    title: str
+    text: str
+
+    note: str
+    """Names of what was needed to read the page, as in `Text.note`."""
 
 
 def read_html(file: File, reading: Reading) -> Iterator[Item]:
     """Yield the document of a page. The function `decode` chooses the charset."""
     data = read_whole(file, reading.max_bytes)
-    if isinstance(data, Reject):
-        yield data
-        return
-    decoded = decode(data, detect_encoding(data, from_html_meta=True) or "")
+    page = data if isinstance(data, Reject) else read_page(data, reading.extraction, place="byte 0")
+    yield Text(page.text, 1, file.size, title=page.title, note=page.note) if isinstance(page, Page) else page
+
+
+def read_page(data: bytes, extraction: Extraction, *, place: str, charset: str = "") -> Page | Reject | Skip:
+    """Read the main text of a page.
+
+    `place` is the position of the page in its file, and `charset` the charset that the HTTP header declares.
+    """
+    if len(data) > MAX_PAGE_BYTES:
+        return too_long(place, "the page", data, MAX_PAGE_BYTES, limit="the limit of web pages")
+    decoded = decode(data, charset, charset_in_page(data))
     if decoded is None:
-        yield Reject("byte 0", "charset", "no charset fits the bytes of the page", excerpt(data))
-        return
+        return Reject(place, "charset", "no charset fits the bytes of the page", excerpt(data))
     markup, other = decoded
-    title, text, is_fallback = extract_page(markup, reading.extraction)
-    if text:
-        notes = ["charset"] * other + ["fast extraction"] * is_fallback
-        yield Text(text, 1, file.size, title=title, note=", ".join(notes))
-    else:
-        yield Skip("no main text" if extract(markup, main_content=False)[1] else "blank", 1)
+    title, text, is_fallback = extract_page(markup, extraction)
+    if not text:
+        return Skip(_reason(markup), 1)
+    return Page(title, text, ", ".join(["charset"] * other + ["fast extraction"] * is_fallback))
+
+
+def _reason(markup: str) -> str:
+    if extract(markup, main_content=False)[1]:
+        return "no main text"
+    return "frameset" if _FRAMES.search(markup) else "blank"
 
 
 def extract_page(markup: str, extraction: Extraction) -> tuple[str, str, bool]:
     """Return the title and the main text of a page, and whether the careful extraction failed and the fast one was used
-    instead.
+    instead. Tags that would take too much time or memory are removed first (see `limit_nesting`).
     """
+    limited = limit_nesting(markup)
     is_careful = extraction is Extraction.CAREFUL
-    text = extract_carefully(markup) if is_careful and _depth(markup) <= MAX_DEPTH else None
+    text = extract_carefully(limited.text) if is_careful and limited.is_searchable else None
     if text is not None:
-        return extract(markup, main_content=False)[0], text, False
-    return *extract(markup, main_content=True), is_careful
+        return _extract(limited, main_content=False)[0], text, False
+    return *_extract(limited, main_content=True), is_careful
 
 
 def extract(markup: str, *, main_content: bool) -> tuple[str, str]:
     """Return the title and the text of a page, with blank lines between paragraphs.
 
-    If `main_content` is true, menus and everything else that surrounds the main text are left out.
+    If `main_content` is true, menus and everything else that surrounds the main text are left out. Tags that would take
+    too much time or memory are removed first (see `limit_nesting`).
     """
-    tree = HTMLTree.parse(markup)
-    if main_content and _depth(markup) <= MAX_DEPTH:
-        text = find_main_text(tree, markup)
+    return _extract(limit_nesting(markup), main_content=main_content)
+
+
+def _extract(markup: Markup, *, main_content: bool) -> tuple[str, str]:
+    tree = HTMLTree.parse(markup.text)
+    if main_content and markup.is_searchable:
+        text = find_main_text(tree, markup.text)
     else:
         text = extract_plain_text(tree, main_content=False, alt_texts=False).strip()
     return " ".join((tree.title or "").split()), text
-
-
-def _depth(markup: str) -> int:
-    if markup.lower().count("<div") <= MAX_DEPTH:  # to count is much faster than to follow the nesting
-        return 0
-    steps = (-1 if division[1] else 1 for division in _DIVISION.finditer(markup))
-    return max(accumulate(steps), default=0)

@@ -1,9 +1,9 @@
 """Items that readers yield: documents (`Text`), unreadable records (`Reject`) and records to ignore (`Skip`)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from crosscut.config.corpora import CorpusConfig, Extraction, SourceConfig
+from crosscut.config.corpora import CorpusConfig, Extraction, SourceConfig, UrlsConfig
 
 EXCERPT_CHARACTERS = 200
 
@@ -14,7 +14,7 @@ class Text(NamedTuple):
     text: str
 
     record: int
-    """Number of the line, row, message or page in the file, from 1."""
+    """Number of the line, row, message or page in the file, from 1, or offset of the record of a web archive."""
 
     position: int = 0
     """Number of bytes read from the disk up to this document."""
@@ -55,7 +55,8 @@ class Skip(NamedTuple):
     """Kind of record, such as `redirect`. The report counts skipped records by kind."""
 
     record: int = 0
-    """Number of the line, row, message or page in the file, from 1, or 0 if unknown."""
+    """Number of the line, row, message or page in the file, from 1, or offset of the record of a web archive. 0 if
+    unknown."""
 
 
 Item = Text | Reject | Skip
@@ -74,10 +75,14 @@ class Reading:
     """Maximum size of a document in bytes. A longer line, file or message is rejected."""
 
     extraction: Extraction = Extraction.FAST
-    """Method of finding the main text of a page. Only the html reader needs it."""
+    """Method of finding the main text of a page. Only the html and warc readers need it."""
 
     tokenizer: str = ""
     """Path of a `tokenizer.json`. Only the megatron reader needs a tokenizer."""
+
+    urls: UrlsConfig = field(default_factory=UrlsConfig)
+    """Rules about the URLs of documents. Only the readers of web archives apply the rules, because they would otherwise
+    parse pages that a later stage drops."""
 
     @classmethod
     def of(cls, config: CorpusConfig, source: SourceConfig) -> "Reading":
@@ -90,6 +95,7 @@ class Reading:
             max_bytes=config.ingest.max_document_mb * 10**6,
             extraction=config.html.extraction,
             tokenizer=config.tokens.tokenizer,
+            urls=config.urls,
         )
 
 
@@ -100,10 +106,13 @@ def excerpt(data: bytes | str) -> str:
     return data[:EXCERPT_CHARACTERS].decode("utf-8", "replace")
 
 
-def too_long(place: str, what: str, start: bytes | str, max_bytes: int) -> Reject:
+def too_long(
+    place: str, what: str, start: bytes | str, max_bytes: int, *, limit: str = "`ingest.max_document_mb`"
+) -> Reject:
     """Make the reject for a record that is longer than `max_bytes`.
 
-    `what` names the kind of record, such as `the line`, and `start` is the beginning of the record.
+    `what` names the kind of record, such as `the line`, `start` is the beginning of the record, and `limit` names the
+    limit.
     """
-    reason = f"{what} is longer than {max_bytes / 1e6:g} MB (`ingest.max_document_mb`)"
+    reason = f"{what} is longer than {max_bytes / 1e6:g} MB ({limit})"
     return Reject(place, "too long", reason, excerpt(start))

@@ -168,12 +168,22 @@ class BrokenOffError(DamagedDataError):
         """Position of the damage in the compressed file, in bytes (approximate), or the end of a truncated file."""
 
 
-class _Decompressor(Protocol):
+class Decompressor(Protocol):
+    """Decompressor of one member. A member is a complete piece of compressed data, and a file may hold several."""
+
     @property
-    def eof(self) -> bool: ...
+    def eof(self) -> bool:
+        """Whether the end of the member has been read."""
+        ...
+
     @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, /) -> bytes: ...
+    def unused_data(self) -> bytes:
+        """Bytes behind the end of the member."""
+        ...
+
+    def decompress(self, data: bytes, /) -> bytes:
+        """Decompress the next bytes."""
+        ...
 
 
 def unpack(file: IO[bytes], *, name: str, compression: str) -> Iterator[tuple[bytes, int]]:
@@ -189,7 +199,7 @@ def unpack(file: IO[bytes], *, name: str, compression: str) -> Iterator[tuple[by
             position += len(chunk)
             yield chunk, position
         return
-    new, damaged = _DECOMPRESSORS[compression]()
+    new, damaged = DECOMPRESSORS[compression]()
     decompressor = new()
     whole = False
     position = 0
@@ -223,20 +233,27 @@ def _slices(file: IO[bytes]) -> Iterator[bytes]:
             yield chunk[start : start + PACKED_BYTES]
 
 
-def _gzip() -> tuple[Callable[[], _Decompressor], type[Exception]]:
+def _gzip() -> tuple[Callable[[], Decompressor], type[Exception]]:
     return lambda: zlib.decompressobj(wbits=16 + zlib.MAX_WBITS), zlib.error
 
 
-def _zstd() -> tuple[Callable[[], _Decompressor], type[Exception]]:
+def _zstd() -> tuple[Callable[[], Decompressor], type[Exception]]:
+    return zstd_with()
+
+
+def zstd_with(dictionary: bytes = b"") -> tuple[Callable[[], Decompressor], type[Exception]]:
+    """Return what `DECOMPRESSORS` returns for zstd, for data that was compressed with a dictionary."""
     import zstandard
 
+    trained = zstandard.ZstdCompressionDict(dictionary) if dictionary else None
     # Files compressed with `zstd --long` need a window above the library's default limit.
-    context = zstandard.ZstdDecompressor(max_window_size=2**31)
+    context = zstandard.ZstdDecompressor(dict_data=trained, max_window_size=2**31)
     return context.decompressobj, zstandard.ZstdError
 
 
-def _bzip2() -> tuple[Callable[[], _Decompressor], type[Exception]]:
+def _bzip2() -> tuple[Callable[[], Decompressor], type[Exception]]:
     return bz2.BZ2Decompressor, OSError
 
 
-_DECOMPRESSORS = {".gz": _gzip, ".zst": _zstd, ".bz2": _bzip2}
+DECOMPRESSORS = {".gz": _gzip, ".zst": _zstd, ".bz2": _bzip2}
+"""Functions by compression. Each returns a function that makes a decompressor, and the exception for damaged data."""

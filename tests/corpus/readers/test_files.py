@@ -1,5 +1,7 @@
 """Which files a source is made of, in which order, under which names, and what is said of those that are not there."""
 
+import bz2
+import gzip
 import os
 import tempfile
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ import pytest
 
 from crosscut.config import DataError
 from crosscut.config.corpora import SourceConfig
-from crosscut.corpus.readers.files import File, find_files
+from crosscut.corpus.readers.files import File, find_files, find_source
 from tests.endless import ENDLESS
 
 NOBODY = 65534
@@ -125,9 +127,92 @@ def test_dump_that_no_reader_unpacks_is_an_error(tmp_path: Path, name: str, kind
     check_message(message, tmp_path / name, kind=kind)
 
 
-def test_folder_of_a_format_whose_files_are_named_freely_is_taken_whole(tmp_path: Path) -> None:
-    touch(tmp_path, "cur/1037.host:2,S", "new/0001.txt", ".git/config", "cur/.hidden")
-    assert names(tmp_path, kind="mail") == ["cur/1037.host:2,S", "new/0001.txt"]
+PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+MAIL = b"Return-Path: <jo@example.org>\nReceived: from a\n\nDear Al\n"
+PAGE = b"\n<!-- made by hand -->\n<!DOCTYPE html><p>Hello"
+
+CONTENTS = {
+    "index": PAGE,
+    "page.php?id=3": PAGE,
+    "a.html.gz": gzip.compress(PAGE),
+    "b.SHTML": b"no tag at all",
+    "c.htm.bz2": bz2.compress(PAGE),
+    "packed.gz": gzip.compress(PAGE),
+    "logo.png": PNG,
+    "logo": PNG,
+    "style.css": b"p { color: red }",
+    "notes.txt": b"Just some notes",
+    "empty": b"",
+    "cur/1037.host:2,S": MAIL,
+    "new/0001.7848dde101aa985090474a91ec93fcf0": b"From jo@example.org Sat Nov 21 22:44:22 2026\nTo: al\n\n",
+    "new/2.txt": MAIL,
+    "cmds": b"mv 0001 0001.7848dde101aa985090474a91ec93fcf0\n",
+    "damaged.gz": gzip.compress(PAGE)[:12],
+    ".hidden": MAIL,
+    ".git/config": PAGE,
+}
+
+
+def fill(folder: Path) -> None:
+    for name, content in CONTENTS.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("kind", "taken", "left_out"),
+    [
+        (
+            "html",
+            ["a.html.gz", "b.SHTML", "c.htm.bz2", "damaged.gz", "index", "packed.gz", "page.php?id=3"],
+            {".css": 1, ".png": 1, ".txt": 2, "no suffix": 5},
+        ),
+        (
+            "mail",
+            ["cur/1037.host:2,S", "damaged.gz", "new/0001.7848dde101aa985090474a91ec93fcf0", "new/2.txt"],
+            {".css": 1, ".htm": 1, ".html": 1, ".png": 1, ".shtml": 1, ".txt": 1, "no suffix": 6},
+        ),
+        (
+            "text",
+            [name for name in CONTENTS if "logo" not in name and name != "empty"][:-2],
+            {".png": 1, "no suffix": 2},
+        ),
+        (
+            "auto",
+            ["a.html.gz", "b.SHTML", "c.htm.bz2", "new/2.txt", "notes.txt"],
+            {".css": 1, ".png": 1, "no suffix": 9},
+        ),
+    ],
+)
+def test_folder_gives_the_files_of_the_format_and_counts_the_others(
+    tmp_path: Path, kind: str, taken: list[str], left_out: dict[str, int]
+) -> None:
+    fill(tmp_path)
+    source = SourceConfig(name="web", files=(str(tmp_path), f"{tmp_path}/"), format=kind)
+    found = find_source(source)
+    assert [file.name for file in found.files] == sorted(taken)
+    assert found.left_out == left_out
+
+
+def test_file_that_is_named_or_matches_a_glob_is_always_taken(tmp_path: Path) -> None:
+    fill(tmp_path)
+    assert names(tmp_path / "logo.png", tmp_path / "*.css", kind="html") == ["logo.png", "style.css"]
+
+
+def test_files_of_crawls_are_known_by_their_names(tmp_path: Path) -> None:
+    published = "CC-MAIN-20261126000000-00000.warc"
+    touch(tmp_path, f"{published}.gz", f"{published}.wet.gz", f"{published}.wat.gz", "a.warc.zst", "b.warc", "c.wet")
+    found = find_source(SourceConfig(name="web", files=(str(tmp_path),)))
+    assert [(file.format, file.compression) for file in found.files] == [
+        ("warc", ".gz"),
+        ("wet", ".gz"),
+        ("warc", ".zst"),
+        ("warc", ""),
+        ("wet", ""),
+    ]
+    assert found.left_out == {".wat": 1}
+    assert names(tmp_path / "*.warc.wet.gz", kind="wet") == [f"{published}.wet.gz"]
+    assert names(tmp_path, kind="warc") == [f"{published}.gz", "a.warc.zst", "b.warc"]
 
 
 def test_folder_of_other_formats_gives_the_files_of_their_suffix(tmp_path: Path) -> None:
@@ -196,7 +281,10 @@ def test_nothing_that_matches_is_an_error(tmp_path: Path, store: str) -> None:
 def test_folder_without_files_is_an_error(tmp_path: Path) -> None:
     remedy = "Correct the path, or set the source's `format`."
     check_message(
-        f"`{tmp_path}` of the source `web` must contain a file, but contains none. {remedy}", tmp_path, kind="mail"
+        f"`{tmp_path}` of the source `web` must contain a file ending in .eml or .mbox, or a file whose content has "
+        f"the format `mail`, but contains none. {remedy}",
+        tmp_path,
+        kind="mail",
     )
     check_message(
         f"`{tmp_path}` of the source `web` must contain a file ending in .jsonl or .ndjson, but contains none. "
@@ -210,8 +298,8 @@ def test_suffix_that_tells_no_format_is_an_error(tmp_path: Path) -> None:
     touch(tmp_path, "notes.md")
     path = tmp_path / "notes.md"
     check_message(
-        f"`{path}` of the source `web` must end in .jsonl, .ndjson, .parquet, .txt, .html, .htm, .xhtml, .eml, .mbox, "
-        ".xml or .idx, but does not. Set the source's `format`, or rename the file.",
+        f"`{path}` of the source `web` must end in .jsonl, .ndjson, .parquet, .txt, .html, .htm, .xhtml, .shtml, "
+        ".eml, .mbox, .xml, .idx, .warc or .wet, but does not. Set the source's `format`, or rename the file.",
         path,
     )
     assert names(path, kind="text") == ["notes.md"]

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from crosscut.corpus.readers import Reject, Skip, Text
+from crosscut.corpus.readers.html import MAX_PAGE_BYTES
 from tests.corpus.reads import read
 
 PAGE = """<!DOCTYPE html><html><head><meta charset="{charset}"><title> A Tale
@@ -69,3 +70,22 @@ def test_deep_nesting_takes_no_time(tmp_path: Path) -> None:
     (item,) = read(write(tmp_path, b"<div>" * 200_000 + b"deep" + b"</div>" * 200_000))
     assert isinstance(item, Text)
     assert item.text == "deep"
+
+
+def test_page_that_only_has_frames_is_counted_by_name(tmp_path: Path) -> None:
+    frames = (
+        b"<html><frameset cols='1,2'><frame src=a><noframes>Use a browser with frames.</noframes></frameset></html>"
+    )
+    assert read(write(tmp_path, frames)) == [Skip("frameset", 1)]
+
+
+def test_page_above_the_limit_of_pages_is_rejected(tmp_path: Path) -> None:
+    (reject,) = read(write(tmp_path, b"<p>" + b"x" * MAX_PAGE_BYTES))
+    assert isinstance(reject, Reject)
+    assert (reject.rule, reject.reason) == ("too long", "the page is longer than 16 MB (the limit of web pages)")
+
+
+def test_charset_of_a_page_that_cannot_be_true_is_not_believed(tmp_path: Path) -> None:
+    (item,) = read(write(tmp_path, PAGE.format(charset="utf-16").encode()))
+    assert isinstance(item, Text)
+    assert (item.text, item.note) == (TEXT, "")

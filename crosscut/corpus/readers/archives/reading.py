@@ -1,0 +1,60 @@
+"""Steps that the readers of WARC and WET files share: the loop over the records, the rules about URLs, and texts."""
+
+from collections.abc import Callable, Iterator
+
+from crosscut.corpus.filters.urls import UrlFilter
+from crosscut.corpus.readers.archives.records import Record, read_records
+from crosscut.corpus.readers.charsets import decode
+from crosscut.corpus.readers.files import File
+from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt
+
+ReadRecord = Callable[[Record, Reading, UrlFilter], Item]
+
+KINDS = ("warcinfo", "response", "request", "metadata", "revisit", "resource", "conversion", "continuation")
+"""Types of records that the format defines."""
+
+
+def read_archive(file: File, reading: Reading, read_record: ReadRecord) -> Iterator[Item]:
+    """Yield what `read_record` makes of each record, and the rejects for the parts of the file that cannot be read.
+
+    An empty file is skipped as `blank`. Raises `DataError` if a list of the URL rules cannot be read.
+    """
+    urls = UrlFilter(reading.urls)
+    item: Item | None = None
+    for record in read_records(file, reading.max_bytes):
+        item = record if isinstance(record, Reject) else read_record(record, reading, urls)
+        yield item._replace(record=record.number) if isinstance(item, Skip) and isinstance(record, Record) else item
+    if item is None:
+        yield Skip("blank")
+
+
+def other_kind(record: Record) -> Skip:
+    """Skip a record of a type that the format of the source does not read. The report counts each type."""
+    return Skip(f"{record.kind if record.kind in KINDS else 'unknown'} record")
+
+
+def url_of(record: Record) -> str:
+    """URL of the page in a record. Some crawlers put it in angle brackets."""
+    return record.headers.get("warc-target-uri", "").strip().removeprefix("<").removesuffix(">")
+
+
+def find_reason(record: Record, urls: UrlFilter) -> Skip | None:
+    """Skip a record that the crawler has not stored completely, or whose URL breaks a rule."""
+    if "warc-truncated" in record.headers:
+        return Skip("truncated record")
+    if "warc-segment-number" in record.headers:
+        return Skip("segmented record")
+    broken = urls.find_rule(url_of(record))
+    return Skip(broken[0]) if broken else None
+
+
+def read_text(record: Record, data: bytes, charset: str) -> Item:
+    """Make a document from plain text. `charset` is the declared charset, which may be empty."""
+    decoded = decode(data, charset)
+    if decoded is None:
+        reason = f"no charset fits the bytes of {excerpt(url_of(record))}"
+        return Reject(record.place, "charset", reason, excerpt(data))
+    text, other = decoded
+    if not text or text.isspace():
+        return Skip("blank")
+    return Text(text, record.number, record.position, url=url_of(record), note="charset" if other else "")

@@ -1,0 +1,103 @@
+"""Remove tags from HTML that the parser or the search for the main text could not handle in bounded time and memory.
+
+A broken page can open a tag 100,000 times and never close it. Three costs then grow with the square of the page:
+
+- the search for the main text, for nested `<div>` and `<article>`;
+- the parser, for most other elements (`<ol>` also indents each level, which makes the text itself that long);
+- the parser's memory, for unclosed formatting tags such as `<font>`, which every following block opens again.
+
+The tags that cause the second and third cost carry no text, so they are removed. Pages below the limits are unchanged.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain
+from typing import NamedTuple
+
+MAX_DEPTH = 1000
+"""Maximum nesting depth of one kind of element. Browsers support half of this depth."""
+
+MAX_REOPENED = 1_000_000
+"""Maximum number of formatting tags that the parser may have to open again."""
+
+MAX_TAG_CHARACTERS, MAX_ATTRIBUTES = 50_000, 5_000
+"""A tag that exceeds both limits loses its attributes, because the parser compares each attribute with all before."""
+
+_AT_ONCE = 1 << 20
+"""Number of characters whose tags are listed at a time. A tag that two pieces share may be missed."""
+
+_SEARCHED = frozenset({"div", "article"})
+_ALL_FORMATTING = "formatting"
+_FORMATTING = frozenset(
+    ["a", "b", "big", "code", "em", "font", "i", "nobr", "s", "small", "strike", "strong", "tt", "u"]
+)
+_CLOSED_BY_THE_NEXT = frozenset(["p", "li", "dt", "dd", "option", "tr", "td", "th", "thead", "tbody", "tfoot"])
+_EMPTY = frozenset(
+    ["area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr"]
+)
+_UNNESTED = frozenset(["html", "head", "body"]) | _CLOSED_BY_THE_NEXT | _EMPTY
+
+_NAME = re.compile(r"<(/?[A-Za-z][^\s/>]*)")
+_LONG_TAG = re.compile(rf"<([a-z][^\s/<>]*+)[^<>]{{{MAX_TAG_CHARACTERS},}}+>?", re.IGNORECASE)
+
+
+class Markup(NamedTuple):
+    """HTML that can be parsed in bounded time and memory."""
+
+    text: str
+
+    is_searchable: bool
+    """Whether the main text can be searched in bounded time."""
+
+
+def limit_nesting(markup: str) -> Markup:
+    """Remove the tags that would take too much time or memory."""
+    markup = _LONG_TAG.sub(_without_attributes, markup)
+    if markup.count("<") <= 2 * MAX_DEPTH:
+        return Markup(markup, is_searchable=True)
+    opened: Counter[str] = Counter()
+    for name, number in Counter(chain.from_iterable(_names(markup))).items():
+        opened[name.lower()] += number
+    num_tags = opened.total()
+    often = {name for name, number in opened.items() if number > MAX_DEPTH and name[0] != "/"}
+    groups = {name: name for name in often - _UNNESTED - _FORMATTING}
+    if sum(opened[name] for name in _FORMATTING) * num_tags > MAX_REOPENED:
+        groups |= dict.fromkeys(_FORMATTING, _ALL_FORMATTING)
+    if not groups:
+        return Markup(markup, is_searchable=True)
+    depths = _depths(markup, groups)
+    removed = {name for name, depth in depths.items() if depth > MAX_DEPTH and name != _ALL_FORMATTING} - _SEARCHED
+    if depths[_ALL_FORMATTING] * num_tags > MAX_REOPENED:
+        removed |= _FORMATTING
+    if removed:
+        markup = _tags_of(removed).sub(lambda tag: "" if tag[1].lower() in _FORMATTING else "\n", markup)
+    return Markup(markup, is_searchable=all(depths[name] <= MAX_DEPTH for name in _SEARCHED))
+
+
+def _names(markup: str) -> Iterator[list[str]]:
+    """Yield the names of all tags. The name of an end tag begins with a slash."""
+    for start in range(0, len(markup), _AT_ONCE):
+        yield _NAME.findall(markup[start : start + _AT_ONCE])
+
+
+def _depths(markup: str, groups: dict[str, str]) -> Counter[str]:
+    """Maximum number of open elements by group. `groups` maps the names of elements to their groups."""
+    steps = {name: (group, 1) for name, group in groups.items()}
+    steps |= {f"/{name}": (group, -1) for name, group in groups.items()}
+    now: Counter[str] = Counter()
+    deepest: Counter[str] = Counter()
+    for names in _names(markup):
+        for group, step in filter(None, map(steps.get, map(str.lower, names))):
+            now[group] = depth = max(now[group] + step, 0)
+            if depth > deepest[group]:
+                deepest[group] = depth
+    return deepest
+
+
+def _tags_of(kinds: set[str]) -> re.Pattern[str]:
+    return re.compile(rf"</?({'|'.join(map(re.escape, sorted(kinds)))})(?=[\s/>])[^<>]*>?", re.IGNORECASE)
+
+
+def _without_attributes(tag: re.Match[str]) -> str:
+    return f"<{tag[1]}>" if len(tag[0].split(maxsplit=MAX_ATTRIBUTES)) > MAX_ATTRIBUTES else tag[0]

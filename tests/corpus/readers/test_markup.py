@@ -1,0 +1,53 @@
+"""Pages whose elements are nested too deeply are read in bounded time and memory, and other pages are not changed."""
+
+import time
+
+import pytest
+
+from crosscut.corpus.readers.html import extract
+from crosscut.corpus.readers.markup import MAX_DEPTH, limit_nesting
+
+DEEP = 100_000
+
+
+@pytest.mark.parametrize(
+    ("markup", "text"),
+    [
+        ("<div>" * DEEP + "deep", "deep"),
+        ("<DIV>" * DEEP + "deep" + "</DIV>" * DEEP, "deep"),
+        ("<article>" * DEEP + "deep", "deep"),  # minutes without the limit
+        ("<form><div>" * DEEP + "deep", "deep"),
+        ("<rp>" * DEEP + "deep", "deep"),  # minutes
+        ("<ol>deep" * DEEP, "deep " * (DEEP - 1) + "deep"),  # 50 GB of indentation
+        ("".join(f"<p><font face=a{n}>deep" for n in range(DEEP)), "deep\n\n" * (DEEP - 1) + "deep"),  # gigabytes
+        ("<p " + "".join(f"a{n}=1 " for n in range(DEEP)) + ">deep", "deep"),  # half a minute
+        ("<p title='" + "x" * 10**6 + "'>deep", "deep"),
+        ("<" * DEEP, "<" * DEEP),
+    ],
+    ids=lambda value: value[:12].strip(),
+)
+def test_deep_pages_take_a_moment(markup: str, text: str) -> None:
+    started = time.process_time()
+    assert extract(markup, main_content=True) == ("", text)
+    assert time.process_time() - started < 15
+
+
+@pytest.mark.parametrize(
+    "markup",
+    [
+        "<p>a<b>b</b><i>c</i>",
+        "<ul>" + "<li>item" * 9000 + "</ul>",
+        "<table>" + "<tr><td><font size=2>cell" * 300 + "</table>",
+        "<div>" * 900 + "<a href=b>link</a>" * 900 + "</div>" * 900,
+        "<img src='data:image/png;base64," + "A" * 100_000 + "'>",
+        "<span>text</span>" * 9000,
+    ],
+    ids=lambda value: value[:12],
+)
+def test_other_pages_are_not_changed(markup: str) -> None:
+    assert limit_nesting(markup) == (markup, True)
+
+
+def test_page_is_searched_up_to_the_maximum_depth() -> None:
+    assert limit_nesting(("<div>" * MAX_DEPTH + "</div>" * MAX_DEPTH) * 2).is_searchable
+    assert not limit_nesting("<div>" * 1001 + "</div>" * 1001 + "<p>" * 999).is_searchable
