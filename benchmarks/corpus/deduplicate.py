@@ -128,7 +128,7 @@ def measure(name: str, corpus: Corpus, folder: Path, options: argparse.Namespace
     figures["turns"] = take_turns(folder, options)
     figures["quality"] = judge(corpus, folder, options.beside)
     show_quality(figures["quality"])
-    show_turns(figures["turns"], figures["megabytes"])
+    show_turns(figures["turns"], figures["megabytes"], GOALS if name == "books" else {})
     if options.before:
         figures["same as before"] = same_results(folder / "work", folder / "before" / "work")
         print(f"crosscut drops the same documents for the same reasons as before: {figures['same as before']}")
@@ -170,8 +170,11 @@ def run(name: str, folder: Path, options: argparse.Namespace) -> dict[str, float
     return {"seconds": seconds, "cpu": cpu, "peak_bytes": peak.stop()}
 
 
-def show_turns(turns: dict[str, list[dict[str, float]]], megabytes: float) -> None:
-    """Print seconds, CPU time, MB/s and memory of each contender, and the ratios to Crosscut's times."""
+def show_turns(turns: dict[str, list[dict[str, float]]], megabytes: float, goals: dict[str, float]) -> None:
+    """Print seconds, CPU time, MB/s and memory of each contender, and the ratios to Crosscut's times.
+
+    `goals` maps the names of contenders to goals for the ratios of the seconds.
+    """
     columns = "".join(f"{title:>{width}}" for title, width in COLUMNS.items())
     print(f"\n{'':<12}{columns}   of crosscut's: seconds (median, minimum), CPU time (median, minimum)")
     ours = turns["crosscut"]
@@ -189,7 +192,7 @@ def show_turns(turns: dict[str, list[dict[str, float]]], megabytes: float) -> No
             least = min(some) / min(row[key] for row in ours)
             ratios += [statistics.median(row[key] / own[key] for row, own in zip(rows, ours, strict=True)), least]
         compared = "   " + ", ".join(f"{ratio:.2f}" for ratio in ratios) if name != "crosscut" else ""
-        goal = f" (goal {GOALS[name]})" if name in GOALS else ""
+        goal = f" (goal {goals[name]})" if name in goals else ""
         print(f"{name:<12}{figures}{compared}{goal}")
 
 

@@ -88,7 +88,10 @@ class GramSets(NamedTuple):
 
     def at(self, places: Places) -> tuple[Hashes, Places]:
         """Concatenate the sets of the documents with the given indices. Returns the hashes and the size of each set."""
-        return np.concatenate([self.sets.of(place) for place in places.tolist()]), np.diff(self.sets.starts)[places]
+        starts, hashes = self.sets.starts, self.sets.hashes
+        firsts, behind = starts[places], starts[places + 1]
+        bounds = zip(firsts.tolist(), behind.tolist(), strict=True)
+        return np.concatenate([hashes[start:stop] for start, stop in bounds]), behind - firsts
 
 
 def read_sets(work: Path, numbers: Numbers) -> GramSets:
