@@ -6,8 +6,9 @@
 With `--pages`, the benchmark writes the pages as a large crawl does: a request, a response and metadata for each page,
 and each record compressed on its own. It reads the archive with Crosscut and FastWARC (and warcio, if it is installed),
 first only the records, and then the documents, with the search for the main text. Times are processor times of one
-process. With `--archives`, the records of each file are also compared with those of FastWARC. The source distribution
-of pywb has archives of real crawlers (`pip download --no-deps --no-binary :all: pywb`, `sample_archive/warcs`).
+process. With `--archives`, the records of each file are compared with those of FastWARC, and the documents are counted.
+The source distribution of pywb has archives of real crawlers: `pip download --no-deps --no-binary :all: pywb`, folder
+`sample_archive/warcs`.
 """
 
 import argparse
@@ -51,7 +52,7 @@ def main() -> None:
         for path in options.archives:
             for file in find_files(SourceConfig(name="crawl", files=(str(path),))):
                 compare(file)
-                measure(file)
+                read_documents(file)
 
 
 def write_crawl(pages: Path, most: int, folder: Path) -> list[File]:
