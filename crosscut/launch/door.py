@@ -35,6 +35,7 @@ from crosscut.launch.processes import (
     started_world_size,
     was_started,
 )
+from crosscut.launch.restarts import require_new_store
 from crosscut.launch.server import start_server
 from crosscut.launch.stopping import REQUESTS
 from crosscut.parallel.collectives import share_from_first, share_json_from_first
@@ -51,9 +52,9 @@ class Ranks:
     """Layout and device of the ranks that a command needs. The constructor checks that this machine can provide the
     layout and the device.
 
-    Raises `LayoutError` if torchrun started another number of ranks than the layout needs, or if this machine has too
-    few GPUs or cores or too little memory for the ranks. Raises `ConfigError` if `device` is cuda and this machine has
-    no GPU.
+    Raises `LayoutError` if torchrun started another number of ranks than the layout needs, if ranks that torchrun
+    starts again could not find each other, or if this machine has too few GPUs or cores or too little memory for the
+    ranks. Raises `ConfigError` if `device` is cuda and this machine has no GPU.
     """
 
     layout: Layout = field(default_factory=Layout)
@@ -72,7 +73,9 @@ class Ranks:
         size, started = self.layout.world_size, started_world_size()
         if self.are_there and (started < size or (started > size and not self.may_idle)):
             raise LayoutError(world_size_message(self.layout, started))
-        if not self.are_there:
+        if self.are_there:
+            require_new_store()
+        else:
             require_room(self.layout.names_of_axes, size, remedy=_FEWER, error=LayoutError)
         here = ranks_on_this_machine(size) if self.joins else size
         require_devices(self.device, here, self.layout.names_of_axes)

@@ -31,6 +31,7 @@ from crosscut.config.system.terminal import echo
 from crosscut.launch.causes import told_by_cause
 from crosscut.launch.hangs import EXIT_HUNG, EXIT_RESTART
 from crosscut.launch.heap import give_freed_tensors_back
+from crosscut.launch.restarts import store_of_restart
 from crosscut.launch.room import require_ports, shared_memory_told
 from crosscut.launch.server import start_ranks
 from crosscut.launch.stopping import REQUESTS, is_repeated
@@ -120,7 +121,8 @@ def process_group(device: torch.device, num_ranks: int | None = None) -> Iterato
         # A message should start before the product with which it overlaps.
         os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
     if was_started():
-        dist.init_process_group(backend, world_size=num_ranks or started_world_size(), rank=int(os.environ["RANK"]))
+        size, rank = num_ranks or started_world_size(), int(os.environ["RANK"])
+        dist.init_process_group(backend, store=store_of_restart(), world_size=size, rank=rank)
     else:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     if device.type == "cpu":

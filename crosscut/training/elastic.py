@@ -8,7 +8,6 @@ start, which includes the detection of the failure, the rendezvous, the start of
 
 import dataclasses
 import json
-import os
 import time
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from crosscut.config import LayoutError, RunConfig
 from crosscut.config.layout import Elastic
 from crosscut.config.training import Device
 from crosscut.launch.processes import choose_device, started_world_size, was_started
+from crosscut.launch.restarts import keeps_store
 from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware, find_hardware
 from crosscut.planner.search import run_on
 from crosscut.training.watching.metrics import METRICS_FILE, read_metrics
@@ -40,7 +40,7 @@ def for_started_ranks(run: RunConfig) -> RunConfig:
     """
     if not is_elastic(run):
         return run
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    if keeps_store():
         raise LayoutError(
             "`TORCH_DISABLE_SHARE_RDZV_TCP_STORE` must be 1 for torchrun if `layout.elastic` is set, but is not. "
             "Otherwise, ranks that are started again find the addresses of ended ranks, and wait for them. Start "

@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -115,6 +117,51 @@ def test_a_hang_of_a_sharded_run_is_named_with_the_message_of_fully_shard(run_wi
         r"\(forward pass of embedding and output layer, step 8\), number \d+ of its group; waiting: rank 0\n",
         report.read_text(),
     ), report.read_text()
+
+
+RANK_UNDER_TORCHRUN = """
+from crosscut.cli import main
+from crosscut.training.loop import Loop
+Loop.hang_bound = 10.0
+main()
+"""
+
+
+@slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the rank is found through the memory of its record")
+@pytest.mark.parametrize(("on_hang", "restarts", "status"), [("wait", 0, 0), ("stop", 0, 1), ("restart", 1, 0)])
+def test_a_hang_under_torchrun(tokens_folder, tmp_path, on_hang, restarts, status):
+    script, run = tmp_path / "rank.py", tmp_path / "run"
+    script.write_text(RANK_UNDER_TORCHRUN)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+         f"--max-restarts={restarts}", str(script), "train", "model.preset=laptop-tiny", "data.vocab_size=500",
+         f"data.tokens={tokens_folder}", *LAYOUT, "training.steps=30", "training.batch_size=4",
+         "training.sequence_length=32", "checkpoint.every=3", f"training.on_hang={on_hang}", f"output.folder={run}",
+         "--resume", "auto"],
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    helper = threading.Thread(target=stop_rank_once, args=(run,), kwargs={"after": 5, "ask": 0})
+    helper.start()
+    if on_hang == "wait":
+        continue_after_report(run)
+    output, _ = process.communicate(timeout=300)
+    helper.join()
+    (report,) = run.glob("hang-*.txt")
+    assert "DID NOT ARRIVE: rank 1 (" in report.read_text()
+    assert process.returncode == status, output
+    assert ("The run continues: all ranks make progress again." in output) == (on_hang == "wait")
+    assert ("(exitcode: 75)" in output) == (on_hang != "wait")
+    assert (run / "summary.json").exists() == (status == 0)
+    assert list_checkpoints(run / "checkpoints")
+
+
+def continue_after_report(run: Path) -> None:
+    deadline = time.monotonic() + 180
+    while not list(run.glob("hang-*.txt")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.kill(read_records(run / FOLDER)[1].pid, signal.SIGCONT)
 
 
 def test_a_run_continues_three_times_from_one_checkpoint(tmp_path):
