@@ -128,14 +128,16 @@ def trace_path(folder: Path, rank: int) -> Path:
 
 def read_records(folder: Path) -> dict[int, RankRecord]:
     """Read the records of all ranks from the folder `watch` of a run, by rank. A rank on this machine is read from its
-    memory, every other rank from its copy. Files that are no record are left out.
+    memory, every other rank from its copy. Files that are no record are left out, and so are ranks of an earlier start
+    that had more ranks.
     """
-    found = {}
+    found: dict[int, RankRecord] = {}
     for path in sorted(folder.glob("rank-*")):
         with suppress(OSError, ValueError):
             record = parse_record(_content(path))
             found[record.rank] = parse_record(live) if (live := _memory(record)) else record
-    return found
+    newest = max(found.values(), key=lambda record: record.words[Word.BEAT_WALL], default=None)
+    return {rank: record for rank, record in found.items() if newest is not None and rank < newest.world_size}
 
 
 def parse_record(content: bytes) -> RankRecord:

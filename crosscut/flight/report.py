@@ -103,7 +103,7 @@ def examine(
     If the records name no rank that waits, the ranks wait for collectives that only PyTorch's Flight Recorder has, such
     as those of compiled code: then `traces` decide.
     """
-    traces = traces or {}
+    traces = {rank: found for rank, found in (traces or {}).items() if rank in records}
     silent = {}
     for rank, record in records.items():
         process = process_of(record)

@@ -127,3 +127,12 @@ def test_memory_is_read_while_the_process_is_stopped_and_the_copy_after_its_end(
         process.join()
     found = read_records(tmp_path)[0]
     assert (found.step, found.phase, process_of(found)) == (0, Phase.START, Process.GONE)
+
+
+def test_ranks_of_an_earlier_start_with_more_ranks_are_left_out(tmp_path):
+    for rank, world_size in ((0, 4), (3, 4), (0, 2), (1, 2)):
+        made = Record()
+        made.open(rank=rank, world_size=world_size)
+        made.copy_to(record_path(tmp_path, rank))
+        made.close()
+    assert {rank: found.world_size for rank, found in read_records(tmp_path).items()} == {0: 2, 1: 2}
