@@ -119,9 +119,10 @@ class Saver:
         device = next(iter(tensors.values())).device
         job = _Job(folder, progress, state, tensors, computed(device), written)
         self.copying.begin()
-        # Each save has a new thread, because a thread that stays alive keeps the OpenMP threads of its loops alive.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing = self._thread.submit(self._work, job)
+        # The thread ends with its save, because a thread that stays alive keeps the OpenMP threads of its loops alive.
+        self._thread.shutdown(wait=False)
         self.seconds_held += time.perf_counter() - start
 
     def finish(self) -> None:
