@@ -19,11 +19,12 @@ from typing import Any
 
 from crosscut.config import CorpusConfig, DataError, write_toml, write_whole
 from crosscut.config.conventions import CONFIG_FILE, TOKENS_FOLDER
+from crosscut.config.corpora import CleaningConfig
 from crosscut.corpus.audit.corpus_report import build_report, measure_timings
 from crosscut.corpus.audit.explain import explain
 from crosscut.corpus.audit.page import write_page
 from crosscut.corpus.audit.samples import AuditStage
-from crosscut.corpus.cleaning.parts import clean_part, cleaning_settings
+from crosscut.corpus.cleaning.parts import SiteBoilerplate, clean_part, cleaning_settings
 from crosscut.corpus.cleaning.repair import repair
 from crosscut.corpus.collection import reading
 from crosscut.corpus.documents import CLEANING, INGEST
@@ -40,6 +41,9 @@ from crosscut.corpus.ingest import IngestStage, check_damage, check_rejects
 from crosscut.corpus.leakage.stages import leakage_stages
 from crosscut.corpus.occurrences import first_stages
 from crosscut.corpus.parts import PartStage, files_of, find_parts
+from crosscut.corpus.sites.cutting import CUTTING_VERSION
+from crosscut.corpus.sites.pages import PageFinder
+from crosscut.corpus.sites.stages import shared_files, site_stages
 from crosscut.corpus.tokens.encoding import TokensStage
 from crosscut.corpus.tokens.packing import PackingStage, TooFewDocuments, check_replaceable, objective_setting, publish
 from crosscut.corpus.tokens.tokenizer import check_tokenizer, make_tokenizer
@@ -233,22 +237,37 @@ def _add_url_filters(stages: _StageList) -> None:
 def _add_cleaning(stages: _StageList) -> None:
     cleaning = stages.config.cleaning
     cleaners = {source.name: source.cleaners for source in stages.config.sources if source.cleaners}
-    if not cleaning.repairs and not cleaners:
+    finder = PageFinder.of(stages.config.sources) if stages.config.html.site_boilerplate else None
+    if finder:
+        stages.add_all(site_stages(finder, stages.filters))
+    if not cleaning.repairs and not cleaners and not finder:
         return
     if cleaning.repairs:
         repair("", cleaning)  # fails here, before any stage runs, if ftfy is not installed
-    stages.add(
-        PartStage(
-            name=CLEANING,
-            version=1,
-            function=clean_part,
-            arguments=(cleaning, cleaners),
-            settings=cleaning_settings(cleaning, cleaners),
-            filters=stages.filters,
-        ),
-        filters=True,
-    )
+    plan = partial(_plan_cleaning, cleaning, cleaners, finder, stages.filters)
+    stages.add(PlannedStage(name=CLEANING, version=1, plan=plan), filters=True)
     stages.cleaned = True
+
+
+def _plan_cleaning(
+    config: CleaningConfig,
+    cleaners: Mapping[str, tuple[str, ...]],
+    finder: PageFinder | None,
+    filters: tuple[str, ...],
+    work: Path,
+) -> Sequence[Task]:
+    shared = shared_files(work) if finder else ()
+    boilerplate = SiteBoilerplate(finder, shared) if finder and shared else None
+    stage = PartStage(
+        name=CLEANING,
+        version=1,
+        function=clean_part,
+        arguments=(config, cleaners, boilerplate),
+        settings={**cleaning_settings(config, cleaners), **({"site_boilerplate": CUTTING_VERSION} if shared else {})},
+        inputs=shared,
+        filters=filters,
+    )
+    return stage.tasks(work)
 
 
 def _add_language(stages: _StageList) -> None:

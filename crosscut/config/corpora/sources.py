@@ -96,6 +96,10 @@ class HtmlConfig:
     """Method of extraction: `fast` uses rules of Crosscut and the library resiliparse; `careful` uses the library
     trafilatura, which takes about seven times as long and lets less boilerplate through (docs/corpus-text.md)."""
 
+    site_boilerplate: bool = True
+    """Whether to cut lines that at least half of the pages in a folder of a site have at their beginning or end, such
+    as menus and footers. This also applies to `wet` sources (docs/corpus-text.md)."""
+
     def __post_init__(self) -> None:
         resolve_choices(self, "html")
 

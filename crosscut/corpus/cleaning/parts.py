@@ -1,6 +1,7 @@
 """The stage `cleaning`: repair the texts of each part (an Arrow file of documents), and write a file of new texts.
 
-First, texts are repaired as ftfy does, by the steps that `[cleaning]` switches on. Then each source's own cleaners run.
+First, the boilerplate of sites is cut from pages. Then texts are repaired as ftfy does, by the steps that `[cleaning]`
+switches on. Then each source's own cleaners run.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from crosscut.config.corpora import CleaningConfig
 from crosscut.corpus.cleaning.paragraphs import JOIN_LINES_VERSION, join_lines
@@ -17,6 +19,11 @@ from crosscut.corpus.cleaning.repair import repair
 from crosscut.corpus.documents import TEXTS, Drop, Part, count_bytes, drops_name, write_drops, write_table
 from crosscut.corpus.execution.stages import Counts, Output
 from crosscut.corpus.filters.judging import count_drops
+from crosscut.corpus.sites.cutting import cut_pages
+from crosscut.corpus.sites.pages import PageFinder
+
+CUT = "site boilerplate"
+"""Name of the count of pages from which boilerplate of their site was cut."""
 
 REPAIRED = "unicode"
 """Name of the count of documents that ftfy's steps changed. The records of finished tasks hold this name."""
@@ -25,21 +32,35 @@ CLEANERS: Mapping[str, Callable[[str], str]] = {"join_lines": join_lines}
 """Cleaner functions by name. `sources.cleaners` names the cleaners of a source."""
 
 
-def clean_part(part: Part, config: CleaningConfig, cleaners: Mapping[str, tuple[str, ...]], output: Output) -> Counts:
+class SiteBoilerplate(NamedTuple):
+    """The pages of a corpus, and the files with the boilerplate of their sites."""
+
+    finder: PageFinder
+    shared: tuple[Path, ...]
+
+
+def clean_part(
+    part: Part,
+    config: CleaningConfig,
+    cleaners: Mapping[str, tuple[str, ...]],
+    boilerplate: SiteBoilerplate | None,
+    output: Output,
+) -> Counts:
     """Run a task: clean the texts of a part. `cleaners` maps the name of a source to the names of its additional
-    cleaners.
+    cleaners. `boilerplate` is None if no boilerplate of sites is cut.
 
     Writes `PART.arrow` (columns `TEXTS`) with the texts of the remaining documents, and `PART.drops.arrow` with the
     documents that contain only white space (rule `empty`). The returned counts include the number of documents that
     each cleaner changed.
     """
     documents = list(part.documents())
-    changed = dict.fromkeys((REPAIRED, *CLEANERS), 0)
+    cut = cut_pages(boilerplate.finder.find(part), boilerplate.shared) if boilerplate else {}
+    changed = {**({CUT: len(cut)} if boilerplate else {}), **dict.fromkeys((REPAIRED, *CLEANERS), 0)}
     rows: list[int] = []
     texts: list[str] = []
     drops: list[Drop] = []
     for document in documents:
-        text = document.text
+        text = cut.get(document.row, document.text)
         for name, cleaner in _cleaners_of(document.id, config, cleaners):
             cleaned = cleaner(text)
             changed[name] += cleaned != text

@@ -122,8 +122,9 @@ def test_buffers_are_used_again_and_the_thread_ends(ranks, tmp_path):
 
 
 def threads_left_by_a_save(root: Path) -> int:
-    """Threads of the operating system that a save leaves, with a state whose description is large. Nothing waits for the
-    save, because training goes on while a checkpoint is written.
+    """Threads of the operating system that a save leaves, with a state whose description is large.
+
+    Nothing waits for the save, because training goes on while a checkpoint is written.
     """
     torch.set_num_threads(2)
     try:

@@ -21,7 +21,7 @@ STORY = (
 
 def clean(part: Part, **cleaners: tuple[str, ...]) -> tuple[Part, dict]:
     (part.work / CLEANING).mkdir(exist_ok=True)
-    counts = clean_part(part, CleaningConfig(), cleaners, Output(part.work / CLEANING))
+    counts = clean_part(part, CleaningConfig(), cleaners, None, Output(part.work / CLEANING))
     return Part(part.work, part.name, (*part.filters, CLEANING), cleaned=True), counts
 
 
@@ -56,7 +56,7 @@ def test_a_source_gets_the_cleaners_that_it_names(make_part: Callable[..., Part]
 
 def test_unicode_is_left_alone_where_that_is_asked_for(make_part: Callable[..., Part], tmp_path: Path) -> None:
     part = make_part(["voil\u00c3\u00a0\r\n"])
-    counts = clean_part(part, CleaningConfig.all_or_none(False), {}, Output(tmp_path))
+    counts = clean_part(part, CleaningConfig.all_or_none(False), {}, None, Output(tmp_path))
     assert read_table(tmp_path / f"{part.name}.arrow")["text"].to_pylist() == ["voil\u00c3\u00a0\r\n"]
     assert counts["changed"]["unicode"] == 0
 
@@ -72,7 +72,7 @@ def test_each_text_keeps_its_punctuation_unless_that_is_asked_for(
         (CleaningConfig(fix_character_width=True), [texts[0], "\u4ed6\u8bf4:\u201c\u597d\u3002\u201d", texts[2]]),
         (CleaningConfig(normalization="NFC"), [*texts[:2], "\u304c"]),
     ):
-        clean_part(part, config, {}, Output(tmp_path))
+        clean_part(part, config, {}, None, Output(tmp_path))
         assert read_table(tmp_path / f"{part.name}.arrow")["text"].to_pylist() == expected
 
 
@@ -106,7 +106,7 @@ def test_the_same_texts_give_the_same_bytes(make_part: Callable[..., Part], tmp_
     written = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        clean_part(part, CleaningConfig(), {}, Output(tmp_path / name))
+        clean_part(part, CleaningConfig(), {}, None, Output(tmp_path / name))
         written.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
     assert written[0] == written[1]
     assert len(written[0]) == 2

@@ -1,0 +1,56 @@
+"""Pages are known by their source, and have the folders of their URL or file."""
+
+from collections.abc import Callable
+
+import pytest
+
+from crosscut.config.corpora import SourceConfig
+from crosscut.corpus.documents import DOCUMENTS, INGEST, Part, write_table
+from crosscut.corpus.sites.pages import EDGE_LINES, MAX_FOLDERS, PageFinder, edge_lines, folders_of, hash_line
+
+
+def source(name: str, kind: str) -> SourceConfig:
+    return SourceConfig(name=name, files=("f",), format=kind)
+
+
+def test_pages_are_documents_of_web_formats_and_of_files_with_such_a_suffix(make_part: Callable[..., Part]) -> None:
+    part = make_part(["x"] * 7)
+    names = ["h/a#1", "w/b.warc.gz#1", "a/c.HTML#1", "a/d.htm.gz~2#1", "a/e.jsonl#1", "t/f.html#1", "a/html#1"]
+    columns = {"id": names, "text": names, "url": [""] * 7, "karma": [None] * 7, "title": [""] * 7}
+    write_table(part.work / INGEST / f"{part.name}.arrow", columns, DOCUMENTS)
+    finder = PageFinder.of([source("h", "html"), source("w", "warc"), source("a", "auto"), source("t", "text")])
+    assert finder is not None
+    assert [(page.row, page.text) for page in finder.find(part)] == list(enumerate(names[:4]))
+
+
+@pytest.mark.parametrize(("kind", "has_pages"), [("jsonl", False), ("mail", False), ("wet", True), ("auto", True)])
+def test_a_corpus_without_web_sources_has_no_finder(kind: str, has_pages: bool) -> None:
+    assert (PageFinder.of([source("s", kind)]) is not None) == has_pages
+
+
+def test_folders_are_the_beginnings_of_the_url() -> None:
+    page = folders_of("s/f.warc#7", "https://www.Example.com/book/install.html?print=1#top")
+    assert page == folders_of("s/f.warc#8", "http://example.com/book/other.html")
+    assert page[:1] == folders_of("s/f.warc#9", "https://example.com/")
+    assert len(page) == 2
+    assert page[0] == folders_of("s/f.warc#9", "https://example.com/blog/2020/a.html")[0]
+    assert page[1] != folders_of("s/f.warc#9", "https://example.com/blog/a.html")[1]
+
+
+def test_folders_are_the_beginnings_of_the_file_name_if_there_is_no_url() -> None:
+    assert folders_of("docs/book/a.html#1", "") == folders_of("docs/book/b.html~2#1", "")
+    assert len(folders_of("docs/a.html#1", "")) == 1
+    assert len(folders_of("docs/" + "x/" * 20 + "a.html#1", "")) == MAX_FOLDERS
+
+
+def test_edge_lines_are_the_lines_at_both_ends_without_white_space() -> None:
+    text = " first \n\n\t\nsecond\tword  \n"
+    assert [text[start:end] for start, end in edge_lines(text)] == ["first", "second\tword"]
+    text = "\n".join(map(str, range(100)))
+    found = [int(text[start:end]) for start, end in edge_lines(text)]
+    assert found == [*range(EDGE_LINES), *range(100 - EDGE_LINES, 100)]
+    assert edge_lines(" \n") == []
+
+
+def test_white_space_does_not_change_the_hash_of_a_line() -> None:
+    assert hash_line("Next\u00a0 page") == hash_line("Next page") != hash_line("Nextpage")
