@@ -67,9 +67,10 @@ CORPUS_INTRODUCTION = """\
 
 This page lists every setting of a corpus. A corpus is one TOML file, for `crosscut prepare corpus.toml`
 ([corpus.md](corpus.md)). It has `folder`, one `[[sources]]` for each kind of text, and the sections below. A key that
-the file leaves out has its default, which is the paper's value if the paper gives one, except in `[cleaning]`. Keys
-outside `[[sources]]` can be set on the command line, as in `crosscut prepare corpus.toml seed=7`. The resolved file is
-saved in the corpus's folder. A complete file:
+the file leaves out has its default. The default is the paper's value if the paper gives one, except in `[cleaning]`,
+`language.detector` and `leakage.action`. Keys outside `[[sources]]` can be set on the command line, as in `crosscut
+prepare corpus.toml seed=7`. Relative paths start at the folder in which the command runs. The resolved file is saved in
+the corpus's folder. A complete file:
 
 ```toml
 folder = "corpora/books"

@@ -27,12 +27,13 @@ class CorpusConfig:
 
     sources: tuple[SourceConfig, ...]
     folder: str
-    """Output folder for `tokens`, `report.html`, `report.json`, `config.toml`, and `work` with the intermediate files
-    of the stages."""
+    """Output folder for `tokens`, `report.html`, `report.json`, `timings.json`, `config.toml`, and `work` with the
+    intermediate files of the stages."""
 
     seed: int = 1234
-    """Seed of three random choices: the split into training and validation documents, the documents that a source's
-    `weight` selects, and the samples in the report."""
+    """Seed of all random choices: the split into training and validation documents, the documents that a source's
+    `weight` selects, the samples in the report, and the documents that are copied to measure the search for
+    duplicates."""
 
     ingest: IngestConfig = field(default_factory=IngestConfig)
     html: HtmlConfig = field(default_factory=HtmlConfig)

@@ -45,9 +45,10 @@ class SourceConfig:
     """Name of the source in document ids and the report."""
 
     files: tuple[str, ...]
-    """Files, folders, globs or URLs that fsspec supports, such as `s3://bucket/part-*.jsonl.zst`. Files in .gz, .zst
-    and .bz2 are decompressed, except parquet and Megatron-LM's files. A folder gives the files of the source's format
-    (docs/corpus-text.md); a file or a glob is always read."""
+    """Files, folders, globs or URLs that fsspec supports, such as `s3://bucket/part-*.jsonl.zst`. `s3://` needs the
+    extra `s3`; other protocols need the package with which fsspec reads them. Files in .gz, .zst and .bz2 are
+    decompressed, except parquet and Megatron-LM's files. Of a folder, only the files of the source's format are read
+    (docs/corpus-text.md); a named file, or a file that matches a glob, is always read."""
 
     format: SourceFormat = SourceFormat.AUTO
     """File format: `jsonl`, `parquet`, `text` (one document per file), `html`, `mail` (one message per file, or an
@@ -111,20 +112,22 @@ class IngestConfig:
     """
 
     max_rejects: float = 0.01
-    """Maximum share of rejected records, at least 0 and below 1. If more records are rejected, the run stops."""
+    """Maximum share of each source that may be unreadable, at least 0 and below 1. The run stops if a larger share of
+    the records of a source is rejected, or if damage loses a larger share of its bytes."""
 
     max_damaged_files: int = 0
     """Maximum number of damaged files in the corpus. A damaged file cannot be read at all, or not to its end:
     compressed data that is truncated or corrupt, a line of JSON that breaks off at the end of the file, a damaged row
-    group, a table without the text column. The number of lost documents is unknown, so every damaged file counts toward
-    this limit. The documents before the damage are used, and those of a web archive also behind it."""
+    group, a table without the text column, an incomplete dump. The number of lost documents is unknown, so every
+    damaged file counts toward this limit. The documents before the damage are used. In a web archive, the documents
+    after the damage are used, too."""
 
     max_document_mb: int = 64
     """Maximum size of a document in megabytes of text. Longer documents are rejected, so that memory stays bounded."""
 
     part_mb: int = 16
-    """Size of a part in megabytes of text. A corpus is processed in parts: a process holds one part at a time, and
-    after a run is killed, only its unfinished parts are repeated."""
+    """Size of a part in megabytes of text. A corpus is processed in parts, and a process holds one part at a time.
+    After a run is killed, only the unfinished tasks are repeated: parts, or whole files in the stage `ingest`."""
 
     def __post_init__(self) -> None:
         require_fraction("ingest.max_rejects", self.max_rejects)

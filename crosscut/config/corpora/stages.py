@@ -64,13 +64,14 @@ class CleaningConfig:
 
     fix_encoding: bool = True
     """Whether to repair mojibake, which is text that was decoded with a wrong charset. Also repairs the control
-    characters of Latin-1 and the halves of surrogate pairs."""
+    characters of Latin-1, and replaces halves of surrogate pairs by U+FFFD."""
 
     unescape_html: bool = True
     """Whether to decode HTML entities such as `&amp;`, up to the first line of a text with a `<`."""
 
     fix_line_breaks: bool = True
-    """Whether to turn all line ends (CRLF, CR, U+2028, U+2029 and U+0085) into newlines."""
+    """Whether to turn all line ends (CRLF, CR, U+2028 and U+2029) into newlines. If `fix_encoding` is off, U+0085 also
+    becomes a newline; otherwise `fix_encoding` makes it an ellipsis."""
 
     remove_control_chars: bool = True
     """Whether to remove control characters without an effect on the text, and the colour codes of terminals."""
@@ -80,8 +81,8 @@ class CleaningConfig:
     full-width characters. Chinese, Japanese and Korean are written with full-width punctuation."""
 
     fix_latin_ligatures: bool = False
-    """Whether to replace ligatures by their letters. Texts from PDF files contain ligatures such as `\ufb01`. Dutch and
-    Croatian have ligatures of their own."""
+    """Whether to replace ligatures by their letters. Texts from PDF files contain ligatures such as `\ufb01`. The
+    letters \u0133 of Dutch and \u01c6 of Croatian are replaced, too."""
 
     uncurl_quotes: bool = False
     """Whether to replace curly quotation marks and apostrophes by straight ones."""
@@ -110,7 +111,9 @@ class LanguageConfig:
     """Filter by language."""
 
     keep: tuple[str, ...] = ("en",)
-    """ISO 639-1 codes of the languages to keep. An empty list keeps all languages and skips the detection."""
+    """ISO 639-1 codes of the languages to keep (docs/corpus-text.md lists them). By default, only English is kept. An
+    empty list keeps all languages and skips the detection. A code that the detector does not know is refused; the
+    message lists the known codes."""
 
     detector: Detector = Detector.ELDC
     """Language detector: `eldc`, which is fast, or `langdetect`, which the paper used."""
@@ -140,8 +143,9 @@ class DuplicatesConfig:
     """Definition of duplicates. One document of each cluster of duplicates is kept."""
 
     jaccard: float = 0.7
-    """Jaccard similarity above which two documents are near-duplicates. The similarity is the share of the two
-    documents' word n-grams that both documents contain. The paper uses 0.7; 1 removes exact duplicates only."""
+    """Jaccard similarity from which two documents are near-duplicates. The similarity is the share of the two
+    documents' word n-grams that both documents contain. The paper uses 0.7; 1 removes only documents with the same
+    text."""
 
     recall: float = 0.99
     """Share of the near-duplicate pairs with a similarity of exactly `jaccard` that the search must find. Pairs with a
@@ -152,7 +156,8 @@ class DuplicatesConfig:
     """Number of words in an n-gram."""
 
     against: tuple[str, ...] = ()
-    """Output folders of earlier corpora. Documents that an earlier corpus kept are dropped here as duplicates."""
+    """Output folders of earlier corpora. A document of this corpus that duplicates a document of an earlier corpus is
+    dropped. The earlier corpora are not changed."""
 
     def __post_init__(self) -> None:
         if not 0.3 <= self.jaccard <= 1:
@@ -175,7 +180,7 @@ class LeakageConfig:
     """Key of the text in jsonl test sets."""
 
     ngram: int = 8
-    """Number of words in an n-gram. A document must not share an n-gram with a test set. The paper uses 8."""
+    """Number of words in the n-grams by which documents are compared with test sets. The paper uses 8."""
 
     false_positives: float = 1e-3
     """False-positive rate of the Bloom filter that searches the corpus for n-grams of the test sets. Every hit is
@@ -211,8 +216,9 @@ class TokensConfig:
     """Output as token shards, which a run reads with `data.tokens` (docs/data.md)."""
 
     tokenizer: str = ""
-    """Path of a `tokenizer.json`, or of BERT's `vocab.txt`. If empty, a tokenizer is trained on the cleaned text: a
-    byte-level BPE, or a WordPiece with `objective = "masked"`."""
+    """Path of a `tokenizer.json`, or of BERT's `vocab.txt`. A tokenizer without an end-of-text token is refused. If
+    empty, a tokenizer is trained on the first 100 million characters of the cleaned text: a byte-level BPE, or a
+    WordPiece with `objective = "masked"`."""
 
     vocab_size: int = 32768
     """Vocabulary size of the tokenizer that is trained if `tokenizer` is empty."""
@@ -247,15 +253,16 @@ class EngineConfig:
     """Execution engine. Every engine gives the same result."""
 
     kind: EngineKind = EngineKind.LOCAL
-    """`local` uses processes on this machine; `ray` uses an existing Ray cluster, whose machines must share the
-    output's disk."""
+    """`local` uses processes on this machine; `ray` uses a Ray cluster, whose machines must see the output's folder
+    and all local files of the configuration under the same paths."""
 
     address: str = "auto"
     """Address of the Ray cluster. `auto` finds the cluster to which this machine belongs; `local` starts a cluster on
     this machine."""
 
     workers: int = 0
-    """Number of tasks that run at the same time, at most 32 per core of this machine. 0 means one task per core."""
+    """Number of tasks that run at the same time. 0 means one task per core: of this machine, or of the whole Ray
+    cluster. On this machine, at most 32 tasks per core are allowed."""
 
     def __post_init__(self) -> None:
         resolve_choices(self, "engine")
