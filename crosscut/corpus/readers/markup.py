@@ -11,7 +11,7 @@ The tags that cause the second and third cost carry no text, so they are removed
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple
 
@@ -53,11 +53,14 @@ class Markup(NamedTuple):
 
 def limit_nesting(markup: str) -> Markup:
     """Remove the tags that would take too much time or memory."""
-    markup = _LONG_TAG.sub(_without_attributes, markup)
+    if _may_have_long_tag(markup):
+        markup = _LONG_TAG.sub(_without_attributes, markup)
     if markup.count("<") <= 2 * MAX_DEPTH:
         return Markup(markup, is_searchable=True)
+    pieces = _Names(markup)
+    spelled = Counter(chain.from_iterable(pieces))
     opened: Counter[str] = Counter()
-    for name, number in Counter(chain.from_iterable(_names(markup))).items():
+    for name, number in spelled.items():
         opened[name.lower()] += number
     num_tags = opened.total()
     often = {name for name, number in opened.items() if number > MAX_DEPTH and name[0] != "/"}
@@ -66,7 +69,7 @@ def limit_nesting(markup: str) -> Markup:
         groups |= dict.fromkeys(_FORMATTING, _ALL_FORMATTING)
     if not groups:
         return Markup(markup, is_searchable=True)
-    depths = _depths(markup, groups)
+    depths = _depths(pieces, groups, spelled)
     removed = {name for name, depth in depths.items() if depth > MAX_DEPTH and name != _ALL_FORMATTING} - _SEARCHED
     if depths[_ALL_FORMATTING] * num_tags > MAX_REOPENED:
         removed |= _FORMATTING
@@ -75,24 +78,54 @@ def limit_nesting(markup: str) -> Markup:
     return Markup(markup, is_searchable=all(depths[name] <= MAX_DEPTH for name in _SEARCHED))
 
 
-def _names(markup: str) -> Iterator[list[str]]:
-    """Yield the names of all tags. The name of an end tag begins with a slash."""
-    for start in range(0, len(markup), _AT_ONCE):
-        yield _NAME.findall(markup[start : start + _AT_ONCE])
+def _may_have_long_tag(markup: str) -> bool:
+    """Whether `MAX_TAG_CHARACTERS` characters without a `<` follow a `<`. This looks at few of the characters."""
+    start = markup.find("<")
+    while 0 <= start < len(markup) - MAX_TAG_CHARACTERS:
+        last = markup.rfind("<", start + 1, start + 1 + MAX_TAG_CHARACTERS)
+        if last < 0:
+            return True
+        start = last
+    return False
 
 
-def _depths(markup: str, groups: dict[str, str]) -> Counter[str]:
-    """Maximum number of open elements by group. `groups` maps the names of elements to their groups."""
-    steps = {name: (group, 1) for name, group in groups.items()}
-    steps |= {f"/{name}": (group, -1) for name, group in groups.items()}
-    now: Counter[str] = Counter()
-    deepest: Counter[str] = Counter()
-    for names in _names(markup):
-        for group, step in filter(None, map(steps.get, map(str.lower, names))):
-            now[group] = depth = max(now[group] + step, 0)
-            if depth > deepest[group]:
-                deepest[group] = depth
-    return deepest
+class _Names:
+    """The names of all tags, in lists. The name of an end tag begins with a slash.
+
+    Short markup has a single list, which is kept for the second time. The lists of long markup would take too much
+    memory.
+    """
+
+    def __init__(self, markup: str) -> None:
+        self._markup = markup
+        self._only = _NAME.findall(markup) if len(markup) <= _AT_ONCE else None
+
+    def __iter__(self) -> Iterator[list[str]]:
+        if self._only is not None:
+            yield self._only
+            return
+        for start in range(0, len(self._markup), _AT_ONCE):
+            yield _NAME.findall(self._markup[start : start + _AT_ONCE])
+
+
+def _depths(pieces: _Names, groups: Mapping[str, str], spelled: Iterable[str]) -> Counter[str]:
+    """Maximum number of open elements by group. `groups` maps the names of elements to their groups, and `spelled` has
+    all names of tags as the page spells them.
+    """
+    steps = {}
+    for name in spelled:
+        if group := groups.get(name.lower().removeprefix("/")):
+            steps[name] = (group, -1 if name[0] == "/" else 1)
+    now = dict.fromkeys(groups.values(), 0)
+    deepest = now.copy()
+    for names in pieces:
+        for group, step in filter(None, map(steps.get, names)):
+            depth = now[group] + step
+            if depth >= 0:
+                now[group] = depth
+                if depth > deepest[group]:
+                    deepest[group] = depth
+    return Counter(deepest)
 
 
 def _tags_of(kinds: set[str]) -> re.Pattern[str]:
