@@ -37,7 +37,9 @@ def print_summary(config: CorpusConfig, report: Mapping[str, Any], console: Cons
         console.print(Text(line), soft_wrap=True)
     console.print(Panel(_result(report), title="done", title_align="left", padding=(1, 2)))
     folder = Path(config.folder)
-    console.print(Text(f"files  {folder}/: {TOKENS_FOLDER}, report.html, report.json, timings.json, config.toml"), soft_wrap=True)
+    console.print(
+        Text(f"files  {folder}/: {TOKENS_FOLDER}, report.html, report.json, timings.json, config.toml"), soft_wrap=True
+    )
     program = shlex.quote(str(Path(sys.argv[0]))) if Path(sys.argv[0]).name == "crosscut" else "crosscut"
     tokens = shlex.quote(f"{folder}/{TOKENS_FOLDER}")
     console.print(Text(f"next   {program} train data.text=[] data.tokens={tokens}"), soft_wrap=True)

@@ -30,6 +30,10 @@ _PAGE = re.compile(rf"(?:{_SUFFIXES})(?:{'|'.join(map(re.escape, COMPRESSIONS))}
 """End of the id of a document from a file with a suffix of `_FORMATS`."""
 
 
+_LINE = re.compile(r"[^\s](?:[^\n]*[^\s])?")
+"""A line without the white space around it."""
+
+
 class Page(NamedTuple):
     """A page of a site."""
 
@@ -62,16 +66,17 @@ class PageFinder:
         rows = part.rows()
         table = read_columns(part.work / INGEST / f"{part.name}.arrow", "id", "url").take(rows)
         names = table["id"].to_pylist()
-        is_page = np.array([self._is_page(name) for name in names], dtype=bool)
+        kinds = dict(self.formats)
+        is_page = np.array([_is_page(name, kinds[name.partition("/")[0]]) for name in names], dtype=bool)
         if not is_page.any():
             return []
         urls = table["url"].to_pylist()
         folders = [folders_of(names[place], urls[place]) for place in np.flatnonzero(is_page).tolist()]
         return list(map(Page, rows[is_page].tolist(), folders, part.texts(rows[is_page])))
 
-    def _is_page(self, document_id: str) -> bool:
-        kind = dict(self.formats)[document_id.partition("/")[0]]
-        return kind in _FORMATS or (kind == SourceFormat.AUTO and bool(_PAGE.search(document_id)))
+
+def _is_page(document_id: str, kind: SourceFormat) -> bool:
+    return kind in _FORMATS or (kind is SourceFormat.AUTO and bool(_PAGE.search(document_id)))
 
 
 def folders_of(document_id: str, url: str) -> tuple[int, ...]:
@@ -89,10 +94,6 @@ def edge_lines(text: str) -> list[tuple[int, int]]:
     """Start and end of the lines near both ends of a text, in order. Empty lines are left out."""
     lines = [(line.start(), line.end()) for line in _LINE.finditer(text)]
     return lines if len(lines) <= 2 * EDGE_LINES else lines[:EDGE_LINES] + lines[-EDGE_LINES:]
-
-
-_LINE = re.compile(r"[^\s](?:[^\n]*[^\s])?")
-"""A line without the white space around it."""
 
 
 def hash_line(line: str) -> int:
