@@ -11,7 +11,7 @@ from crosscut.kernels import onednn
 from tests.model.twins import CONFIG, LAYOUTS, train
 from tests.ranks import RankPool
 
-NUM_STEPS = 20
+NUM_STEPS = 17
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def _assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor], toleran
         torch.testing.assert_close(actual[name], tensor, rtol=tolerance, atol=margin, msg=lambda m, n=name: f"{n}: {m}")
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)  # tests/verification/test_families.py has whole models on four tensor ranks
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_float64_training_agrees_to_ten_digits(
     ranks: RankPool, one_device: dict[torch.dtype, dict[str, Any]], layout: Layout
@@ -41,13 +41,13 @@ def test_float64_training_agrees_to_ten_digits(
         _assert_same(result["gradients"], expected["gradients"], 1e-10)
 
 
-QUICK = (Layout(tensor=2), Layout(tensor=2, data=2))
-"""In float32; in float64, where a fault shows most, all layouts are."""
+QUICK = Layout(tensor=2, data=2)
+"""Replicates parameters over both axes. In float64, where a fault shows most, more layouts are quick."""
 
 
 @pytest.mark.parametrize(
     "layout",
-    [layout if layout in QUICK else pytest.param(layout, marks=pytest.mark.slow) for layout in LAYOUTS],
+    [layout if layout == QUICK else pytest.param(layout, marks=pytest.mark.slow) for layout in LAYOUTS],
     ids=str,
 )
 def test_float32_training_agrees_to_five_digits_and_ranks_to_the_last_bit(
@@ -78,9 +78,9 @@ def _train_with_onednn(layout: Layout) -> tuple[dict[str, Any], int]:
         onednn.is_faster, onednn._LEAST_FLOPS, onednn._linear = before
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.skipif(not onednn.IS_THERE, reason="this PyTorch is without oneDNN")
-@pytest.mark.parametrize("layout", [Layout(), LAYOUTS[1], LAYOUTS[5]], ids=str)
+@pytest.mark.parametrize("layout", [LAYOUTS[1], Layout(), LAYOUTS[5]], ids=str)
 def test_float32_training_by_onednn_agrees_to_five_digits(
     ranks: RankPool, one_device: dict[torch.dtype, dict[str, Any]], layout: Layout
 ) -> None:
