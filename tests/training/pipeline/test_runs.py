@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,9 @@ from tests.training.pipeline.test_equality import layout_of
 from tests.training.test_resume import record
 
 SETTINGS = (*EXACT, "model.dropout=0.0", "checkpoint.keep=100")
+RESUMED = (
+    *SETTINGS, "training.micro_batch_size=2", "training.steps=4", "checkpoint.every=2", "training.validate_every=0"
+)  # fmt: skip
 
 
 def validation_loss(run) -> float:
@@ -27,9 +31,18 @@ def validation_loss(run) -> float:
     return evaluate_loss(trainer.model, batches.validation_batches()).loss
 
 
-@pytest.mark.parametrize("layout", ["pipeline=2", "pipeline=2 stages_per_rank=2", "pipeline=4", "pipeline=2 data=2"])
-def test_validation_passes_forward_through_all_stages(ranks, run_with, layout):
-    expected = ranks.run(1, validation_loss, run_with(*SETTINGS))[0]
+@pytest.fixture(scope="module")
+def on_one_rank() -> dict[str, Any]:
+    """Results on one rank, each computed once."""
+    return {}
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("layout", ["pipeline=2 stages_per_rank=2", "pipeline=4", "pipeline=2 data=2", "pipeline=2"])
+def test_validation_passes_forward_through_all_stages(ranks, run_with, on_one_rank, layout):
+    if "loss" not in on_one_rank:
+        on_one_rank["loss"] = ranks.run(1, validation_loss, run_with(*SETTINGS))[0]
+    expected = on_one_rank["loss"]
     run = run_with(*SETTINGS, *layout_of(layout))
     assert ranks.run(run.layout.world_size, validation_loss, run) == pytest.approx([expected] * run.layout.world_size)
 
@@ -39,6 +52,7 @@ def scores(run) -> dict[str, float]:
     return Evaluations(run, TokenFolder.open(Path(run.tokens_folder), verify=False)).figures(trainer.model)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "layout",
     [
@@ -48,7 +62,7 @@ def scores(run) -> dict[str, float]:
         "pipeline=2 context=2",
     ],
 )
-def test_tasks_are_scored_through_all_stages(ranks, run_with, tmp_path, layout):
+def test_tasks_are_scored_through_all_stages(ranks, run_with, tmp_path, on_one_rank, layout):
     (tmp_path / "own.txt").write_text("The Congress of the United States met, and the people were glad.\n" * 20)
     (tmp_path / "lambada.txt").write_text("the people of the United States\nI have the honor to report\n")
     tasks = (
@@ -56,7 +70,9 @@ def test_tasks_are_scored_through_all_stages(ranks, run_with, tmp_path, layout):
         f"evaluation.lambada={tmp_path / 'lambada.txt'}",
         "evaluation.batch_size=3",
     )
-    expected = ranks.run(1, scores, run_with(*SETTINGS, *tasks))[0]
+    if "scores" not in on_one_rank:
+        on_one_rank["scores"] = ranks.run(1, scores, run_with(*SETTINGS, *tasks))[0]
+    expected = on_one_rank["scores"]
     run = run_with(*SETTINGS, *tasks, *layout_of(layout))
     for found in ranks.run(run.layout.world_size, scores, run):
         assert found == pytest.approx(expected, rel=1e-10)
@@ -76,13 +92,13 @@ LAYOUTS = [
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("before", ["pipeline=2 tensor=2", "tensor=1"])
 def test_a_run_resumes_on_any_layout(ranks, run_with, tmp_path, layout, before):
-    whole = ranks.run(1, record, run_with(*SETTINGS, f"output.folder={tmp_path / 'whole'}"))[0]
-    first = run_with(*SETTINGS, *layout_of(before), f"output.folder={tmp_path / 'first'}")
+    whole = ranks.run(1, record, run_with(*RESUMED, f"output.folder={tmp_path / 'whole'}"))[0]
+    first = run_with(*RESUMED, *layout_of(before), f"output.folder={tmp_path / 'first'}")
     ranks.run(first.layout.world_size, record, first)
-    place = checkpoint_folder(first.checkpoints_folder, 3)
-    second = run_with(*SETTINGS, *layout_of(layout), f"output.folder={tmp_path / 'second'}")
+    place = checkpoint_folder(first.checkpoints_folder, 2)
+    second = run_with(*RESUMED, *layout_of(layout), f"output.folder={tmp_path / 'second'}")
     for of_rank in ranks.run(second.layout.world_size, record, second, place):
-        assert sorted(of_rank["losses"]) == [3, 4, 5]
+        assert sorted(of_rank["losses"]) == [2, 3]
         for step, loss in of_rank["losses"].items():
             assert loss == pytest.approx(whole["losses"][step], rel=1e-10)
         for name, weight in of_rank["weights"].items():
@@ -92,13 +108,13 @@ def test_a_run_resumes_on_any_layout(ranks, run_with, tmp_path, layout, before):
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("more", ["stages_per_rank=2", "", "schedule=zero_bubble"])
 def test_a_run_resumes_exactly_on_its_own_layout(ranks, run_with, tmp_path, more):
-    settings = (*SETTINGS, "model.dropout=0.1", *layout_of(f"pipeline=2 {more}"))
+    settings = (*RESUMED, "model.dropout=0.1", *layout_of(f"pipeline=2 {more}"))
     run = run_with(*settings, f"output.folder={tmp_path / 'first'}")
     whole = ranks.run(2, record, run)
     again = run_with(*settings, f"output.folder={tmp_path / 'second'}")
-    place = checkpoint_folder(run.checkpoints_folder, 3)
+    place = checkpoint_folder(run.checkpoints_folder, 2)
     for before, after in zip(whole, ranks.run(2, record, again, place), strict=True):
-        assert after["losses"] == {step: before["losses"][step] for step in (3, 4, 5)}
+        assert after["losses"] == {step: before["losses"][step] for step in (2, 3)}
         assert all(torch.equal(weight, before["weights"][name]) for name, weight in after["weights"].items())
 
 
