@@ -68,7 +68,7 @@ def test_three_tensor_ranks_train_the_same_model_as_one(in_threes, tmp_path, for
 def test_a_run_is_resumed_on_another_layout_without_its_files(ranks, model, tmp_path, forked_ranks):
     path = write_chats(tmp_path / "chats.jsonl", chats(24))
     asked = (str(path), "--model", str(model), "--lora-rank", "2", *SETTINGS)
-    run_chat(*asked, "--output", str(tmp_path / "whole"), "layout.tensor=2")
+    run_chat(*asked, "--output", str(tmp_path / "whole"))
     run_chat(*asked, "--output", str(tmp_path / "parts"), "checkpoint.every=2", "checkpoint.keep=9")
     shutil.rmtree(tmp_path / "parts" / "checkpoints" / "step-00000004")
     path.unlink()
