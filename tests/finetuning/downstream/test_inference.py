@@ -11,12 +11,16 @@ from crosscut.config import ConfigError
 from crosscut.finetuning.downstream.folder import Kept
 from crosscut.pretrained import export_checkpoint, find_model
 from tests.finetuning.downstream.conftest import PLAIN, finetune, write_table
+from tests.nursery import forked
 
 
-@pytest.fixture
-def tuned(bert: Path, tables: tuple[object, ...], tmp_path: Path, forked_ranks: None) -> Path:
-    finetune("table", "--model", bert, *tables, "--output", tmp_path / "run", "--seeds", 2, "--epochs", 2, *PLAIN)
-    return tmp_path / "run"
+@pytest.fixture(scope="module")
+def tuned(bert: Path, tables: tuple[object, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fine-tuned run of two seeds. The tests only read it."""
+    forked()
+    folder = tmp_path_factory.mktemp("tuned") / "run"
+    finetune("table", "--model", bert, *tables, "--output", folder, "--seeds", 2, "--epochs", 2, *PLAIN)
+    return folder
 
 
 def test_a_run_predicts_the_examples_of_a_file(tuned, tmp_path):
