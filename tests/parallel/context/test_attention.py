@@ -132,8 +132,17 @@ def _expected(case: Case) -> list[Tensor]:
     return [result.detach(), *(x.grad for x in leaves)]  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize("way", WAYS)
+QUICK = [(ContextAttention.GATHER, 2), (ContextAttention.ALL_TO_ALL, 2), (ContextAttention.RING, 4)]
+"""Each way on one number of ranks. Keys and values on a ring of four ranks pass through ranks in between."""
+
+
+@pytest.mark.parametrize(
+    ("way", "num_ranks"),
+    [
+        *QUICK,
+        *(pytest.param(way, n, marks=pytest.mark.slow) for way in WAYS for n in (2, 4) if (way, n) not in QUICK),
+    ],
+)
 @pytest.mark.parametrize("case", CASES)
 def test_results_and_gradients_are_those_of_one_rank(
     ranks: RankPool, case: str, way: ContextAttention, num_ranks: int

@@ -116,6 +116,7 @@ def drift_told(layout: Layout, changes: dict[int, list[tuple[str, int, float]]])
     return drift.size, drift.num_parameters
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("layout", "name"),
     [(DATA_2, "first.weight"), (SQUARE, "first.weight"), (SQUARE, "second.bias"), (HYBRID, "second.weight"),
@@ -132,6 +133,7 @@ def test_the_size_of_a_drift_is_told_alike_on_all_ranks(
     assert ranks.run(layout.world_size, drift_told, layout, changes) == [(apart / 8.0, 1)] * layout.world_size
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("layout", [DATA_2, SQUARE, Layout(data=4)], ids=str)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_infinitely_far(ranks: RankPool, layout: Layout, value: float) -> None:

@@ -38,16 +38,17 @@ def _in_turns(layout: Layout, dim: int | None, number: int) -> dict[str, Any]:
 
 
 CASES = [
+    (Layout(tensor=2, data=2), 0, 2),
     (Layout(tensor=4), 1, 4),
     (Layout(data=4, sharding="zero3"), None, 4),  # 10 rows over 4 ranks: 3, 3, 3 and 1
     (Layout(tensor=2, data=2, sharding="zero2"), 0, 4),  # 5 rows over 2 ranks: 3 and 2
     (Layout(tensor=2, data=2, sharding="zero3"), 1, 4),
     (Layout(tensor=2, data=2, sharding="zero3"), None, 2),  # the tensor ranks do the same
-    (Layout(tensor=2, data=2), 0, 2),
 ]
 """Layout, dimension that the tensor axis cuts, and number of ranks over which a tensor is cut."""
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("layout", "dim", "holders", "number"), [(*case, number) for case in CASES for number in range(1, case[2] + 1)],
     ids=str,
