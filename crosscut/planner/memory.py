@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from crosscut.architecture import Decoder, Device, Kept, Layer, describe, layer_parameters, lower, root_parameters
@@ -132,6 +132,21 @@ class _Others(NamedTuple):
     """Whether the layers also hold weight gradients in the compute type, such as bfloat16, that are not yet added to
     the float32 sums. In a sharded pipeline, this happens to deferred gradients until the next backward pass has gone
     through their layer."""
+
+
+class _Pass(NamedTuple):
+    """Bytes that a pass of one micro-batch through a stage leaves on the rank."""
+
+    weights: int
+    """Cast weights that the micro-batch holds until its backward pass."""
+    activations: int
+    """Saved activations, and the gradient of the output projection."""
+    deferred: int
+    """Bytes that are held for weight gradients that the schedule computes later."""
+    gradients: int
+    """Gradients of all parameters of the stage, which exist from its first complete backward pass on."""
+    root_gradients: int
+    """Gradients of the parameters outside of the layers, which exist from the start of the first backward pass on."""
 
 
 class _Root(NamedTuple):
@@ -271,16 +286,27 @@ class _Step:
         """Return the step during a backward pass of a pipeline. `steps` are the steps of all stages of the rank."""
         weights = activations = gradients = 0
         for step, number, waiting, has_gradients, has_begun in zip(steps, *flight[1:5], strict=True):
-            held_weights, held = step._held(len(step.decoder.layers) - 1)
-            weights += number * held_weights
-            activations += number * (held + step.vocabulary_gradient * self.wide)
-            activations += waiting * step._deferred(0)
-            gradients += step._gradients_of_stage() if has_gradients else has_begun * step._gradients_of_root()
+            pass_of = step._pass
+            weights += number * pass_of.weights
+            activations += number * pass_of.activations + waiting * pass_of.deferred
+            gradients += pass_of.gradients if has_gradients else has_begun * pass_of.root_gradients
         buffers = self.between * (flight.receives + (not self.decoder.is_last))
         has_unsummed = self.defers and self.is_sharded and self.is_mixed and flight.has_gradients[flight.chunk]
         found = copy(self)
         found.others = _Others(weights, activations + buffers, gradients, has_unsummed)
         return found
+
+    @cached_property
+    def _pass(self) -> _Pass:
+        """Bytes of one pass through the stage, computed once for all flights. They do not depend on `others`."""
+        weights, activations = self._held_by_layers(len(self.decoder.layers) - 1)
+        return _Pass(
+            weights=weights,
+            activations=activations + self.vocabulary_gradient * self.wide,
+            deferred=self._deferred(0),
+            gradients=self._gradients_of_stage(),
+            root_gradients=self._gradients_of_root(),
+        )
 
     def _gradients_of_stage(self) -> int:
         """Bytes of the gradients of the stage's parameters. With sharding, they are whole until the end of the step."""
@@ -473,16 +499,20 @@ class _Step:
         return self.device == "cuda" and "optimizer" in self.run.training.offload
 
     def _held(self, layer: int) -> tuple[int, int]:
-        """Bytes of cast weights and of saved activations, in the layers 0 to `layer` and outside of the layers."""
+        """Bytes of cast weights and of saved activations, in the layers 0 to `layer`, outside of the layers, and of the
+        other passes.
+        """
+        weights, activations = self._held_by_layers(layer)
+        return weights + self.others.weights, activations + self.others.activations
+
+    def _held_by_layers(self, layer: int) -> tuple[int, int]:
+        """Bytes as in `_held`, without the other passes."""
         again, plain = _first(self.decoder, layer + 1, self.every)
         return (
-            self._sum(again, lambda each: each.kept.weights)
-            + self._sum(plain, lambda each: each.plain.weights)
-            + self.others.weights,
+            self._sum(again, lambda each: each.kept.weights) + self._sum(plain, lambda each: each.plain.weights),
             self._sum(again, lambda each: each.kept.total)
             + self._sum(plain, lambda each: each.plain.total)
-            + self.kept_outside
-            + self.others.activations,
+            + self.kept_outside,
         )
 
     def _residual(self) -> int:

@@ -5,6 +5,7 @@ gradients of weights, the rank then holds the inputs and the gradients of the pr
 """
 
 from functools import lru_cache
+from operator import ge
 from typing import NamedTuple
 
 from crosscut.architecture.pipeline.schedules import Action, Pass, Schedule
@@ -37,8 +38,15 @@ def flights(schedule: Schedule, rank: int) -> tuple[Flight, ...]:
     """Return the flights of a rank at which its memory may peak. A flight of the schedule is left out if another flight
     of the same stage holds at least as much of everything.
     """
-    found = dict.fromkeys(_walk(schedule, rank))
-    return tuple(flight for flight in found if not any(other != flight and _exceeds(other, flight) for other in found))
+    found = {flight: _numbers(flight) for flight in _walk(schedule, rank)}
+    return tuple(
+        flight
+        for flight, numbers in found.items()
+        if not any(
+            other.chunk == flight.chunk and other != flight and all(map(ge, more, numbers))
+            for other, more in found.items()
+        )
+    )
 
 
 def _walk(schedule: Schedule, rank: int) -> list[Flight]:
@@ -66,8 +74,6 @@ def _count(action: Action, held: list[int], deferred: list[int], *, separates: b
         deferred[action.chunk] += 1 if action.kind is Pass.BACKWARD else -1
 
 
-def _exceeds(other: Flight, flight: Flight) -> bool:
-    """Whether `other` holds at least as much of everything."""
-    numbers = [each.held + each.deferred + each.has_gradients + each.has_begun for each in (other, flight)]
-    pairs = zip(*numbers, strict=True)
-    return other.chunk == flight.chunk and other.receives >= flight.receives and all(a >= b for a, b in pairs)
+def _numbers(flight: Flight) -> tuple[int, ...]:
+    """All that the rank holds during the flight, as numbers. A flight with larger numbers holds more."""
+    return (*flight.held, *flight.deferred, *flight.has_gradients, *flight.has_begun, flight.receives)
