@@ -1,4 +1,6 @@
 import json
+from collections.abc import Iterator
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -9,10 +11,18 @@ from crosscut.cli.main import commands
 from crosscut.cli.plan.ranking import short
 from crosscut.config import ConfigError, load_run
 from crosscut.planner import count_parameters
+from crosscut.planner.search import search_layouts
 from tests.cli.conftest import TINY, run_python
 
-DOCS = Path(__file__).parents[3] / "docs"
 PAPER = ("plan", "--model", "8.3B", "--gpus", "512", "--gpu", "v100-32gb-dgx2h")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _searched_once() -> Iterator[None]:
+    """Many tests read the same plan in another form. Search for the layouts of a run once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("crosscut.planner.search.search_layouts", cache(search_layouts))
+        yield
 
 
 def run(*arguments: str) -> str:
@@ -99,7 +109,7 @@ def test_a_number_behind_a_slash_is_explained() -> None:
 
 def test_a_pipeline_is_told_with_its_stages_and_its_bubble(tmp_path: Path) -> None:
     path, page = tmp_path / "best.toml", tmp_path / "plan.html"
-    asked = ("plan", "--model", "llama3-70b", "--gpus", "16", "--gpu", "h200-sxm", "training.batch_size=64")
+    asked = ("plan", "--model", "llama3-70b", "--gpus", "16", "--gpu", "h200-sxm", "training.batch_size=16")
     text = run(*asked, "--write", str(path), "--html", str(page), "--top", "30")
     assert "ranks that share the layers, in stages (docs/pipeline.md)" in " ".join(text.split())
     assert "bub-ble" in text
@@ -362,12 +372,6 @@ def test_the_page_is_written_also_where_nothing_fits(tmp_path: Path) -> None:
     text = run("plan", "--model", "1.2B", "--gpu", "v100-16gb", "training.batch_size=8", "--html", str(path))
     assert "0 layouts fit, " in text
     assert '"points":[]' in path.read_text()
-
-
-def test_the_study_is_written(tmp_path: Path) -> None:
-    run("study", "scaling", "--output", str(tmp_path / "report"))
-    assert (tmp_path / "report" / "scaling.md").read_text() == (DOCS / "scaling.md").read_text()
-    assert "<svg" in (tmp_path / "report" / "scaling.html").read_text()
 
 
 def test_a_preset_is_found_by_the_end_of_its_name() -> None:

@@ -1,11 +1,19 @@
-from collections.abc import Sequence
+"""The report of published scaling, which takes seconds. It is computed once for all tests of this file."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from crosscut.cli.main import commands
 from crosscut.planner.paper.narayanan import NARAYANAN_ROWS
 from crosscut.planner.paper.runs import MEGATRON_ROWS, PAPER_SCALING
-from crosscut.planner.paper.sections import Section
+from crosscut.planner.paper.sections import Section, to_html, to_markdown
 from crosscut.planner.paper.study import scaling_report
+
+PAGE = Path(__file__).parents[3] / "docs" / "scaling.md"
 
 
 @pytest.fixture(scope="module")
@@ -34,3 +42,23 @@ def test_the_report_tells_what_another_calibration_would_have_done(sections: Seq
     assert [row[0] for row in megatron] == [row.name for row in MEGATRON_ROWS]
     assert [row[0] for row in narayanan] == [row.name for row in NARAYANAN_ROWS if row.pipeline == 1]
     assert narayanan[1][2] == "10 of 10"
+
+
+def test_the_command_writes_the_page_of_the_documentation(tmp_path: Path) -> None:
+    done = CliRunner().invoke(commands, ("study", "scaling", "--output", str(tmp_path)), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "scaling.md").read_text() == PAGE.read_text()
+    assert "<svg" in (tmp_path / "scaling.html").read_text()
+
+
+def cells(html: str) -> Iterator[str]:
+    return (match[1] for match in re.finditer(r"<td>(.*?)</td>", html))
+
+
+def test_both_forms_hold_the_same_figures_and_load_nothing() -> None:
+    report = scaling_report()
+    html, markdown = to_html(report), to_markdown(report)
+    for cell in cells(html):
+        assert f"| {cell} |" in markdown
+    assert max(map(len, (line for line in markdown.splitlines() if not line.startswith("|")))) <= 120
+    assert not re.search(r"(src|href)\s*=|https?://|@import|url\(", html)
