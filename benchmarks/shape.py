@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -52,13 +53,18 @@ class Source:
         """Name of the package directly below `crosscut` that holds the file."""
         return self.path.parts[0] if len(self.path.parts) > 1 else ""
 
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes of the tree. They are collected once, because every row of the table looks through them."""
+        return tuple(ast.walk(self.tree))
+
     def functions(self) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
         """All functions and methods, nested ones included."""
-        return (node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+        return (node for node in self.nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
     def calls(self) -> Iterator[ast.Call]:
         """All calls."""
-        return (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
+        return (node for node in self.nodes if isinstance(node, ast.Call))
 
     def place(self, line: int) -> str:
         """File and line."""
@@ -145,7 +151,7 @@ def replaced_methods(source: Source) -> Iterator[int]:
     A call of `setattr` with a computed name counts, too.
     """
     functions = {node.name for node in source.functions()}
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Assign):
             is_function = isinstance(node.value, ast.Lambda) or getattr(node.value, "id", None) in functions
             targets = [each for each in node.targets if isinstance(each, ast.Attribute)]
@@ -177,7 +183,7 @@ def branches_on_kinds(source: Source) -> Iterator[int]:
     """
     if source.package in HOMES_OF_KINDS:
         return
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Compare):
             sides = (node.left, *node.comparators)
         elif isinstance(node, ast.Match):
@@ -194,7 +200,7 @@ def ways_into_ranks(source: Source) -> Iterator[int]:
     """Files that start ranks or join them: the first call of `launch` or `process_group` imported from the package."""
     imported = {
         alias.asname or alias.name
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith("crosscut"))
         for alias in node.names
         if alias.name in LAUNCHERS
@@ -252,8 +258,8 @@ def full_folders(checkout: Path) -> Row:
 
 
 def called_name(call: ast.Call) -> str:
-    """Last part of the name of the called function."""
-    return ast.unparse(call.func).rpartition(".")[2]
+    """Last part of the name of the called function. Empty if the function has no name."""
+    return getattr(call.func, "attr", None) or getattr(call.func, "id", "")
 
 
 def is_named(node: ast.expr, name: str) -> bool:
