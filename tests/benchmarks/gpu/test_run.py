@@ -25,11 +25,11 @@ class TinyRun:
     told_early: dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def tiny_run(tmp_path_factory) -> TinyRun:
-    folder = tmp_path_factory.mktemp("gpu")
+def run_tiny(folder: Path, *options: str, second: str) -> TinyRun:
+    """Run the benchmark. `second` is the start of the name of its second measurement."""
     file = folder / "figures.json"
     command = [sys.executable, str(BENCHMARKS / "gpu" / "run.py"), "--device", "cpu", "--tiny", "--json", str(file)]
+    command += options
     printed, early = [], {}
     with (
         (folder / "errors").open("w") as errors,
@@ -37,14 +37,15 @@ def tiny_run(tmp_path_factory) -> TinyRun:
     ):
         for line in running.stdout:
             printed.append(line)
-            if line.startswith("plain, tiny") and not early:
+            if line.startswith(second) and not early:
                 early = json.loads(file.read_text())
     assert running.returncode == 0, (folder / "errors").read_text()
     return TinyRun("".join(printed), json.loads(file.read_text()), early)
 
 
-@pytest.mark.slow
-def test_gpu_benchmark_runs_on_the_cpu(tiny_run):
+@pytest.mark.slow  # test_gpu_benchmark_writes_after_every_measurement runs two of its kinds
+def test_gpu_benchmark_runs_on_the_cpu(tmp_path):
+    tiny_run = run_tiny(tmp_path, second="plain, tiny")
     told = tiny_run.told
     rows = {row["name"]: row for row in told["measurements"]}
     assert {row["group"] for row in rows.values()} == {"models", "precision", "layouts", "recomputation"}
@@ -67,9 +68,10 @@ def test_gpu_benchmark_runs_on_the_cpu(tiny_run):
     assert set(told["machine"]) >= {"date", "device", "driver", "torch", "transformers", "commit", "source_sha256"}
 
 
-def test_gpu_benchmark_writes_after_every_measurement(tiny_run):
+def test_gpu_benchmark_writes_after_every_measurement(tmp_path):
+    tiny_run = run_tiny(tmp_path, "--only", "layouts", "recomputation", second="rank 0 of 512")
     told = tiny_run.told_early
-    assert [row["name"] for row in told["measurements"]][:1] == ["crosscut, tiny"]
+    assert [row["name"] for row in told["measurements"]][:1] == ["rank 0 of 8 ranks, 2 layers of 64"]
     assert len(told["measurements"]) < len(tiny_run.told["measurements"])
     assert told["measurements"][0]["figures"]["tokens_per_second"] > 0
     assert len(told["goals"]) == 10
