@@ -26,6 +26,7 @@ def load_generator() -> ModuleType:
 generator = load_generator()
 
 
+@pytest.mark.slow  # it computes all pages, as `make check` does in CI
 def test_page_is_what_the_code_says() -> None:
     assert generator.main(["--check"]) == 0, "run `python docs/generate.py`"
 
