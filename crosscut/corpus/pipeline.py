@@ -24,7 +24,7 @@ from crosscut.corpus.audit.corpus_report import build_report, measure_timings
 from crosscut.corpus.audit.explain import explain
 from crosscut.corpus.audit.page import write_page
 from crosscut.corpus.audit.samples import AuditStage
-from crosscut.corpus.cleaning.parts import SiteBoilerplate, clean_part, cleaning_settings
+from crosscut.corpus.cleaning.parts import clean_part, cleaning_settings
 from crosscut.corpus.cleaning.repair import repair
 from crosscut.corpus.collection import reading
 from crosscut.corpus.documents import CLEANING, INGEST
@@ -43,7 +43,7 @@ from crosscut.corpus.occurrences import first_stages
 from crosscut.corpus.parts import PartStage, files_of, find_parts
 from crosscut.corpus.sites.cutting import CUTTING_VERSION
 from crosscut.corpus.sites.pages import PageFinder
-from crosscut.corpus.sites.stages import shared_files, site_stages
+from crosscut.corpus.sites.stages import SiteBoilerplate, site_stages
 from crosscut.corpus.tokens.encoding import TokensStage
 from crosscut.corpus.tokens.packing import PackingStage, TooFewDocuments, check_replaceable, objective_setting, publish
 from crosscut.corpus.tokens.tokenizer import check_tokenizer, make_tokenizer
@@ -256,18 +256,22 @@ def _plan_cleaning(
     filters: tuple[str, ...],
     work: Path,
 ) -> Sequence[Task]:
-    shared = shared_files(work) if finder else ()
-    boilerplate = SiteBoilerplate(finder, shared) if finder and shared else None
-    stage = PartStage(
-        name=CLEANING,
-        version=1,
-        function=clean_part,
-        arguments=(config, cleaners, boilerplate),
-        settings={**cleaning_settings(config, cleaners), **({"site_boilerplate": CUTTING_VERSION} if shared else {})},
-        inputs=shared,
-        filters=filters,
-    )
-    return stage.tasks(work)
+    sites = SiteBoilerplate.read(work, finder) if finder else None
+    settings = cleaning_settings(config, cleaners)
+    tasks = []
+    for part, size in find_parts(work, filters=filters):
+        of_part = sites if sites and part.name in sites.parts else None
+        of_sites = {"site_boilerplate": [CUTTING_VERSION, of_part.finder.settings]} if of_part else {}
+        tasks.append(
+            Task(
+                name=part.name,
+                function=partial(clean_part, part, config, cleaners, of_part),
+                inputs=(*files_of(part), *(of_part.files if of_part else ())),
+                settings={**settings, **of_sites},
+                size=size,
+            )
+        )
+    return tasks
 
 
 def _add_language(stages: _StageList) -> None:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from crosscut.config.corpora import CleaningConfig
 from crosscut.corpus.cleaning.paragraphs import JOIN_LINES_VERSION, join_lines
@@ -20,7 +19,7 @@ from crosscut.corpus.documents import TEXTS, Drop, Part, count_bytes, drops_name
 from crosscut.corpus.execution.stages import Counts, Output
 from crosscut.corpus.filters.judging import count_drops
 from crosscut.corpus.sites.cutting import cut_pages
-from crosscut.corpus.sites.pages import PageFinder
+from crosscut.corpus.sites.stages import SiteBoilerplate
 
 CUT = "site boilerplate"
 """Name of the count of pages from which boilerplate of their site was cut."""
@@ -32,13 +31,6 @@ CLEANERS: Mapping[str, Callable[[str], str]] = {"join_lines": join_lines}
 """Cleaner functions by name. `sources.cleaners` names the cleaners of a source."""
 
 
-class SiteBoilerplate(NamedTuple):
-    """The pages of a corpus, and the files with the boilerplate of their sites."""
-
-    finder: PageFinder
-    shared: tuple[Path, ...]
-
-
 def clean_part(
     part: Part,
     config: CleaningConfig,
@@ -47,14 +39,14 @@ def clean_part(
     output: Output,
 ) -> Counts:
     """Run a task: clean the texts of a part. `cleaners` maps the name of a source to the names of its additional
-    cleaners. `boilerplate` is None if no boilerplate of sites is cut.
+    cleaners. `boilerplate` is None if the part has no pages.
 
     Writes `PART.arrow` (columns `TEXTS`) with the texts of the remaining documents, and `PART.drops.arrow` with the
     documents that contain only white space (rule `empty`). The returned counts include the number of documents that
     each cleaner changed.
     """
     documents = list(part.documents())
-    cut = cut_pages(boilerplate.finder.find(part), boilerplate.shared) if boilerplate else {}
+    cut = cut_pages(boilerplate.finder.among(documents), boilerplate.files) if boilerplate else {}
     changed = {**({CUT: len(cut)} if boilerplate else {}), **dict.fromkeys((REPAIRED, *CLEANERS), 0)}
     rows: list[int] = []
     texts: list[str] = []

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import groupby, islice, pairwise
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from crosscut.corpus.documents import count_bytes, read_table
-from crosscut.corpus.sites.pages import Page, edge_lines, hash_line
+from crosscut.corpus.sites.pages import EDGE_LINES, Page, edge_lines, hash_line
 from crosscut.corpus.sites.stages import key_of
 
 CUTTING_VERSION = 1
@@ -24,6 +25,8 @@ MIN_BYTES = 40
 """Minimum length of successive lines of boilerplate, in bytes. A single short line, such as the heading "Examples", may
 be a part of the article, although many pages share it."""
 
+Span = tuple[int, int]
+
 _EMPTY_LINES = re.compile(r"\s*\n|\s*\Z")
 
 
@@ -36,20 +39,18 @@ def cut_pages(pages: Sequence[Page], shared: Sequence[Path]) -> dict[int, str]:
     is_shared = iter(_find(pages, lines, shared).tolist())
     texts = {}
     for page, spans in zip(pages, lines, strict=True):
-        text = _cut(page.text, [(*span, next(is_shared)) for span in spans])
+        text = _cut(page.text, spans, list(islice(is_shared, len(spans))))
         if text != page.text:
             texts[page.row] = text
     return texts
 
 
-def _find(
-    pages: Sequence[Page], lines: Sequence[Sequence[tuple[int, int]]], shared: Sequence[Path]
-) -> npt.NDArray[np.bool_]:
+def _find(pages: Sequence[Page], lines: Sequence[Sequence[Span]], shared: Sequence[Path]) -> npt.NDArray[np.bool_]:
     """Whether each line of each page is boilerplate in one of the page's folders."""
     keys, places = [], []
     place = 0
     for page, spans in zip(pages, lines, strict=True):
-        folders = np.array(page.folders, np.uint64)
+        folders = np.array([folder.hash for folder in page.folders], np.uint64)
         for start, end in spans:
             keys.append(key_of(folders, np.array(hash_line(page.text[start:end]), np.uint64)))
             places += [place] * len(folders)
@@ -57,41 +58,51 @@ def _find(
     found = np.zeros(place, dtype=bool)
     if not keys:
         return found
-    wanted = np.concatenate(keys)
+    wanted, of_line = np.concatenate(keys), np.array(places)
     for path in shared:
         known = read_table(path)["key"].to_numpy()
         if len(known):
             at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-            found[np.array(places)[known[at] == wanted]] = True
+            found[of_line[known[at] == wanted]] = True
     return found
 
 
-def _cut(text: str, lines: Sequence[tuple[int, int, bool]]) -> str:
-    """Cut groups of boilerplate, and the empty lines behind them. `lines` has the start and the end of each line near
-    an end of the text, and whether the line is shared.
+def _cut(text: str, lines: Sequence[Span], is_shared: Sequence[bool]) -> str:
+    """Cut the groups of boilerplate, and the empty lines behind them, from a text. `lines` are the lines near its ends.
 
-    A text that would lose everything stays, because the search for duplicates decides about it.
+    A text of which less than half would be left stays whole. It is a copy or a version of other pages, and the search
+    for duplicates must see all of it.
     """
     kept, done = [], 0
-    for start, end in _groups(text, lines):
-        if count_bytes(text[start:end]) >= MIN_BYTES:
+    for first, last in _groups(text, lines, is_shared):
+        if count_bytes(text[lines[first][0] : lines[last][1]]) >= MIN_BYTES:
+            start = max(text.rfind("\n", 0, lines[first][0]) + 1, done)
             kept.append(text[done:start])
-            behind = _EMPTY_LINES.match(text, end)
-            done = behind.end() if behind else end
-    left = "".join([*kept, text[done:]])
-    return left.rstrip() if kept and left.strip() else text
+            behind = _EMPTY_LINES.match(text, lines[last][1])
+            done = behind.end() if behind else lines[last][1]
+    left = "".join([*kept, text[done:]]).rstrip()
+    return left if kept and len(left) >= len(text) - len(left) else text
 
 
-def _groups(text: str, lines: Sequence[tuple[int, int, bool]]) -> Iterator[tuple[int, int]]:
-    """Yield the start and the end of each group of shared lines near the beginning or the end of a text. Only white
-    space is between the lines of a group.
+def _groups(text: str, lines: Sequence[Span], is_shared: Sequence[bool]) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last line of each group of successive shared lines that may be boilerplate.
+
+    A group must be near the beginning or the end of the text, and an empty line or an end of the text must be beside
+    it. A group that fills the searched lines of one end is text that pages share.
     """
-    groups: list[list[int]] = []
-    for place, (start, _, is_shared) in enumerate(lines):
-        if is_shared and groups and groups[-1][1] == place - 1 and text[lines[place - 1][1] : start].isspace():
-            groups[-1][1] = place
-        elif is_shared:
-            groups.append([place, place])
-    for first, last in groups:
-        if first <= OUTER_LINES or last >= len(lines) - 1 - OUTER_LINES:
-            yield lines[first][0], lines[last][1]
+    gaps = [text[one[1] : other[0]] for one, other in pairwise(lines)]
+    is_whole = len(lines) < 2 * EDGE_LINES
+    for shared, group in groupby(range(len(lines)), key=lambda line: is_shared[line]):
+        places = list(group)
+        parts = [place + 1 for place in places[:-1] if not gaps[place].isspace()]  # the two ends of a long text
+        for first, behind in pairwise([places[0], *parts, places[-1] + 1]):
+            last = behind - 1
+            is_outside = first <= OUTER_LINES or last >= len(lines) - 1 - OUTER_LINES
+            is_inside = not is_whole and (last == EDGE_LINES - 1 or first == EDGE_LINES)
+            if shared and is_outside and not is_inside and _is_alone(gaps, first, last):
+                yield first, last
+
+
+def _is_alone(gaps: Sequence[str], first: int, last: int) -> bool:
+    """Whether an empty line or an end of the text is before or behind a group of lines."""
+    return first == 0 or last == len(gaps) or gaps[first - 1].count("\n") > 1 or gaps[last].count("\n") > 1

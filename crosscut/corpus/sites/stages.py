@@ -3,16 +3,17 @@
 site-lines          write the hashes of the lines at both ends of each page; a task for each part
 site-boilerplate    count the pages of each folder that share a line; a task for each share of the sites
 
-A line is boilerplate in a folder if it is at the ends of at least half of the folder's pages, and of at least
-`MIN_PAGES` pages. A share has the pages of whole sites. Memory therefore grows with the largest site, by up to 1 kB for
-each page.
+A line is boilerplate in a folder if at least half of the folder's pages, and at least `MIN_PAGES`, have it among their
+first or last lines. Pages with the same lines count once, because copies of a page say nothing about the site. A share
+has the pages of whole sites. Memory therefore grows with the largest site.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,13 +37,15 @@ MIN_SHARE = 0.5
 LINES_PER_TASK = 2_000_000
 """Approximate number of lines that one task counts."""
 
-HASHES = np.dtype([("site", "<u8"), ("row", "<u4"), ("hash", "<u8")])
-"""Element type of the files of a part: `PART.folders.npy` has an element for each folder of each page, and
-`PART.lines.npy` for each different line at the ends of each page. `site` is the hash of the page's first folder."""
+FOLDERS = np.dtype([("site", "<u8"), ("row", "<u4"), ("depth", "u1"), ("hash", "<u8")])
+"""Element type of `PART.folders.npy`: an element for each folder of each page. `site` is the hash of the page's first
+folder."""
 
-SHARED = pa.schema([("key", pa.uint64()), ("pages", pa.uint32())])
-"""Columns of the file with the boilerplate of some sites: the key of a line in a folder (`key_of`), ascending, and the
-number of pages in the folder that share the line."""
+LINES_OF_PAGES = np.dtype([("site", "<u8"), ("row", "<u4"), ("hash", "<u8")])
+"""Element type of `PART.lines.npy`: an element for each different line at the ends of each page."""
+
+SHARED = pa.schema([("key", pa.uint64())])
+"""Columns of the file with the boilerplate of some sites: the key of a line in a folder (`key_of`), ascending."""
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -55,7 +58,7 @@ def site_stages(finder: PageFinder, filters: tuple[str, ...]) -> list[Stage]:
             version=1,
             function=write_lines,
             arguments=(finder,),
-            settings={"formats": list(map(list, finder.formats))},
+            settings={"formats": finder.settings},
             filters=filters,
         ),
         PlannedStage(name=BOILERPLATE, version=1, plan=_plan_boilerplate),
@@ -65,14 +68,15 @@ def site_stages(finder: PageFinder, filters: tuple[str, ...]) -> list[Stage]:
 def write_lines(part: Part, finder: PageFinder, output: Output) -> Counts:
     """Run a task: write the hashes of the folders and of the lines of a part's pages."""
     pages = finder.find(part)
-    folders = [(page.folders[0], page.row, folder) for page in pages for folder in page.folders]
+    folders = [(page.folders[0].hash, page.row, *folder) for page in pages for folder in page.folders]
     lines = [
-        (page.folders[0], page.row, line)
+        (page.folders[0].hash, page.row, line)
         for page in pages
         for line in dict.fromkeys(hash_line(page.text[start:end]) for start, end in edge_lines(page.text))
+        if line
     ]
-    np.save(output.path(_folders_name(part.name)), np.array(folders, HASHES))
-    np.save(output.path(_lines_name(part.name)), np.array(lines, HASHES))
+    np.save(output.path(_folders_name(part.name)), np.array(folders, FOLDERS))
+    np.save(output.path(_lines_name(part.name)), np.array(lines, LINES_OF_PAGES))
     return {"pages": len(pages), "lines": len(lines)}
 
 
@@ -99,55 +103,67 @@ def _plan_boilerplate(work: Path) -> Sequence[Task]:
     ]
 
 
-def shared_files(work: Path) -> tuple[Path, ...]:
-    """List the files with the boilerplate of all sites. The list is empty if the corpus has no pages."""
-    return tuple(work / BOILERPLATE / f"{record.task}.arrow" for record in read_records(work, BOILERPLATE))
-
-
 def find_boilerplate(folder: Path, parts: Sequence[str], share: int, num_shares: int, output: Output) -> Counts:
     """Run a task: find the boilerplate of one share of the sites, in the files of the stage `site-lines`."""
-    pages, folders = _read([folder / _folders_name(part) for part in parts], share, num_shares)
-    line_pages, lines = _read([folder / _lines_name(part) for part in parts], share, num_shares)
-    keys, counts = shared_lines(pages, folders, line_pages, lines)
-    write_table(output.path(f"{share:05}.arrow"), {"key": keys, "pages": counts}, SHARED)
+    folders = _read([folder / _folders_name(part) for part in parts], share, num_shares)
+    lines = _read([folder / _lines_name(part) for part in parts], share, num_shares)
+    keys = shared_lines(folders, lines)
+    write_table(output.path(f"{share:05}.arrow"), {"key": keys}, SHARED)
     return {"lines": len(keys)}
 
 
-def _read(files: Sequence[Path], share: int, num_shares: int) -> tuple[Numbers, Hashes]:
-    """Read the elements of one share. Returns the numbers of the pages, ascending, and the hashes."""
-    pages, hashes = [], []
+def _read(files: Sequence[Path], share: int, num_shares: int) -> dict[str, npt.NDArray[Any]]:
+    """Read the elements of one share, as a column for each field. The column `page` has the numbers of the pages."""
+    found = []
     for index, path in enumerate(files):
         own = np.load(path, mmap_mode="r")
         own = own[own["site"] % np.uint64(num_shares) == share]
-        pages.append(first_number(index) + own["row"].astype(np.uint64))
-        hashes.append(own["hash"])
-    return np.concatenate(pages), np.concatenate(hashes)
+        found.append((first_number(index) + own["row"].astype(np.uint64), own))
+    elements = np.concatenate([own for _, own in found])
+    columns = {name: elements[name].copy() for name in elements.dtype.names or () if name not in ("site", "row")}
+    return {"page": np.concatenate([pages for pages, _ in found]), **columns}
 
 
-def shared_lines(
-    pages: Numbers, folders: Hashes, line_pages: Numbers, lines: Hashes
-) -> tuple[Hashes, npt.NDArray[np.int64]]:
-    """Find the lines that are boilerplate. `pages` and `folders` say which page is in which folder, and `line_pages`
-    and `lines` which page has which line. All numbers of pages ascend.
+def shared_lines(folders: Mapping[str, npt.NDArray[Any]], lines: Mapping[str, npt.NDArray[Any]]) -> Hashes:
+    """Find the lines that are boilerplate. `folders` has the columns `page`, `depth` and `hash`, with a row for each
+    folder of each page, and `lines` the columns `page` and `hash`. The numbers of the pages ascend.
 
-    Returns the keys of the lines found (see `key_of`), ascending, and the number of pages with each of them.
+    Returns the keys of the lines found (see `key_of`), ascending.
     """
-    frequent = _is_frequent(folders)
-    pages, folders = pages[frequent], folders[frequent]
-    frequent = _is_frequent(lines)
-    line_pages, lines = line_pages[frequent], lines[frequent]
-    starts = np.searchsorted(pages, line_pages)
-    num_folders = np.searchsorted(pages, line_pages, side="right") - starts
-    ends = np.cumsum(num_folders)
-    places = np.arange(num_folders.sum()) + np.repeat(starts - ends + num_folders, num_folders)
-    of_line = folders[places]
-    keys, first, counts = np.unique(
-        key_of(of_line, np.repeat(lines, num_folders)), return_index=True, return_counts=True
-    )
+    is_first = _is_first_of_its_lines(lines["page"], lines["hash"])
+    frequent = is_first & _is_frequent(lines["hash"])
+    copies = np.unique(lines["page"][~is_first])
+    pages, hashes = lines["page"][frequent], lines["hash"][frequent]
+    found = [np.empty(0, np.uint64)]
+    for depth in np.unique(folders["depth"]):
+        here = (folders["depth"] == depth) & ~np.isin(folders["page"], copies)
+        found.append(_shared_in(folders["page"][here], folders["hash"][here], pages, hashes))
+    return np.unique(np.concatenate(found))
+
+
+def _shared_in(pages: Numbers, folders: Hashes, line_pages: Numbers, lines: Hashes) -> Hashes:
+    """Keys of the boilerplate in folders of one depth. `pages` ascend, and each has one of the folders."""
+    at = np.searchsorted(pages, line_pages)
+    is_here = at < len(pages)
+    is_here[is_here] = pages[at[is_here]] == line_pages[is_here]
+    of_line = folders[at[is_here]]
+    keys, first, counts = np.unique(key_of(of_line, lines[is_here]), return_index=True, return_counts=True)
     known, sizes = np.unique(folders, return_counts=True)
-    size = sizes[np.searchsorted(known, of_line[first])] if len(keys) else counts
-    found = (counts >= MIN_PAGES) & (counts >= MIN_SHARE * size)
-    return keys[found], counts[found]
+    enough = np.flatnonzero(counts >= MIN_PAGES)
+    size = sizes[np.searchsorted(known, of_line[first[enough]])]
+    return np.asarray(keys[enough][counts[enough] >= MIN_SHARE * size])
+
+
+def _is_first_of_its_lines(pages: Numbers, lines: Hashes) -> npt.NDArray[np.bool_]:
+    """For each line, whether its page is the first one with exactly these lines."""
+    if not len(pages):
+        return np.empty(0, dtype=bool)
+    starts = np.flatnonzero(np.diff(pages, prepend=pages[0] + np.uint64(1)))
+    sums = np.add.reduceat(lines, starts)  # wraps around, and does not depend on the order
+    _, first = np.unique(sums, return_index=True)
+    is_first = np.zeros(len(starts), dtype=bool)
+    is_first[first] = True
+    return np.repeat(is_first, np.diff([*starts, len(pages)]))
 
 
 def _is_frequent(hashes: Hashes) -> npt.NDArray[np.bool_]:
@@ -158,3 +174,22 @@ def _is_frequent(hashes: Hashes) -> npt.NDArray[np.bool_]:
 def key_of(folders: Hashes, lines: Hashes) -> Hashes:
     """Key of each line in a folder, from the hashes of both."""
     return folders ^ lines
+
+
+class SiteBoilerplate(NamedTuple):
+    """The boilerplate of the sites of a corpus."""
+
+    finder: PageFinder
+
+    files: tuple[Path, ...]
+    """The files of the stage `site-boilerplate`."""
+
+    parts: frozenset[str]
+    """Names of the parts that have pages."""
+
+    @classmethod
+    def read(cls, work: Path, finder: PageFinder) -> SiteBoilerplate:
+        """Read what the two stages have found."""
+        files = tuple(work / BOILERPLATE / f"{record.task}.arrow" for record in read_records(work, BOILERPLATE))
+        parts = frozenset(record.task for record in read_records(work, LINES) if record.counts["pages"])
+        return cls(finder, files, parts)

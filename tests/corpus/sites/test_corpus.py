@@ -30,7 +30,10 @@ def write_site(folder: Path, name: str, number: int, notice: str) -> None:
 def prepare(folder: Path, **html: bool) -> CorpusResult:
     config = CorpusConfig(
         folder=str(folder / "out"),
-        sources=(SourceConfig(name="web", files=(str(folder / "pages"),), format="html"),),
+        sources=(
+            SourceConfig(name="web", files=(str(folder / "pages"),), format="html"),
+            SourceConfig(name="notes", files=(str(folder / "notes.txt"),)),
+        ),
         language=LanguageConfig(keep=()),
         length=LengthConfig(min_tokens=0),
         tokens=TokensConfig(vocab_size=300),
@@ -45,6 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, notice in NOTICES.items():
         write_site(folder / "pages" / "books", name, 12, notice)
     write_site(folder / "pages", "blog", 30, "")
+    (folder / "notes.txt").write_text(" ".join(WORDS * 30))
     return folder
 
 
@@ -67,6 +71,28 @@ def test_each_book_loses_its_notice(folder: Path) -> None:
     assert entry["mended"] == -12 * sum(len(notice) + 2 for notice in NOTICES.values())
     assert "Keyboard shortcuts" in explain_document(result.config, "web/books/first/chapter-03.html#1")
     assert sum(stage.num_run for stage in prepare(folder).stages) == 0, "nothing is done twice"
+
+
+def test_one_of_many_versions_of_a_text_stays_whole(tmp_path: Path) -> None:
+    draw = random.Random(1)
+    (tmp_path / "notes.txt").write_text(" ".join(WORDS * 30))
+    lines = [" ".join(draw.choices(WORDS, k=9)) for _ in range(60)]
+    for year in range(12):
+        path = tmp_path / "pages" / "act" / f"{year}.html"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"<html><body><h1>Version of {1990 + year}</h1><p>{'<p>'.join(lines)}</body></html>")
+    result = prepare(tmp_path)
+    assert result.report["summary"]["kept"]["documents"] == 1 + 1
+    assert texts(tmp_path, CLEANING) == texts(tmp_path, INGEST)
+
+
+def test_parts_without_pages_are_not_cleaned_again(tmp_path: Path) -> None:
+    write_site(tmp_path / "pages", "book", 20, NOTICES["first"])
+    (tmp_path / "notes.txt").write_text(" ".join(WORDS * 30))
+    prepare(tmp_path)
+    write_site(tmp_path / "pages", "book", 21, NOTICES["second"])
+    run = {stage.name: stage.num_run for stage in prepare(tmp_path).stages}
+    assert run["site-lines"] == run["cleaning"] == 1
 
 
 def test_a_setting_leaves_the_notices_where_they_are(folder: Path) -> None:

@@ -15,8 +15,8 @@ from crosscut.corpus.sites.stages import MIN_PAGES, find_boilerplate, key_of, wr
 FINDER = PageFinder((("s", SourceFormat.HTML),))
 
 
-def find(folder: Path, pages: Sequence[tuple[str, str]], *, parts: int = 1, shares: int = 1) -> dict[int, int]:
-    """Keys of the boilerplate in pages of the given URLs and texts, and the numbers of pages with it."""
+def find(folder: Path, pages: Sequence[tuple[str, str]], *, parts: int = 1, shares: int = 1) -> set[int]:
+    """Keys of the boilerplate in pages of the given URLs and texts."""
     (folder / INGEST).mkdir(parents=True)
     names = []
     for number in range(parts):
@@ -31,18 +31,18 @@ def find(folder: Path, pages: Sequence[tuple[str, str]], *, parts: int = 1, shar
         names.append(f"{number:06}-0000")
         write_table(folder / INGEST / f"{names[-1]}.arrow", columns, DOCUMENTS)
         write_lines(Part(folder, names[-1]), FINDER, Output(folder))
-    found: dict[int, int] = {}
+    found: set[int] = set()
     for share in range(shares):
         find_boilerplate(folder, names, share, shares, Output(folder))
         table = read_table(folder / f"{share:05}.arrow")
         keys = table["key"].to_pylist()
         assert keys == sorted(keys)
-        found |= dict(zip(keys, table["pages"].to_pylist(), strict=True))
+        found |= set(keys)
     return found
 
 
 def key(url: str, line: str, depth: int = -1) -> int:
-    folder = folders_of("", url)[depth]
+    folder = folders_of("", url)[depth].hash
     return int(key_of(np.array([folder], np.uint64), np.array([hash_line(line)], np.uint64))[0])
 
 
@@ -55,7 +55,7 @@ def test_lines_of_many_pages_are_boilerplate_in_their_folder_only(tmp_path: Path
     found = find(
         tmp_path, site("a.org", MIN_PAGES, "Read the cookie policy.") + site("b.org", 3, "Read the cookie policy.")
     )
-    assert found == {key("https://a.org/x", "Read the cookie policy."): MIN_PAGES}
+    assert found == {key("https://a.org/x", "Read the cookie policy.")}
 
 
 @pytest.mark.parametrize(("number", "without", "is_found"), [(MIN_PAGES - 1, 0, 0), (12, 12, 1), (12, 13, 0)])
@@ -67,11 +67,11 @@ def test_a_line_needs_enough_pages_and_half_of_the_folder(
 
 def test_one_folder_of_a_site_may_have_boilerplate_of_its_own(tmp_path: Path) -> None:
     pages = site("a.org", 20, "Press left or right", folder="book/") + site("a.org", 50, "", folder="blog/")
-    assert find(tmp_path, pages) == {key("https://a.org/book/x", "Press left or right"): 20}
+    assert find(tmp_path, pages) == {key("https://a.org/book/x", "Press left or right")}
 
 
 def test_a_line_that_a_page_repeats_counts_once(tmp_path: Path) -> None:
-    assert find(tmp_path, [("https://a.org/1", "Examples\n" * MIN_PAGES)]) == {}
+    assert find(tmp_path, [("https://a.org/1", "Examples\n" * MIN_PAGES)]) == set()
 
 
 def test_parts_and_shares_do_not_change_what_is_found(tmp_path: Path) -> None:
@@ -86,4 +86,23 @@ def test_parts_and_shares_do_not_change_what_is_found(tmp_path: Path) -> None:
 
 
 def test_pages_without_lines_are_no_obstacle(tmp_path: Path) -> None:
-    assert find(tmp_path, [("https://a.org/1", " "), ("", "")]) == {}
+    assert find(tmp_path, [("https://a.org/1", " "), ("", "")]) == set()
+
+
+def test_copies_of_a_page_count_once(tmp_path: Path) -> None:
+    text = "\n".join(f"Line {number} of an article" for number in range(200))
+    assert find(tmp_path, [(f"https://a.org/?sid={number}", text) for number in range(50)]) == set()
+
+
+def test_a_line_that_names_its_folder_is_counted_in_its_own_site(tmp_path: Path) -> None:
+    pages = [
+        (f"https://{host}.org/{number}", f"{host}.org\n" * (number < 2) + f"Text {number}")
+        for host in "abcdefghij"
+        for number in range(20)
+    ]
+    assert find(tmp_path, pages) == set()
+
+
+def test_folders_of_the_same_depth_and_name_are_of_their_own_site(tmp_path: Path) -> None:
+    pages = site("a.org", 20, "Menu of a", folder="x/") + site("b.org", 20, "", folder="x/")
+    assert find(tmp_path, pages) == {key("https://a.org/x/y", "Menu of a"), key("https://a.org/x/y", "Menu of a", 0)}
