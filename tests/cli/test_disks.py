@@ -75,15 +75,15 @@ def small_disk(tmp_path):
 def test_full_disk_stops_the_run_without_a_traceback(crosscut_here, book, tmp_path):
     """The disk has room for the first rows of the metrics and for the first scalars, but for no checkpoint."""
     tokens = f"data.tokens={tmp_path / 'tokens'}"
-    settings = (*TINY, f"data.text={book}", tokens, "training.steps=80", "checkpoint.every=40", "layout.tensor=1")
-    with disk_of(tmp_path / "disk", 64) as disk:
+    settings = (*TINY, f"data.text={book}", tokens, "training.steps=24", "checkpoint.every=12", "layout.tensor=1")
+    with disk_of(tmp_path / "disk", 16) as disk:
         result = crosscut_here("train", *settings, f"output.folder={disk / 'run'}", "checkpoint.on_failure=stop")
         assert result.returncode == 2, result.stderr
         assert "Traceback" not in result.stderr + result.stdout
         told = "Some rows of `metrics.jsonl` cannot be written: No space left on device. Training continues."
         assert result.stdout.count(told) == 1
         last = result.stderr.strip().splitlines()[-1]
-        assert last.startswith(f"crosscut: `{disk}/run/checkpoints/step-00000080` must be writable, but is not: ")
+        assert last.startswith(f"crosscut: `{disk}/run/checkpoints/step-00000024` must be writable, but is not: ")
 
 
 @pytest.mark.slow
