@@ -20,6 +20,7 @@ def command(book, tmp_path):
     return ("-m", "crosscut", "train", *TINY, *ENDLESS, f"data.text={book}", f"output.folder={tmp_path / 'run'}")
 
 
+@pytest.mark.slow  # test_stopping.py has a live run that holds its folder, and tests/config/system a killed one
 def test_a_live_run_holds_its_folder_and_a_killed_one_does_not(crosscut_here, start, command, tmp_path):
     run = tmp_path / "run"
     process = start(*command, "checkpoint.every=2")

@@ -86,6 +86,11 @@ def test_stopped_run_exits_75_and_the_same_command_completes_it(crosscut_here, s
     command = ("train", *TINY, f"data.text={book}", layout, f"output.folder={run}", "--resume", "auto")
     process = start("-m", "crosscut", *command, *ENDLESS)
     wait_for_steps(run, 3)
+    second = crosscut_here(*command)
+    assert (second.returncode, process.poll()) == (2, None), "the first run goes on"
+    assert second.stderr.startswith(
+        f"crosscut: The run's folder must be used by one run at a time, but `{run}` is in use by process {process.pid} "
+    )
     begin = time.monotonic()
     os.killpg(process.pid, signal.SIGTERM)  # the ranks get it directly, too
     _, errors = process.communicate(timeout=60)
