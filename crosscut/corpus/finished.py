@@ -10,10 +10,12 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from crosscut.config import ConfigError, CorpusConfig, load_corpus
 from crosscut.config.conventions import CONFIG_FILE
 from crosscut.config.system.files import parse_json, read_small, write_whole
+from crosscut.corpus.sites.pages import PageFinder
 
 WORK_FOLDER = "work"
 """Name of the folder inside a corpus's folder that contains the stages' files."""
@@ -55,18 +57,25 @@ def mark_unfinished(work: Path) -> None:
 
 
 def cleaned_otherwise(config: CorpusConfig) -> Iterator[str]:
-    """Yield a line for the user about each earlier run in `duplicates.against` whose `[cleaning]` differs from this
-    run's. An earlier run without a readable config is left out.
+    """Yield a line for the user about each earlier run in `duplicates.against` that changed texts by other settings
+    than this run. An earlier run without a readable config is left out.
     """
-    ours = asdict(config.cleaning)
+    ours = _settings_of_texts(config)
     for folder in config.duplicates.against:
         try:
-            theirs = asdict(load_corpus(Path(folder) / CONFIG_FILE).cleaning)
+            theirs = _settings_of_texts(load_corpus(Path(folder) / CONFIG_FILE))
         except ConfigError:
             continue
-        keys = [f"`cleaning.{key}` {json.dumps(theirs[key])}" for key in ours if theirs[key] != ours[key]]
+        keys = [f"`{key}` {json.dumps(theirs[key])}" for key in ours if theirs.get(key, ours[key]) != ours[key]]
         if keys:
             yield (
                 f"`{folder}` in `duplicates.against` was cleaned with {', '.join(keys)}. The texts of the two corpora "
-                "differ in the characters that these repairs replace. Set the same values for a uniform text."
+                "differ in what these settings change. Set the same values for a uniform text."
             )
+
+
+def _settings_of_texts(config: CorpusConfig) -> dict[str, Any]:
+    """Settings that change the texts of documents, by the names of their keys."""
+    cleaning = {f"cleaning.{key}": value for key, value in asdict(config.cleaning).items()}
+    has_pages = PageFinder.of(config.sources) is not None
+    return {**cleaning, **({"html.site_boilerplate": config.html.site_boilerplate} if has_pages else {})}

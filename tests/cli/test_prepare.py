@@ -32,8 +32,7 @@ def test_moved_key_and_other_repairs_of_an_earlier_corpus_are_told_in_a_line_eac
     assert earlier == (
         "crosscut: `earlier` in `duplicates.against` was cleaned with `cleaning.fix_character_width` false, "
         '`cleaning.fix_latin_ligatures` false, `cleaning.uncurl_quotes` false, `cleaning.normalization` "none". The '
-        "texts of the two corpora differ in the characters that these repairs replace. Set the same values for a "
-        "uniform text."
+        "texts of the two corpora differ in what these settings change. Set the same values for a uniform text."
     )
     assert result.returncode == 2
     assert "`earlier` holds no finished run" in result.stderr, "the corpus is then checked as before"

@@ -55,9 +55,11 @@ def test_earlier_corpus_with_other_repairs_is_told(old, tmp_path):
     (line,) = cleaned_otherwise(other)
     assert line == (
         f"`{old.folder}` in `duplicates.against` was cleaned with `cleaning.uncurl_quotes` false, "
-        '`cleaning.normalization` "none". The texts of the two corpora differ in the characters that these repairs '
-        "replace. Set the same values for a uniform text."
+        '`cleaning.normalization` "none". The texts of the two corpora differ in what these settings change. Set the '
+        "same values for a uniform text."
     )
+    (line,) = cleaned_otherwise(describe(tmp_path / "new", [], against, "html.site_boilerplate=false"))
+    assert "was cleaned with `html.site_boilerplate` true. The texts" in line
 
 
 def test_what_an_earlier_corpus_kept_goes_and_is_shown_as_its_document(old, pages, tmp_path):
