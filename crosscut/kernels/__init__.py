@@ -1,4 +1,6 @@
-"""Matrix products and elementwise kernels for one device, in plain and fast versions. Nothing is sent between ranks."""
+"""Matrix products and elementwise kernels for a single device, in plain and in fast versions. This package sends
+nothing between ranks.
+"""
 
 from crosscut.kernels.loss_passes import LossPasses
 from crosscut.kernels.products import FLOAT8, ORDINARY, Products

@@ -1,13 +1,14 @@
-"""Attention over a block of keys, with the log-sum-exp of the scores, for results that are merged over several blocks.
+"""Attention over one block of keys at a time. The log-sum-exp of the scores is also returned, to merge the results of
+several blocks.
 
     scores = Q K^T / sqrt(D) + mask,   lse_i = log sum_j exp(scores_ij),   result_i = sum_j exp(scores_ij - lse_i) V_j
 
-The results of two blocks can be merged if both log-sum-exps are known. If all keys of a query are hidden, the query has
-a log-sum-exp of minus infinity and a result of zeros. PyTorch's CPU kernel returns a log-sum-exp of 0 for such a query,
-and this module replaces the 0 by minus infinity.
+The results of two blocks can be merged if the log-sum-exps of both blocks are known. If a block hides all keys from a
+query, the query has a log-sum-exp of minus infinity and a result of zeros. PyTorch's CPU kernel returns a log-sum-exp
+of 0 for such a query, and this module replaces the 0 by minus infinity.
 
-The gradients of a block follow from the result and the log-sum-exp of *all* blocks (Dao et al. 2022, arXiv 2205.14135,
-appendix B.2): with P_ij = exp(scores_ij - lse_i) and the gradient dO of the result O,
+The gradients of a block are computed from the result and the log-sum-exp of attention over *all* blocks (Dao et al.
+2022, arXiv 2205.14135, appendix B.2): with P_ij = exp(scores_ij - lse_i) and the gradient dO of the result O,
 
     dV = P^T dO,   dS_ij = P_ij (dO_i . V_j - dO_i . O_i),   dQ = dS K / sqrt(D),   dK = dS^T Q / sqrt(D)
 
@@ -26,29 +27,32 @@ _aten = torch.ops.aten
 
 
 class KeyBlock(NamedTuple):
-    """Queries [B, A, S, D], and the keys and values [B, K, L, D] of one block."""
+    """Arguments of attention over one block of keys: queries `q` [B, A, S, D], and the block's keys `k` and values `v`
+    [B, K, L, D].
+    """
 
     q: Tensor
     k: Tensor
     v: Tensor
     is_causal: bool = False
-    """Whether query i sees only the keys up to key i. Needs L = S and no mask."""
+    """Whether query i sees only the keys up to key i. If true, L must equal S, and `mask` must be None."""
     mask: Tensor | None = None
-    """Term that is added to the scores, 0 or minus infinity: [B or 1, 1, S or 1, L], in the type of the queries. None
-    means that no term is added."""
+    """Mask that is added to the scores, [B or 1, 1, S or 1, L], in the element type of the queries. Each element is 0,
+    or minus infinity for a hidden key. None means no mask.
+    """
 
 
 class Attended(NamedTuple):
-    """Result of attention."""
+    """Result of attention over one block or over all blocks of keys."""
 
     result: Tensor
-    """Weighted sums of the values [B, A, S, D], in the type of the queries."""
+    """Weighted sums of the values [B, A, S, D], in the element type of the queries."""
     lse: Tensor
     """Log-sum-exp of the scores [B, A, S], in float32 or wider."""
 
 
 def attend_block(block: KeyBlock) -> Attended:
-    """Compute attention over a block of keys. Nothing is saved for autograd."""
+    """Compute attention over one block of keys. The function saves nothing for autograd."""
     if block.q.device.type == "cpu":
         result, lse = _aten._scaled_dot_product_flash_attention_for_cpu(
             block.q, block.k, block.v, is_causal=block.is_causal, attn_mask=block.mask
@@ -62,8 +66,8 @@ def attend_block(block: KeyBlock) -> Attended:
 
 
 def attend_block_backward(grad: Tensor, block: KeyBlock, attended: Attended) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of queries, keys and values of a block. `grad` [B, A, S, D] is the gradient of the merged
-    result, and `attended` is the merged result with its log-sum-exp.
+    """Return the gradients of the queries, keys and values of one block. `attended` is the result of attention over all
+    blocks, and `grad` [B, A, S, D] is the gradient of `attended.result`.
     """
     if block.q.device.type == "cpu":
         grads: tuple[Tensor, Tensor, Tensor] = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -84,7 +88,9 @@ def attend_block_backward(grad: Tensor, block: KeyBlock, attended: Attended) -> 
 
 
 def plain_attention(block: KeyBlock) -> Attended:
-    """Compute `attend_block` with ordinary matrix products, on any device and in any type. All scores are in memory."""
+    """Compute the same as `attend_block` with ordinary matrix products, on any device and in any element type. All
+    scores are in memory at once.
+    """
     weights, v = _scores(block), _repeated(block.v, block.q).to(_wide(block.q))
     largest = weights.amax(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).min)
     weights = (weights - largest).exp()
@@ -94,7 +100,9 @@ def plain_attention(block: KeyBlock) -> Attended:
 
 
 def plain_attention_backward(grad: Tensor, block: KeyBlock, attended: Attended) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute `attend_block_backward` with ordinary matrix products, on any device and in any type."""
+    """Compute the same as `attend_block_backward` with ordinary matrix products, on any device and in any element
+    type.
+    """
     wide = _wide(block.q)
     q, k, v = (_repeated(x, block.q).to(wide) for x in block[:3])
     grad, result = grad.to(wide), attended.result.to(wide)
@@ -106,7 +114,7 @@ def plain_attention_backward(grad: Tensor, block: KeyBlock, attended: Attended) 
 
 
 def _scores(block: KeyBlock) -> Tensor:
-    """Scores plus the mask [B, A, S, L], in float32 or wider."""
+    """Return the scores [B, A, S, L], including the mask, in float32 or wider."""
     wide = _wide(block.q)
     scores: Tensor = block.q.to(wide) @ _repeated(block.k, block.q).to(wide).mT * block.q.shape[-1] ** -0.5
     if block.mask is not None:
@@ -118,7 +126,7 @@ def _scores(block: KeyBlock) -> Tensor:
 
 
 def _without_hidden(lse: Tensor, mask: Tensor | None) -> Tensor:
-    """Set the log-sum-exp of queries whose keys are all hidden to minus infinity."""
+    """Return `lse`, with minus infinity for each query whose keys are all hidden by `mask`."""
     return lse if mask is None else lse.masked_fill(mask.isneginf().all(-1), float("-inf"))
 
 
@@ -133,7 +141,7 @@ def _has_flash(block: KeyBlock) -> bool:
 
 
 def _shared_heads(block: KeyBlock) -> tuple[Tensor, Tensor]:
-    """Keys and values, repeated for each query head."""
+    """Return the keys and the values of a block, with each head repeated for all query heads that share it."""
     return _repeated(block.k, block.q), _repeated(block.v, block.q)
 
 
@@ -164,10 +172,10 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def _repeated(x: Tensor, q: Tensor) -> Tensor:
-    """Repeat heads of keys or values for each query head."""
+    """Repeat each head of `x` (keys or values) for all heads of the queries `q` that share it."""
     return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
 
 
 def _summed(grad: Tensor, x: Tensor) -> Tensor:
-    """Sum the gradient of repeated heads over the query heads that share a head of `x`."""
+    """Undo `_repeated` for a gradient: sum `grad` over the query heads that share a head of `x`."""
     return grad if grad.shape[1] == x.shape[1] else grad.unflatten(1, (x.shape[1], -1)).sum(2)

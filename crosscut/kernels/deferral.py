@@ -1,5 +1,5 @@
-"""Deferral of weight gradients: a backward pass computes the gradients of activations, and the gradients of weights
-follow later.
+"""Deferral of weight gradients: a backward pass computes only the gradients of activations, and the gradients of
+weights are computed later.
 
 Other pipeline stages wait for the gradients of activations, but no stage waits for the gradients of weights. A schedule
 that defers the gradients of weights lets the other stages start earlier (Qi et al. 2023, arXiv 2401.10241).
@@ -15,32 +15,32 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 
 class _Waiting(NamedTuple):
-    """Gradient of one weight that is still to be computed."""
+    """Deferred gradient of one weight."""
 
     compute: Callable[[], Tensor]
     edge: GradientEdge
-    """Edge of the autograd graph at which the gradient enters. From there, autograd passes the gradient on to the
-    parameter.
+    """Edge of the autograd graph at which the gradient enters the graph. From there, autograd passes the gradient on to
+    the parameter.
     """
 
 
 class Deferred:
-    """Weight gradients of one backward pass that are still to be computed."""
+    """Weight gradients that a backward pass has deferred and that still have to be computed."""
 
     def __init__(self) -> None:
         self._waiting: list[_Waiting] = []
 
     def add(self, compute: Callable[[], Tensor], edge: GradientEdge) -> None:
-        """Add a gradient, which `compute` computes and which enters the autograd graph at `edge`."""
+        """Add a deferred gradient. `compute` computes the gradient, which then enters the autograd graph at `edge`."""
         self._waiting.append(_Waiting(compute, edge))
 
     def __len__(self) -> int:
-        """Number of gradients that are still to be computed."""
+        """Return the number of gradients that still have to be computed."""
         return len(self._waiting)
 
     def compute(self) -> int:
-        """Compute the gradients and add them to the `.grad` of the parameters, in the order of the backward pass.
-        Return the number of computed gradients.
+        """Compute the deferred gradients in the order of the backward pass, and add them to the `.grad` of the
+        parameters. Return the number of gradients.
         """
         computed = 0
         waiting, self._waiting = self._waiting[::-1], []
@@ -54,8 +54,8 @@ class Deferred:
 
 
 class Deferral:
-    """Switch that the linear layers of a model share. Gradients of weights are deferred inside the context
-    `collecting`, and computed at once outside of it.
+    """Switch for deferring weight gradients, shared by all linear layers of a model. Inside the context `collecting`,
+    backward passes defer the gradients of weights. Outside this context, backward passes compute them immediately.
     """
 
     def __init__(self) -> None:
@@ -63,8 +63,8 @@ class Deferral:
 
     @contextmanager
     def collecting(self) -> Iterator[Deferred]:
-        """Context in which a backward pass does not compute the gradients of the linear layers' weights, but adds them
-        to the `Deferred` that the context yields.
+        """Context in which backward passes do not compute the weight gradients of the linear layers, but defer them.
+        The context yields the `Deferred` that collects these gradients.
         """
         self._current = Deferred()
         try:
@@ -73,10 +73,10 @@ class Deferral:
             self._current = None
 
     def defer(self, compute: Callable[[], Tensor], weight: Tensor) -> bool:
-        """Defer the gradient of `weight`, which `compute` computes. Returns false, without deferring, outside of
-        `collecting`.
+        """Defer the gradient of `weight`, to be computed later by a call of `compute`. Return true if the gradient is
+        deferred (inside the context `collecting`), and false otherwise.
 
-        The method is called in the backward pass of an autograd function that has saved `weight`.
+        Call this method in the backward pass of an autograd function that has saved `weight`.
         """
         if self._current is None:
             return False

@@ -1,4 +1,4 @@
-"""Interface through which layers call functions, and calls of autograd functions without overhead in inference."""
+"""Interface through which layers call functions (`Call`), and a fast way to call autograd functions in inference."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -21,8 +21,8 @@ def call(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
 
 
 class _Forgetful:
-    """Context of an autograd function for a forward pass without a backward pass. It discards the tensors that would be
-    saved.
+    """Substitute for the context `ctx` of an autograd function if there is no backward pass. It discards the tensors
+    that the function saves.
     """
 
     def save_for_backward(self, *_tensors: object) -> None:
@@ -35,9 +35,9 @@ def run(function: type[Function], *arguments: Any, twin: Callable[..., Any] | No
     `twin` computes the same result with PyTorch's own operators. `torch.compile` traces the twin instead of the
     function.
 
-    `apply` is avoided without gradients for two reasons. The overhead of `apply` takes longer than multiplying a single
-    token by a small matrix. Also, if a function takes a variable number of arguments and has no backward pass, a
-    compiler may mistake the function's context for a tensor.
+    If gradients are off, there are two reasons to avoid `apply`. First, the overhead of `apply` takes longer than the
+    product of a single token and a small matrix. Second, if a function takes a variable number of arguments and has no
+    backward pass, a compiler may mistake the function's context for a tensor.
     """
     if twin is not None and torch.compiler.is_compiling():  # the compiler decides what to fuse and save
         return twin(*arguments)

@@ -1,4 +1,5 @@
-"""Embedding look-up for a weight that is used twice, such as tied embeddings. Both uses share one gradient tensor.
+"""Embedding look-up for a weight that is used a second time, such as tied embeddings. Both uses share one gradient
+tensor.
 
 Without this module, autograd would allocate three tensors of the weight's size: a gradient for each of the two uses,
 and the sum of the two gradients.
@@ -17,8 +18,8 @@ from crosscut.kernels.functions import run
 def look_up(weight: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     """Return the rows of `weight` [V, H] at `index` [...], as [..., H], and the weight [V, H] for its second use.
 
-    Use the returned weight exactly once. Backward: the gradients of the rows are added in place to the gradient from
-    the second use. No other code may hold that gradient.
+    Use the returned weight exactly once. Backward: the gradients of the rows are added in place to the gradient that
+    the second use gives the weight. No other code may hold this gradient.
     """
     rows, again = run(_LookUp, weight, index, twin=_plain)
     return rows, again

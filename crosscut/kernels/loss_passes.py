@@ -1,12 +1,13 @@
-"""Passes of the loss over the logits of a chunk of tokens. Each pass reads the logits once.
+"""Passes over the logits of a chunk of tokens, which compute the loss and its gradients. Each pass reads the logits
+once.
 
-Without compilation, PyTorch's log-softmax and the operators that follow work in place on float32 logits. With
-compilation, three passes read the logits in the element type of the products:
+Without compilation, PyTorch's log-softmax and the operators after it work in place on float32 logits. With compilation,
+three passes read the logits in the element type of the products:
 
 1. `highest` computes each token's largest logit.
 2. `sums` computes each token's sum of exponentials and the target's logit.
-3. `error` computes the gradients of the logits. It computes the exponentials again, because storing and reading them
-   would take longer.
+3. `error` computes the gradients of the logits. It computes the exponentials again, which takes less time than storing
+   and reading them.
 
 The ranks communicate between the passes, so a compiler cannot fuse two passes into one kernel. If the model caps its
 logits, each compiled pass caps the logits again.
@@ -26,12 +27,12 @@ Pass = Callable[..., Tensor]
 
 
 class Logits(NamedTuple):
-    """Logits of a chunk on one rank."""
+    """Logits of one chunk of tokens on one rank."""
 
     values: Tensor
     """Logits [C, V/T] before the soft cap, in the element type of the products."""
     num_real: int
-    """Number of columns that are not padding."""
+    """Number of columns (tokens of the vocabulary) that are not padding."""
     cap: float
     """Soft cap on the absolute value of the logits (`soft_cap`). 0 means no cap."""
 
@@ -48,14 +49,16 @@ class LossPasses:
 
 
 def _highest(logits: Logits, wide: torch.dtype) -> Tensor:
-    """Largest logit of each token [C], without the padded rows of the vocabulary."""
+    """Return the largest logit of each token [C], without the padded part of the vocabulary."""
     values, num_real, cap = logits
     return torch.where(_columns(values) < num_real, soft_cap(values.to(wide), cap), -torch.inf).amax(1)
 
 
 def _sums(logits: Logits, highest: Tensor, index: Tensor) -> Tensor:
-    """For each token, the sum of exponentials and the target's logit, both relative to `highest` [C]: [2, C]. `index`
-    [C] is each target's column; the target's logit is 0 if another rank holds the target.
+    """Return, for each token, the sum of exponentials and the target's logit, as [2, C]. Both are relative to the
+    largest logit `highest` [C].
+
+    `index` [C] is the column of each target. If another rank holds a target, the target's logit is 0.
     """
     values, num_real, cap = logits
     columns = _columns(values)
@@ -66,8 +69,11 @@ def _sums(logits: Logits, highest: Tensor, index: Tensor) -> Tensor:
 
 
 def _error(logits: Logits, highest: Tensor, sums: Tensor, index: Tensor, growth: Tensor | None) -> Tensor:
-    """Gradients of the logits [C, V/T], in the type of the logits; 0 for padding. The gradients are the probabilities,
-    minus 1 at the target. `growth` [C] multiplies the probabilities; None means 1.
+    """Return the gradients of the loss with respect to the logits, [C, V/T], in the type of the logits. The gradients
+    are the probabilities, minus 1 at the target, and 0 for padding. With a soft cap, the gradients are multiplied by
+    the cap's derivative.
+
+    `growth` [C] multiplies the probabilities; None means 1.
     """
     values, num_real, cap = logits
     columns = _columns(values)
@@ -84,7 +90,7 @@ def log_softmax_(logits: Tensor, num_real: int) -> tuple[Tensor, Tensor]:
     """Replace `logits` [C, V/T], in place, by their log-softmax over the first `num_real` columns. The logits must be
     float32 or wider.
 
-    Returns the log-softmax and, for each token, the logarithm of the sum of exponentials [C]. If `num_real` is 0, this
+    Returns the log-softmax and the logarithm of each token's sum of exponentials [C]. If `num_real` is 0, this
     logarithm is -inf.
     """
     if num_real == 0:
@@ -107,13 +113,13 @@ def error_into(
     growth: Tensor | None = None,
     slopes: Tensor | None = None,
 ) -> Tensor:
-    """Write the gradients of the logits into `out` [C, V/T] and return `out`: each token's probabilities, minus 1 at
-    the target.
+    """Write the gradients of the logits into `out` [C, V/T] and return `out`. The gradients are each token's
+    probabilities, minus 1 at the target.
 
     `log_p` [C, V/T] are the log probabilities. `out` may be `log_p` itself, or have a narrower element type. `index`
-    [C] is each target's column. `here` [C] is false if another rank holds the target; `index` is then any valid column.
-    `growth` [C] multiplies the probabilities, and `slopes` [C, V/T] are derivatives that multiply the gradients; None
-    means 1.
+    [C] is each target's column. `here` [C] is false for a target that another rank holds; its `index` is then any valid
+    column. `growth` [C] multiplies the probabilities, and `slopes` [C, V/T], the derivatives of the soft cap, multiply
+    the gradients. For both, None means 1.
     """
     at_target = log_p.gather(1, index.unsqueeze(1)).exp_()
     if growth is not None:

@@ -1,4 +1,4 @@
-"""Float32 products by oneDNN, on processors where oneDNN is faster than the library that PyTorch calls.
+"""Float32 matrix products with oneDNN, on processors where oneDNN is faster than the library that PyTorch calls.
 
 PyTorch multiplies float32 on the CPU with Intel's MKL, which does not use the widest instructions of AMD processors. On
 two cores of a Zen 5, MKL reaches 0.21 TFLOP/s, and oneDNN reaches 0.3 to 0.48 TFLOP/s. PyTorch includes both libraries,
@@ -28,13 +28,13 @@ from torch import Tensor
 from crosscut.config.system.machine import processor_vendor
 
 _LEAST_FLOPS = 1 << 25
-"""Minimum number of floating-point operations for which oneDNN is used. A call takes 10 us longer than PyTorch's own
-product. From this size on, oneDNN is faster for the product of a weight's gradient, which needs a transposed copy. All
-other products are faster from a quarter of this size on.
+"""Minimum number of floating-point operations for which oneDNN is used. A call has 10 us more overhead than PyTorch's
+own product. For products of this size or more, oneDNN is faster even if it has to make a transposed copy, as for a
+weight's gradient. Without the copy, oneDNN is already faster for a quarter of this size.
 """
 
 _BLOCK_ELEMENTS = 1 << 18
-"""Maximum number of elements of a block (1 MiB). This size was the fastest in measurements of 128 KiB to 8 MiB, with
+"""Maximum number of elements in a block (1 MiB). This was the fastest of the measured sizes from 128 KiB to 8 MiB, with
 166, 333 and 666 tokens and a vocabulary of 50,304.
 """
 
@@ -62,8 +62,8 @@ def is_faster() -> bool:
 
 
 def may_take(x: Tensor) -> bool:
-    """Whether this package may multiply `x` without PyTorch's `F.linear`: `x` is float32 on the CPU, gradients are off,
-    and `torch.compile` is not tracing the code.
+    """Whether products of `x` may be computed without PyTorch's `F.linear`. True if `x` is float32 on the CPU,
+    gradients are off, and `torch.compile` is not tracing the code.
     """
     return (
         not torch.compiler.is_compiling()  # tested first, so that a compiler does not trace the rest
@@ -74,7 +74,7 @@ def may_take(x: Tensor) -> bool:
 
 
 def suits(x: Tensor, weight: Tensor) -> bool:
-    """Whether oneDNN can compute the product of `x` [..., I] and `weight` [O, I] faster than PyTorch's own library."""
+    """Whether oneDNN computes the product of `x` [..., I] and `weight` [O, I] faster than PyTorch's own library."""
     return (
         may_take(x)
         and weight.dtype == x.dtype
@@ -85,8 +85,8 @@ def suits(x: Tensor, weight: Tensor) -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Multiply `x` [..., I] by `weight` [O, I] and add `bias` [O]: [..., O]. The result has no gradient. `weight` may
-    be a result of `packed`.
+    """Multiply `x` [..., I] by `weight` [O, I] and add `bias` [O]: [..., O]. Autograd cannot differentiate the result.
+    `weight` may be a result of `packed`.
     """
     num_tokens = x.shape[:-1].numel()
     missing = -num_tokens % _TOKENS_MULTIPLE if num_tokens > _TOKENS_MULTIPLE // 2 else 0
@@ -105,8 +105,8 @@ def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
     """Compute grad^T x [O, I] from `grad` [N, O] and `x` [N, I]. Both arguments must be contiguous.
 
     oneDNN makes a transposed copy of the first factor, which takes a considerable part of the product's time. If `x`
-    and the result together have fewer elements than `grad`, it is cheaper to copy `x` and transpose the result. In this
-    case, the function computes x^T grad and returns the transpose of x^T grad.
+    and the result together have fewer elements than `grad`, it is cheaper to copy `x` and to transpose the result: the
+    function then computes x^T grad and returns its transpose.
     """
     (num_tokens, num_outputs), num_inputs = grad.shape, x.shape[1]
     if (num_tokens + num_outputs) * num_inputs < num_tokens * num_outputs:
@@ -134,8 +134,9 @@ def linear_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = No
 def add_product(total: Tensor, a: Tensor, b: Tensor, *, is_first: bool) -> None:
     """Add the product of `a` [O, N] and `b` [N, I] to `total` [O, I], in place. With `is_first`, overwrite `total`.
 
-    `a` is usually a transposed view. oneDNN would copy such a view slowly, so this function copies a block of `a` into
-    contiguous memory before each product. If the view has gaps in memory, this is up to seven times as fast.
+    `a` is usually a transposed view. oneDNN copies such a view slowly, so this function itself copies a block of `a`
+    into contiguous memory before each product. If the view has gaps in memory, this makes the function up to seven
+    times as fast.
     """
     for rows in _blocks(a.shape[0], width=max(b.shape)):  # limits both the result and the copy of the first factor
         product = _linear(a[rows].t().contiguous().t(), b.t(), None)
@@ -146,8 +147,8 @@ def add_product(total: Tensor, a: Tensor, b: Tensor, *, is_first: bool) -> None:
 
 
 def _blocks(num_rows: int, *, width: int) -> Iterator[slice]:
-    """Cut `num_rows` rows of `width` elements into blocks of about `_BLOCK_ELEMENTS` elements, and yield the rows of
-    each block. A small matrix is cut into quarters.
+    """Divide a matrix of `num_rows` rows and `width` columns into blocks of rows, and yield the rows of each block. A
+    block has about `_BLOCK_ELEMENTS` elements. A small matrix is divided into quarters.
     """
     step = max(min(_BLOCK_ELEMENTS // width, num_rows // 4) // _BLOCK_MULTIPLE, 1) * _BLOCK_MULTIPLE
     for start in range(0, num_rows, step):

@@ -4,10 +4,10 @@ A product with few tokens takes as long as reading the weight from memory. From 
 for each product. In a packed weight, the blocks are already stored in the order in which oneDNN reads them. A model
 with packed weights cannot compute gradients.
 
-The table shows measurements in float32 on two cores of an AMD EPYC, with Llama weights of 0.9 to 3.5 MB. The unit is
-GB/s of the weight for 1 and 8 tokens, and GFLOP/s for 512 tokens. In the rows marked AVX2, oneDNN and MKL are limited
-to AVX2. The column "batched" shows a batch of products, one for each block of the weight's rows. The module `products`
-uses this method for one or two tokens.
+The table shows measurements in float32 on two cores of an AMD EPYC, with Llama weights of 0.9 to 3.5 MB. For 1 and 8
+tokens, the unit is GB/s of weight data; for 512 tokens, it is GFLOP/s. In the rows marked AVX2, oneDNN and MKL are
+limited to AVX2. "Batched" is a batch of products, one for each block of the weight's rows. The module `products` uses
+this method for one or two tokens.
 
 | tokens |       | F.linear   | batched              | oneDNN, plain | oneDNN, packed |
 |--------|-------|------------|----------------------|---------------|----------------|
@@ -29,8 +29,8 @@ from crosscut.kernels import onednn
 from crosscut.kernels.products import IN_BLOCKS, Products
 
 _TOKENS = 8
-"""Number of tokens for which weights are packed. Products with other numbers of tokens are equally fast, because oneDNN
-packs a weight in the same way for every number of tokens.
+"""Number of tokens that is passed to oneDNN when a weight is packed. Products with other numbers of tokens are equally
+fast, because oneDNN packs a weight in the same way for every number of tokens.
 """
 
 _NO_GRADIENT = (
@@ -41,7 +41,7 @@ _NO_GRADIENT = (
 
 @final
 class _Packed(Products):
-    """oneDNN products with packed or plain weights."""
+    """Products with oneDNN. Weights may be packed or plain."""
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return onednn.linear(x, weight, bias)
@@ -54,7 +54,7 @@ class _Packed(Products):
 
 
 PACKED: Products = _Packed()
-"""Products by oneDNN. Weights may be packed or plain. Computing gradients raises `RuntimeError`."""
+"""Products with oneDNN. Weights may be packed or plain. Computing gradients raises `RuntimeError`."""
 
 
 def is_faster_packed(num_tokens: int) -> bool:

@@ -7,9 +7,9 @@ Each tensor has one scale, which depends on the tensor's largest element. Activa
 bits of exponent, 3 of mantissa). Gradients are cast to e5m2, because they need range more than precision (Micikevicius
 et al. 2022, section 3).
 
-Scales are powers of two, so casting rounds mantissas only. A rank's shard of a matrix may have another scale than the
-whole matrix, because the shard's largest element may be smaller. Normal numbers are still rounded in the same way in
-the shard and in the whole matrix. Only elements below the normal range of the whole matrix can be rounded differently:
+Scales are powers of two, so casting rounds mantissas only. A rank's shard of a matrix may have a different scale from
+that of the whole matrix, because the shard's largest element may be smaller. Normal numbers are nevertheless rounded in
+the same way. Only elements below the normal range of the whole matrix can be rounded differently:
 
 | as a fraction of the matrix's largest element | e4m3  | e5m2  |
 |-----------------------------------------------|-------|-------|
@@ -33,9 +33,9 @@ from crosscut.kernels.deferral import Deferral
 from crosscut.kernels.functions import wide_in_compiled_code
 
 FEW = range(1, 33)
-"""Numbers of tokens for which a product on the CPU does not use `F.linear`, if gradients are off.
+"""Numbers of tokens for which a product on the CPU does not use `F.linear` if gradients are off.
 
-Measured in float32 on two cores of an AMD EPYC, with weights of 0.9 to 113 MB. The unit is GB/s of the weight:
+Measured in float32 on two cores of an AMD EPYC, with weights of 0.9 to 113 MB. The unit is GB/s of weight data:
 
 | tokens | F.linear | batch of the weight's blocks | oneDNN   |
 |--------|----------|------------------------------|----------|
@@ -47,14 +47,14 @@ IN_BLOCKS = range(1, 3)
 """Numbers of tokens for which a batch of products, one per block of the weight's rows, is faster than oneDNN."""
 
 _SMALLEST = 1e-12
-"""Lower bound for a tensor's largest element, so that a tensor of zeros has a scale."""
+"""Lower bound for a tensor's largest element, so that a tensor of zeros has a finite scale."""
 
 
 class Products(ABC):
     """Interface of the three matrix products of a linear layer, in one precision."""
 
     deferral: Deferral | None = None
-    """Deferral of the gradients of weights; None if a backward pass always computes them."""
+    """Deferral of weight gradients. None if every backward pass computes its weight gradients immediately."""
 
     @abstractmethod
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -99,8 +99,8 @@ class _Float8(Products):
     """Products in 8 bits. The number of tokens is padded to a multiple of `FLOAT8_MULTIPLE`. I and O must be multiples
     of `FLOAT8_MULTIPLE`, which the config checks.
 
-    The forward product sums in the tensor cores' own width, which is fast. The backward products sum more exactly, as
-    in torchao's recipe for training.
+    The forward product accumulates in the native precision of the tensor cores, which is fast. The backward products
+    accumulate in higher precision, as in torchao's recipe for training.
     """
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -116,7 +116,7 @@ class _Float8(Products):
 
 @final
 class DeferringProducts(Products):
-    """Products of another implementation, with a deferral of the gradients of weights."""
+    """Wrapper of another implementation of `Products`, with a deferral of weight gradients."""
 
     def __init__(self, products: Products, deferral: Deferral) -> None:
         self._products, self.deferral = products, deferral
@@ -143,7 +143,7 @@ FLOAT8: Products = _Float8()
 
 def multiply_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
     """Multiply `x` [..., I] by `weight` [O, I], add `bias` [O] and write the result into `out` [..., O]. `out` must be
-    contiguous, have the element type of the arguments and share no memory with the arguments.
+    contiguous, have the element type of `x`, and share no memory with the other arguments.
     """
     out, x = out.view(-1, out.shape[-1]), as_rows(x)
     if onednn.suits(x, weight):
@@ -186,13 +186,15 @@ def as_rows(x: Tensor) -> Tensor:
 
 
 def bias_gradient(grad: Tensor) -> Tensor:
-    """Gradient of a bias [O]: the sum of `grad` [..., O], the gradient of the layer's output, over all tokens."""
+    """Return the gradient of a bias [O]: the sum over all tokens of `grad` [..., O], the gradient of the layer's
+    output.
+    """
     return as_rows(grad).sum(0)
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """Element type in which a layer multiplies `x`: the type that `torch.autocast` sets, or, if autocast is off or `x`
-    is float64, the type of `x`.
+    """Return the element type in which a layer multiplies `x`: the type that `torch.autocast` sets, or the type of `x`
+    if autocast is off or `x` is float64.
     """
     is_cast = x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type)
     return torch.get_autocast_dtype(x.device.type) if is_cast else x.dtype
@@ -212,15 +214,16 @@ def _output_of_few(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _num_blocks(weight: Tensor) -> int:
-    """Number of blocks into which a weight's rows are cut. This is a power of two that divides the number of rows. If
-    possible, there are at least two blocks, and at least one block for each thread.
+    """Return the number of blocks into which a weight's rows are divided: a power of two that divides the number of
+    rows. If possible, there are at least two blocks, and at least one block for each thread.
     """
     enough = 1 << max(1, (torch.get_num_threads() - 1).bit_length())
     return math.gcd(enough, weight.shape[0])
 
 
 def _in_blocks(x: Tensor, weight: Tensor, num_blocks: int) -> Tensor:
-    """Multiply [..., I] by [O, I] as a batch of products, one per block of the weight's rows: [..., O].
+    """Multiply `x` [..., I] by `weight` [O, I]: [..., O]. The product is computed as a batch of products, one for each
+    block of the weight's rows.
 
     PyTorch's plain product of a matrix and one or two tokens uses a single thread, which cannot use the full memory
     bandwidth. PyTorch's batched product uses all threads.
@@ -233,13 +236,15 @@ def _in_blocks(x: Tensor, weight: Tensor, num_blocks: int) -> Tensor:
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cast a tensor to 8 bits. Also return the float32 factor that turns the 8-bit values into the original values.
+    """Cast a tensor to 8 bits. Also return the float32 factor by which to multiply the 8-bit values to get the original
+    values back.
 
-    A tensor with NaN or infinity stays non-finite: its factor is then NaN.
+    If the tensor contains NaN or infinity, the factor is NaN, so the result of a product is not finite either.
 
-    A compiler computes the scale in one kernel for the cast and in another kernel for the factor. The results must be
-    equal, or the product is wrong by a factor of 2. The largest element is therefore float32 before any kernel stores
-    it, and the scale is computed from the bits of the largest element, without the GPU's approximate logarithm.
+    Compiled code computes the scale twice: in the kernel for the cast and in the kernel for the factor. Both kernels
+    must compute the same scale, or the product is wrong by a factor of 2. The largest element is therefore converted to
+    float32 before any kernel stores it, and the scale is computed from the bits of the largest element, without the
+    GPU's approximate logarithm.
     """
     largest = wide_in_compiled_code(x).abs().amax().float().clamp(min=_SMALLEST)
     # Each 8-bit type has a maximum of the form 1.75 x 2^m. If the mantissa is above 1.75, the sum carries into the
@@ -251,7 +256,8 @@ def _cast(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 def _multiply(a: Tensor, b: Tensor, kind: torch.dtype, *, bias: Tensor | None = None, fast: bool = False) -> Tensor:
     """Return A B^T [M, N] in the type of `a`, for `a` [M, K] and `b` [N, K]. `a` is cast to the 8-bit type `kind`, and
-    `b` to float8_e4m3fn. The hardware reads both matrices row by row.
+    `b` is cast to float8_e4m3fn. Both 8-bit matrices are stored row by row, because the hardware reads them in this
+    order.
     """
     a8, of_a = _cast(a, kind)
     b8, of_b = _cast(b, torch.float8_e4m3fn)
@@ -262,12 +268,12 @@ def _multiply(a: Tensor, b: Tensor, kind: torch.dtype, *, bias: Tensor | None = 
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Reshape [..., K] to [N, K], and append rows of zeros until N is a multiple of `FLOAT8_MULTIPLE`."""
+    """Reshape `x` [..., K] to [N, K], and append rows of zeros until N is a multiple of `FLOAT8_MULTIPLE`."""
     rows = as_rows(x)
     missing = -rows.shape[0] % FLOAT8_MULTIPLE
     return F.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
 def _like(y: Tensor, x: Tensor) -> Tensor:
-    """Remove the padding rows of [N, K] and restore the leading dimensions of `x`."""
+    """Remove from `y` [N, K] the rows that `_rows` appended, and restore the leading dimensions of `x`."""
     return y[: x.shape[:-1].numel()].reshape(*x.shape[:-1], y.shape[-1])

@@ -1,4 +1,4 @@
-"""RMS normalisation that keeps few values for its backward pass (Zhang and Sennrich 2019, arXiv 1910.07467, eq. 4).
+"""RMS normalisation that saves few values for the backward pass (Zhang and Sennrich 2019, arXiv 1910.07467, eq. 4).
 
 With s = 1 / sqrt(mean(x^2) + epsilon) and n = x s, over the last dimension H:
 
@@ -20,8 +20,9 @@ def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
     """Divide `x` [..., H] by its root mean square and multiply by `weight` [H]: [..., H], computed in float32 or wider.
     A `weight` of None means ones.
 
-    The backward pass needs only `x`, `weight` and s of each token (see the module's docstring). PyTorch's own function
-    consists of several kernels on the CPU, and autograd would keep the intermediate results of these kernels.
+    For the backward pass, only `x`, `weight` and the scale s of each token are saved (see the module's docstring).
+    PyTorch's own function runs several kernels on the CPU, and autograd would save the intermediate results of these
+    kernels.
     """
     y: Tensor = run(_RMSNorm, x, weight, epsilon, twin=_plain)
     return y

@@ -1,4 +1,4 @@
-"""Soft cap of the logits: no logit leaves the range from -cap to cap (Gemma 2, arXiv 2408.00118, section 2).
+"""Soft cap of the logits, which keeps every logit between -cap and cap (Gemma 2, arXiv 2408.00118, section 2).
 
 y = cap tanh(x / cap)        d y / d x = 1 - (y / cap)^2
 """
@@ -8,13 +8,15 @@ from torch import Tensor
 
 
 def soft_cap(logits: Tensor, cap: float) -> Tensor:
-    """Return the capped logits, in the shape and type of `logits`. A `cap` of 0 leaves the logits unchanged."""
+    """Return the capped logits, with the shape and element type of `logits`. If `cap` is 0, return `logits`
+    unchanged.
+    """
     return torch.tanh(logits / cap) * cap if cap else logits
 
 
 def soft_cap_(logits: Tensor, cap: float, slopes: Tensor | None = None) -> Tensor:
-    """Cap `logits` in place, write the derivative of each capped logit into `slopes`, and return `logits`. `cap` must
-    be above 0. `slopes` has the shape of `logits`; None computes no derivatives.
+    """Cap `logits` in place and return `logits`. `cap` must be above 0. If `slopes` is given, write the derivative of
+    each capped logit into `slopes`, which must have the shape of `logits`.
     """
     logits.div_(cap).tanh_()
     if slopes is not None:
