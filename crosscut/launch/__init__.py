@@ -1,4 +1,6 @@
-"""Start and end of a run's ranks: processes are started or joined, signals are handled, the allocator is configured."""
+"""Start and end of a run's ranks: this package starts or joins the processes, handles signals and configures the
+allocator.
+"""
 
 from crosscut.launch.door import Done, Ranks, in_ranks
 from crosscut.launch.processes import launch, process_group

@@ -1,6 +1,7 @@
-"""Failures of a rank that the machine has caused, in words: memory, processes, open files or ports have run out.
+"""Explanations of rank failures that the machine caused, because memory, processes, open files or ports ran out.
 
-PyTorch and Python report such a failure by an exception from an arbitrary place, so its traceback explains nothing.
+PyTorch and Python report such a failure by an exception from an arbitrary place, so the traceback does not explain the
+failure.
 """
 
 import re
@@ -17,12 +18,12 @@ _CAUSES = (
     ),
     (
         ("can't start new thread", "Resource temporarily unavailable"),
-        "could not start a process or a thread, because the limit on processes is reached",
+        "has reached the limit on processes, and could not start a process or a thread",
         "Raise the limit: `ulimit -u`, or the limit on `pids` of the container.",
     ),
     (
         ("Too many open files",),
-        "could not open a file or a connection, because the limit on open files is reached",
+        "has reached the limit on open files, and could not open a file or a connection",
         "Raise the limit: `ulimit -n`.",
     ),
     (
@@ -31,14 +32,17 @@ _CAUSES = (
         "End programs that hold ports, or widen `net.ipv4.ip_local_port_range`.",
     ),
 )
-"""Signs in an exception's type or message, what they mean, and the remedy."""
+"""For each cause: texts in an exception's type or message that reveal the cause, a description of the cause, and the
+remedy.
+"""
 
 
 def told_by_cause(place: str, kind: str, text: str, stack: str) -> str:
-    """Message about a failed rank without a traceback, if the machine has caused the failure. Empty otherwise.
+    """Return a message about a failed rank, to be shown instead of a traceback. Return an empty string if the machine
+    did not cause the failure.
 
-    `place` names the rank, `kind` and `text` are the type and the message of the exception, and `stack` is its
-    traceback. The message names the innermost line of Crosscut in the traceback.
+    `place` names the rank, `kind` and `text` are the type and the message of the exception, and `stack` is the
+    traceback of the exception. The message names the innermost line of Crosscut's code in the traceback.
     """
     found = cause_of(kind, text)
     if found is None:
@@ -51,8 +55,9 @@ def told_by_cause(place: str, kind: str, text: str, stack: str) -> str:
 
 
 def cause_of(kind: str, text: str) -> tuple[str, str] | None:
-    """Cause of a rank's exception in words, such as "ran out of memory", and the remedy. None if the machine did not
-    cause the exception. `kind` is the name of the exception's type, and `text` is its message.
+    """Return the cause of a rank's exception as a phrase, such as "ran out of memory", and the remedy. Return None if
+    the machine did not cause the exception. `kind` is the name of the exception's type, and `text` is the exception's
+    message.
     """
     told = f"{kind}: {text}"
     for signs, cause, remedy in _CAUSES:

@@ -1,4 +1,4 @@
-"""Start of a command's work on ranks: every command that computes on ranks calls `in_ranks`.
+"""Start of a command's work on ranks. Every command that computes on ranks calls `in_ranks`.
 
 The command starts the ranks itself, unless torchrun has already started them:
 
@@ -9,7 +9,7 @@ The command starts the ranks itself, unless torchrun has already started them:
 | `work(prepared, device)`           | on every rank                | on every rank                           |
 | value that `in_ranks` returns      | result of the first rank     | on each rank, the result of this rank   |
 
-A rank does its work inside a process group. The module `processes` starts, joins and ends the ranks.
+Each rank does its work inside a process group. The module `processes` starts, joins and ends the ranks.
 """
 
 from collections.abc import Callable
@@ -52,9 +52,10 @@ class Ranks:
     """Layout and device of the ranks that a command needs. The constructor checks that this machine can provide the
     layout and the device.
 
-    Raises `LayoutError` if torchrun started another number of ranks than the layout needs, if ranks that torchrun
-    starts again could not find each other, or if this machine has too few GPUs or cores or too little memory for the
-    ranks. Raises `ConfigError` if `device` is cuda and this machine has no GPU.
+    Raises `LayoutError` in three cases: torchrun started a different number of ranks than the layout needs, the ranks
+    could not find each other after a restart by torchrun (`restarts.require_new_store`), or this machine has too few
+    GPUs or cores, or too little memory, for the ranks. Raises `ConfigError` if `device` is cuda and this machine has no
+    GPU.
     """
 
     layout: Layout = field(default_factory=Layout)
@@ -67,7 +68,9 @@ class Ranks:
     ranks.
     """
     may_idle: bool = False
-    """Whether torchrun may have started more ranks than the layout needs. The last ranks are then idle (`idle`)."""
+    """Whether torchrun may have started more ranks than the layout needs. The ranks with the highest numbers are then
+    idle (see the module `idle`).
+    """
 
     def __post_init__(self) -> None:
         size, started = self.layout.world_size, started_world_size()
@@ -82,7 +85,7 @@ class Ranks:
 
     @property
     def are_there(self) -> bool:
-        """Whether torchrun started this process as one of the ranks, and `joins` is true."""
+        """Whether the ranks already exist: torchrun started this process as one of them, and `joins` is true."""
         return self.joins and was_started()
 
 
@@ -113,15 +116,16 @@ def in_ranks(
     `prepared` is the value that `prepare` returns. If this value is a `Done`, `work` is not called. Under torchrun,
     each rank returns the result of its own `work`. `work` must be a function at module level. The prepared value and
     the result must be picklable. With `is_plain`, the prepared value must be JSON, and ranks that torchrun started
-    receive it as JSON. A command that accepts network connections sets `is_plain`, because a pickled message can
-    run code.
+    receive it as JSON. A command that accepts network connections sets `is_plain`, because a pickled message can run
+    code.
 
-    `beforehand` is called before `prepare`: on every rank that torchrun started, inside the process group, and
-    otherwise in this process.
+    `beforehand` is called before `prepare`. Under torchrun, it is called on every rank, inside the process group.
+    Without torchrun, it is called once, in this process.
 
-    If `prepare` raises a `CrosscutError`, no rank starts, and the error is raised. Under torchrun, the error is raised
-    on every rank. The docstrings of `processes.launch` and (under torchrun) `processes.joined_rank` say which
-    errors are raised if `work` fails. An idle rank (`Ranks.may_idle`) ends its process here when the others end.
+    If `prepare` raises a `CrosscutError`, this function raises the error without starting a rank. Under torchrun, the
+    error is raised on every rank. If `work` fails, the errors are those of `processes.launch` or, under torchrun, of
+    `processes.joined_rank`. On an idle rank (`Ranks.may_idle`), this function does not return: it waits until the other
+    ranks have ended, and then ends the process.
     """
     if ranks.are_there:
         return _in_started_ranks(ranks, work, prepare=prepare, beforehand=beforehand, is_plain=is_plain)
@@ -144,7 +148,7 @@ def _in_started_ranks(
     beforehand: Callable[[], None],
     is_plain: bool,
 ) -> _T:
-    """`in_ranks` on a rank that torchrun started."""
+    """Do the work of `in_ranks` on a rank that torchrun started."""
     size, device = ranks.layout.world_size, choose_device(ranks.device)
     if is_idle(size):
         wait_as_idle()
@@ -155,8 +159,8 @@ def _in_started_ranks(
 
 
 def stay_in_ranks(ranks: Ranks, *, prepare: Callable[[], _P]) -> tuple[_P, torch.device]:
-    """Make this process one of the ranks until the process ends. Returns the JSON value that `prepare` gave on the
-    first rank, and this rank's device.
+    """Make this process one of the ranks until the process ends. Returns the first rank's result of `prepare`, which
+    must be a JSON value, and this rank's device.
 
     `prepare` runs on the first rank only. If `prepare` raises a `CrosscutError`, the error is raised on every rank.
     This function starts no ranks. If a process group exists, the function uses that group.
@@ -179,14 +183,16 @@ def _work_in_group(work: Callable[[_P, torch.device], _T], prepared: _P, name: s
 
 
 def _module_of(work: Callable[..., object]) -> str:
-    """Name of the module that a process must import to call `work`, which may be a `functools.partial`."""
+    """Return the name of the module that defines `work`, so that a process can import it. `work` may be a
+    `functools.partial`.
+    """
     while isinstance(work, partial):
         work = work.func
     return work.__module__
 
 
 def _share_prepared(prepare: Callable[[], _T], *, is_plain: bool) -> _T:
-    """Return the first rank's prepared value on every rank. The other ranks wait for the first rank."""
+    """Call `prepare` on the first rank and return the result on every rank. The other ranks wait for the first rank."""
     outcome: Any = None
     if is_first_started():
         try:

@@ -1,13 +1,15 @@
-"""Watch over a run: a thread in each rank that notices when no rank makes progress, and explains the hang.
+"""Detection of hangs: a thread in each rank notices when no rank makes progress, and explains the hang.
 
-Progress is a step, a batch of a validation, or a request of an evaluation (`StopRequest.check`). The bound on the time
-without progress is `max(30 s, 5 x the longest of the last 64 times)`. Before the first two steps, which may compile the
+A rank makes progress when it finishes a step, a batch of a validation pass or a request of an evaluation
+(`StopRequest.check`). The longest allowed time without progress, the *bound*, is `max(30 s, 5 x t)`, where t is the
+longest time between two recent signs of progress (the last 64). During the first two steps, which may compile the
 model, the bound is `_FIRST_BOUND`. A rank that writes a checkpoint makes progress as long as it writes bytes.
 
 When the bound has passed, each rank writes its status next to its record: the Python stacks of its threads, and the
-last collectives in PyTorch's Flight Recorder. The lowest rank that answers then reads the records and statuses of all
-ranks, and writes one report. The thread needs no lock of the training. It cannot run while a library holds Python's
-lock; the other ranks then say that this rank does not answer.
+last collectives in PyTorch's Flight Recorder. The lowest rank that has written a status then reads the records and
+statuses of all ranks, and writes one report. The thread needs no lock that the training code holds. It cannot run while
+a library holds Python's global interpreter lock; the report of the other ranks then says that this rank does not
+answer.
 """
 
 import json
@@ -50,33 +52,34 @@ from crosscut.flight.stragglers import find_stragglers
 from crosscut.launch.flight_recorder import own_traces
 
 LEAST_BOUND = 30.0
-"""Minimum time without progress after which a run counts as hanging, in seconds."""
+"""Minimum bound in seconds: a run counts as hanging only after at least this time without progress."""
 _FACTOR = 5.0
 _FIRST_BOUND = 600.0
 """Bound before the first two steps, in seconds."""
 _STOP_BOUND = 10.0
-"""Time without progress after which a run that was asked to stop counts as hanging, in seconds. Schedulers wait for 30
-seconds before they kill a run."""
+"""Bound in seconds for a run that was asked to stop. Schedulers wait for 30 seconds before they kill a run."""
 EXIT_HUNG, EXIT_RESTART = 75, 76
-"""Exit statuses of a rank that ends itself after a hang, if the run can resume from a checkpoint. With the second
-status, the rank asks the process that has started it to start all ranks again."""
+"""Exit statuses of a rank that ends its process after a hang, if the run can resume from a checkpoint. With
+`EXIT_RESTART`, the rank also asks the launching process to start all ranks again.
+"""
 _POLL = 1.0
-"""Seconds between two looks of the thread."""
+"""Seconds between two checks by the thread."""
 _COPY_EVERY = 5.0
-"""Seconds between two copies of the record to the run's folder."""
+"""Seconds between two copies of the record into the run's folder."""
 _WINDOW = 60.0
-"""Seconds over which the ranks are compared to find stragglers."""
+"""Length in seconds of the periods over which the ranks are compared to find stragglers."""
 _GRACE = 2.5
-"""Seconds within which all ranks write their status."""
+"""Maximum number of seconds to wait until all ranks have written their status."""
 _WRITING = 1 << 16
-"""Number of bytes that a rank must write between two looks to count as writing."""
+"""Number of bytes that a rank must write between two checks to count as writing."""
 _REPORTED, _ASKED = "reported", "asked"
-"""Files in the folder `watch`: one rank writes the report, and the first rank that notices the hang asks all ranks for
-their status."""
+"""Names of marker files in the folder `watch`. The first rank that notices a hang creates `asked`, and all ranks then
+write their status. The rank that writes the report creates `reported`, so that no other rank writes one.
+"""
 _STACK_CALLS = 12
 
 _THREADS = ("checkpoint", "batches")
-"""Beginnings of the names of threads whose stacks a status shows, besides the main thread."""
+"""Prefixes of the names of the threads whose stacks a status shows, in addition to the main thread."""
 
 
 def _never() -> bool:
@@ -85,21 +88,21 @@ def _never() -> bool:
 
 @dataclass(frozen=True)
 class Reaction:
-    """Reaction of a rank to a hang, after the report."""
+    """Settings for what a rank does after the report about a hang."""
 
     ends: bool = False
-    """Whether the rank ends itself."""
+    """Whether the rank ends its process."""
     restarts: bool = False
-    """Whether the rank then asks the process that has started it for a restart."""
+    """Whether the rank, when it ends, asks the launching process to start all ranks again."""
     can_resume: Callable[[], bool] = _never
-    """Function that says whether the run can continue from a checkpoint after its end."""
+    """Function that returns whether the run can resume from a checkpoint after the ranks have ended."""
 
 
 class Watch:
-    """Context in which this rank records its messages and watches over the run. `folder` is the run's folder, which all
-    ranks must see.
+    """Context in which this rank records its messages and a thread watches for hangs. `folder` is the run's folder,
+    which all ranks must be able to access.
 
-    Every rank must enter the context. The record's files are removed at the end of the context.
+    Every rank must enter the context. When the context ends, this rank's record is removed from the folder.
     """
 
     def __init__(
@@ -120,7 +123,7 @@ class Watch:
         self._main = threading.get_ident()
         self._since = time.time_ns()
         self._path: Path | None = None
-        """Report of the present hang; None before it."""
+        """Path of the report about the current hang. None before the report is written."""
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
 
     def __enter__(self) -> Self:
@@ -129,7 +132,7 @@ class Watch:
             self._withdraw()
             RECORD.open(rank=self.rank, world_size=self.world_size, on_device=self._device.type == "cuda")
         except OSError as error:
-            echo(f"Hangs of this run are not explained, because its record cannot be written: {error}.", err=True)
+            echo(f"Crosscut cannot explain hangs of this run, because the record cannot be written: {error}.", err=True)
             return self
         self._copy()
         self._thread.start()
@@ -149,7 +152,9 @@ class Watch:
             self.folder.rmdir()  # only the last rank finds the folder empty
 
     def obey(self, asked: Callable[[], bool]) -> None:
-        """End this rank during a hang if `asked` says that it has been asked to stop."""
+        """Make this rank end its process during a hang if `asked()` is true, which means that the run was asked to
+        stop.
+        """
         self._asked = asked
 
     @property
@@ -161,7 +166,7 @@ class Watch:
         return max(self._least, _FACTOR * max(recent, default=0) / 1e9)
 
     def _run(self) -> None:
-        """Look at the rank's progress until the context ends."""
+        """Check the rank's progress repeatedly until the context ends. This method runs in the thread."""
         stalled, done, next_copy, told, was_long = 0.0, -1, 0.0, 0.0, False
         last = time.monotonic()
         written = _bytes_written()
@@ -196,14 +201,14 @@ class Watch:
             RECORD[Word.THREAD] = time.thread_time_ns()
 
     def _tell_stragglers(self) -> None:
-        """Name the ranks that were slower than the others since the last call."""
+        """Print the ranks that have been slower than the others since the last call."""
         before, self._before = self._before, read_records(self.folder)
         for straggler in find_stragglers(before, self._before):
             echo(straggler, err=True)
 
     def _is_due(self, stalled: float, told: float) -> bool:
-        """Whether this rank must explain the hang: if the bound has passed, if another rank has noticed the hang first,
-        or if the rank was asked to stop and cannot.
+        """Whether this rank must explain the hang. True if the bound has passed, if another rank has already noticed
+        the hang, or if the rank was asked to stop but hangs.
         """
         if stalled > max(self.bound, 2 * told):
             return True
@@ -212,22 +217,22 @@ class Watch:
         return not told and stalled > _POLL and (self.folder / _ASKED).exists()
 
     def _end(self) -> None:
-        """End this process after the report, and the ranks of this machine that do not answer. The main thread waits
-        for a message and cannot end itself.
+        """Wait for the report, kill the ranks on this machine that do not answer, and end this process. The main thread
+        cannot end the process, because it waits for a message that does not arrive.
         """
         self._ended.wait(_GRACE)  # the lowest rank writes the report
         statuses = read_statuses(self.folder)
         restarts = self._reaction.restarts and not self._asked() and multiprocessing.parent_process() is not None
         status = (EXIT_RESTART if restarts else EXIT_HUNG) if self._reaction.can_resume() else 1
         if min(statuses, default=self.rank) == self.rank:
-            echo("The ranks of this run end, because the run hangs.", err=True)
+            echo("All ranks of this run now end, because the run hangs.", err=True)
             records = read_records(self.folder)
             silent = [record.pid for rank, record in records.items() if rank not in statuses and is_here(record)]
             _kill_later(silent)
         os._exit(status)
 
     def _moved(self, told: float) -> None:
-        """Record that the rank makes progress, and withdraw its status after a report."""
+        """Record that the rank makes progress. After a report, also remove the rank's files about the hang."""
         RECORD[Word.MOVED_AT] = time.time_ns()
         self._path = None
         if told or self._has_status:
@@ -235,10 +240,10 @@ class Watch:
             with suppress(OSError):
                 self._withdraw()
             if told and self.rank == 0:
-                echo("The run continues: all ranks make progress again.", err=True)
+                echo("The run continues: all ranks are making progress again.", err=True)
 
     def _withdraw(self) -> None:
-        """Remove what this rank has written about a hang."""
+        """Remove the files that this rank has written about a hang, and the marker files."""
         written = (status_path(self.folder, self.rank), trace_path(self.folder, self.rank))
         for path in (*written, self.folder / _REPORTED, self.folder / _ASKED):
             path.unlink(missing_ok=True)
@@ -252,8 +257,8 @@ class Watch:
                 path.unlink(missing_ok=True)
 
     def _explain(self, stalled: float) -> bool:
-        """Write this rank's status, and the report if this rank is the lowest one that answers. Returns False if
-        another rank makes progress.
+        """Write this rank's status and, if this rank is the lowest one that has written a status, the report. Returns
+        false if there is nothing to report, because another rank makes progress or the context has ended.
         """
         self._copy()
         self._has_status = True
@@ -279,12 +284,12 @@ class Watch:
         return True
 
     def _awaits_others(self) -> bool:
-        """Whether a rank has not written its status yet, or not its traces."""
+        """Whether the status or the trace of any rank is still missing."""
         return any(len(list(self.folder.glob(f"{kind}-*.json"))) < self.world_size for kind in ("status", "trace"))
 
     def _report(self, hang: Hang) -> None:
-        """Print the report, and write it to the run's folder and to the metrics. A later report of the same hang
-        replaces the earlier one, so that the reports in the folder are as many as the hangs.
+        """Print the report, and write it to the run's folder and to the metrics. A later report about the same hang
+        replaces the earlier one, so the folder has one report for each hang.
         """
         text = describe(hang)
         echo(text, err=True, nl=False)
@@ -297,7 +302,9 @@ class Watch:
         echo(f"This report is also in `{path}`.", err=True)
 
     def _stacks(self) -> dict[str, str]:
-        """Python stacks of the main thread and of the threads that write a checkpoint or read batches."""
+        """Return the Python stacks of the main thread and, if the rank is reading batches or writing a checkpoint, of
+        the threads that do this work.
+        """
         names = {self._main: "main thread"}
         if RECORD[Word.PHASE] in (Phase.CHECKPOINT, Phase.DATA):
             others = {t.ident: t.name for t in threading.enumerate() if t.name.startswith(_THREADS)}
@@ -307,15 +314,16 @@ class Watch:
 
 
 def _shown(frame: FrameType) -> str:
-    """Last lines of a thread's stack. Calls inside PyTorch are left out, except the last one."""
+    """Return the last calls on a thread's stack. Calls inside PyTorch are left out, except the very last call."""
     stack = traceback.extract_stack(frame)
     kept = [call for call in stack[:-1] if f"{os.sep}torch{os.sep}" not in call.filename]
     return "".join(traceback.format_list([*kept[-_STACK_CALLS:], *stack[-1:]]))
 
 
 def _kill_later(processes: list[int]) -> None:
-    """Kill processes a second from now, when the launcher has seen the status of this process. A stopped process does
-    not react to the SIGTERM of a launcher, which would wait for half a minute.
+    """Kill processes one second from now. By then, the launcher has seen that this process has ended. (A process that
+    the system has suspended does not react to the launcher's SIGTERM, and the launcher would wait half a minute for
+    it.)
     """
     if processes:
         command = f"sleep 1; kill -9 {' '.join(map(str, processes))}"
@@ -323,7 +331,7 @@ def _kill_later(processes: list[int]) -> None:
 
 
 def _bytes_written() -> int:
-    """Number of bytes that this process has written so far; 0 if the system does not count them."""
+    """Return the number of bytes that this process has written so far, or 0 if the system does not count them."""
     with suppress(OSError, ValueError):
         for line in Path("/proc/self/io").read_text(encoding="utf-8").splitlines():
             if line.startswith("wchar:"):
@@ -332,7 +340,7 @@ def _bytes_written() -> int:
 
 
 def free_report_path(folder: Path, step: int) -> Path:
-    """Path of a new report in a run's folder."""
+    """Return a path for a new report in a run's folder. `step` is the step at which the run hangs."""
     path, number = folder / f"hang-{step}.txt", 1
     while path.exists():
         number += 1

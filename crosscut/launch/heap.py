@@ -1,6 +1,6 @@
 """Settings of the C library's heap, which decide how much freed memory a rank returns to the system.
 
-The settings work with glibc and have no effect with other C libraries.
+The settings have an effect with glibc only.
 """
 
 import ctypes
@@ -8,15 +8,19 @@ import os
 from contextlib import suppress
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-"""Parameters of glibc's `mallopt`: the amount of free memory kept at the end of the heap, and the minimum size of a
-block with separate pages."""
+"""Numbers of two parameters of glibc's `mallopt`: the amount of free memory that is kept at the end of the heap, and
+the minimum size of a block that gets its own pages.
+"""
 
 _KEPT_BYTES, _OWN_PAGES_BYTES = 64 << 20, 8 << 20
-"""Amount of free memory kept at the end of the heap, and minimum size of a freed tensor that is returned to the system,
-in bytes."""
+"""Values in bytes: the amount of free memory that is kept at the end of the heap, and the minimum size of a tensor
+whose memory is returned to the system when the tensor is freed.
+"""
 
 LEAN_BYTES = 2 << 20
-"""Argument `least` of `give_freed_tensors_back`, in bytes, for runs that accept slower steps to save memory."""
+"""Value for the argument `least` of `give_freed_tensors_back`, in bytes, for runs that accept slower steps to save
+memory.
+"""
 
 HEAP_SETTINGS = frozenset({"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"})
 """Environment variables that configure the heap. If a user has set any of them, Crosscut does not change the heap."""
@@ -27,7 +31,7 @@ def give_freed_tensors_back(least: int = _OWN_PAGES_BYTES) -> None:
 
     By default, glibc keeps freed blocks of up to 32 MiB. Small objects are then allocated inside a freed block, so the
     next activations of the same size no longer fit into the block, and the heap grows. A smaller `least` avoids such
-    unusable blocks but costs time, because each new MiB of memory takes 0.2 ms. Measured:
+    unusable blocks but costs time, because each new MiB of memory takes 0.2 ms. Measurements:
 
     | `least`       | effect                                                                                         |
     |---------------|------------------------------------------------------------------------------------------------|

@@ -1,8 +1,9 @@
-"""Ranks that torchrun started and that the layout does not need: they wait until the other ranks have ended.
+"""Idle ranks: ranks that torchrun started and that the layout does not need. They wait until the other ranks have
+ended.
 
-torchrun counts a rank that ends early as a failure if its status is not 0, and a node whose ranks have all ended leaves
-the run. An idle rank therefore waits for a key in the store of the process group, which the first rank sets at the end.
-An idle rank sends nothing to other ranks, and is no part of the process group.
+An idle rank cannot simply exit. torchrun counts an early exit with a status other than 0 as a failure, and a node whose
+ranks have all ended leaves the run. An idle rank therefore waits until the first rank, at its end, sets a key in the
+store of the process group. An idle rank sends nothing to other ranks and is not part of the process group.
 """
 
 import os
@@ -21,20 +22,22 @@ from crosscut.launch.processes import started_world_size
 
 _ENDED, _LEFT = "crosscut/ended", "crosscut/idle_ranks_left"
 WAITING = "crosscut/idle_ranks_waiting"
-"""Key of the number of idle ranks that have started to wait."""
+"""Key in the store for the number of idle ranks that have started to wait."""
 _PATIENCE = timedelta(days=365)
 _LEAVING = 10.0
-"""Maximum number of seconds for which the first rank, which may host the store, waits for the idle ranks."""
+"""Maximum number of seconds that the first rank, which may host the store, waits for the idle ranks to end."""
 _POLL = 0.05
 
 
 def is_idle(num_ranks: int) -> bool:
-    """Whether this rank is not among the first `num_ranks` of the ranks that torchrun started."""
+    """Whether this rank is idle: not among the first `num_ranks` of the ranks that torchrun started."""
     return int(os.environ["RANK"]) >= num_ranks
 
 
 def wait_as_idle() -> NoReturn:
-    """Wait until the first rank has ended, and exit: with 0 after `told_of_the_end`, with 1 if the run failed."""
+    """Wait until the first rank announces the end of the run (`told_of_the_end`), then exit with status 0. If the run
+    fails, exit with status 1.
+    """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a request to stop, which the other ranks agree on
     try:
         store = _store()
@@ -50,8 +53,9 @@ def wait_as_idle() -> NoReturn:
 
 @contextmanager
 def told_of_the_end(num_ranks: int) -> Iterator[None]:
-    """Context of the work of the first `num_ranks` ranks, inside the process group. When the context ends without an
-    error, the first rank lets the idle ranks end, and waits until they have read the message.
+    """Context in which the first `num_ranks` ranks do their work, inside the process group. When the context ends
+    without an error, the first rank announces the end to the idle ranks, and waits until they have received the
+    message.
     """
     yield
     idle = started_world_size() - num_ranks
@@ -64,6 +68,6 @@ def told_of_the_end(num_ranks: int) -> Iterator[None]:
 
 
 def _store() -> dist.TCPStore:
-    """New connection to the store of the process group."""
+    """Return a new connection to the store of the process group."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return dist.TCPStore(address, port, is_master=False, wait_for_workers=False)

@@ -1,7 +1,7 @@
 """Functions that start the processes of a run, or join processes that torchrun started.
 
 A rank reads its position from the environment variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ...).
-If torchrun, or another launcher that sets these variables, has started the ranks, a command joins the ranks. Without a
+If a launcher that sets these variables, such as torchrun, has started the ranks, a command joins these ranks. Without a
 launcher, `launch` starts all ranks on this machine and sets the same variables. If a rank fails, the other ranks are
 stopped, and the user sees only the traceback of the rank that failed first.
 """
@@ -41,8 +41,8 @@ _T = TypeVar("_T")
 _LOOPBACK = "127.0.0.1"
 
 _WAIT_FOR_CAUSE = 5.0
-"""Number of seconds that a rank with a lost connection waits, so that the rank that failed first is reported as the
-cause.
+"""Number of seconds that a rank waits after it has lost a connection. Meanwhile, the rank that failed first can report
+its error, which is the cause.
 """
 
 _POLL = 0.1
@@ -60,17 +60,21 @@ def started_world_size() -> int:
 
 
 def ranks_on_this_machine(world_size: int) -> int:
-    """Number of ranks on this machine: `world_size`, or, under torchrun, `LOCAL_WORLD_SIZE` (1 if unset)."""
+    """Number of ranks on this machine: `world_size` without torchrun, or `LOCAL_WORLD_SIZE` (1 if unset) under
+    torchrun.
+    """
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if was_started() else world_size
 
 
 def is_first_started() -> bool:
-    """Whether this process is the first rank (rank 0). Also true if no launcher started this process."""
+    """Whether this process is the first rank (rank 0). Also true without a launcher."""
     return not was_started() or int(os.environ["RANK"]) == 0
 
 
 def choose_device(name: str) -> torch.device:
-    """Device of this rank for the setting `name`: `cpu`, `cuda`, or `auto`, which means cuda if there is a GPU."""
+    """Return the device of this rank for the setting `name`: `cpu`, `cuda`, or `auto`, which means cuda if there is a
+    GPU.
+    """
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -83,10 +87,10 @@ def has_too_few_gpus(num_ranks: int) -> bool:
 
 def require_devices(name: str, num_ranks: int, axes: str) -> None:
     """Check that this machine has a device for each of `num_ranks` ranks. `name` is `cpu`, `cuda` or `auto`. `axes` is
-    the text by which messages name the number of ranks (`Layout.names_of_axes`).
+    the name that error messages use for the number of ranks (`Layout.names_of_axes`).
 
-    Raises `ConfigError` if `name` is cuda and this machine has no GPU, and `LayoutError` if the ranks use GPUs and this
-    machine has fewer than `num_ranks`.
+    Raises `ConfigError` if `name` is cuda and this machine has no GPU, and `LayoutError` if the ranks use GPUs but this
+    machine has fewer than `num_ranks` GPUs.
     """
     num_devices = torch.cuda.device_count()
     if name == "cuda" and not torch.cuda.is_available():
@@ -106,11 +110,11 @@ def require_devices(name: str, num_ranks: int, axes: str) -> None:
 def process_group(device: torch.device, num_ranks: int | None = None) -> Iterator[None]:
     """Context in which the ranks can communicate through PyTorch's default process group.
 
-    The group contains the first `num_ranks` ranks that a launcher started (by default all of them), or only this
-    process if there is no launcher.
+    The group contains the first `num_ranks` of the ranks that a launcher started (by default all ranks). Without a
+    launcher, the group contains only this process.
 
-    On the CPU, the group uses gloo, and every rank uses the same number of threads: the smallest number of any rank. On
-    CUDA, the group uses nccl for device tensors and gloo for host tensors, and `device` becomes the current device.
+    On the CPU, the group uses gloo, and the number of threads on every rank is set to the smallest number of any rank.
+    On CUDA, the group uses nccl for device tensors and gloo for host tensors, and `device` becomes the current device.
 
     On exit, the group is destroyed. After an error, a group of several ranks is not destroyed, because destroying the
     group could wait for a failed rank. The process must end after such an error.
@@ -139,8 +143,8 @@ def process_group(device: torch.device, num_ranks: int | None = None) -> Iterato
 
 
 def keep_process_group(device: torch.device) -> None:
-    """Create the process group of `process_group`, but keep the group until this process ends. Does nothing if a
-    process group exists.
+    """Create the same process group as `process_group`, but keep it until this process ends. Does nothing if a process
+    group exists.
 
     Use this function in a program that Crosscut does not control. If an uncaught error ends the program, the group is
     not destroyed.
@@ -156,18 +160,18 @@ def share_cores() -> None:
     """Set PyTorch's number of threads to this rank's share of the machine's cores, at least one.
 
     The share is the number of usable cores divided by `LOCAL_WORLD_SIZE` (1 if unset). The share overrides
-    `OMP_NUM_THREADS`, which torchrun sets to 1. If each rank is already bound to its own cores, start the ranks without
-    `LOCAL_WORLD_SIZE`.
+    `OMP_NUM_THREADS`, which torchrun sets to 1. If each rank is already bound to its own cores, start the ranks with
+    `LOCAL_WORLD_SIZE` unset.
     """
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     torch.set_num_threads(max(1, available_cores() // ranks))
 
 
 def _take_as_many_threads() -> None:
-    """Set the number of threads on every rank to the smallest of any rank.
+    """Set PyTorch's number of threads on every rank to the smallest number of any rank.
 
-    The last bits of a kernel's sums depend on the number of threads, so replicas on machines with different numbers of
-    cores would otherwise diverge.
+    The last bits of a kernel's sums depend on the number of threads. Without this function, replicas on machines with
+    different numbers of cores would diverge.
     """
     threads = torch.tensor([torch.get_num_threads()])
     dist.all_reduce(threads, dist.ReduceOp.MIN)
@@ -180,16 +184,17 @@ def launch(
     """Run `function(*arguments)` in `num_ranks` processes on this machine and return the first rank's result.
 
     With one rank, the function runs in this process. `function` must be importable by name, and its result must be
-    picklable. If a rank fails, the other ranks are stopped, and the error of the rank that failed first is raised: a
-    `CrosscutError` as itself, any other error as `RankFailure`, with the rank's traceback if there is one.
+    picklable. If a rank fails, the other ranks are stopped, and the error of the rank that failed first is raised. A
+    `CrosscutError` is raised unchanged, and any other error as a `RankFailure` that contains the rank's traceback, if
+    there is one.
 
     Signals that this process receives while it waits for the ranks:
 
     - The first signal of `signals` (by default SIGTERM and SIGUSR1) is passed on to the ranks as a request to stop (see
       `stopping`). If a rank does not yet handle these requests, all ranks are stopped at once.
     - A SIGTERM more than `SAME_REQUEST` seconds after the first request stops all ranks at once.
-    - SIGINT (Ctrl-C) stops all ranks at once. If `signals` contains SIGINT, the first SIGINT is passed on,
-      and only a later SIGINT stops all ranks at once.
+    - SIGINT (Ctrl-C) stops all ranks at once. If `signals` contains SIGINT, the first SIGINT is passed on instead, and
+      only a later SIGINT stops all ranks at once.
     - If this process is killed, the ranks end, too.
 
     If SIGINT stops the ranks at once, `KeyboardInterrupt` is raised. If another signal stops the ranks at once,
@@ -236,12 +241,14 @@ def _run_ranks(
 
 
 class _PassedOn:
-    """Signal handler that passes requests to stop on to the ranks. PyTorch's own handlers would end the ranks."""
+    """Signal handler that passes requests to stop on to the ranks. PyTorch's own handlers would end the ranks
+    immediately.
+    """
 
     def __init__(self, ranks: list[int], signals: tuple[int, ...]) -> None:
         self.ranks = ranks
         self.first = 0
-        """Number of the first signal; 0 if no signal has arrived."""
+        """Number of the first signal that arrived, or 0 if none has arrived."""
         self._when = 0.0
         if threading.current_thread() is threading.main_thread():
             for number in signals:
@@ -260,8 +267,8 @@ class _PassedOn:
 
 @contextmanager
 def _signals_and_logs_restored() -> Iterator[None]:
-    """Silence PyTorch's launcher, whose messages `launch` reports itself, and restore the signal handlers
-    afterwards.
+    """Context that silences the log of PyTorch's launcher, and restores the log levels and the signal handlers on exit.
+    `launch` reports failures itself.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     caught = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1) if in_main_thread else ()
@@ -282,8 +289,8 @@ def _signals_and_logs_restored() -> Iterator[None]:
 def _run_rank(function: Callable[..., _T], arguments: tuple[Any, ...]) -> _T:
     """Run `function` in a rank's process and record its error.
 
-    If this rank only lost its connection, it waits, so that the launcher finds the rank that failed first and then
-    stops this rank.
+    If the error is only a lost connection, this rank waits. Meanwhile, the launcher finds the rank that failed first,
+    and then stops this rank.
     """
     leave_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # end without a traceback; the launching process reports the interrupt
@@ -343,7 +350,8 @@ def _raise(failure: ProcessFailure, num_ranks: int) -> NoReturn:
 
 
 def is_lost_connection(error: Exception) -> bool:
-    """Whether `error` means that this rank lost its connection to another rank, which has probably failed first.
+    """Whether `error` means that this rank lost the connection to another rank. The other rank has then probably failed
+    first.
 
     The decision depends on the error messages of gloo, nccl and PyTorch's TCP store.
     """
@@ -362,10 +370,10 @@ def joined_rank() -> Iterator[None]:
     """Context for the work of a rank that torchrun started. If ranks fail, only the first failed rank shows a
     traceback.
 
-    A `CrosscutError` leaves the context unchanged. After any other error, this rank prints the traceback and exits with
-    status 1. If the error is a lost connection to another rank, this rank first waits a few seconds. Meanwhile, the
-    other rank prints its traceback, and torchrun usually stops this rank. If torchrun does not stop this rank, this
-    rank prints one line instead of the traceback and exits with status 1.
+    A `CrosscutError` propagates unchanged. After any other error, this rank prints the traceback and exits with status
+    1. If the error is a lost connection to another rank, this rank first waits a few seconds. Meanwhile, the other rank
+    prints its traceback, and torchrun usually stops this rank. Otherwise, this rank prints one line instead of the
+    traceback and exits with status 1.
     """
     share_cores()
     try:

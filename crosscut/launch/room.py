@@ -1,7 +1,7 @@
-"""Checks that the machine has room for the connections and the shared memory of ranks, before or while they start.
+"""Checks that the machine has free ports and shared memory for the ranks.
 
-Without these checks, PyTorch would retry a connection without a free port for half an hour, and an error about shared
-memory would not say which memory is full.
+Without these checks, PyTorch would try for half an hour to connect if no port is free, and an error about shared memory
+would not say which memory is full.
 """
 
 import errno
@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from crosscut.config import ConfigError
 
 _PORTS_PER_RANK = 8
-"""Number of ports that must be free for each rank: for the store, for the process groups and for their connections."""
+"""Number of free ports that each rank needs: for the store, for the process groups and for their connections."""
 _MOST_PORTS = 64
 """Maximum number of ports to check."""
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the name in a message
@@ -37,20 +37,20 @@ def require_ports(address: str, num_ranks: int) -> None:
                     else "Raise the limit on open files (`ulimit -n`)."
                 )
                 raise ConfigError(
-                    f"The connections of {num_ranks} ranks must have at least {needed} {what} at {address}, but only "
-                    f"{found} are there: {error.strerror}. {remedy}"
+                    f"At {address}, there must be at least {needed} {what} for the connections of {num_ranks} ranks, "
+                    f"but there are only {found}: {error.strerror}. {remedy}"
                 ) from None
 
 
 @contextmanager
 def shared_memory_told() -> Iterator[None]:
-    """Convert the error of a semaphore that does not fit into shared memory to a `ConfigError`."""
+    """Context that converts an error to a `ConfigError` if the shared memory has no room for a semaphore."""
     try:
         yield
     except OSError as error:
         if error.filename is not None or error.errno not in _NO_ROOM:
             raise
         raise ConfigError(
-            f"`{_SHARED_MEMORY}` must have room for the semaphores of the ranks, but has not: {error.strerror}. Free "
-            f"some space in `{_SHARED_MEMORY}`, or give the container more (`--shm-size`)."
+            f"`{_SHARED_MEMORY}` must have room for the semaphores of the ranks, but has none: {error.strerror}. Free "
+            f"some space in `{_SHARED_MEMORY}`, or give the container more shared memory (`--shm-size`)."
         ) from None

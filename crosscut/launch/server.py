@@ -1,8 +1,8 @@
 """Server process that imports PyTorch once and forks the ranks of `processes.launch`.
 
-A new Python process needs two to three seconds of a core for its imports before it does any work. A fork of a process
-that has done these imports starts within milliseconds and shares the memory of the imported code. The server is
-`multiprocessing`'s fork server: it runs no other code and never touches a GPU, so a fork is safe.
+The imports of a new Python process take two to three seconds. A fork of a process that has already done these imports
+starts within milliseconds and shares the memory of the imported code. The server is `multiprocessing`'s fork server: it
+runs no other code and never touches a GPU, so a fork is safe.
 
 A fork inherits the environment variables and the output streams of the server, which may be out of date. `start_ranks`
 therefore gives each rank the environment variables and output streams of the caller. On systems other than Linux, where
@@ -24,15 +24,17 @@ FORKS = sys.platform == "linux"
 """Whether ranks are forks of the server."""
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""Signals that may reach all processes of a run at once. The server ignores them, so that it outlives its ranks."""
+"""Signals that may reach all processes of a run at once. The server ignores these signals, so that it outlives its
+ranks.
+"""
 
 _MARK = "CROSSCUT_IS_SERVER"
-"""Environment variable that is set for the server only. If it is set, the server is importing this module."""
+"""Environment variable that is set only in the server, while the server imports this module."""
 
 
 def start_server(modules: Iterable[str] = ()) -> None:
-    """Start the server if it does not run, and return at once. The server imports `modules`, and meanwhile this process
-    may do other work. Does nothing on systems where ranks are new processes.
+    """Start the server if it is not running, and return at once. The server then imports `modules` while this process
+    does other work. Does nothing on systems where ranks are new processes.
     """
     if not FORKS:
         return
@@ -54,8 +56,8 @@ def start_server(modules: Iterable[str] = ()) -> None:
 def start_ranks(
     entry: Callable[..., Any], arguments: tuple[Any, ...], environments: Mapping[int, Mapping[str, str]], logs: str
 ) -> PContext:
-    """Start one process for each entry of `environments`, which maps the number of a rank to additional environment
-    variables. Each process calls `entry(*arguments)`. `logs` is an existing folder for PyTorch's files.
+    """Start one process for each rank in `environments`, which maps each rank to its additional environment variables.
+    Each process calls `entry(*arguments)`. `logs` is an existing folder for PyTorch's files.
     """
     options: dict[str, Any] = {"name": "crosscut", "logs_specs": DefaultLogsSpecs(log_dir=logs)}
     if not FORKS:
@@ -82,7 +84,7 @@ def start_ranks(
 def _in_fork(entry: Callable[..., Any], arguments: tuple[Any, ...], names: set[str], streams: tuple[int, ...]) -> Any:
     """Call `entry` in a fork in which `start_processes` has set the caller's environment variables (`names`).
 
-    Before the call, all other variables, which come from the server, are removed, and the output is redirected to
+    Before the call, remove all other variables, which the fork has from the server, and redirect the output to
     `streams`, the caller's output streams.
     """
     for name in os.environ.keys() - names:
@@ -95,18 +97,20 @@ def _in_fork(entry: Callable[..., Any], arguments: tuple[Any, ...], names: set[s
 
 
 class Stream:
-    """Copy of an open file descriptor. A process of the fork server receives the copy as a number."""
+    """Copy of an open file descriptor that can be passed to a process of the fork server. The process receives the
+    number of its own descriptor.
+    """
 
     def __init__(self, number: int) -> None:
         """Copy the descriptor `number`."""
         self._number = os.dup(number)
 
     def __enter__(self) -> Self:
-        """Return the copy, to be passed to a new process as an argument."""
+        """Return the copy, which can be an argument of a new process."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the copy of this process."""
+        """Close the copy in this process."""
         os.close(self._number)
 
     def __reduce__(self) -> tuple[Callable[[Any], int], tuple[Any]]:
@@ -119,7 +123,7 @@ def _number_here(duplicate: Any) -> int:
 
 
 def _ignore_endings() -> None:
-    """Ignore the signals `_ENDING` in the server. In a fork, the signals have their default actions again."""
+    """Ignore the signals `_ENDING` in the server, and give them their default actions again in each fork."""
     for number in _ENDING:
         signal.signal(number, signal.SIG_IGN)
     os.register_at_fork(after_in_child=_take_endings)

@@ -1,4 +1,4 @@
-"""Stop of all ranks after the same step when a scheduler sends SIGTERM or SIGUSR1, or a user presses Ctrl-C.
+"""Orderly stop: all ranks stop after the same step when a scheduler sends SIGTERM or SIGUSR1, or a user presses Ctrl-C.
 
 A signal may reach some ranks later than others, or not at all. If one rank stopped alone, the other ranks would wait
 forever. The ranks therefore vote at every check. A vote is an all-reduce (max) of one byte over all ranks. A check
@@ -6,8 +6,8 @@ starts a vote, and the next check reads the result, which has usually arrived by
 separate process group, so a vote neither waits for a device nor blocks other collectives.
 
 A thread receives the signals, so a signal is noticed even while the main thread waits inside a collective. If `launch`
-started this rank, `launch` passes SIGINT on to the rank, and every other request to stop as SIGUSR1. If SIGTERM arrives
-without a following SIGUSR1, another rank has failed, and this rank exits.
+started this rank, `launch` passes SIGINT on to the rank as SIGINT, and every other request to stop as SIGUSR1. A
+SIGTERM without a following SIGUSR1 then means that another rank has failed, and this rank exits.
 """
 
 import multiprocessing
@@ -35,33 +35,37 @@ INTERRUPTIBLE = (*REQUESTS, signal.SIGINT)
 """Signals to handle in a program that also stops in an orderly way on Ctrl-C: `REQUESTS` and SIGINT."""
 
 SAME_REQUEST = 2.0
-"""Number of seconds after the first signal during which more signals count as copies of the first signal. Copies occur
+"""Number of seconds after the first signal during which further signals count as copies of the first one. Copies occur
 because a scheduler signals both a process and the process's group, and because torchrun passes signals on. A later
 SIGTERM (or SIGINT, if the program handles SIGINT) ends the process at once.
 """
 
 SAME_INTERRUPT = 0.3
-"""Number of seconds after the first SIGINT during which more SIGINTs count as copies of the first. Ranks that torchrun
-started use `SAME_REQUEST` instead. A user cannot press Ctrl-C twice in this time, but a program between the terminal
-and this process can pass the signal on.
+"""Number of seconds after the first SIGINT during which further SIGINTs count as copies of the first one. Ranks that
+torchrun started use `SAME_REQUEST` instead. A user cannot press Ctrl-C twice in this time, but a program between the
+terminal and this process can send a copy of the signal.
 """
 
 _UNTIL_PASSED_ON = 2.0
-"""Number of seconds that a rank with a SIGTERM waits for the SIGUSR1 with which `launch` passes a request on."""
+"""Number of seconds that a rank waits, after a SIGTERM, for a SIGUSR1 from `launch`. Without the SIGUSR1, the SIGTERM
+was not a request to stop: another rank has failed.
+"""
 
 _PATIENCE = timedelta(days=1)
 
 _INTERRUPTED = 2
-"""Vote of a rank that received a SIGINT. Other ranks vote 1 if they were asked to stop, otherwise 0."""
+"""Vote of a rank that received a SIGINT. A rank that was asked to stop in another way votes 1, and all other ranks vote
+0.
+"""
 
 _ALL_RANKS = "all ranks"
-"""Name of the axis of all ranks in the record of messages."""
+"""Name that the record of messages uses for the group of all ranks, in place of the name of an axis."""
 
 _T = TypeVar("_T")
 
 
 class Stopped(Exception):  # noqa: N818 - the name describes an event
-    """Raised on all ranks when the ranks have agreed to stop."""
+    """Exception that is raised on all ranks when the ranks have agreed to stop."""
 
 
 def ignore_requests() -> None:
@@ -81,8 +85,8 @@ class StopRequest:
 
     Call the method `check` at every point at which the ranks may stop, for example after each step. The ranks vote in
     `check`: after a rank has received a signal, `check` raises `Stopped` on every rank. The method `meet` waits until
-    every rank has called `meet`. The method `accept` records that the ranks have agreed to stop without calling
-    `check`.
+    every rank has called `meet`. The method `accept` records that the ranks have agreed to stop in another way, without
+    a vote in `check`.
 
     The argument `signals` lists the signals to handle (by default SIGTERM and SIGUSR1). The argument `told` is a
     function that a separate thread calls when this rank receives the first of these signals.
@@ -91,12 +95,12 @@ class StopRequest:
     cannot handle signals, but the rank still votes in `check`.
 
     When the context ends, the previous signal handlers are restored. There is one exception: if the ranks have agreed
-    to stop, and no error leaves the context, the process is about to end and ignores the signals from then on.
+    to stop and no error leaves the context, the process is about to end. It then ignores the signals from then on.
     """
 
     def __init__(self, signals: tuple[int, ...] = REQUESTS, told: Callable[[], None] | None = None) -> None:
         self.asked = False
-        """Whether this rank has received a request to stop. The other ranks may not know about the request yet."""
+        """Whether this rank has received a request to stop. The other ranks may not know of the request yet."""
         self.interrupted = False
         """Whether the request to stop was a user's Ctrl-C. All ranks have the same value after `check` has raised
         `Stopped`.
@@ -125,8 +129,8 @@ class StopRequest:
         """Raise `Stopped` if any rank has received a request to stop. All ranks raise `Stopped` at the same call.
 
         Each call starts a vote of one byte over all ranks, and waits for the vote of the previous call. `Stopped` is
-        therefore raised one call after the call at which a rank knew of the request. If there is only one
-        rank, `Stopped` is raised at the first call after the request. Each call counts as progress of this rank
+        therefore raised one call after the first call at which some rank knew of the request. A single rank needs no
+        vote, and raises `Stopped` at the first call after the request. Each call counts as progress of this rank
         (`flight.record`).
         """
         RECORD.progress()
@@ -146,8 +150,8 @@ class StopRequest:
             raise Stopped
 
     def accept(self) -> None:
-        """Record that all ranks have agreed to stop without calling `check`. The process then ignores signals after the
-        context has ended.
+        """Record that all ranks have agreed to stop in another way, without a vote in `check`. The process then ignores
+        signals after the context has ended.
         """
         self._agreed = True
 
@@ -164,7 +168,9 @@ class StopRequest:
                 dist.barrier(self._group)
 
     def _record(self) -> int:
-        """Record that this rank is about to start a vote. Return the number of the message, 0 without a record."""
+        """Record that this rank is about to start a vote. Return the number of the message, or 0 if no record is
+        open.
+        """
         if not RECORD.is_open or self._group is None:
             return 0
         name = self._group.group_name
@@ -192,7 +198,7 @@ class StopRequest:
 
 
 class _Signals:
-    """Receiver of the process's signals in a separate thread, instead of Python's main thread."""
+    """Receiver of the process's signals, which runs in a separate thread instead of Python's main thread."""
 
     def __init__(self, ask: Callable[[int], None], numbers: tuple[int, ...]) -> None:
         self._ask = ask
@@ -212,9 +218,10 @@ class _Signals:
         self._thread.start()
 
     def give_back(self, *, finished: bool, ignored: bool) -> None:
-        """Restore the previous signal handlers or, with `ignored`, ignore the signals.
+        """Restore the previous signal handlers. With `ignored`, ignore the signals instead.
 
-        If `finished` is false, a SIGTERM that may report the failure of another rank still ends this process.
+        If `finished` is false, a SIGTERM that has already arrived and may report the failure of another rank still ends
+        this process.
         """
         if not self._handlers:
             return
@@ -256,8 +263,8 @@ class _Signals:
 
 
 def is_repeated(number: int, seconds: float) -> bool:
-    """Whether a signal that arrives `seconds` after the first request is a new request, and not a copy of the first
-    request.
+    """Whether a signal is a new request, and not a copy of the first request. The signal arrives `seconds` after the
+    first request.
     """
     from_terminal = number == signal.SIGINT and "TORCHELASTIC_RUN_ID" not in os.environ
     return number != signal.SIGUSR1 and seconds > (SAME_INTERRUPT if from_terminal else SAME_REQUEST)

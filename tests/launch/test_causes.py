@@ -22,9 +22,9 @@ RuntimeError: x
         ("MemoryError", "", "ran out of memory"),
         ("RuntimeError", "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried", "ran out of memory"),
         ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB.", "ran out of memory"),
-        ("RuntimeError", "can't start new thread", "could not start a process or a thread"),
-        ("BlockingIOError", "[Errno 11] Resource temporarily unavailable", "could not start a process or a thread"),
-        ("OSError", "[Errno 24] Too many open files: 'x'", "could not open a file"),
+        ("RuntimeError", "can't start new thread", "has reached the limit on processes"),
+        ("BlockingIOError", "[Errno 11] Resource temporarily unavailable", "has reached the limit on processes"),
+        ("OSError", "[Errno 24] Too many open files: 'x'", "has reached the limit on open files"),
         ("RuntimeError", "bind: Address already in use", "found no free port"),
     ],
 )

@@ -21,9 +21,10 @@ def test_restarts_on_several_machines_need_a_new_store_for_each_start(monkeypatc
     with pytest.raises(LayoutError) as error:
         Ranks(layout=Layout(data=2), device="cpu")
     assert str(error.value) == (
-        "`TORCH_DISABLE_SHARE_RDZV_TCP_STORE` must be 1 for torchrun with --max-restarts on several machines, but is "
-        "not. Otherwise, ranks that are started again find the addresses of ended ranks, and wait for them. Start "
-        "torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and --rdzv-backend=c10d, or with --max-restarts=0."
+        "With --max-restarts on several machines, torchrun needs `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, but the "
+        "variable is not 1. Without it, restarted ranks find the addresses of ranks that have ended, and wait for "
+        "them. Start torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and --rdzv-backend=c10d, or with "
+        "--max-restarts=0."
     )
     for name, value in (
         ("TORCHELASTIC_USE_AGENT_STORE", "False"), ("TORCHELASTIC_MAX_RESTARTS", "0"), ("GROUP_WORLD_SIZE", "1"),

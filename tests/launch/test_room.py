@@ -42,8 +42,8 @@ def test_too_few_ports_are_told():
     command = ["unshare", "-n", "sh", "-c", shell, FEW_PORTS]
     told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     assert told == (
-        "The connections of 2 ranks must have at least 16 free ports at 127.0.0.1, but only 4 are there: Address "
-        "already in use. End programs that hold ports, or widen `net.ipv4.ip_local_port_range`.\n"
+        "At 127.0.0.1, there must be at least 16 free ports for the connections of 2 ranks, but there are only 4: "
+        "Address already in use. End programs that hold ports, or widen `net.ipv4.ip_local_port_range`.\n"
     )
 
 
@@ -53,7 +53,7 @@ def test_limit_on_open_files_is_told():
     third_free = [number for number in range(len(taken) + 4) if number not in taken][2]
     resource.setrlimit(resource.RLIMIT_NOFILE, (third_free + 1, most))
     try:
-        with pytest.raises(ConfigError, match=r"at least 16 sockets at 127.0.0.1, but only [2-4] are there: Too many"):
+        with pytest.raises(ConfigError, match=r"at least 16 sockets for .* ranks, but there are only [2-4]: Too many"):
             require_ports("127.0.0.1", 2)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (now, most))
@@ -63,8 +63,8 @@ def test_full_shared_memory_is_told():
     with pytest.raises(ConfigError) as told, shared_memory_told():
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert str(told.value) == (
-        "`/dev/shm` must have room for the semaphores of the ranks, but has not: No space left on device. Free some "
-        "space in `/dev/shm`, or give the container more (`--shm-size`)."
+        "`/dev/shm` must have room for the semaphores of the ranks, but has none: No space left on device. Free some "
+        "space in `/dev/shm`, or give the container more shared memory (`--shm-size`)."
     )
 
 

@@ -151,7 +151,7 @@ def test_a_hang_under_torchrun(tokens_folder, tmp_path, on_hang, restarts, statu
     (report,) = run.glob("hang-*.txt")
     assert "DID NOT ARRIVE: rank 1 (" in report.read_text()
     assert process.returncode == status, output
-    assert ("The run continues: all ranks make progress again." in output) == (on_hang == "wait")
+    assert ("The run continues: all ranks are making progress again." in output) == (on_hang == "wait")
     assert ("(exitcode: 75)" in output) == (on_hang != "wait")
     assert (run / "summary.json").exists() == (status == 0)
     assert list_checkpoints(run / "checkpoints")
