@@ -2,13 +2,13 @@
 
 A stage sends its output to the next stage, and the gradient of its input to the stage before it. Each direction between
 two ranks is a *channel* with a process group of its own. A channel delivers messages in the order in which they were
-sent, so the receiver must take them in this order. `architecture.pipeline.simulate` checks a schedule for this.
+sent, so the receiver must take them in this order. `architecture.pipeline.simulate` checks that a schedule does so.
 
-The groups are made with the mesh, in the same order on all ranks, and on GPUs each group is connected at once.
-Otherwise, NCCL would connect two ranks at their first message. Each rank waits there for the other rank, which may wait
-for a third rank, so the pipeline could deadlock. NCCL also runs all messages of one group one after the other: if both
-directions shared a group, two ranks that send to each other first would wait forever. Gloo has no such order, so the
-program would work on CPUs and hang on GPUs.
+The groups are created together with the mesh, in the same order on all ranks. On GPUs, each group is also connected
+immediately. Otherwise, NCCL would connect the two ranks of a group at their first message. Each of the two ranks would
+then wait for the other one, which may be waiting for a third rank, so the pipeline could deadlock. NCCL also runs the
+messages of a group one after another. If both directions shared a group, two ranks that both send first would wait for
+each other forever. Gloo does not run messages in order, so such a program would work on CPUs and hang on GPUs.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,13 +22,13 @@ from crosscut.flight import RECORD, Kind
 
 
 class Arriving:
-    """Tensor that another rank sends."""
+    """Tensor that is on its way from another rank to this rank."""
 
     def __init__(self, buffer: Tensor, work: dist.Work) -> None:
         self._buffer, self._work = buffer, work
 
     def wait(self) -> Tensor:
-        """Wait for the tensor, and return it."""
+        """Wait until the tensor has arrived, and return it."""
         _wait(self._work)
         return self._buffer
 
@@ -39,8 +39,8 @@ class Channels:
     def __init__(
         self, ranks: Sequence[int], groups: Mapping[Channel, dist.ProcessGroup], *, device: torch.device
     ) -> None:
-        """`ranks` are the numbers of the pipeline's processes among all processes, in the order of the stages.
-        `groups` has the process group of each channel that this rank sends to or receives from.
+        """`ranks` lists the ranks of the pipeline's processes in the whole run, in the order of the stages. `groups`
+        maps each channel to or from this rank to the process group of the channel.
         """
         self.device = device
         self._ranks, self._groups = tuple(ranks), dict(groups)
@@ -54,7 +54,7 @@ class Channels:
     def send(self, message: Message, x: Tensor) -> None:
         """Start to send `x` to the receiver of `message`. `x` must not be changed before `release` or `finish`.
 
-        The method returns at once, unless the same message was sent before and has not arrived yet.
+        The method returns immediately, unless an earlier `send` of the same message has not finished yet.
         """
         self.release([message])
         x = x.contiguous()
@@ -81,8 +81,8 @@ class Channels:
 
     def release(self, messages: Iterable[Message]) -> None:
         """Wait until the tensors of these messages may be changed or freed. Without this call, all tensors that the
-        rank sends in a step stay in memory until `finish`, because gloo reports the end of a message only to a waiting
-        rank.
+        rank sends in a step stay in memory until `finish`, because gloo does not report the end of a message until the
+        rank waits for it.
         """
         for message in messages:
             if (leaving := self._leaving.pop(message, None)) is not None:
@@ -93,7 +93,9 @@ class Channels:
         self.release(list(self._leaving))
 
     def _begin(self, kind: Kind, channel: Channel, x: Tensor) -> int:
-        """Record that this rank is about to start a message. Return its number, 0 without a record."""
+        """Record that this rank is about to start a message. Return the number of the message, or 0 if no record is
+        open.
+        """
         if not RECORD.is_open:
             return 0
         name = self._groups[channel].group_name
@@ -115,8 +117,8 @@ def _wait(work: dist.Work) -> None:
 
 
 def channels_of(num_ranks: int, *, is_ring: bool) -> list[Channel]:
-    """Channels of a pipeline of `num_ranks` ranks: forward and backward between neighbours. With `is_ring`, the last
-    rank is also followed by the first, as with several stages per rank.
+    """Return the channels of a pipeline of `num_ranks` ranks: forward and backward between neighbours. With `is_ring`,
+    the last rank and the first rank are also neighbours. A pipeline with several stages per rank needs this.
     """
     pairs = [(rank, (rank + 1) % num_ranks) for rank in range(num_ranks if is_ring else num_ranks - 1)]
     forward = [Channel(first, second, Pass.FORWARD) for first, second in pairs]
@@ -124,8 +126,8 @@ def channels_of(num_ranks: int, *, is_ring: bool) -> list[Channel]:
 
 
 def make_channels(lines: Sequence[Sequence[int]], *, is_ring: bool, device: torch.device) -> Channels:
-    """Make the channels of all pipelines, and return those of this rank's pipeline. `lines` has the processes of each
-    pipeline. Every process must call this function with the same lines.
+    """Create the channels of all pipelines, and return the channels of this rank. `lines` lists the processes of each
+    pipeline. Every process must call this function with the same `lines`.
     """
     rank, own, own_line = dist.get_rank(), {}, tuple(lines[0])
     for line in lines:
@@ -140,9 +142,9 @@ def make_channels(lines: Sequence[Sequence[int]], *, is_ring: bool, device: torc
 
 
 def make_ends(lines: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
-    """Make a group of the first and the last process of each pipeline. Return the group of this process, or None if
-    this process is neither the first nor the last of its pipeline. `lines` has the processes of each pipeline. Every
-    process must call this function with the same lines.
+    """Create one process group per pipeline, of its first and its last process. Return the group of this process, or
+    None if this process is neither the first nor the last of its pipeline. `lines` lists the processes of each
+    pipeline. Every process must call this function with the same `lines`.
     """
     own = None
     for line in lines:

@@ -1,14 +1,14 @@
-"""Collectives: the only code that sends anything between ranks.
+"""Collectives of tensors over one axis, and messages with small Python values for all ranks.
 
 Each collective returns a fresh tensor and never changes its argument. (The backward pass of the paper's f,
 `copy_to_tensor_parallel`, sums gradients. If it did so in place, the gradient of f(x) + x on two ranks would be 4
-instead of 3.) The only exception is `start_all_reduce_owned`, for a tensor that no other code holds. Starting a
-collective and waiting for its result are separate calls, so that other work can run in between. On an axis of size 1,
-both calls return their argument and send nothing.
+instead of 3.) The only exception is `start_all_reduce_owned`, for a tensor that no other code holds. A collective can
+be started by one call and awaited by another, so that other work runs in between. On an axis of size 1, both calls
+return their argument and send nothing.
 
-The functions call PyTorch's functional collectives as operators, because `torch.compile` can trace operators and
-`CollectiveRecorder` can record operators. Outside of compiled code, the record of this process (`flight.record`)
-lists each message.
+The functions call the operators of PyTorch's functional collectives, because `torch.compile` can trace operators and
+`CollectiveRecorder` can record them. Outside of compiled code, each message is also listed in the record of this
+process (`flight.record`).
 """
 
 import json
@@ -84,8 +84,9 @@ def start_all_gather(x: Tensor, axis: Axis) -> Tensor:
 
 
 def start_all_to_all(x: Tensor, axis: Axis) -> Tensor:
-    """Start an all-to-all: send the r-th part of dimension 0 of `x` to the r-th rank of the axis. The returned tensor
-    has the parts from all ranks in dimension 0, in the order of the ranks, and is valid after `wait`.
+    """Start an all-to-all: split `x` along dimension 0 into one part per rank, and send part r to rank r of the axis.
+    The returned tensor joins the parts that this rank receives, along dimension 0 and in the order of the ranks. It is
+    valid after `wait`.
 
     Raises `LayoutError` if the size of dimension 0 is not a multiple of the number of ranks on the axis.
     """
@@ -99,8 +100,8 @@ def start_all_to_all(x: Tensor, axis: Axis) -> Tensor:
 
 
 def start_shift(x: Tensor, axis: Axis) -> Tensor:
-    """Start to send `x` to the next rank of the axis; the last rank sends to the first one. The returned tensor is the
-    tensor of the previous rank, and is valid after `wait`.
+    """Start to send `x` to the next rank of the axis; the last rank sends to the first one. The returned tensor comes
+    from the previous rank, and is valid after `wait`.
     """
     if axis.size == 1:
         return x
@@ -112,8 +113,8 @@ def start_shift(x: Tensor, axis: Axis) -> Tensor:
 
 
 def wait_and_join(x: Tensor, axis: Axis, dim: int) -> Tensor:
-    """Wait for a result of `start_all_gather` and concatenate the tensors of all ranks along dimension `dim`, in the
-    order of the ranks.
+    """Wait for `x`, a result of `start_all_gather`, and return the tensors of all ranks, concatenated along dimension
+    `dim` in the order of the ranks.
     """
     if axis.size == 1:
         return x
@@ -126,7 +127,9 @@ def wait_and_join(x: Tensor, axis: Axis, dim: int) -> Tensor:
 
 
 def wait(x: Tensor, axis: Axis) -> Tensor:
-    """Wait until `x`, a result of a `start_` function other than `start_all_gather`, is valid, and return `x`."""
+    """Wait until `x` is valid, and return `x`. `x` is a result of any `start_...` function except `start_all_gather`,
+    which needs `wait_and_join`.
+    """
     if axis.size == 1:
         return x
     if torch.compiler.is_compiling() or not RECORD.is_open:
@@ -139,8 +142,8 @@ def wait(x: Tensor, axis: Axis) -> Tensor:
 
 
 def _begin(kind: Kind, x: Tensor, axis: Axis) -> int:
-    """Record that this rank is about to start a message. Return the number of the message, 0 without a record. Compiled
-    code records nothing, because it runs no Python code.
+    """Record that this rank is about to start a message. Return the number of the message, or 0 if no record is open.
+    In compiled code, nothing is recorded, because compiled code runs no Python code.
     """
     if torch.compiler.is_compiling() or not RECORD.is_open:
         return 0
@@ -151,21 +154,25 @@ def _begin(kind: Kind, x: Tensor, axis: Axis) -> int:
 
 
 def _begun(number: int, x: Tensor) -> Tensor:
-    """Record that a message is on its way, and return its result `x`, for which `wait` waits."""
+    """Record that message `number` is on its way, and return the result `x` of the message. A later `wait` for `x`
+    finds the message by the identity of `x`.
+    """
     if number:
         RECORD.started(number, id(x))
     return x
 
 
 def ranks_of(group_name: str) -> list[int]:
-    """Numbers of the processes in a process group."""
+    """Return the ranks, in the whole run, of the processes in a process group."""
     return dist.get_process_group_ranks(dist.distributed_c10d._resolve_process_group(group_name))  # type: ignore[arg-type]
 
 
 def begin_blocking(kind: Kind, group: dist.ProcessGroup | None, axis: str, elements: int, place: int = -1) -> int:
-    """Record that this rank starts a message and waits for its end. Return the message's number for `RECORD.waited`, 0
-    without a record. `place` is the place in the model that the message belongs to (default: the place that the rank
-    runs).
+    """Record that this rank starts a message and waits for its end. Return the number of the message for
+    `RECORD.waited`, or 0 if no record is open.
+
+    `place` is the place in the model that the message belongs to. By default, this is the place that the rank is
+    currently running.
     """
     if not RECORD.is_open or group is None:
         return 0
@@ -179,7 +186,9 @@ def begin_blocking(kind: Kind, group: dist.ProcessGroup | None, axis: str, eleme
 
 @contextmanager
 def recorded_message(kind: Kind, group: dist.ProcessGroup | None, axis: str, elements: int) -> Iterator[None]:
-    """Context of a message that the caller sends itself, and whose end the caller waits for inside the context."""
+    """Context in which the caller sends a message and waits for its end. The context only records the message and the
+    wait.
+    """
     number = begin_blocking(kind, group, axis, elements)
     yield
     if number:
@@ -187,7 +196,7 @@ def recorded_message(kind: Kind, group: dist.ProcessGroup | None, axis: str, ele
 
 
 def all_reduce(x: Tensor, axis: Axis, operation: str = "sum") -> Tensor:
-    """Sum `x` over the axis, or take the maximum if `operation` is "max". Every rank gets the same result."""
+    """Return the sum of `x` over the axis, or the maximum if `operation` is "max". Every rank gets the same result."""
     return wait(start_all_reduce(x, axis, operation), axis)
 
 
@@ -200,13 +209,13 @@ def reduce_scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
 
 
 def all_gather(x: Tensor, axis: Axis, dim: int) -> Tensor:
-    """Concatenate the tensors `x` of all ranks along dimension `dim`, in the order of the ranks."""
+    """Return the tensors `x` of all ranks, concatenated along dimension `dim` in the order of the ranks."""
     return wait_and_join(start_all_gather(x, axis), axis, dim)
 
 
 def all_to_all(x: Tensor, axis: Axis) -> Tensor:
-    """Send the r-th part of dimension 0 of `x` to the r-th rank of the axis. Return the parts from all ranks in
-    dimension 0, in the order of the ranks.
+    """Split `x` along dimension 0 into one part per rank, and send part r to rank r of the axis. Return the parts that
+    this rank receives, joined along dimension 0 in the order of the ranks.
 
     Raises `LayoutError` if the size of dimension 0 is not a multiple of the number of ranks on the axis.
     """
@@ -225,7 +234,9 @@ def split(x: Tensor, axis: Axis, dim: int) -> Tensor:
 
 
 def _require_divisible(x: Tensor, axis: Axis, dim: int) -> None:
-    """Raise `LayoutError` on all ranks if the parts are uneven. Otherwise, ranks could wait for each other forever."""
+    """Raise `LayoutError` on all ranks if dimension `dim` cannot be split evenly. With uneven parts, ranks could wait
+    for each other forever.
+    """
     if x.shape[dim] % axis.size:
         raise LayoutError(
             f"Dimension {dim} of a tensor that is split over the {axis.name} axis must be a multiple of the number of "
@@ -257,8 +268,9 @@ def from_all_ranks(value: object, mesh: ParallelMesh) -> list[Any]:
 
 
 def gather_from_all(value: object) -> list[Any]:
-    """Return the small Python values `value` of all ranks, in the order of the ranks, before there is a mesh. Every
-    rank must call this function. Without a process group, the caller is the only rank. The values are pickled.
+    """Return the small Python values `value` of all ranks, in the order of the ranks. Unlike `from_all_ranks`, this
+    function needs no mesh. Every rank must call this function. Without a process group, the caller is the only rank.
+    The values are pickled.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return [value]
@@ -275,7 +287,7 @@ def own_rank() -> int:
 def background_group() -> dist.ProcessGroup:
     """Create a process group of all ranks for the messages of a background thread. Every rank must call this function.
 
-    The group uses gloo on the CPU. The timeout is one day, because the other ranks may wait while one rank writes to a
+    The group uses gloo on the CPU. Its timeout is one day, because the other ranks may wait while one rank writes to a
     slow disk.
     """
     group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(days=1))
@@ -296,8 +308,8 @@ def share_from_first(value: object) -> Any:
 
 
 def share_json_from_first(value: object) -> Any:
-    """Return the first rank's JSON value on every rank, like `share_from_first`, but without pickle: a message cannot
-    run code in the rank that receives the message.
+    """Return the first rank's JSON value on every rank, like `share_from_first`, but without pickle. A message
+    therefore cannot run code on the rank that receives it.
     """
     line = FirstRankLine[Any](lambda shared: json.dumps(shared).encode(), json.loads)
     shared = line.share(value)
@@ -306,13 +318,13 @@ def share_json_from_first(value: object) -> Any:
 
 
 class FirstRankLine(Generic[_T]):
-    """Connection for repeated broadcasts of small values from the first rank to all other ranks. `encode` and `decode`
-    convert a value to at least one byte and back.
+    """Connection for repeated broadcasts of small values from the first rank to all other ranks. `encode` converts a
+    value to bytes (at least one), and `decode` converts the bytes back to the value.
 
-    The messages use the CPU and a separate process group, so other messages are not disturbed. The other ranks wait up
-    to a day for the next value. If there is no new value, the first rank must therefore share None at least once a day.
-    None costs one message of eight bytes; any other value costs two messages. Every rank must create the object, and
-    call `share` and `close`.
+    The messages use the CPU and a separate process group, so they do not interfere with other messages. The other ranks
+    wait up to a day for the next value, so the first rank must call `share` at least once a day, with None if there is
+    no new value. None costs one message of eight bytes; any other value costs two messages. Every rank must create the
+    object, and must call `share` and `close`.
     """
 
     def __init__(self, encode: Callable[[_T], bytes], decode: Callable[[bytes], _T]) -> None:
@@ -339,7 +351,7 @@ class FirstRankLine(Generic[_T]):
 
 
 def gather_to_first(value: object) -> list[Any] | None:
-    """On the first rank, return the values of all ranks, in the order of the ranks. On the other ranks, return None.
+    """Return, on the first rank, the values of all ranks, in the order of the ranks. On the other ranks, return None.
     Every rank must call this function. The values are pickled, so use this function for inspection, not for training.
     """
     first = dist.get_rank() == 0

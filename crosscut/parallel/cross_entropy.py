@@ -1,4 +1,4 @@
-"""Output projection fused with the cross entropy loss. The vocabulary is cut over the tensor ranks.
+"""Output projection fused with the cross entropy loss, for a vocabulary that is cut over the tensor ranks.
 
 Each rank multiplies by its part of the output weight and keeps its logits local. The ranks send only three numbers per
 token: first the largest logit, then the sum of exponentials and the target's logit. The loss of N tokens therefore
@@ -9,13 +9,13 @@ all tokens are never in memory at once and are never computed twice. With p = so
 
     loss = -log p[target]        d loss / d logits = p - e
 
-The z-loss keeps the logarithm of the softmax's denominator, log Z, near 0 (PaLM, arXiv 2204.02311, section 5). It needs
-no message of its own, because log Z follows from the numbers that the ranks already send:
+The z-loss keeps the logarithm of the softmax's denominator, log Z, near 0 (PaLM, arXiv 2204.02311, section 5). The
+z-loss needs no additional message, because log Z follows from the numbers that the ranks already send:
 
     z-loss = c (log Z)^2         d z-loss / d logits = 2 c (log Z) p
 
 A bias of the logits is cut along the vocabulary, like the output weight. Each rank adds its own part of the bias to its
-own logits, which needs no message.
+own logits, so the bias needs no message.
 
 Shapes: N tokens, C tokens of a chunk, H hidden, V padded vocabulary, T tensor ranks.
 """
@@ -49,14 +49,18 @@ class VocabularyPart(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LossSettings:
-    """Settings of the loss: the terms of the loss, and the memory and the kernels that compute the loss."""
+    """Settings of the loss: its terms, its use of memory and its kernels."""
 
     scale: float | Tensor = 1.0
-    """Factor of the sum over all tokens: a number, or a scalar tensor on the device of the hidden states."""
+    """Factor by which the sum over all tokens is multiplied: a number, or a scalar tensor on the device of the hidden
+    states.
+    """
     z_loss: float = 0.0
-    """Coefficient c of the z-loss, which is added to each token's loss. 0 adds nothing."""
+    """Coefficient c of the z-loss, which is added to each token's loss. 0 means no z-loss."""
     bias: Tensor | None = None
-    """This rank's part [V/T] of a bias that is added to the logits, in the type of the weight. None means no bias."""
+    """This rank's part [V/T] of a bias that is added to the logits, in the element type of the weight. None means no
+    bias.
+    """
     soft_cap: float = 0.0
     """Soft cap on the absolute value of the logits: each logit becomes cap x tanh(logit / cap). 0 means no cap."""
     chunk_tokens: int | None = None
@@ -66,11 +70,11 @@ class LossSettings:
 
 
 PLAIN_LOSS_SETTINGS = LossSettings()
-"""The sum of the tokens' cross entropies, in chunks of the default size, without compiled passes."""
+"""Settings for the plain sum of the tokens' cross entropies, in chunks of the default size, without compiled passes."""
 
 
 class _Plan(NamedTuple):
-    """Settings and facts that all chunks of one loss share."""
+    """Settings and derived values that are the same for all chunks of a loss."""
 
     settings: LossSettings
     part: VocabularyPart
@@ -85,13 +89,13 @@ class _Rows(NamedTuple):
     """This rank's rows of the output projection."""
 
     weight: Tensor
-    """Weight in the type of the products, [V/T, H]."""
+    """Weight [V/T, H], in the element type of the products."""
     bias: Tensor | None
     """Bias [V/T], or None."""
 
 
 class _Buffers(NamedTuple):
-    """Memory for one chunk [C, V/T], which all chunks of a loss share. Allocating new memory for each chunk would take
+    """Memory for one chunk [C, V/T], which all chunks of a loss reuse. Allocating new memory for each chunk would take
     longer than the passes over the chunk.
     """
 
@@ -111,8 +115,9 @@ def vocab_parallel_cross_entropy(
 ) -> Tensor:
     """Return the sum over all tokens of -log softmax(hidden weight^T)[target], times `settings.scale`.
 
-    - `hidden` [N, H] is the same on all ranks of the axis. This function computes only this rank's part of the gradient
-      of `hidden`. `hidden` must therefore be a result of `enter_tensor_parallel`, whose backward pass sums the parts.
+    - `hidden` [N, H] is the same on all ranks of the axis. This function computes only this rank's term of the gradient
+      of `hidden`. `hidden` must therefore be a result of `enter_tensor_parallel`, whose backward pass sums the terms of
+      all ranks.
     - `weight` [V/T, H] holds this rank's rows and may have a wider element type than `hidden`. Rows from `vocab_size`
       on are padding and get no probability.
     - `targets` [N] are token ids, or `IGNORED` for tokens that add nothing to the loss.
@@ -122,7 +127,7 @@ def vocab_parallel_cross_entropy(
     Forward: for each chunk of C tokens, an all-reduce (max) of C elements and an all-reduce (sum) of 2 C elements.
     Backward: nothing is sent. Source: paper, section 3.
 
-    Raises `LayoutError` if the shapes do not fit each other, `ConfigError` if `settings.chunk_tokens` is below 1, and
+    Raises `LayoutError` if the shapes do not match, `ConfigError` if `settings.chunk_tokens` is below 1, and
     `RuntimeError` if a target is not a valid token id (on CUDA, when the device reaches the check).
     """
     chunk = loss_chunk(settings.chunk_tokens, hidden, weight)
@@ -136,8 +141,8 @@ def vocab_parallel_cross_entropy(
 
 
 def loss_chunk(chunk_tokens: int | None, hidden: Tensor, weight: Tensor) -> int:
-    """Number of tokens of a chunk; the default for `hidden` [N, H] and `weight` [V/T, H] if `chunk_tokens` is None.
-    Raises `ConfigError` if `chunk_tokens` is below 1.
+    """Return the number of tokens of a chunk: `chunk_tokens`, or, if it is None, the default for `hidden` [N, H] and
+    `weight` [V/T, H]. Raises `ConfigError` if `chunk_tokens` is below 1.
     """
     if chunk_tokens is None:
         return default_loss_chunk(weight.shape[0], hidden.shape[0], device=hidden.device.type)
@@ -153,7 +158,7 @@ def vocabulary_part(weight: Tensor, vocab_size: int, axis: Axis) -> VocabularyPa
 
 
 def require_fit(hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, axis: Axis) -> None:
-    """Check that the arguments of the loss fit each other.
+    """Check that the shapes of the loss's arguments match and that the targets are valid.
 
     Raises `LayoutError` if `hidden` and `targets` have different numbers of rows, or if the weights of all ranks
     together have fewer than `vocab_size` rows. Raises `RuntimeError` if a target is neither a valid token id nor
@@ -242,7 +247,7 @@ def _losses_of_chunk(
     hidden: Tensor, rows: _Rows, targets: Tensor, part: VocabularyPart, plan: _Plan, buffers: _Buffers | None
 ) -> tuple[Tensor, Tensor | None]:
     """Return the losses [C] of the tokens of `hidden` [C, H] and, if gradients are needed, the gradients of the logits
-    [C, V/T]. No other tensor of the size of the logits stays in memory.
+    [C, V/T]. No other tensor as large as the logits stays in memory.
     """
     if buffers is None:
         product = ORDINARY.output(hidden, rows.weight)
@@ -263,8 +268,8 @@ def _losses_of_chunk(
 
 
 def _compare(logits: Tensor, targets: Tensor, part: VocabularyPart) -> tuple[Tensor, Tensor, Tensor]:
-    """Replace the logits by log probabilities [C, V/T], in place. Return the cross entropies [C] and the logarithms [C]
-    of the softmax's denominator, log Z.
+    """Replace the logits by log probabilities [C, V/T], in place. Return the log probabilities, the cross entropies
+    [C], and log Z [C], the logarithm of each softmax's denominator.
     """
     log_p, log_sum = log_softmax_(logits, part.num_real)  # normalised over this rank's part only
     highest = all_reduce(log_sum, part.axis, "max")
@@ -280,8 +285,8 @@ def _compare(logits: Tensor, targets: Tensor, part: VocabularyPart) -> tuple[Ten
 def _compare_compiled(
     product: Tensor, targets: Tensor, part: VocabularyPart, plan: _Plan
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the losses [C] and, if gradients are needed, the gradients of the logits [C, V/T], with compiled passes.
-    `product` [C, V/T] holds the logits before the soft cap.
+    """Compute the same as `_losses_of_chunk`, with compiled passes. `product` [C, V/T] holds the logits before the soft
+    cap.
     """
     passes = plan.settings.passes
     assert passes is not None
@@ -297,8 +302,8 @@ def _compare_compiled(
 
 
 def _with_z_loss(losses: Tensor, log_z: Tensor, z_loss: float) -> tuple[Tensor, Tensor | None]:
-    """Add the z-loss to the losses [C]. Also return the factor [C] by which the z-loss multiplies each token's
-    probabilities in the gradient; None without a z-loss.
+    """Add the z-loss to the losses [C]. Also return the factor [C] that multiplies each token's probabilities in the
+    gradient because of the z-loss, or None without a z-loss.
     """
     if not z_loss:
         return losses, None

@@ -1,4 +1,4 @@
-"""Embedding layers: token embeddings are cut along the vocabulary, and embeddings of positions and of token types are
+"""Embedding layers. Token embeddings are cut along the vocabulary; embeddings of positions and of token types are
 replicated.
 
 Shapes: B batch, S sequence, H hidden, V vocabulary padded to a multiple of 128 x T, T tensor ranks.
@@ -20,10 +20,10 @@ from crosscut.parallel.state.parameters import local, local_on_sequence, replica
 
 @final
 class TiedWeight:
-    """Token embedding weight [V/T, H] that the output projection also uses. Only one product may use this object.
+    """Token embedding weight [V/T, H] that the output projection also uses. Only one product may use this weight.
 
-    This class is a plain object, because `fully_shard` would treat a weight in a module's output as an activation, even
-    a weight inside a tuple or a dataclass.
+    The weight is wrapped in this class to hide it from `fully_shard`, which would treat a tensor in a module's output
+    as an activation, even inside a tuple or a dataclass.
     """
 
     __slots__ = ("tensor",)
@@ -66,8 +66,8 @@ class VocabParallelEmbedding(nn.Module):
     def forward(self, tokens: Tensor, *, with_weight: bool = False) -> Tensor | tuple[Tensor, TiedWeight]:
         """Look up `tokens` [B, S]: [B, S, H], or [B, S/T, H] under sequence parallelism.
 
-        With `with_weight`, also return the weight, for the product that computes the logits. The gradients of both uses
-        are then accumulated in one tensor, which saves memory (`kernels.look_up`).
+        With `with_weight`, also return the weight, for the product that computes the logits. The gradients of the
+        weight from both uses are then accumulated in one tensor, which saves memory (`kernels.look_up`).
         """
         torch._assert_async(
             ((tokens >= 0) & (tokens < self.vocab_size)).all(),
@@ -82,17 +82,17 @@ class VocabParallelEmbedding(nn.Module):
         return (hidden, TiedWeight(again)) if with_weight else hidden
 
     def _own_index(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each token's row on this rank, and whether another rank holds the token. If another rank holds the
-        token, the row is arbitrary. Arbitrary rows are spread over the weight, so that these tokens do not all read the
-        same row.
+        """Return each token's row in this rank's weight, and whether another rank holds the token instead. In the
+        latter case, the row is arbitrary. Such rows are spread over the weight, so that these tokens do not all read
+        the same row.
         """
         elsewhere = (tokens < self.first) | (tokens >= self.first + self.local_size)
         return tokens.remainder(self.local_size), elsewhere  # each rank's first id is a multiple of `local_size`
 
 
 class VocabParallelOutput(nn.Module):
-    """Weight of the output projection, for a model that does not tie this weight to the token embedding. The weight is
-    cut along the vocabulary, like the token embedding.
+    """Weight of the output projection, for a model whose output projection does not share the weight of the token
+    embedding. The weight is cut along the vocabulary, like the token embedding.
 
     Parameter: `weight` [V, H] as Shard(0); zeros until initialised. `vocab_parallel_cross_entropy` multiplies by this
     weight to compute the logits.
@@ -113,7 +113,7 @@ class PositionEmbedding(nn.Module):
     For a sequence of length S, the output is [S, H], or this rank's [S/T, H] under sequence parallelism. Parameter:
     `weight` [P, H] as Replicate, where P is the length of the longest sequence; zeros until initialised. Sends nothing.
     Under sequence parallelism, each rank's gradient is partial. Source: paper, section 2.2. Raises `ConfigError` if S,
-    without padding, is larger than P.
+    not counting padding, is larger than P.
     """
 
     def __init__(
@@ -151,10 +151,10 @@ class PositionEmbedding(nn.Module):
 
     def at(self, places: Tensor) -> Tensor:
         """Return the embeddings of the positions `places` [B, S]: [B, S, H], or [B, S/T, H] under sequence parallelism.
-        This method is used in generation, and if positions restart at each document. `places` may also be [S], for all
-        sequences; the result then has no dimension B.
+        If all sequences have the same positions, `places` may be [S]; the result then has no dimension B.
 
-        Positions of P or more must be padding. Such positions get the embedding of position P - 1.
+        Use this method in generation, or if positions restart at each document. Positions of P or more must be padding,
+        and get the embedding of position P - 1.
         """
         weight = local_on_sequence(self.weight, self.mesh, self.weight.dtype)
         own = part_of_sequence(places, self.mesh, places.dim() - 1)

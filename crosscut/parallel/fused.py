@@ -4,8 +4,8 @@ f and g are the paper's operators at the two ends of a parallel region. f (`ente
 into the region, and g (`leave_tensor_parallel`) sums the partial results of all ranks. `enter_and_multiply` fuses f
 with the matrix products after f. `multiply_and_leave` fuses g with the matrix product before g.
 
-In this file, each fused function follows its plain twin: a function of two lines that computes the same result, but
-runs messages and products one after another. The fused function runs a product between the start and the end of a
+In this file, each fused function stands below its plain twin. The twin has a few lines and computes the same result,
+but runs messages and products one after another. The fused function runs a product between the start and the end of a
 message:
 
         twin, backward:    grad_x = grad W,  sum grad_x,  grad_W = grad^T x
@@ -54,8 +54,8 @@ def enter_then_multiply(
 def enter_and_multiply(
     x: Tensor, weights: Sequence[Tensor], biases: Biases, *, mesh: ParallelMesh, products: Products = ORDINARY
 ) -> tuple[Tensor, ...]:
-    """Apply f (`enter_tensor_parallel`) to `x` [B, S, I], then compute X A_i + b_i for each weight [O, I] and the
-    weight's bias [O] (or None). Returns one output [B, S, O] per weight.
+    """Apply f (`enter_tensor_parallel`) to `x` [B, S, I], then compute X A_i + b_i for each weight [O, I] and its bias
+    [O] (or None). Return one output [B, S, O] per weight.
 
     | sequence parallelism | forward                              | backward                                           |
     |----------------------|--------------------------------------|----------------------------------------------------|
@@ -121,7 +121,7 @@ class _EnterAndMultiply(Function):
 
 
 class LowRank(NamedTuple):
-    """Product of an adapter, which is added to X_i A_i before g."""
+    """Factors of the product of a low-rank adapter. The product is added to X_i A_i before g."""
 
     low: Tensor
     """First factor, [B, S, r]: the input times the adapter's first matrix."""
@@ -183,7 +183,7 @@ def skip_and_leave(
     adapter: LowRank | None = None,
 ) -> Tensor:
     """Variant of `multiply_and_leave` for an output that no code reads. The forward pass returns zeros without
-    multiplying or sending. The backward pass is the same as that of `multiply_and_leave`.
+    multiplying or sending. The backward pass is that of `multiply_and_leave`.
     """
     require_sequence(x, mesh)
     left: Tensor = run(_SkipProduct, x, mesh, products, weight, bias, *(adapter or (None, None)))
@@ -191,7 +191,7 @@ def skip_and_leave(
 
 
 class _MultiplyAndLeave(Function):
-    """`multiply_and_leave` as one autograd function, without copies for g and for the bias."""
+    """Autograd function of `multiply_and_leave`, without copies for g and for the bias."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mesh: ParallelMesh, products: Products, *others: Tensor | None) -> Tensor:
@@ -230,7 +230,7 @@ class _MultiplyAndLeave(Function):
 
 
 class _SkipProduct(_MultiplyAndLeave):
-    """Autograd function of `skip_and_leave`: zeros, with the backward pass of `multiply_and_leave`."""
+    """Autograd function of `skip_and_leave`. It returns zeros, and has the backward pass of `multiply_and_leave`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mesh: ParallelMesh, products: Products, *others: Tensor | None) -> Tensor:
@@ -248,12 +248,12 @@ def _sum_of_products(products: Products, x: Tensor, weight: Tensor, low: Tensor 
 
 
 _Factors = tuple[Tensor, Tensor, bool, bool]
-"""Factors of a product, and whether each factor needs a gradient."""
+"""The two factors of a product, and whether each factor needs a gradient."""
 
 
 def _factor_gradients(products: Products, grad: Tensor, factors: _Factors) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of both factors of a product. `grad` is the gradient of the product. None for a factor that needs no
-    gradient, or whose gradient is deferred.
+    """Return the gradients of both factors of a product, given the gradient `grad` of the product. The result has None
+    for a factor that needs no gradient, and for a weight whose gradient is deferred.
     """
     x, weight, needs_x, needs_weight = factors
     return (
@@ -263,8 +263,10 @@ def _factor_gradients(products: Products, grad: Tensor, factors: _Factors) -> tu
 
 
 def _weight_gradient(products: Products, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor | None:
-    """Gradient of a weight, or None if it is deferred. What waits for a deferred gradient is detached: `x` would keep
-    the graph of its forward pass alive, with the input of the stage and the gradient of this input.
+    """Return the gradient of a weight, or None if the gradient is deferred.
+
+    The tensors that a deferred gradient keeps are detached. Otherwise, `x` would keep the autograd graph of its forward
+    pass alive, including the input of the pipeline stage and the gradient of this input.
     """
     if products.deferral is not None:
         compute = partial(products.weight_gradient, grad.detach(), x.detach())
@@ -276,8 +278,8 @@ def _weight_gradient(products: Products, grad: Tensor, x: Tensor, weight: Tensor
 def _factor_gradients_in_pieces(
     leaving: Sequence[Tensor], mesh: ParallelMesh, factors: Sequence[_Factors]
 ) -> list[tuple[Tensor | None, Tensor | None]]:
-    """Gradients of the factors of several products that were added up. `leaving` is the gradient of the sum, which
-    arrives in pieces along the batch.
+    """Return the gradients of the factors of several products, of which the forward pass computed the sum. `leaving` is
+    the gradient of the sum, which arrives in pieces along the batch.
     """
     grads = [  # contiguous, even if x is not
         (x.new_empty(x.shape) if needs_x else None, torch.empty_like(weight) if needs_weight else None)

@@ -1,8 +1,8 @@
 """Start and end of the messages of `enter_tensor_parallel` and `leave_tensor_parallel`, as separate functions.
 
-One function starts a message and returns at once, and another function waits for the result. Matrix products can run in
-between. Entering and leaving a parallel region are conjugate operators: the backward message of one operator is the
-forward message of the other operator. Two messages therefore serve both operators:
+One function starts a message and returns immediately, and another function waits for the result. Matrix products can
+run between the two calls. Entering and leaving a parallel region are conjugate operators: the backward message of one
+operator is the forward message of the other operator. Two messages therefore serve both operators:
 
 | message | with sequence parallelism | without sequence parallelism | sent when entering | sent when leaving |
 |---------|---------------------------|------------------------------|--------------------|-------------------|
@@ -28,8 +28,9 @@ def start_gather(x: Tensor, mesh: ParallelMesh) -> Tensor:
 
 
 def start_gather_again(x: Tensor, grad: Tensor, mesh: ParallelMesh) -> Tensor:
-    """Start to gather `x` [B, S/T, H] again in the backward pass, so that the gathered tensor of the forward pass need
-    not stay in memory. `finish_gather` returns the result. Without sequence parallelism, return `x` unchanged.
+    """Start to gather the sequence of `x` [B, S/T, H] again in the backward pass, so that the sequence gathered in the
+    forward pass need not stay in memory. `finish_gather` returns the result. Without sequence parallelism, return `x`
+    unchanged.
 
     `grad` is any gradient of this backward pass. The dependency on `grad` keeps `torch.compile` from moving the gather
     to the forward pass.
@@ -58,8 +59,8 @@ def start_sum(product: Tensor, mesh: ParallelMesh) -> Tensor:
 
 
 def summed_shape(x: Tensor, mesh: ParallelMesh) -> tuple[int, ...]:
-    """Leading dimensions of the sum that `start_sum` computes for a product of `x` [B, S, I]: (B, S), or (B, S/T) under
-    sequence parallelism.
+    """Return the dimensions, without the last one, of the sum that `start_sum` computes for a product of `x` [B, S, I]:
+    (B, S), or (B, S/T) under sequence parallelism.
     """
     parts = mesh.tensor.size if mesh.sequence_parallel else 1
     return tuple(size // parts if dim == SEQUENCE_DIM else size for dim, size in enumerate(x.shape[:-1]))
@@ -67,7 +68,7 @@ def summed_shape(x: Tensor, mesh: ParallelMesh) -> tuple[int, ...]:
 
 @torch.library.custom_op("crosscut::after", mutates_args=())
 def _after(x: Tensor, _grad: Tensor) -> Tensor:
-    """Copy `x`, after the gradient has been computed.
+    """Copy `x`. The copy depends on a gradient, so it can only be made in the backward pass.
 
     A compiler sees the forward and the backward pass together. Both passes gather `x`, so the compiler would gather
     only once and keep the result in memory. The dependency on the gradient prevents this.

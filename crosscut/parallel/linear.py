@@ -6,12 +6,12 @@ r"""Linear layers with the two cuts of the paper's section 3: one matrix cut by 
 
 f (`operators.enter_tensor_parallel`) passes the input into the parallel region. g (`operators.leave_tensor_parallel`)
 sums the partial results of all ranks. In the forward pass, the first product therefore needs no communication, and the
-second product needs one sum. Each layer calls one function of the module `fused`, which does both steps, the operator
-and the product, and overlaps messages with products. In `fused`, the plain twin of each function shows the two steps
-separately.
+second product needs one sum. Each layer calls one function of the module `fused`, which runs both the operator and the
+product, and overlaps messages with products. In `fused`, the plain twin of each function shows the operator and the
+product separately.
 
 Shapes: B batch, S sequence, I in, O out, T tensor ranks. PyTorch stores weights as [O, I], so the paper's columns are
-dimension 0 here and its rows are dimension 1.
+dimension 0 here, and the paper's rows are dimension 1.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ MULTIPLICATION = Multiplication()
 
 
 class Blocks(NamedTuple):
-    """Number of output features, as `number` blocks of `width` features each, such as attention heads. The tensor axis
+    """Output features of a layer as `number` blocks of `width` features each, such as attention heads. The tensor axis
     never splits a block.
     """
 
@@ -71,8 +71,8 @@ class ColumnParallelLinear(nn.Module):
 
     `out_features` O may be given as `Blocks`: N blocks that the tensor axis does not split. If there are fewer blocks
     than ranks, T / N adjacent ranks compute the same block, the output is [B, S, O / N], and the parameters are
-    Replicate. Each rank uses only its own block, so a rank's gradient covers only this block; the gradients are summed
-    over the tensor axis afterwards.
+    Replicate. Each rank uses only its own block, so its gradient covers only this block. The gradients are summed over
+    the tensor axis afterwards.
 
     Forward: nothing is sent (sequence parallelism: all-gather). Backward: all-reduce of the input's gradient (sequence
     parallelism: reduce-scatter), overlapped with the product of the weight's gradient. Under sequence parallelism, the
@@ -152,11 +152,15 @@ class ColumnParallelLinear(nn.Module):
         return y + joined.flatten(-3)
 
     def own_weight(self, dtype: torch.dtype) -> Tensor:
-        """Rows of the weight by which this rank multiplies, cast to `dtype`: [O/T, I], the transpose of A_i."""
+        """Return the rows of the weight by which this rank multiplies, cast to `dtype`: [O/T, I], the transpose of
+        A_i.
+        """
         return self._own(self.weight, dtype)
 
     def own_bias(self, dtype: torch.dtype) -> Tensor | None:
-        """Part of the bias that this rank adds, cast to `dtype`: b_i [O/T]; None if the layer has no bias."""
+        """Return the part of the bias that this rank adds, cast to `dtype`: b_i [O/T]. None if the layer has no
+        bias.
+        """
         return None if self.bias is None else self._own(self.bias, dtype)
 
     def _own(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
@@ -166,7 +170,9 @@ class ColumnParallelLinear(nn.Module):
 
 
 def _rows_of_block(out_features: int, num_blocks: int | None, axis: Axis) -> slice | None:
-    """Rows of this rank's block if several ranks compute the same block. None if the ranks divide the rows."""
+    """Return the rows of this rank's block if several ranks compute the same block. Return None if each row belongs to
+    one rank only.
+    """
     if num_blocks is None or num_blocks % axis.size == 0:
         return None
     if axis.size % num_blocks:
@@ -179,7 +185,7 @@ def _rows_of_block(out_features: int, num_blocks: int | None, axis: Axis) -> sli
 
 
 class ColumnParallelLinears(nn.Module):
-    """Several column-parallel layers with the same input. The input enters the parallel region once for all of them.
+    """Several column-parallel layers with the same input. The input enters the parallel region only once.
 
     The input has the shape that `ColumnParallelLinear` expects. The output is a tuple of the layers' outputs, in the
     order of the arguments. Each layer becomes a submodule with the name of its argument. Together, the layers send the
@@ -198,8 +204,8 @@ class ColumnParallelLinears(nn.Module):
 
 
 def _multiply_all(x: Tensor, layers: Sequence[ColumnParallelLinear]) -> tuple[Tensor, ...]:
-    """Multiply `x` by the weights of all layers and by the first matrices of their adapters, with one entry into the
-    parallel region. Return the output of each layer.
+    """Multiply `x` by the weights of all layers and by the first matrices of their adapters. `x` enters the parallel
+    region only once. Return the output of each layer.
     """
     x = x.to(product_dtype(x))
     weights = [layer.own_weight(x.dtype) for layer in layers]
@@ -287,7 +293,8 @@ class RowParallelLinear(nn.Module):
 
 @final
 class Adapter(nn.Module):
-    """Parameters of a layer's low-rank adapter: `down` and `up`, the published A and B. The layer does the arithmetic.
+    """Parameters of a layer's low-rank adapter: `down` and `up`, called A and B in the paper of Hu et al. The layer
+    does the arithmetic.
 
     Both matrices are zeros until initialised. While `up` is zero, the adapter changes nothing.
     """
@@ -304,7 +311,7 @@ def _freeze(layer: nn.Module) -> None:
 
 
 class ReplicatedLinear(nn.Module):
-    """Linear layer inside a parallel region that every rank computes whole: Y = X A + b.
+    """Linear layer that is not cut: inside a parallel region, every rank computes the whole product Y = X A + b.
 
     Input [..., I], the same on all ranks; output [..., O]. Parameters: `weight` [O, I] and `bias` [O] as Replicate;
     zeros until initialised. Sends nothing. In the backward pass, each rank gets a different gradient of Y, for example

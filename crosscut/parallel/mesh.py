@@ -1,10 +1,10 @@
 """Mesh of ranks: the axes of a layout as each rank sees them.
 
 A layout becomes one `DeviceMesh`. The order of the mesh's axes follows the table in `config/axes.py`; by default the
-axes are ("data", "tensor"). The ranks along the tensor axis are therefore adjacent (paper, Figure 5). If the data ranks
-form several groups that each share one copy of the model, the data axis is split into two axes, ("replica", "shard"),
-and each batch is split over the ranks of both axes. Layers receive an `Axis` or the whole `ParallelMesh` as an
-argument, and use no global variable.
+axes are ("data", "tensor"). The ranks along the tensor axis are therefore adjacent (paper, Figure 5). If there are
+several groups of data ranks, and the ranks of each group share one copy of the model, the data axis is split into two
+axes, ("replica", "shard"). Each batch is then split over the ranks of both axes. Layers receive an `Axis` or the whole
+`ParallelMesh` as an argument, and use no global variable.
 """
 
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from crosscut.parallel.channels import Channels, make_channels, make_ends
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of the mesh, seen from one rank."""
+    """One axis of the mesh, as one rank sees it."""
 
     name: str
     device_mesh: DeviceMesh
@@ -40,23 +40,27 @@ class Axis:
 
     @classmethod
     def along(cls, line: DeviceMesh, name: str) -> "Axis":
-        """Return an axis called `name` from the one-dimensional mesh `line`."""
+        """Return an axis called `name` that consists of the ranks of the one-dimensional mesh `line`."""
         group = line.get_group()
         return cls(name, line, line.get_local_rank(), line.size(), group.group_name)
 
     def alone(self, name: str) -> "Axis":
-        """Return an axis that contains only this rank. It has no process group, and its collectives send nothing."""
+        """Return an axis called `name` that contains only this rank. The axis has no process group, and its collectives
+        send nothing.
+        """
         return Axis(name, self.device_mesh, 0, 1, "")
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """Groups of data ranks that each share one copy of the model (`sharding.shard_model`), as two axes of the mesh."""
+    """Sharding of the model over data ranks (`sharding.shard_model`), as two axes of the mesh. The ranks of a shard
+    group share one copy of the model.
+    """
 
     shard: Axis
-    """Axis along which ranks share one copy of the model."""
+    """Axis along which the ranks of a shard group share one copy of the model."""
     replica: Axis | None
-    """Axis along which ranks hold the same shard of different copies; None if there is only one copy."""
+    """Axis along which ranks hold the same shard of different copies of the model. None if there is only one copy."""
     device_mesh: DeviceMesh
     """Mesh of both axes, ("replica", "shard"), or of the shard axis alone if there is one copy."""
     keeps_weights: bool
@@ -67,7 +71,7 @@ class Sharding:
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelMesh:
-    """Axes of a layout as one rank sees them, with the options of the layout that change communication."""
+    """Axes of a layout as one rank sees them, and the layout's options that change communication."""
 
     axes: tuple[Axis, ...]
     """Axes of the layout, outermost first, including `tensor` and `data`. The sizes of these axes multiply to the
@@ -82,36 +86,38 @@ class ParallelMesh:
     context: Axis
     """Ranks that share each sequence. Attention communicates along this axis."""
     copies: Axis | None
-    """Ranks that hold the same part of every parameter; None if no two ranks hold the same part."""
+    """Ranks that hold the same part of every parameter. None if no two ranks hold the same part."""
     device: torch.device
     """Device on which this rank computes."""
     layout: Layout
-    """Layout that the mesh was made for."""
+    """Layout from which the mesh was made."""
     sequence_parallel: bool = False
     """Whether the tensor ranks split the sequence between the layers (`Layout.splits_sequence`)."""
     pipeline: Axis | None = None
     """Ranks that share the model's layers, in stages; None if every rank has all layers."""
     ends: Axis | None = None
-    """First and last rank of the pipeline, which both hold a tied vocabulary. None on the other ranks, and without a
-    pipeline.
+    """First and last rank of the pipeline, which both hold a copy of a tied embedding. None on the other ranks, and
+    without a pipeline.
     """
     channels: Channels | None = None
     """Channels to the neighbouring ranks of the pipeline; None without a pipeline."""
     sharding: Sharding | None = None
     """Sharding of the model over the data ranks; None if every data rank holds a whole copy."""
     symmetric_memory: bool = False
-    """Whether products overlap piece by piece with the gather of their input (see the module `symmetric_memory`)."""
+    """Whether the tensor ranks use symmetric memory, so that products overlap piece by piece with messages (see the
+    module `symmetric_memory`).
+    """
 
     @property
     def is_first_rank(self) -> bool:
-        """Whether this rank is the first rank of the mesh. The first rank prints, and writes all files of the run
-        except the checkpoints.
+        """Whether this rank is the first rank of the mesh. The first rank prints the output, and writes all files of
+        the run except the checkpoints.
         """
         return all(axis.rank == 0 for axis in self.axes)
 
     @property
     def owners(self) -> tuple[Axis, ...]:
-        """Axes along which each rank has its own parameters, which the other ranks do not have."""
+        """Axes along which each rank has parameters of its own, which no other rank on the axis has."""
         return tuple(axis for axis in self.axes if role_of(axis.name) is Role.OWNS)
 
     @property
@@ -179,7 +185,9 @@ def _arranged(layout: Layout, device: torch.device) -> ParallelMesh:
 def _stages(
     layout: Layout, device_mesh: DeviceMesh, pipeline: Axis, device: torch.device
 ) -> tuple[Channels, Axis | None]:
-    """Make the channels between the ranks of a pipeline, and the axis of its first and its last rank."""
+    """Make the channels between the ranks of a pipeline, and the axis of the pipeline's first and last rank (None on
+    other ranks).
+    """
     assert device_mesh.mesh_dim_names is not None
     dim = device_mesh.mesh_dim_names.index("pipeline")
     lines = device_mesh.mesh.movedim(dim, -1).reshape(-1, pipeline.size).tolist()
@@ -207,13 +215,13 @@ def _sharding(layout: Layout, lines: "_Lines") -> Sharding | None:
 
 
 def _mesh_axes_of(option: str, layout: Layout) -> tuple[str, ...]:
-    """Names of the device mesh's axes that belong to one field of the layout."""
+    """Return the names of the device mesh's axes that belong to one field of the layout, such as `data`."""
     return tuple(name for name in layout.mesh_axes if name == option or name in {r.name for r in OPTIONS[option]})
 
 
 class _Lines:
-    """Axes of a device mesh. An axis is one axis of the mesh, or joins several of them. Each process group is created
-    only once.
+    """Axes made from a device mesh. Each axis is one axis of the device mesh, or joins several of its axes. Each
+    process group is created only once.
     """
 
     def __init__(self, device_mesh: DeviceMesh) -> None:
@@ -221,8 +229,8 @@ class _Lines:
         self._made: dict[tuple[str, ...], Axis] = {}
 
     def joined(self, names: tuple[str, ...], joined_name: str) -> Axis:
-        """Return one axis that joins the axes with these names, outermost first. A single name gives the mesh's own
-        axis, and several names give a new axis called `joined_name`.
+        """Return one axis that joins the axes with these names, outermost first. For a single name, this is the device
+        mesh's own axis. For several names, it is a new axis called `joined_name`.
         """
         if names not in self._made:
             if len(names) == 1:
@@ -259,14 +267,14 @@ def layout_of(mesh: ParallelMesh) -> Layout:
 
 
 def make_lone_mesh(device: torch.device) -> ParallelMesh:
-    """Return a mesh that contains only this rank, so that every axis has size 1. A model on this mesh is uncut, for
-    comparison with a cut model. Every rank must call this function.
+    """Return a mesh that contains only this rank, so that every axis has size 1. A model on this mesh is not cut, and
+    can be compared with a cut model. Every rank must call this function.
     """
     return make_repeated_mesh(Layout(), device)
 
 
 def world_size_message(layout: Layout, world_size: int) -> str:
-    """Error message for a layout whose number of ranks is not `world_size`, the number of processes."""
+    """Return the error message for a layout that does not fit the number of processes `world_size`."""
     sizes = " x ".join(map(str, reversed(layout.axes.values())))
     return (
         f"{layout.names_of_axes} must be the number of processes ({world_size}), but is {sizes} = {layout.world_size}. "

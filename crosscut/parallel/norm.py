@@ -1,4 +1,4 @@
-"""Normalisation layers over the last dimension, with parameters that every tensor rank holds whole."""
+"""Normalisation layers over the last dimension. Every tensor rank holds all parameters of a layer."""
 
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple, final
@@ -14,18 +14,18 @@ from crosscut.parallel.state.parameters import local_inside, local_on_sequence, 
 
 
 class NormPlace(NamedTuple):
-    """Place of a norm: inside or outside of the parallel regions."""
+    """Place of a norm: inside or outside the parallel regions."""
 
     inside: bool = False
-    """Whether the norm is inside a parallel region, for example on a rank's own heads. The gradients of its parameters
-    are then partial on every layout.
+    """Whether the norm is inside a parallel region, for example if it normalises a rank's own heads. If so, each rank's
+    gradient of the norm's parameters is partial, with every layout.
     """
     call: Call = call
-    """Function that runs the computation."""
+    """Function that calls the computation of the norm, for example with recomputation in the backward pass."""
 
 
 IN_STREAM = NormPlace()
-"""Place of a norm outside of the parallel regions."""
+"""Place of a norm outside the parallel regions."""
 
 
 class _Norm(nn.Module, ABC):
@@ -33,7 +33,7 @@ class _Norm(nn.Module, ABC):
 
     Input and output: [B, S, H], or [B, S/T, H] under sequence parallelism. Sends nothing.
 
-    Under sequence parallelism, each rank computes only a partial gradient of the parameters, from its own tokens.
+    Under sequence parallelism, each rank computes a partial gradient of the parameters, from its own tokens only.
     `gradients.GradientReducer` sums the partial gradients over the tensor ranks after the backward pass.
     """
 
@@ -64,8 +64,8 @@ class _Norm(nn.Module, ABC):
         """Compute the result of `forward`."""
 
     def _own(self, parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        """Return this rank's copy of a parameter. None if the norm lacks the parameter. The gradient of the copy is
-        `Partial` inside a parallel region or on a split sequence.
+        """Return this rank's copy of a parameter, or None if the norm does not have the parameter. The gradient of the
+        copy is `Partial` inside a parallel region or on a split sequence.
         """
         if parameter is None:
             return None

@@ -14,9 +14,8 @@ The operators form conjugate pairs: the backward pass of one operator is the for
 
 f and g are from the paper (section 3, Code 1); the sequence-parallel operators are from Korthikanti et al. 2022. f is
 the entry into a parallel region, and g is the exit. Between the parallel regions, every rank holds the whole sequence,
-or, under sequence parallelism, only a part of the sequence. Layers call `enter_tensor_parallel` and
-`leave_tensor_parallel`. These two functions choose f and g, or, under sequence parallelism, the gather and the
-reduce-scatter.
+or, under sequence parallelism, only a part of it. Layers call `enter_tensor_parallel` and `leave_tensor_parallel`,
+which apply f and g or, under sequence parallelism, the gather and the reduce-scatter.
 
 Shapes: B batch, S sequence, H hidden, T tensor ranks. The sequence dimension is 1.
 """
@@ -115,7 +114,7 @@ class _JoinFromSequenceParallel(Function):
 
 
 def copy_to_tensor_parallel(x: Tensor, axis: Axis) -> Tensor:
-    """The paper's operator f: pass a replicated tensor into a parallel region.
+    """Apply the paper's operator f: pass a replicated tensor into a parallel region.
 
     Forward: identity. Backward: all-reduce, which sums the gradients of all ranks (`x.numel()` elements). Source:
     paper, section 3, Code 1.
@@ -124,7 +123,7 @@ def copy_to_tensor_parallel(x: Tensor, axis: Axis) -> Tensor:
 
 
 def reduce_from_tensor_parallel(x: Tensor, axis: Axis) -> Tensor:
-    """The paper's operator g: sum the partial results of a parallel region.
+    """Apply the paper's operator g: sum the partial results of a parallel region.
 
     Forward: all-reduce of `x.numel()` elements. Backward: identity. Source: paper, section 3.
     """
@@ -132,7 +131,7 @@ def reduce_from_tensor_parallel(x: Tensor, axis: Axis) -> Tensor:
 
 
 def gather_from_sequence_parallel(x: Tensor, axis: Axis) -> Tensor:
-    """Join the parts of the sequence: [B, S/T, ...] to [B, S, ...].
+    """Gather the parts of the sequence from all ranks and join them: [B, S/T, ...] to [B, S, ...].
 
     Forward: all-gather. Backward: reduce-scatter. Source: Korthikanti et al. 2022, section 4.2.2.
     """
@@ -156,7 +155,7 @@ def scatter_to_sequence_parallel(x: Tensor, axis: Axis) -> Tensor:
 
 
 def gather_from_tensor_parallel(x: Tensor, axis: Axis) -> Tensor:
-    """Join the columns of all ranks: [..., V/T] to [..., V].
+    """Gather the columns from all ranks and join them: [..., V/T] to [..., V].
 
     Forward: all-gather. Backward: split, which sends nothing. The incoming gradient must be the same on all ranks.
     """
@@ -164,7 +163,7 @@ def gather_from_tensor_parallel(x: Tensor, axis: Axis) -> Tensor:
 
 
 def join_from_sequence_parallel(x: Tensor, axis: Axis) -> Tensor:
-    """Join the parts of the sequence outside of the parallel regions: [B, S/T, ...] to [B, S, ...].
+    """Gather and join the parts of the sequence outside the parallel regions: [B, S/T, ...] to [B, S, ...].
 
     Forward: all-gather. Backward: split, which sends nothing. The incoming gradient must be the same on all ranks.
     """
@@ -172,7 +171,7 @@ def join_from_sequence_parallel(x: Tensor, axis: Axis) -> Tensor:
 
 
 def enter_tensor_parallel(x: Tensor, mesh: ParallelMesh) -> Tensor:
-    """Pass `x` into a parallel region: by f (`copy_to_tensor_parallel`), or, under sequence parallelism, by
+    """Pass `x` into a parallel region with f (`copy_to_tensor_parallel`) or, under sequence parallelism, with
     `gather_from_sequence_parallel`.
 
     Raises `LayoutError` if, under sequence parallelism, `x` has fewer than three dimensions.
@@ -183,8 +182,8 @@ def enter_tensor_parallel(x: Tensor, mesh: ParallelMesh) -> Tensor:
 
 
 def leave_tensor_parallel(x: Tensor, mesh: ParallelMesh) -> Tensor:
-    """Sum the partial results `x` of a parallel region: by g (`reduce_from_tensor_parallel`), or, under sequence
-    parallelism, by `reduce_scatter_to_sequence_parallel`, which keeps only this rank's part of the sequence.
+    """Sum the partial results `x` of a parallel region with g (`reduce_from_tensor_parallel`) or, under sequence
+    parallelism, with `reduce_scatter_to_sequence_parallel`, which keeps only this rank's part of the sequence.
 
     Raises `LayoutError` if, under sequence parallelism, `x` has fewer than three dimensions.
     """

@@ -35,7 +35,9 @@ def pretended_ranks(world_size: int, rank: int) -> Iterator[None]:
 
 
 def is_wait(func: Any) -> bool:
-    """Whether the operator `func` waits for a collective. In the fake process group, the wait copies the tensor."""
+    """Whether the operator `func` waits for a collective. In the fake process group, this operator copies the
+    tensor.
+    """
     return func is torch.ops._c10d_functional.wait_tensor.default
 
 

@@ -1,17 +1,17 @@
-"""Random numbers under tensor parallelism (paper, section 3.1), as functions of the seed.
+"""Random numbers under tensor parallelism (paper, section 3.1). All of them are functions of the seed.
 
 *Weights*: a parameter's initial values depend only on the seed and the parameter's name, so every layout starts with
 the same values. The values are drawn in blocks along the dimension that the tensor axis cuts, so a tensor rank draws
-little more than it holds. (Exception: if the tensor axis cuts dimension 1 of a parameter, and data ranks share one copy
-of the model, each data rank draws the tensor rank's whole part and keeps only its own rows.)
+few more values than it keeps. (Exception: if the tensor axis cuts dimension 1 of a parameter, and data ranks share one
+copy of the model, each data rank draws all values of its tensor rank, and keeps only its own rows.)
 
 *Dropout*: outside the parallel regions, all tensor ranks must drop the same elements. Inside a parallel region, each
 rank drops different elements. There are therefore two random streams, one shared by the tensor ranks and one per rank.
-Both streams restart at every forward pass and at every layer. The new state depends only on the seed, the step, the
-micro-batch, the layer, the rank's position among the ranks that see different tokens and, in the per-rank stream, its
-position on the tensor axis. A resumed run therefore needs no saved random state, and a pipeline stage needs no state of
-the stages before it. Under sequence parallelism, ranks hold different tokens outside the parallel regions, too, so only
-the per-rank stream is used.
+Both streams restart at every forward pass and at every layer. Their new state depends only on the seed, the step, the
+micro-batch, the layer and the rank's position among the ranks that see different tokens. The state of the per-rank
+stream also depends on the rank's position on the tensor axis. A resumed run therefore needs no saved random state, and
+a pipeline stage needs no random state from earlier stages. Under sequence parallelism, ranks hold different tokens
+outside the parallel regions, too, so only the per-rank stream is used.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from crosscut.parallel.mesh import ParallelMesh
 from crosscut.parallel.state.parameters import cut_dim, local_offsets
 
 _BLOCK = 64
-"""Number of indices along the cut dimension that are drawn together."""
+"""Number of indices along the cut dimension whose values are drawn together."""
 
 
 def seed_of(*parts: object) -> int:
@@ -41,8 +41,8 @@ def seed_of(*parts: object) -> int:
 def normal_(parameter: nn.Parameter, *, std: float, seed: int, name: str) -> None:
     """Fill a distributed parameter with normally distributed values of mean 0 and standard deviation `std`.
 
-    The values depend only on `seed` and `name`, not on the layout. The values are drawn as float32 on the CPU, so the
-    parameter's element type and device do not change them.
+    The values depend only on `seed` and `name`, not on the layout. They are drawn as float32 on the CPU, so they do not
+    depend on the parameter's element type and device either.
     """
     assert isinstance(parameter, DTensor)
     _fill(parameter.to_local(), parameter, std=std, words=("weights", seed, name))
@@ -60,7 +60,7 @@ def disturb_(parameter: nn.Parameter, *, std: float, seed: int, name: str) -> No
 
 
 def _fill(target: Tensor, parameter: DTensor, *, std: float, words: tuple[object, ...]) -> None:
-    """Draw this rank's part of a parameter into `target`."""
+    """Draw this rank's part of a parameter into `target`. `words` identify the random values."""
     if not target.numel() or isinstance(target, FakeTensor):  # a fake tensor has no memory to fill
         return
     target = target if target.dim() else target.view(1)
@@ -85,8 +85,8 @@ class RandomStreams:
     """Random streams for dropout: one that all tensor ranks share, and one per rank.
 
     PyTorch's default generator holds the shared stream. Inside the context `per_rank`, the default generator holds the
-    rank's own stream. One stream is enough if the tensor axis has only one rank. One stream is also enough under
-    sequence parallelism, because every rank then drops only elements of its own part. With one stream, the default
+    rank's own stream. If the tensor axis has only one rank, one stream is enough. One stream is also enough under
+    sequence parallelism, because every rank then drops only elements of its own part. With a single stream, the default
     generator is never switched, so a compiler can trace the code.
     """
 
@@ -104,12 +104,13 @@ class RandomStreams:
 
     @property
     def micro_batch(self) -> int:
-        """Index of the micro-batch whose forward pass restarted the streams last; 0 before the first restart."""
+        """Index of the micro-batch for which `restart` was last called; 0 before the first call."""
         return 0 if self._started is None else self._started[1]
 
     def enter_layer(self, index: int) -> None:
-        """Restart the streams for layer `index` in the forward pass of the current micro-batch. A layer therefore draws
-        the same numbers whatever was drawn before. Without a call of `restart`, this method does nothing.
+        """Restart the streams for layer `index` in the forward pass of the current micro-batch. The numbers that a
+        layer draws therefore do not depend on the numbers that were drawn before. If `restart` was never called, this
+        method does nothing.
         """
         if self._started is not None:
             self._restart("layer", index)
@@ -159,9 +160,9 @@ class RandomStreams:
 
     @contextmanager
     def repeated_from(self, place: tuple[Tensor, Tensor | None]) -> Iterator[None]:
-        """Context in which the streams start again from `place`, a result of the method `place`. Recomputation
-        therefore draws the same numbers as the first forward pass. On exit, the streams return to their states before
-        the context.
+        """Context in which the streams start again from `place`, a result of the method `place`. Recomputation inside
+        the context therefore draws the same numbers as the first forward pass. On exit, the streams continue from their
+        states before the context.
         """
         before = self.place()
         shared, self._per_rank_state = place
@@ -201,8 +202,8 @@ class Dropout(nn.Module):
 
     Input and output: [B, S, H]. All tensor ranks drop the same elements, so the residual stream stays identical on all
     tensor ranks. Under sequence parallelism, input and output are [B, S/T, H], and each rank drops elements of its own
-    part. With `inside`, input and output are this rank's part of any tensor, and each rank draws its own elements to
-    drop. Sends nothing. Source: paper, section 3.1.
+    part. With `inside`, input and output are this rank's part of any tensor, and each rank drops different elements.
+    Sends nothing. Source: paper, section 3.1.
     """
 
     def __init__(self, probability: float, *, streams: RandomStreams, inside: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Recorder of the collectives that a running program sends, in order.
+"""Recorder of the collectives that a running program sends, in the order in which they are sent.
 
 The planner (`planner.messages`) computes the same list from formulas, and the tests compare the two lists.
 """
@@ -22,8 +22,8 @@ class Sent(NamedTuple):
     rank of the axis. A send passes a tensor to one other rank, the next or the previous stage of a pipeline.
     """
     axis: str
-    """Name of the axis, such as `tensor`, `data` or `pipeline`. If the data axis is split, also `replica` or
-    `shard`.
+    """Name of the axis, such as `tensor`, `data` or `pipeline`. If the data axis is split in two, the name may also be
+    `replica` or `shard`.
     """
     elements: int
     """Number of elements of one rank's largest tensor: the output of an all-gather, or the input of any other
@@ -41,15 +41,17 @@ _OPERATIONS = {
 }
 
 _EXCHANGE = "_c10d_functional::all_to_all_single"
-"""Operator that sends different elements to each rank of the group. If all elements go to one rank, this is a shift."""
+"""Operator that sends different elements to each rank of the group. If all elements of a rank go to one other rank, the
+recorder lists the operator as a shift.
+"""
 
 _DIRECT_OPERATIONS = {
     "c10d::allreduce_": "all_reduce",
     "c10d::_allgather_base_": "all_gather",
     "c10d::_reduce_scatter_base_": "reduce_scatter",
 }
-"""Operators that `fully_shard` calls. Their arguments differ: the group is an object, and the output precedes the
-input.
+"""Operators that `fully_shard` calls. They differ from `_OPERATIONS` in their arguments: the group is an object, and
+the output precedes the input.
 """
 
 _SEND = "c10d::send"
@@ -59,28 +61,29 @@ _FUSED = {
     "symm_mem::fused_all_gather_matmul": ("all_gather", 3),
     "symm_mem::fused_matmul_reduce_scatter": ("reduce_scatter", 4),
 }
-"""Matrix products that send their messages in pieces. Each maps to the collective that would send the same elements at
-once, and to the position of the group among the arguments."""
+"""Operators that multiply matrices and send the messages of a collective in pieces. Each operator is mapped to the
+collective that sends the same elements in one message, and to the position of the group among the operator's arguments.
+"""
 
 
 def comes_again(types: Sequence[type]) -> bool:
-    """Whether distributed tensors are among the argument types `types` of an operator. PyTorch then calls the dispatch
-    mode again for the operators on the local tensors.
+    """Whether an operator with arguments of these types will come to the dispatch mode again. If an argument is a
+    distributed tensor, PyTorch calls the dispatch mode again with the operators on the local tensors.
     """
     return any(issubclass(kind, DTensor) for kind in types)
 
 
 class CollectiveRecorder(TorchDispatchMode):
-    """Context that records all collectives of tensors in the list `sent`. Collectives of the backward pass are
-    recorded, too. The messages between pipeline stages are recorded by the rank that sends them.
+    """Context that records, in the list `sent`, all collectives that send tensors, including those of the backward
+    pass. A message between pipeline stages is recorded only on the rank that sends the message.
 
     The recorder finds the axis of a collective by its process group. If the group belongs to no axis of the mesh, the
     name of the group is recorded instead of the name of an axis.
     """
 
     supports_higher_order_operators = True
-    """True, because compiled code uses higher-order operators to keep random states. The recorder does not record these
-    operators.
+    """Whether PyTorch may call this dispatch mode for higher-order operators. True, because compiled code uses such
+    operators to keep random states. The recorder does not record them.
     """
 
     def __init__(self, mesh: ParallelMesh) -> None:
@@ -95,7 +98,7 @@ class CollectiveRecorder(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Return True, so that compiled code stays compiled. Collectives of compiled code are recorded, too."""
+        """Return true, so that compiled code stays compiled. Collectives of compiled code are recorded nevertheless."""
         return True
 
     def __torch_dispatch__(

@@ -8,9 +8,9 @@ asynchronous tensor parallelism). Two conjugate operators suffice:
     gather and multiply:   X = gather(x),  y = X W^T        backward: multiply and scatter
     multiply and scatter:  y = scatter(x W^T)               backward: gather and multiply
 
-Both operators need sequence parallelism. The weight's gradient needs the whole sequence. In its backward pass, the
-first operator gathers the sequence again, overlapped with the product of the input's gradient. The backward pass of the
-second operator gathers the sequence anyway.
+Both operators need sequence parallelism. The gradient of the weight needs the whole sequence. The first operator
+therefore gathers the sequence again in its backward pass, overlapped with the product that computes the input's
+gradient. The backward pass of the second operator gathers the sequence anyway.
 
 Shapes: B batch, S sequence, I in, O out, T tensor ranks.
 """
@@ -103,7 +103,8 @@ def multiply_and_scatter(x: Tensor, weight: Tensor, mesh: ParallelMesh) -> Tenso
 
 
 def _gathered_products(x: Tensor, matrices: list[Tensor], axis: Axis, *, keep: bool) -> Any:
-    """Return the gathered sequence (None unless `keep`) and the list of its products with matrices [K, N].
+    """Return the gathered sequence and the list of its products with `matrices` [K, N]. Without `keep`, return None
+    instead of the sequence.
 
     PyTorch's operator makes no copies if the sequence is the outermost dimension of `x` in memory.
     """

@@ -1,8 +1,9 @@
-"""Context parallelism: the ranks along one axis share each sequence, and attention is over the whole sequence.
+"""Context parallelism: the ranks along one axis share each sequence, and every token still attends to the whole
+sequence.
 
-- `zigzag`: how the sequence is divided over the ranks
-- `operators`: attention with gathered keys and values, or with heads exchanged for tokens
-- `ring`: attention with keys and values that travel around the ranks
+- `zigzag`: division of the sequence over the ranks
+- `operators`: attention for which the ranks gather keys and values, or exchange heads for tokens
+- `ring`: attention in which keys and values travel around the ranks
 """
 
 from crosscut.parallel.context.operators import enter_context, gather_tokens, leave_context

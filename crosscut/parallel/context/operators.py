@@ -1,14 +1,14 @@
 """Autograd operators that communicate between context ranks before and after attention.
 
-Each rank has the queries, keys and values of its part of the sequence (`zigzag`), and every query needs the keys and
-values of the whole sequence.
+Each rank has the queries, keys and values of its own part of the sequence (`zigzag`), but a query needs the keys and
+values of the whole sequence. Two methods solve this:
 
 | method       | `enter_context` returns               | forward, backward          | `leave_context` returns     |
 |--------------|---------------------------------------|----------------------------|-----------------------------|
 | `gather`     | own queries, all keys and values      | all-gather, reduce-scatter | its argument                |
-| `all_to_all` | all tokens of 1/C of the rank's heads | all-to-all, all-to-all     | own tokens of all the heads |
+| `all_to_all` | all tokens of 1/C of the heads        | all-to-all, all-to-all     | own tokens of all heads     |
 
-Between the two operators, any attention kernel works, with any mask. The third method, `ring`, communicates during
+Between the two operators, any attention kernel can be used, with any mask. A third method, `ring`, communicates during
 attention (`ring.ring_attention`). Sources: gather as in Llama 3 (Dubey et al. 2024, arXiv 2407.21783, section 3.3.2);
 all-to-all as in DeepSpeed-Ulysses (Jacobs et al. 2023, arXiv 2309.14509).
 
@@ -30,7 +30,7 @@ from crosscut.parallel.context.zigzag import join_zigzag, split_zigzag
 from crosscut.parallel.mesh import Axis
 
 HEADS, TOKENS = 1, 2
-"""Dimensions of the heads and of the tokens in queries, keys and values."""
+"""Dimension of the heads and dimension of the tokens in queries, keys and values."""
 
 Operands = tuple[Tensor, Tensor, Tensor]
 """Queries, keys and values."""
@@ -70,7 +70,8 @@ class _ExchangeTokens(Function):
 
 
 def gather_sequence(x: Tensor, axis: Axis) -> Tensor:
-    """Join the parts of the sequence in their order: [B, K, S/C, D] to [B, K, S, D].
+    """Gather the parts of the sequence from all context ranks and join them in the order of the sequence: [B, K, S/C,
+    D] to [B, K, S, D].
 
     Forward: all-gather. Backward: reduce-scatter.
     """
@@ -78,7 +79,8 @@ def gather_sequence(x: Tensor, axis: Axis) -> Tensor:
 
 
 def exchange_heads(x: Tensor, axis: Axis) -> Tensor:
-    """Exchange heads for tokens: [B, A, S/C, D] to [B, A/C, S, D]. Rank r gets the r-th part of the heads.
+    """Exchange heads for tokens: [B, A, S/C, D] to [B, A/C, S, D]. Rank r gets all tokens of the r-th part of the
+    heads.
 
     Forward: all-to-all. Backward: all-to-all.
     """
@@ -86,7 +88,7 @@ def exchange_heads(x: Tensor, axis: Axis) -> Tensor:
 
 
 def exchange_tokens(x: Tensor, axis: Axis) -> Tensor:
-    """Exchange tokens for heads: [B, A/C, S, D] to [B, A, S/C, D]. `exchange_tokens` undoes `exchange_heads`.
+    """Exchange tokens for heads: [B, A/C, S, D] to [B, A, S/C, D]. This function undoes `exchange_heads`.
 
     Forward: all-to-all. Backward: all-to-all.
     """
@@ -94,7 +96,8 @@ def exchange_tokens(x: Tensor, axis: Axis) -> Tensor:
 
 
 def gather_tokens(x: Tensor, axis: Axis) -> Tensor:
-    """Join a tensor without gradients, such as document numbers, in the order of the sequence: [B, S/C] to [B, S].
+    """Gather a tensor that needs no gradient, such as document numbers, and join the parts in the order of the
+    sequence: [B, S/C] to [B, S].
 
     Forward: all-gather.
     """
@@ -105,9 +108,9 @@ def enter_context(q: Tensor, k: Tensor, v: Tensor, axis: Axis, way: ContextAtten
     """Return the queries for which this rank computes attention, and the keys and values that these queries need.
 
     `q` is [B, A, S/C, D], and `k` and `v` are [B, K, S/C, D]. With `gather`, the results are `q` and all keys and
-    values [B, K, S, D]. With `all_to_all`, the results have all S tokens of 1/C of the heads; if C does not divide K,
-    keys and values are repeated for the query heads that share them. Both methods send one message forward and one
-    message backward. Raises `LayoutError` for `all_to_all` if C does not divide A.
+    values [B, K, S, D]. With `all_to_all`, the results have all S tokens of 1/C of the heads. If C does not divide K,
+    the heads of keys and values are repeated first. Both methods send one message in the forward pass and one in the
+    backward pass. Raises `LayoutError` for `all_to_all` if C does not divide A.
     """
     if axis.size == 1:
         return q, k, v
@@ -120,14 +123,14 @@ def enter_context(q: Tensor, k: Tensor, v: Tensor, axis: Axis, way: ContextAtten
 def leave_context(heads: Tensor, axis: Axis, way: ContextAttention) -> Tensor:
     """Return the results [B, A, S/C, D] of attention for this rank's tokens.
 
-    With `all_to_all`, `heads` is [B, A/C, S, D], and one message is sent forward and one backward. With `gather`,
-    `heads` is returned unchanged.
+    `heads` is the result of attention after `enter_context`. With `all_to_all`, `heads` is [B, A/C, S, D], and one
+    message is sent in the forward pass and one in the backward pass. With `gather`, `heads` is returned unchanged.
     """
     return exchange_tokens(heads, axis) if way is ContextAttention.ALL_TO_ALL else heads
 
 
 def _heads_of_rank(q: Tensor, k: Tensor, v: Tensor, axis: Axis) -> Operands:
-    """Exchange heads for tokens, in one message for queries, keys and values."""
+    """Exchange heads for tokens (`all_to_all`), in a single message for queries, keys and values."""
     if q.shape[HEADS] % axis.size:
         raise LayoutError(
             f"The number of query heads of a rank must be a multiple of the number of context ranks ({axis.size}) for "

@@ -2,14 +2,15 @@
 
     for each of C steps:  attend to the current block of keys and values while the next one arrives
 
-A rank never holds the keys and values of more than two ranks. The results of the blocks are merged by their
-log-sum-exps, relative to the largest one, so that no exponential overflows. In the backward pass, keys and values
-travel around again, and the accumulated gradients of each block travel one step behind. Source: Liu et al. 2023, arXiv
-2310.01889.
+A block is the keys and values of one rank. A rank never holds more than two blocks. The results for all blocks are
+merged with the log-sum-exps of the scores, relative to the largest log-sum-exp, so that no exponential overflows. In
+the backward pass, the blocks travel around again, and the accumulated gradients of each block follow one step later.
+Source: Liu et al. 2023, arXiv 2310.01889.
 
-The order of the tokens is `zigzag`. In causal attention, a rank's early piece sees the early pieces of all earlier
-ranks. The late piece sees the early pieces of all ranks, and the late pieces of all later ranks. Each step but the
-first therefore computes exactly half of its (S/C)^2 pairs of a query and a key, on every rank.
+Each rank has an early piece and a late piece of the sequence (see `zigzag`). In causal attention, a rank's early piece
+sees the early pieces of all lower ranks. Its late piece sees the early pieces of all ranks, and the late pieces of all
+higher ranks. On every rank, each step except the first therefore computes exactly half of the (S/C)^2 pairs of a query
+and a key.
 
 Shapes: B batch, S sequence, C context ranks, A query heads, K heads of keys and values, D elements of a head.
 """
@@ -30,13 +31,13 @@ _ALL = slice(None)
 
 
 class _View(NamedTuple):
-    """Slice of queries and slice of keys between which one step computes attention."""
+    """Part of the queries and part of the keys between which one step computes attention."""
 
     queries: slice
     keys: slice
     hides_later: bool
-    """Whether query i sees only the keys up to key i. True in causal attention without a mask, if queries and keys
-    belong to the same tokens.
+    """Whether query i sees only the keys up to key i. True if the queries and the keys belong to the same tokens,
+    attention is causal, and there is no mask.
     """
     mask: Tensor | None
 
@@ -90,22 +91,24 @@ class _RingAttention(Function):
 
 
 def ring_attention(q: Tensor, k: Tensor, v: Tensor, axis: Axis, *, is_causal: bool, mask: Tensor | None) -> Tensor:
-    """Attend from this rank's tokens to the whole sequence: queries [B, A, S/C, D], keys and values [B, K, S/C, D] to
-    [B, A, S/C, D]. There must be at least two ranks.
+    """Attend from this rank's tokens to the whole sequence, and return the result [B, A, S/C, D]. `q` [B, A, S/C, D],
+    `k` and `v` [B, K, S/C, D] belong to this rank's tokens. The axis must have at least two ranks.
 
-    `mask` is added to the scores: [B, 1, S/C, S] or [B, 1, 1, S], 0 or minus infinity, with the keys in the order of
-    the sequence. In causal attention, `mask` must also hide later keys. Every query must see at least one key
-    of the whole sequence.
+    `mask` [B, 1, S/C, S] or [B, 1, 1, S] is added to the scores. Its elements are 0 or minus infinity, with the keys in
+    the order of the sequence. In causal attention, `mask` must also hide later keys. Every query must see at least one
+    key of the whole sequence.
 
-    Forward: C - 1 shifts of keys and values. Backward: C - 1 shifts of keys and values, and C shifts of the sums of
-    their gradients, in float32 or wider. A shift sends 2 B K S/C D elements to the next rank.
+    Forward: C - 1 shifts of keys and values. Backward: C - 1 shifts of keys and values, and C shifts of the accumulated
+    gradients, in float32 or wider. A shift sends 2 B K S/C D elements to the next rank.
     """
     attended: Tensor = _RingAttention.apply(q, k, v, mask, _Ring(axis, is_causal))
     return attended
 
 
 class _Merged:
-    """Merged result of the blocks so far, as sums that are relative to the largest log-sum-exp of each query."""
+    """Merged result of attention over the blocks so far. The sums are relative to the largest log-sum-exp of each
+    query.
+    """
 
     def __init__(self, q: Tensor) -> None:
         wide = torch.promote_types(q.dtype, torch.float32)
@@ -131,7 +134,7 @@ class _Merged:
 
 def _views(ring: _Ring, length: int, mask: Tensor | None) -> Iterator[_View]:
     """Yield, for each step, the queries and keys between which this rank computes attention. In step i, the keys come
-    from the i-th rank before this rank. `length` is the number of the rank's tokens.
+    from the rank that is i places before this rank. `length` is this rank's number of tokens.
     """
     axis = ring.axis
     parts = None if mask is None else split_zigzag(mask, axis.size, 3)
@@ -148,7 +151,9 @@ def _views(ring: _Ring, length: int, mask: Tensor | None) -> Iterator[_View]:
 
 
 def _part_of(parts: list[Tensor] | None, source: int, queries: slice, keys: slice) -> Tensor | None:
-    """Part of the mask for some of this rank's queries and some of the keys of the rank `source`."""
+    """Return the part of the mask for the given queries of this rank and the given keys of the rank `source`. None
+    without a mask.
+    """
     if parts is None:
         return None
     part = parts[source]

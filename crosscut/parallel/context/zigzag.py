@@ -1,4 +1,4 @@
-"""Zigzag: the order in which the context ranks divide a sequence.
+"""Zigzag: the way in which the context ranks divide a sequence.
 
 The sequence is cut into 2 C equal pieces, where C is the number of ranks. Rank r has the pieces r and 2 C - 1 - r:
 
@@ -18,7 +18,8 @@ from crosscut.config import LayoutError
 
 
 def split_zigzag(x: Tensor, num_ranks: int, dim: int) -> list[Tensor]:
-    """Return the part of each rank, in the order of the ranks. `x` has the whole sequence in dimension `dim`.
+    """Split the sequence in dimension `dim` of `x` into the parts of all ranks, and return the parts in the order of
+    the ranks.
 
     Raises `LayoutError` unless the length of the sequence is a multiple of 2 x `num_ranks`.
     """
@@ -34,7 +35,7 @@ def split_zigzag(x: Tensor, num_ranks: int, dim: int) -> list[Tensor]:
 
 
 def join_zigzag(parts: Sequence[Tensor], dim: int) -> Tensor:
-    """Join the parts of all ranks to the whole sequence. `join_zigzag` undoes `split_zigzag`."""
+    """Join the parts of all ranks into the whole sequence. This function undoes `split_zigzag`."""
     if len(parts) == 1:
         return parts[0]
     early, late = zip(*(part.chunk(2, dim) for part in parts), strict=True)

@@ -1,19 +1,19 @@
 """Check that replicas of a parameter still have identical bits on all ranks.
 
 Replicas start with the same values and take the same steps. They can differ only if memory or a device fails, or if a
-bug gives ranks different gradients. Each rank then trains a different model, and the loss does not show the problem.
-The table of axes (`config/axes.py`) says which ranks hold the same bits:
+bug gives the ranks different gradients. After such a failure, the ranks train different models, and the loss does not
+show the problem. The table of axes (`config/axes.py`) says which ranks hold the same bits:
 
 - Data ranks and context ranks hold the same part of every parameter, unless they share one copy of the model.
 - If several groups of data ranks each share a copy, the ranks with the same shard hold the same bits.
 - Tensor ranks hold the same bits of every parameter that the tensor axis does not cut. (If data ranks share a copy,
-  these tensor ranks must also have the same position in the shard group.)
+  this holds only for tensor ranks with the same position in the shard group.)
 - The first and the last stage of a pipeline hold the same bits of a tied embedding.
 
 Each rank hashes its part of every parameter into one int64, on its device, and the ranks compare the hashes. For each
-axis, one all-reduce with 16 bytes per parameter computes the maximum of the hashes h and the maximum of ~h. The second
-maximum is the bitwise complement of the first maximum exactly if all hashes are equal. Let x_i be the bits of element i
-as an integer, and let A and B be odd numbers. All arithmetic is modulo 2^64:
+axis, one all-reduce with 16 bytes per parameter computes the maximum of the hashes h and the maximum of ~h. The hashes
+are equal exactly if the second maximum is the bitwise complement of the first. Let x_i be the bits of element i as an
+integer, and let A and B be odd numbers. All arithmetic is modulo 2^64:
 
     m_i = (x_i + A i) B        h = sum over i of (m_i xor (m_i >> 32)) B
 
@@ -22,7 +22,8 @@ enters each term, so swapping two elements changes the hash, too. -0.0 and 0.0 c
 
 AdamW's moments are not compared, because a difference in the moments changes the parameter one step later.
 
-A decision that all ranks must make alike, such as to return to an earlier state, is also sent here (`FirstRankNews`).
+This module also sends decisions that must be the same on all ranks, such as a rollback to an earlier state
+(`FirstRankNews`).
 """
 
 import math
@@ -51,16 +52,18 @@ _INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
 class Drift(NamedTuple):
-    """Description of the first parameter that differs between ranks, although the ranks should hold the same values."""
+    """Report about replicas that differ although they should be equal. It describes the first parameter whose replicas
+    differ.
+    """
 
     name: str
     ranks: tuple[int, ...]
-    """Ranks that differ from the majority. Without a majority, all ranks that should hold the same values."""
+    """Ranks that differ from the majority. If there is no majority, all ranks that should hold the same values."""
     others: tuple[int, ...]
-    """Ranks of the majority, which hold the most common values. Empty if there is no majority."""
+    """Ranks of the majority. They hold the most common values. Empty if there is no majority."""
     size: float = 0.0
-    """Largest difference of any element between the ranks, divided by the largest finite absolute value of the
-    parameter. Infinite if a NaN or infinite element differs.
+    """Largest difference between the ranks in any element, divided by the largest finite absolute value of the
+    parameter. Infinite if the ranks differ in an element that is NaN or infinite on some rank.
     """
     num_parameters: int = 1
     """Number of parameters that differ. A difference between tensor ranks spreads to other parameters in the following
@@ -70,8 +73,8 @@ class Drift(NamedTuple):
 
 @torch.no_grad()
 def find_drift(parameters: Mapping[str, Tensor], mesh: ParallelMesh) -> Drift | None:
-    """Compare the replicas of all parameters. Returns the first parameter that differs between its replicas, or None if
-    all replicas agree. Every rank gets the same result, and every rank must call this function.
+    """Compare the replicas of all parameters. Return a description of the first parameter whose replicas differ, or
+    None if all replicas agree. Every rank must call this function, and every rank gets the same result.
 
     `parameters` maps names to distributed tensors, with the same names in the same order on all ranks of a pipeline
     stage. If data ranks share one copy of the model, call `sharding.reshard` first and pass the shards.
@@ -84,8 +87,9 @@ def find_drift(parameters: Mapping[str, Tensor], mesh: ParallelMesh) -> Drift | 
     - over the first and the last stage of a pipeline: an all-reduce of two int64 per parameter that both hold, and over
       all stages an all-reduce of one int64.
 
-    If replicas differ, the ranks also send all hashes, and, over each axis along which the differing parameter has
-    replicas, twice the parameter's local size. If all replicas agree, the host waits for the device once.
+    If replicas differ, the ranks also send all hashes. In addition, they send twice the local size of the first
+    differing parameter over each axis along which the parameter has replicas. If all replicas agree, the host waits for
+    the device once.
     """
     if (mesh.tensor.size == 1 and mesh.copies is None and not mesh.owners) or not parameters:
         return None
@@ -101,9 +105,9 @@ def find_drift(parameters: Mapping[str, Tensor], mesh: ParallelMesh) -> Drift | 
 
 
 def _any_differs(hashes: Tensor, mesh: ParallelMesh, *, replicated: list[int], tied: list[int]) -> bool:
-    """Whether any hash differs along an axis on which it must be equal. All ranks get the same answer. `replicated` are
-    the indexes of the parameters that the tensor axis does not cut, and `tied` the indexes of the parameters that the
-    first and the last stage of a pipeline both hold.
+    """Whether any hash differs along an axis along which it should be equal. All ranks get the same answer.
+    `replicated` lists the indices of the parameters that the tensor axis does not cut. `tied` lists the indices of the
+    parameters that the first and the last stage of a pipeline both hold.
     """
     drifted = torch.zeros((), dtype=torch.bool, device=hashes.device)
     if mesh.copies is not None:
@@ -122,7 +126,9 @@ def _any_differs(hashes: Tensor, mesh: ParallelMesh, *, replicated: list[int], t
 
 
 def _on_both_ends(names: list[str], mesh: ParallelMesh) -> list[str]:
-    """Names of the parameters that the first and the last stage of a pipeline both hold. Empty on other stages."""
+    """Return the names of the parameters that the first and the last stage of a pipeline both hold. Empty on other
+    stages.
+    """
     if mesh.ends is None:
         return []
     first, last = all_gather_objects(names, mesh.ends)
@@ -130,7 +136,7 @@ def _on_both_ends(names: list[str], mesh: ParallelMesh) -> list[str]:
 
 
 def hash_of(tensor: Tensor) -> Tensor:
-    """Hash the bits of this rank's part of a tensor: an int64 scalar on the tensor's device."""
+    """Return a hash of the bits of this rank's part of a tensor, as an int64 scalar on the tensor's device."""
     local = local_part(tensor)
     bits = local.detach().contiguous().view(-1).view(_INTEGERS[local.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=bits.device)
@@ -151,8 +157,8 @@ def _wrapped(number: int) -> int:
 
 
 def _differs(hashes: Tensor, axis: Axis, *, also: Tensor | None = None) -> Tensor:
-    """Whether each hash differs along the axis. With `also`, a last element says whether `also` is true on any rank of
-    the axis.
+    """Return, for each hash, whether it differs along the axis. With `also`, the result has one more element at the
+    end: whether `also` is true on any rank of the axis.
     """
     flag = [] if also is None else [also.to(torch.int64).view(1)]
     highest = all_reduce(torch.cat([hashes, ~hashes, *flag]), axis, "max")
@@ -162,9 +168,9 @@ def _differs(hashes: Tensor, axis: Axis, *, also: Tensor | None = None) -> Tenso
 
 
 def _difference(parameter: Tensor | None, mesh: ParallelMesh, *, is_tied: bool) -> float:
-    """Return the largest difference of an element between ranks that should agree, relative to the largest element.
-    `parameter` is None on stages of a pipeline that do not hold the parameter, and `is_tied` says that the first and
-    the last stage both hold it.
+    """Return the largest difference between ranks that should agree, in any element of a parameter, relative to the
+    parameter's largest element. `parameter` is None on stages of a pipeline that do not hold the parameter. `is_tied`
+    is true if both the first and the last stage hold the parameter.
     """
     apart = largest = 0.0
     axes, local = list[Axis](), torch.empty(0)
@@ -188,8 +194,9 @@ def _difference(parameter: Tensor | None, mesh: ParallelMesh, *, is_tied: bool) 
 
 
 def _describe(mine: dict[str, tuple[int, bool]], mesh: ParallelMesh) -> Drift:
-    """Gather all hashes and describe the first parameter that differs. `mine` has the hash of each parameter of this
-    rank, and whether the tensor axis does not cut the parameter. Every rank must call this function.
+    """Gather all hashes and describe the first parameter that differs. `mine` maps the name of each parameter of this
+    rank to its hash, and to whether the parameter is replicated over the tensor axis. Every rank must call this
+    function.
     """
     held_by: list[dict[str, tuple[int, bool]]] = from_all_ranks(mine, mesh)
     groups = {is_replicated: _same_ranks(layout_of(mesh), is_replicated) for is_replicated in (False, True)}
@@ -208,8 +215,8 @@ def _describe(mine: dict[str, tuple[int, bool]], mesh: ParallelMesh) -> Drift:
 
 
 def _same_ranks(layout: Layout, is_replicated: bool) -> list[list[int]]:
-    """Return the groups of ranks that should hold the same bits of a parameter, if they hold the parameter at all.
-    `is_replicated` says that the tensor axis does not cut the parameter.
+    """Return the groups of ranks in which all ranks that hold a parameter should hold the same bits of it.
+    `is_replicated` is true for a parameter that the tensor axis does not cut.
     """
     shared = (Role.OWNS, Role.CUTS) if is_replicated else (Role.OWNS,)
     distinct = [row.name for row in AXES if not (layout.holds_copies(row) or row.role in shared)]
@@ -221,11 +228,12 @@ def _same_ranks(layout: Layout, is_replicated: bool) -> list[list[int]]:
 
 
 class FirstRankNews:
-    """Repeated messages of one byte by which the first rank tells the other ranks that something has happened.
+    """Messages by which the first rank tells the other ranks, again and again, whether an event has happened.
 
-    A message is an all-reduce (max) over all ranks, in a group of its own on the CPU, so the message neither waits for
-    a device nor mixes with other messages. The other ranks need not find the same event themselves: two ranks that add
-    up a loss in different orders may get figures that differ in the last bit. A single rank sends nothing.
+    A message is an all-reduce (max) of one byte over all ranks, in a separate group on the CPU. It therefore neither
+    waits for a device nor mixes with other messages. The first rank decides for all ranks, because the other ranks
+    might decide differently: two ranks that add up a loss in different orders may get results that differ in the last
+    bit. A single rank sends nothing.
     """
 
     def __init__(self) -> None:
@@ -234,8 +242,9 @@ class FirstRankNews:
         self._sent: tuple[dist.Work, Tensor] | None = None
 
     def pass_on(self, happened: bool) -> bool:
-        """Start to send whether the event has happened, and return what the previous call sent. On a single rank,
-        return `happened` itself. Only the first rank's argument matters. Every rank must call this method.
+        """Start to send whether the event has happened on the first rank, and return the value that the previous call
+        sent. On a single rank, return `happened` itself. Only the first rank's argument matters. Every rank must call
+        this method.
         """
         if self._group is None:
             return happened
@@ -245,12 +254,14 @@ class FirstRankNews:
         return earlier
 
     def settle(self, happened: bool) -> bool:
-        """Return whether the event has happened on the first rank, up to this call. Waits for the message."""
+        """Return whether the event has happened on the first rank, including the value that the previous call of
+        `pass_on` sent. Waits for the message. Every rank must call this method.
+        """
         earlier = self.pass_on(happened)
         return (self._read() or earlier) if self._group is not None else happened
 
     def any_of(self, happened: bool) -> bool:
-        """Return whether `happened` is true on any rank. Waits for the message."""
+        """Return whether `happened` is true on any rank. Waits for the message. Every rank must call this method."""
         if self._group is None:
             return happened
         self.discard()
@@ -259,7 +270,7 @@ class FirstRankNews:
         return bool(mine.item())
 
     def discard(self) -> None:
-        """Drop a message that no call has returned yet."""
+        """Wait for a message whose value no call has returned yet, and discard the value."""
         self._read()
 
     def _read(self) -> bool:

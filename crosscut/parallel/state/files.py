@@ -1,4 +1,4 @@
-"""Files that ranks send each other, in blocks, through a gloo group on the CPU.
+"""Transfer of files between ranks, in blocks, through a gloo group on the CPU.
 
 A rank that cannot read or write its file still sends or receives all blocks. Otherwise, the other rank would wait
 forever.
@@ -28,10 +28,10 @@ class Transfer:
 
 
 def transfer_files(transfers: Sequence[Transfer], folder: Path, group: dist.ProcessGroup | None = None) -> None:
-    """Send and receive files in `folder`, which may be another folder on each rank. Every rank of the group must call
-    this function with the same transfers. By default, the group is that of all ranks.
+    """Send and receive files in `folder`. The ranks may pass different folders. Every rank of the group must call this
+    function with the same transfers. The default group consists of all ranks.
 
-    Raises `OSError` on the ranks on which a file cannot be read or written, after all transfers.
+    Raises `OSError`, after all transfers, on a rank that could not read or write a file.
     """
     rank, failed = own_rank(), []
     for transfer in transfers:
@@ -46,7 +46,9 @@ def transfer_files(transfers: Sequence[Transfer], folder: Path, group: dist.Proc
 
 
 def share_sizes(size: int, group: dist.ProcessGroup | None = None) -> list[int]:
-    """Return the integers `size` of all ranks of the group. Every rank must call this function."""
+    """Return the values of `size` of all ranks of the group, in the order of the ranks. Every rank must call this
+    function.
+    """
     if not dist.is_initialized() or dist.get_world_size(group) == 1:
         return [size]
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
@@ -96,7 +98,7 @@ def _receive(transfer: Transfer, path: Path, group: dist.ProcessGroup | None) ->
 
 
 def _parts(block: torch.Tensor, size: int) -> list[torch.Tensor]:
-    """Views of a buffer, one for each block of a file."""
+    """Return one view of the buffer `block` for each block of a file of `size` bytes. The last view may be shorter."""
     if not size:
         return []
     return [block[: min(len(block), size - start)] for start in range(0, size, len(block))]

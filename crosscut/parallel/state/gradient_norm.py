@@ -1,10 +1,12 @@
-"""Norm of all gradients of a model, clipping, and the verdict whether a step is finite.
+"""Norm of all gradients of a model, gradient clipping, and the check whether a step is finite.
 
-Every element counts once: with squares s_r of the gradients that rank r counts, the norm is the root of the sum of s_r
-over the axes that cut parameters. Ranks along the other axes compute the same norm from their own copies of the
-gradients. If the memory of one rank fails, the gradients of this rank alone may be NaN, so these ranks can disagree.
-Each rank therefore also returns `GradientNorm.own`, which is finite only if all values of this rank are finite, and the
-caller sends `GradientNorm.verdict` over the other axes, together with the loss.
+The norm is the square root of the sum of all squares, and every element counts once. If an axis cuts a gradient, its
+squares are summed over the ranks of this axis. If ranks hold copies of a gradient, each rank counts its own copy, so
+all these ranks compute the same norm.
+
+If the memory of one rank fails, the gradients may be NaN on this rank only, and the copies then disagree. Each rank
+therefore also returns `GradientNorm.own`, which is finite only if all values on this rank are finite. The caller sends
+`GradientNorm.verdict` over the other axes, together with the loss.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,21 +28,21 @@ less than a millionth.
 
 
 class GradientNorm(NamedTuple):
-    """Norm of all gradients, and the share of this rank."""
+    """Norm of all gradients, and this rank's contribution to it."""
 
     norm: Tensor
-    """2-norm of all gradients of the whole model: a float64 scalar. The ranks along axes that cut parameters, and along
-    `owners`, have the same value.
+    """2-norm of all gradients of the whole model: a float64 scalar. It is the same on all ranks along the axes that cut
+    parameters, and along `owners`.
     """
     own: Tensor
-    """Sum of the squares of this rank: a float64 scalar. NaN or infinite if a value on this rank is not finite, or if
-    the squares overflow.
+    """Sum of the squares of this rank's gradients: a float64 scalar. NaN or infinite if a value on this rank is not
+    finite, or if the squares overflow.
     """
 
     @property
     def verdict(self) -> Tensor:
-        """0 if the norm is finite, else NaN: a float64 scalar. The sum of the verdicts of several ranks is 0 only if
-        all of these ranks have a finite norm.
+        """0 if the norm is finite, otherwise NaN: a float64 scalar. A sum of the verdicts of several ranks is 0 only if
+        all these ranks have a finite norm.
         """
         return self.norm * 0.0
 
@@ -57,11 +59,11 @@ def measure_gradients(
 ) -> GradientNorm:
     """Compute the 2-norm of all gradients of the whole model.
 
-    Call this function after the reducer's `finish`, which sums the gradients. Every element counts once: a replicated
-    gradient counts on one rank only, and a sharded gradient counts with all its shards. The placements of the gradients
-    decide over which axes the squares are summed. `owners` are axes along which ranks hold different parameters
-    (`ParallelMesh.owners`); the gradients of all these parameters count. `also` are values that do not count, such as
-    the loss; if one of them is not finite, the norm is NaN.
+    Call this function after the reducer's `finish`, which sums the gradients. Every element counts once: for a
+    replicated gradient, each rank counts its own copy, and for a sharded gradient, the squares of all shards are summed
+    over the axes that cut the gradient. `owners` are axes along which ranks hold different parameters
+    (`ParallelMesh.owners`); the gradients of all these parameters count. `also` lists values that do not add to the
+    norm, such as the loss. If any of these values is not finite, the norm is NaN.
 
     Squares are summed in float64. On the CPU, the sum is computed from the norms of short pieces. PyTorch's own norm of
     20 million float32 elements has a relative error of a thousandth on the CPU, and this error depends on the layout.
@@ -85,8 +87,8 @@ def measure_gradients(
 
 
 def _axis(gradient: Tensor, name: str) -> Axis:
-    """Return an axis of a gradient's mesh. `Axis.of` would create a submesh, which takes longer than sending a
-    number.
+    """Return the axis called `name` of a gradient's mesh. `Axis.of` would create a submesh, which takes longer than
+    sending a number.
     """
     assert isinstance(gradient, DTensor)
     mesh = gradient.device_mesh
@@ -109,8 +111,8 @@ def _axes_that_cut(cuts: tuple[Cut, ...]) -> tuple[str, ...]:
 
 
 def _sum_of_squares(tensors: list[Tensor]) -> Tensor:
-    """Return the sum of all squares as a float64 scalar. On the CPU, the norms of short pieces are computed, because
-    PyTorch's CPU kernel adds all elements one after another, which is inaccurate.
+    """Return the sum of all squares as a float64 scalar. On the CPU, the sum is computed from the norms of short
+    pieces. PyTorch's CPU kernel adds up the elements one after another, which is inaccurate for long tensors.
     """
     if tensors[0].device.type == "cpu":
         flat = [tensor.reshape(-1) for tensor in tensors]
@@ -124,11 +126,12 @@ def _sum_of_squares(tensors: list[Tensor]) -> Tensor:
 
 
 def clip_gradients_(parameters: Sequence[nn.Parameter], norm: Tensor | float, max_norm: float) -> None:
-    """Scale all gradients down to a global norm of `max_norm` if `norm` is larger (paper, section 4.1.1).
+    """Clip the gradients: if `norm` is larger than `max_norm`, scale all gradients down to a global norm of `max_norm`
+    (paper, section 4.1.1).
 
     `norm` is the result of `global_gradient_norm`, as a tensor or as a float. With a tensor, the host does not wait for
-    the device. If no scaling is needed, the gradients keep their bits. The arithmetic is the same as in PyTorch's
-    `clip_grad_norm_`.
+    the device. If no scaling is needed, the gradients do not change in any bit. The arithmetic is the same as in
+    PyTorch's `clip_grad_norm_`.
     """
     gradients = [local_part(p.grad) for p in parameters if p.grad is not None]
     if isinstance(norm, Tensor):

@@ -4,11 +4,12 @@ The ranks that see different tokens (`ParallelMesh.tokens`, the data ranks) sum 
 are sent during the backward pass (paper, section 3.2).
 
 The tensor ranks sum only some gradients of replicated parameters: if a parameter is used on a split sequence or inside
-a parallel region, each rank computes only a part of the gradient. Such gradients have the placement `Partial`. One
-message per element type sums all of them after the backward pass.
+a parallel region, each rank computes only a part of the gradient. Such gradients have the placement `Partial`. After
+the backward pass, one message per element type sums all `Partial` gradients.
 
-Gradients are sums, never averages: the loss is divided by the number of target tokens of all ranks before the backward
-pass. If data ranks share one copy of the model, `sharding.ShardedReducer` replaces `GradientReducer`.
+Gradients are summed over the ranks, never averaged: before the backward pass, the loss is divided by the number of
+target tokens on all ranks. If data ranks share one copy of the model, `sharding.ShardedReducer` replaces
+`GradientReducer`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,7 +39,8 @@ class _Bucket:
 
 
 class GradientReducer:
-    """Sums gradients over the ranks that see different tokens, and partial gradients over the tensor axis.
+    """Reducer of the gradients of a model that is not sharded. It sums gradients over the ranks that see different
+    tokens, and partial gradients also over the tensor axis.
 
     Only the last backward pass of a step may send gradients. (With gradient accumulation, a step has several backward
     passes.) Call `arm` before the last backward pass, and `finish` after it:
@@ -47,8 +49,8 @@ class GradientReducer:
         loss.backward()
         reducer.finish()
 
-    Every rank must call `arm` and `finish` in the same steps. The reducer ignores parameters that need no gradient when
-    the reducer is created. A parameter that the backward pass does not reach gets a gradient of zeros.
+    Every rank must call `arm` and `finish` in the same steps. The reducer ignores parameters that do not require a
+    gradient when the reducer is created. A parameter that the backward pass does not reach gets a gradient of zeros.
 
     Communication: one all-reduce per bucket over `mesh.tokens` (the data axis), overlapped with the backward pass, and
     at most one all-reduce per element type over the tensor axis. Raises `LayoutError` if a parameter is not a
@@ -74,7 +76,7 @@ class GradientReducer:
             self._fill_buckets(bucket_bytes)
 
     def begin(self) -> None:
-        """Do nothing."""
+        """Do nothing: this reducer needs no preparation at the start of a step."""
 
     def arm(self) -> None:
         """Make the next backward pass send each bucket of gradients as soon as the bucket is complete."""
@@ -148,8 +150,8 @@ class GradientReducer:
 def sum_copies(parameter: nn.Parameter, ends: Axis) -> None:
     """Sum the gradients of a tied embedding over the first and the last rank of a pipeline, which both hold a copy.
 
-    Call this function after the reducer's `finish` and before the gradient norm. Both copies then take the same step.
-    Communication: one all-reduce of the local gradient over `ends`.
+    Call this function after the reducer's `finish` and before the gradient norm. The optimizer then changes both copies
+    in the same way. Communication: one all-reduce of the local gradient over `ends`.
     """
     gradient = parameter.grad
     assert isinstance(gradient, DTensor) and isinstance(parameter, DTensor)
@@ -172,8 +174,8 @@ def _sum_partial(parameters: list[nn.Parameter], axis: Axis) -> None:
 
 
 def _set_gradients(parameters: list[nn.Parameter], flat: Tensor, placements: Sequence[_Placements]) -> None:
-    """Make each parameter's gradient a view of its piece of `flat`. A placement of None means the placement of the
-    parameter.
+    """Make each parameter's gradient a view of the parameter's piece of `flat`. `placements` has the placement of each
+    gradient, or None for the placement of the parameter.
     """
     for (parameter, piece), placed in zip(_pieces(parameters, flat), placements, strict=True):
         assert isinstance(parameter, DTensor)
@@ -192,7 +194,7 @@ def _pieces(parameters: list[nn.Parameter], flat: Tensor) -> Iterator[tuple[nn.P
 
 
 def require_distributed(parameters: Iterable[Tensor]) -> None:
-    """Raise `LayoutError` for a parameter that is not a `DTensor`."""
+    """Raise `LayoutError` if a parameter is not a `DTensor`."""
     for parameter in parameters:
         if not isinstance(parameter, DTensor):
             raise LayoutError(
@@ -203,10 +205,10 @@ def require_distributed(parameters: Iterable[Tensor]) -> None:
 
 
 def _require_use_alike(bucket: _Bucket, summed: Tensor) -> None:
-    """Raise `RuntimeError` if a parameter has no gradient on this rank, but has a gradient (or a part of one) on
-    another data rank.
+    """Raise `RuntimeError` if a replicated parameter has no gradient on this rank, but has a gradient (or a part of
+    one) on another data rank.
 
-    On CUDA, the error is raised when the device reaches the check; the step does not wait for it.
+    On CUDA, the error is raised when the device reaches the check; the step does not wait for the check.
     """
     for (parameter, piece), placed in zip(_pieces(bucket.parameters, summed), bucket.placements, strict=True):
         if placed is None and cut_dim(parameter) is None:

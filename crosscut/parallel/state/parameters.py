@@ -10,9 +10,10 @@ gradient. `local_on_sequence` and `local_inside` give such a gradient the placem
 `gradients.GradientReducer` sums the gradients with this placement over the tensor axis.
 
 If data ranks share one copy of the model (`sharding`), a stored parameter is cut a second time: the rows of the tensor
-rank's part are split over the shard group. The parameter's mesh then has the data axes before the tensor axis. While a
-layer runs, the layer's parameters are gathered, and their mesh has only the tensor axis. `cuts_of` therefore finds an
-axis by its name and its role in the table of axes (`config/axes.py`), never by its position in a mesh.
+rank's part are split over the shard group. The mesh of a stored parameter then has the data axes before the tensor
+axis. While a layer runs, its parameters are gathered, and the mesh of a gathered parameter has only the tensor axis.
+`cuts_of` therefore finds an axis by its name and its role in the table of axes (`config/axes.py`), never by its
+position in a mesh.
 """
 
 from functools import lru_cache
@@ -60,7 +61,9 @@ def replicated_parameter(
 
 
 def initial_value_of(parameter: Tensor) -> float:
-    """Value of a new parameter: the argument `value` of `replicated_parameter`, or 0 for a sharded parameter."""
+    """Return the value with which a parameter was created: the argument `value` of `replicated_parameter`, or 0 for a
+    sharded parameter.
+    """
     value: float = getattr(parameter, "initial_value", 0.0)
     return value
 
@@ -69,7 +72,8 @@ def local(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     """Return this rank's part of a parameter, cast to `dtype`. Use this function for sharded parameters, and for
     replicated parameters that are used on whole sequences.
 
-    Autograd records the cast: with float32 parameters and bfloat16 activations, the parameters' gradients are float32.
+    Autograd records the cast. With float32 parameters and bfloat16 activations, the gradients of the parameters are
+    therefore float32.
     """
     return _own_part(parameter, None, dtype)
 
@@ -86,8 +90,8 @@ def _own_part(parameter: Tensor, gradient: tuple[Placement, ...] | None, dtype: 
 
 
 class _OwnPart(torch.autograd.Function):
-    """Autograd function that returns a parameter's local part and gives the gradient a placement. It does the work of
-    `DTensor.to_local` in a third of the time.
+    """Autograd function that returns a parameter's local part, and gives the parameter's gradient a placement. It does
+    the same as `DTensor.to_local` in a third of the time.
 
     PyTorch's `to_local` calls `from_local` for every gradient. `from_local` computes and checks shapes and strides that
     the parameter already knows.
@@ -112,20 +116,23 @@ class _OwnPart(torch.autograd.Function):
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Return this rank's local tensor of a distributed tensor. An ordinary tensor is returned unchanged."""
+    """Return the local tensor of a distributed tensor on this rank. An ordinary tensor is returned unchanged."""
     if not isinstance(tensor, DTensor):
         return tensor
     return tensor.to_local() if torch.is_grad_enabled() and tensor.requires_grad else tensor._local_tensor
 
 
 def is_partial(tensor: Tensor | None) -> bool:
-    """Whether each rank holds only a part of the sum that is the value of a distributed tensor."""
+    """Whether a distributed tensor has the placement `Partial`: the value is a sum, and each rank holds one term of the
+    sum.
+    """
     return isinstance(tensor, DTensor) and any(isinstance(placement, Partial) for placement in tensor.placements)
 
 
 def with_local_part(tensor: Tensor, part: Tensor) -> Tensor:
-    """Return a distributed tensor with the placement and shape of `tensor` and the local tensor `part`. If `tensor` is
-    an ordinary tensor, return `part`. `part` need not be on the mesh's device; it may be in host memory, for example.
+    """Return a distributed tensor that has the placement and shape of `tensor`, and `part` as its local tensor. If
+    `tensor` is an ordinary tensor, return `part`. `part` need not be on the mesh's device; it may be in host memory,
+    for example.
     """
     if not isinstance(tensor, DTensor):
         return part
@@ -134,7 +141,9 @@ def with_local_part(tensor: Tensor, part: Tensor) -> Tensor:
 
 
 def placement_of(tensor: Tensor) -> str:
-    """Description of a tensor's placement, such as `Shard(0) over tensor=2`. `whole` for an ordinary tensor."""
+    """Return a description of a tensor's placement, such as `Shard(0) over tensor=2`, or `whole` for an ordinary
+    tensor.
+    """
     if not isinstance(tensor, DTensor):
         return "whole"
     mesh = tensor.device_mesh
@@ -175,7 +184,7 @@ def local_inside(parameter: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Cut(NamedTuple):
-    """Cut of one dimension of a distributed tensor over one axis of the tensor's mesh."""
+    """Cut of one dimension of a distributed tensor, over one axis of the tensor's mesh."""
 
     axis: str
     """Name of the axis."""
@@ -184,12 +193,12 @@ class Cut(NamedTuple):
     dim: int
     """Dimension of the tensor that is cut."""
     num_parts: int
-    """Number of parts: the number of ranks along the axis. 1 if the tensor is not really cut."""
+    """Number of parts, which is the number of ranks along the axis. If 1, the tensor is not really cut."""
 
     @property
     def is_of_model(self) -> bool:
-        """Whether this is a cut over the tensor axis, along which each rank computes with its own part. False for a cut
-        over data ranks, which only store shards of this part.
+        """Whether the cut is over the tensor axis, so that each rank computes with its own part. False for a cut over
+        data ranks, which only store shards of a tensor rank's part.
         """
         return role_of(self.axis) is Role.CUTS
 
@@ -232,8 +241,8 @@ def local_offsets(tensor: Tensor) -> list[int]:
 
 
 def _chunk(size: int, num_parts: int, index: int) -> tuple[int, int]:
-    """Return start and length of part `index` of a dimension that is cut as by `torch.chunk`: the last parts may be
-    shorter or empty.
+    """Return the start and the length of part `index` of a dimension of `size` elements. The dimension is cut in the
+    same way as by `torch.chunk`: the last parts may be shorter or empty.
     """
     length = -(-size // num_parts)
     first = min(size, index * length)
@@ -241,7 +250,7 @@ def _chunk(size: int, num_parts: int, index: int) -> tuple[int, int]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Gather a whole distributed tensor on every rank of the tensor's mesh, for example to write the tensor to disk.
+    """Return a whole distributed tensor on every rank of the tensor's mesh, for example to write the tensor to disk.
     Every rank of the mesh must call this function.
 
     Communication: an all-gather along each axis that cuts the tensor.
@@ -252,8 +261,8 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def gathered_over_data(tensor: Tensor) -> Tensor:
-    """Return a copy of the tensor rank's part of a distributed tensor, gathered from the data ranks that store shards
-    of this part. Every rank must call this function.
+    """Gather the shards of this tensor rank's part of a distributed tensor from the data ranks, and return a copy of
+    the part. Every rank must call this function.
 
     Use this function to inspect parameters and gradients, not for training. Communication: an all-gather if data ranks
     store shards.
@@ -267,10 +276,10 @@ def gathered_over_data(tensor: Tensor) -> Tensor:
 
 
 def _gathered_over(cut: Cut, part: Tensor, like: DTensor) -> Tensor:
-    """Gather `part`, which is cut like `like`, over the axis of `cut`. The cuts after `cut` in `cuts_of(like)` must be
-    gathered already.
+    """Gather `part` over the axis of `cut`. `part` is cut in the same way as the tensor `like`, except that the cuts
+    after `cut` in `cuts_of(like)` must already be gathered.
 
-    Parts over data ranks may be uneven, so they are padded for the message.
+    The parts of the data ranks may differ in size, so they are padded for the message.
     """
     axis = Axis.of(like.device_mesh, cut.axis)
     if cut.is_of_model:

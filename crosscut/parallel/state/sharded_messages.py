@@ -1,8 +1,9 @@
-"""Record of the messages that `fully_shard` sends: all-gathers of parameters, and sums of gradients.
+"""Recording of the messages that `fully_shard` sends: all-gathers of parameters, and sums of gradients.
 
 PyTorch sends these messages itself. This module wraps the objects that send them, so that the record of this process
-(`flight.record`) lists each message with its axis, and with the layer whose parameters or gradients it carries. The
-wrapped objects get the same arguments as without the wrapper, so the numbers stay the same bit by bit.
+(`flight.record`) lists each message, its axis, and the layer whose parameters or gradients the message carries. The
+wrapped objects get the same arguments as without the wrapper, so the results are bit-identical. A *unit* is a module
+that `fully_shard` gathers as a whole, such as a layer.
 """
 
 from collections.abc import Sequence
@@ -19,10 +20,11 @@ from crosscut.parallel.mesh import Sharding
 
 
 def record_messages(unit: FSDPModule, group: Any, sharding: Sharding, place: int) -> None:
-    """Let the record of this process list the messages of a unit. `group` is the unit's group of parameters, in which
-    PyTorch keeps the objects that send. `place` is the unit's place in the model (`flight.places`).
+    """Make the record of this process list the messages of `unit`, a module to which `fully_shard` was applied. `group`
+    is the unit's group of parameters, in which PyTorch keeps the objects that send messages. `place` is the unit's
+    place in the model (`flight.places`).
 
-    A version of PyTorch that keeps these objects elsewhere sends its messages without a record.
+    If a version of PyTorch keeps these objects elsewhere, its messages are not recorded.
     """
     gather, scatter = (getattr(group, f"_{name}_comm", None) for name in ("all_gather", "reduce_scatter"))
     if gather is None or scatter is None:
@@ -37,7 +39,7 @@ def record_messages(unit: FSDPModule, group: Any, sharding: Sharding, place: int
 
 
 class _SumOverCopies:
-    """Record of the all-reduce that sums the gradients of a unit over the copies of the model.
+    """Recorder of the all-reduce that sums the gradients of a unit over the copies of the model.
 
     PyTorch starts this all-reduce right after the unit's reduce-scatter, and calls `end` after the all-reduce.
     """
@@ -47,7 +49,9 @@ class _SumOverCopies:
         self._number = 0
 
     def begin(self, shard: Tensor) -> None:
-        """Record the start of the all-reduce of `shard`, unless only a later backward pass sums over the copies."""
+        """Record the start of the all-reduce of `shard`. Do nothing if this backward pass does not sum over the
+        copies.
+        """
         if self._group.all_reduce_grads:
             sums = self._group._all_reduce_process_group
             self._number = begin_blocking(Kind.ALL_REDUCE, sums, self._axis, shard.numel(), self._place)
@@ -59,10 +63,11 @@ class _SumOverCopies:
 
 
 class _Recorded:
-    """Sender of the all-gathers or of the reduce-scatters of a unit, which also records each message.
+    """Wrapper of the object that sends the all-gathers, or the reduce-scatters, of a unit. It also records each
+    message.
 
-    Forward and backward: sends what the wrapped sender `send` sends. `then` is told about the result of each
-    reduce-scatter.
+    Forward and backward: the wrapped object `send` sends the same messages as without the wrapper. After each message,
+    `then.begin` is called with the result, if `then` is given.
     """
 
     def __init__(self, send: Any, kind: Kind, axis: str, place: int, then: _SumOverCopies | None = None) -> None:

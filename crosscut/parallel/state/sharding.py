@@ -1,11 +1,11 @@
 """Sharding of one model copy over data ranks: PyTorch's `fully_shard` on top of the tensor axis.
 
-While a parameter is not in use, the parameter, its gradient and its optimizer state are cut over the shard group, along
-the rows of the tensor rank's part. A *unit* is one layer of the model. Before a unit runs, the unit's parameters are
-gathered in the element type of the products. In every backward pass, one reduce-scatter sums the unit's gradients over
-the shard group. A rank therefore never holds the whole gradients of more than one unit and the root. If there are
-several copies of the model (`layout.shard_group`), the gradients of the shards are also summed over the copies, once
-per step.
+The data ranks that share one copy of the model form a *shard group*. While a parameter is not in use, the parameter,
+its gradient and its optimizer state are cut over the shard group, along the rows of the tensor rank's part. A *unit* is
+one layer of the model. Before a unit runs, the unit's parameters are gathered in the element type of the products. In
+every backward pass, one reduce-scatter sums the unit's gradients over the shard group. A rank therefore never holds
+more whole gradients than those of one unit and of the root. If there are several copies of the model
+(`layout.shard_group`), the gradients of the shards are also summed over the copies, once per step.
 
 The *root* is an additional unit with the parameters outside of all layers, such as tied embeddings and the last norm.
 The root's parameters stay gathered from the forward pass to the end of the backward pass. They are gathered in float32,
@@ -29,8 +29,8 @@ from crosscut.parallel.state.parameters import initial_value_of, local_part
 from crosscut.parallel.state.sharded_messages import record_messages
 
 _SUMS_UNUSED = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
-"""Whether PyTorch (2.12 or later) also sums gradients of parameters that the backward pass reaches on some ranks
-only.
+"""Whether PyTorch can also sum the gradients of parameters that the backward pass reaches on some ranks only. True for
+PyTorch 2.12 and later.
 """
 
 
@@ -44,7 +44,7 @@ def shard_model(
 ) -> None:
     """Shard a model over the mesh's shard groups, in place. Does nothing if the layout does not shard.
 
-    - `units` are the submodules that are gathered one at a time, in the order in which they run.
+    - `units` are the submodules to gather one at a time, in the order in which they run.
     - `compute_dtype` is the element type in which the parameters of units are gathered; None keeps the parameters' own
       type. Gradients are summed in the parameters' own type.
     - `always_used` promises that every backward pass reaches every parameter on every rank. PyTorch before 2.12 needs
@@ -77,8 +77,8 @@ def shard_model(
 
 
 def _with_places(model: nn.Module, units: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, int]]:
-    """Yield each unit and its place in the model, for reports about hangs. The number of a layer is the last part of
-    its name.
+    """Yield each unit and its place in the model, which reports about hangs name. The number of a layer is the last
+    part of the layer's name.
     """
     names = {module: name for name, module in model.named_modules()}
     for unit in units:
@@ -137,7 +137,7 @@ def reshard(model: nn.Module) -> None:
 
 
 class Reducer(Protocol):
-    """Interface for the sum of a step's gradients over all ranks that computed a part of them.
+    """Interface of an object that sums a step's gradients over the ranks.
 
     Call `begin` before the first forward pass of a step, `arm` before the last backward pass, and `finish` after all
     backward passes.
@@ -156,15 +156,15 @@ class Reducer(Protocol):
 
 
 class ShardedReducer:
-    """`Reducer` of a model that `shard_model` has sharded.
+    """`Reducer` for a model that `shard_model` has sharded.
 
     Each backward pass sums the gradients over the shard group, and each rank keeps one shard of the sum. The backward
     pass after `arm` also sums the gradients over the copies of the model. Under ZeRO-2, gathered weights stay in memory
-    until the end of this backward pass.
+    until the end of this last backward pass.
 
-    Parameters that need no gradient are ignored. A parameter that no backward pass reaches gets a gradient of zeros. If
-    only some data ranks use a parameter, the gradient is the sum over these ranks. PyTorch before 2.12 (without
-    `FSDPModule.set_reduce_scatter_unused_params`) requires all ranks to use the same parameters.
+    Parameters that do not require a gradient are ignored. A parameter that no backward pass reaches gets a gradient of
+    zeros. If only some data ranks use a parameter, the gradient is the sum over these ranks. PyTorch before 2.12
+    (without `FSDPModule.set_reduce_scatter_unused_params`) requires all ranks to use the same parameters.
 
     Raises `LayoutError` if the model is not sharded.
     """
@@ -182,16 +182,16 @@ class ShardedReducer:
         self._set_last(False)
 
     def begin(self) -> None:
-        """Do nothing."""
+        """Do nothing: this reducer needs no preparation at the start of a step."""
 
     def arm(self) -> None:
-        """Make the next backward pass also sum gradients over the copies of the model. Call this method before the last
-        backward pass of a step.
+        """Make the next backward pass also sum the gradients over the copies of the model. Call this method before the
+        last backward pass of a step.
         """
         self._set_last(True)
 
     def finish(self) -> None:
-        """Set the gradients of unused parameters to zeros. The `.grad` of all other parameters already holds the sum,
+        """Set the gradients of unused parameters to zeros. All other parameters already have the sum in `.grad`,
         because the backward pass has waited for all messages.
         """
         self._set_last(False)
@@ -206,12 +206,12 @@ class ShardedReducer:
 
 
 class ShardedStageReducer:
-    """`Reducer` of the stages of a pipeline that `shard_model` has sharded.
+    """`Reducer` for pipeline stages that `shard_model` has sharded.
 
-    The ranks gather the weights of each unit once, at its first forward pass of a step, and sum the gradients once,
-    after all backward passes. Between them, a rank holds the whole weights and gradients of its stages. A reduction in
-    each backward pass would be sent for each micro-batch, and would miss the gradients of weights that a schedule
-    computes after the last backward pass.
+    In each step, the ranks gather the weights of each unit once, at the unit's first forward pass, and sum the
+    gradients once, after all backward passes. Between these two points, a rank holds the whole weights and gradients of
+    its stages. If each backward pass summed gradients instead, there would be messages for each micro-batch, and the
+    sums would lack the weight gradients that a schedule computes after the last backward pass.
 
     Raises `LayoutError` if the model is not sharded.
     """
@@ -247,17 +247,18 @@ class ShardedStageReducer:
 
 
 def param_groups_of(state: Any) -> list[Any]:
-    """Groups of parameters that `fully_shard` gathers together, of one unit. Older versions of PyTorch have at most one
-    group.
+    """Return the parameter groups of a unit, given the unit's state in `fully_shard`. `fully_shard` gathers the
+    parameters of one group together. Older versions of PyTorch have at most one group per unit.
     """
     groups: list[Any] | None = getattr(state, "_fsdp_param_groups", None)
     return [group for group in [state._fsdp_param_group] if group is not None] if groups is None else groups
 
 
 def make_reducer(model: nn.Module, mesh: ParallelMesh) -> Reducer:
-    """Make the reducer that sums the gradients of a model on this mesh.
+    """Return a new reducer that sums the gradients of `model` on this mesh.
 
-    Raises `LayoutError` if a parameter is not a `DTensor`, or if the mesh shards but the model is not sharded.
+    Raises `LayoutError` if a parameter is not a `DTensor`, or if the mesh shards the model but `shard_model` was not
+    called.
     """
     if mesh.sharding is None:
         return GradientReducer(model.parameters(), mesh)

@@ -1,15 +1,15 @@
-"""Exchange of parts for whole tensors: several tensors of the same shape are cut over ranks, and each rank gets one of
-the tensors whole.
+"""Exchange of parts for whole tensors. Several tensors of the same shape are cut over ranks, and each rank gets one
+whole tensor to work on.
 
-With all-gathers, every rank would get every whole tensor, and all ranks would do the same work. In a turn, the ranks
-exchange parts of as many tensors as there are ranks, so that each rank works on a different tensor:
+With all-gathers, every rank would get every whole tensor, and all ranks would do the same work. In a *turn*, the ranks
+instead exchange the parts of a few tensors, at most one tensor per rank, so that each rank works on a different tensor:
 
     rank 0 holds    a0 b0            a0 a1    and, after its work on a,    a0 b0
     rank 1 holds    a1 b1            b0 b1    and, after its work on b,    a1 b1
 
-`taken` is the exchange on the left, and `given_back` the exchange on the right. Both together send as many elements as
-all-gathers over two ranks, and fewer than all-gathers over more ranks. In a turn with fewer tensors than ranks, zeros
-stand for the missing tensors, so that all ranks send messages of the same size.
+The function `taken` is the exchange on the left, and `given_back` is the exchange on the right. On two ranks, both
+exchanges together send as many elements as all-gathers would; on more ranks, they send fewer. In a turn with fewer
+tensors than ranks, zeros are sent in place of the missing tensors, so that all messages have the same size.
 """
 
 from collections.abc import Iterable
@@ -26,13 +26,13 @@ from crosscut.parallel.state.parameters import cuts_of
 
 
 def num_holders(like: Tensor) -> int:
-    """Number of ranks over which a tensor is cut."""
+    """Return the number of ranks over which a tensor is cut, which is the maximum number of tensors in a turn."""
     return prod(cut.num_parts for cut in cuts_of(like)) if isinstance(like, DTensor) else 1
 
 
 def taken(parts: Iterable[Tensor], like: Tensor) -> Tensor | None:
     """Exchange `parts`, this rank's parts of several tensors, for one whole tensor. Returns None if there are fewer
-    tensors than ranks and no tensor is left for this rank.
+    tensors than ranks, so that this rank gets none.
 
     The tensors have the shape of the distributed tensor `like` and are cut in the same way. There are at most
     `num_holders(like)` tensors. Every rank that holds parts must call this function. Communication: an all-to-all along
@@ -46,8 +46,8 @@ def taken(parts: Iterable[Tensor], like: Tensor) -> Tensor | None:
 
 
 def given_back(whole: Tensor | None, like: Tensor, number: int, dtype: torch.dtype) -> list[Tensor]:
-    """Exchange the result of `taken`, of type `dtype`, for this rank's parts of all `number` tensors. `given_back`
-    undoes `taken`.
+    """Exchange `whole`, the tensor that this rank got from `taken`, for this rank's parts of all `number` tensors.
+    `dtype` is the element type of the tensors. This function undoes `taken`.
 
     Communication: an all-to-all along each axis that cuts `like`, in the reverse order of `taken`.
     """
@@ -58,13 +58,13 @@ def given_back(whole: Tensor | None, like: Tensor, number: int, dtype: torch.dty
 
 
 class _Level(NamedTuple):
-    """Exchange along one axis that cuts the tensors."""
+    """Exchange along one of the axes that cut the tensors."""
 
     axis: Axis
     dim: int
     """Dimension that the axis cuts."""
     shape: tuple[int, ...]
-    """Shape of a tensor before this cut."""
+    """Shape that a tensor has before it is cut over this axis."""
     number: int
     """Maximum number of tensors that each rank of the axis holds after the exchange."""
 
@@ -83,8 +83,8 @@ class _Level(NamedTuple):
         return joined[: max(0, present - self.axis.rank * self.number)]
 
     def given_back(self, held: list[Tensor], empty: Tensor) -> list[Tensor]:
-        """Exchange the tensors that this rank has taken for parts of all tensors. `empty` has the element type and the
-        device of the tensors.
+        """Exchange the tensors that this rank has taken for this rank's parts of all tensors. `empty` has the element
+        type and the device of the tensors.
         """
         sent = empty.new_zeros(self.axis.size, self.number, *self._even_part())
         for place, tensor in zip(sent.unbind(1), held, strict=False):
@@ -102,14 +102,16 @@ class _Level(NamedTuple):
         return joined.narrow(self.dim, 0, self.shape[self.dim])
 
     def _even_part(self) -> list[int]:
-        """Shape of the largest part. The parts of the last ranks may be smaller, and are padded for the message."""
+        """Return the shape of the largest part. The parts of the last ranks may be smaller, and are padded for the
+        message.
+        """
         shape = list(self.shape)
         shape[self.dim] = -(-shape[self.dim] // self.axis.size)
         return shape
 
 
 def _levels(like: Tensor) -> list[_Level]:
-    """Exchanges of a turn, one for each axis that cuts `like`, in the order of the function `taken`."""
+    """Return the exchanges of a turn, one for each axis that cuts `like`, in the order in which `taken` runs them."""
     if not isinstance(like, DTensor):
         return []
     cuts, levels = [cut for cut in reversed(cuts_of(like)) if cut.num_parts > 1], []
