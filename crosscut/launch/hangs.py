@@ -55,7 +55,7 @@ LEAST_BOUND = 30.0
 """Minimum bound in seconds: a run counts as hanging only after at least this time without progress."""
 _FACTOR = 5.0
 _FIRST_BOUND = 600.0
-"""Bound before the first two steps, in seconds."""
+"""Bound during the first two steps, in seconds."""
 _STOP_BOUND = 10.0
 """Bound in seconds for a run that was asked to stop. Schedulers wait for 30 seconds before they kill a run."""
 EXIT_HUNG, EXIT_RESTART = 75, 76
@@ -340,7 +340,7 @@ def _bytes_written() -> int:
 
 
 def free_report_path(folder: Path, step: int) -> Path:
-    """Return a path for a new report in a run's folder. `step` is the step at which the run hangs."""
+    """Return a path in a run's folder at which no report exists yet. `step` is the step at which the run hangs."""
     path, number = folder / f"hang-{step}.txt", 1
     while path.exists():
         number += 1

@@ -372,8 +372,8 @@ def joined_rank() -> Iterator[None]:
 
     A `CrosscutError` propagates unchanged. After any other error, this rank prints the traceback and exits with status
     1. If the error is a lost connection to another rank, this rank first waits a few seconds. Meanwhile, the other rank
-    prints its traceback, and torchrun usually stops this rank. Otherwise, this rank prints one line instead of the
-    traceback and exits with status 1.
+    prints its traceback, and torchrun usually stops this rank. If torchrun does not, this rank prints one line instead
+    of the traceback and exits with status 1.
     """
     share_cores()
     try:

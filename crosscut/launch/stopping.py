@@ -85,8 +85,8 @@ class StopRequest:
 
     Call the method `check` at every point at which the ranks may stop, for example after each step. The ranks vote in
     `check`: after a rank has received a signal, `check` raises `Stopped` on every rank. The method `meet` waits until
-    every rank has called `meet`. The method `accept` records that the ranks have agreed to stop in another way, without
-    a vote in `check`.
+    every rank has called `meet`. The method `accept` records an agreement to stop that the ranks have reached without a
+    vote in `check`.
 
     The argument `signals` lists the signals to handle (by default SIGTERM and SIGUSR1). The argument `told` is a
     function that a separate thread calls when this rank receives the first of these signals.
@@ -150,8 +150,8 @@ class StopRequest:
             raise Stopped
 
     def accept(self) -> None:
-        """Record that all ranks have agreed to stop in another way, without a vote in `check`. The process then ignores
-        signals after the context has ended.
+        """Record that all ranks have agreed to stop. Call this method if they have agreed without a vote in `check`.
+        The process then ignores signals after the context has ended.
         """
         self._agreed = True
 

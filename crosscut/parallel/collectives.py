@@ -239,8 +239,9 @@ def _require_divisible(x: Tensor, axis: Axis, dim: int) -> None:
     """
     if x.shape[dim] % axis.size:
         raise LayoutError(
-            f"Dimension {dim} of a tensor that is split over the {axis.name} axis must be a multiple of the number of "
-            f"ranks ({axis.size}), but is {x.shape[dim]}. Pad the dimension, or choose a layout that divides it."
+            f"To split a tensor over the {axis.name} axis, the size of dimension {dim} must be a multiple of the "
+            f"number of ranks ({axis.size}), but is {x.shape[dim]}. Pad the dimension, or choose a layout that divides "
+            "it."
         )
 
 

@@ -1,6 +1,8 @@
 """Operators at which ranks communicate inside a model: the paper's f and g, and their sequence-parallel counterparts.
 
-The operators form conjugate pairs: the backward pass of one operator is the forward pass of the other operator.
+Two operators are conjugate if the backward pass of each operator is the forward pass of the other. The table has three
+conjugate pairs: f and g, `gather_from_sequence_parallel` and `reduce_scatter_to_sequence_parallel`, and
+`scatter_to_sequence_parallel` and `join_from_sequence_parallel`.
 
 | operator                              | forward        | backward       |
 |---------------------------------------|----------------|----------------|

@@ -1,4 +1,4 @@
-"""Random numbers under tensor parallelism (paper, section 3.1). All of them are functions of the seed.
+"""Random numbers under tensor parallelism (paper, section 3.1), computed as functions of the seed.
 
 *Weights*: a parameter's initial values depend only on the seed and the parameter's name, so every layout starts with
 the same values. The values are drawn in blocks along the dimension that the tensor axis cuts, so a tensor rank draws

@@ -118,7 +118,7 @@ def _sequence_of(length: int, layout: Layout) -> None:
 
 
 def test_a_sequence_that_the_split_does_not_divide_is_refused(ranks: RankPool) -> None:
-    with pytest.raises(LayoutError, match=r"^Dimension 1 of a tensor that is split over the tensor axis must be"):
+    with pytest.raises(LayoutError, match=r"^To split a tensor over the tensor axis, the size of dimension 1 must be"):
         ranks.run(2, _sequence_of, 7, Layout(tensor=2, sequence_parallel=True))
 
 

@@ -174,7 +174,7 @@ def _uneven(name: str, length: int) -> None:
 @pytest.mark.parametrize("length", [3, 6])
 def test_a_sequence_that_the_ranks_do_not_divide_is_refused_by_all(ranks: RankPool, name: str, length: int) -> None:
     message = (
-        "^Dimension 1 of a tensor that is split over the tensor axis must be a multiple of the number of ranks "
+        "^To split a tensor over the tensor axis, the size of dimension 1 must be a multiple of the number of ranks "
         rf"\(4\), but is {length}. Pad the dimension, or choose a layout that divides it.$"
     )
     with pytest.raises(LayoutError, match=message):

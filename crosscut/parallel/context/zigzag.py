@@ -27,8 +27,8 @@ def split_zigzag(x: Tensor, num_ranks: int, dim: int) -> list[Tensor]:
         return [x]
     if x.shape[dim] % (2 * num_ranks):
         raise LayoutError(
-            f"The length of a sequence that {num_ranks} context ranks share must be a multiple of {2 * num_ranks}, but "
-            f"is {x.shape[dim]}. Every rank has two pieces of equal length. Change the length of the sequence."
+            f"With {num_ranks} context ranks, the length of a sequence must be a multiple of {2 * num_ranks} (two "
+            f"equal pieces for each rank), but is {x.shape[dim]}. Change the length of the sequence."
         )
     pieces = x.chunk(2 * num_ranks, dim)
     return [torch.cat((pieces[rank], pieces[-1 - rank]), dim) for rank in range(num_ranks)]

@@ -228,12 +228,12 @@ def _same_ranks(layout: Layout, is_replicated: bool) -> list[list[int]]:
 
 
 class FirstRankNews:
-    """Messages by which the first rank tells the other ranks, again and again, whether an event has happened.
+    """Repeated one-byte messages by which the first rank tells the other ranks whether an event has happened.
 
-    A message is an all-reduce (max) of one byte over all ranks, in a separate group on the CPU. It therefore neither
-    waits for a device nor mixes with other messages. The first rank decides for all ranks, because the other ranks
-    might decide differently: two ranks that add up a loss in different orders may get results that differ in the last
-    bit. A single rank sends nothing.
+    A message is an all-reduce (max) over all ranks, in a separate group on the CPU. It therefore neither waits for a
+    device nor mixes with other messages. The first rank decides for all ranks, because the other ranks might decide
+    differently: two ranks that add up a loss in different orders may get results that differ in the last bit. A single
+    rank sends nothing.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""Norm of all gradients of a model, gradient clipping, and the check whether a step is finite.
+"""Norm of all gradients of a model, gradient clipping, and the verdict on whether a step is finite.
 
-The norm is the square root of the sum of all squares, and every element counts once. If an axis cuts a gradient, its
+The norm is the square root of the sum of all squares, and every element counts once. If an axis cuts a gradient, the
 squares are summed over the ranks of this axis. If ranks hold copies of a gradient, each rank counts its own copy, so
 all these ranks compute the same norm.
 
@@ -130,8 +130,8 @@ def clip_gradients_(parameters: Sequence[nn.Parameter], norm: Tensor | float, ma
     (paper, section 4.1.1).
 
     `norm` is the result of `global_gradient_norm`, as a tensor or as a float. With a tensor, the host does not wait for
-    the device. If no scaling is needed, the gradients do not change in any bit. The arithmetic is the same as in
-    PyTorch's `clip_grad_norm_`.
+    the device. If no scaling is needed, the gradients stay bit-identical. The arithmetic is the same as in PyTorch's
+    `clip_grad_norm_`.
     """
     gradients = [local_part(p.grad) for p in parameters if p.grad is not None]
     if isinstance(norm, Tensor):

@@ -261,8 +261,8 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def gathered_over_data(tensor: Tensor) -> Tensor:
-    """Gather the shards of this tensor rank's part of a distributed tensor from the data ranks, and return a copy of
-    the part. Every rank must call this function.
+    """Gather this tensor rank's part of a distributed tensor from the shards that the data ranks store, and return a
+    copy of the part. Every rank must call this function.
 
     Use this function to inspect parameters and gradients, not for training. Communication: an all-gather if data ranks
     store shards.
@@ -276,8 +276,8 @@ def gathered_over_data(tensor: Tensor) -> Tensor:
 
 
 def _gathered_over(cut: Cut, part: Tensor, like: DTensor) -> Tensor:
-    """Gather `part` over the axis of `cut`. `part` is cut in the same way as the tensor `like`, except that the cuts
-    after `cut` in `cuts_of(like)` must already be gathered.
+    """Gather `part` over the axis of `cut`. `part` is cut in the same way as the tensor `like`, but the cuts that
+    follow `cut` in `cuts_of(like)` must already be undone.
 
     The parts of the data ranks may differ in size, so they are padded for the message.
     """

@@ -77,8 +77,8 @@ def shard_model(
 
 
 def _with_places(model: nn.Module, units: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, int]]:
-    """Yield each unit and its place in the model, which reports about hangs name. The number of a layer is the last
-    part of the layer's name.
+    """Yield each unit and its place in the model. Reports about hangs name this place. The number of a layer is the
+    last part of the layer's name.
     """
     names = {module: name for name, module in model.named_modules()}
     for unit in units:
@@ -172,8 +172,8 @@ class ShardedReducer:
     def __init__(self, model: nn.Module, mesh: ParallelMesh) -> None:
         if not isinstance(model, FSDPModule):
             raise LayoutError(
-                "A model must be sharded before it is trained on a mesh that shards, but this model is not. Call "
-                "`shard_model` after building the model and before setting its weights."
+                "The model must be sharded before it is trained on a mesh with sharding, but is not. Call "
+                "`shard_model` after you build the model and before you set its weights."
             )
         assert mesh.sharding is not None
         self.model: FSDPModule = model

@@ -24,5 +24,5 @@ def test_joined_parts_are_the_sequence(num_ranks: int) -> None:
 
 
 def test_pieces_must_be_equal() -> None:
-    with pytest.raises(LayoutError, match="must be a multiple of 8, but is 12"):
+    with pytest.raises(LayoutError, match=r"must be a multiple of 8 \(two equal pieces for each rank\), but is 12"):
         split_zigzag(torch.arange(12), 4, 0)

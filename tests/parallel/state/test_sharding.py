@@ -100,7 +100,7 @@ def _train_unshared() -> None:
 
 
 def test_a_model_that_is_not_shared_as_its_mesh_says_is_refused(ranks: RankPool) -> None:
-    with pytest.raises(LayoutError, match="must be sharded before it is trained on a mesh that shards, but this model"):
+    with pytest.raises(LayoutError, match="must be sharded before it is trained on a mesh with sharding, but is not"):
         ranks.run(2, _train_unshared)
 
 
