@@ -1,5 +1,5 @@
-"""Evaluation of a model on any layout with EleutherAI's lm-eval. lm-eval provides the tasks and protocols, and
-Crosscut's model computes the probabilities and generates the texts.
+"""Evaluate a model with EleutherAI's lm-eval, on any layout. lm-eval provides the tasks and protocols, and Crosscut's
+model computes the probabilities and generates the texts.
 
 This package needs the optional extra `harness`. lm-eval is imported only when a function needs it, not when this
 package is imported.

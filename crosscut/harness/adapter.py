@@ -30,7 +30,7 @@ from crosscut.planner import count_parameters
 from crosscut.pretrained import ModelSource
 
 _Pair = tuple[tuple[str, str], list[int], list[int]]
-"""Texts of a context and of its continuation, followed by the token ids of both."""
+"""Pair of texts (context and continuation), followed by the token ids of each text."""
 
 _LOG = logging.getLogger("lm_eval.crosscut")
 """Child of lm-eval's logger, which is silent on all ranks except the first."""
@@ -61,7 +61,7 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     def create_from_arg_obj(
         cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
     ) -> "CrosscutLM":
-        """Load the model that the arguments of `--model_args` name, on the ranks that were started. Every rank must
+        """Load the model that `--model_args` names (`arg_dict`) on the ranks that have been started. Every rank must
         call this function. `additional_config` holds lm-eval's options, such as `--batch_size`.
 
         Raises `ConfigError` or `LayoutError` for invalid arguments, and the errors of `joined_model`.
@@ -111,15 +111,15 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return self._prefix
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_options: Any) -> list[int]:
-        """Token ids of a text. If the model expects an id at the start of every text, this id comes first, unless
-        `add_special_tokens` is false.
+        """Return the token ids of a text. If the model expects an id at the start of every text, this id comes first,
+        unless `add_special_tokens` is false.
         """
         begin = None if add_special_tokens is False else self.source.begin_of_text
         return self.tokenizer.encode_prompt(string, begin=begin)
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        """Natural logarithm of each continuation's probability after its context, and whether greedy decoding would
-        generate the continuation.
+        """Return, for each request, the natural logarithm of the continuation's probability given its context, and
+        whether greedy decoding would generate the continuation.
         """
         found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
         return found
@@ -140,8 +140,8 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         ]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:  # noqa: ARG002
-        """Natural logarithm of each whole text's probability. Long texts are split into windows of the model's maximum
-        length, and every token is scored in one window.
+        """Return the natural logarithm of each text's total probability. Long texts are split into windows of the
+        model's maximum length, and every token is scored in exactly one window.
 
         If the model expects an id at the start of every text, the text begins with this id twice, as in lm-eval's `hf`
         models. The first occurrence is only context, and the second is scored.
@@ -159,7 +159,8 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return [float(total) for total in totals]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:  # noqa: ARG002
-        """Text that the model generates after each context. Every data rank generates the texts of all contexts.
+        """Return the text that the model generates after each context. Every data rank generates the texts of all
+        contexts.
 
         If a context and the tokens to generate do not fit into the window together, the context loses its first tokens,
         as in lm-eval's `hf` models. Raises `ConfigError` before the generation if no token of a context would remain.
@@ -184,8 +185,8 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 
 
 def _sampling(request: Instance, max_length: int) -> Sampling:
-    """Sampling options with the same meaning as in lm-eval's `hf` models. Without `do_sample`, the decoding is
-    greedy.
+    """Return the sampling options of a request, with the same meaning as in lm-eval's `hf` models. Without `do_sample`,
+    decoding is greedy.
     """
     asked = normalize_gen_kwargs(request.args[1])
     if asked["max_gen_toks"] >= max_length:

@@ -42,15 +42,15 @@ class ModelArguments:
         given = {name: value for name, value in {**arguments, **options}.items() if value is not None}
         most, batch_size = given.pop("max_batch_size", None), str(given.pop("batch_size", 1))
         if most is not None or not batch_size.isdecimal() or int(batch_size) < 1:
-            told = batch_size if most is None else f"{batch_size}, at most {most}"
-            raise ConfigError(f"`--batch_size` must be one number above 0, but is {told}. Try 8.")
+            told = batch_size if most is None else f"{batch_size} with `--max_batch_size {most}`"
+            raise ConfigError(f"`--batch_size` must be one whole number above 0, but is {told}. Try `--batch_size 8`.")
         device = given.pop("device", "auto")
         device = "auto" if device == _UNTOLD else device  # each rank chooses its own GPU
         require_one_of("--device", device, ("auto", "cpu", "cuda"))
         if unknown := sorted(given.keys() - set(_NAMES)):
             raise ConfigError(
-                f"`--model_args` may contain {listed(f'`{name}`' for name in _NAMES)}, but has `{unknown[0]}`. Remove "
-                f"`{unknown[0]}`."
+                f"`--model_args` may only contain {listed(f'`{name}`' for name in _NAMES)}, but has `{unknown[0]}`. "
+                f"Remove `{unknown[0]}`."
             )
         if not given.get("pretrained"):
             raise ConfigError("`--model_args` must name a model, but does not. Try pretrained=runs/demo.")

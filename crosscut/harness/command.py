@@ -1,4 +1,4 @@
-"""lm-eval's own command line with the additional model `crosscut`, on the ranks that this model needs."""
+"""lm-eval's own command line, extended by the model `crosscut`. The command starts the ranks that this model needs."""
 
 import os
 import sys
@@ -19,8 +19,8 @@ def run_command(arguments: Sequence[str]) -> None:
     """Run `lm-eval ARGUMENTS`. With `--model crosscut`, start the ranks that `--model_args` asks for, or join the ranks
     that torchrun started.
 
-    Raises `ConfigError` or `LayoutError` before a rank starts if lm-eval is not installed or an option is not supported
-    for Crosscut models. Errors of lm-eval itself are passed on.
+    If lm-eval is not installed, or an option is not supported for Crosscut models, raises `ConfigError` or
+    `LayoutError` before any rank starts. Errors of lm-eval itself are passed on.
     """
     require_installed("`crosscut lm-eval`")
     model = _model_of(arguments)

@@ -27,8 +27,8 @@ def test_what_is_not_said_is_as_lm_eval_has_it(device):
             {"dtype": "float16"},
             {},
             (
-                "`--model_args` may contain `pretrained`, `tensor`, `data` or `precision`, but has `dtype`. Remove "
-                "`dtype`."
+                "`--model_args` may only contain `pretrained`, `tensor`, `data` or `precision`, but has `dtype`. "
+                "Remove `dtype`."
             ),
         ),
         (
@@ -42,11 +42,15 @@ def test_what_is_not_said_is_as_lm_eval_has_it(device):
             {},
             "`precision` must be 'float32', 'bfloat16', 'float16' or 'float64', but is 'int8'.",
         ),
-        ({}, {"batch_size": "auto"}, "`--batch_size` must be one number above 0, but is auto. Try 8."),
+        (
+            {},
+            {"batch_size": "auto"},
+            "`--batch_size` must be one whole number above 0, but is auto. Try `--batch_size 8`.",
+        ),
         (
             {},
             {"batch_size": 8, "max_batch_size": 64},
-            "`--batch_size` must be one number above 0, but is 8, at most 64.",
+            "`--batch_size` must be one whole number above 0, but is 8 with `--max_batch_size 64`.",
         ),
         ({}, {"device": "cuda:1"}, "`--device` must be 'auto', 'cpu' or 'cuda', but is 'cuda:1'."),
     ],
