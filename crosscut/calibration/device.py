@@ -1,4 +1,6 @@
-"""Measurements of a single device: products by shape, attention, memory, GeLU, and the time to start operators."""
+"""Measurements of a single device: matrix products (by shape), attention, memory, GeLU, and the time to start
+operators.
+"""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -36,7 +38,7 @@ class Rates(NamedTuple):
     """Measured rates of a device, for one rank or for all ranks together."""
 
     measured: dict[str, list[tuple[int, int, int, float]]]
-    """Measured products as tuples (m, k, n, TFLOP/s), by precision."""
+    """Measured matrix products as tuples (m, k, n, TFLOP/s), keyed by precision."""
     attention: float
     """TFLOP/s of attention, in the last precision of `measured`."""
     memory: float
@@ -96,7 +98,7 @@ def measure(device: torch.device, sizes: Sizes) -> Rates:
 
 
 def pieces(device: torch.device, sizes: Sizes) -> list[Times]:
-    """Return one function per measurement. The function runs and times one piece of work on a rank's device.
+    """Return one function per measurement. Each function runs and times one piece of work on a rank's device.
 
     `rates_of` expects the seconds of the pieces in the same order.
     """
@@ -160,7 +162,8 @@ def _numbers(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Tensor:
 
 
 def _product(shape: tuple[int, int, int], numbers: Tensor, *, is_of_weight: bool) -> Callable[[], object]:
-    """Return a function that computes a product as training does: in a layer, or in the loss if a side is very long.
+    """Return a function that computes a matrix product with the operator that training uses: that of the loss if one
+    side is very long, and otherwise that of a layer.
 
     If there are enough numbers, each call uses different numbers, so that the factors are not in the cache, as in a
     training step.
@@ -190,19 +193,19 @@ def _parts(numbers: Tensor, *shapes: tuple[int, int]) -> Iterator[list[Tensor]]:
 
 
 def _attention(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Callable[[], object]:
-    """Causal attention. Its FLOPs are counted only for the unmasked half of the scores."""
+    """Return a function that computes causal attention. FLOPs are counted only for the unmasked half of the scores."""
     query, key, value = (torch.randn(*sizes.attention, device=device).to(dtype) for _ in range(3))
     return partial(F.scaled_dot_product_attention, query, key, value, is_causal=True)
 
 
 def _memory(device: torch.device, sizes: Sizes) -> Callable[[], object]:
-    """Sum that reads two vectors and writes a third vector, as a residual connection does."""
+    """Return a function that adds two vectors into a third vector, as a residual connection does."""
     a, b, result = (torch.ones(sizes.elements, device=device) for _ in range(3))
     return partial(torch.add, a, b, out=result)
 
 
 def _start(device: torch.device) -> Callable[[], object]:
-    """Sequence of small kernels that PyTorch starts."""
+    """Return a function that starts many small kernels, one after another."""
     x = torch.zeros(8, device=device)
 
     def many() -> None:
@@ -228,9 +231,10 @@ class _HalfLayer(nn.Module):
 
 
 def _on_host(device: torch.device) -> list[Callable[[], object]]:
-    """Work for measuring the time in which the host starts operators. The tensors are tiny, so that the operators
-    themselves take almost no time. There are three pieces of work: the forward pass of one `_HalfLayer`; its forward
-    and backward pass; and gradient norm, clipping and AdamW for the parameters of eight such modules (`_HALVES`).
+    """Return the work that measures how long the host takes to start operators. The tensors are tiny, so that the
+    operators themselves take almost no time. There are three pieces of work: the forward pass of one `_HalfLayer`; its
+    forward and backward pass; and gradient norm, clipping and AdamW for the parameters of eight such modules
+    (`_HALVES`).
     """
     layers, x = nn.Sequential(*(_HalfLayer(device) for _ in range(_HALVES))), torch.ones(1, 8, 32, device=device)
     layers(x).sum().backward()

@@ -38,9 +38,9 @@ def calibrate(path: Path) -> str:
 def device_table(
     name: str, rates: Rates, link: Links | None, *, memory: int, ranks: int, known: Hardware | None
 ) -> dict[str, Any]:
-    """Content of the device file for a device with `memory` bytes of memory and `ranks` ranks per node. The content
-    consists of the measured figures and of `known`, the published figures of the device. `known` is None if the planner
-    does not know the device. `link` is None if the link was not measured.
+    """Return the content of the device file for a device with `memory` bytes of memory and `ranks` ranks per node. The
+    content consists of the measured figures and of `known`, the published figures of the device. `known` is None if the
+    planner does not know the device. `link` is None if the link was not measured.
     """
     source = f"measured by crosscut plan --calibrate on {time.strftime('%Y-%m-%d')}, torch {torch.__version__}"
     held = {"gigabytes": memory / 1e9, "gigabytes_per_second": rates.memory, "attained": 1.0}
@@ -60,7 +60,7 @@ def device_table(
 
 
 def _measure(device: torch.device, sizes: Sizes) -> tuple[Rates, Links | None]:
-    """Rates of the device, and the rates of its link if there are two ranks."""
+    """Measure the rates of the device, and the rates of the link between ranks if there is more than one rank."""
     if device.type == "cpu":
         rates, link = measure_ranks("cpu", sizes)
         assert rates is not None

@@ -69,8 +69,8 @@ def measure_ranks(device: str, sizes: Sizes | None) -> tuple[Rates | None, Links
 
 def measure_on(mesh: ParallelMesh, sizes: Sizes, large: Sequence[int]) -> tuple[Rates, Links | None]:
     """Measure the rates of a CPU with the ranks of a mesh, which have already started and all work at the same time.
-    Also measure the link between tensor ranks, with large messages of `large` float32 elements; None if there is one
-    tensor rank. Every rank must call this function, and all get the same figures.
+    Also measure the link between tensor ranks, with large messages of `large` float32 elements. The returned links are
+    None if there is only one tensor rank. Every rank must call this function, and all ranks get the same figures.
     """
     messages = _messages(mesh, large) if mesh.tensor.size > 1 else []
     seconds, waits = _slower_and_later(pieces(mesh.device, sizes), messages, sizes.turns, mesh)
@@ -141,8 +141,8 @@ def links(seconds: Sequence[float], large: Sequence[int], num_ranks: int) -> Lin
 
 
 def _messages(mesh: ParallelMesh, large: Sequence[int]) -> list[Times]:
-    """Return functions that send and time the messages of each operation: a small message and the large messages, of
-    `large` elements.
+    """Return functions that send and time the messages of each operation: one small message, and the large messages.
+    `large` holds the number of elements of each large message.
     """
     device = mesh.device
     a, b = torch.randn(1024, 256, device=device), torch.randn(256, 1024, device=device)

@@ -42,7 +42,8 @@ def typical(turns: Iterable[Sequence[float]]) -> float:
 def repeated(work: Callable[[], object], device: torch.device) -> Times:
     """Return a function that runs and times one turn of `work`.
 
-    Work that is too short to be timed runs several times, and the function returns only the mean of the seconds.
+    If one call of `work` is too short to time, a turn repeats the call. The function then returns a single value: the
+    mean seconds per call.
     """
 
     def turn() -> list[float]:
