@@ -1,4 +1,4 @@
-"""Dry run: the real training step of one rank of any layout, run in one process without memory for the tensors.
+"""Dry run of any layout in one process. The actual code of one rank's training step runs on tensors without memory.
 
 The dry run counts the memory, the FLOPs and the messages of the step, for comparison with the planner's formulas.
 """

@@ -68,7 +68,7 @@ class Peak:
 
     total: int
     parts: dict[tuple[str, str], int]
-    """Bytes by (category, module), with the names of `modules`."""
+    """Bytes by (category, module). The module names are the keys of `modules`."""
     categories: dict[str, int]
     modules: dict[str, int]
     """Bytes of each module, largest first. `*` in a module's name stands for any layer number."""
@@ -101,7 +101,9 @@ class Ledger(TorchDispatchMode):
             parameter.register_post_accumulate_grad_hook(self._became_gradient)
 
     def enter(self, category: str, tensors: Mapping[str, Tensor]) -> None:
-        """Record tensors that exist before the step under `category`. `tensors` maps parameter names to tensors."""
+        """Record tensors that exist before the step, and assign them to `category`. `tensors` maps parameter names to
+        tensors.
+        """
         for name, tensor in tensors.items():
             storage = local_part(tensor.detach()).untyped_storage()
             if storage.nbytes() and storage._cdata not in self._known:
@@ -250,8 +252,8 @@ def _maker() -> tuple[str, str]:
 
 
 def _scores_and_values(query: Tensor, key: Tensor) -> int:
-    """FLOPs of two products of [S, D] and [D, S] per head. Parts that a kernel skips or repeats do not change the
-    count.
+    """Return the FLOPs of two products of [S, D] and [D, S] per head. The products are counted in full, even if a
+    kernel skips masked parts or computes parts twice.
     """
     batch, heads, length, width = query.shape
     return 4 * batch * heads * length * key.shape[-2] * width
@@ -283,6 +285,6 @@ _COUNTS: dict[Any, Callable[..., int]] = {
     aten._scaled_dot_product_flash_attention_for_cpu: _forward,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward,
 }
-"""FLOPs of operators for which PyTorch has no formula, and of attention as the planner counts it
-(`planner.compute`).
+"""Functions that count an operator's FLOPs: for operators without a formula in PyTorch, and for attention, which is
+counted in the same way as in the planner (`planner.compute`).
 """

@@ -35,7 +35,7 @@ Device = Literal["cpu", "cuda"]
 class WithoutMemory(FakeTensorMode):
     """Context manager under which new tensors have no memory.
 
-    An operator really runs if all its tensors have memory. Examples are the tensor of a mesh's ranks, and the state of
+    An operator runs for real if all its input tensors have memory, such as the tensor of a mesh's ranks or the state of
     a random generator. All other operators return fake tensors.
     """
 
@@ -46,7 +46,7 @@ class WithoutMemory(FakeTensorMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run the operator if all its tensors have memory, otherwise return a fake result."""
+        """Run the operator if all its input tensors have memory. Otherwise return a fake result."""
         if is_wait(func):
             return args[0]  # a real wait returns the same tensor, but PyTorch's fake wait would copy it
         tensors = [x for x in tree_leaves((args, kwargs or {})) if isinstance(x, Tensor)]

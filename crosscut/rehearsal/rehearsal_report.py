@@ -58,7 +58,7 @@ def print_rehearsal(rehearsal: Rehearsal) -> None:
 
 
 def _gigabytes(size: int, largest: int) -> str:
-    """Format bytes in GB, with the number of decimals that gives the size `largest` four digits."""
+    """Format bytes in GB, with so many decimals that the size `largest` would show four significant digits."""
     return f"{size / 1e9:,.{_decimals(largest / 1e9)}f}"
 
 
@@ -74,7 +74,7 @@ def _in_units(row: Row) -> tuple[str, str]:
 
 
 def _decimals(number: float) -> int:
-    """Number of decimals that show four digits of `number`."""
+    """Return the number of decimals with which `number` shows four significant digits."""
     return max(0, 3 - math.floor(math.log10(number))) if number > 0 else 0
 
 

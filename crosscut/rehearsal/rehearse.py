@@ -42,7 +42,7 @@ class Rehearsal:
 
     @property
     def planned(self) -> Candidate:
-        """Run for the planner's forecast of the same rank."""
+        """Settings from which the planner forecasts the same rank."""
         return Candidate.at(self.run, self.run.layout.place_of(self.rank)["pipeline"])
 
 
@@ -50,8 +50,8 @@ def rehearse(run: RunConfig, *, rank: int = 0, device: Device = "cuda", precisio
     """Run the training step that rank `rank` of `run` would run on `device`, with fake tensors. The other ranks are
     simulated.
 
-    `precision` replaces `training.precision = "auto"`; by default, the usual precision of the device replaces it.
-    Layers run uncompiled, so the figures do not show the effect of `training.compile`. Raises `ConfigError` if
+    If `training.precision` is "auto", the step uses `precision`, or the device's usual precision if `precision` is
+    None. Layers run uncompiled, so the figures do not show the effect of `training.compile`. Raises `ConfigError` if
     `model.vocab_size` is 0, and `LayoutError` if `rank` is not a rank of the layout.
     """
     known_vocab_size(run.model)
@@ -114,7 +114,9 @@ def _enter_state(ledger: Ledger, trainer: Trainer) -> None:
 
 
 def _labels(model: ModelConfig, num_sequences: int) -> Tensor:
-    """Labels of a micro-batch of a task. For a choice, all sequences are the options of one question."""
+    """Return labels, all zero, for a micro-batch of the model's task. In a multiple-choice task, all sequences of the
+    micro-batch are options of one question.
+    """
     shapes = {HeadKind.SPANS: (num_sequences, 2), HeadKind.CHOICE: (1,)}
     return torch.zeros(shapes.get(model.head, (num_sequences,)), dtype=torch.long)
 
