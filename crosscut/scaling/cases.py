@@ -4,8 +4,8 @@ For weak scaling (Figure 6), the model grows with the number of tensor ranks, so
 same, and the batch grows with the number of data ranks. For strong scaling (Table 3), one model and one batch are run
 on more tensor ranks. The same model and batch are also run on more ranks along other axes (`STRONG_SCALING`).
 
-The ranks are started once for all cases. For each case, the ranks are divided into groups of the case's number of
-ranks, and the first group runs the case. The number of ranks of a case must therefore divide the number of started
+The ranks are started once for all cases. For each case, the ranks are divided into groups of the size that the case
+needs, and the first group runs the case. The number of ranks of a case must therefore divide the number of started
 ranks. All numbers of ranks are powers of two, so they meet this condition.
 """
 
@@ -24,7 +24,8 @@ Study = Literal["tensor", "data", "strong", "pipeline", "context", "process"]
 studies in `STRONG_SCALING`, and one process with all cores ("process")."""
 
 STRONG_SCALING: Mapping[Study, str] = {"strong": "tensor", "pipeline": "pipeline", "context": "context"}
-"""Studies of strong scaling: the field of `Layout` that sets the number of ranks, by the name of the study."""
+"""Studies of strong scaling. Each study's name is mapped to the field of `Layout` that sets the study's number of
+ranks."""
 
 _PAPERS_RANKS = 8
 """Maximum number of tensor ranks in the paper's Figure 6 and Table 3."""
@@ -47,8 +48,8 @@ DEFAULT_RUNS: dict[str, dict[str, Any]] = {
     },
 }
 """Model and batch of one rank if the user gives no run: 8 sequences as in the paper, and a model with as many heads as
-the paper's smallest model and a tenth of its layers. The hidden size is that of the paper's model on a GPU, and a sixth
-of this size on a CPU core.
+the paper's smallest model and a tenth of its layers. On a GPU, the hidden size is the paper's. On a CPU core, it is a
+sixth of the paper's.
 """
 
 
@@ -107,7 +108,8 @@ def choose_devices(name: str, ranks: int | None, *, cores: int, gpus: int) -> De
         raise ConfigError(f"`--ranks` must be a power of two above 1, but is {ranks}. Try {_power_of_two(ranks)}.")
     if kind == "cuda" and ranks > count:
         raise ConfigError(
-            f"`--ranks` must be at most this machine's {count} GPUs, but is {ranks}. Choose a smaller power of two."
+            f"`--ranks` must be at most {count}, the number of this machine's GPUs, but is {ranks}. Choose a smaller "
+            "power of two."
         )
     return Devices(kind=kind, count=count, most=ranks)
 
@@ -156,7 +158,7 @@ def _strong_scaling(
 
 
 def whole_ranks(devices: Devices) -> int:
-    """Largest number of ranks that is a power of two and leaves each rank its own core or GPU."""
+    """Return the largest power of two, as a number of ranks, with which each rank has a core or GPU of its own."""
     return min(devices.most, _power_of_two(devices.count))
 
 
@@ -181,7 +183,9 @@ def grow(model: ModelConfig, tensor: int) -> ModelConfig:
 
 
 def _case(run: ResolvedRun, devices: Devices, model: ModelConfig, **sizes: int) -> Case:
-    """Case with one thread per rank. `sizes` maps fields of `Layout` to numbers of ranks. Other axes have one rank."""
+    """Return a case with one thread per rank. `sizes` maps fields of `Layout` to numbers of ranks. All other axes have
+    one rank.
+    """
     ranks: dict[str, Any] = dict.fromkeys(OPTIONS, 1) | sizes
     asked, batch = run.layout, run.training.batch_size // run.layout.data
     layout = replace(
@@ -202,11 +206,11 @@ def _case(run: ResolvedRun, devices: Devices, model: ModelConfig, **sizes: int) 
 
 
 def _micro_batch_size(batch: int, asked: int, pipeline: int) -> int:
-    """Number of sequences per micro-batch of a case with `pipeline` pipeline ranks.
+    """Return the number of sequences per micro-batch of a case with `pipeline` pipeline ranks.
 
-    `batch` is the number of sequences of a data rank, and `asked` is the run's own micro-batch size, or 0 if the run
-    has none. Without a pipeline, the result is `asked`. With a pipeline, a step has `_MICRO_BATCHES` micro-batches or
-    more for each rank, unless the batch has too few sequences, and no micro-batch is larger than `asked`.
+    `batch` is the number of sequences per data rank, and `asked` is the run's own micro-batch size, or 0 if the run has
+    none. Without a pipeline, the result is `asked`. With a pipeline, a step has `_MICRO_BATCHES` micro-batches or more
+    for each rank, unless the batch has too few sequences, and no micro-batch is larger than `asked`.
     """
     if pipeline == 1:
         return asked

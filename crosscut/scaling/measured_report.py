@@ -41,8 +41,8 @@ def _words(results: Results) -> str:
         f"data rank in {results.precision}. All cases take turns, {results.turns} times each, so that other work "
         "on the machine affects all of them equally. In a turn, a case takes two steps; the second is measured. "
         "The seconds are the median over the turns, with their minimum and maximum as the range. The "
-        "ranks of a case are the numbers of ranks along the axes with more than one rank. A model is given as layers x "
-        "hidden size and heads. "
+        "ranks of a case are given for each axis that has more than one rank. A model is given as layers x hidden "
+        "size, and its number of heads. "
         f"{threads}Linear scaling is one rank's model FLOP/s times the number of ranks. {forecasts}"
         f"{''.join(f'{sentence} ' for sentence in results.left_out)}`crosscut study measure` writes this report."
     )

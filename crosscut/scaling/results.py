@@ -26,12 +26,12 @@ class Row:
     num_heads: int
     parameters: int
     parameters_per_rank: int
-    """Parameters on one tensor rank. For a pipeline, the sum over one tensor rank of each stage."""
+    """Parameters on one tensor rank. For a pipeline, the sum over all stages, with one tensor rank of each stage."""
     axes: Mapping[str, int]
     """Number of ranks along each axis in use, by the axis's field in `Layout`, outermost first."""
     setting: str
-    """Schedule and number of micro-batches of a pipeline, and way of attention of context ranks; empty without
-    either."""
+    """Schedule and number of micro-batches of a pipeline, and the attention algorithm of context ranks. Empty if the
+    case has neither a pipeline nor context ranks."""
     threads: int
     """Number of threads per rank."""
     sharing: int
@@ -92,7 +92,7 @@ class Results:
 
 
 def row_of(case: Case, seconds: Sequence[float], devices: Devices, hardware: Hardware | None) -> Row:
-    """Row for a case: the measured seconds and, if `hardware` is given, the planner's forecast."""
+    """Return the row for a case: the measured seconds and, if `hardware` is given, the planner's forecast."""
     run = case.run
     return Row(
         num_layers=run.model.num_layers,
@@ -120,8 +120,8 @@ def _setting(run: ResolvedRun) -> str:
 
 
 def forecast_seconds(case: Case, devices: Devices, hardware: Hardware) -> float:
-    """Seconds of a step as the planner forecasts them for a case. Each rank has the share of the processor that its
-    threads use, or a smaller share if more ranks than cores share the processor.
+    """Return the planner's forecast of the seconds of a case's step. The forecast gives each rank the share of the CPU
+    that its threads use, or a smaller share if there are more ranks than cores.
     """
     ranks = case.run.layout.world_size
     sharing = max(devices.count // case.threads, ranks)

@@ -51,8 +51,8 @@ def measured_study(arguments: Sequence[str], *, gpu: str | None, ranks: int | No
 
 
 def _run_and_devices(arguments: Sequence[str], ranks: int | None) -> tuple[RunConfig, Devices]:
-    """Run of one rank, and the devices. The default run depends on the kind of device, and an override may choose this
-    kind.
+    """Return the run for one rank, and the devices. The default run depends on the kind of device, which an override of
+    `training.device` may choose.
     """
     cores, gpus = available_cores(), torch.cuda.device_count()
     if arguments and "=" not in arguments[0]:

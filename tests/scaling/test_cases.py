@@ -221,7 +221,13 @@ def test_more_ranks_than_cores_share_them() -> None:
         ),
         ("cpu", 1, 2, 0, "`--ranks` must be a power of two above 1, but is 1. Try 2."),
         ("cpu", 6, 2, 0, "`--ranks` must be a power of two above 1, but is 6. Try 4."),
-        ("auto", 8, 2, 4, "`--ranks` must be at most this machine's 4 GPUs, but is 8. Choose a smaller power of two."),
+        (
+            "auto",
+            8,
+            2,
+            4,
+            "`--ranks` must be at most 4, the number of this machine's GPUs, but is 8. Choose a smaller power of two.",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_told(name: str, ranks: int | None, cores: int, gpus: int, message: str) -> None:
