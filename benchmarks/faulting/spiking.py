@@ -21,7 +21,7 @@ _NOISE = ("training.on_spike=skip", "training.steps=240", "data.verify=false")
 """Settings of the run with a shard of noise, which the run reads near step 185."""
 _FAULTY = 56
 """Call of `Trainer.update` that has the fault: step 56. The run keeps a copy of its state after step 50."""
-_RETURNS = rf"Spike at step {_FAULTY}: .*The run returns to step 50 and leaves out"
+_RETURNS = rf"Spike at step {_FAULTY}: .*The run rolls back to step 50 and leaves out"
 
 
 def _repeat(fault: Fault, scene: Scene, chance: random.Random, row: Row) -> None:
@@ -85,7 +85,7 @@ SPIKING = [
            cause=_kill_after_record, named=(), status=(-9,), may_lose=8 + 25,
            survives="the checkpoints and the record of the batches that are left out"),
     Fault(name="a shard of random tokens, with on_spike=skip", layout="data 2", cause=_noise, status=(0,),
-          named=(r"Spike at step \d+: loss .*usually .*The run returns to step \d+ and leaves out",), trial=_repeat,
+          named=(r"Spike at step \d+: loss .*usually .*The run rolls back to step \d+ and leaves out",), trial=_repeat,
           compared="as the run from its record", may_lose=40, limit=2 * LIMIT,
           survives="the run, without the batches of the spikes"),
 ]  # fmt: skip

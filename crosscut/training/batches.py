@@ -34,7 +34,7 @@ from crosscut.training.spikes.order import SampleOrder
 Ids = npt.NDArray[np.int64]
 
 _TOKENS_DESCRIBED = 64
-"""Number of tokens of a sequence in its description."""
+"""Maximum number of tokens that the description of a sequence shows."""
 
 _Rows = TypeVar("_Rows")
 _Read = TypeVar("_Read", covariant=True)
@@ -45,8 +45,8 @@ class BatchSource(Protocol):
     """Training and validation batches of one data rank, as the training loop reads them."""
 
     order: SampleOrder
-    """Positions of the batches in the order of the samples. Whoever sets another order must let `BatchesAhead` forget
-    the batch that it has fetched."""
+    """Position of each step's batch in the sequence of samples. Code that replaces this attribute must also call
+    `BatchesAhead.forget`, because the next batch may already be fetched."""
 
     @property
     def mesh(self) -> ParallelMesh:
@@ -73,10 +73,10 @@ class BatchSource(Protocol):
 
 
 class Described(NamedTuple):
-    """Description of a training sequence for a person."""
+    """Description of a training sequence for people to read."""
 
     position: int
-    """Position in the order of the samples."""
+    """Position of the sequence in the order of the samples."""
     documents: list[tuple[str, int]]
     """Documents of the sequence, each as (name of the file, number in the file)."""
     text: str
@@ -87,17 +87,19 @@ class _Training(Protocol[_Read]):
     """Training samples of a run."""
 
     def batch_from(self, first_sample: int, *, batch_size: int, rank: int, size: int) -> _Read:
-        """Return a rank's slice of the batch that starts at a sample."""
+        """Return the slice of rank `rank`, out of `size` ranks, of the batch that starts at sample `first_sample`."""
 
     def documents(self, index: int) -> list[tuple[str, int]]:
         """Return the documents of a sample."""
 
 
 class _Validation(Protocol[_Read]):
-    """Samples for the validations of a run."""
+    """Validation samples of a run."""
 
     def batches(self, *, batch_size: int, rank: int, size: int, limit: int) -> Iterator[_Read]:
-        """Yield a rank's slice of every batch."""
+        """Yield the slice of rank `rank`, out of `size` ranks, of every batch. `limit` is the maximum number
+        of sequences; 0 means all sequences.
+        """
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -130,11 +132,11 @@ class TokenBatches(ABC, Generic[_Rows]):
 
     @abstractmethod
     def batch(self, rows: _Rows) -> Batch:
-        """Make a batch on the host that shares the memory of the arrays."""
+        """Make a batch on the host. The batch shares the memory of the arrays in `rows`."""
 
     def complete(self, batch: Batch) -> Batch:
-        """Return a micro-batch with the fields that are computed after the split of the batch. By default, there are
-        none.
+        """Return the micro-batch with additional fields, which are computed only after the batch has been split. By
+        default, no fields are added.
         """
         return batch
 
@@ -164,8 +166,8 @@ class TokenBatches(ABC, Generic[_Rows]):
         return self.run.training.batch_size_at(step) * self.run.training.sequence_length
 
     def validation_batches(self) -> Iterator[Batch]:
-        """Yield this data rank's validation batches, in order. Every rank gets the same number of batches. The order of
-        segments is not scored.
+        """Yield this data rank's validation batches, in order. Every rank gets the same number of batches. The
+        prediction of the order of segments is not scored.
         """
         for rows in self._validation.batches(
             batch_size=self.run.micro_batch_size * self.mesh.data.size,
@@ -187,7 +189,7 @@ class TokenBatches(ABC, Generic[_Rows]):
         return list(found)
 
     def describe(self, first: int, count: int) -> list[Described]:
-        """Describe `count` sequences from position `first` in the order of the samples."""
+        """Describe `count` sequences, starting at position `first` in the order of the samples."""
         tokens = self.batch(self._training.batch_from(first, batch_size=count, rank=0, size=1)).tokens
         tokenizer = self._tokens.tokenizer()
         beginnings = tokens[:, :_TOKENS_DESCRIBED].tolist()
@@ -225,11 +227,12 @@ class MaskedBatches(TokenBatches[MaskedBatch]):
     """Batches for models that predict masked tokens, and possibly the order of two segments."""
 
     validation_bytes = 0
-    """0, because masked tokens have no bits per byte: the model also reads the tokens that follow a masked token."""
+    """Always 0, because bits per byte are not defined for masked tokens: the model also reads the tokens that follow a
+    masked token."""
 
     def batch(self, rows: MaskedBatch) -> Batch:
-        """Make a batch with the fields that the model uses: segments if it has token types, the order of the segments
-        if it predicts the order, and documents with `training.document_mask`.
+        """Make a batch with the fields that the model uses: segments if the model has token types, the order of the
+        segments if the model predicts the order, and documents if `training.document_mask` is set.
         """
         model = self.run.model
         used = {

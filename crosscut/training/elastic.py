@@ -1,9 +1,10 @@
-"""Runs whose number of ranks changes from start to start: the layout for the ranks that torchrun started, and the
-record of the starts in `restarts.jsonl`.
+"""Runs whose number of ranks may change whenever torchrun starts them again. This module chooses the layout for the
+started ranks, and records the restarts in `restarts.jsonl`.
 
-A step is lost if the run has to repeat it, because it came after the checkpoint from which the run resumes. The seconds
-lost are the seconds of these steps, and the time from the last step of the earlier start to the first step of this
-start, which includes the detection of the failure, the rendezvous, the start of Python, and the checkpoint.
+A step is lost if it came after the checkpoint from which the run resumes: the run has to repeat this step. The seconds
+lost are the time of the lost steps, plus the time from the last step of the earlier start to the first step of the new
+start. The second part includes the detection of the failure, the rendezvous, the start of Python, and the loading of
+the checkpoint.
 """
 
 import dataclasses
@@ -24,11 +25,12 @@ from crosscut.planner.search import run_on
 from crosscut.training.watching.metrics import METRICS_FILE, read_metrics
 
 RESTARTS_FILE = "restarts.jsonl"
-"""Name of the file in a run's folder with one row for each start of an elastic run that continues an earlier start."""
+"""Name of a file in the folder of an elastic run. The file has one row for each start that continues an earlier start.
+"""
 
 
 def is_elastic(run: RunConfig) -> bool:
-    """Whether the run changes its layout when torchrun starts another number of ranks."""
+    """Whether the run adapts its layout to the number of ranks that torchrun starts."""
     return run.layout.elastic is not Elastic.OFF and was_started()
 
 
@@ -42,8 +44,8 @@ def for_started_ranks(run: RunConfig) -> RunConfig:
         return run
     if keeps_store():
         raise LayoutError(
-            "`TORCH_DISABLE_SHARE_RDZV_TCP_STORE` must be 1 for torchrun if `layout.elastic` is set, but is not. "
-            "Otherwise, ranks that are started again find the addresses of ended ranks, and wait for them. Start "
+            "If `layout.elastic` is set, torchrun needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, but the variable is not "
+            "1. Without it, restarted ranks find the addresses of ranks that have ended, and wait for them. Start "
             "torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."
         )
     return run_on(run, started_world_size(), _hardware(run.training.device))
@@ -60,7 +62,8 @@ class Restart:
     """A start that continues an earlier start of the run."""
 
     step: int
-    """Number of steps done in the checkpoint from which the run continues. 0 if the run starts again without one."""
+    """Number of steps done in the checkpoint from which the run continues. 0 if the run starts again without a
+    checkpoint."""
     before: str
     """Layout that wrote the checkpoint. Empty without a checkpoint."""
     after: str
@@ -73,14 +76,14 @@ class Restart:
     steps_lost: int
     """Number of steps that the earlier start had done after the checkpoint."""
     seconds_of_steps_lost: float
-    """Time that these steps took."""
+    """Seconds that the lost steps took."""
     last_step_at: float | None
     """Time at which the earlier start reported its last step, in seconds since the epoch. None if unknown."""
 
     @classmethod
     def of(cls, run: RunConfig, progress: Progress | None, restored_from: str = "disk") -> "Restart | None":
-        """Restart of a run from a checkpoint with this progress, before the rows of later steps are removed from the
-        metrics. None if the run is not elastic, or if this is its first start.
+        """Return the restart of a run from a checkpoint with this progress. Call this method before the rows of later
+        steps are removed from the metrics. Returns None if the run is not elastic, or if this is the run's first start.
         """
         step, folder = progress.step if progress else 0, Path(run.output.folder)
         if not is_elastic(run) or not (progress or (folder / METRICS_FILE).exists()):
@@ -103,8 +106,8 @@ class Restart:
         )
 
     def record(self, folder: Path) -> None:
-        """Append the restart to `restarts.jsonl`, when this start has done its first step. A disk error is ignored, as
-        in the metrics.
+        """Append the restart to `restarts.jsonl`. Call this method when the new start has done its first step. A disk
+        error is ignored, as in the metrics.
         """
         values = dataclasses.asdict(self)
         last = values.pop("last_step_at")
@@ -126,7 +129,7 @@ class Restart:
 
 
 def read_restarts(folder: Path) -> list[dict[str, object]]:
-    """Rows of a run's `restarts.jsonl`, oldest first. Empty if the run was never continued."""
+    """Return the rows of a run's `restarts.jsonl`, oldest first. Empty if the run was never continued."""
     path = folder / RESTARTS_FILE
     if not path.exists():
         return []

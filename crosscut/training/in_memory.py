@@ -1,4 +1,6 @@
-"""Checkpoints of a run in the memory of its machines: search at the start, room, saver, and removal at the end."""
+"""Checkpoints of a run in the memory of its machines. This module finds a checkpoint at the start, checks that the
+machines have enough memory, makes the saver, and removes the checkpoints at the end.
+"""
 
 import secrets
 import shutil
@@ -17,9 +19,9 @@ from crosscut.parallel.state.parameters import local_part
 from crosscut.training.step import Trainer
 
 _COPIES = 2
-"""Checkpoints that are in memory at once, while a new one replaces an older one."""
+"""Number of checkpoints in memory at once, while a new checkpoint replaces an older one."""
 _MOMENTS = 2
-"""Tensors of AdamW's state for each parameter."""
+"""Number of tensors in AdamW's state for each parameter."""
 
 
 @dataclass
@@ -31,7 +33,7 @@ class InMemory:
     """Newest complete checkpoint in memory, if it is newer than the checkpoints on disk."""
 
     def find(self) -> None:
-        """Look for the checkpoint on all machines, and complete the folder of this machine."""
+        """Look for the checkpoint on all machines, and copy the files that this machine lacks from other machines."""
         if not self.run.checkpoint.in_memory:
             return
         folder = Path(self.run.output.folder)
@@ -41,13 +43,15 @@ class InMemory:
 
     @property
     def good(self) -> GoodCheckpoint | None:
-        """The checkpoint, whose files `find` has compared with their hashes."""
+        """Checkpoint that `find` has found, with its manifest. `find` has compared its files with their hashes. None if
+        there is no such checkpoint.
+        """
         return None if self.checkpoint is None else GoodCheckpoint(self.checkpoint, read_manifest(self.checkpoint))
 
 
 def _first_ranks_view(run: RunConfig, folder: Path) -> tuple[str, int]:
-    """Key of the run's checkpoints in memory, and the step of the newest checkpoint on disk, as the first rank sees
-    them. The key is empty for a new run.
+    """Return the key of the run's checkpoints in memory, and the step of the newest checkpoint on disk, as the first
+    rank sees them. The key is empty for a new run.
     """
     key, newest = "", -1
     if own_rank() == 0 and (folder / KEY_FILE).is_file():
@@ -61,7 +65,9 @@ def _first_ranks_view(run: RunConfig, folder: Path) -> tuple[str, int]:
 
 
 def key_for(run: RunConfig, *, is_resumed: bool) -> str:
-    """Key of the run's checkpoints in memory, which is new for a new run. Empty if the run keeps none."""
+    """Return the key of the run's checkpoints in memory. A new run gets a new key. The key is empty if the run keeps no
+    checkpoints in memory.
+    """
     if not run.checkpoint.in_memory:
         return ""
     path = Path(run.output.folder) / KEY_FILE
@@ -73,9 +79,10 @@ def key_for(run: RunConfig, *, is_resumed: bool) -> str:
 
 
 def memory_saver(run: RunConfig, key: str, trainer: Trainer) -> Saver:
-    """Saver that writes to the memory of the machines. Every rank must call this function.
+    """Return a saver that writes to the memory of the machines. Every rank must call this function.
 
-    Raises `ConfigError` on all ranks if a machine has too little room.
+    Raises `ConfigError` on all ranks if a machine has too little memory, or no folder in memory that the user can
+    write.
     """
     root = memory_folder(Path(run.output.folder), key)
     hosts = Hosts.of_run(root)
@@ -112,13 +119,14 @@ def _require_room(root: Path, hosts: Hosts, trainer: Trainer) -> None:
     room = free_bytes(root) + used
     message = (
         f"`checkpoint.in_memory` needs {needed / 1e9:.3g} GB in memory on each machine, but `{root.parents[1]}` has "
-        f"room for {room / 1e9:.3g} GB. Enlarge this file system, name another one in {FOLDER_VARIABLE}, or set "
+        f"room for {room / 1e9:.3g} GB. Enlarge this file system, name another file system in "
+        f"{FOLDER_VARIABLE}, or set "
         "checkpoint.in_memory=0."
     )
     if owned:
         message = (
-            f"`checkpoint.in_memory` needs a folder in memory that this user can write, but `{root}` is not: {owned}. "
-            f"Name another file system in {FOLDER_VARIABLE}, or set checkpoint.in_memory=0."
+            f"`checkpoint.in_memory` needs a folder in memory that this user can write to, but this user cannot write "
+            f"to `{root}`: {owned}. Name another file system in {FOLDER_VARIABLE}, or set checkpoint.in_memory=0."
         )
     short = [text for text in gather_from_all(message if owned or needed > room else "") if text]
     if short:
@@ -126,8 +134,8 @@ def _require_room(root: Path, hosts: Hosts, trainer: Trainer) -> None:
 
 
 def bytes_of_state(trainer: Trainer) -> int:
-    """Bytes of this rank's file in a checkpoint, before the optimizer has a state: an upper bound, which counts tensors
-    that several tensor ranks hold on each of them.
+    """Return an upper bound on the bytes of this rank's file in a checkpoint. The optimizer need not have any state
+    yet. A tensor that several tensor ranks hold is counted on each of these ranks.
     """
     layout = trainer.run.config.layout
     parameters = [local_part(p) for p in trainer.model.parameters()]
@@ -138,5 +146,5 @@ def bytes_of_state(trainer: Trainer) -> int:
 
 
 def forget(run: RunConfig, key: str) -> None:
-    """Remove the run's checkpoints from this machine's memory, when a newer one is on disk."""
+    """Remove the run's checkpoints from this machine's memory. Call this when a newer checkpoint is on disk."""
     shutil.rmtree(memory_folder(Path(run.output.folder), key).parent, ignore_errors=True)

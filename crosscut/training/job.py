@@ -68,22 +68,22 @@ from crosscut.training.watching.run_report import SUMMARY_FILE, typed_command, w
 
 @dataclasses.dataclass(frozen=True)
 class _Prepared:
-    """Input of every rank: the same message is sent to all of them before training starts."""
+    """Input of every rank. All ranks receive the same input before training starts."""
 
     run: ResolvedRun
     """Settings of the run, including the vocabulary size."""
     checkpoint: Folder | None
     """Checkpoint to resume from; None for a new run."""
     identity: dict[str, Any]
-    """Identity of the run that its checkpoints record (`identity_of`)."""
+    """Identity of the run (`identity_of`), which every checkpoint of the run records."""
     done: int
-    """Number of steps that the checkpoint has done; 0 for a new run."""
+    """Number of steps done in the checkpoint; 0 for a new run."""
     profile: bool = False
     """Whether to profile a few steps (`profiling`)."""
     restart: Restart | None = None
-    """Start of an elastic run that continues an earlier start."""
+    """Restart that this start is; None if the run is not elastic, or if this is the run's first start."""
     memory_key: str = ""
-    """Key of the run's checkpoints in memory; empty if the run keeps none."""
+    """Key of the run's checkpoints in memory; empty if the run keeps no checkpoints in memory."""
     is_in_memory: bool = False
     """Whether `checkpoint` is in the memory of the machines. Each machine then has a folder of its own."""
     lock: FolderLock | None = None
@@ -99,7 +99,7 @@ class _Stop:
     step: int
     """Number of steps done."""
     interrupted: bool
-    """Whether a user's Ctrl-C ended the run, and not a scheduler."""
+    """Whether a user ended the run with Ctrl-C. If false, a scheduler ended the run."""
 
 
 Resume = bool | Literal["auto"]
@@ -169,7 +169,7 @@ def _again(run: RunConfig) -> str:
 
 
 def _require_restart(run: RunConfig, hung: RunHung) -> None:
-    """Print a note if the run must start its ranks again after a hang. Otherwise, raise `RunStopped`."""
+    """Print a note if the ranks of the run are to start again after a hang. Otherwise, raise `RunStopped`."""
     newest = list_checkpoints(run.checkpoints_folder)[-1]
     if hung.may_restart:
         _note(f"The run hung. Its ranks start again from `{newest}`.")
@@ -196,8 +196,8 @@ def is_complete(run: RunConfig) -> bool:
 def _prepare_unless_complete(
     run: ResolvedRun, resume: Resume, profile: bool, until_the_end: contextlib.ExitStack, memory: InMemory
 ) -> _Prepared | Done[_Stop | None]:
-    """Lock the folders of a run, until the stack is closed, and prepare the run for its ranks. If `resume="auto"` and
-    the run is complete, say so and return `Done` instead.
+    """Lock the folders of a run until the stack `until_the_end` is closed, and prepare the run for its ranks. If
+    `resume="auto"` and the run is complete, say so and return `Done` instead.
     """
     if resume == "auto" and is_complete(run.config):
         text = f"The run in `{run.config.output.folder}` is complete: all {run.training.steps} steps are done."
@@ -209,7 +209,7 @@ def _prepare_unless_complete(
 
 
 def _written_folders(run: RunConfig) -> list[Path]:
-    """Return the local folders that a run writes into, without folders inside another of these folders."""
+    """Return the local folders that a run writes to. A folder that lies inside another one of them is left out."""
     folders = [Path(run.output.folder)]
     checkpoints = folder_at(run.checkpoints_folder)
     if isinstance(checkpoints, LocalFolder) and not checkpoints.path.is_relative_to(folders[0]):
@@ -262,10 +262,11 @@ def _note_waits(run: RunConfig, device: str) -> None:
 
 
 def _checkpoint_of(run: RunConfig, resume: Resume, memory: InMemory | None) -> tuple[GoodCheckpoint | None, str]:
-    """Checkpoint from which the run resumes, and its place, `memory` or `disk`. None for a new run. Checkpoints that
-    the run has abandoned after a spike are removed, or, in memory, not used.
+    """Return the checkpoint from which the run resumes, and its place, `memory` or `disk`. For a new run, return None
+    and an empty place. Checkpoints that the run abandoned in a rollback are not used, and those on disk are removed.
 
-    If all checkpoints are damaged, `resume="auto"` is an error: a new run would replace them.
+    Raises `CheckpointError` if all checkpoints are damaged, even with `resume="auto"`, because a new run would replace
+    them.
     """
     if memory and resume and (good := memory.good) and not is_abandoned(run, good.manifest.progress):
         return good, "memory"
@@ -275,7 +276,7 @@ def _checkpoint_of(run: RunConfig, resume: Resume, memory: InMemory | None) -> t
         _require_no_checkpoints(run)
         return None, ""
     for name in drop_abandoned(run):
-        _note(f"The checkpoint `{name}` is removed, because the run had returned to an earlier step after a spike.")
+        _note(f"The checkpoint `{name}` is removed, because the run has rolled back to an earlier step after a spike.")
     return latest_good_checkpoint(run.checkpoints_folder), "disk"
 
 
@@ -313,9 +314,9 @@ def _few_micro_batches(run: RunConfig) -> str:
     waiting = bubble_share(stages, number)
     return (
         f"A step has {number} micro-batch{'es' if number > 1 else ''} and the pipeline has {stages} ranks, so each "
-        f"rank waits for {waiting:.1f} times as long as it computes. Lower `training.micro_batch_size` "
-        f"({run.micro_batch_size}) or raise `training.batch_size`: with {4 * stages} micro-batches, a rank would wait "
-        f"for {bubble_share(stages, 4 * stages):.2f} times as long."
+        f"rank waits {waiting:.1f} times as long as it computes. Lower `training.micro_batch_size` "
+        f"({run.micro_batch_size}) or raise `training.batch_size`. With {4 * stages} micro-batches, a rank would wait "
+        f"{bubble_share(stages, 4 * stages):.2f} times as long as it computes."
     )
 
 
@@ -338,15 +339,15 @@ def _note_smaller_vocabulary(run: RunConfig, tokens: Tokens) -> None:
     asked = tokens.manifest.settings.trained_vocab_size
     if run.data.text and asked and tokens.vocab_size < asked and not run.model.vocab_size:
         _note(
-            f"The tokenizer has {tokens.vocab_size:,} entries and not the {asked:,} of `data.vocab_size`, because no "
-            "other pair of tokens occurs twice in the text. The model gets the smaller vocabulary. To keep the planned "
-            f"size, set model.vocab_size={asked}."
+            f"The tokenizer has {tokens.vocab_size:,} entries instead of the {asked:,} of `data.vocab_size`, because "
+            "no further pair of tokens occurs more than once in the text. The model gets the smaller vocabulary. To "
+            f"keep the planned size, set model.vocab_size={asked}."
         )
 
 
 def _note_unused_vocabulary(run: RunConfig, tokens: Tokens) -> None:
     """Print a note if `model.vocab_size` is more than twice the size of the tokenizer's vocabulary, and more than twice
-    the size that was asked of a trained tokenizer.
+    the size that was requested for a trained tokenizer.
     """
     size = run.model.vocab_size
     if size > 2 * max(tokens.vocab_size, tokens.manifest.settings.trained_vocab_size):
@@ -355,8 +356,8 @@ def _note_unused_vocabulary(run: RunConfig, tokens: Tokens) -> None:
         _note(
             f"`model.vocab_size` is {size:,}, but the tokenizer has only {tokens.vocab_size:,} entries. The other "
             f"{size - tokens.vocab_size:,} rows of the embedding and of the output projection cost memory and time, "
-            f"but no text uses them. {remedy} the tokenizer of the model, or set model.vocab_size=0 for the size of "
-            "the tokenizer."
+            f"but no text uses them. {remedy} the tokenizer of the model, or set model.vocab_size=0 to use the "
+            "tokenizer's size."
         )
 
 
@@ -393,8 +394,8 @@ def _check_initial_weights(run: RunConfig, tokens: Tokens) -> None:
 
 
 def _train(prepared: _Prepared, device: torch.device, memory: InMemory | None = None) -> _Stop | None:
-    """Train on one rank. Returns None if all steps are done. Each machine has its own folder in memory, in which
-    `memory` has found the checkpoint if `prepared` names one in memory.
+    """Train on one rank. Returns None if all steps are done. If the checkpoint of `prepared` is in memory, each machine
+    reads the checkpoint from its own folder, which `memory` names.
     """
     run = prepared.run.config
     mesh = make_mesh(run.layout, device)
@@ -425,7 +426,7 @@ def _train(prepared: _Prepared, device: torch.device, memory: InMemory | None = 
 
 
 def _loop_of(prepared: _Prepared, trainer: Trainer, samples: RunSamples) -> Loop:
-    """Loop of a run on this rank, with its savers."""
+    """Return the training loop of a run on this rank, with its savers."""
     run, is_first = prepared.run.config, trainer.mesh.is_first_rank
     batches = batches_of(run, samples, trainer.mesh)
     batches.order = dataclasses.replace(batches.order, skips=prepared.skips)

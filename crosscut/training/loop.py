@@ -1,4 +1,5 @@
-"""The training loop on one rank: launch a step, then do the work that is due after this step, such as a validation.
+"""The training loop on one rank: launch a step, then do the work that is due after this step, such as a validation
+pass.
 
 The loop runs one step ahead of its results. It launches step n + 1 before it has read the loss of step n, so the GPU
 never waits for the host. Before the weights are used for anything else (validation, a checkpoint), the loop catches up:
@@ -181,7 +182,7 @@ class Loop:
         self.autopilot.copy_if_due(course.done)
 
     def _return(self, course: _Course, spike: SpikeFound) -> None:
-        """Return to the state before a spike. Raises `TrainingError` if the run must not continue."""
+        """Roll back to a state before a loss spike. Raises `TrainingError` if the run must not continue."""
         self.saver.finish()
         if self.memory_saver is not None:
             self.memory_saver.finish()
@@ -261,7 +262,7 @@ class Loop:
     @contextmanager
     def evaluated_weights(self) -> Iterator[None]:
         """Give the model the averaged weights inside the context, if the run keeps an average (`optimizer.ema_decay`).
-        The weights of the last step return at the end of the context.
+        At the end of the context, the model gets the weights of the last step back.
         """
         if self.trainer.average is None:
             yield
@@ -337,7 +338,7 @@ class Loop:
         the settings of this run, not the settings in the checkpoint. Raises `CheckpointError` on all ranks if the
         checkpoint cannot be loaded, or if its loss scale is unusable.
 
-        If the checkpoint holds no average of the weights, an average begins with the weights of the checkpoint.
+        If the checkpoint holds no average of the weights, the run's average begins with the weights of the checkpoint.
         """
         model, optimizer = self.trainer.model, self.trainer.optimizer
         more = self.trainer.more_state

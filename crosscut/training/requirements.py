@@ -39,7 +39,7 @@ def require_objective(run: RunConfig) -> None:
     if model.solves_task:
         raise ConfigError(
             f'`model.head` must be "next_token" or "masked_tokens" for training on texts, but is "{model.head}". Set '
-            'model.head="next_token", or train on a task with labels by `crosscut finetune`.'
+            'model.head="next_token", or train on a task with labels with `crosscut finetune`.'
         )
     if model.predicts_masked != masked:
         objective, head = ("masked", "next_token") if model.predicts_masked else ("causal", "masked_tokens")
@@ -78,20 +78,20 @@ def require_no_conversations(folder: Path) -> None:
 
 
 def require_own_names(folder: Path) -> None:
-    """Raise `ConfigError` if a name in the output folder that the run needs for a file or folder is taken by something
-    else. A folder in place of a file would end the run at its first step, and a FIFO would block it.
+    """Raise `ConfigError` if the run needs a name in the output folder for a file or folder, but something of another
+    kind has this name. A folder in place of a file would end the run at its first step, and a FIFO would block the run.
     """
     for name in (*_FILES, *_FOLDERS):
         path, is_file = folder / name, name in _FILES
         if path.exists() and not (path.is_file() if is_file else path.is_dir()):
             raise ConfigError(
                 f"`{path}` must be a {'regular file' if is_file else 'folder'}, but is not. The run needs this name. "
-                "Move what has the name now, or set `output.folder` to another folder."
+                "Move whatever has this name now, or set `output.folder` to another folder."
             )
 
 
 def require_no_spikes(run: RunConfig) -> None:
-    """Raise `ConfigError` if fine-tuning is asked to look for spikes or to leave out sequences."""
+    """Raise `ConfigError` if a fine-tuning run is asked to look for loss spikes or to leave out sequences."""
     for name, value, expected in (("on_spike", run.training.on_spike, "off"), ("skips", run.training.skips, "")):
         if value != expected:
             raise ConfigError(

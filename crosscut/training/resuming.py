@@ -34,9 +34,10 @@ _MASKED = ("objective", "pairs", "mask_fraction", "mask_words")
 
 
 def identity_of(run: RunConfig, tokens: Tokens) -> dict[str, Any]:
-    """Return the values that must be equal for a run to resume from a checkpoint: the model's settings except dropout,
-    the settings that determine the batches, the optimizer of matrices, a hash of the tokens, a hash of the sentences if
-    the samples are pairs of segments, and the share of each token folder.
+    """Return the values that must be equal in the run and in a checkpoint for the run to resume from the checkpoint.
+    They are the model's settings except dropout, the settings that determine the batches, the optimizer for matrices, a
+    hash of the tokens, a hash of the sentences if the samples are pairs of segments, and each token folder's share of a
+    mixture.
     """
     folders = folders_of(tokens)
     manifests = [folder.manifest for folder in folders]
@@ -60,8 +61,8 @@ def identity_of_settings(run: RunConfig) -> dict[str, Any]:
 
 
 def defaults_of_identity() -> dict[str, Any]:
-    """Defaults of the settings in an identity. A checkpoint that lacks a setting was written before the setting
-    existed.
+    """Return the default values of the settings in an identity. A default replaces a setting that a checkpoint lacks,
+    because the checkpoint was written before the setting existed.
     """
     kinds = {"model": ModelConfig, "training": TrainingConfig, "optimizer": OptimizerConfig}
     defaults = {
@@ -74,8 +75,8 @@ def defaults_of_identity() -> dict[str, Any]:
 
 
 def require_resumable(run: RunConfig, checkpoint: Folder, identity: Mapping[str, Any], *, may_be_all: bool) -> Progress:
-    """Return the progress of a checkpoint from which the run resumes. With `may_be_all`, the checkpoint may be of the
-    last step.
+    """Return the progress of a checkpoint from which the run resumes. With `may_be_all`, the checkpoint may be the one
+    of the last step.
 
     Raises `CheckpointError` if the checkpoint belongs to another run, and `ConfigError` if no steps are left.
     """
@@ -90,8 +91,8 @@ def require_resumable(run: RunConfig, checkpoint: Folder, identity: Mapping[str,
 
 
 def can_resume_after_hang(folder: Path, checkpoints: str | Path) -> bool:
-    """Whether a run that hangs can continue from a checkpoint: it has one, and has hung at most `_MOST_HANGS` times
-    since. The reports of the hangs are in the run's folder.
+    """Whether a run that hangs can continue from a checkpoint. The run must have a checkpoint, and must have hung at
+    most `_MOST_HANGS` times since the newest one. Hangs are counted by their reports in the run's folder.
     """
     found = list_checkpoints(checkpoints)
     if not found:
@@ -102,8 +103,9 @@ def can_resume_after_hang(folder: Path, checkpoints: str | Path) -> bool:
 
 
 def describe_new_settings(run: RunConfig, progress: Progress) -> list[str]:
-    """Describe the changes of the learning rate and of the loss if the run resumes with other settings than those in
-    the checkpoint. Empty if both stay the same at the next step, or if the checkpoint has no readable config.
+    """Return one message for each change of the learning rate or of the loss that new settings cause when a run
+    resumes. `progress` holds the settings in the checkpoint. The list is empty if nothing changes at the next step, or
+    if the checkpoint has no readable config.
     """
     training = progress.config.get("training")
     if not isinstance(training, dict) or progress.step == run.training.steps:
@@ -121,8 +123,8 @@ def describe_new_settings(run: RunConfig, progress: Progress) -> list[str]:
 
 
 def describe_new_average(run: RunConfig, manifest: Manifest) -> str:
-    """Message about the moving average of the weights (`optimizer.ema_decay`), if the resumed run keeps an average and
-    the checkpoint has none, or the other way round. Empty otherwise.
+    """Return a message about the moving average of the weights (`optimizer.ema_decay`) if only the resumed run or only
+    the checkpoint has an average. Otherwise, the message is empty.
     """
     step, is_kept, is_there = manifest.progress.step, bool(run.optimizer.ema_decay), holds_average(manifest)
     if is_kept and not is_there:

@@ -67,7 +67,8 @@ class Trainer:
         self.compiler = make_compiler(run, mesh)
         separates = mesh.pipeline is not None and run.layout.schedule is PipelineSchedule.ZERO_BUBBLE
         self.deferral = Deferral() if separates else None
-        """Deferral of the gradients of weights; None unless the schedule of a pipeline separates them."""
+        """Deferral of weight gradients; None unless a pipeline's schedule computes them separately from the other
+        gradients."""
         self.model = self._make_model(loss_chunk_tokens)
         enable_symmetric_memory(mesh)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -126,8 +127,8 @@ class Trainer:
     @property
     def more_state(self) -> dict[str, dict[str, Tensor]]:
         """State that checkpoints store besides the model and the optimizer: the tensors of the loss scale under
-        `loss_scale`, and the average of the weights under `AVERAGE`. The key is missing if the run has no loss scale or
-        no average. The tensors are live, not copied.
+        `loss_scale`, and the average of the weights under `AVERAGE`. Without a loss
+        scale or without an average, the key is missing. The tensors are live, not copied.
         """
         state = {} if self.loss_scale is None else {"loss_scale": self.loss_scale.state()}
         return state if self.average is None else {**state, AVERAGE: self.average.tensors}
@@ -151,7 +152,7 @@ class Trainer:
         result of the step. `loss` is the result of `accumulate` on this rank. `step` counts from 0.
 
         The weights stay unchanged on all ranks if the loss or a gradient of at least one rank is not finite. The
-        message of the loss also carries the ranks' verdicts on their gradients.
+        all-reduce of the loss also tells all ranks whether every rank's gradients are finite.
         """
         RECORD.phase(Phase.OPTIMIZER)
         copies = [copy.grad for copy in self.model.tied_copies if copy.grad is not None]
@@ -175,8 +176,8 @@ class Trainer:
         return result
 
     def release(self) -> None:
-        """Let later steps change the weights again after a step that was not finite. Call this method only when the
-        state is the state before that step. Gradients of steps that were launched since then are dropped.
+        """Let later steps change the weights again after a step that was not finite. Call this method only after the
+        state from before that step has been restored. Gradients of steps that were launched since then are dropped.
         """
         self._held = torch.zeros_like(self._held)
         for parameter in self.parameters:
@@ -243,8 +244,10 @@ class Trainer:
         ).run()
 
     def _scales(self, micro_batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
-        """Return the factors for the sums of both losses: 1 / number of target tokens over all ranks, and 1 / number of
-        pairs of segments over all ranks. For a model without the second loss, both factors are the first.
+        """Return the factors that turn the sums of the two losses into means over all ranks: 1 / number of target
+        tokens for the token loss, and 1 / number of pairs of segments for the loss of their order. A loss scale
+        multiplies both factors. For a model that does not predict the order of segments, both results are the first
+        factor.
         """
         counts = [sum(batch.num_targets for batch in micro_batches)]
         if self.run.model.sentence_order:

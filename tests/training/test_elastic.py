@@ -48,8 +48,8 @@ def test_a_store_that_outlives_its_rendezvous_is_refused(run_with, started, monk
     with pytest.raises(LayoutError) as error:
         for_started_ranks(run_with("layout.data=4", "layout.elastic=data"))
     assert str(error.value) == (
-        "`TORCH_DISABLE_SHARE_RDZV_TCP_STORE` must be 1 for torchrun if `layout.elastic` is set, but is not. "
-        "Otherwise, ranks that are started again find the addresses of ended ranks, and wait for them. Start "
+        "If `layout.elastic` is set, torchrun needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, but the variable is not "
+        "1. Without it, restarted ranks find the addresses of ranks that have ended, and wait for them. Start "
         "torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."
     )
 

@@ -163,6 +163,6 @@ def test_too_little_room_is_refused_before_the_first_step(ranks, run_with, tmp_p
     assert first.startswith("`checkpoint.in_memory` needs 0.0")
     assert first.endswith(
         " GB in memory on each machine, but `" + str(next((tmp_path / "a").iterdir())) + "` has room for 1e-06 GB. "
-        "Enlarge this file system, name another one in CROSSCUT_MEMORY_FOLDER, or set checkpoint.in_memory=0."
+        "Enlarge this file system, name another file system in CROSSCUT_MEMORY_FOLDER, or set checkpoint.in_memory=0."
     )
     assert losses_of(Path(run.output.folder)) == []

@@ -125,8 +125,8 @@ def test_something_else_with_the_name_of_a_runs_file_is_refused(run_with, tmp_pa
     with pytest.raises(ConfigError) as caught:
         run_training(run_with(), resume=resume)
     assert str(caught.value) == (
-        f"`{tmp_path / 'run' / name}` must be a {kind}, but is not. The run needs this name. Move what has "
-        "the name now, or set `output.folder` to another folder."
+        f"`{tmp_path / 'run' / name}` must be a {kind}, but is not. The run needs this name. Move "
+        "whatever has this name now, or set `output.folder` to another folder."
     )
 
 
@@ -249,7 +249,7 @@ def test_vocabulary_that_the_text_does_not_fill_is_told(run_with, tmp_path, caps
     prepared = _prepare(resolve_on(run_with(*asked, "model.vocab_size=0"), CPU), False)
     size = prepared.run.model.vocab_size
     assert 257 < size < 5000
-    assert f"The tokenizer has {size} entries and not the 5,000 of `data.vocab_size`" in capsys.readouterr().err
+    assert f"The tokenizer has {size} entries instead of the 5,000 of `data.vocab_size`" in capsys.readouterr().err
     kept = run_with(*asked, "model.vocab_size=5000", f"output.folder={tmp_path}/kept")
     assert _prepare(resolve_on(kept, CPU), False).run.model.vocab_size == 5000
     assert "entries" not in capsys.readouterr().err
@@ -260,7 +260,7 @@ def test_vocabulary_of_the_model_that_the_tokenizer_does_not_use_is_told(run_wit
     assert capsys.readouterr().err.startswith(
         "`model.vocab_size` is 1,001, but the tokenizer has only 500 entries. The other 501 rows of the embedding and "
         "of the output projection cost memory and time, but no text uses them. Prepare the tokens with the tokenizer "
-        "of the model, or set model.vocab_size=0 for the size of the tokenizer.\n"
+        "of the model, or set model.vocab_size=0 to use the tokenizer's size.\n"
     )
     prepare_run(run_with("model.vocab_size=1000", f"output.folder={tmp_path}/small"), resume=False)
     assert "model.vocab_size" not in capsys.readouterr().err

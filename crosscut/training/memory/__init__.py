@@ -1,3 +1,1 @@
-"""Recomputation of activations, and offload of activations and moments to host memory. Both save device memory at the
-cost of time.
-"""
+"""Save device memory at the cost of time: recompute activations, or offload activations and moments to host memory."""

@@ -42,8 +42,8 @@ class _Waiting:
 
 
 class HostActivations:
-    """Offload of the saved tensors of one device. The tensors are copied to host memory and copied back in reverse
-    order.
+    """Offload of the tensors that autograd saves on one device. The tensors are copied to host memory, and copied back
+    in reverse order.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -56,7 +56,7 @@ class HostActivations:
         """Tensors that are being copied to the host. Each tensor is held until the event at the end of its copy."""
 
     def instead_of_device(self) -> AbstractContextManager[None]:
-        """Context in which autograd saves its tensors in host memory."""
+        """Return a context in which autograd saves its tensors in host memory."""
         return saved_tensors_hooks(self._put, self._get)
 
     def _put(self, tensor: Tensor) -> _Waiting | Tensor:

@@ -55,7 +55,7 @@ class InHostMemory:
 
     def keep(self, moment: Tensor, parameter: Tensor) -> Tensor:
         """Move a moment loaded from a checkpoint to host memory. Returns `moment` itself if it already has the right
-        memory and element type.
+        element type and is in the right kind of host memory.
         """
         part, like = local_part(moment), local_part(parameter)
         if not part.is_cuda and part.dtype == like.dtype and part.is_pinned() == like.is_cuda:
@@ -128,7 +128,7 @@ class _Copies:
         self._main.wait_stream(self._outward)
 
     def _load(self, number: int) -> Piece:
-        """Begin to copy a piece to the device, to the buffer of the second-to-last piece."""
+        """Begin to copy a piece to the device, into the buffer that the piece before the previous piece has used."""
         with torch.cuda.stream(self._inward):
             if number >= 2:
                 self._inward.wait_event(self._stored[number - 2])

@@ -7,8 +7,9 @@
 | `operators`          | inputs, outputs of products and of attention   | norms and activation functions          |
 | `full`               | its input                                      | the whole layer except its last product |
 
-The classes here are callables of a layer's `Runner`, so the names, parameters and hooks of modules do not change.
-Results do not change either, even with dropout: the second pass draws the same random numbers as the first pass.
+A layer's `Runner` calls the layer through the classes in this file, so the names, parameters and hooks of modules do
+not change. Results do not change either, even with dropout: the second pass draws the same random numbers as the first
+pass.
 
 Sources: Chen et al. 2016 (arXiv 1604.06174) and the paper, section 4.1.1, for whole layers; Korthikanti et al. 2022
 (arXiv 2205.05198), section 5, for the attention core.
@@ -32,9 +33,9 @@ from crosscut.training.memory.host_activations import HostActivations
 
 @final
 class Recomputed:
-    """Caller of a function that keeps only the inputs of the function. The backward pass calls the function again.
+    """Callable that runs a function and keeps only the function's inputs. The backward pass runs the function again.
 
-    In both passes, the function is called by `call(function, *inputs)`. With `host`, the inputs are kept in host
+    In both passes, the function runs through `call(function, *inputs)`. With `host`, the inputs are kept in host
     memory.
     """
 
@@ -60,7 +61,7 @@ class Recomputed:
 
 
 class _SameNumbers(AbstractContextManager[None]):
-    """Context in which both random streams start from the position that they had when this object was created. The
+    """Context in which the random streams start from the positions that they had when this object was created. The
     context can be entered many times.
     """
 
@@ -89,8 +90,8 @@ class _Recipe(NamedTuple):
 
 @final
 class CheapOutputs:
-    """Caller of a layer and of the cheap functions inside the layer. Instead of the output of a cheap function,
-    autograd saves a recipe for recomputing the output.
+    """Callables for a layer and for the cheap functions inside the layer. Autograd saves a recipe for recomputing the
+    output of a cheap function, instead of the output itself.
 
     If an output was changed in place after the function returned, or was replaced by a hook, autograd saves the tensor
     itself. The layers of a model run one after the other, so they can share one object.
@@ -98,7 +99,7 @@ class CheapOutputs:
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[ReferenceType[Tensor], int, _Recipe]] = {}
-        """Output, version counter and recipe of each call of a cheap function, by the storage of the output."""
+        """Output, version counter and recipe of each call of a cheap function, keyed by the output's storage."""
 
     def layer(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
         """Return the output of a layer. During the call, autograd saves recipes instead of the outputs of cheap

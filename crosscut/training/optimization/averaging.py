@@ -9,7 +9,7 @@ TensorFlow's `tf.train.ExponentialMovingAverage` with `num_updates`. Until d rea
 about the last tenth of the steps so far. An average with a constant decay of 0.999 would still contain 37% of the
 initial weights after 1,000 steps. With the warm-up, their share is below 1e-20.
 
-The average is cut like the parameters, so each rank updates its own part and sends nothing.
+The average is sharded like the parameters, so each rank updates its own part and sends nothing.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from crosscut.parallel import reshard
 from crosscut.parallel.state.parameters import local_part
 
 SCORED = "of the averaged weights"
-"""Phrase after a score or a sample of the averaged weights."""
+"""Phrase that marks a score or a generated sample as one of the averaged weights."""
 
 WARMUP = 10
 """Constant of the warm-up: after n steps, the decay is at most (1 + n) / (WARMUP + n)."""
@@ -41,7 +41,7 @@ class WeightAverage:
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        """Create the average. `decay` is the maximum of the decay, at least 0 and below 1."""
+        """Create the average. `decay` is the maximum decay, at least 0 and below 1."""
         self.model, self.decay = model, decay
         reshard(model)
         self._parameters = list(model.parameters())
@@ -72,8 +72,9 @@ class WeightAverage:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Exchange the weights and the average inside the context, so that the model computes with the average. After
-        the context, both have their old values, bit for bit. The optimizer must not step inside the context.
+        """Swap the weights and the average inside the context, so that the model computes with the average. After the
+        context, the weights and the average have their old values, bit for bit. The optimizer must not step inside the
+        context.
         """
         self.begin()
         self._exchange()
@@ -91,5 +92,5 @@ class WeightAverage:
             average.copy_(held)
 
     def _parts(self) -> tuple[list[Tensor], list[Tensor]]:
-        """This rank's part of each average, and of each parameter."""
+        """Return this rank's part of each average, and of each parameter."""
         return [local_part(each) for each in self.tensors.values()], [local_part(p) for p in self._parameters]

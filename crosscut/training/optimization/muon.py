@@ -1,4 +1,5 @@
-r"""Muon: momentum whose update of a matrix is made orthogonal (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
+r"""Muon: an optimizer that orthogonalizes the momentum update of each matrix (Jordan et al. 2024,
+kellerjordan.github.io/posts/muon).
 
 With gradient G, momentum M, learning rate r and weight decay d, a step changes a weight W [rows, columns] by
 
@@ -11,9 +12,9 @@ values near 1. Five Newton-Schulz steps compute O(U) with matrix products alone.
 weight decay; its scale 0.2 sqrt(max(rows, columns)) is not used here.
 
 O(U) depends on the whole matrix. Momentum is stored in shards, like the weight. The ranks that hold parts of equal
-parameters (one in each layer) take turns: they exchange their parts of U, each rank computes O(U) of another whole
-parameter, and they exchange the results (`parallel.state.turns`). The update is therefore the same on every layout. If
-a parameter stores several matrices of the model (keys and values), each matrix is orthogonalized separately.
+parameters (one in each layer) take turns. They exchange their parts of U, each rank computes O(U) of a different whole
+parameter, and the ranks exchange the results (`parallel.state.turns`). The update is therefore the same on every
+layout. If a parameter stores several matrices of the model (keys and values), each matrix is orthogonalized separately.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,16 +40,16 @@ AMPLIFICATION = COEFFICIENTS[0] ** NEWTON_SCHULZ_STEPS
 
 
 class Muon:
-    """Muon's update of single parameters. `matrices` describes the parameters that Muon updates. `dtype` is the element
-    type in which matrices are gathered and orthogonalized; None means the parameter's own type.
+    """Muon's update of individual parameters. `matrices` describes the parameters that Muon updates. `dtype` is the
+    element type in which matrices are gathered and orthogonalized; None means the parameter's own type.
     """
 
     def __init__(self, matrices: Mapping[Tensor, Parameter], *, dtype: torch.dtype | None = None) -> None:
         self.matrices, self.dtype = dict(matrices), dtype
 
     def turns(self, weights: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-        """Divide the parameters among `weights` that Muon updates into lists for `update`. Every rank gets the same
-        lists in the same order.
+        """Select the parameters in `weights` that Muon updates, and group them into lists, one for each call of
+        `update`. Every rank gets the same lists in the same order.
         """
         equal: dict[Parameter, list[Tensor]] = {}
         for weight in weights:
@@ -67,13 +68,14 @@ class Muon:
         decay: float,
         found_inf: Tensor | None,
     ) -> None:
-        """Update the parameters of one turn, and their momenta, from the parameters' gradients. `momenta` are this
-        rank's local parts, on the device. `rate` is the learning rate and `decay` the coefficient of weight decay.
+        """Update the parameters of one turn, and their momenta, from the parameters' gradients. `momenta` holds this
+        rank's local parts of the momenta, on the device. `rate` is the learning rate and `decay` the coefficient of
+        weight decay.
 
-        If the scalar `found_inf` is 1, neither the parameters nor the momenta change, even if the gradients are not
-        finite. Every rank that holds parts of the parameters must call this method.
+        If the scalar `found_inf` is 1, the parameters and the momenta stay unchanged. The gradients, which may be
+        non-finite, are then not used. Every rank that holds parts of the parameters must call this method.
 
-        Communication: two all-to-alls along each axis that cuts the parameters.
+        Communication: two all-to-alls along each axis that shards the parameters.
         """
         first = weights[0]
         dtype = self.dtype or first.dtype
@@ -94,8 +96,8 @@ class Muon:
         return gradient.lerp(momentum, MOMENTUM)
 
     def _orthogonal(self, whole: Tensor, weight: Tensor) -> Tensor:
-        """Orthogonalize each matrix that a parameter stores, and scale the matrix by its shape. `whole` is the update
-        of the whole parameter.
+        """Orthogonalize each matrix that a parameter stores, and scale the result by a factor that depends on the
+        matrix's shape. `whole` is the update of the whole parameter.
         """
         described = self.matrices[weight]
         if described.num_matrices == 1:

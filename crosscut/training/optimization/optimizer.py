@@ -98,8 +98,8 @@ class LocalAdamW(AdamW):
     """
 
     found_inf: Tensor | None = None
-    """Float32 scalar on the device. If the scalar is 1, a step changes neither the parameters nor the state. None means
-    that every step changes them.
+    """Float32 scalar on the device. If the scalar is 1, a step changes neither the parameters nor the state. If this
+    attribute is None, every step is applied.
     """
 
     def __init__(
@@ -111,8 +111,9 @@ class LocalAdamW(AdamW):
         factors: Mapping[Tensor, float] = MappingProxyType({}),
         muon: Muon | None = None,
     ) -> None:
-        """Create the optimizer. `factors` maps a parameter to the factor of its learning rate; other parameters have
-        the factor 1. `muon` updates the parameters that it describes. None means that AdamW updates all parameters.
+        """Create the optimizer. `factors` maps a parameter to the factor of its learning rate; a parameter without an
+        entry has the factor 1. `muon` updates the parameters that it describes. None means that AdamW updates all
+        parameters.
         """
         betas = (config.beta1, config.beta2)
         super().__init__(groups, lr=config.learning_rate, betas=betas, eps=config.epsilon, fused=True)
@@ -135,7 +136,7 @@ class LocalAdamW(AdamW):
                 self._update([p for p in parameters if self._kind(p) == kind], group, factor=kind[1])
 
     def rates(self) -> dict[Tensor, float]:
-        """Learning rate of each parameter in the next step."""
+        """Return the learning rate of each parameter in the next step."""
         return {p: group["lr"] * self._kind(p)[1] for group in self.param_groups for p in group["params"]}
 
     def prepare(self) -> None:
@@ -160,8 +161,8 @@ class LocalAdamW(AdamW):
                     self.state[parameter][name] = self.home.keep(saved[key][name], parameter)
 
     def _kind(self, parameter: Tensor) -> tuple[torch.dtype, float]:
-        """Element type of a parameter, and factor of its learning rate. One call of the kernel updates all parameters
-        of one kind.
+        """Return the element type of a parameter and the factor of its learning rate. One call of the kernel updates
+        all parameters for which these two values are equal.
         """
         return parameter.dtype, self.factors.get(parameter, 1.0)
 
@@ -219,14 +220,15 @@ class LocalAdamW(AdamW):
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """Rules by which the optimizer updates single parameters, by the name of the parameter."""
+    """Rules by which the optimizer updates individual parameters. Parameters are identified by their names."""
 
     undecayed: Collection[str] = ()
-    """Parameters without weight decay."""
+    """Names of the parameters without weight decay."""
     factors: Mapping[str, float] = field(default_factory=dict)
-    """Factors by which `optimizer.learning_rate` is multiplied for a parameter."""
+    """Factors of the learning rate. The learning rate of a parameter is `optimizer.learning_rate` times the parameter's
+    factor."""
     matrices: Mapping[str, Parameter] = field(default_factory=dict)
-    """Descriptions of the parameters that Muon updates. AdamW updates the others."""
+    """Descriptions of the parameters that Muon updates. AdamW updates all other parameters."""
 
 
 NO_RULES = Rules()
@@ -234,7 +236,7 @@ NO_RULES = Rules()
 
 
 def rules_of(model: ModelConfig, config: OptimizerConfig) -> Rules:
-    """Rules for the parameters of a model. Weight decay does not apply to parameters of norms and to biases."""
+    """Return the rules for the parameters of a model. Weight decay does not apply to norms and biases."""
     described = list(describe(model).parameters())
     has_muon = config.matrices is MatrixOptimizer.MUON
     return Rules(
@@ -252,8 +254,8 @@ def make_optimizer(
     muon_dtype: torch.dtype | None = None,
     home: Home | None = None,
 ) -> LocalAdamW:
-    """Create the optimizer of a model's parameters, except frozen parameters. The caller sets the learning rate before
-    every step with `set_learning_rate`.
+    """Create the optimizer for the trainable parameters of a model. The caller sets the learning rate before every step
+    with `set_learning_rate`.
 
     `muon_dtype` is the element type in which Muon orthogonalizes; None means the parameters' own type. `home` stores
     the moments. By default, the moments are on the device.

@@ -14,7 +14,8 @@ def learning_rate(step: int, *, config: OptimizerConfig, num_steps: int) -> floa
     """Return the learning rate of step `step`, counted from 0, in a run of `num_steps` steps.
 
     The rate rises linearly to `learning_rate` at step `warmup_steps`, and then follows the schedule. A cosine reaches
-    `min_learning_rate` at the last step. A linear decay would reach `min_learning_rate` at step `num_steps`.
+    `min_learning_rate` at the last step. A linear decay would reach `min_learning_rate` at step `num_steps`, one step
+    after the last.
     """
     highest, lowest = config.learning_rate, config.min_learning_rate
     if step < config.warmup_steps:
@@ -30,8 +31,8 @@ def learning_rate(step: int, *, config: OptimizerConfig, num_steps: int) -> floa
 
 
 def last_stable_step(config: OptimizerConfig, num_steps: int) -> int | None:
-    """Number of steps before the decay of the schedule `wsd`; None for another schedule. A run that continues from a
-    checkpoint of this step can be extended without a jump of the learning rate.
+    """Return the number of steps before the decay of the schedule `wsd`; None for any other schedule. A run that
+    continues from a checkpoint of this step can be extended without a jump of the learning rate.
     """
     return num_steps - config.decay_steps if config.schedule is Schedule.WSD else None
 
@@ -40,8 +41,9 @@ _SETTINGS = ("schedule", "learning_rate", "min_learning_rate", "warmup_steps", "
 
 
 def describe_jump(done: int, *, saved: RunConfig, run: RunConfig) -> str:
-    """Message about a jump of the learning rate in a run that resumes after `done` steps, if its settings differ from
-    the settings in the checkpoint (`saved`). Empty if the rate of the next step stays the same.
+    """Return a message about a jump of the learning rate in a run that resumes after `done` steps. `saved` holds the
+    settings in the checkpoint, and `run` the settings of the resumed run. The message is empty if the learning rate of
+    the next step stays the same.
     """
     before, after = (learning_rate(done, config=one.optimizer, num_steps=one.training.steps) for one in (saved, run))
     if math.isclose(before, after, rel_tol=1e-9):

@@ -215,8 +215,8 @@ def marked_cheap(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
 
 @final
 class CompiledCode:
-    """Caller of layers' methods as compiled code, which all layers share. Raises `TrainingError` if PyTorch runs
-    uncompiled code.
+    """Callable that runs a layer's method as compiled code. All layers share the compiled code. Raises `TrainingError`
+    if PyTorch runs uncompiled code.
 
     With `recomputes_operators`, layers do not keep the outputs of cheap operators.
     """

@@ -1,3 +1,3 @@
-"""Detection of spikes of the loss, return to a state before the spike, and the record of the batches that a run leaves
-out (docs/spikes.md).
+"""Detect loss spikes, roll back to a state before the spike, and record the batches that a run leaves out
+(docs/spikes.md).
 """

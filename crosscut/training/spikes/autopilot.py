@@ -1,7 +1,7 @@
-"""Autopilot of the training loop: it watches the figures of each step, and after a spike it returns the run to an
-earlier state and leaves out the batches since then (`training.on_spike`).
+"""Autopilot of the training loop. It watches the loss and the gradient norm of each step. After a spike, it rolls the
+run back to an earlier state and leaves out the batches that came after this state (`training.on_spike`).
 
-The first rank decides, and the other ranks follow its news, so that all ranks leave the loop at the same point.
+The first rank decides and tells the other ranks, so that all ranks leave the loop at the same point.
 """
 
 from collections import deque
@@ -35,14 +35,14 @@ from crosscut.training.step import Trainer
 from crosscut.training.watching.metrics import read_metrics
 
 MARGIN = 5
-"""Number of steps before the first suspicious step within which a state may already hold the damage. A run returns to a
-state of this age or older, if there is one."""
+"""Minimum number of steps between a state and the first suspicious step. A newer state may already be damaged, so a
+rollback uses a newer state only if there is no older one."""
 
 MOST_SPIKES = 10
-"""Number of spikes from which a run returns. The next spike stops the run."""
+"""Maximum number of rollbacks in a run. The next spike stops the run."""
 
 MOST_SHARE = 0.1
-"""Largest share of the run's sequences that a run leaves out because of spikes."""
+"""Maximum share of a run's sequences that the run leaves out because of spikes."""
 
 
 class SpikeFound(Exception):  # noqa: N818 - the name describes an event
@@ -51,15 +51,16 @@ class SpikeFound(Exception):  # noqa: N818 - the name describes an event
     def __init__(self, alarm: Alarm | None) -> None:
         super().__init__()
         self.alarm = alarm
-        """The spike. On the other ranks, it may be None or differ from the first rank's."""
+        """Spike that this rank has found. On all ranks except the first, it may be None or differ from the first
+        rank's."""
 
 
 @dataclass(frozen=True)
 class Return:
-    """Return of a run to an earlier state."""
+    """Rollback of a run to an earlier state."""
 
     step: int
-    """Number of steps done in this state."""
+    """Number of steps done in the earlier state."""
     told: str
     """Message for the user."""
     failure: str = ""
@@ -75,14 +76,14 @@ class Autopilot:
         self.choice = self.run.training.on_spike
         self.folder = Path(self.run.output.folder)
         self.copies: StateCopies | None = None
-        """Copies of the state in host memory; None if the run needs none or has no room for them."""
+        """Copies of the state in host memory; None if the run needs no copies or has no room for them."""
         self._rule = SpikeRule()
         self._alarm: Alarm | None = None
         self._seen: deque[Abandoned] = deque(maxlen=REMEMBERED)
         self._news: FirstRankNews | None = None
         self._returned_to: int | None = None
-        """Steps done in the state to which the run returned last. A spike right after this return is a reason to leave
-        out more batches, and no sign of damage in the state.
+        """Number of steps done in the state to which the run rolled back last. A spike right after this rollback is a
+        reason to leave out more batches. It is no sign of damage in the state.
         """
 
     @property
@@ -102,15 +103,18 @@ class Autopilot:
         copies = StateCopies(self.trainer)
         if self._news.any_of(not copies.fit()):
             return (
-                "The copies of the state to which a run returns after a spike do not fit into the host memory. After a "
-                "spike, the run returns to its last checkpoint on disk. A lower `checkpoint.every` loses fewer steps."
+                "The copies of the state for a rollback after a loss spike do not fit into host memory. After a spike, "
+                "the run therefore rolls back to its last checkpoint on disk. A lower `checkpoint.every` loses fewer "
+                "steps."
             )
         self.copies = copies
         copies.keep(done)
         return ""
 
     def _earlier(self, done: int) -> list[tuple[int, float, float]]:
-        """Figures of the last steps before a resume, on the first rank: step from 0, loss and gradient norm."""
+        """Return the figures of the last steps before a resume: step (counted from 0), loss and gradient norm. On all
+        ranks except the first, the list is empty.
+        """
         if not done or not self.trainer.mesh.is_first_rank:
             return []
         with suppress(OSError):
@@ -121,7 +125,7 @@ class Autopilot:
         return []
 
     def observe(self, result: StepResult) -> None:
-        """Judge a step that is done. A step that the loss scale has skipped is not judged."""
+        """Check the figures of a completed step for a spike. A step that the loss scale has skipped is not checked."""
         if not self.is_on or result.skipped:
             return
         self._seen.append(Abandoned(result.step + 1, result.loss, result.gradient_norm))
@@ -129,8 +133,9 @@ class Autopilot:
         self._alarm = self._alarm or alarm
 
     def check(self, *, settle: bool = False) -> None:
-        """Raise `SpikeFound` on all ranks if the first rank has found a spike. On several ranks, the news arrives at
-        the next call. With `settle`, the call waits for the news.
+        """Raise `SpikeFound` on all ranks if the first rank has found a spike. If there are several ranks, all ranks
+        raise the exception only at the next call. With `settle`, they raise it at this call, which waits for the first
+        rank's answer.
         """
         if self._news is None:
             return
@@ -145,7 +150,9 @@ class Autopilot:
 
     @contextmanager
     def non_finite_found(self) -> Iterator[None]:
-        """Context that turns a step that is not finite into a spike, if `training.on_spike` is `skip`."""
+        """Context that treats a step with a non-finite loss or gradient norm as a spike, if `training.on_spike` is
+        `skip`.
+        """
         try:
             yield
         except NonFiniteError as error:
@@ -157,8 +164,9 @@ class Autopilot:
             raise SpikeFound(Alarm(first=error.step, step=error.step, reason=reason)) from None
 
     def recover(self, spike: SpikeFound) -> Return:
-        """Return to the state before a spike, and leave out the batches since then. When the call returns, the skip
-        is in the run's record. No checkpoint may be in progress. Every rank must call this method.
+        """Roll back to a state before a spike, and leave out the batches that came after this state. When this method
+        returns, the run's record says which sequences are left out. No checkpoint may be in progress. Every rank must
+        call this method.
 
         Raises `TrainingError` on all ranks if `training.on_spike` is `stop`, if there is no earlier state, or if the
         record cannot be written.
@@ -182,8 +190,8 @@ class Autopilot:
         return back
 
     def _restore(self, alarm: Alarm) -> int:
-        """Return to an earlier state: to a copy in host memory, or else to a checkpoint. Returns the number of steps
-        that are done in this state.
+        """Roll back to an earlier state: to a copy in host memory or, if there is none, to a checkpoint. Returns the
+        number of steps done in this state.
         """
         steps = [] if self.copies is None else [step for step in self.copies.steps if step <= alarm.first]
         old = [step for step in steps if step <= alarm.first - MARGIN or step == self._returned_to]
@@ -194,9 +202,9 @@ class Autopilot:
             target = share_from_first(self._checkpoint_before(alarm))
             if target is None:
                 raise TrainingError(
-                    f"There must be an earlier state to which the run can return, but the spike is at step "
-                    f"{alarm.step + 1} ({alarm.reason}), and there is no checkpoint before this step. Lower "
-                    "`optimizer.learning_rate` or `checkpoint.every`, and start a new run."
+                    "A rollback after a spike needs an earlier state, but there is no checkpoint from before the spike "
+                    f"at step {alarm.step + 1} ({alarm.reason}). Lower `optimizer.learning_rate` or "
+                    "`checkpoint.every`, and start a new run."
                 )
             self._load(checkpoint_folder(self.run.checkpoints_folder, target))
         self._returned_to = target
@@ -204,7 +212,9 @@ class Autopilot:
         return target
 
     def _checkpoint_before(self, alarm: Alarm) -> int | None:
-        """Step of the newest good checkpoint before a spike, on the first rank."""
+        """Return the step of the newest undamaged checkpoint that is old enough for a rollback. None if there is none,
+        and on all ranks except the first.
+        """
         if not self.trainer.mesh.is_first_rank:
             return None
         for folder in reversed(list_checkpoints(self.run.checkpoints_folder)):
@@ -214,8 +224,9 @@ class Autopilot:
         return None
 
     def _record(self, alarm: Alarm, order: SampleOrder, target: int) -> Return | TrainingError | None:
-        """On the first rank: write the skip to the run's record and the file about the spike, and remove the later
-        checkpoints, which the run has abandoned. Returns the message for the user, or the error.
+        """On the first rank, write the sequences to leave out into the run's record, write the file about the spike,
+        and remove the checkpoints after step `target`. Returns the rollback, or the error if a file cannot be written.
+        Returns None on the other ranks.
         """
         if not self.trainer.mesh.is_first_rank:
             return None
@@ -234,9 +245,10 @@ class Autopilot:
             drop_later(self.run, target)
         except (OSError, CrosscutError) as error:
             return TrainingError(
-                f"`{self.folder / SPIKES_FOLDER}` must be a folder that can be written, so that the skip after the "
-                f"spike at step {alarm.step + 1} is recorded, but is not: {getattr(error, 'strerror', None) or error}. "
-                "The earlier checkpoints are safe. Free space or grant access, and run again with --resume auto."
+                f"`{self.folder / SPIKES_FOLDER}` must be a folder that can be written, but is not: "
+                f"{getattr(error, 'strerror', None) or error}. The run must record there which sequences it leaves out "
+                f"after the spike at step {alarm.step + 1}. The earlier checkpoints are safe. Free space or grant "
+                "access, and run again with --resume auto."
             )
         self._forget_seen(target)
         return Return(target, told, failure and told + failure)
@@ -254,29 +266,31 @@ class Autopilot:
         if number <= MOST_SPIKES and left_out <= most:
             return ""
         return (
-            f"A run must return from at most {MOST_SPIKES} spikes and leave out at most {most:,} sequences "
-            f"({MOST_SHARE:.0%} of the run), but this would be spike {number} and {left_out:,} sequences, so the run "
-            "stops. The checkpoint of the state before the spike is written. Look at the files in "
+            f"A run may roll back at most {MOST_SPIKES} times and leave out at most {most:,} sequences "
+            f"({MOST_SHARE:.0%} of the run), but this would be rollback {number} and {left_out:,} sequences, so the "
+            "run stops. A checkpoint of the state before the spike is written. Look at the files in "
             f"`{self.folder / SPIKES_FOLDER}`, then lower `optimizer.learning_rate` or set training.on_spike=off, and "
             "run again with --resume auto."
         )
 
     def _stopped(self, alarm: Alarm) -> TrainingError:
-        """Error for a spike at which the run stops."""
+        """Return the error for a spike at which the run stops."""
         steps = [step_of(folder.name) or 0 for folder in list_checkpoints(self.run.checkpoints_folder)]
         before, later = ([s for s in steps if s <= alarm.first], [s for s in steps if s > alarm.first])
         again = "run again with --resume auto training.on_spike=skip"
         if later:
             names = _named(later)
-            again = f"Remove {names}, which may hold the damage, and {again}" if before else "Start a new run"
+            again = f"Remove {names}, which may be damaged, and {again}" if before else "Start a new run"
         elif not before:
             again = "Start a new run with training.on_spike=skip"
         again = again[0].upper() + again[1:]
-        saved = f"The last checkpoint before the spike is of step {max(before)}" if before else "No checkpoint is older"
+        saved = (
+            f"The last checkpoint before the spike is step {max(before)}" if before else "No earlier checkpoint exists"
+        )
         return TrainingError(
-            f"The loss and the gradient norm must not jump with training.on_spike=stop, but at step {alarm.step + 1} "
-            f"they do: {alarm.reason}. {saved}. {again} to leave out the batches of the spike, or continue through the "
-            "spike with training.on_spike=off."
+            f"The loss or the gradient norm has jumped at step {alarm.step + 1} ({alarm.reason}), and the run stops "
+            f"because of training.on_spike=stop. {saved}. {again} to leave out the batches of the spike, or continue "
+            "through the spike with training.on_spike=off."
         )
 
 

@@ -1,7 +1,7 @@
-"""Copies of a run's state in host memory, to which the run returns after a spike.
+"""Copies of a run's state in host memory. After a loss spike, the run rolls back to one of these copies.
 
 Each rank copies its own parts of the parameters, of the optimizer's state, of the loss scale and of the moving average.
-Two copies are kept: the newest copy may already hold the damage, because a spike is found a few steps after its cause.
+Two copies are kept, because the newest copy may already be damaged: a spike is found a few steps after its cause.
 Random streams need no copy, because dropout is a function of the seed and the step.
 """
 
@@ -23,11 +23,13 @@ MOST_MEMORY = 0.25
 """Largest share of the machine's memory for the copies of all ranks on the machine."""
 
 FEWEST_STEPS, MOST_STEPS = 10, 100
-"""Bounds of the number of steps between copies."""
+"""Minimum and maximum number of steps between copies."""
 
 
 def steps_between_copies(num_steps: int) -> int:
-    """Number of steps between copies in a run of `num_steps` steps: half a percent of the run, from 10 to 100."""
+    """Return the number of steps between copies in a run of `num_steps` steps: 0.5% of the steps, but at least 10 and
+    at most 100.
+    """
     return min(max(num_steps // 200, FEWEST_STEPS), MOST_STEPS)
 
 
@@ -41,8 +43,8 @@ class _Copy:
 
 
 class StateCopies:
-    """The copies of one rank. Every rank calls the same methods in the same order, so all ranks hold copies of the same
-    steps.
+    """Copies of one rank's state. Every rank calls the same methods in the same order, so all ranks hold copies of the
+    same steps.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -51,7 +53,7 @@ class StateCopies:
 
     @property
     def steps(self) -> list[int]:
-        """Numbers of steps done of the copies, in ascending order."""
+        """Number of steps done in each copy, in ascending order."""
         return sorted(copy.step for copy in self._copies if copy.step >= 0)
 
     @property
@@ -74,7 +76,7 @@ class StateCopies:
 
     @torch.no_grad()
     def restore(self, step: int) -> None:
-        """Return to the state after `step` steps, of which there must be a copy, and drop the later copies."""
+        """Restore the state after `step` steps, and drop all later copies. There must be a copy of this state."""
         copy = next(copy for copy in self._copies if copy.step == step)
         reshard(self.trainer.model)  # gathered copies hold the later values
         for name, tensor in self._live().items():
@@ -84,13 +86,13 @@ class StateCopies:
         self.drop_after(step)
 
     def drop_after(self, step: int) -> None:
-        """Drop the copies of later steps than `step`."""
+        """Drop the copies of the steps after `step`."""
         for copy in self._copies:
             if copy.step > step:
                 copy.step = -1
 
     def _live(self) -> dict[str, Tensor]:
-        """Tensors of the state, by name. They change with every step."""
+        """Return the tensors of the state by name. They are the tensors that training updates, not copies."""
         trainer = self.trainer
         trainer.optimizer.prepare()  # before the first step, the optimizer has no state yet
         state: dict[str, Tensor] = dict(trainer.model.named_parameters())

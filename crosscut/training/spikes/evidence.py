@@ -1,4 +1,4 @@
-"""File about one spike for a person to read: the steps before the spike, and the documents that the run leaves out."""
+"""File about one loss spike, for people to read: the undone steps, and the documents that the run leaves out."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ _LONGEST = 160
 
 
 class Abandoned(NamedTuple):
-    """Figures of a step that the run has undone."""
+    """Loss and gradient norm of a step that the run undoes."""
 
     step: int
     """Step, counted from 1."""
@@ -22,20 +22,20 @@ class Abandoned(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """Facts about one spike."""
+    """Content of the file about one spike."""
 
     headline: str
     """Message for the user."""
     steps: Sequence[Abandoned]
-    """Steps that the run has undone, in order."""
+    """Steps that the run undoes, in order."""
     first: int
-    """Position of the first sequence that is left out."""
+    """Position of the first sequence that is left out, in the order of the samples."""
     num_sequences: int
     """Number of sequences that are left out."""
 
 
 def write_evidence(folder: Path, name: str, evidence: Evidence, batches: BatchSource) -> None:
-    """Write the file `name` to the folder `spikes` in a run's folder. Raises `OSError`."""
+    """Write the file about a spike as `name` to the folder `spikes` in a run's folder. Raises `OSError`."""
     (folder / SPIKES_FOLDER).mkdir(parents=True, exist_ok=True)
     write_whole(folder / SPIKES_FOLDER / name, "\n".join(_lines(evidence, batches)) + "\n")
 
@@ -62,7 +62,7 @@ def _lines(evidence: Evidence, batches: BatchSource) -> Iterator[str]:
 
 
 def _beginning(text: str) -> str:
-    """Beginning of a text on one line."""
+    """Return the beginning of a text as a single line."""
     line = " ".join(text.split())
     shown = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in line)
     return shown if len(shown) <= _LONGEST else shown[:_LONGEST] + "..."

@@ -1,8 +1,8 @@
 """Record of the sequences that a run has left out: `spikes/skips.json` in the run's folder.
 
-With the record, a run is repeatable without the rule: a new run with `training.skips` leaves out the same sequences at
-the same steps. The record is written before the training continues after a spike, so a killed run that resumes leaves
-out the same sequences as the run that was killed.
+The record makes a run repeatable without the rule that finds spikes: a new run with `training.skips` leaves out the
+same sequences at the same steps. After a spike, the record is written before training continues, so a run that is
+killed and resumed still leaves out these sequences.
 """
 
 import json
@@ -24,38 +24,38 @@ RECORD_FILE = "skips.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """A spike after which the run returned to an earlier step."""
+    """Spike after which the run rolled back to an earlier step."""
 
     spike_step: int
     """Step of the spike, counted from 1."""
     back_to: int
-    """Number of steps done in the state to which the run returned."""
+    """Number of steps done in the state to which the run rolled back."""
     sequences: int
     """Number of sequences that the run left out because of this spike."""
     reason: str
     """Description of the spike."""
     file: str
-    """Name of the file in the folder `spikes` that lists the sequences."""
+    """Name of a file in the folder `spikes`. The file lists the sequences that were left out."""
 
     @classmethod
     def after(cls, record: "SkipRecord", alarm: Alarm, *, back_to: int, sequences: int) -> Self:
-        """Event for a spike that follows the events of `record`."""
+        """Return the event for the spike `alarm`, which comes after the events in `record`."""
         step = alarm.step + 1
         name = f"{len(record.events) + 1:02d}-step-{step:06d}.txt"
         return cls(spike_step=step, back_to=back_to, sequences=sequences, reason=alarm.reason, file=name)
 
     @property
     def told(self) -> str:
-        """Message about the return."""
+        """Message for the user about the rollback."""
         return (
-            f"The run returns to step {self.back_to} and leaves out {self.sequences:,} sequences, which "
+            f"The run rolls back to step {self.back_to} and leaves out {self.sequences:,} sequences, which "
             f"`{SPIKES_FOLDER}/{self.file}` lists."
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SkipRecord:
-    """Skips of a run, and the spikes because of which the run made them."""
+    """Skips of a run, and the spikes that caused them."""
 
     skips: tuple[Skip, ...] = ()
     events: tuple[Event, ...] = ()
@@ -78,14 +78,16 @@ def read_record(path: Path) -> SkipRecord:
             raise ValueError
     except (KeyError, TypeError, ValueError):
         raise ConfigError(
-            f"`{path}` must hold the skips of a run, in ascending order of their steps, but does not. Use the file "
-            "`spikes/skips.json` of a run without changes."
+            f"`{path}` must hold the skips of a run, in ascending order of their steps, but does not. Use an "
+            "unmodified `spikes/skips.json` from a run."
         ) from None
     return SkipRecord(skips=skips, events=events)
 
 
 def _checked(entry: Any, kind: type) -> dict[str, Any]:
-    """Fields of an entry, with the types of the dataclass `kind`. Raises `TypeError` for another type."""
+    """Return the values of an entry for the fields of the dataclass `kind`. Raises `TypeError` if a value has the wrong
+    type.
+    """
     names = {name: {"int": int, "str": str}.get(of, of) for name, of in kind.__annotations__.items()}
     for name, of in names.items():
         if type(entry[name]) is not of:
@@ -94,14 +96,17 @@ def _checked(entry: Any, kind: type) -> dict[str, Any]:
 
 
 def own_record(folder: Path) -> SkipRecord | None:
-    """Record in a run's folder. None if there is none. Raises `ConfigError` if the record cannot be read."""
+    """Read the record in a run's folder. Returns None if there is no record. Raises `ConfigError` if the record cannot
+    be read.
+    """
     path = folder / SPIKES_FOLDER / RECORD_FILE
     return read_record(path) if path.exists() else None
 
 
 def new_record(run: RunConfig) -> SkipRecord:
-    """Record of a new run: the skips of `training.skips`, without their events. Replaces an older record in the run's
-    folder. Raises `ConfigError` if `training.skips` cannot be read or the record cannot be written.
+    """Return the record of a new run: the skips in the file `training.skips`, without the spikes that caused them. The
+    new record replaces an older record in the run's folder. Raises `ConfigError` if `training.skips` cannot be read or
+    the record cannot be written.
     """
     path = run.training.skips
     record = SkipRecord(skips=read_record(Path(path)).skips if path else ())
@@ -120,31 +125,32 @@ def new_record(run: RunConfig) -> SkipRecord:
 
 
 def resumed_record(run: RunConfig, progress: Progress) -> SkipRecord:
-    """Record of a run that resumes at `progress`: the record in the run's folder, or else the skips that the checkpoint
-    has noted.
+    """Return the record of a run that resumes from a checkpoint with this progress. It is the record in the run's
+    folder or, if there is none, a record of the skips that the checkpoint stores.
     """
     record = own_record(Path(run.output.folder))
     return SkipRecord(skips=skips_of(progress)) if record is None else record
 
 
 def skips_of(progress: Progress) -> tuple[Skip, ...]:
-    """Skips that a checkpoint has noted."""
+    """Return the skips that a checkpoint stores."""
     return tuple(Skip(*pair) for pair in progress.skips)
 
 
 def is_abandoned(run: RunConfig, progress: Progress) -> bool:
-    """Whether a checkpoint with this progress does not belong to the run any more, because the run has returned to an
-    earlier step and left out sequences that the checkpoint has trained.
+    """Whether a checkpoint with this progress does not belong to the run any more, because the run has rolled back to
+    an earlier step and left out sequences on which the checkpoint was trained.
     """
     record = own_record(Path(run.output.folder))
     return record is not None and not agree(record.skips, skips_of(progress), done=progress.step)
 
 
 def drop_abandoned(run: RunConfig) -> list[str]:
-    """Remove the checkpoints that do not belong to the run any more, because the run has returned to an earlier step
-    and left out sequences that these checkpoints have trained. Returns the names of the removed checkpoints.
+    """Remove the checkpoints that do not belong to the run any more, because the run has rolled back to an earlier step
+    and left out sequences on which these checkpoints were trained. Returns the names of the removed checkpoints.
 
-    Without a record, no checkpoint is removed. Checkpoints with an unreadable manifest are left to other checks.
+    Without a record, no checkpoint is removed. A checkpoint with an unreadable manifest is not removed either. Other
+    checks report it.
     """
     record = own_record(Path(run.output.folder))
     if record is None:
@@ -162,12 +168,12 @@ def drop_abandoned(run: RunConfig) -> list[str]:
 
 
 def drop_later(run: RunConfig, step: int) -> None:
-    """Remove the checkpoints of later steps than `step`, to which the run has returned."""
+    """Remove the checkpoints of the steps after `step`, because the run has rolled back to step `step`."""
     for folder in list_checkpoints(run.checkpoints_folder):
         if (step_of(folder.name) or 0) > step:
             folder.remove(MANIFEST_FILE)
 
 
 def with_event(record: SkipRecord, skips: Iterable[Skip], event: Event) -> SkipRecord:
-    """Record after another spike. `skips` are all skips of the run from now on."""
+    """Return the record after another spike, with `event` added. `skips` replaces the skips of the record."""
     return replace(record, skips=tuple(skips), events=(*record.events, event))

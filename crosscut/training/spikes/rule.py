@@ -13,7 +13,7 @@ loss has a negative excess.
 
 `ENOUGH` suspicious steps among `RECENT` steps are also an alarm. A loss or a norm that is not finite is always an
 alarm. The limits in multiples of s adapt to the noise of the run. The fixed factors are not tuned to a run: a rise of
-less than 5% is not worth a return, and batches of clean runs have gradient norms up to 12 times the usual norm.
+less than 5% is not worth a rollback, and batches of clean runs have gradient norms up to 12 times the usual norm.
 """
 
 import bisect
@@ -32,7 +32,7 @@ LEAST = 32
 the first usual value, and the other half the first scale."""
 
 REMEMBERED = 1024
-"""Number of steps that the rule remembers at least."""
+"""Minimum number of recent steps that the rule keeps."""
 
 RECENT, ENOUGH = 5, 3
 """`ENOUGH` suspicious steps among the last `RECENT` steps are an alarm."""
@@ -44,7 +44,9 @@ _SMALLEST = 1e-300
 
 @dataclass(frozen=True)
 class Limits:
-    """Factors over the usual value below which a value is never suspicious, and never an alarm by itself."""
+    """Minimum factors over the usual value. A value below the factor `suspicious` is never suspicious, and a value
+    below the factor `certain` is never an alarm by itself.
+    """
 
     suspicious: float
     certain: float
@@ -55,7 +57,7 @@ LOSS, NORM = Limits(1.05, 2.0), Limits(10.0, 100.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Alarm:
-    """A spike that the rule has found. Steps count from 0."""
+    """Spike that the rule has found. Steps count from 0."""
 
     first: int
     """First suspicious step of the spike."""
@@ -73,7 +75,9 @@ class Judged:
     scale: float | None = None
 
     def exceeds(self, deviations: float, factor: float) -> bool:
-        """Whether the excess is above so many deviations, and the value is above `factor` times the usual value."""
+        """Whether the excess is more than `deviations` times the scale, and the value is more than `factor` times the
+        usual value.
+        """
         if self.excess is None or self.scale is None:
             return False
         return self.excess > max(deviations * self.scale, math.log(factor))
@@ -90,10 +94,10 @@ class Figure:
         self.values: list[float] = []
         self.excesses: list[float | None] = []
         self.judged = Judged()
-        """Judgement of the last value."""
+        """Excess and scale of the last value."""
 
     def add(self, value: float) -> Judged:
-        """Add the next value and judge it by the earlier values."""
+        """Add the next value. Return its excess and scale, computed from the earlier values."""
         logarithm = math.log(max(value, _SMALLEST))
         base = self.values[-BASE:]
         excess = logarithm - statistics.median(base) if len(base) >= LEAST // 2 else None
@@ -105,13 +109,13 @@ class Figure:
         return self.judged
 
     def describe(self) -> str:
-        """Description of the last value, such as "loss 8.1, usually 3.9"."""
+        """Describe the last value, such as "loss 8.1, usually 3.9"."""
         last, excess = self.values[-1], self.excesses[-1]
         usual = "" if excess is None else f", usually {math.exp(last - excess):.4g}"
         return f"{self.name} {math.exp(last):.4g}{usual}"
 
     def remove(self, places: slice) -> None:
-        """Remove the values at these places."""
+        """Remove the values at these positions."""
         del self.values[places], self.excesses[places]
 
 
@@ -125,7 +129,7 @@ class SpikeRule:
 
     def observe(self, step: int, loss: float, norm: float) -> Alarm | None:
         """Add the figures of step `step`, which must be later than all steps so far. Returns an alarm if this step
-        completes a spike. A step that is not finite is an alarm and is not added.
+        completes a spike. If the loss or the norm is not finite, the step is an alarm and is not added.
         """
         if not (math.isfinite(loss) and math.isfinite(norm)):
             return Alarm(first=step, step=step, reason=f"loss {loss:.4g}, gradient norm {norm:.4g}")
@@ -149,7 +153,7 @@ class SpikeRule:
         self._remove(slice(bisect.bisect_left(self._steps, step), None))
 
     def _trim(self) -> None:
-        """Bound the memory of a long run."""
+        """Drop old steps, so that the memory stays bounded in a long run."""
         if len(self._steps) >= 2 * REMEMBERED:
             self._remove(slice(0, -REMEMBERED))
 

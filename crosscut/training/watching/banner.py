@@ -59,8 +59,8 @@ def print_banner(
 
 
 def _context_rows(run: RunConfig) -> list[tuple[str, str]]:
-    """Row that says how context ranks compute attention over the sequences that they share, and why. Empty without
-    context ranks.
+    """Return a row that says how context ranks compute attention over the sequences that they share, and why. The list
+    is empty if the run has no context ranks.
     """
     if run.layout.context == 1:
         return []
@@ -70,8 +70,8 @@ def _context_rows(run: RunConfig) -> list[tuple[str, str]]:
 
 
 def _epochs(run: RunConfig, samples: RunSamples, corpus: int) -> float:
-    """Number of times that the run goes through its `corpus` tokens. For pairs of segments, the samples are counted
-    instead of the tokens, because these samples contain padding.
+    """Return how many times the run goes through its corpus, which has `corpus` tokens. For masked tokens, samples are
+    counted instead of tokens, because samples of segment pairs contain padding.
     """
     num_samples = run.training.samples_before(run.training.steps)
     if run.data.objective is Objective.MASKED and not run.data.mixture:
@@ -84,8 +84,8 @@ def _steps(done: int, steps: int) -> str:
 
 
 def mixture_facts(run: RunConfig, samples: RunSamples) -> list[dict[str, Any]]:
-    """Facts of each token folder of a mixture: its share of the training tokens, and its epochs over all steps of the
-    run. Empty if the run has no mixture.
+    """Return the facts about each token folder of a mixture: its share of the training tokens, and its epochs over all
+    steps of the run. Empty if the run has no mixture.
     """
     if not run.data.mixture:
         return []
@@ -103,19 +103,19 @@ def mixture_facts(run: RunConfig, samples: RunSamples) -> list[dict[str, Any]]:
 
 
 def mixture_rows(facts: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Rows for the token folders of a mixture, from `mixture_facts`. Empty without a mixture."""
+    """Return the rows for the token folders of a mixture, from `mixture_facts`. Empty without a mixture."""
     lines = [f"{each['share']:.3g} of {each['folder']}: {each['epochs']:.3g} epochs" for each in facts]
     return [("mixture", "\n".join(lines))] if lines else []
 
 
 def average_rows(run: RunConfig) -> list[tuple[str, str]]:
-    """Row that says that scores and samples use the averaged weights. Empty without `optimizer.ema_decay`."""
+    """Return a row that says that scores and samples use the averaged weights. Empty without `optimizer.ema_decay`."""
     decay = run.optimizer.ema_decay
     return [("weights", f"scores and samples are {SCORED} (decay {decay:g})")] if decay else []
 
 
 def model_rows(run: RunConfig) -> list[tuple[str, str]]:
-    """Rows for the model and the layout of a run."""
+    """Return the rows for the model and the layout of a run."""
     model, layout = run.model, run.layout
     layers, heads = (_counted(*count) for count in ((model.num_layers, "layer"), (model.num_heads, "head")))
     size = f"{layers}, hidden {model.hidden_size}, {heads}"
@@ -137,7 +137,7 @@ def device_name(device: torch.device) -> str:
 
 
 def facts_panel(title: str, rows: Iterable[tuple[str, str | Text]]) -> Panel:
-    """Panel with a title and rows of a name and a value."""
+    """Make a panel with a title and rows. Each row has a name and a value."""
     table = Table.grid(padding=(0, 3))
     table.add_column(style="bold")
     table.add_column()

@@ -60,8 +60,8 @@ class Board:
 
 
 def _begin(folder: Path) -> int:
-    """Time in the name of a new event file, in seconds. TensorBoard reads the files in the order of their names, so the
-    time is after those of all older files, even if the clock was set back in the meantime.
+    """Return the time for the name of a new event file, in seconds. TensorBoard reads the files in the order of their
+    names, so the time is later than the times in the names of all existing files, even if the clock has been set back.
     """
     times = (path.name.removeprefix(_PREFIX).partition(".")[0] for path in folder.glob(f"{_PREFIX}*"))
     return max([int(time.time()), *(int(text) + 1 for text in times if text.isdecimal() and len(text) <= 10)])

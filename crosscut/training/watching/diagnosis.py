@@ -75,7 +75,7 @@ def explain_non_finite(failure: NonFiniteError, trainer: Trainer, batches: Batch
 
 
 def _fault_of_machine(failure: NonFiniteError, mesh: ParallelMesh) -> TrainingError:
-    """Error for a step whose repetition is finite. Every rank must call this function."""
+    """Return the error for a step that is finite when it is repeated. Every rank must call this function."""
     ranks, places = _ranks_at_fault(failure, mesh)
     where, checked = "", "the machines"
     if ranks:
@@ -91,8 +91,8 @@ def _fault_of_machine(failure: NonFiniteError, mesh: ParallelMesh) -> TrainingEr
 
 def _ranks_at_fault(failure: NonFiniteError, mesh: ParallelMesh) -> tuple[list[int], str]:
     """Return the ranks on which a value was not finite, and a clause with the positions that these ranks share on the
-    axes of the layout. Both are empty if the values of all ranks were finite or if no rank had only finite values, as
-    after a sum over all ranks. Every rank must call this function.
+    axes of the layout. Both results are empty if all ranks had only finite values, or if every rank had a non-finite
+    value, as after a sum over all ranks. Every rank must call this function.
     """
     place = {axis.name: axis.rank for axis in mesh.axes if axis.size > 1}
     told = from_all_ranks((failure.is_finite_here, place), mesh)
@@ -115,7 +115,7 @@ def _first_over_ranks(origin: _Origin | None, trainer: Trainer) -> _Origin | Non
 def _origin_in_forward(step: int, trainer: Trainer, batches: BatchSource) -> _Origin | None:
     """Run the forward pass of every micro-batch and return the origin of the first non-finite value on this rank.
 
-    A rank never stops early: the other ranks need it for the collectives of every micro-batch.
+    A rank never stops early, because the other ranks wait for its collectives in every micro-batch.
     """
     first: _Origin | None = None
     for index, batch in enumerate(batches.micro_batches(step)):

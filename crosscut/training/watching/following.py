@@ -1,7 +1,7 @@
-"""Reporting of each step while the next step runs.
+"""Report each step while the next step runs.
 
 A GPU must have its next step queued before it finishes the current step. The loop therefore launches a step and only
-then waits for the previous step. Work that needs the result of a step (a checkpoint, a validation, a report) waits
+then waits for the previous step. Work that needs the result of a step (a checkpoint, a validation pass, a report) waits
 until the step is known to be good, which means that its loss and gradients are finite.
 """
 

@@ -1,4 +1,4 @@
-"""Forecast of a run's time with the planner, for the machine that the run has."""
+"""Forecast of how long a run takes on this machine, with the planner."""
 
 from dataclasses import replace
 
@@ -18,8 +18,8 @@ _WORTH_A_NOTE = 1.05
 """Minimum speed-up of one rank over several ranks, according to the forecast, for which a note is printed."""
 
 _WORTH_MEASURING = 20.0
-"""Minimum duration of a run, in seconds by a forecast without measurements. For a shorter run, the second that a
-measurement takes is not worth it."""
+"""Minimum duration of a run, in seconds, for which the CPU is measured. The duration comes from a forecast without
+measurements. For a shorter run, a measurement is not worth the second that it takes."""
 
 
 def hardware_for(run: RunConfig, samples: RunSamples, peak: Peak, mesh: ParallelMesh, *, done: int) -> Hardware | None:
@@ -40,7 +40,7 @@ def hardware_for(run: RunConfig, samples: RunSamples, peak: Peak, mesh: Parallel
 
 def known_hardware(run: RunConfig, peak: Peak, device: torch.device) -> Hardware | None:
     """Return the planner's figures for a GPU, or for a laptop's CPU with the measured matrix rate `peak`. None if the
-    planner does not know the GPU, or if a laptop does not have so many ranks.
+    planner does not know the GPU, or if the run has more ranks than a laptop can have.
     """
     if device.type == "cuda":
         return find_hardware(torch.cuda.get_device_name(device))
@@ -51,8 +51,8 @@ def known_hardware(run: RunConfig, peak: Peak, device: torch.device) -> Hardware
 
 
 def expected_seconds(run: RunConfig, samples: RunSamples, hardware: Hardware | None, *, done: int) -> float | None:
-    """Forecast the seconds of the remaining steps and of their validations. None without `hardware`. Checkpoints,
-    evaluations and the compilation of layers are not counted.
+    """Forecast the seconds of the remaining steps and validation passes. Returns None if `hardware` is None.
+    Checkpoints, evaluations and the compilation of layers are not counted.
     """
     if hardware is None:
         return None
@@ -67,8 +67,8 @@ def expected_seconds(run: RunConfig, samples: RunSamples, hardware: Hardware | N
 
 
 def gain_of_one_rank(run: RunConfig, peak: Peak, device: torch.device) -> float:
-    """Forecast the speed-up of training with one rank instead of the run's ranks, which share one processor. 1 if the
-    ranks do not share a processor, if a single rank is hardly faster, or with pipeline stages. The run's
+    """Forecast how many times as fast training would be with one rank, for a run whose ranks share one CPU. Returns 1
+    if the ranks do not share a CPU, if a single rank would hardly be faster, or if the run has a pipeline. The run's
     `training.precision` must not be `auto`.
     """
     hardware = known_hardware(run, peak, device)

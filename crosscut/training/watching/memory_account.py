@@ -1,4 +1,4 @@
-"""Account of memory during a step, which shows the code that holds the memory at the peak.
+"""Account of the memory during a step. It shows which code holds the memory at the peak.
 
 An account lists the memory held before the step, then every allocation and release in order. On the CPU, a dispatch
 mode sees each tensor's storage come and go. On CUDA, the account comes from the caching allocator's own history, which
@@ -70,7 +70,7 @@ class Account:
         return most, dict(sorted(held.items(), key=lambda item: -item[1]))
 
     def _by_name(self) -> tuple[dict[int, tuple[int, str]], list[tuple[int, int, str]]]:
-        """Memory held before the step, and the events, with holders replaced by `names`."""
+        """Return the memory held before the step, and the events. Holders are replaced by the names in `names`."""
         names = dict(self.names)
         events = [(key, size, names.pop(key, holder) if size else holder) for key, size, holder in self.events[::-1]]
         before = {key: (size, names.get(key, holder)) for key, (size, holder) in self.before.items()}

@@ -39,8 +39,8 @@ class Metrics:
     """Metrics of one run. Use the object as a context manager: leaving the context closes the files.
 
     `start` is the step from which the run continues. Rows of later steps, written by an earlier start of the run, are
-    removed. `scored` says which weights the validation scores, such as "of the averaged weights". An empty text means
-    the weights of the last step. Raises `TrainingError` if the files cannot be written.
+    removed. `scored` says whose scores validation reports, such as "of the averaged weights". If it is empty, the
+    scores are those of the weights of the last step. Raises `TrainingError` if the files cannot be written.
     """
 
     def __init__(self, folder: Path, *, num_steps: int, start: int, active: bool, scored: str = "") -> None:
@@ -85,7 +85,7 @@ class Metrics:
             self._display.step(step, values)
 
     def validation(self, step: int, score: Score) -> None:
-        """Record a validation after `step` steps."""
+        """Record the score of a validation pass after `step` steps."""
         if self.active:
             figures = {"loss": score.loss, "perplexity": score.perplexity, "bits_per_byte": score.bits_per_byte}
             if step not in self._validated:
@@ -102,7 +102,7 @@ class Metrics:
             self._display.line(f"step {step:>6}  {in_a_line(figures)}{self._scored}")
 
     def rewind(self, step: int) -> None:
-        """Remove the rows of later steps than `step`, because the run has returned to this step."""
+        """Remove the rows of the steps after `step`, because the run has rolled back to this step."""
         if self.active:
             with self._disk_errors_told(_ROWS):
                 kept = [row for row in read_metrics(self._path.parent) if row["step"] <= step]
@@ -139,8 +139,8 @@ class Metrics:
 
     @contextmanager
     def _disk_errors_told(self, lost: str) -> Iterator[None]:
-        """Print disk errors instead of raising them, once for each kind of loss (`_ROWS`, `_SCALARS`). A full disk
-        loses rows of the metrics but does not stop the run; only a failed checkpoint may stop it.
+        """Print disk errors instead of raising them, once for rows (`_ROWS`) and once for scalars (`_SCALARS`). If the
+        disk is full, metrics are lost, but the run continues. Only a failed checkpoint may stop the run.
         """
         try:
             yield
@@ -151,7 +151,7 @@ class Metrics:
 
 
 def _as_json(value: Value) -> Value:
-    """Replace NaN and infinity by None, because JSON has neither."""
+    """Replace NaN and infinity by None, because JSON cannot represent them."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -1,15 +1,15 @@
-"""Record of the passes of pipeline stages in a run, and the shares of a step that follow from it.
+"""Record of the passes of pipeline stages in a run, and the shares of a step's time that follow from this record.
 
 Each rank records when its forward passes, backward passes and deferred weight gradients start and end. A pass starts
 when its input has arrived, and ends before its result is sent. On a GPU, the times are those of the device.
 
-From the records of all ranks of a pipeline follow four shares of a step, which add up to 1 on each rank:
+The records of all ranks of a pipeline give four shares of a step's time, which add up to 1 on each rank:
 
     computing = passes    bubble = T0 - passes    waiting = T - T0    rest = step - T
 
-T is the time from the start of the first pass to the end of the last pass of all ranks. T0 is the same time if messages
-took no time and no rank paused between two passes (`architecture.pipeline.without_messages`). The rest of a step is
-the count of the targets, the sums of gradients and the optimizer.
+T is the time from the start of the first pass to the end of the last pass of all ranks. T0 is what T would be if
+messages took no time and no rank paused between two passes (`architecture.pipeline.without_messages`). The rest of a
+step is spent on counting the targets, summing the gradients, and the optimizer.
 """
 
 import platform
@@ -31,7 +31,7 @@ class RankPasses(NamedTuple):
     """Passes of one rank in one step."""
 
     line: tuple[int, ...]
-    """Positions of the rank along the axes other than `pipeline`: equal for all ranks of one pipeline."""
+    """Positions of the rank along all axes except `pipeline`. All ranks of one pipeline have the same positions."""
     rank: int
     """Position of the rank along the pipeline."""
     host: str
@@ -75,13 +75,13 @@ class PassRecorder:
         synchronize(self.mesh.device)
 
     def start(self, action: Action) -> None:
-        """Note the start of an action. The trace of a profiler shows the action under its name, such as `pass F3`."""
+        """Record the start of an action. The trace of a profiler shows the action under its name, such as `pass F3`."""
         named = torch.profiler.record_function(f"pass {action}")
         named.__enter__()
         self._open = Moment(self.mesh.device), named
 
     def end(self, action: Action, *, weight_gradients: int) -> None:
-        """Note the end of the action that was started last."""
+        """Record the end of the action that was started last."""
         assert self._open is not None, "no action was started"
         (start, named), self._open = self._open, None
         self._passes.append((action, start, Moment(self.mesh.device), weight_gradients))
@@ -107,7 +107,7 @@ class PassShares(NamedTuple):
     """Shares of a step on one rank of a pipeline, as fractions of the rank's step. They add up to 1."""
 
     computing: float
-    """Passes, with the messages between tensor and context ranks inside them."""
+    """Passes, including the messages between tensor and context ranks during the passes."""
     bubble: float
     """Idle time that follows from the schedule and from the times of the passes."""
     waiting: float
@@ -139,10 +139,10 @@ class PipelineStep(NamedTuple):
 
 
 def pipeline_steps(schedule: Schedule, gathered: Sequence[RankPasses]) -> list[PipelineStep]:
-    """Join the passes of all ranks in one step to one `PipelineStep` per pipeline of the layout.
+    """Join the passes of all ranks in one step into one `PipelineStep` per pipeline of the layout.
 
-    Ranks on one machine share a clock. The clocks of different machines are set equal at the start of the step, for
-    which all ranks have waited.
+    Ranks on one machine share a clock. The clocks of different machines are aligned at the start of the step, before
+    which all ranks wait for each other.
     """
     lines: dict[tuple[int, ...], list[RankPasses]] = defaultdict(list)
     for passes in sorted(gathered):

@@ -1,4 +1,4 @@
-"""Report of the recorded steps of a pipeline, for `--profile`: the bubble and the waiting of each rank."""
+"""Report of the recorded steps of a pipeline, for `--profile`: the bubble and the waiting time of each rank."""
 
 import json
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class PipelineProfile:
     """Recorded steps of all pipelines of a layout."""
 
     def __init__(self, steps: dict[int, list[PipelineStep]]) -> None:
-        """`steps` has the pipelines of each recorded step, by the number of the step, from 1."""
+        """`steps` maps the number of each recorded step, counted from 1, to the step of every pipeline."""
         self.steps = steps
 
     def rows(self) -> list[dict[str, Any]]:
@@ -54,8 +54,8 @@ class PipelineProfile:
         write_whole(folder / PASSES_FILE, "[\n" + ",\n".join(lines) + "\n]\n")
 
     def print(self, table: Table, console: Console) -> None:
-        """Add a row to `table` for each rank of the first pipeline, with its mean shares of the time, and print the
-        table. Then print the pipeline's bubble and the published formula.
+        """Add a row to `table` for each rank of the first pipeline, with the rank's mean shares of a step's time, and
+        print the table. Then print the pipeline's bubble and the published formula.
         """
         first = [pipelines[0] for pipelines in self.steps.values()]
         each = [recorded.shares() for recorded in first]
@@ -73,13 +73,15 @@ class PipelineProfile:
 
 
 def _stages(recorded: PipelineStep, rank: int) -> range:
-    """Numbers of the stages of a rank."""
+    """Return the numbers of the stages of a rank."""
     schedule = recorded.timeline.schedule
     return range(rank, schedule.num_stages, schedule.num_ranks)
 
 
 def _over_computing(steps: Sequence[PipelineStep]) -> tuple[float, float]:
-    """Return the bubble and the waiting of all ranks together, over their computing time: means of the steps."""
+    """Return the bubble and the waiting time of all ranks together, each divided by their computing time. Both results
+    are means over the steps.
+    """
     bubbles = [without_messages(step.timeline).mean_bubble for step in steps]
     idle = [step.timeline.mean_bubble for step in steps]
     bubble = sum(bubbles) / len(bubbles)

@@ -46,7 +46,7 @@ FIGURES_FILE = "profile.json"
 WARM_UP_STEPS = 2
 RECORDED_STEPS = 3
 _TOLD = 10
-"""Number of operators and of holders in the printed tables."""
+"""Maximum number of operators, and of holders, in the printed tables."""
 
 _COMPILED_GRAPH = re.compile(r"## Call CompiledFxGraph \w+ ##")
 """PyTorch's name for a compiled graph, which contains a hash of its code."""
@@ -242,8 +242,8 @@ def _operators(events: Any) -> list[dict[str, Any]]:
 
 
 def print_profile(profile: Profile, folder: Path, console: Console, *, pipeline: PipelineProfile | None = None) -> None:
-    """Print how the time of each step is divided, the longest operators, and the tensors and modules that hold the most
-    memory. With a pipeline, also print how the time of each of its ranks is divided.
+    """Print how the time of each step is divided, the operators that take longest, and the tensors and modules that
+    hold the most memory. With a pipeline, also print how the time of each of its ranks is divided.
     """
     shares = _table("step", "seconds", "compute", "overlapped", "communication", "idle")
     for step in profile.steps:

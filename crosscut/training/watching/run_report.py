@@ -58,8 +58,8 @@ _NAMES = (
 
 
 def write_report(run: RunConfig, model: GPT, samples: RunSamples, outcome: Outcome) -> str:
-    """Generate the samples on all ranks, if `output.sample_tokens` is above 0. The first rank writes the files and
-    prints the summary. Every rank must call this function.
+    """Write the report of a run and print its summary, on the first rank. All ranks generate the samples, if
+    `output.sample_tokens` is above 0. Every rank must call this function.
 
     Returns the reason why a file could not be written, on the first rank; empty if all files are written.
     """
@@ -89,8 +89,9 @@ def write_report(run: RunConfig, model: GPT, samples: RunSamples, outcome: Outco
 
 
 def _samples(run: RunConfig, model: GPT, tokens: Tokens) -> dict[str, str]:
-    """Generate the samples, by title: a new document and, if the run has a prompt, a continuation of the prompt. The
-    samples are not selected: each sample is the first one that is drawn. No samples if no rank has the whole model.
+    """Generate the samples, keyed by title: a new document and, if the run has a prompt, a continuation of the prompt.
+    The samples are not selected: each sample is the first one that is drawn. Returns no samples if none are wanted, if
+    the model predicts masked tokens, or if the layout has a pipeline.
     """
     output = run.output
     if not output.sample_tokens or run.model.predicts_masked or run.layout.pipeline > 1:
@@ -168,7 +169,7 @@ def plot_losses(folder: Path, *, scored: str = "", per: str = "token") -> None:
         label = f"validation{scored}, at the end {_told(validated[-1], per)}"
         axes.plot(*zip(*points, strict=True), color="#c8502d", marker="o", markersize=4, label=label)
     for number, event in enumerate(_spikes(folder)):
-        axes.axvline(event.back_to, color="#777777", linestyle=":", label="" if number else "return after a spike")
+        axes.axvline(event.back_to, color="#777777", linestyle=":", label="" if number else "rollback after a spike")
     axes.set(xlabel="step", ylabel=f"cross entropy per {per} (nats)")
     axes.margins(y=0.12)
     axes.grid(alpha=0.25)
@@ -181,7 +182,7 @@ def plot_losses(folder: Path, *, scored: str = "", per: str = "token") -> None:
 
 
 def _spikes(folder: Path) -> tuple[Event, ...]:
-    """Spikes after which the run returned to an earlier step. Empty if the record cannot be read."""
+    """Return the spikes after which the run rolled back to an earlier step. Empty if the record cannot be read."""
     with suppress(ConfigError):
         if record := own_record(folder):
             return record.events
@@ -189,7 +190,9 @@ def _spikes(folder: Path) -> tuple[Event, ...]:
 
 
 def _told(row: dict[str, Any], per: str) -> str:
-    """Text for a validation in the legend of the plot. Rows from older versions have no bits per byte."""
+    """Return the text for the last validation pass in the legend of the plot. Rows from older versions have no bits per
+    byte.
+    """
     if per != "token":
         return f"{row['validation_loss']:.4f}"
     bits = row.get("validation_bits_per_byte")

@@ -1,4 +1,4 @@
-"""Shares of a step in a profiler's trace: computation, communication, overlap and idle time.
+"""Shares of a step's time in a profiler's trace: computation, communication, overlap and idle time.
 
 A trace is the file that `torch.profiler` writes for Perfetto. On a GPU, computation and communication are the times of
 the kernels. On a CPU, computation is the time of the operators on the training thread (the autograd engine runs on the

@@ -147,8 +147,8 @@ def test_few_micro_batches_are_a_warning(run_with):
     assert _few_micro_batches(run) == ""
     run = run_with("training.batch_size=4", "training.micro_batch_size=2", "layout.pipeline=4", "model.num_layers=4")
     assert _few_micro_batches(run) == (
-        "A step has 2 micro-batches and the pipeline has 4 ranks, so each rank waits for 1.5 times as long as it "
-        "computes. Lower `training.micro_batch_size` (2) or raise `training.batch_size`: with 16 micro-batches, a rank "
-        "would wait for 0.19 times as long."
+        "A step has 2 micro-batches and the pipeline has 4 ranks, so each rank waits 1.5 times as long as it "
+        "computes. Lower `training.micro_batch_size` (2) or raise `training.batch_size`. With 16 micro-batches, a rank "
+        "would wait 0.19 times as long as it computes."
     )
     assert Path(run.output.folder).name
