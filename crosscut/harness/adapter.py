@@ -79,7 +79,7 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
     def get_model_info(self) -> dict[str, Any]:
-        """Name, number of parameters and layout of the model, for lm-eval's results."""
+        """Return the name, number of parameters and layout of the model, for lm-eval's results."""
         return {
             "model_name": self.source.name,
             "model_num_parameters": count_parameters(self.source.model),

@@ -61,7 +61,7 @@ class ModelArguments:
         return cls(str(given["pretrained"]), on, int(batch_size))
 
     def require_ranks(self) -> None:
-        """Raise `LayoutError` unless the number of started ranks is the number of ranks in the layout."""
+        """Raise `LayoutError` unless the number of started ranks is equal to the number of ranks in the layout."""
         if self.on.layout.world_size != started_world_size():
             raise LayoutError(
                 f"{world_size_message(self.on.layout, started_world_size())} `crosscut lm-eval` starts the processes "

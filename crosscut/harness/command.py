@@ -33,7 +33,7 @@ def run_command(arguments: Sequence[str]) -> None:
 
 
 def _model_of(arguments: Sequence[str]) -> ModelArguments | None:
-    """Return the Crosscut model that the arguments name. None if they name another model or no model."""
+    """Return the Crosscut model that the arguments name, or None if the arguments name another model or none."""
     asked = _asked(arguments)
     if asked is None or asked.model != MODEL:
         return None
@@ -47,7 +47,9 @@ def _model_of(arguments: Sequence[str]) -> ModelArguments | None:
 
 
 def _asked(arguments: Sequence[str]) -> Any:
-    """Parse the arguments as lm-eval does, including the file of `--config`. None if there is nothing to run."""
+    """Parse the arguments as lm-eval does, including the file that `--config` names. Return None if there is nothing to
+    run.
+    """
     from lm_eval._cli import HarnessCLI
     from lm_eval.config.evaluate_config import EvaluatorConfig
 

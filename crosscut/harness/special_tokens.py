@@ -12,7 +12,7 @@ from crosscut.data.tokenization.end_of_text import token_in
 
 
 def named_ids(path: Path, tokenizer: Tokenizer) -> dict[str, int | None]:
-    """Ids of `bos_token` and `eos_token` from the files beside the `tokenizer.json` at `path`.
+    """Return the ids of `bos_token` and `eos_token` from the files beside the `tokenizer.json` at `path`.
 
     An id is None if the files set the token to null, or if the token is not in the vocabulary. Tokens that the files do
     not mention are missing from the result. Raises `ConfigError` for a file that is not valid JSON.
