@@ -87,7 +87,9 @@ ON_GPU = Sizes(
 
 
 def sizes_for(device: torch.device) -> Sizes:
-    """Tensor sizes for measurements on this kind of device. All measurements together take less than a minute."""
+    """Return the tensor sizes for measurements on this kind of device. All measurements together take less than a
+    minute.
+    """
     return ON_GPU if device.type == "cuda" else ON_CPU
 
 
@@ -115,7 +117,7 @@ def pieces(device: torch.device, sizes: Sizes) -> list[Times]:
 
 
 def rates_of(seconds: list[float], device: torch.device, sizes: Sizes) -> Rates:
-    """Compute the rates of the device from the seconds of each piece of work, in the order that `pieces` returns."""
+    """Compute the rates of the device. `seconds` has one value for each piece of work, in the order of `pieces`."""
     rest = iter(seconds)
     measured = {
         str(dtype).removeprefix("torch."): [(m, k, n, 2 * m * k * n / next(rest) / 1e12) for m, k, n in shapes(sizes)]
@@ -137,14 +139,14 @@ def rates_of(seconds: list[float], device: torch.device, sizes: Sizes) -> Rates:
 
 
 def dtypes_of(device: torch.device) -> list[torch.dtype]:
-    """Data types of the measured products. The last data type is the usual one for training."""
+    """Return the data types of the measured products. The last data type is the usual one for training."""
     if device.type == "cpu":
         return [torch.float32]
     return [torch.float32, torch.float16, *([torch.bfloat16] if torch.cuda.is_bf16_supported() else [])]
 
 
 def shapes(sizes: Sizes) -> list[tuple[int, int, int]]:
-    """Shapes (m, k, n) of the measured products [m, k] x [k, n].
+    """Return the shapes (m, k, n) of the measured products [m, k] x [k, n].
 
     Each forward product is followed by the product of equal size that computes the weight gradient.
     """
@@ -152,7 +154,7 @@ def shapes(sizes: Sizes) -> list[tuple[int, int, int]]:
 
 
 def _numbers(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Tensor:
-    """Random numbers for the factors of all products.
+    """Return random numbers for the factors of all matrix products.
 
     All products share these numbers, because memory that was used before is faster than new pages. On a CPU, there are
     enough numbers to give many small products different factors.

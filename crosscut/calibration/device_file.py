@@ -18,8 +18,9 @@ def calibrate(path: Path) -> str:
     """Measure the device, write the file `path`, and return the device's name.
 
     If the planner knows the device, the file states the device's published peak FLOP/s, so utilisation still refers to
-    this peak. With a single GPU, the link between ranks cannot be measured: the file has the published figures of the
-    link, or assumed figures if the planner does not know the device. Raises `ConfigError` unless `path` ends in .toml.
+    this peak. With a single GPU, the link between ranks cannot be measured. The file then contains the published
+    figures of the link, or assumed figures if the planner does not know the device. Raises `ConfigError` unless `path`
+    ends in .toml.
     """
     import tomli_w  # imported here, as in `config.loading`
 

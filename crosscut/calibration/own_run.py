@@ -32,7 +32,9 @@ def measure_for(run: RunConfig, mesh: ParallelMesh) -> Hardware:
 
 
 def _sizes(run: RunConfig) -> Sizes:
-    """Sizes of the products and of the attention in the run's layers, limited so that they are quick to measure."""
+    """Return the sizes of the matrix products and of the attention in the run's layers, limited so that the measurement
+    is quick.
+    """
     target = target_of(run, device="cpu")
     products: list[Product] = [
         product

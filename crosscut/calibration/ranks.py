@@ -29,7 +29,7 @@ from crosscut.parallel.collectives import all_gather, all_reduce, from_all_ranks
 RANKS = 2
 """Number of ranks that `crosscut plan --calibrate` starts."""
 _SMALL, _LARGE = 16, {"cpu": (1 << 20, 1 << 23), "cuda": (1 << 23, 1 << 27)}
-"""Number of float32 elements in a small message, and in two large messages per device.
+"""Number of float32 elements in a small message, and in two large messages for each kind of device.
 
 One large message has the size of a gradient bucket, 32 MiB; its memory is newly allocated and does not fit in a cache.
 The other has the size of an activation: about 4 MiB for models on a CPU, and up to about 512 MiB for models on a GPU.
@@ -52,7 +52,7 @@ class LinkRate(NamedTuple):
 
 
 Links = dict[str, LinkRate]
-"""Measured latency and rates of the link, by collective operation."""
+"""Measured latency and rates of the link, keyed by collective operation."""
 
 
 def measure_ranks(device: str, sizes: Sizes | None) -> tuple[Rates | None, Links]:
@@ -90,8 +90,8 @@ def _seconds(sizes: Sizes | None, device: torch.device) -> tuple[list[float], li
 def _slower_and_later(
     work: Sequence[Times], messages: Sequence[Times], num_turns: int, mesh: ParallelMesh
 ) -> tuple[list[float], list[float]]:
-    """Run all pieces in turns. Return the seconds of each piece of work on the slowest rank, and the seconds of each
-    message on the rank that starts to send last.
+    """Run all pieces of work, and send all messages, in turns. Return the seconds of each piece of work on the slowest
+    rank, and the seconds of each message on the rank that starts to send last.
     """
     turns = in_turns([*work, *messages], num_turns)
     ranks = list(zip(*from_all_ranks(turns, mesh), strict=True))

@@ -35,15 +35,17 @@ def in_turns(pieces: Sequence[Times], turns: int) -> list[list[list[float]]]:
 
 
 def typical(turns: Iterable[Sequence[float]]) -> float:
-    """Typical seconds of a piece of work: the mean over the repeats of each turn, then the median over the turns."""
+    """Return the typical seconds of a piece of work: the mean over the repeats of each turn, then the median over the
+    turns.
+    """
     return median(mean(repeats) for repeats in turns)
 
 
 def repeated(work: Callable[[], object], device: torch.device) -> Times:
     """Return a function that runs and times one turn of `work`.
 
-    If one call of `work` is too short to time, a turn repeats the call. The function then returns a single value: the
-    mean seconds per call.
+    If one call of `work` is too short to time, a turn repeats the call. In any case, the function returns a list with
+    one value: the seconds per call.
     """
 
     def turn() -> list[float]:
