@@ -1,4 +1,4 @@
-"""Dry run of any layout in one process. The actual code of one rank's training step runs on tensors without memory.
+"""Dry run of any layout in one process. The actual code of one rank's training step runs on tensors that hold no data.
 
 The dry run counts the memory, the FLOPs and the messages of the step, for comparison with the planner's formulas.
 """

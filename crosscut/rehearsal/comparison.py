@@ -30,9 +30,9 @@ class Row(NamedTuple):
 def compare(rehearsal: Rehearsal) -> list[Row]:
     """Compare peak bytes (without the allowance for fragmentation), FLOPs and message bytes with the planner's figures.
 
-    FLOPs include the padding of the vocabulary, which the planner's model FLOPs leave out. The bytes of messages are
-    compared for each axis, counted on the full tensors that are sent. The number of messages is not compared, because
-    gradients are sent in buckets.
+    FLOPs include the padding of the vocabulary, which the planner's model FLOPs leave out. For each axis, the total
+    bytes of its messages are compared. Each message counts with the size of its full tensor. The number of messages is
+    not compared, because gradients are sent in buckets.
     """
     run = rehearsal.run
     held = rehearsed_forecast(rehearsal)

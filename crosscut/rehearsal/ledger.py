@@ -14,7 +14,7 @@ which the piece was computed and, for gradients, on the later use:
 | activations    | has no other category                                                                     |
 
 A piece belongs to the module whose forward pass made the piece. A piece that is made in a backward pass belongs to the
-module of the first tensor that the operator read and that existed before the backward pass.
+module of the operator's first input that existed before the backward pass.
 """
 
 import re
@@ -168,7 +168,7 @@ class Ledger(TorchDispatchMode):
         return result
 
     def _sources(self, args: tuple[Any, ...]) -> list[Piece]:
-        """Return the known pieces among an operator's tensor arguments. Tensors inside lists are ignored."""
+        """Return the recorded pieces of an operator's tensor arguments. Tensors inside lists are ignored."""
         known = (self._known.get(x.untyped_storage()._cdata) for x in args if isinstance(x, Tensor))
         return [piece for piece in known if piece is not None]
 
@@ -214,7 +214,7 @@ class Ledger(TorchDispatchMode):
         self._events.append((self._known.pop(key), False, ""))
 
     def _instant(self, module: str) -> str:
-        """Name of the running work: a module's forward or backward pass, the loss, or a later phase."""
+        """Return the name of the running work: a module's forward or backward pass, the loss, or a later phase."""
         if _is_backward():
             return f"backward, {module}"
         if self._running:

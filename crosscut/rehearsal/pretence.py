@@ -1,13 +1,13 @@
 """Fake tensors for the dry run, and the choices that PyTorch would make on a GPU.
 
 A dry run uses PyTorch's fake tensors, which have a shape and a data type but no values. The fake tensors are on the
-CPU, because PyTorch without CUDA supports the backward pass only for CPU tensors. For a dry run of GPUs, six choices
-are made as on an Ampere GPU or a later one:
+CPU, because PyTorch without CUDA supports the backward pass only for CPU tensors. A dry run of GPUs makes six choices
+as PyTorch makes them on an Ampere GPU or a later one:
 
 - attention uses a fused kernel, which saves the log-sum-exp of each query and head instead of the scores;
 - keys and values are repeated for all query heads if no fused kernel accepts fewer key-value heads;
 - a dropout mask has one byte per element;
-- the loss uses chunks of the size for GPUs;
+- the loss uses the chunk size for GPUs;
 - products do not use oneDNN;
 - GeLU is PyTorch's kernel.
 

@@ -58,12 +58,16 @@ def print_rehearsal(rehearsal: Rehearsal) -> None:
 
 
 def _gigabytes(size: int, largest: int) -> str:
-    """Format bytes in GB, with so many decimals that the size `largest` would show four significant digits."""
+    """Format `size` bytes in GB. The number of decimals is the one that gives the size `largest` four significant
+    digits.
+    """
     return f"{size / 1e9:,.{_decimals(largest / 1e9)}f}"
 
 
 def _in_units(row: Row) -> tuple[str, str]:
-    """Format the counted and the planned value of a row, with four digits: bytes in GB, and FLOPs with their prefix."""
+    """Format the counted and the planned value of a row with four significant digits. Bytes are in GB, and FLOPs have a
+    unit prefix.
+    """
     largest = max(row.counted, row.planned)
     if row.name != "FLOPs":
         return _gigabytes(row.counted, largest), _gigabytes(row.planned, largest)

@@ -42,7 +42,7 @@ class Rehearsal:
 
     @property
     def planned(self) -> Candidate:
-        """Settings from which the planner forecasts the same rank."""
+        """Settings with which the planner forecasts this rank's step."""
         return Candidate.at(self.run, self.run.layout.place_of(self.rank)["pipeline"])
 
 
@@ -96,7 +96,7 @@ def _count(run: ResolvedRun, mesh: ParallelMesh) -> tuple[Ledger, CollectiveReco
 
 
 def _enter_state(ledger: Ledger, trainer: Trainer) -> None:
-    """Record the weights, their moving average, and the moments if they are on the device."""
+    """Record the weights, their moving average and, unless they are in host memory, the moments."""
     precision = trainer.run.numbers
     is_mixed = precision.compute != precision.accumulation
     parameters = dict(trainer.model.named_parameters())
