@@ -35,7 +35,7 @@ _MICRO_BATCHES = 4
 (GPipe, arXiv 1811.06965), the bubble of a pipeline is negligible with this number or more."""
 
 _SHAPE = {"num_layers": 4, "num_heads": 16, "dropout": 0.0}
-"""A tenth of the layers of the paper's 1.2B model, with the same number of heads."""
+"""Shape of the default model: a tenth of the layers of the paper's 1.2B model, and the same number of heads."""
 
 DEFAULT_RUNS: dict[str, dict[str, Any]] = {
     "cpu": {
@@ -158,7 +158,7 @@ def _strong_scaling(
 
 
 def whole_ranks(devices: Devices) -> int:
-    """Return the largest power of two, as a number of ranks, with which each rank has a core or GPU of its own."""
+    """Return the largest number of ranks that is a power of two and gives each rank a core or GPU of its own."""
     return min(devices.most, _power_of_two(devices.count))
 
 
@@ -219,5 +219,5 @@ def _micro_batch_size(batch: int, asked: int, pipeline: int) -> int:
 
 
 def _power_of_two(number: int) -> int:
-    """Largest power of two that is at most `number`, but at least 2."""
+    """Return the largest power of two that is at most `number`, but at least 2."""
     return 1 << max(1, number.bit_length() - 1)

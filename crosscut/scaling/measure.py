@@ -69,8 +69,8 @@ def train_in_turns(cases: Sequence[Case], turns: int, everyone: ParallelMesh) ->
 
 
 def order(turn: int, num_cases: int) -> list[int]:
-    """Indices of the cases in the order in which they run in a turn. Each turn starts one case later than the previous
-    turn.
+    """Return the indices of the cases in the order in which they run in a turn. Each turn starts one case later than
+    the previous turn.
     """
     return [(turn + place) % num_cases for place in range(num_cases)]
 

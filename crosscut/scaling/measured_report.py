@@ -171,8 +171,8 @@ def _seconds(row: Row) -> tuple[str, str]:
 
 
 def _forecasts(row: Row) -> list[float]:
-    """Forecast of a row as a list. Without a device to forecast, the list is empty, and the table has no forecast
-    column.
+    """Return the forecast of a row as a list. If the user has named no device to forecast, the list is empty, and the
+    table has no forecast column.
     """
     return [] if row.forecast is None else [row.forecast]
 

@@ -28,7 +28,7 @@ class Row:
     parameters_per_rank: int
     """Parameters on one tensor rank. For a pipeline, the sum over all stages, with one tensor rank of each stage."""
     axes: Mapping[str, int]
-    """Number of ranks along each axis in use, by the axis's field in `Layout`, outermost first."""
+    """Number of ranks along each axis in use, keyed by the axis's field in `Layout`, outermost first."""
     setting: str
     """Schedule and number of micro-batches of a pipeline, and the attention algorithm of context ranks. Empty if the
     case has neither a pipeline nor context ranks."""
@@ -77,12 +77,12 @@ class Results:
     """Sentences that say which rank counts the studies leave out, and why."""
 
     def to_json(self) -> str:
-        """Results as JSON text, which `from_json` reads."""
+        """Return the results as JSON text, which `from_json` reads."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> "Results":
-        """Results from the JSON text that `to_json` returned."""
+        """Read the results from the JSON text that `to_json` returned."""
         facts: dict[str, Any] = parse_json(text)
         studies = {
             study: [Row(**{**row, "seconds": tuple(row["seconds"])}) for row in rows]
