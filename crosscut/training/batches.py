@@ -54,7 +54,7 @@ class BatchSource(Protocol):
 
     @property
     def validation_bytes(self) -> int:
-        """Number of UTF-8 bytes of the text of all validation targets, over all ranks; 0 if they are not counted."""
+        """Number of UTF-8 bytes that all validation targets have as text, over all ranks; 0 if they are not counted."""
 
     def micro_batches(self, step: int) -> list[Batch]:
         """Return this data rank's share of the batch of a step, split into micro-batches."""
@@ -63,7 +63,7 @@ class BatchSource(Protocol):
         """Number of micro-batches of a step on each data rank."""
 
     def num_tokens(self, step: int) -> int:
-        """Number of tokens that all ranks read in a step, with padding."""
+        """Number of tokens that all ranks read in a step, including padding."""
 
     def validation_batches(self) -> Iterator[Batch]:
         """Yield this data rank's validation batches. Every rank gets the same number of batches."""
@@ -143,7 +143,7 @@ class TokenBatches(ABC, Generic[_Rows]):
     @property
     @abstractmethod
     def validation_bytes(self) -> int:
-        """Number of UTF-8 bytes of the text of all validation targets, over all ranks; 0 if they are not counted."""
+        """Number of UTF-8 bytes that all validation targets have as text, over all ranks; 0 if they are not counted."""
 
     def micro_batches(self, step: int) -> list[Batch]:
         """Return this data rank's share of the batch of step `step`, split into micro-batches of shape [micro-batch
@@ -162,7 +162,7 @@ class TokenBatches(ABC, Generic[_Rows]):
         return self.run.training.batch_size_at(step) // (self.mesh.data.size * self.run.micro_batch_size)
 
     def num_tokens(self, step: int) -> int:
-        """Number of tokens that all ranks read in a step, with padding."""
+        """Number of tokens that all ranks read in a step, including padding."""
         return self.run.training.batch_size_at(step) * self.run.training.sequence_length
 
     def validation_batches(self) -> Iterator[Batch]:
@@ -219,7 +219,7 @@ class Batches(TokenBatches[tuple[Ids, Ids]]):
 
     @cached_property
     def validation_bytes(self) -> int:
-        """Number of UTF-8 bytes of the text of all validation targets, over all ranks."""
+        """Number of UTF-8 bytes that all validation targets have as text, over all ranks."""
         return self.validation.num_bytes(self._tokens.tokenizer(), limit=self.run.training.validation_sequences)
 
 

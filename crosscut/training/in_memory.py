@@ -43,8 +43,8 @@ class InMemory:
 
     @property
     def good(self) -> GoodCheckpoint | None:
-        """Checkpoint that `find` has found, with its manifest. `find` has compared its files with their hashes. None if
-        there is no such checkpoint.
+        """Checkpoint that `find` has found, with its manifest. `find` has compared the checkpoint's files with their
+        hashes. None if there is no such checkpoint.
         """
         return None if self.checkpoint is None else GoodCheckpoint(self.checkpoint, read_manifest(self.checkpoint))
 

@@ -81,7 +81,7 @@ class _Prepared:
     profile: bool = False
     """Whether to profile a few steps (`profiling`)."""
     restart: Restart | None = None
-    """Restart that this start is; None if the run is not elastic, or if this is the run's first start."""
+    """Description of this start as a restart; None if the run is not elastic, or if this is the run's first start."""
     memory_key: str = ""
     """Key of the run's checkpoints in memory; empty if the run keeps no checkpoints in memory."""
     is_in_memory: bool = False
@@ -163,7 +163,7 @@ def _trained(run: ResolvedRun, ranks: Ranks, resume: Resume, profile: bool) -> _
 
 
 def _again(run: RunConfig) -> str:
-    """Command that resumes a run."""
+    """Return the command that resumes a run."""
     config = shlex.quote(str(Path(run.output.folder) / CONFIG_FILE))
     return f"`{typed_command()} train {config} --resume auto`"
 
@@ -209,7 +209,7 @@ def _prepare_unless_complete(
 
 
 def _written_folders(run: RunConfig) -> list[Path]:
-    """Return the local folders that a run writes to. A folder that lies inside another one of them is left out."""
+    """Return the local folders that a run writes to. A folder inside another folder of the list is left out."""
     folders = [Path(run.output.folder)]
     checkpoints = folder_at(run.checkpoints_folder)
     if isinstance(checkpoints, LocalFolder) and not checkpoints.path.is_relative_to(folders[0]):
@@ -307,7 +307,7 @@ def _fill_folder(run: RunConfig, folder: Path, good: GoodCheckpoint | None) -> N
 
 
 def _few_micro_batches(run: RunConfig) -> str:
-    """Warning for a pipeline with fewer micro-batches than stages; empty if there are enough."""
+    """Return a warning if a step has fewer micro-batches than the pipeline has ranks. Otherwise, the text is empty."""
     number, stages = run.num_micro_batches, run.layout.pipeline
     if number >= stages:
         return ""

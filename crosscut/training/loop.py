@@ -135,7 +135,7 @@ class Loop:
 
     def train(self, resume_from: Path | Folder | None = None) -> Outcome:
         """Run all remaining steps, or stop early if a scheduler or Ctrl-C asks for it (`launch.stopping`). With
-        `resume_from`, load that checkpoint first.
+        `resume_from`, load this checkpoint first.
 
         Raises `TrainingError` if a loss is not finite, if the loss scale has fallen too low, or if replicas of a
         parameter differ.

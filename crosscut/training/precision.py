@@ -27,7 +27,7 @@ def muon_dtype(precision: str) -> torch.dtype:
 
 
 def product_dtype(precision: str) -> torch.dtype:
-    """Element type of the factors of the layers' matrix products."""
+    """Element type of the operands in the layers' matrix products."""
     return _dtype(PRECISIONS[precision].products)
 
 

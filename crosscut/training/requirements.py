@@ -39,7 +39,7 @@ def require_objective(run: RunConfig) -> None:
     if model.solves_task:
         raise ConfigError(
             f'`model.head` must be "next_token" or "masked_tokens" for training on texts, but is "{model.head}". Set '
-            'model.head="next_token", or train on a task with labels with `crosscut finetune`.'
+            'model.head="next_token", or use `crosscut finetune` to train on a task with labels.'
         )
     if model.predicts_masked != masked:
         objective, head = ("masked", "next_token") if model.predicts_masked else ("causal", "masked_tokens")

@@ -1,5 +1,5 @@
 """Conditions under which a run may resume from a checkpoint, and messages about changes in the resumed run: a jump of
-the learning rate, a different z-loss, and a moving average of the weights that begins or ends.
+the learning rate, a different z-loss, and the beginning or end of a moving average of the weights.
 """
 
 import dataclasses

@@ -31,8 +31,7 @@ def make_runners(
 
     Starting with the first layer, every `training.recompute_every`-th layer recomputes as `training.recompute` says.
     Compiled code runs inside recomputation. With `training.recompute="full"` on the CPU, this call also makes the
-    process return freed memory to the system earlier. With `deferral`, a backward pass can put off the gradients of
-    weights.
+    process return freed memory to the system earlier. With `deferral`, a backward pass can defer the weight gradients.
     """
     own = products(training.precision)
     runner = Runner(products=own if deferral is None else DeferringProducts(own, deferral))

@@ -118,7 +118,7 @@ class Trainer:
         return model
 
     def _stages(self) -> tuple[Stage, ...]:
-        """Stages of this rank. Without a pipeline, one stage holds the whole model."""
+        """Return the stages of this rank. Without a pipeline, one stage holds the whole model."""
         pipeline = self.mesh.pipeline
         if pipeline is None:
             return (Stage(range(self.run.model.num_layers)),)

@@ -128,7 +128,7 @@ class _Copies:
         self._main.wait_stream(self._outward)
 
     def _load(self, number: int) -> Piece:
-        """Begin to copy a piece to the device, into the buffer that the piece before the previous piece has used."""
+        """Begin to copy a piece to the device, into the buffer that piece `number` - 2 has used."""
         with torch.cuda.stream(self._inward):
             if number >= 2:
                 self._inward.wait_event(self._stored[number - 2])

@@ -29,7 +29,7 @@ WARMUP = 10
 
 
 def decay_after(step: int, decay: float) -> float:
-    """Decay of the average after step `step`, counted from 0. `decay` is `optimizer.ema_decay`, the maximum."""
+    """Return the decay of the average after step `step`, counted from 0: at most `decay` (`optimizer.ema_decay`)."""
     return min(decay, (1 + step) / (WARMUP + step))
 
 
@@ -46,8 +46,8 @@ class WeightAverage:
         reshard(model)
         self._parameters = list(model.parameters())
         self.tensors = {name: torch.zeros_like(p, requires_grad=False) for name, p in model.named_parameters()}
-        """Average of each parameter by the parameter's name, distributed like the parameter. The values are valid only
-        if `has_begun` is true."""
+        """Average of each parameter, keyed by the parameter's name and distributed like the parameter. The values are
+        valid only if `has_begun` is true."""
         self.has_begun = False
 
     @torch.no_grad()

@@ -128,6 +128,6 @@ def scaled(matrix: Tensor) -> Tensor:
 
 
 def gradient_of(parameter: Tensor) -> Tensor:
-    """Gradient of a parameter. The parameter must have a gradient."""
+    """Return the gradient of a parameter. The parameter must have a gradient."""
     assert parameter.grad is not None
     return parameter.grad

@@ -259,7 +259,9 @@ class Autopilot:
         self._seen.extend(kept)
 
     def _limit(self, record: SkipRecord, count: int) -> str:
-        """Reason why the run must not leave out `count` more sequences after another spike; empty if it may."""
+        """Return the reason why the run must not leave out `count` more sequences after another spike. The text is
+        empty if the run may leave them out.
+        """
         number = len(record.events) + 1
         left_out = sum(event.sequences for event in record.events) + count
         most = int(MOST_SHARE * self.run.training.samples_before(self.run.training.steps))
@@ -295,5 +297,5 @@ class Autopilot:
 
 
 def _named(steps: Sequence[int]) -> str:
-    """Names of the checkpoints of these steps."""
+    """Return the names of the checkpoints of these steps."""
     return ", ".join(f"`step-{step:08d}`" for step in steps)

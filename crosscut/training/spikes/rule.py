@@ -120,7 +120,7 @@ class Figure:
 
 
 class SpikeRule:
-    """The rule, with the steps that it has seen. The same series always gives the same alarms."""
+    """Rule that finds spikes, with the figures of the steps so far. The same series always gives the same alarms."""
 
     def __init__(self) -> None:
         self._steps: list[int] = []

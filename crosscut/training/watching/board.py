@@ -1,6 +1,6 @@
 """Scalars for TensorBoard, written in its file format.
 
-TensorBoard's own writer, which PyTorch also uses, writes in a thread. If the disk is full or the run's folder has gone,
+TensorBoard's own writer, which PyTorch also uses, writes in a thread. If the disk is full or the run's folder is gone,
 that thread prints a traceback and ends, and the training cannot react. `Board` writes the same records directly, so a
 failed write raises `OSError` in the caller.
 """
@@ -36,7 +36,7 @@ class Board:
         self._write(step=step, summary=Summary(value=[Summary.Value(tag=name, simple_value=value)]))
 
     def restart(self, first_step: int) -> None:
-        """Let TensorBoard ignore the scalars of step `first_step` and of later steps that are in the file so far."""
+        """Make TensorBoard ignore the scalars that the file already holds for step `first_step` and for later steps."""
         self._write(step=first_step, session_log=SessionLog(status=SessionLog.START))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Forecast of how long a run takes on this machine, with the planner."""
+"""Forecast, with the planner, how long a run takes on this machine."""
 
 from dataclasses import replace
 

@@ -39,8 +39,8 @@ class Metrics:
     """Metrics of one run. Use the object as a context manager: leaving the context closes the files.
 
     `start` is the step from which the run continues. Rows of later steps, written by an earlier start of the run, are
-    removed. `scored` says whose scores validation reports, such as "of the averaged weights". If it is empty, the
-    scores are those of the weights of the last step. Raises `TrainingError` if the files cannot be written.
+    removed. `scored` says which weights the validation scores belong to, such as "of the averaged weights". If `scored`
+    is empty, the scores belong to the weights of the last step. Raises `TrainingError` if the files cannot be written.
     """
 
     def __init__(self, folder: Path, *, num_steps: int, start: int, active: bool, scored: str = "") -> None:
@@ -193,19 +193,21 @@ def _drop_after(path: Path, start: int) -> list[dict[str, Any]]:
 
 
 def _lines(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Content of a file with these rows."""
+    """Return the content of a file with these rows."""
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def _scale(value: Mapping[str, float]) -> str:
-    """Text with the loss scale of a step, and with "(skipped)" if the step was skipped. Empty without a loss scale."""
+    """Return text with the loss scale of a step, and with "(skipped)" if the step was skipped. The text is empty
+    without a loss scale.
+    """
     if "loss_scale" not in value:
         return ""
     return f"scale {value['loss_scale']:g}{' (skipped)' if value['skipped'] else ''}  "
 
 
 class _Display:
-    """Progress bar on a terminal. Elsewhere, such as in a log file, one line every ten seconds."""
+    """Display of the progress: a bar on a terminal, and one line every ten seconds elsewhere, such as in a log file."""
 
     def __init__(self, num_steps: int, start: int) -> None:
         self.console = new_console()
@@ -225,8 +227,8 @@ class _Display:
         self._bar.start()
 
     def _left(self, step: int) -> str:
-        """Text with the remaining time of the run. Empty after the first step, which takes longer than other steps and
-        is not counted.
+        """Return text with the remaining time of the run. The text is empty after the first step, which takes longer
+        than other steps and is not counted.
         """
         if step == self._first:
             self._first_ended = time.monotonic()

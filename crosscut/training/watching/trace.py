@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 
 Event = Mapping[str, Any]
 Span = tuple[float, float]
-"""Start and end in microseconds."""
+"""Start and end of an interval, in microseconds."""
 
 STEP_NAME = "crosscut step"
 
 _KERNELS = {"kernel", "gpu_memcpy", "gpu_memset"}
 _SENDING_KERNEL = re.compile(r"nccl|symm_mem|multimem|c10d", re.IGNORECASE)
 _SENDING_OPERATOR = re.compile(r"(_?c10d|gloo(?!:(send|recv)$)|nccl|record_param_comms)")
-"""Name of an operator that sends or waits, on the CPU. The spans `gloo:send` and `gloo:recv` last until a message
-between two stages of a pipeline has arrived, while the stages compute, and are therefore left out.
+"""Name of an operator that sends or waits, on the CPU. The spans `gloo:send` and `gloo:recv` are left out: they last
+until a message between two stages of a pipeline has arrived, and the stages compute in the meantime.
 """
 _COMPUTING_OPERATOR = re.compile(r"(aten|mkldnn|inductor|prims)::|Torch-Compiled Region|## Call CompiledFxGraph")
 
