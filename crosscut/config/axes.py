@@ -4,7 +4,7 @@ The role determines what ranks along the axis compute and store:
 
 - Along some axes, ranks see different tokens (`splits_tokens`). A loss is normalised, and gradients are summed, over
   these axes.
-- Along an axis with different tokens, ranks hold identical bits of every parameter, unless each rank stores a slice
+- Ranks that see different tokens hold identical bits of every parameter, unless each rank stores a slice
   (`stores_slices`, and `joins_shards` if the layout shards the model). Along an axis that cuts parameters, ranks hold
   identical bits of the parameters that are not cut.
 - The gradient norm counts every element once. For each parameter, the squares are summed over the axes that cut the
@@ -12,8 +12,9 @@ The role determines what ranks along the axis compute and store:
   along which each rank has its own parameters.
 - A checkpoint holds every element once. The parameter's placement decides which rank writes an element.
 
-Layouts, meshes, sums, the equality proof and the documentation read this table. An axis of size 1 has no process group
-and no messages, unless the axis is permanent. The ranks along the tensor axis are adjacent, as in the paper's Figure 5.
+Layouts, meshes, reductions, `crosscut verify` and the documentation use this table. An axis of size 1 has no process
+group and no messages, unless the axis is permanent (`is_permanent`). The ranks along the tensor axis are adjacent, as
+in the paper's Figure 5.
 """
 
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from crosscut.config.checks import divisors
 
 
 class Role(StrEnum):
-    """Role of an axis: the difference between the ranks along the axis."""
+    """Role of an axis: the way in which the ranks along the axis differ."""
 
     OWNS = "owns parameters"
     """Each rank has parameters that the other ranks do not have."""
@@ -38,12 +39,12 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class AxisRow:
-    """Row of the table of parallel axes. It describes one axis."""
+    """One row of the table of parallel axes: the properties of one axis."""
 
     name: str
     option: str
-    """Field of `Layout` that sets the size. If several axes have the same field, the product of their sizes is the
-    value of the field."""
+    """Field of `Layout` that sets the size of the axis. Several axes can share a field. The value of the field is then
+    the product of their sizes."""
     shares: str
     """Phrase for messages and documentation: the thing that the ranks along the axis share."""
     role: Role
@@ -55,7 +56,8 @@ class AxisRow:
     is_permanent: bool = False
     """Whether meshes and descriptions include the axis even at size 1."""
     joins_shards: bool = False
-    """Whether each rank also stores a slice of every parameter if `layout.sharding` shards the model."""
+    """Whether the ranks along this axis belong to the shard group if `layout.sharding` is set. Each of these ranks then
+    stores a slice of every parameter."""
     is_supported: bool = True
     """Whether the axis may be larger than 1."""
     is_planned: bool = True
@@ -105,7 +107,7 @@ AXES = (
 """All axes, outermost first."""
 
 OPTIONS = {option: tuple(rows) for option, rows in groupby(AXES, key=lambda row: row.option)}
-"""For each field of `Layout` with the size of an axis: the rows of the axes that share this field. The outermost axis
+"""Rows of `AXES`, keyed by the field of `Layout` that sets the size. If several axes share a field, the outermost axis
 comes first."""
 
 
@@ -113,8 +115,8 @@ _ROLES = {name: row.role for row in AXES for name in (row.name, row.option)}
 
 
 def role_of(name: str) -> Role:
-    """Role of an axis. `name` is the name of the axis or a field of `Layout`. All axes of a field have the same
-    role.
+    """Return the role of an axis. `name` is the name of the axis, or the field of `Layout` that sets its size. All axes
+    that share a field have the same role.
     """
     return _ROLES[name]
 

@@ -1,4 +1,6 @@
-"""Checks that the config dataclasses share. Each check raises `ConfigError` in the grammar of `errors`."""
+"""Checks that all config dataclasses use. Each check raises a `ConfigError` whose message follows the grammar in
+`errors`.
+"""
 
 import dataclasses
 from collections.abc import Iterable
@@ -42,15 +44,15 @@ def require_at_least(name: str, value: float, minimum: float, *, maximum: int = 
 
 
 def is_text(value: str) -> bool:
-    """Whether a string can be written in UTF-8. In the command line and in file names, Python converts bytes that are
-    not UTF-8 to lone surrogates. Neither a file nor a tokenizer can store lone surrogates.
+    """Whether a string can be written in UTF-8. In command-line arguments and file names, Python converts bytes that
+    are not UTF-8 to lone surrogates. Neither a file nor a tokenizer can store lone surrogates.
     """
     return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def require_text(name: str, text: str) -> None:
-    """Raise `ConfigError` unless `text` is UTF-8 without a NUL character. The operating system accepts no NUL in a
-    path, and no other setting needs one.
+    """Raise `ConfigError` unless `text` is UTF-8 without a NUL character. The message names the setting `name`. The
+    operating system accepts no NUL in a path, and no other setting needs a NUL.
     """
     if not is_text(text):
         raise ConfigError(f"{name} must be UTF-8 text, but is {shown(text)}.")
@@ -103,7 +105,7 @@ class Choice(StrEnum):
 
 
 def resolve_choices(config: "DataclassInstance", section: str) -> None:
-    """Replace strings by members in the enumeration fields of a frozen dataclass.
+    """Replace the strings in the enumeration fields of a frozen dataclass with enumeration members.
 
     `section` is the prefix of field names in messages. Raises `ConfigError` if a string is not among the choices.
     """
@@ -126,7 +128,7 @@ def _choice_fields(kind: type["DataclassInstance"]) -> tuple[tuple[str, type[Cho
 
 def _choice_of(annotation: Any) -> type[Choice] | None:
     """Enumeration in a field's annotation, either alone or as the item type of a tuple. None if the annotation contains
-    none.
+    no enumeration.
     """
     kind = (*get_args(annotation), annotation)[0]
     return kind if isinstance(kind, type) and issubclass(kind, Choice) else None

@@ -1,4 +1,4 @@
-"""Conventions that are shared by packages that never import each other."""
+"""Conventions shared by packages that do not import each other."""
 
 from math import ceil, gcd
 from pathlib import Path
@@ -9,7 +9,7 @@ IGNORED = -100
 it."""
 
 CONFIG_FILE = "config.toml"
-"""File of the resolved config, in the run's folder."""
+"""File with the resolved config, in the run's folder."""
 
 CHECKPOINTS_FOLDER = "checkpoints"
 """Folder of the checkpoints, in the run's folder."""
@@ -18,10 +18,11 @@ TOKENS_FOLDER = "tokens"
 """Folder of the token shards, in the run's folder."""
 
 CHAT_FOLDER = "chat"
-"""Folder of the packed conversations in the folder of a `crosscut finetune chat` run."""
+"""Folder with the packed conversations, inside the folder of a `crosscut finetune chat` run."""
 
 INITIAL_FOLDER = "initial"
-"""Folder, in the run's folder, with the files (except the weights) of the published model from which the run starts."""
+"""Folder, inside the run's folder, of a run that starts from a published model. It holds the model's files except the
+weights."""
 
 LOOK = Path(__file__).parent / "look.css"
 """Style sheet of all HTML pages."""
@@ -34,7 +35,7 @@ LOGITS_AT_ONCE = MappingProxyType({"cpu": 1 << 24, "cuda": 1 << 29})
 """Maximum number of logits that the loss holds on one rank at a time, by kind of device. This maximum determines the
 number of tokens in a chunk. On the CPU, the logits of a chunk take at most 64 MiB in float32. On a GPU, a chunk has
 thousands of tokens, because adding a chunk's gradient to the gradient of the whole embedding costs as much as the
-products of some hundred tokens."""
+matrix products of a few hundred tokens."""
 
 
 def padded_vocab_size(vocab_size: int, tensor: int) -> int:
@@ -63,7 +64,8 @@ MASKED_FRACTION = 0.15
 
 def predicted_rows(num_masked: int | None, num_tokens: int, fraction: float) -> int:
     """Number of tokens for which the head of a masked language model computes logits. The micro-batch has `num_tokens`
-    tokens, and `num_masked` of them are masked. None stands for the expected number, `fraction` x `num_tokens`.
+    tokens, and `num_masked` of them are masked. If `num_masked` is None, it stands for the expected number, `fraction`
+    x `num_tokens`.
 
     The result is at least the expected number and at most `num_tokens`. It is rounded up to a multiple of an eighth of
     the expected number, so that kernels and compiled code run with only a few different shapes.
@@ -79,8 +81,8 @@ BUCKET_BYTES = 32 << 20
 """Size of a gradient bucket in bytes. A full bucket is sent to the other data ranks."""
 
 PIECE_ELEMENTS = 1 << 24
-"""If the AdamW moments are in host memory, the optimizer moves them to the device in pieces. A piece has this number of
-elements of each moment. In float32, this takes 64 MiB, which a bus of 25 GB/s moves in 3 ms."""
+"""If the AdamW moments are in host memory, the optimizer moves them to the device in pieces. This is the number of
+elements of each moment in a piece. In float32, these elements take 64 MiB, which a bus of 25 GB/s moves in 3 ms."""
 
 AMPERE = (8, 0)
 """Compute capability of NVIDIA's Ampere, the first architecture with bfloat16 products and the first that
@@ -106,8 +108,8 @@ def takes_shared_heads(
 
 
 def keeps_scores(compute: str, *, capability: tuple[int, int]) -> bool:
-    """Whether a GPU supports an element type only in PyTorch's plain attention kernel. The plain kernel keeps sequence
-    x sequence scores for each head.
+    """Whether a GPU supports an element type only in PyTorch's plain attention kernel. For each head, the plain kernel
+    keeps a score for every pair of tokens in memory.
     """
     return compute == "float64" or (compute == "bfloat16" and capability < AMPERE)
 
@@ -132,9 +134,9 @@ def num_pieces(sequences: int, elements: int) -> int:
 
 
 def repeats_of_heads(num_heads: int, num_kv_heads: int, num_ranks: int) -> int:
-    """Number of copies that all-to-all attention makes of each head of keys and values. `num_ranks`, the number of
-    context ranks, divides the total number of copies. `num_heads` and `num_kv_heads` are the numbers of heads on one
-    tensor rank, and `num_ranks` divides `num_heads`.
+    """Return how many copies all-to-all attention makes of each key-value head, so that the total number of copies is a
+    multiple of `num_ranks`, the number of context ranks. `num_heads` and `num_kv_heads` are the numbers of query heads
+    and of key-value heads on one tensor rank. `num_ranks` must divide `num_heads`.
     """
     needed = num_ranks // gcd(num_ranks, num_kv_heads)
     shared = num_heads // num_kv_heads  # the copies must divide this number, so that each copy serves whole heads

@@ -33,8 +33,8 @@ class MixedFolder:
             raise ConfigError("`data.mixture.folder` must name a folder of token shards, but is empty.")
         if not 0 < self.weight < inf:
             raise ConfigError(
-                f"`data.mixture.weight` of `{self.folder}` must be above 0 and finite, but is {self.weight}. Remove a "
-                "folder that has no share."
+                f"`data.mixture.weight` of `{self.folder}` must be above 0 and finite, but is {self.weight}. To "
+                "leave out the folder, remove its section."
             )
 
 
@@ -76,8 +76,8 @@ class DataConfig:
     """Fraction of the words that are masked with `objective = "masked"`. BERT uses 0.15."""
 
     mask_words: int = 3
-    """Maximum number of consecutive words that are masked together. A run of n words has a probability proportional to
-    1 / n. With 1, only single words are masked."""
+    """Maximum number of consecutive words that are masked together. A group of n words is chosen with a probability
+    proportional to 1 / n. With 1, only single words are masked."""
 
     text_key: str = "text"
     """Key (jsonl) or column (parquet) of the text."""
@@ -86,8 +86,8 @@ class DataConfig:
     """Number of training shards. The order of the shards is shuffled in every epoch. The paper uses 5."""
 
     train_to_validation: int = 29
-    """Number of training documents per validation document. The paper splits 29:1. A .txt file is held out as a whole,
-    unless it is larger than the validation's share of the text."""
+    """Number of training documents per validation document. The paper splits 29:1. A .txt file belongs as a whole
+    either to training or to validation, unless it is larger than the share of the text that is used for validation."""
 
     verify: bool = True
     """Whether to check every shard against the manifest's hashes before the run starts."""
@@ -118,7 +118,7 @@ class DataConfig:
                 default = getattr(type(self), name)
                 if (value := getattr(self, name)) != default:
                     raise ConfigError(
-                        f'`data.{name}` must be {shown(default)} unless `data.objective` is "masked", but is '
+                        f'`data.{name}` must be {shown(default)} with `data.objective` = "causal", but is '
                         f'{shown(value)}. Remove `data.{name}`, or set data.objective="masked".'
                     )
 

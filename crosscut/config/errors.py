@@ -44,12 +44,12 @@ class DamagedCheckpointError(DamagedError, CheckpointError):
 
 
 class RankFailure(Exception):  # noqa: N818 - the name describes an event
-    """A rank that an exception or a signal has ended. The message is the rank's traceback."""
+    """Failure of a rank: an exception or a signal has ended it. The message is the rank's traceback."""
 
 
 class RunStopped(Exception):  # noqa: N818 - the name describes an event
-    """A run that has written a checkpoint to resume from, and has stopped at the request of a scheduler or, if
-    `interrupted`, because of Ctrl-C.
+    """Stop of a run that has written a checkpoint to resume from. A scheduler requested the stop or, if `interrupted`,
+    the user pressed Ctrl-C.
     """
 
     def __init__(self, message: str, *, interrupted: bool = False) -> None:
@@ -58,8 +58,8 @@ class RunStopped(Exception):  # noqa: N818 - the name describes an event
 
 
 class RunHung(Exception):  # noqa: N818 - the name describes an event
-    """A run whose ranks have ended themselves after a hang, and which can resume from its last checkpoint.
-    `may_restart` says whether the run asks to be started again at once.
+    """Hang of a run. The ranks have exited, and the run can resume from its last checkpoint. If `may_restart`, the run
+    should be restarted immediately.
     """
 
     def __init__(self, *, may_restart: bool) -> None:
@@ -68,8 +68,8 @@ class RunHung(Exception):  # noqa: N818 - the name describes an event
 
 
 class GenerationError(CrosscutError):
-    """A text that cannot be continued or scored, because the model gives logits that are not finite or because memory
-    is too small.
+    """A text that cannot be continued or scored, because the model's logits are not finite or because there is too
+    little memory.
     """
 
 

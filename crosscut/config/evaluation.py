@@ -101,8 +101,9 @@ class EvaluationConfig:
         slides = self.wikitext103 or self.text  # each passage of LAMBADA is a single window
         if slides and self.overlap > window:
             raise ConfigError(
-                f"`evaluation.overlap` must be at most the window's {window} tokens, but is {self.overlap}. Try "
-                f"{window}, for windows that share no token, or a smaller number."
+                f"`evaluation.overlap` must be at most the window's {window} tokens, but is {self.overlap}. The "
+                f"setting is the number of tokens by which the window advances. Try {window} (consecutive windows then "
+                "share no token), or a smaller number."
             )
         return window
 
@@ -118,12 +119,12 @@ class EvaluationConfig:
         if self.overlap:
             raise ConfigError(
                 f"`evaluation.overlap` must be 0 for a model that predicts masked tokens, but is {self.overlap}. The "
-                "windows of masked tokens share no tokens. Remove `evaluation.overlap`."
+                "score of masked tokens uses windows that share no tokens. Remove `evaluation.overlap`."
             )
         if 0 < self.window < 3:
             raise ConfigError(
                 "`evaluation.window` must be at least 3 for a model that predicts masked tokens, but is "
-                f"{self.window}. A window has a token between `[CLS]` and `[SEP]`. Try 512."
+                f"{self.window}. A window holds at least one token between `[CLS]` and `[SEP]`. Try 512."
             )
 
     def papers_stride(self, window: int) -> int:
@@ -131,7 +132,7 @@ class EvaluationConfig:
         return self.overlap or min(window, PAPERS_STRIDE)
 
     def own_stride(self, window: int) -> int:
-        """Stride of `text` in tokens, for windows of `window` tokens. By default, half of every window is scored, so
-        that each token is read twice and sees at least half a window before it.
+        """Stride of `text` in tokens, for windows of `window` tokens. By default, the stride is half a window. Each
+        token is then read twice, and when it is scored, at least half a window of earlier tokens precedes it.
         """
         return self.overlap or max(1, window // 2)

@@ -22,7 +22,7 @@ class ZeroStage(Choice):
 
 
 class ContextAttention(Choice):
-    """Way in which attention is computed over a sequence that several ranks share."""
+    """Method of computing attention over a sequence that several ranks share."""
 
     AUTO = "auto"
     GATHER = "gather"
@@ -31,7 +31,7 @@ class ContextAttention(Choice):
 
 
 class Elastic(Choice):
-    """Layouts that a run may take when torchrun starts it with another number of ranks."""
+    """Layouts that a run may switch to when torchrun starts it with a different number of ranks."""
 
     OFF = "off"
     DATA = "data"
@@ -70,9 +70,9 @@ class Layout:
     """
 
     context_attention: ContextAttention = ContextAttention.AUTO
-    """Way in which attention is computed over a sequence that several ranks share. `gather` gives each rank all keys
-    and values. `all_to_all` exchanges heads for tokens, so that each rank has all tokens of some heads. `ring` passes
-    keys and values from rank to rank, so that no rank holds all of them. `auto` chooses by the heads and the memory.
+    """Method of computing attention over a sequence that several ranks share. `gather` gives each rank all keys and
+    values. `all_to_all` exchanges heads for tokens, so that each rank has all tokens of some heads. `ring` passes keys
+    and values from rank to rank, so that no rank holds all of them. `auto` chooses by the heads and the memory.
     """
 
     pipeline: int = 1
@@ -100,7 +100,8 @@ class Layout:
 
     sequence_parallel: bool = False
     """Whether layer norms, dropout and residuals are also split over the tensor ranks, along the sequence. The split
-    reduces the memory of their activations to 1 / `tensor`. In return, the backward pass sends 1.5 times as much data.
+    reduces the memory of the activations of these operations to 1 / `tensor`. In return, the backward pass sends 1.5
+    times as much data.
     """
 
     sharding: ZeroStage = ZeroStage.NONE
@@ -120,9 +121,10 @@ class Layout:
     """
 
     elastic: Elastic = Elastic.OFF
-    """Reaction of `crosscut train` to another number of ranks than the layout has, under torchrun (docs/elastic.md).
-    `off` ends with an error. `data` changes the number of data ranks. `all` takes the fastest layout that fits into
-    memory. The batch and the order of the data stay the same, and the run resumes from its newest checkpoint.
+    """Reaction of `crosscut train` if torchrun starts a different number of ranks than the layout has
+    (docs/elastic.md). `off` ends with an error. `data` changes the number of data ranks. `all` takes the fastest layout
+    that fits into memory. The batch and the order of the data stay the same, and the run resumes from its newest
+    checkpoint.
     """
 
     def __post_init__(self) -> None:
@@ -186,17 +188,18 @@ class Layout:
             require_at_least("layout.stages", size, 1)
         if self.stages and len(self.stages) != self.num_stages:
             raise LayoutError(
-                f"`layout.stages` must have the number of layers of each of the {self.num_stages} stages "
-                f"(`layout.pipeline` {self.pipeline} x `layout.stages_per_rank` {self.stages_per_rank}), but has "
-                f"{len(self.stages)}. List {self.num_stages} numbers, or remove `layout.stages`."
+                f"`layout.stages` must list one number of layers for each of the {self.num_stages} stages "
+                f"(`layout.pipeline` {self.pipeline} x `layout.stages_per_rank` {self.stages_per_rank}), but the "
+                f"length of the list is {len(self.stages)}. List {self.num_stages} numbers, or remove `layout.stages`."
             )
 
     def require_one_stage(self, command: str) -> None:
-        """Raise `LayoutError` if the layout has a pipeline, for a command that cannot run one."""
+        """Raise `LayoutError` if the layout has a pipeline. The message names `command`, which cannot run pipelines."""
         if self.pipeline > 1:
             raise LayoutError(
                 f"`layout.pipeline` must be 1 for `crosscut {command}`, but is {self.pipeline}. This command "
-                "runs no pipeline stages. Set layout.pipeline=1; a checkpoint of a pipeline can be read on any layout."
+                "cannot run a pipeline. Set layout.pipeline=1: a checkpoint that a pipeline wrote can be read on any "
+                "layout."
             )
 
     @property
@@ -206,8 +209,8 @@ class Layout:
 
     @property
     def splits_sequence(self) -> bool:
-        """Whether tensor ranks split the sequence outside the tensor-parallel regions. False if there is one tensor
-        rank.
+        """Whether tensor ranks split the sequence outside the tensor-parallel regions. False if there is only one
+        tensor rank.
         """
         return self.sequence_parallel and self.tensor > 1
 
@@ -241,7 +244,7 @@ class Layout:
 
     @property
     def axes(self) -> dict[str, int]:
-        """Number of ranks along each axis in use, by the axis's field in `Layout`, outermost first. `replica` and
+        """Number of ranks along each axis in use, keyed by the axis's field in `Layout`, outermost first. `replica` and
         `shard` count as one axis, `data`.
 
         An axis is in use if it has several ranks or is permanent (`AxisRow.is_permanent`). Axes that reuse the ranks of
@@ -256,7 +259,7 @@ class Layout:
 
     @property
     def names_of_axes(self) -> str:
-        """Fields of the axes in use for messages, innermost first: "`layout.tensor` x `layout.data`"."""
+        """Fields of the axes in use, innermost first, joined for a message: "`layout.tensor` x `layout.data`"."""
         return " x ".join(f"`layout.{option}`" for option in reversed(self.axes))
 
     @property
@@ -316,8 +319,8 @@ class Layout:
         return prod(getattr(self, option) for option in _NOT_FOLDED)
 
     def stride_of(self, axis: str) -> int:
-        """Difference between the numbers of two neighbouring ranks along an axis: the product of the sizes of all axes
-        further inside.
+        """Difference between the numbers of two neighbouring ranks along an axis. This is the product of the sizes of
+        all axes inside it.
         """
         return self._strides[axis]
 

@@ -26,8 +26,9 @@ _MOST = MappingProxyType(
         "token_types": 1 << 16,
     }
 )
-"""Maximum of each size that has a lower limit than `checks.MOST`. All are far above the sizes of the largest known
-model. They bound the list of layers in a model's description, and keep the elements of a parameter below 2^63.
+"""Maximum of each size that has a lower limit than `checks.MOST`. These limits are far above the sizes of the largest
+known model. They bound the length of a model's list of layers, and keep the number of elements of a parameter below
+2^63.
 """
 
 
@@ -89,7 +90,7 @@ class FeedForward(Choice):
 
 
 class Biases(Choice):
-    """Choice of the matrices of a layer that have a bias."""
+    """The matrices of a layer that have a bias."""
 
     ALL = "all"
     QKV = "qkv"
@@ -102,7 +103,7 @@ _PREDICTED = MappingProxyType({HeadKind.NEXT_TOKEN: "the next token", HeadKind.M
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Transformer: a list of layers of attention and an MLP, with norms and residual sums.
+    """A transformer: a stack of layers, each with attention and an MLP, with norms and residual connections.
 
     The defaults are the GPT-2 of the paper's section 2.2: layer norm, GeLU, learned positions, biases, tied embeddings.
     Other families differ in these options:
@@ -169,7 +170,7 @@ class ModelConfig:
 
     rotary_scaling: RotaryScaling = RotaryScaling.LLAMA3
     """Rule by which `rotary_factor` reduces rotary frequencies. `llama3` (Llama 3.1) and `yarn` divide low frequencies
-    and leave high ones unchanged; `yarn` also enlarges the scores of attention. `linear` divides all frequencies.
+    and leave high ones unchanged; `yarn` also enlarges the attention scores. `linear` divides all frequencies.
     `dynamic` raises `rotary_base` with the length of the sequences, if these are longer than `rotary_original_length`.
     """
 
@@ -181,7 +182,7 @@ class ModelConfig:
 
     rotary_attention_factor: float = 0.0
     """Factor by which `yarn` multiplies the rotated queries and the rotated keys. 0 means 0.1 ln(`rotary_factor`) + 1,
-    as in the paper of YaRN.
+    as in the YaRN paper.
     """
 
     norm: NormKind = NormKind.LAYER
@@ -196,7 +197,8 @@ class ModelConfig:
     """Constant that a norm adds to the variance or the mean square, to avoid a division by zero."""
 
     norm_affine: bool = True
-    """Whether norms have learned parameters: a weight, and in layer norms also a bias. This includes `qk_norm`."""
+    """Whether norms have learned parameters: a weight, and in layer norms also a bias. This also applies to the norms
+    of `qk_norm`."""
 
     embedding_norm: bool = False
     """Whether the embeddings of tokens and positions pass through a norm before the first layer. With `norm_place =
@@ -230,9 +232,9 @@ class ModelConfig:
     head: HeadKind = HeadKind.NEXT_TOKEN
     """Tokens that the model predicts: `next_token` (each token from the tokens before it, as in GPT) or `masked_tokens`
     (masked tokens from the tokens on both sides, as in BERT). The head for masked tokens has a dense layer, GeLU and a
-    norm before the output projection, and a bias of the logits. It needs bidirectional attention. Three heads solve a
-    task instead: `classes` (the class of a text), `spans` (the first and the last token of an answer in a text) and
-    `choice` (the right one of several texts). These models have no output projection.
+    norm before the output projection, and a bias of the logits. This head needs bidirectional attention. Three heads
+    solve a task instead: `classes` (the class of a text), `spans` (the first and the last token of an answer in a text)
+    and `choice` (the right one of several texts). These models have no output projection.
     """
 
     num_classes: int = 0
@@ -308,7 +310,9 @@ class ModelConfig:
         self._check_classes()
 
     def _check_logits(self) -> None:
-        """Raise `ConfigError` if a model that solves a task sets options of the output projection, which it lacks."""
+        """Raise `ConfigError` if a model that solves a task sets options of the output projection. Such a model has no
+        output projection.
+        """
         for name, plain in (("tied", True), ("logit_softcap", 0.0)):
             if (value := getattr(self, name)) != plain:
                 raise ConfigError(
@@ -324,8 +328,8 @@ class ModelConfig:
             )
         if self.head is not HeadKind.CLASSES and self.num_classes:
             raise ConfigError(
-                f'`model.num_classes` must be 0 unless `model.head` is "classes", but is {self.num_classes}. Remove '
-                '`model.num_classes`, or set model.head="classes".'
+                f'`model.num_classes` must be 0 for a model with `model.head` = "{self.head}", but is '
+                f'{self.num_classes}. Remove `model.num_classes`, or set model.head="classes".'
             )
 
     def _resolve_heads(self) -> None:
@@ -363,8 +367,9 @@ class ModelConfig:
             )
         if self.rotary_attention_factor and scaling is not RotaryScaling.YARN:
             raise ConfigError(
-                '`model.rotary_attention_factor` must be 0 unless `model.rotary_scaling` is "yarn", but is '
-                f"{shown(self.rotary_attention_factor)}. Remove `model.rotary_attention_factor`."
+                f'`model.rotary_attention_factor` must be 0 with `model.rotary_scaling` = "{scaling}", but is '
+                f"{shown(self.rotary_attention_factor)}. Only YaRN uses this factor. Remove "
+                "`model.rotary_attention_factor`."
             )
         if scaling is RotaryScaling.DYNAMIC and self.head_size == 2:
             raise ConfigError(
@@ -379,7 +384,7 @@ class ModelConfig:
 
     @property
     def generation_length(self) -> int:
-        """Maximum number of tokens of a text that the model continues with a cache of keys and values. With dynamic
+        """Maximum length, in tokens, of a text that the model can continue with a key-value cache. With dynamic
         scaling, the maximum is at most `rotary_original_length`. In a longer text, each new token changes the rotations
         of all keys, but the cache holds rotated keys.
         """
@@ -418,7 +423,7 @@ class ModelConfig:
 
     @property
     def has_pooler(self) -> bool:
-        """Whether a head pools the first token: a dense layer and tanh, as in BERT."""
+        """Whether the model has a pooler: a dense layer and tanh on the first token, as in BERT."""
         pools = self.head in (HeadKind.CLASSES, HeadKind.CHOICE) and not self.is_causal
         return self.sentence_order or pools
 
@@ -440,12 +445,12 @@ class ModelConfig:
 
     @property
     def without_adapters(self) -> "ModelConfig":
-        """The model without its low-rank adapters: the model that the adapters change."""
+        """Base model, without the low-rank adapters that modify it."""
         return replace(self, lora_rank=0, lora_alpha=0.0)
 
     def with_head(self, head: str, *, num_classes: int = 0) -> "ModelConfig":
-        """Return the model with another head on the same layers. The settings of the old head's logits get their
-        defaults.
+        """Return the model with another head on the same layers. The settings of the old head's logits are reset to
+        their defaults.
         """
         logits: dict[str, Any] = {"sentence_order": False, "tied": True, "logit_softcap": 0.0}
         return replace(self, **{"head": head, "num_classes": num_classes, **logits})

@@ -1,5 +1,5 @@
-"""Settings of a run's optimizer: AdamW, or Muon for matrices, the learning rate of each group of parameters, and the
-schedule of these rates (paper, section 4.1.1).
+"""Settings of a run's optimizer: AdamW or Muon, the learning rate of each group of parameters, and the schedule of the
+learning rates (paper, section 4.1.1).
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class ParameterGroup(Choice):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW, and the schedule of its learning rate (paper, section 4.1.1)."""
+    """Settings of AdamW and Muon, and the schedule of the learning rates (paper, section 4.1.1)."""
 
     learning_rate: float = 1.5e-4
     """Maximum learning rate, reached at the end of the warm-up."""

@@ -48,7 +48,7 @@ class ResolvedRun:
 
     @property
     def optimizer(self) -> OptimizerConfig:
-        """Settings of AdamW and of the learning rate."""
+        """Settings of the optimizer and of the learning rates."""
         return self.config.optimizer
 
     @property
@@ -68,7 +68,7 @@ class ResolvedRun:
 
     @property
     def num_micro_batches(self) -> int:
-        """Number of forward passes per step."""
+        """Number of micro-batches per step on each data rank."""
         return self.config.num_micro_batches
 
     def with_config(self, config: RunConfig) -> "ResolvedRun":

@@ -35,8 +35,8 @@ class CheckpointConfig:
 
     in_memory: int = 0
     """Number of steps between checkpoints in the memory of the machines (docs/elastic.md). Each machine also holds the
-    checkpoint of a neighbour, so that a run under torchrun that loses one machine continues without reading the disk. 0
-    writes none.
+    checkpoint of a neighbour, so that a run under torchrun can continue without reading the disk after it has lost one
+    machine. 0 writes no checkpoints to memory.
     """
 
     keep: int = 2
@@ -128,7 +128,9 @@ class RunConfig:
 
     @property
     def num_micro_batches(self) -> int:
-        """Number of forward passes per step. If the batch grows, the first steps have fewer passes."""
+        """Number of micro-batches per step on each data rank. If the batch grows, the first steps have fewer
+        micro-batches.
+        """
         return self.training.batch_size // (self.layout.data * self.micro_batch_size)
 
     @property
@@ -146,7 +148,7 @@ class RunConfig:
 
     @property
     def context_attention(self) -> ContextChoice:
-        """Way in which attention is computed over sequences that several context ranks share, and the reason."""
+        """Method of computing attention over sequences that several context ranks share, and the reason for it."""
         return choose_context_attention(self.model, self.layout, self.training)
 
     @property
@@ -212,7 +214,7 @@ class RunConfig:
             return
         if not layout.stages and layers % layout.num_stages:
             raise LayoutError(
-                f"`layout.stages_per_rank` must divide the layers evenly, but `model.num_layers` is {layers} and there "
+                f"`layout.stages_per_rank` must split the layers evenly, but `model.num_layers` is {layers} and there "
                 f"are {layout.num_stages} stages (`layout.pipeline` {layout.pipeline} x `layout.stages_per_rank` "
                 f"{layout.stages_per_rank}). Change `layout.stages_per_rank`, or list the layers of each stage in "
                 "`layout.stages`."
@@ -220,11 +222,10 @@ class RunConfig:
         (name, batch), at_once = self.training.smallest_batch, layout.data * self.micro_batch_size
         if batch // at_once % layout.pipeline:
             raise LayoutError(
-                f"`layout.stages_per_rank` must be 1 unless the number of micro-batches is a multiple of "
-                f"`layout.pipeline` ({layout.pipeline}), but is {layout.stages_per_rank}, and a step has "
-                f"{batch // at_once} micro-batches (`{name}` {batch} / `layout.data` {layout.data} / "
-                f"{self.micro_batch_size} sequences). Change `training.micro_batch_size`, or remove "
-                "`layout.stages_per_rank`."
+                f"`layout.stages_per_rank` is {layout.stages_per_rank}. The number of micro-batches per step must then "
+                f"be a multiple of `layout.pipeline` ({layout.pipeline}), but is {batch // at_once} (`{name}` {batch} "
+                f"/ `layout.data` {layout.data} / {self.micro_batch_size} sequences). Change "
+                "`training.micro_batch_size`, or remove `layout.stages_per_rank`."
             )
 
     def _check_warm_up(self) -> None:

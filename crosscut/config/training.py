@@ -146,11 +146,11 @@ class TrainingConfig:
     """Device: `cpu`, `cuda`, or `auto`, which uses a GPU if there is one."""
 
     validate_every: int = 1000
-    """Number of steps between validations. The first and the last step are always validated. 0 validates only the first
-    and the last step."""
+    """Number of steps between validation passes. The first and the last step always have a validation pass. With 0,
+    only these two steps have one."""
 
     validation_sequences: int = 1024
-    """Number of sequences per validation. All validations use the same sequences. 0 uses the whole validation set."""
+    """Number of sequences per validation pass. All passes use the same sequences. 0 uses the whole validation set."""
 
     compare_replicas_every: int = 100
     """Number of steps between comparisons of the parameters that several ranks replicate. The comparison also runs
@@ -158,18 +158,18 @@ class TrainingConfig:
 
     on_spike: OnSpike = OnSpike.OFF
     """Reaction to a spike of the loss or of the gradient norm (docs/spikes.md). `off` looks for no spikes. `stop` ends
-    the run with a message. `skip` returns to the state before the spike, leaves out the batches since then, and
-    continues; this also applies if the loss or the gradient is not finite."""
+    the run with a message. `skip` rolls back to the state before the spike, skips the batches since then, and
+    continues. It does the same if the loss or the gradient is not finite."""
 
     skips: str = ""
-    """File with the skips of an earlier run (`spikes/skips.json` in that run's folder). A new run with this file leaves
-    out the same batches at the same steps. Empty leaves out no batches."""
+    """File that lists the batches that an earlier run skipped (`spikes/skips.json` in that run's folder). A new run
+    with this file skips the same batches at the same steps. Empty skips no batches."""
 
     on_hang: OnHang = OnHang.WAIT
     """Reaction to a hang, after the report (docs/hangs.md): `wait` keeps waiting; `stop` ends the run with status 75;
-    `restart` ends the ranks and starts them again from the last checkpoint (ranks of torchrun end as with `stop`).
-    Without a checkpoint, and at the fourth hang without a new checkpoint, `stop` and `restart` end the run with status
-    1."""
+    `restart` ends the ranks and starts them again from the last checkpoint (under torchrun, the ranks end as with
+    `stop`). If there is no checkpoint, or at the fourth hang without a new checkpoint, `stop` and `restart` end the run
+    with status 1."""
 
     def __post_init__(self) -> None:
         require_at_least("training.z_loss", self.z_loss, 0)
@@ -253,7 +253,7 @@ class TrainingConfig:
 
     @property
     def smallest_batch(self) -> tuple[str, int]:
-        """Key and value of the run's smallest batch. The layout must divide this batch evenly."""
+        """Name and value of the setting for the run's smallest batch. The layout must divide this batch evenly."""
         name = "initial_batch_size" if self.initial_batch_size else "batch_size"
         return f"training.{name}", getattr(self, name)
 

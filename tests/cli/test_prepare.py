@@ -28,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_moved_key_and_other_repairs_of_an_earlier_corpus_are_told_in_a_line_each(crosscut_here, folder: Path) -> None:
     result = crosscut_here("prepare", "corpus.toml")
     moved, earlier, *_ = result.stderr.splitlines()
-    assert moved.startswith("crosscut: `cleaning.unicode` is now a key for each repair. true switches `fix_encoding`, ")
+    assert moved.startswith("crosscut: `cleaning.unicode` is now one key per repair. true switches `fix_encoding`, ")
     assert earlier == (
         "crosscut: `earlier` in `duplicates.against` was cleaned with `cleaning.fix_character_width` false, "
         '`cleaning.fix_latin_ligatures` false, `cleaning.uncurl_quotes` false, `cleaning.normalization` "none". The '

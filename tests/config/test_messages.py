@@ -214,7 +214,7 @@ def test_a_divisor_is_above_zero(name: str, value: float) -> None:
             "data.mask_fraction",
             0.3,
             (
-                '`data.mask_fraction` must be 0.15 unless `data.objective` is "masked", but is 0.3. Remove '
+                '`data.mask_fraction` must be 0.15 with `data.objective` = "causal", but is 0.3. Remove '
                 '`data.mask_fraction`, or set data.objective="masked".'
             ),
         ),
@@ -222,7 +222,7 @@ def test_a_divisor_is_above_zero(name: str, value: float) -> None:
             "data.pairs",
             False,
             (
-                '`data.pairs` must be true unless `data.objective` is "masked", but is false. Remove `data.pairs`, or '
+                '`data.pairs` must be true with `data.objective` = "causal", but is false. Remove `data.pairs`, or '
                 'set data.objective="masked".'
             ),
         ),
@@ -389,7 +389,10 @@ def test_every_layout_divides_the_smallest_batch() -> None:
 
 
 MIX = {"folder": "books", "weight": 1.0}
-NO_SHARE = "`data.mixture.weight` of `mail` must be above 0 and finite, but is {}. Remove a folder that has no share."
+NO_SHARE = (
+    "`data.mixture.weight` of `mail` must be above 0 and finite, but is {}. To leave out the folder, remove its "
+    "section."
+)
 NOT_EMPTY = "`data.{}` must be empty with `data.mixture`, but is {}. Set data.{}={}, or remove `data.mixture`."
 
 

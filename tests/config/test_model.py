@@ -82,8 +82,8 @@ def test_a_task_has_a_head_without_a_vocabulary() -> None:
         '"spans", but is true. Set model.head="masked_tokens", or remove `model.sentence_order`.',
         ("classes", "num_classes", 1): "`model.num_classes` must be at least 2 for a model with `model.head` = "
         '"classes", but is 1. Set `model.num_classes` to the number of labels.',
-        ("spans", "num_classes", 2): '`model.num_classes` must be 0 unless `model.head` is "classes", but is 2. Remove '
-        '`model.num_classes`, or set model.head="classes".',
+        ("spans", "num_classes", 2): '`model.num_classes` must be 0 for a model with `model.head` = "spans", but is 2. '
+        'Remove `model.num_classes`, or set model.head="classes".',
     }
     for (head, name, value), message in messages.items():
         with pytest.raises(ConfigError) as error:
@@ -134,8 +134,8 @@ ROTARY = {"num_layers": 1, "hidden_size": 8, "num_heads": 2, "positions": "rotar
         (
             {"rotary_scaling": "linear", "rotary_factor": 4.0, "rotary_attention_factor": 1.5},
             (
-                '`model.rotary_attention_factor` must be 0 unless `model.rotary_scaling` is "yarn", but is 1.5. Remove '
-                "`model.rotary_attention_factor`."
+                '`model.rotary_attention_factor` must be 0 with `model.rotary_scaling` = "linear", but is 1.5. Only '
+                "YaRN uses this factor. Remove `model.rotary_attention_factor`."
             ),
         ),
         (

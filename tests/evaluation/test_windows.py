@@ -66,7 +66,7 @@ def test_a_window_that_the_model_cannot_read_is_refused() -> None:
 
 def test_windows_that_would_leave_targets_out_are_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r"^`evaluation.overlap` must be at most the window's 16 tokens, but is 32. Tr"
+        ConfigError, match=r"^`evaluation.overlap` must be at most the window's 16 tokens, but is 32. Th"
     ):
         EvaluationConfig(text=("a.txt",), overlap=32).window_for(16)
     with pytest.raises(ConfigError, match=r"^`evaluation.overlap` must be at least 0, but is -1"):

@@ -159,8 +159,8 @@ def test_numbers_of_ranks_of_a_runs_layout_are_replaced_and_its_schedule_stays()
             1,
             (
                 "Strong scaling has no row with 2 or more context ranks: `layout.context` must be 1 for a model with "
-                '`model.head` = "masked_tokens", but is 2. Context ranks can share only sequences whose next tokens '
-                "are predicted. Remove `layout.context`."
+                '`model.head` = "masked_tokens", but is 2. Context parallelism is only for models that predict the '
+                "next token. Remove `layout.context`."
             ),
         ),
     ],

@@ -32,8 +32,8 @@ class CorpusConfig:
 
     seed: int = 1234
     """Seed of all random choices: the split into training and validation documents, the documents that a source's
-    `weight` selects, the samples in the report, and the documents that are copied to measure the search for
-    duplicates."""
+    `weight` selects, the samples in the report, and the documents that are copied to measure how many duplicates the
+    search finds."""
 
     ingest: IngestConfig = field(default_factory=IngestConfig)
     html: HtmlConfig = field(default_factory=HtmlConfig)

@@ -46,9 +46,9 @@ class SourceConfig:
 
     files: tuple[str, ...]
     """Files, folders, globs or URLs that fsspec supports, such as `s3://bucket/part-*.jsonl.zst`. `s3://` needs the
-    extra `s3`; other protocols need the package with which fsspec reads them. Files in .gz, .zst and .bz2 are
-    decompressed, except parquet and Megatron-LM's files. Of a folder, only the files of the source's format are read
-    (docs/corpus-text.md); a named file, or a file that matches a glob, is always read."""
+    extra `s3`; other protocols need the package with which fsspec reads them. Compressed files (.gz, .zst and .bz2) are
+    decompressed, except parquet files and Megatron-LM's files. From a folder, only files of the source's format are
+    read (docs/corpus-text.md). A named file, or a file that matches a glob, is always read."""
 
     format: SourceFormat = SourceFormat.AUTO
     """File format: `jsonl`, `parquet`, `text` (one document per file), `html`, `mail` (one message per file, or an
@@ -98,8 +98,9 @@ class HtmlConfig:
     trafilatura, which takes about seven times as long and lets less boilerplate through (docs/corpus-text.md)."""
 
     site_boilerplate: bool = True
-    """Whether to cut lines that at least half of the pages in a folder of a site have at their beginning or end, such
-    as menus and footers. This also applies to `wet` sources (docs/corpus-text.md)."""
+    """Whether to remove repeated lines, such as menus and footers, from the beginning and end of pages. A line is
+    removed if at least half of the pages in the same folder of a site have it. This also applies to `wet` sources
+    (docs/corpus-text.md)."""
 
     def __post_init__(self) -> None:
         resolve_choices(self, "html")
@@ -107,7 +108,7 @@ class HtmlConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class IngestConfig:
-    """Reading of the sources. A rejects file lists each unreadable record with its file, its position and the
+    """Settings for reading the sources. A rejects file lists each unreadable record with its file, its position and the
     reason.
     """
 

@@ -57,7 +57,7 @@ class UrlsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CleaningConfig:
-    """Repair of the text of all sources, by the library ftfy. Each key is one of ftfy's steps. The defaults repair
+    """Repair of text with the library ftfy, for all sources. Each key is one of ftfy's steps. The defaults repair
     damage and leave correct text of every language unchanged. Set all keys for ftfy's own defaults, which suit English
     (docs/corpus-text.md).
     """
@@ -67,14 +67,15 @@ class CleaningConfig:
     characters of Latin-1, and replaces halves of surrogate pairs by U+FFFD."""
 
     unescape_html: bool = True
-    """Whether to decode HTML entities such as `&amp;`, up to the first line of a text with a `<`."""
+    """Whether to decode HTML entities such as `&amp;`. The decoding of a text stops at its first line that contains a
+    `<`."""
 
     fix_line_breaks: bool = True
     """Whether to turn all line ends (CRLF, CR, U+2028 and U+2029) into newlines. If `fix_encoding` is off, U+0085 also
     becomes a newline; otherwise `fix_encoding` makes it an ellipsis."""
 
     remove_control_chars: bool = True
-    """Whether to remove control characters without an effect on the text, and the colour codes of terminals."""
+    """Whether to remove control characters that do not affect the text, and the colour codes of terminals."""
 
     fix_character_width: bool = False
     """Whether to replace full-width letters, digits and punctuation by ASCII, and half-width katakana and hangul by
@@ -88,8 +89,8 @@ class CleaningConfig:
     """Whether to replace curly quotation marks and apostrophes by straight ones."""
 
     normalization: Normalization = Normalization.NONE
-    """Unicode normalization: `none`, or `NFC`, which composes letters and their accents. NFC changes letters of correct
-    Hindi, and the order of vowel signs in Arabic and Hebrew."""
+    """Unicode normalization: `none`, or `NFC`, which composes letters and their accents. NFC changes letters in
+    correctly written Hindi, and the order of vowel signs in Arabic and Hebrew."""
 
     def __post_init__(self) -> None:
         resolve_choices(self, "cleaning")
@@ -101,7 +102,7 @@ class CleaningConfig:
 
     @classmethod
     def all_or_none(cls, everything: bool) -> Self:
-        """Return the settings with all repairs, which are ftfy's own defaults, or the settings with none."""
+        """Return the settings with all repairs switched on (ftfy's own defaults) or with all repairs switched off."""
         steps = {field.name: everything for field in fields(cls) if field.name != "normalization"}
         return cls(**steps, normalization=Normalization.NFC if everything else Normalization.NONE)
 
@@ -143,14 +144,14 @@ class DuplicatesConfig:
     """Definition of duplicates. One document of each cluster of duplicates is kept."""
 
     jaccard: float = 0.7
-    """Jaccard similarity from which two documents are near-duplicates. The similarity is the share of the two
-    documents' word n-grams that both documents contain. The paper uses 0.7; 1 removes only documents with the same
-    text."""
+    """Minimum Jaccard similarity of near-duplicates: the number of word n-grams that two documents have in common,
+    divided by the number of word n-grams that at least one of the two documents contains. The paper uses 0.7; 1 removes
+    only documents with the same text."""
 
     recall: float = 0.99
-    """Share of the near-duplicate pairs with a similarity of exactly `jaccard` that the search must find. Pairs with a
-    higher similarity are found with a higher probability. The number of bands and rows of the search follows from this
-    value."""
+    """Fraction of near-duplicate pairs that the search must find, among the pairs with a similarity of exactly
+    `jaccard`. A pair with a higher similarity is found with a higher probability. The number of bands and rows of the
+    search follows from this value."""
 
     ngram: int = 5
     """Number of words in an n-gram."""
@@ -213,7 +214,7 @@ class LeakageConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TokensConfig:
-    """Output as token shards, which a run reads with `data.tokens` (docs/data.md)."""
+    """Token shards of the corpus, which a run reads with `data.tokens` (docs/data.md)."""
 
     tokenizer: str = ""
     """Path of a `tokenizer.json`, or of BERT's `vocab.txt`. A tokenizer without an end-of-text token is refused. If
@@ -234,7 +235,7 @@ class TokensConfig:
     """Number of training documents per validation document. The paper splits 29:1."""
 
     megatron: bool = False
-    """Whether to write each shard also as a `.bin` and `.idx` pair for Megatron-LM."""
+    """Whether to also write each shard as a `.bin` and `.idx` pair for Megatron-LM."""
 
     def __post_init__(self) -> None:
         resolve_choices(self, "tokens")

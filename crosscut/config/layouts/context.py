@@ -1,10 +1,10 @@
-"""Choice of the way in which attention is computed over a sequence that several context ranks share.
+"""Choice of a method for computing attention over a sequence that several context ranks share.
 
-The ranks of an axis of C ranks each have 1 / C of the tokens. Per layer and micro-batch, a rank receives
+Each of C context ranks has 1 / C of the tokens. Per layer and micro-batch, a rank receives
 
     gather:      the keys and values of the other ranks' tokens
     all_to_all:  the queries, keys and values of its share of the heads, and then the results of its tokens
-    ring:        the same keys and values as with `gather`, in C - 1 parts, one of which it holds at a time
+    ring:        the same keys and values as with `gather`, in C - 1 parts, and holds one part at a time
 
 With `gather` and `ring`, a rank computes attention for the queries of its own tokens. With `all_to_all`, a rank
 computes attention for all tokens, with its share of the heads.
@@ -23,10 +23,10 @@ RING_BYTES = 1 << 30
 
 
 class ContextChoice(NamedTuple):
-    """A way to compute attention, and the reason for it."""
+    """A method of computing attention, and the reason for its choice."""
 
     way: ContextAttention
-    """Way to compute attention. Never `auto`."""
+    """Method of computing attention. Never `auto`."""
     reason: str
     """Clause that follows "because"."""
 
@@ -53,7 +53,7 @@ def choose_context_attention(model: ModelConfig, layout: Layout, training: Train
 
 
 def heads_of_rank(model: ModelConfig, layout: Layout) -> tuple[int, int]:
-    """Number of query heads, and of heads of keys and values, on one tensor rank."""
+    """Return the numbers of query heads and of key-value heads on one tensor rank."""
     return model.num_heads // layout.tensor, max(model.num_kv_heads // layout.tensor, 1)
 
 
@@ -73,7 +73,7 @@ def require_context(model: ModelConfig, layout: Layout, training: TrainingConfig
     if model.head is not HeadKind.NEXT_TOKEN:
         raise LayoutError(
             f'`layout.context` must be 1 for a model with `model.head` = "{model.head}", but is {layout.context}. '
-            "Context ranks can share only sequences whose next tokens are predicted. Remove `layout.context`."
+            "Context parallelism is only for models that predict the next token. Remove `layout.context`."
         )
     _require_pieces(layout, training.sequence_length)
     heads, _ = heads_of_rank(model, layout)

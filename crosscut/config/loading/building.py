@@ -1,4 +1,4 @@
-"""Building of a config dataclass from nested tables. All mistakes are recorded, not only the first mistake."""
+"""Build a config dataclass from nested tables. All mistakes are recorded, not only the first one."""
 
 import dataclasses
 import types
@@ -20,7 +20,8 @@ from crosscut.config.system.files import parse_toml
 _MOST_SECTIONS = 1000
 """Maximum number of sections in an array of sections, such as the folders of a mixture."""
 _MOST_UNKNOWN = 100
-"""Maximum number of unknown keys of a section that are reported. The search for the meant keys takes time."""
+"""Maximum number of unknown keys to report per section. For each unknown key, the search for the key that the user
+meant takes time."""
 
 
 class Override(str):
@@ -36,7 +37,7 @@ class Override(str):
 
 
 def parsed(value: Any) -> Any:
-    """The parsed value of an override, or any other value unchanged."""
+    """Return the parsed value of an override. Any other value is returned unchanged."""
     return value.parsed() if isinstance(value, Override) else value
 
 
@@ -72,7 +73,7 @@ class Builder:
         self._mistakes.note(ConfigError(message), place)
 
     def _refuse_unknown(self, kind: type, table: Mapping[str, Any], path: str, place: str) -> dict[str, Any]:
-        """Record the keys that `kind` does not have as mistakes, but at most `_MOST_UNKNOWN` of them. If the key of a
+        """Record as mistakes the keys that `kind` does not have, but at most `_MOST_UNKNOWN` of them. If the key of a
         required field is misspelt, the result maps the correct key to the given value, so that other checks can use
         this value.
         """
@@ -168,7 +169,7 @@ class Builder:
 
     def _leave_out(self, kind: type, values: dict[str, Any], names: Iterable[str], path: str) -> bool:
         """Find the first key of `names` that the user gave, and replace its value by the default. A size of the model
-        without a default gets a stand-in. Returns whether there is such a key.
+        without a default gets a stand-in. Returns whether a value was replaced.
 
         `values` holds the values of a section or, at the top level, whole sections.
         """
@@ -284,7 +285,7 @@ stand-in does not grow further."""
 _DERIVED: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
     {"hidden_size": ("head_size", "mlp_size"), "num_heads": ("head_size", "num_kv_heads")}
 )
-"""Fields of a model whose defaults depend on another size, by the name of this size."""
+"""Fields of a model whose defaults are computed from another size, keyed by the name of that size."""
 
 
 _TYPE_NAMES: Mapping[type, str] = types.MappingProxyType(

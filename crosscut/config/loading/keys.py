@@ -1,6 +1,7 @@
 """Names of all keys of a config, and a search for the key that a user meant.
 
-Users type a key without its section, in the wrong section, with a typo, or by its name in another program.
+Users type a key without its section, in the wrong section, with a typo, or under the name that it has in another
+program.
 """
 
 import dataclasses
@@ -127,7 +128,7 @@ def meant_keys(name: str, keys: Sequence[str]) -> list[str]:
 
 
 def _joined(name: str) -> str:
-    """A key without dots and underscores."""
+    """Remove the dots and underscores from a key."""
     return name.replace(".", "").replace("_", "")
 
 

@@ -63,8 +63,8 @@ def load_corpus(
     source: Path | Mapping[str, Any], overrides: Iterable[str] = (), *, tell: Callable[[str], None] | None = None
 ) -> CorpusConfig:
     """Load a corpus from a TOML file or a parsed table, with overrides as in `load_run`. Overrides cannot change the
-    sources. `tell` receives a line for the user about each key that other keys have replaced. Raises `ConfigError` with
-    all mistakes.
+    sources. For each key that newer keys have replaced, `tell` is called with a line for the user. Raises `ConfigError`
+    with all mistakes.
     """
     table, mistakes = _read(source, keys_of(CorpusConfig))
     _override(table, overrides, mistakes)
@@ -178,8 +178,8 @@ def _not_toml(path: Path, text: str, reason: str) -> str:
 
 
 def _leave_model_out(table: Table) -> None:
-    """Remove the file's model section if it has no preset, because its keys would change the preset that an override
-    names.
+    """Remove the file's model section if it names no preset. Otherwise its keys would change the preset that an
+    override names.
     """
     if isinstance(model := table.get("model"), dict) and "preset" not in model:
         del table["model"]

@@ -47,7 +47,9 @@ class Mistakes:
         return name in self._doubtful
 
     def note(self, error: ConfigError, place: str = "") -> None:
-        """Record a mistake. If the message does not begin with the wrong key or section, `place` names it."""
+        """Record a mistake. `place` is the name of the wrong key or section, if the message does not begin with this
+        name.
+        """
         names = self.named_in(str(error))
         if self._doubtful.isdisjoint(names):
             line = self._line([place, *names] if place else names)
@@ -64,7 +66,7 @@ class Mistakes:
 
     def raise_all(self) -> None:
         """Raise a `ConfigError` with all mistakes, sorted by line. A single mistake keeps the class of its error. Do
-        nothing if there is none.
+        nothing if there are no mistakes.
         """
         told = sorted(self._noted, key=lambda message: self._noted[message][0])
         if len(told) == 1:

@@ -1,4 +1,4 @@
-"""Keys that other keys have replaced. Files and command lines with such a key still load."""
+"""Keys of older versions that newer keys have replaced. Files and command lines with the old keys still load."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -16,11 +16,11 @@ UNICODE = "cleaning.unicode"
 
 
 def replace_moved(table: dict[str, Any], mistakes: Mistakes, tell: Callable[[str], None] | None) -> None:
-    """Replace the key `cleaning.unicode` in the table of a corpus by the keys of `[cleaning]` for which it stands.
+    """Replace the key `cleaning.unicode` in the table of a corpus with the keys of `[cleaning]` for which it stands.
 
-    A key of the section that is given beside it takes precedence, but a key on the command line takes precedence over
-    all keys of the file. `tell` receives a line that names the new keys. A value that is neither true nor false is
-    recorded as a mistake.
+    If the file also gives one of these keys, that key takes precedence over `cleaning.unicode`. A key on the command
+    line takes precedence over all keys of the file. `tell` receives a line that names the new keys. A value that is
+    neither true nor false is recorded as a mistake.
     """
     section = parsed(table.get("cleaning"))
     if not isinstance(section, Mapping) or "unicode" not in section:
@@ -37,4 +37,4 @@ def replace_moved(table: dict[str, Any], mistakes: Mistakes, tell: Callable[[str
     table["cleaning"] = {**keys, **others}
     if tell:
         switched = "on" if value else "off"
-        tell(f"`{UNICODE}` is now a key for each repair. {shown(value)} switches {quoted(list(keys))} {switched}.")
+        tell(f"`{UNICODE}` is now one key per repair. {shown(value)} switches {quoted(list(keys))} {switched}.")

@@ -15,7 +15,7 @@ from crosscut.config.training import TrainingConfig
 
 _WARM_UP_SHARE, _VALIDATIONS, _DECAY = 20, 10, 10
 """Limits for settings that the run does not give: the warm-up takes at most a twentieth of the steps, a run has at
-least ten validations, and the learning rate falls at least to a tenth of its maximum."""
+least ten validation passes, and the learning rate falls at least to a tenth of its maximum."""
 
 _INITIAL_WEIGHTS = ("initial_spread", "zero_initial_outputs")
 """Keys of `[training]` for random initial weights. A run that starts from published weights does not have these
@@ -28,10 +28,10 @@ def expand_recipe(table: dict[str, Any], preset: str, mistakes: Mistakes) -> Non
 
     For some settings, the recipe gives only a maximum, and a run with few steps, short sequences or a low learning rate
     gets a lower value: `optimizer.warmup_steps`, `training.validate_every`, `training.sequence_length` and
-    `optimizer.min_learning_rate`. The batch is raised to the next multiple of the data ranks. The recipe sets no
-    separate learning rate for an output projection that is tied to the embedding, or for matrices that Muon does not
-    update. In a run with `training.initialize_from`, the folder gives the model and the initial weights, so the recipe
-    sets neither.
+    `optimizer.min_learning_rate`. The batch size is rounded up to a multiple of the number of data ranks. The recipe
+    sets no separate learning rate for an output projection that is tied to the embedding, or for matrices that Muon
+    does not update. In a run with `training.initialize_from`, the folder gives the model and the initial weights, so
+    the recipe sets neither.
 
     An unknown recipe is recorded as a mistake. The most similar recipe, or the default recipe, is used in its place, so
     that the mistake does not cause further errors.

@@ -18,8 +18,8 @@ class Family:
     fixed: Mapping[str, Any]
     """Fields of `ModelConfig` that have the same value in all models of the family."""
     defaults: Mapping[str, Any]
-    """Family's default values of fields, where they differ from the defaults of `ModelConfig`. They apply if a file
-    omits the key."""
+    """Values of fields for which a file omits the key, if the family's default differs from the default of
+    `ModelConfig`."""
     required: Mapping[str, tuple[Any, ...]]
     """Other keys that change the computation, with the values that Crosscut supports. The first value applies if a file
     omits the key."""
@@ -32,8 +32,9 @@ class Family:
     is_windowed: bool = False
     """Whether the sliding window is active even if a file does not set `use_sliding_window`."""
     heads: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Fields of `ModelConfig` that describe the head of each further architecture of the family, by the name of the
-    architecture in the file. A file with an unknown architecture is read without its head."""
+    """Heads of the family's other architectures. Each key is the name of an architecture in the file, and its value
+    holds the fields of `ModelConfig` that describe the head. A file with an unknown architecture is read without its
+    head."""
     first_position: int = 0
     """Row of the first position in the table of learned positions. No text uses the rows before it."""
 
@@ -62,7 +63,7 @@ _PLAIN = {
     "embedding_norm": False,
     SOFT_CAP_FIELD: 0.0,
 }
-"""Values of settings that few families support."""
+"""Settings that few families support, with the values that switch them off."""
 _LLAMA_FIXED = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "qk_norm": False, **_PLAIN}
 _LLAMA_DEFAULTS = {"norm_epsilon": 1e-6, "tied": False, "dropout": 0.0}
 _LLAMA_REQUIRED = {"hidden_act": ("silu",), "quantization_config": (None,)}
@@ -242,6 +243,6 @@ FAMILIES = MappingProxyType(
     }
 )  # fmt: skip
 """Families by `model_type`. SmolLM is a Llama. GPT-BigCode is GPT-2 with multi-query attention, and StarCoder2 is GPT-2
-with rotary positions. Arcee is a Llama whose MLP has no gate and squares ReLU. NanoChat is an Arcee with QK-norm, a
-norm of the embedding and a soft cap on the logits, and its norms have no weights. RoBERTa is a BERT whose positions
+with rotary positions. Arcee is a Llama whose MLP has no gate and uses squared ReLU. NanoChat is an Arcee with QK-norm,
+a norm of the embedding and a soft cap on the logits, and its norms have no weights. RoBERTa is a BERT whose positions
 begin at `pad_token_id` + 1; MiniLM and BGE are BERTs."""

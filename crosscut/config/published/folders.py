@@ -97,8 +97,8 @@ def _model(fields: Mapping[str, Any], family: Family, path: Path) -> ModelConfig
 
 
 def end_ids(folder: Path) -> dict[Path, tuple[int, ...]]:
-    """Token ids that end a text of the model, by the name of the file in `folder` that gives them. `config.json` comes
-    first.
+    """Return the token ids that end a text of the model, keyed by the path of the file in `folder` that lists them.
+    `config.json` comes first.
 
     The model may belong to any family, including families that Crosscut does not support. Raises `ConfigError` for a
     file that cannot be read and for a value that is not an id.
@@ -259,7 +259,7 @@ def _biases(table: PublishedTable, family: Family) -> dict[str, Any]:
     *others, last = ((key, bool(table.get(key, family.fixed["biases"] == "all"))) for key in family.biases)
     for key, value in others:
         if value != last[1]:
-            raise table.refusal(key, f"{shown(last[1])} as `{last[0]}` is", value)
+            raise table.refusal(key, f"{shown(last[1])} like `{last[0]}`", value)
     return {"biases": "all" if last[1] else "none"}
 
 
@@ -275,15 +275,15 @@ def _window(table: PublishedTable, family: Family, fields: Mapping[str, Any]) ->
 
 
 def _nearest(model: ModelConfig) -> tuple[Family, dict[str, Any]]:
-    """Family that is closest to a model, and the family's values of the fields in which the model differs. The mapping
-    of values is empty if the model belongs to the family.
+    """Return the family that is closest to a model, and the fields in which the model differs, with the family's
+    values. There are no such fields if the model belongs to the family.
     """
     candidates = [_differences(family, model) for family in FAMILIES.values() if family not in (MISTRAL, ROBERTA)]
     return min(candidates, key=lambda candidate: len(candidate[1]))
 
 
 def _differences(family: Family, model: ModelConfig) -> tuple[Family, dict[str, Any]]:
-    """The family, and its values of the fields in which the model differs from the family."""
+    """Return the family, and the fields in which the model differs from it, with the family's values."""
     wanted = dict(family.fixed)
     if wanted["positions"] == "learned":
         wanted = {"num_kv_heads": model.num_heads, "head_size": model.hidden_size // model.num_heads, **wanted}

@@ -18,8 +18,8 @@ _REQUIRED: dict[RotaryScaling, dict[str, Any]] = {
     RotaryScaling.LLAMA3: {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
     RotaryScaling.YARN: {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True},
 }
-"""Keys that change the scaled frequencies, with the only value that Crosscut computes. Llama 3 gives all its keys in
-the file; the values of YaRN are the defaults of `transformers`."""
+"""Keys that change the scaled frequencies. Crosscut supports only these values. A Llama 3 file must give all of its
+keys. A YaRN file may omit a key, because the values are the defaults of `transformers`."""
 
 
 def rotary_fields(table: PublishedTable, longest: int | None) -> dict[str, Any]:
@@ -52,8 +52,8 @@ def rotary_fields(table: PublishedTable, longest: int | None) -> dict[str, Any]:
 
 
 def rotary_keys(model: ModelConfig, longest_key: str) -> dict[str, Any]:
-    """Keys of a file for the rotary positions of a model. `longest_key` names the maximum sequence length; with
-    dynamic scaling, its value is the original length.
+    """Keys of a `config.json` for the rotary positions of a model. `longest_key` names the maximum sequence length;
+    with dynamic scaling, its value is the original length.
     """
     keys: dict[str, Any] = {"rope_theta": model.rotary_base, "rope_scaling": None}
     if model.rotary_factor == 1.0:

@@ -46,7 +46,9 @@ class PublishedTable:
         return value
 
     def number(self, key: str, value: Any, kind: type[float] | type[int] = float) -> Any:
-        """Check a number that was found under a key. Raises `ConfigError` for any other value."""
+        """Convert the value under a key to the number type `kind`. Raises `ConfigError` if the value is not such a
+        number.
+        """
         if type(value) not in (int, kind) or not abs(value) <= MOST_SEED:
             name = "a whole number" if kind is int else "a number"
             raise ConfigError(f"`{key}` in `{self.path}` must be {name}, but is {shown(value)}. Correct the file.")
@@ -60,7 +62,7 @@ class PublishedTable:
             raise self.refusal(key, listed(map(shown, allowed)), value)
 
     def require_at_least(self, key: str, smallest: int) -> None:
-        """Raise `ConfigError` if a whole number is smaller than `smallest`."""
+        """Raise `ConfigError` if the whole number under the key is smaller than `smallest`."""
         if (value := self.values[key]) < smallest:
             raise ConfigError(
                 f"`{key}` in `{self.path}` must be at least {smallest}, but is {value}. Choose another model."

@@ -22,7 +22,7 @@ MOST_BYTES = 1 << 28
 """Maximum size of a JSON or TOML file. The largest real files are tokenizers of 50 MB."""
 
 MOST_BYTES_OF_LINE = 1 << 26
-"""Maximum length of a line of `read_lines`."""
+"""Maximum length, in bytes, of a line that `read_lines` accepts."""
 
 
 _ENDLESS = {

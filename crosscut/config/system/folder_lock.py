@@ -167,7 +167,9 @@ class FolderLock:
         return True
 
     def _take_over(self, path: Path) -> bool:
-        """Replace an abandoned lock by this one. Returns False if another process did so at the same time."""
+        """Replace an abandoned lock with this one. Returns False if another process has also replaced the lock, and now
+        holds it.
+        """
         self._replace(path, Holder.here(self.token))
         time.sleep(_SETTLE)
         return self._is_ours(path)

@@ -70,8 +70,8 @@ def _processor_fact(name: str) -> str:
 
 
 def machine_identity() -> str:
-    """Identity of the space in which process numbers are valid: the machine, its last start, and the container. Two
-    processes that get the same text can find each other by process number.
+    """Identity of the environment in which process numbers are valid: the machine, its last start, and the container.
+    Two processes that get the same text can find each other by process number.
     """
     boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
     parts = [boot.read_text(encoding="utf-8").strip() if boot.exists() else platform.node()]

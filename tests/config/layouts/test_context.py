@@ -58,8 +58,8 @@ def _run(layout: dict[str, Any], *overrides: str, **model: Any) -> Any:
             {"context": 2},
             ["model.head=masked_tokens", "model.attention=bidirectional", "data.objective=masked"],
             (
-                '`layout.context` must be 1 for a model with `model.head` = "masked_tokens", but is 2. Context ranks '
-                "can share only sequences whose next tokens are predicted. Remove `layout.context`."
+                '`layout.context` must be 1 for a model with `model.head` = "masked_tokens", but is 2. Context '
+                "parallelism is only for models that predict the next token. Remove `layout.context`."
             ),
         ),
         (

@@ -24,7 +24,7 @@ def test_unicode_stands_for_all_repairs_or_none(value: bool, switched: str) -> N
     assert config.cleaning == CleaningConfig.all_or_none(value)
     (line,) = told
     assert line == (
-        f"`cleaning.unicode` is now a key for each repair. {str(value).lower()} switches `fix_encoding`, "
+        f"`cleaning.unicode` is now one key per repair. {str(value).lower()} switches `fix_encoding`, "
         "`unescape_html`, `fix_line_breaks`, `remove_control_chars`, `fix_character_width`, `fix_latin_ligatures`, "
         f"`uncurl_quotes` and `normalization` {switched}."
     )

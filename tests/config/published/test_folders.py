@@ -154,7 +154,7 @@ REFUSED = [
         {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
         "`partial_rotary_factor` in `{path}` must be 1.0, but is 0.5.",
     ),
-    ({"attention_bias": True}, "`attention_bias` in `{path}` must be false as `mlp_bias` is, but is true."),
+    ({"attention_bias": True}, "`attention_bias` in `{path}` must be false like `mlp_bias`, but is true."),
     ({"model_type": "qwen3", "attention_bias": True}, "`attention_bias` in `{path}` must be false, but is true."),
     (
         {"quantization_config": {"bits": 4}},

@@ -143,15 +143,15 @@ def test_more_stages_than_layers_are_refused():
 
 def test_layers_that_do_not_divide_into_interleaved_stages_are_refused():
     assert refusal("model.num_layers=6", "layout.pipeline=2", "layout.stages_per_rank=2").startswith(
-        "`layout.stages_per_rank` must divide the layers evenly, but `model.num_layers` is 6 and there are 4 stages"
+        "`layout.stages_per_rank` must split the layers evenly, but `model.num_layers` is 6 and there are 4 stages"
     )
 
 
 def test_micro_batches_that_are_no_multiple_of_interleaved_ranks_are_refused():
     batch = ("training.batch_size=6", "training.micro_batch_size=2")
     assert refusal("layout.pipeline=2", "layout.stages_per_rank=2", *batch) == (
-        "`layout.stages_per_rank` must be 1 unless the number of micro-batches is a multiple of `layout.pipeline` (2), "
-        "but is 2, and a step has 3 micro-batches (`training.batch_size` 6 / `layout.data` 1 / 2 sequences). Change "
+        "`layout.stages_per_rank` is 2. The number of micro-batches per step must then be a multiple of "
+        "`layout.pipeline` (2), but is 3 (`training.batch_size` 6 / `layout.data` 1 / 2 sequences). Change "
         "`training.micro_batch_size`, or remove `layout.stages_per_rank`."
     )
 
