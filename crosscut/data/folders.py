@@ -62,7 +62,7 @@ def unwritable(path: Path, error: OSError, *, setting: str, kept: str) -> DataEr
 
 
 def exchange(temporary: Path, target: Path) -> None:
-    """Replace the folder at `target` by `temporary`, a folder that `beside` made, and remove the old folder."""
+    """Replace the folder at `target` with `temporary`, a folder that `beside` made, and remove the old folder."""
     # If this process dies, a later `beside` removes the old folder, because its name does not end in a process id.
     old = temporary.with_name(f"{temporary.name}.old")
     if target.exists():

@@ -58,8 +58,8 @@ class Settings:
     """`data.objective` for which the tokens were made: `causal` or `masked`."""
 
     sentences: str = ""
-    """Name of the rules that found the sentences (`sentence_rules`). Empty without an index of sentences, in the tokens
-    of a corpus, and in folders of older versions, whose rules knew fewer languages."""
+    """Name of the rules that found the sentences (`sentence_rules`). Empty if there is no index of sentences, if the
+    tokens belong to a corpus, or if an older version, whose rules covered fewer languages, made the folder."""
 
     @classmethod
     def of(cls, config: DataConfig, seed: int) -> Self:
@@ -160,8 +160,8 @@ class Manifest:
     """Validation shard."""
 
     corpus: Mapping[str, float] = field(default_factory=dict)
-    """Weight of each source by name, if the tokens were made from a corpus of several sources. Empty if the tokens were
-    made from plain text.
+    """Weight of each source, keyed by name, if the tokens were made from a corpus of several sources. Empty if the
+    tokens were made from plain text.
     """
 
     def write(self, folder: Path) -> None:

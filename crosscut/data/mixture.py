@@ -37,7 +37,8 @@ _MIXTURE_KEY = 5
 """Key of the random numbers that order a block. The split and `Sampler` use the keys 1 to 4."""
 
 _GOLDEN_RATIO = 0.6180339887498949
-"""Distance between the offsets of successive blocks. Multiples of the golden ratio, modulo 1, are spread evenly."""
+"""Step between the rounding offsets of successive blocks (see `_slots_until`). Multiples of the golden ratio, modulo 1,
+are spread evenly."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +111,7 @@ def shares_of(weights: Sequence[float]) -> tuple[float, ...]:
 
 
 def training_samples(tokens: Tokens, *, sequence_length: int, seed: int) -> Samples:
-    """Return the order of the training samples. Raises `DataError` if no shard of a folder fills one sequence."""
+    """Return the training samples, in their order. Raises `DataError` if none of a folder's shards fills a sequence."""
     if isinstance(tokens, TokenFolder):
         return Sampler(tokens.train, sequence_length=sequence_length, seed=seed)
     samplers = []
@@ -121,7 +122,7 @@ def training_samples(tokens: Tokens, *, sequence_length: int, seed: int) -> Samp
 
 
 def validation_samples(tokens: Tokens, *, sequence_length: int) -> ValidationSamples:
-    """Return the order of the validation samples. Raises `DataError` if a validation set has no token to predict."""
+    """Return the validation samples, in their order. Raises `DataError` if a validation set has no token to predict."""
     if isinstance(tokens, TokenFolder):
         return ValidationSampler(tokens.validation, sequence_length=sequence_length)
     samplers = []
@@ -166,7 +167,9 @@ class MixedSampler(Samples):
         )
 
     def _located(self, first: int, count: int) -> tuple[Ids, Ids]:
-        """Number of the folder of each sample, and the sample's position in the order of this folder, each [count]."""
+        """Return the index of each sample's folder, and the sample's position in the order of that folder, each
+        [count].
+        """
         blocks = range(first // BLOCK_SAMPLES, (first + count - 1) // BLOCK_SAMPLES + 1)
         folders = np.concatenate([self._block(block) for block in blocks])
         places = np.empty_like(folders)
@@ -177,7 +180,7 @@ class MixedSampler(Samples):
         return folders[start : start + count], places[start : start + count]
 
     def _block(self, block: int) -> Ids:
-        """Number of the folder of each sample of a block, [N]."""
+        """Return the index of the folder of each sample in a block, [N]."""
         order = shuffled(BLOCK_SAMPLES, self._seed, _MIXTURE_KEY, block)
         folders: Ids = np.searchsorted(self._slots_until(np.array([block]))[0], order, side="right")
         return folders
@@ -195,8 +198,8 @@ class MixedSampler(Samples):
         """For each block and folder, the number of the block's samples from this folder and all folders before it,
         [blocks, F].
 
-        Each folder has a part of the interval from 0 to 1, as long as its share. Slot i of a block belongs to the
-        folder whose part holds (i + offset) / N.
+        Each folder has a part of the interval from 0 to 1, whose length is the folder's share. Slot i of a block
+        belongs to the folder whose part contains (i + offset) / N.
         """
         offsets = (blocks * _GOLDEN_RATIO) % 1.0
         slots: Ids = np.ceil(self._ends * BLOCK_SAMPLES - offsets[:, None]).clip(0, BLOCK_SAMPLES).astype(np.int64)
@@ -218,7 +221,9 @@ class MixedValidationSampler(ValidationSamples):
         self._samplers, self._shares = tuple(samplers), shares_of(weights)
 
     def count(self, limit: int) -> int:
-        """Return the number of samples that a validation reads: about `limit`, but at least one from each folder."""
+        """Return the number of samples that a validation pass reads: about `limit` samples, but at least one from each
+        folder.
+        """
         return sum(self._counts(limit))
 
     def sample_at(self, position: int, limit: int) -> tuple[Ids, Ids]:
@@ -251,14 +256,15 @@ def _require_same_tokenizer(first: TokenFolder, other: TokenFolder) -> None:
     if first.end_of_text == other.end_of_text and (is_same or first.tokenizer().has_ids_of(other.tokenizer())):
         return
     raise DataError(
-        f"The folders of `data.mixture` must have the same tokenizer, but `{other.path}` has another tokenizer than "
-        f"`{first.path}`. Prepare the tokens of `{other.path}` again with data.tokenizer={first.path / TOKENIZER_NAME}."
+        f"The folders of `data.mixture` must have the same tokenizer, but the tokenizers of `{other.path}` and "
+        f"`{first.path}` differ. Prepare the tokens of `{other.path}` again with "
+        f"data.tokenizer={first.path / TOKENIZER_NAME}."
     )
 
 
 @contextmanager
 def named_folder(folder: TokenFolder) -> Iterator[None]:
-    """Context that adds the path of the folder to the message of a `DataError`."""
+    """Add the path of the folder to the message of a `DataError` that is raised inside the context."""
     try:
         yield
     except DataError as error:

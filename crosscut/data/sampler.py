@@ -3,7 +3,7 @@
 Every epoch follows section 4.1.3 of the paper. The order of the shards is shuffled. Within each shard, the documents
 are shuffled, concatenated and cut into portions of the sequence length, and the portions are shuffled. A portion and
 the token after the portion are one sample. Sample `index` is a pure function of the seed and the index. A run can
-therefore resume at any sample, and a batch does not depend on the number of ranks that divide the batch. Only the order
+therefore resume at any sample, and a batch does not depend on the number of ranks that share the batch. Only the order
 of one shard is in memory: about 24 bytes per document and 8 bytes per portion.
 
 Shapes: B batch, S sequence.
@@ -108,9 +108,9 @@ class Samples(Rows):
         return self.batch_from(step * batch_size, batch_size=batch_size, rank=rank, size=size)
 
     def batch_from(self, first_sample: int, *, batch_size: int, rank: int = 0, size: int = 1) -> tuple[Ids, Ids]:
-        """Return this rank's slice of the batch that starts at sample `first_sample`, in the form of `batch`. Use this
-        method if the batch size grows during the run, because the first sample then does not follow from the step and
-        the batch size.
+        """Return this rank's slice of the batch that starts at sample `first_sample`, in the form that `batch` returns.
+        Use this method if the batch size grows during the run, because the first sample then does not follow from the
+        step and the batch size.
         """
         local, first = share_of_batch(batch_size, rank, size)
         rows = self.batch_at(first_sample + first, local)
@@ -163,7 +163,7 @@ class Sampler(Samples):
         return [shard.origin(int(number)) for number in arrangement.documents[first : last + 1]]
 
     def _locate(self, index: int) -> tuple[_Arrangement, int]:
-        """Arrangement that holds a sample, and the sample's slot in the shuffled portions."""
+        """Return the arrangement that holds a sample, and the sample's index in the shuffled portions."""
         epoch, within = divmod(index, self.samples_per_epoch)
         order = shuffled(len(self._shards), self._seed, SHARDS_KEY, epoch).tolist()
         starts = [0, *accumulate(self._num_portions[shard] for shard in order)]
@@ -236,7 +236,8 @@ def shuffled(count: int, *key: int) -> Ids:
 
 
 def _span(starts: Ids, begins: npt.ArrayLike, ends: npt.ArrayLike) -> tuple[Ids, Ids]:
-    """First and last document, in shuffled order, of the tokens from position `begins` to position `ends`, inclusive.
-    The positions count tokens in the concatenation of the shuffled documents.
+    """Return the first and the last document that contain tokens from position `begins` to position `ends`, inclusive.
+    The positions count tokens in the concatenation of the shuffled documents, and the results are indices in the
+    shuffled order.
     """
     return np.searchsorted(starts, begins, side="right") - 1, np.searchsorted(starts, ends, side="right") - 1

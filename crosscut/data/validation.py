@@ -1,4 +1,4 @@
-"""Order of the validation samples. Every validation reads the same samples.
+"""Order of the validation samples. Every validation pass reads the same samples.
 
 Shapes: B batch, S sequence.
 """
@@ -17,18 +17,20 @@ from crosscut.data.tokenization.tokenizer import Tokenizer
 
 
 class ValidationSamples(ABC):
-    """Samples for validation, in a fixed order. A validation with a limit reads the samples at the first positions."""
+    """Samples for validation, in a fixed order. With a limit, a validation pass reads only a part of the samples."""
 
     sequence_length: int
     """Number of tokens of a sample."""
 
     @abstractmethod
     def count(self, limit: int) -> int:
-        """Return the number of samples that a validation reads. `limit` is the maximum; 0 means no limit."""
+        """Return the number of samples that a validation pass reads. `limit` is the maximum; 0 means no limit."""
 
     @abstractmethod
     def sample_at(self, position: int, limit: int) -> tuple[Ids, Ids]:
-        """Return the tokens and targets, each [S], of the sample at `position` in a validation with this `limit`."""
+        """Return the tokens and targets, each [S], of the sample at `position`. `limit` is the limit of the validation
+        pass.
+        """
 
     @abstractmethod
     def check_unchanged(self) -> None:
@@ -36,8 +38,8 @@ class ValidationSamples(ABC):
 
     @abstractmethod
     def num_bytes(self, tokenizer: Tokenizer, *, limit: int = 0) -> int:
-        """Return the number of UTF-8 bytes of the text of all targets in the batches of all ranks, with the same
-        `limit` as in `batches`. `tokenizer` is the tokenizer of the tokens.
+        """Return the size of the text of all targets, in UTF-8 bytes, summed over the batches of all ranks. `limit` has
+        the same meaning as in `batches`. `tokenizer` is the tokenizer with which the tokens were made.
 
         End-of-text tokens have no bytes. The first token of a shard is not a target, so its bytes are not counted.
         """
@@ -88,11 +90,11 @@ class ValidationSampler(ValidationSamples):
         return tokens, targets
 
     def count(self, limit: int) -> int:
-        """Return the number of samples that a validation reads; see `ValidationSamples.count`."""
+        """Return the number of samples that a validation pass reads; see `ValidationSamples.count`."""
         return min(limit, self.num_samples) if limit else self.num_samples
 
     def sample_at(self, position: int, limit: int) -> tuple[Ids, Ids]:
-        """Return a sample of a validation. `limit` has no effect, because every validation starts with the first
+        """Return the sample at `position`. `limit` has no effect, because every validation pass starts with the first
         sample.
         """
         del limit

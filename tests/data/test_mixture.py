@@ -150,8 +150,8 @@ def test_folders_with_different_tokenizers_are_told(two: list[Path], tmp_path: P
     with pytest.raises(DataError) as error:
         prepare(mixed(*two, other), tmp_path / "unused", seed=1)
     assert str(error.value) == (
-        f"The folders of `data.mixture` must have the same tokenizer, but `{other}` has another tokenizer than "
-        f"`{two[0]}`. Prepare the tokens of `{other}` again with data.tokenizer={two[0] / 'tokenizer.json'}."
+        f"The folders of `data.mixture` must have the same tokenizer, but the tokenizers of `{other}` and "
+        f"`{two[0]}` differ. Prepare the tokens of `{other}` again with data.tokenizer={two[0] / 'tokenizer.json'}."
     )
 
 

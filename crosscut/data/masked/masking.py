@@ -3,8 +3,8 @@
 A masked n-gram is a run of n consecutive words, with n from 1 to `max_words` and a probability proportional to 1 / n
 (the sampling of SpanBERT's and Megatron-LM's n-gram masking). An n-gram has E[n] words on average, and a sample of W
 words has fraction x W / E[n] n-grams. On average, `fraction` of the words is therefore masked. The number of n-grams is
-rounded up or down at random, so that its mean is exact, but is at least one. All arrangements of the n-grams among the
-other words are equally likely.
+rounded up or down at random, so that its mean is exact, except that every sample has at least one n-gram. All
+arrangements of the n-grams among the other words are equally likely.
 
 Each token of a masked word is replaced by `[MASK]` with probability 0.8 and by a random token with probability 0.1, and
 is otherwise unchanged (BERT, section 3.1). The model predicts the token in all three cases.
@@ -35,7 +35,7 @@ class Masked(NamedTuple):
 
 
 class Masking:
-    """Masking of the share `fraction` of the words, in n-grams of at most `max_words` words."""
+    """Masking of a fraction of the words, in n-grams of at most `max_words` words."""
 
     def __init__(self, vocabulary: Vocabulary, *, fraction: float, max_words: int) -> None:
         self._vocabulary, self._fraction = vocabulary, fraction
@@ -65,8 +65,8 @@ class Masking:
         return Masked(self._replaced(tokens, is_masked, bits[:, 1 + 2 * length :]), targets)
 
     def _number_words(self, tokens: Ids) -> tuple[Ids, Ids]:
-        """Number of the word to which each token belongs, [R, S], and number of words, [R]. The number of a special
-        token has no meaning.
+        """Return the index of the word to which each token belongs, [R, S], and the number of words in each row, [R].
+        The index of a special token has no meaning.
         """
         is_text = self._vocabulary.is_text(tokens)
         begins = self._vocabulary.begins_word[tokens]
@@ -77,8 +77,8 @@ class Masking:
         return np.maximum(numbers - 1, 0), numbers[:, -1]
 
     def _spans(self, num_words: Ids, bits: Bits) -> tuple[Ids, Ids]:
-        """First word and number of words of each n-gram, each [R, N]. A row with fewer than N n-grams is filled up with
-        n-grams of 0 words.
+        """Return the index of the first word of each n-gram, and its number of words, each [R, N]. A row with fewer
+        than N n-grams is padded with n-grams of 0 words.
 
         An arrangement of the n-grams among the other words is a choice of slots: each slot holds an n-gram or one word
         that is not masked.

@@ -51,7 +51,7 @@ class Pairs(NamedTuple):
 
 def find_pairs(shard: Shard, *, room: int, key: np.uint64) -> Pairs:
     """Group the sentences of a shard into pairs of at most `room` tokens. A pair may be longer if it has only two
-    sentences, or if it has three sentences that are the last sentences of a document.
+    sentences, or if it consists of the last three sentences of a document.
     """
     assert shard.sentences is not None
     ends: Ids = shard.sentences[:].astype(np.int64)
@@ -78,7 +78,7 @@ def find_pairs(shard: Shard, *, room: int, key: np.uint64) -> Pairs:
 
 
 def _lengths(cursors: Ids, room: int, key: np.uint64) -> Ids:
-    """Maximum number of tokens of each pair, [pairs]: `room` or, for the share `SHORT` of the pairs, a random number.
+    """Maximum number of tokens of each pair, [pairs]: `room` or, for a fraction `SHORT` of the pairs, a random number.
 
     `cursors` holds the index of each pair's first sentence in the shard, [pairs]. The random numbers depend only on
     `key` and on this index.
@@ -140,7 +140,9 @@ class PairSampler(Rows):
         return [shard.origin(int(np.searchsorted(shard.ends.astype(np.int64), place, side="right")))]
 
     def _locate(self, index: int) -> tuple[int, Ids, int]:
-        """Shard of a sample, order of the shard's pairs in this epoch, and position of the sample in this order."""
+        """Return the index of a sample's shard, the order of the shard's pairs in the sample's epoch, and the sample's
+        position in this order.
+        """
         epoch, within = divmod(index, self.samples_per_epoch)
         shards = shuffled(len(self._shards), self._seed, _SHARDS_KEY, epoch).tolist()
         starts = [0, *accumulate(self._num_pairs[shard] for shard in shards)]

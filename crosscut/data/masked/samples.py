@@ -47,13 +47,13 @@ class MaskedBatch(NamedTuple):
     """Whether a token is not padding, [B, S]."""
 
     order: Ids | None
-    """0 if the segments are in the order of the text, 1 if they are swapped, [B]. `IGNORED` for a row that fills up the
-    last batch of a validation. None for packed documents.
+    """0 if the segments are in the order of the text, 1 if they are swapped, [B]. `IGNORED` for a row that pads the
+    last batch of a validation pass. None for packed documents.
     """
 
     documents: Ids | None
-    """Number of the document to which each token belongs, from 0 in each row, [B, S]. `[CLS]` belongs to the first
-    document, and a `[SEP]` to the document before it. None for pairs, since a pair comes from one document.
+    """Index of the document to which each token belongs, counted from 0 in each row, [B, S]. `[CLS]` belongs to the
+    first document, and a `[SEP]` to the document before it. None for pairs, since a pair comes from one document.
     """
 
     positions: Ids | None
@@ -112,18 +112,18 @@ class MaskedSampler:
 
 @final
 class MaskedValidation:
-    """Samples for a validation: every validation reads the same samples, with the same masks."""
+    """Samples for validation. Every validation pass reads the same samples, with the same masks."""
 
     def __init__(self, sampler: MaskedSampler, num_samples: int) -> None:
         self._sampler, self.num_samples = sampler, num_samples
 
     def count(self, limit: int) -> int:
-        """Return the number of samples that a validation reads. `limit` is the maximum; 0 means no limit."""
+        """Return the number of samples that a validation pass reads. `limit` is the maximum; 0 means no limit."""
         return min(limit, self.num_samples) if limit else self.num_samples
 
     def batches(self, *, batch_size: int, rank: int = 0, size: int = 1, limit: int = 0) -> Iterator[MaskedBatch]:
         """Yield this rank's slice of every batch, [B / size, S]. All ranks get the same number of batches of the same
-        shape. Rows that fill up the last batch have only `IGNORED` as targets and order.
+        shape. In rows that pad the last batch, all targets and the order are `IGNORED`.
         """
         local, first = share_of_batch(batch_size, rank, size)
         num_samples = self.count(limit)
@@ -147,8 +147,8 @@ def masked_samples(tokens: Tokens, config: DataConfig, *, sequence_length: int, 
 
 def masked_validation(tokens: Tokens, config: DataConfig, *, sequence_length: int, seed: int) -> MaskedValidation:
     """Return the validation samples of a run. Each folder of a mixture gives a share of the samples in proportion to
-    its weight. Without a limit, the number of samples is the largest for which no folder runs out of samples. Raises
-    the same errors as `masked_samples`.
+    its weight. Without a limit, the number of samples is the largest number for which no folder runs out of samples.
+    Raises the same errors as `masked_samples`.
     """
     seed = int(key_of(seed, _VALIDATION_KEY))
     parts = {folder: (folder.validation,) for folder in folders_of(tokens)}
@@ -166,7 +166,7 @@ def _rows(
     sequence_length: int,
     seed: int,
 ) -> list[PairSampler | Sampler]:
-    """Rows from the chosen shards of each folder."""
+    """Make a sampler of rows for the chosen shards of each folder."""
     special = tokens.tokenizer().special_tokens()
     rows: list[PairSampler | Sampler] = []
     for folder, shards in parts.items():
@@ -215,7 +215,7 @@ def _arranged(rows: Ids, order: Ids, *, separator: int, padding: int) -> tuple[I
 
 
 def _documents(rows: Ids, *, separator: int) -> tuple[Ids, Ids]:
-    """Number of the document of each token in its row, and the token's position in the document, each [B, S]."""
+    """Return the index of each token's document in the row, and the token's position in the document, each [B, S]."""
     begins = np.zeros_like(rows)
     begins[:, 1:] = rows[:, :-1] == separator
     places = np.arange(rows.shape[1])

@@ -93,7 +93,7 @@ class IndexedTokens:
 
 
 def write_index(path: Path, sizes: npt.NDArray[Any], dtype: npt.DTypeLike) -> None:
-    """Write the `.idx` for documents with the given numbers of ids. Each document is one sequence.
+    """Write the `.idx` for documents whose numbers of ids are `sizes`. Each document is one sequence.
 
     Raises `DataError` if the format has no code for `dtype`.
     """

@@ -37,7 +37,7 @@ class Shard:
     """Rows of `INDEX_DTYPE`, one per document, [documents]."""
 
     source_names: tuple[str, ...]
-    """Names of the corpus's files, by source index."""
+    """Names of the corpus's files, in the order of their source indices."""
 
     sentences: npt.NDArray[np.uint64] | ArrayFile | None = None
     """End of each sentence (exclusive) in `tokens`, [sentences]. The end-of-text ids are in no sentence. None if the
@@ -99,8 +99,8 @@ class TokenFolder:
         """Open a folder that `prepare` made.
 
         The manifest and the length of every file are always checked. With `verify`, all files are also read: each file
-        must match its hash, every token must lie within the vocabulary, and every index must ascend. If a check fails,
-        `DamagedDataError` is raised. The message names the file.
+        must match its hash, every token must lie within the vocabulary, and every index must be in ascending order. If
+        a check fails, `DamagedDataError` is raised. The message names the file.
         """
         manifest = Manifest.read(path)
         entries = (*manifest.train, manifest.validation)

@@ -22,7 +22,8 @@ PIECE_CHARACTERS = 16 * 1024
 """Maximum number of characters in a document that is cut from a .txt file."""
 
 _HOLE = "\0" * PIECE_CHARACTERS
-"""Document in a hole of a file, which a crash can leave. It holds no text."""
+"""Document that consists of NUL characters, and counts as blank. A crash can leave a hole in a file, and a hole reads
+as NUL characters."""
 
 _PARAGRAPH_END = re.compile(r"\n[ \t]*\n+")
 _LINE_END = re.compile(r"\n")
@@ -77,14 +78,14 @@ def read_sources(sources: Sequence[Source], *, text_key: str, blank: bool = Fals
     if empty:
         raise DataError(
             f"The corpus must hold text, but all documents are blank (files: {len(sources)}, first file: "
-            f"`{sources[0].name}`). Name files with text."
+            f"`{sources[0].name}`). Name files that contain text."
         )
 
 
 @contextmanager
 def _damage_told_first(source: Source) -> Iterator[None]:
-    """Context that reports damage of a compressed source instead of an error in the text of the source. The text may be
-    wrong because the data is damaged, and gzip detects damage only at the end of the data.
+    """Context in which a damaged compressed source is reported as damaged, and not by an error in its text. The text
+    may be wrong because the data is damaged, and gzip detects damage only at the end of the data.
     """
     try:
         yield

@@ -45,14 +45,16 @@ _VERSION = 2
 
 
 def sentence_rules() -> str:
-    """Name of the rules that find sentences. The name changes if a text may have other sentences than before."""
+    """Name of the rules that find sentences. The name changes whenever a change of the rules can split a text
+    differently.
+    """
     return f"{_VERSION}, terminals {terminals_digest()}"
 
 
 @cache
 def _candidates() -> re.Pattern[str]:
     """Pattern for the places where a sentence may end. Each run of terminals is tried once, from its first terminal, so
-    that the time of a search does not grow with the square of a run.
+    that the time of a search does not grow with the square of a run's length.
     """
     marks = terminals()
     all_marks = re.escape(marks.all)

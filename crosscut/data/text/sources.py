@@ -178,7 +178,7 @@ class Decompressor(Protocol):
 
     @property
     def unused_data(self) -> bytes:
-        """Bytes behind the end of the member."""
+        """Bytes after the end of the member."""
         ...
 
     def decompress(self, data: bytes, /) -> bytes:
@@ -242,7 +242,7 @@ def _zstd() -> tuple[Callable[[], Decompressor], type[Exception]]:
 
 
 def zstd_with(dictionary: bytes = b"") -> tuple[Callable[[], Decompressor], type[Exception]]:
-    """Return what `DECOMPRESSORS` returns for zstd, for data that was compressed with a dictionary."""
+    """Return the same as the zstd function in `DECOMPRESSORS`, but for data that was compressed with a dictionary."""
     import zstandard
 
     trained = zstandard.ZstdCompressionDict(dictionary) if dictionary else None
@@ -256,4 +256,5 @@ def _bzip2() -> tuple[Callable[[], Decompressor], type[Exception]]:
 
 
 DECOMPRESSORS = {".gz": _gzip, ".zst": _zstd, ".bz2": _bzip2}
-"""Functions by compression. Each returns a function that makes a decompressor, and the exception for damaged data."""
+"""Functions, keyed by the suffix of compressed files. Each function returns another function that makes a decompressor,
+and the type of the exception for damaged data."""

@@ -15,8 +15,8 @@ ADDED = "\u2026\u037e\u05c3\u0f0d\u0f0e\u0f0f\u0f10\u0f11"
 the strokes of Tibetan, which end clauses and sentences."""
 
 _SEPARATING = (range(0x500), range(0x2000, 0x2070), range(0x2E00, 0x2E80))
-"""Code points of the terminals of ASCII, Greek, General Punctuation and Supplemental Punctuation. They belong to
-scripts that always put a blank between two sentences."""
+"""Code points of the terminals of ASCII, Greek, General Punctuation and Supplemental Punctuation. These terminals
+belong to scripts that always put a blank between two sentences."""
 
 _INVISIBLE = "\u200e\u200f\ufe0e\ufe0f"
 """Marks of direction and of emoji, which may follow a terminal."""
@@ -29,18 +29,20 @@ class Terminals(NamedTuple):
     """Characters that end a sentence, and characters that may follow them."""
 
     spaced: str
-    """Terminals after which the next sentence begins with a blank, such as `.`, `?` and the ellipsis."""
+    """Terminals, such as `.`, `?` and the ellipsis, that end a sentence only if a blank follows."""
 
     own: str
     """Terminals of one script or of a few scripts, such as the full stops of Chinese, Hindi and Amharic. The next
     sentence may begin without a blank."""
 
     closing: str
-    """Closing quotation marks and brackets. Languages differ: English opens a quotation with the mark with which German
-    closes it. A mark that opens in some language is included."""
+    """Closing quotation marks and brackets. A mark is included if it closes quotations in any language, even if it
+    opens quotations in another language. For example, the mark that opens a quotation in English closes one in German.
+    """
 
     only_closing: str
-    """Members of `closing` that open a quotation in no language that writes without blanks."""
+    """Members of `closing`, without the marks that open a quotation in a language written without blanks, such as
+    Chinese."""
 
     @property
     def all(self) -> str:
@@ -83,5 +85,5 @@ def _trailing() -> str:
 
 
 def terminals_digest() -> str:
-    """Return a hash of all characters that this module knows. Versions of Unicode differ in them."""
+    """Return a hash of all characters that this module knows. These characters differ between versions of Unicode."""
     return hashlib.sha256("\n".join(terminals()).encode()).hexdigest()[:16]

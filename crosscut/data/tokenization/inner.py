@@ -1,4 +1,4 @@
-"""Reading of a `tokenizer.json`, or of BERT's `vocab.txt`, by the tokenizers library."""
+"""Reading of a `tokenizer.json`, or of BERT's `vocab.txt`, with the tokenizers library."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def read_inner(path: Path, *, setting: str = "data.tokenizer") -> tokenizers.Tokenizer:
-    """Read a `tokenizer.json` as the library's own object, or a `vocab.txt` (a file that ends in `.txt`). Raises
-    `DataError` if the file is invalid. `setting` is the name of the option that holds the path, for messages.
+    """Read a `tokenizer.json`, or a `vocab.txt` (any file that ends in `.txt`), as an object of the tokenizers library.
+    Raises `DataError` if the file is invalid. `setting` is the name of the option that holds the path, for messages.
     """
     import tokenizers
 

@@ -60,7 +60,9 @@ def special_tokens(inner: tokenizers.Tokenizer, *, name: str) -> SpecialTokens:
 
 
 def names_of_special_tokens(inner: tokenizers.Tokenizer) -> dict[str, str]:
-    """Names of the special tokens by the keys of a `tokenizer_config.json`. Empty unless the tokenizer has them all."""
+    """Names of the special tokens, with the keys of a `tokenizer_config.json`. Empty unless the tokenizer has all of
+    these tokens.
+    """
     try:
         ids = special_tokens(inner, name="")
     except DataError:

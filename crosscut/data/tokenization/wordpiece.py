@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     import tokenizers
 
 VOCABULARY_SUFFIX = ".txt"
-"""Ending of a file that lists a vocabulary, one entry a line. Its line numbers, from 0, are the ids."""
+"""Suffix of a file that lists a vocabulary, one entry per line. The line numbers, counted from 0, are the ids."""
 
 PADDING, UNKNOWN, BEGIN, SEPARATOR, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-"""Special tokens of BERT, in the order in which a trained vocabulary begins."""
+"""Special tokens of BERT. They are the first entries of a trained vocabulary, in this order."""
 
 CONTINUATION = "##"
 """Prefix of an entry that continues a word."""
@@ -69,7 +69,7 @@ def train_wordpiece(texts: Iterable[str], *, vocab_size: int) -> tokenizers.Toke
 
 
 def _count_words(texts: Iterable[str], inner: tokenizers.Tokenizer) -> Counter[str]:
-    """Count the normalized words between blanks, with the punctuation that they contain."""
+    """Count the normalized words. Words are separated by blanks, and include their punctuation."""
     assert inner.normalizer is not None
     raw: Counter[str] = Counter()
     for text in texts:

@@ -175,7 +175,9 @@ def test_corpus_without_text_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text("\n")
     path = tmp_path / "a.txt"
     blank = f"(files: 2, first file: `{path}`)"
-    check_message(tmp_path, f"The corpus must hold text, but all documents are blank {blank}. Name files with text.")
+    check_message(
+        tmp_path, f"The corpus must hold text, but all documents are blank {blank}. Name files that contain text."
+    )
 
 
 @pytest.mark.parametrize("chunk", [3, 64 * 1024])
