@@ -1,5 +1,5 @@
 """Arguments that several commands share: the run's file with its overrides, options that name a file to write, and the
-options `--device`, `--precision` and `--last-weights`.
+options `--device`, `--precision`, `--last-weights` and `--adapter`.
 """
 
 import re
@@ -92,8 +92,8 @@ def _read_arguments(context: click.Context, _argument: click.Parameter, words: t
 
 
 def run_from(arguments: tuple[str, ...], *, layout: Layout | None = None) -> RunConfig:
-    """Load the run that the arguments describe. Without a file, this is the demo that comes with Crosscut. If there is
-    no file but the arguments name data, only the recipe and the model come from the demo. A given `layout` replaces the
+    """Load the run that the arguments describe. Without a file, load the demo that comes with Crosscut. If there is no
+    file but the arguments name data, only the recipe and the model come from the demo. A given `layout` replaces the
     layout of the run. Raises `ConfigError` or `LayoutError` for an invalid run.
     """
     if has_file(arguments):

@@ -123,7 +123,7 @@ def export(place: str, out: str, max_file_size: str, last_weights: bool, adapter
 )
 @click.argument("place")
 @click.argument("out")
-@click.option("--base", default="", help="Name or folder of the base model, to write to PEFT's config.")
+@click.option("--base", default="", help="Name or folder of the base model, to record in PEFT's config.")
 @last_weights_option
 def adapter(place: str, out: str, base: str, last_weights: bool) -> None:
     """Export the adapters of a run."""

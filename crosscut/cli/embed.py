@@ -25,7 +25,7 @@ from crosscut.cli.arguments import device_option, last_weights_option, naming_op
 @last_weights_option
 @naming_options({"layout.tensor": "--tensor", "batch_size": "--batch-size", "max_tokens": "--max-tokens"})
 def embed(place: str, file: Path | None, texts: tuple[str, ...], **options: Any) -> None:
-    """Print the embedding of each line of FILE with the encoder at PLACE.
+    """Print an embedding of each line of FILE, from the encoder at PLACE.
 
     PLACE is a Hugging Face folder of a BERT, such as all-MiniLM-L6-v2. Without FILE and --text, the command reads lines
     from standard input. Each embedding is a line of JSON: a list of numbers whose squares sum to 1. The dot product of

@@ -19,15 +19,15 @@ from crosscut.cli.arguments import (
 from crosscut.config import ConfigError
 
 _TASKS = {
-    "mnli": "whether a sentence follows from another one",
-    "qqp": "whether two questions mean the same",
-    "sst-2": "whether a sentence is positive",
-    "rte": "whether a sentence follows from a text",
-    "cola": "whether a sentence is grammatical",
-    "qnli": "whether a sentence answers a question",
-    "squad": "questions about a text, SQuAD 1.1 or 2.0",
-    "race": "questions about a text with four options",
-    "table": "your own classes, from a .tsv or .jsonl file with named columns",
+    "mnli": "classify whether a sentence follows from another sentence",
+    "qqp": "classify whether two questions mean the same thing",
+    "sst-2": "classify whether a sentence is positive",
+    "rte": "classify whether a sentence follows from a text",
+    "cola": "classify whether a sentence is grammatical",
+    "qnli": "classify whether a sentence answers a question",
+    "squad": "answer questions about a text (SQuAD 1.1 or 2.0)",
+    "race": "answer four-option multiple-choice questions about a text",
+    "table": "classify texts with your own labels, from a .tsv or .jsonl file with named columns",
 }
 """Tasks with their descriptions."""
 
@@ -83,9 +83,9 @@ def finetune() -> None:
 def chat(options: ChatOptions) -> None:
     """Fine-tune a model on conversations.
 
-    Each line of a FILE is a JSON object with `messages`, in OpenAI's format. The loss covers the answers of the
-    assistant only. The model's own chat template turns the messages into tokens. Settings of a run, such as
-    layout.tensor=2 or training.batch_size=16, replace the defaults (docs/finetuning.md).
+    Each line of a FILE is a JSON object with `messages`, in OpenAI's format. The loss covers only the assistant's
+    answers. The model's own chat template turns the messages into tokens. Settings of a run, such as layout.tensor=2 or
+    training.batch_size=16, replace the defaults (docs/finetuning.md).
     """
     if not options.resume and not (options.files and options.model):
         given = "no file" if options.model else "no `--model`" if options.files else "neither"
@@ -144,14 +144,16 @@ class TaskOptions:
         return {"train": self.train, "dev": self.dev, "test": self.test}
 
     def check(self, task: str) -> None:
-        """Raise `ConfigError` unless a new run has a model and examples, and the numbers are in their ranges."""
+        """Raise `ConfigError` for a missing or wrong option. A new run needs `--model`, the task `table` needs `--text`
+        and `--label`, and `--seeds` has a minimum. A resumed run must not have options that it reads from its folder.
+        """
         if self.resume:
             self._check_resumed()
             return
         if not self.model:
             raise ConfigError(
-                f"`finetune {task}` must be given `--model`, but none is given. Name a Hugging Face folder or a run, "
-                "or pass --resume."
+                f"`finetune {task}` must be given `--model`, but no model is given. Name a Hugging Face folder or a "
+                "run, or pass --resume."
             )
         if self.seeds < 1:
             raise ConfigError(f"`--seeds` must be at least 1, but is {self.seeds}. Try 5.")
@@ -174,8 +176,8 @@ class TaskOptions:
         }
         if named := next((name for name, is_given in given.items() if is_given), ""):
             raise ConfigError(
-                f"`{named}` must not be given with `--resume`, but is given. The run's folder already has this "
-                f"value. Remove `{named}`. Settings such as layout.tensor=2 may change."
+                f"`{named}` must not be given with `--resume`, but is given. The run's folder already holds this "
+                f"value. Remove `{named}`. You can still change settings such as layout.tensor=2."
             )
 
 
@@ -201,11 +203,11 @@ def predict(run: str, file: Path, **options: Any) -> None:
 _COMMON = (
     click.option("--model", default="", metavar="PLACE", help="Hugging Face folder, run or checkpoint to start from."),
     click.option("--output", default="", metavar="FOLDER", help="Folder of the run.  [default: runs/TASK]"),
-    click.option("--data", default="", metavar="FOLDER", help="Folder with the files of the task as published."),
+    click.option("--data", default="", metavar="FOLDER", help="Folder with the published files of the task."),
     click.option("--train", default="", metavar="FILE", help="Examples to train on, instead of those in --data."),
-    click.option("--dev", default="", metavar="FILE", help="Examples by which the best checkpoint is chosen."),
+    click.option("--dev", default="", metavar="FILE", help="Examples that decide which checkpoint is the best."),
     click.option("--test", default="", metavar="FILE", help="Examples on which the best checkpoint is scored."),
-    click.option("--seeds", default=1, show_default=True, help="Number of runs, each with another seed."),
+    click.option("--seeds", default=1, show_default=True, help="Number of runs, each with a different seed."),
     click.option("--ensemble", is_flag=True, help="Also score the mean of the runs' probabilities."),
     click.option("--epochs", type=float, help="Number of times that all examples are read.  [default: 3]"),
     click.option("--warmup", type=float, help="Warm-up as a fraction of all steps.  [default: 0.06]"),
@@ -216,13 +218,15 @@ _LONG = click.option(
     type=click.Choice(["cut", "drop", "refuse"]),
     default="cut",
     show_default=True,
-    help="Examples that are too long: cut them, leave them out of the training, or end with an error.",
+    help="For examples that are too long: cut them, leave them out of the training, or stop with an error.",
 )
 _OF_SPANS = (
     click.option(
         "--stride", default=128, show_default=True, help="Number of tokens that successive windows of a text share."
     ),
-    click.option("--threshold", default=0.0, help='Margin by which "no answer" must score higher than any answer.'),
+    click.option(
+        "--threshold", default=0.0, help='Margin by which "no answer" must score higher than the best answer.'
+    ),
 )
 _OF_TABLES = (
     click.option("--text", default="", metavar="COLUMN", help="Column of the text, or of the first of two texts."),

@@ -43,7 +43,7 @@ _USUAL_TOP_K = 50
 @click.option(
     "--top-k",
     type=int,
-    help="Sample from the k likeliest tokens; 0 is no limit. With a BERT: number of words to print per mask.  "
+    help="Sample from the k likeliest tokens; 0 means no limit. With a BERT: number of words to print per mask.  "
     "[default: 50; with a BERT: 5]",
 )
 @click.option(

@@ -171,5 +171,5 @@ def _fail(error: BaseException, status: int, message: str, *, begin: str = "cros
 
 
 def _shortened(message: str) -> str:
-    """Message in which very long words, such as a path of 100,000 characters, are cut off."""
+    """Shorten very long words in a message, such as a path of 100,000 characters."""
     return _LONG_WORD.sub(r"\1...\2", message)

@@ -22,8 +22,8 @@ def prepare(arguments: tuple[str, ...], explain: str | None, as_json: bool) -> N
     """Make token shards from raw text.
 
     With CORPUS.toml (a file with [[sources]]), the command reads the text, cleans it, removes duplicates and passages
-    of test sets, and tokenizes the rest. A report shows how many documents each stage dropped, and why. A command that
-    is started again continues where it stopped, and repeats only the stages that a changed setting affects.
+    of test sets, and tokenizes the rest. A report shows how many documents each stage dropped, and why. If you start
+    the command again, it continues where it stopped, and repeats only the stages that a changed setting affects.
 
     With RUN.toml, the command only tokenizes the run's text. `crosscut train` also does this if the tokens do not
     exist. On a cluster, prepare the tokens first.

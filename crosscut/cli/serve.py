@@ -53,7 +53,7 @@ def serve(place: str, **options: Any) -> None:
     """Serve the model at PLACE to OpenAI clients and browsers.
 
     PLACE is a run's folder (its newest checkpoint is served), one checkpoint, or a Hugging Face folder. A model that
-    predicts the next token completes texts and chats; an encoder embeds texts.
+    predicts the next token serves completions and chats. An encoder serves embeddings.
     """
     _require_packages()
     # OpenMP reads this variable when PyTorch is imported. By default, a thread that waits for another thread spins for

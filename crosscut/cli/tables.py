@@ -85,8 +85,8 @@ def _table(*columns: str | tuple[str, str]) -> Table:
 
 @contextmanager
 def counting(description: str, *, shown: bool) -> Iterator[Callable[[str], None]]:
-    """Show a progress line on the error stream that names the current item, such as a tensor. The context yields a
-    function that sets the name of the current item.
+    """Show a progress line on the error stream. The line names the current item, such as a tensor. The context yields a
+    function that sets this name.
     """
     console = new_console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())

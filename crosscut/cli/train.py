@@ -37,8 +37,9 @@ class _TrainCommand(RunCommand):
 @click.option(
     "--profile",
     is_flag=True,
-    help="Profile three steps after two warm-up steps, then continue training. The run's folder gets a trace for "
-    "ui.perfetto.dev, the shares of compute, communication and idle time, the slowest operators, and the memory peak.",
+    help="Profile three steps after two warm-up steps, then continue training. Write to the run's folder a "
+    "trace for ui.perfetto.dev, the shares of compute, communication and idle time, the slowest operators, and the "
+    "memory peak.",
 )
 def train(arguments: tuple[str, ...], resume: Literal["newest", "auto"] | None, profile: bool) -> None:
     """Train a model from raw text or token shards.

@@ -28,8 +28,8 @@ from crosscut.config.system.terminal import echo
     type=click.Choice([str(precision) for precision in PRECISIONS]),
     default="float64",
     show_default=True,
-    help="Precision of the verified step, instead of the run's precision. Only float64 is a proof. The other "
-    "precisions find only larger errors.",
+    help="Precision of the verified step, instead of the run's precision. Only float64 gives a proof. The "
+    "other precisions find only larger errors.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the reports as JSON.")
 def verify(
@@ -44,10 +44,10 @@ def verify(
 
     The command runs one training step of the run's model in one process, and the same step on the layout. The command
     compares every module's output and gradient, every parameter's gradient and update, the replicas on all ranks, the
-    random numbers, and the messages. The report names the first module that differs, and the exit status is 1 unless
-    everything agrees. No data is needed. The last lines of the report list the options of the run that the step covered
-    (such as recomputation, offload and accumulation) and the options that the step did not cover (such as the run's
-    precision and compiled layers).
+    random numbers, and the messages. The report names the first module that differs, and the exit status is 1 if
+    anything differs. The command needs no data. The last lines of the report list the options of the run that the step
+    covered (such as recomputation, offload and accumulation) and the options that the step did not cover (such as the
+    run's precision and compiled layers).
     """
     asked = [load_layout(text) for text in layouts]
     run = _load(arguments, needs_layout=not asked)
@@ -70,7 +70,7 @@ def verify(
 
 
 def _load(arguments: tuple[str, ...], *, needs_layout: bool) -> RunConfig:
-    """Load the run. If the run's own layout is invalid but not needed, load the run with a layout of one rank."""
+    """Load the run. If the run's own layout is not needed and is invalid, load the run with a layout of one rank."""
     try:
         return run_from(arguments)
     except ConfigError:

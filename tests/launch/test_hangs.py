@@ -262,6 +262,6 @@ def test_a_hang_has_one_report_though_it_is_told_again(ranks: RankPool, tmp_path
 def test_the_doctor_needs_records(tmp_path: Path):
     error = CliRunner().invoke(doctor, ["--attach", str(tmp_path)]).exception
     assert str(error) == (
-        f"`--attach` must name the folder of a run that trains now, but `{tmp_path}` has no records of ranks (in "
+        f"`--attach` must name the folder of a run that is training, but `{tmp_path}` has no records of ranks (in "
         f"`{tmp_path}/watch`). Check the path. A run that has ended has no records."
     )

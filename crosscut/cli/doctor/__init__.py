@@ -1,1 +1,1 @@
-"""`crosscut doctor`: what the ranks of a run do now."""
+"""`crosscut doctor`: report what the ranks of a run are doing now."""

@@ -9,7 +9,8 @@ from crosscut.config import ConfigError
 from crosscut.config.system.terminal import echo
 
 _LATE = 15.0
-"""Seconds after which a thread that watches over its rank, and runs every second, does not answer."""
+"""A rank counts as not answering if its monitoring thread, which normally runs every second, has not run for this many
+seconds."""
 
 
 @click.command()
@@ -19,15 +20,15 @@ _LATE = 15.0
     required=True,
     type=click.Path(path_type=Path),
     metavar="RUN",
-    help="Folder of a run that is running, or that was killed.",
+    help="Folder of a run that is training, or that was killed.",
 )
 def doctor(run: Path) -> None:
     """Explain what every rank of a run is doing now.
 
-    The command reads the records that the ranks keep of their messages and of their position in the program. The report
-    names the ranks that did not arrive at a collective, the collective, and the ranks that wait (docs/hangs.md). The
-    command does not disturb the run, and also works while a rank is stopped. Ranks on other machines are seen as they
-    were up to five seconds ago.
+    The command reads the records that the ranks keep of their messages and of their position in the program. If ranks
+    wait in a collective, the report names the collective, the ranks that have not reached it, and the ranks that are
+    waiting for them (docs/hangs.md). The command does not disturb the run, and also works while a rank is stopped. The
+    state of ranks on other machines may be up to five seconds old.
     """
     from crosscut.flight.reading import FOLDER, is_here, outside_stack, read_records, read_statuses, read_traces
     from crosscut.flight.record import Word
@@ -37,7 +38,7 @@ def doctor(run: Path) -> None:
     records = read_records(folder)
     if not records:
         raise ConfigError(
-            f"`--attach` must name the folder of a run that trains now, but `{run}` has no records of ranks (in "
+            f"`--attach` must name the folder of a run that is training, but `{run}` has no records of ranks (in "
             f"`{folder}`). Check the path. A run that has ended has no records."
         )
     now = time.monotonic_ns()

@@ -1,4 +1,4 @@
-"""Run and device that the user gives to `crosscut plan`. The run comes from a file or from a preset."""
+"""The run and the device that the user names for `crosscut plan`. The run comes from a file or from a preset."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -56,7 +56,8 @@ def calibration(calibrate: Path) -> None:
     "--dry-run",
     is_flag=True,
     expose_value=False,
-    help="Run a real step of one rank on tensors without data. Print the memory, FLOPs and messages of the step.",
+    help="Run the actual code of one rank's step on tensors that hold no data. Print the memory, FLOPs and messages of "
+    "the step.",
 )
 @click.option(
     "--layout", metavar="tensor=8,data=64", help="With --dry-run: use this layout instead of the run's own layout."
@@ -70,7 +71,7 @@ def calibration(calibrate: Path) -> None:
 )
 @gathered(DryRunOptions)
 def dry_run(options: DryRunOptions) -> None:
-    """Run a real step of one rank of any layout on tensors without data.
+    """Run the actual code of one rank's step, in any layout, on tensors that hold no data.
 
     The command prints the memory, FLOPs and messages of the step next to the planner's forecast. docs/dry-run.md
     explains the figures.

@@ -28,8 +28,8 @@ class DryRunOptions:
 
 
 def show_dry_run(options: DryRunOptions) -> None:
-    """Run a step of one rank on tensors without data. Print the memory, FLOPs and messages of the step next to the
-    planner's forecast.
+    """Run the code of one rank's step on tensors that hold no data. Print the memory, FLOPs and messages of the step
+    next to the planner's forecast.
     """
     from crosscut.planner.search import require_device
     from crosscut.rehearsal import print_rehearsal, rehearse, to_json

@@ -1,4 +1,4 @@
-"""Table of the fastest layouts that `crosscut plan` prints, with the meaning of each column and of each value."""
+"""Table of the fastest layouts in the output of `crosscut plan`, with the meaning of each column and of each value."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple

@@ -16,7 +16,7 @@ ASKED = ("{tables}", "--model", "{bert}")
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
-        (("{tables}",), ConfigError, "`finetune table` must be given `--model`, but none is given"),
+        (("{tables}",), ConfigError, "`finetune table` must be given `--model`, but no model is given"),
         (("{tables}", "--model", "{folder}/none"), ConfigError, "must be a run's folder, a checkpoint or a Hugging"),
         ((*ASKED, "--seeds", "0"), ConfigError, "`--seeds` must be at least 1, but is 0"),
         ((*ASKED, "--ensemble"), ConfigError, "`--seeds` must be at least 2 with `--ensemble`, but is 1"),
