@@ -44,7 +44,7 @@ class AxisRow:
     name: str
     option: str
     """Field of `Layout` that sets the size of the axis. Several axes can share a field. The value of the field is then
-    the product of their sizes."""
+    the product of the axes' sizes."""
     shares: str
     """Phrase for messages and documentation: the thing that the ranks along the axis share."""
     role: Role
@@ -122,9 +122,9 @@ def role_of(name: str) -> Role:
 
 
 def arrangements(num_ranks: int) -> Iterator[dict[str, int]]:
-    """Yield all ways to arrange `num_ranks` ranks along the planned axes. Each result maps the fields of `Layout` to
-    sizes whose product is `num_ranks`. In a result, the innermost axis comes first. The results are in ascending order
-    of the innermost axis's size.
+    """Yield all ways to arrange `num_ranks` ranks along the axes for which `crosscut plan` proposes sizes. Each result
+    maps the fields of `Layout` to sizes whose product is `num_ranks`. In a result, the innermost axis comes first. The
+    results are in ascending order of the innermost axis's size.
     """
     options = [name for name, (row, *_) in OPTIONS.items() if row.is_supported and row.is_planned and not row.is_folded]
     return _arranged(num_ranks, options[::-1])

@@ -21,8 +21,8 @@ CHAT_FOLDER = "chat"
 """Folder with the packed conversations, inside the folder of a `crosscut finetune chat` run."""
 
 INITIAL_FOLDER = "initial"
-"""Folder, inside the run's folder, of a run that starts from a published model. It holds the model's files except the
-weights."""
+"""Name of a folder inside the run's folder. If the run starts from a published model, this folder holds the model's
+files except the weights."""
 
 LOOK = Path(__file__).parent / "look.css"
 """Style sheet of all HTML pages."""
@@ -94,10 +94,10 @@ def takes_shared_heads(
 ) -> bool:
     """Whether a GPU's attention kernel accepts fewer key and value heads than query heads.
 
-    Only FlashAttention accepts fewer heads. FlashAttention needs a 2-byte element type (`compute`, by torch's name),
-    compute capability 8.0 (Ampere) or newer, and a head size of at most 256, and accepts no mask (`masked`). GPUs with
-    less shared memory (8.6 to 8.9 and 12.x) support head sizes above 192 only in part. In all other cases except
-    float64, PyTorch uses its memory-efficient kernel, which requires equal numbers of heads (up to PyTorch 2.13:
+    Only FlashAttention accepts fewer heads. FlashAttention needs a 2-byte element type (`compute`, torch's name of the
+    type), compute capability 8.0 (Ampere) or newer, and a head size of at most 256, and accepts no mask (`masked`).
+    GPUs with less shared memory (8.6 to 8.9 and 12.x) support head sizes above 192 only in part. In all other cases
+    except float64, PyTorch uses its memory-efficient kernel, which requires equal numbers of heads (up to PyTorch 2.13:
     `can_use_mem_efficient_attention`). For this kernel, the keys and values are repeated. Otherwise, PyTorch would use
     a kernel that keeps all scores in memory.
     """

@@ -43,9 +43,9 @@ class DataConfig:
     """Text or tokens on which the run trains (paper, section 4.1.3)."""
 
     text: tuple[str, ...] = ()
-    """Raw text to train on: files, folders or globs of .txt, .jsonl or .parquet, also as .gz and .zst.
-    `builtin:state-of-the-union` is the corpus that comes with Crosscut. Leave `text` empty if `tokens` already holds
-    shards."""
+    """Raw text to train on: .txt, .jsonl and .parquet files, folders of these files, or globs. Files in .txt and .jsonl
+    may be compressed (.gz or .zst). `builtin:state-of-the-union` is the corpus that comes with Crosscut. Leave `text`
+    empty if `tokens` already holds shards."""
 
     tokens: str = ""
     """Folder of token shards. If the folder does not exist, it is created from `text`. Empty means `tokens` in the
@@ -53,7 +53,7 @@ class DataConfig:
 
     mixture: tuple[MixedFolder, ...] = ()
     """List of token folders to train on together, as sections `[[data.mixture]]` with the keys `folder` and `weight`
-    (docs/data.md). All folders must have the same tokenizer. `text` and `tokens` must then be empty."""
+    (docs/data.md). All folders must have the same tokenizer. With a mixture, `text` and `tokens` must be empty."""
 
     tokenizer: str = ""
     """Path of a `tokenizer.json`, or of BERT's `vocab.txt`. If empty, a tokenizer is trained on `text`: a byte-level

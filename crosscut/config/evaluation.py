@@ -133,6 +133,7 @@ class EvaluationConfig:
 
     def own_stride(self, window: int) -> int:
         """Stride of `text` in tokens, for windows of `window` tokens. By default, the stride is half a window. Each
-        token is then read twice, and when it is scored, at least half a window of earlier tokens precedes it.
+        token is then read twice. Except in the first window, at least half a window of earlier tokens precedes every
+        scored token.
         """
         return self.overlap or max(1, window // 2)

@@ -91,8 +91,8 @@ class Layout:
     """
 
     stages: tuple[int, ...] = ()
-    """Number of layers of each pipeline stage, in the order of the layers. Empty lets Crosscut cut the layers so that
-    all stages take about the same time, including the embedding and the loss.
+    """Number of layers of each pipeline stage, in the order of the layers. If the list is empty, Crosscut cuts the
+    layers so that all stages take about the same time, including the embedding and the loss.
     """
 
     expert: int = 1
@@ -238,7 +238,7 @@ class Layout:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Number of ranks along each axis of `AXES`, by the axis's name, outermost first."""
+        """Number of ranks along each axis of `AXES`, keyed by the axis's name, outermost first."""
         parts = {"replica": self.data // self._data_of_copy, "shard": self._data_of_copy}
         return {row.name: parts.get(row.name) or getattr(self, row.option) for row in AXES}
 
@@ -264,7 +264,7 @@ class Layout:
 
     @property
     def mesh_axes(self) -> dict[str, int]:
-        """Number of ranks along each axis of the device mesh, by name, outermost first.
+        """Number of ranks along each axis of the device mesh, keyed by the axis's name, outermost first.
 
         The mesh has the axes in use (see `axes`). If both `replica` and `shard` have several ranks, these two axes take
         the place of `data`.
@@ -304,8 +304,8 @@ class Layout:
         return tuple(dict.fromkeys(row.name if row.name in mesh else row.option for row in rows))
 
     def place_of(self, rank: int) -> dict[str, int]:
-        """Position of a rank along each axis of `AXES`, by the axis's name, outermost first. Axes that reuse the ranks
-        of other axes are left out.
+        """Position of a rank along each axis of `AXES`, keyed by the axis's name, outermost first. Axes that reuse the
+        ranks of other axes are left out.
         """
         sizes, place = self.sizes, {}
         for row in reversed(AXES):
@@ -326,8 +326,8 @@ class Layout:
 
     @cached_property
     def _strides(self) -> dict[str, int]:
-        """Strides by axis and by field of `Layout`. A field with several axes has the stride of the innermost of these
-        axes.
+        """Strides, keyed by axis and by field of `Layout`. A field with several axes has the stride of the innermost of
+        these axes.
         """
         strides: dict[str, int] = {}
         inside, sizes = 1, self.sizes

@@ -107,7 +107,8 @@ class TrainingConfig:
     initial_spread: InitialSpread = InitialSpread.PAPER
     """Standard deviation of the initial weights of matrices and embeddings: `paper` is always 0.02; `fan_in` is 1 /
     sqrt(number of inputs). An embedding has one input, or `model.hidden_size` inputs if it is also the output
-    projection. In both cases, matrices before a residual sum are divided by sqrt(2 `model.num_layers`)."""
+    projection. In both cases, the initial weights of matrices before a residual sum are divided by sqrt(2
+    `model.num_layers`)."""
 
     zero_initial_outputs: bool = False
     """Whether the output projections of attention and of the MLP start at zero, so that at first each layer returns its

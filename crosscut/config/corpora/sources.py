@@ -99,7 +99,7 @@ class HtmlConfig:
 
     site_boilerplate: bool = True
     """Whether to remove repeated lines, such as menus and footers, from the beginning and end of pages. A line is
-    removed if at least half of the pages in the same folder of a site have it. This also applies to `wet` sources
+    removed if at least half of the pages in the same folder of a site have it there. This also applies to `wet` sources
     (docs/corpus-text.md)."""
 
     def __post_init__(self) -> None:
@@ -114,7 +114,7 @@ class IngestConfig:
 
     max_rejects: float = 0.01
     """Maximum share of each source that may be unreadable, at least 0 and below 1. The run stops if a larger share of
-    the records of a source is rejected, or if damage loses a larger share of its bytes."""
+    the records of a source is rejected, or if a larger share of the source's bytes is lost to damage."""
 
     max_damaged_files: int = 0
     """Maximum number of damaged files in the corpus. A damaged file cannot be read at all, or not to its end:

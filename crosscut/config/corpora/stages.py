@@ -64,7 +64,7 @@ class CleaningConfig:
 
     fix_encoding: bool = True
     """Whether to repair mojibake, which is text that was decoded with a wrong charset. Also repairs the control
-    characters of Latin-1, and replaces halves of surrogate pairs by U+FFFD."""
+    characters of Latin-1, and replaces halves of surrogate pairs with U+FFFD."""
 
     unescape_html: bool = True
     """Whether to decode HTML entities such as `&amp;`. The decoding of a text stops at its first line that contains a
@@ -78,15 +78,15 @@ class CleaningConfig:
     """Whether to remove control characters that do not affect the text, and the colour codes of terminals."""
 
     fix_character_width: bool = False
-    """Whether to replace full-width letters, digits and punctuation by ASCII, and half-width katakana and hangul by
+    """Whether to replace full-width letters, digits and punctuation with ASCII, and half-width katakana and hangul with
     full-width characters. Chinese, Japanese and Korean are written with full-width punctuation."""
 
     fix_latin_ligatures: bool = False
-    """Whether to replace ligatures by their letters. Texts from PDF files contain ligatures such as `\ufb01`. The
+    """Whether to replace ligatures with their letters. Texts from PDF files contain ligatures such as `\ufb01`. The
     letters \u0133 of Dutch and \u01c6 of Croatian are replaced, too."""
 
     uncurl_quotes: bool = False
-    """Whether to replace curly quotation marks and apostrophes by straight ones."""
+    """Whether to replace curly quotation marks and apostrophes with straight ones."""
 
     normalization: Normalization = Normalization.NONE
     """Unicode normalization: `none`, or `NFC`, which composes letters and their accents. NFC changes letters in
@@ -262,7 +262,7 @@ class EngineConfig:
     this machine."""
 
     workers: int = 0
-    """Number of tasks that run at the same time. 0 means one task per core: of this machine, or of the whole Ray
+    """Number of tasks that run at the same time. 0 means one task per core of this machine or, with Ray, of the whole
     cluster. On this machine, at most 32 tasks per core are allowed."""
 
     def __post_init__(self) -> None:

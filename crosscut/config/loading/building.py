@@ -144,7 +144,7 @@ class Builder:
         return missing
 
     def _stand_in(self, key: str, values: dict[str, Any]) -> None:
-        """Replace a missing or wrong size of the model by a stand-in, a value with which the other fields can be
+        """Replace a missing or wrong size of the model with a stand-in, a value with which the other fields can be
         checked.
 
         The user did not give this value, so mistakes that name the size, or a size that is computed from it, are not
@@ -168,7 +168,7 @@ class Builder:
                     return None
 
     def _leave_out(self, kind: type, values: dict[str, Any], names: Iterable[str], path: str) -> bool:
-        """Find the first key of `names` that the user gave, and replace its value by the default. A size of the model
+        """Find the first key of `names` that the user gave, and replace its value with the default. A size of the model
         without a default gets a stand-in. Returns whether a value was replaced.
 
         `values` holds the values of a section or, at the top level, whole sections.
@@ -195,7 +195,7 @@ class Builder:
         if isinstance(kind, type) and issubclass(kind, Choice):
             if not isinstance(value, str):
                 require_one_of(name, value, kind)
-            return self._convert(str, value, name, place)  # the dataclass replaces the string by a member
+            return self._convert(str, value, name, place)  # the dataclass replaces the string with a member
         if isinstance(value, Override):
             plain = value.parsed()
             value = str(value) if kind is str and not isinstance(plain, str) else plain  # a title 1984 stays a string

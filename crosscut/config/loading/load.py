@@ -63,8 +63,8 @@ def load_corpus(
     source: Path | Mapping[str, Any], overrides: Iterable[str] = (), *, tell: Callable[[str], None] | None = None
 ) -> CorpusConfig:
     """Load a corpus from a TOML file or a parsed table, with overrides as in `load_run`. Overrides cannot change the
-    sources. For each key that newer keys have replaced, `tell` is called with a line for the user. Raises `ConfigError`
-    with all mistakes.
+    sources. For each given key that newer keys have replaced, `tell` is called with a line for the user. Raises
+    `ConfigError` with all mistakes.
     """
     table, mistakes = _read(source, keys_of(CorpusConfig))
     _override(table, overrides, mistakes)
@@ -220,7 +220,7 @@ def _apply(table: Table, name: str, text: str, mistakes: Mistakes) -> None:
 
 
 def _expand_preset(table: Table, mistakes: Mistakes) -> str:
-    """Replace `model.preset` by the settings of the model. Returns the name of the preset, or an empty string.
+    """Replace `model.preset` with the settings of the model. Returns the name of the preset, or an empty string.
 
     A misspelt name is recorded as a mistake. The most similar preset is used in its place, so that the other settings
     are checked. If no preset is similar, the settings that every preset gives are unknown. Errors that name one of
@@ -254,8 +254,8 @@ _LENGTHENING = {
     "rotary_original_length",
     "rotary_attention_factor",
 }
-"""Further settings that a run may choose if the published model has rotary positions and no sliding window. They let
-the model read longer sequences, and do not change the shape of any weight."""
+"""Further settings that a run may choose if the published model has rotary positions and no sliding window. These
+settings let the model read longer sequences, and do not change the shape of any weight."""
 
 
 def _expand_published(table: Table, mistakes: Mistakes) -> None:

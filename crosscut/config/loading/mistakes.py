@@ -78,8 +78,8 @@ class Mistakes:
         return f"{self._file}:{line}: {message}" if line else message
 
     def _line(self, names: list[str]) -> int | None:
-        """Line number of the first of `names` that the file contains. If the file contains none, the line number of the
-        first name's section. None if the command line sets an earlier name.
+        """Return the line number of the first of `names` that the file contains or, if the file contains none of them,
+        of the section of the first name. None if the command line sets a name that comes earlier in `names`.
         """
         if self._file is None:
             return None

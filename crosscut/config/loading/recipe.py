@@ -23,7 +23,7 @@ keys."""
 
 
 def expand_recipe(table: dict[str, Any], preset: str, mistakes: Mistakes) -> None:
-    """Replace the key `recipe` by the recipe's settings, except those that the run gives. If the key is missing,
+    """Replace the key `recipe` with the recipe's settings, except those that the run gives. If the key is missing,
     `default_recipe` chooses a recipe for the model. `preset` is the name of the model's preset, or empty.
 
     For some settings, the recipe gives only a maximum, and a run with few steps, short sequences or a low learning rate

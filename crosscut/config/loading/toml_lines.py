@@ -18,7 +18,7 @@ _DEPTHS = {"[": 1, "{": 1, "]": -1, "}": -1}
 
 
 def key_lines(text: str) -> dict[str, int]:
-    """Line number, counted from 1, of each section and each key in a valid TOML file, by dotted name.
+    """Line number, counted from 1, of each section and each key in a valid TOML file, keyed by dotted name.
 
     The items of an array of tables are numbered from 0, as in `sources.0.name`. The keys of an inline table are left
     out.

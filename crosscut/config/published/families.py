@@ -14,12 +14,12 @@ class Family:
     model_type: str
     architecture: str
     keys: Mapping[str, str]
-    """Keys in the family's `config.json`, by the name of the field in `ModelConfig`."""
+    """Mapping from the name of a field in `ModelConfig` to the field's key in the family's `config.json`."""
     fixed: Mapping[str, Any]
     """Fields of `ModelConfig` that have the same value in all models of the family."""
     defaults: Mapping[str, Any]
-    """Values of fields for which a file omits the key, if the family's default differs from the default of
-    `ModelConfig`."""
+    """Default values of the family that differ from the defaults of `ModelConfig`. A default applies if a file omits
+    the key of the field."""
     required: Mapping[str, tuple[Any, ...]]
     """Other keys that change the computation, with the values that Crosscut supports. The first value applies if a file
     omits the key."""
@@ -63,7 +63,7 @@ _PLAIN = {
     "embedding_norm": False,
     SOFT_CAP_FIELD: 0.0,
 }
-"""Settings that few families support, with the values that switch them off."""
+"""Settings that few families support, with their values in all other families."""
 _LLAMA_FIXED = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "qk_norm": False, **_PLAIN}
 _LLAMA_DEFAULTS = {"norm_epsilon": 1e-6, "tied": False, "dropout": 0.0}
 _LLAMA_REQUIRED = {"hidden_act": ("silu",), "quantization_config": (None,)}

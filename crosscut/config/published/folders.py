@@ -245,7 +245,7 @@ def _labels(table: PublishedTable) -> tuple[str, ...]:
 
 
 def _architecture(family: Family, model: ModelConfig) -> str:
-    """Architecture of a family with the heads of a model."""
+    """Name of the family's architecture that has the same heads as a model."""
     for architecture, fields in family.heads.items():
         if all(getattr(model, name) == value for name, value in fields.items()):
             return architecture

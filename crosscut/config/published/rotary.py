@@ -52,8 +52,8 @@ def rotary_fields(table: PublishedTable, longest: int | None) -> dict[str, Any]:
 
 
 def rotary_keys(model: ModelConfig, longest_key: str) -> dict[str, Any]:
-    """Keys of a `config.json` for the rotary positions of a model. `longest_key` names the maximum sequence length;
-    with dynamic scaling, its value is the original length.
+    """Keys of a `config.json` for the rotary positions of a model. `longest_key` is the key of the maximum sequence
+    length. With dynamic scaling, the value of this key is the original length.
     """
     keys: dict[str, Any] = {"rope_theta": model.rotary_base, "rope_scaling": None}
     if model.rotary_factor == 1.0:

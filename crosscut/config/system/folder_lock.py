@@ -53,7 +53,7 @@ class Holder:
     machine: str
     """Identity of the machine or container on which the process numbers in `processes` are valid."""
     processes: dict[str, str]
-    """Start time of each process of the run, by process number."""
+    """Start time of each process of the run, keyed by process number."""
     since: str
     """Local time at which the lock was taken."""
 
@@ -105,7 +105,7 @@ class FolderLock:
         """Hold the lock of all folders inside the block. Missing folders are created, and removed again if they are
         still empty at the end.
 
-        If another machine holds the lock, taking the lock may last up to `STALE` seconds. In this case, `told` is
+        If another machine holds the lock, taking the lock may take up to `STALE` seconds. In this case, `told` is
         called with a message for the user. Raises `ConfigError` if another run holds the lock, if a folder is not
         writable, or if something other than a file has the name of the lock.
         """

@@ -1,8 +1,8 @@
 """Output to the user's terminal. Every command and every rank prints through the functions of this module.
 
 Names, messages and generated text may come from unknown sources. On a terminal, a control character in such a text can
-rename the window, hide lines or type commands. Therefore, `printable` replaces control characters by visible escapes in
-all text for a terminal, and in all errors. Text that goes to a file or a pipe is not changed.
+rename the window, hide lines or type commands. Therefore, `printable` replaces control characters with visible escapes
+in all text for a terminal, and in all errors. Text that goes to a file or a pipe is not changed.
 """
 
 import os
@@ -24,7 +24,7 @@ lone surrogates. Marks of ordinary text, such as the joiner in an emoji, are not
 
 
 def printable(text: str) -> str:
-    """Replace control characters by visible escapes. All other characters of all languages are unchanged."""
+    """Replace control characters with visible escapes. All other characters of all languages are unchanged."""
     return _CONTROLS.sub(lambda match: _escape(ord(match[0])), text)
 
 
