@@ -36,5 +36,7 @@ class Vocabulary:
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """Collect these facts about a tokenizer's tokens. Raises `DataError` if the tokenizer lacks a special token."""
+    """Collect the facts that masking needs about the tokens of a tokenizer. Raises `DataError` if the tokenizer lacks a
+    special token.
+    """
     return Vocabulary(tokenizer.special_tokens(), tokenizer.word_starts(), tokenizer.ordinary_ids())

@@ -93,7 +93,7 @@ class IndexedTokens:
 
 
 def write_index(path: Path, sizes: npt.NDArray[Any], dtype: npt.DTypeLike) -> None:
-    """Write the `.idx` for documents whose numbers of ids are `sizes`. Each document is one sequence.
+    """Write an `.idx`. `sizes` holds the number of ids of each document. Each document is one sequence.
 
     Raises `DataError` if the format has no code for `dtype`.
     """

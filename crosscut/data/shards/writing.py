@@ -76,7 +76,8 @@ def split_batch(batch: EncodedBatch) -> Iterator[TokenDocument]:
 
 
 def split_at_random(items: Iterable[_Item], *, train_to_validation: int, seed: int) -> Iterator[tuple[bool, _Item]]:
-    """Choose at random, from `seed`, one item for validation from each block of `train_to_validation` + 1 items.
+    """From each block of `train_to_validation` + 1 items, choose one item for validation. The choice is random, and
+    follows from `seed`.
 
     Yields (whether the item is for validation, item) for every item. The order may change within a block. In an
     incomplete last block of c items, an item is chosen with probability c / (`train_to_validation` + 1). If this block

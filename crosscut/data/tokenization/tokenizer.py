@@ -296,8 +296,8 @@ class Tokenizer:
         path.write_bytes(self._inner.to_str(pretty=True).encode("utf-8"))
 
     def copy_given(self, given: Path, path: Path) -> None:
-        """Write the tokenizer that was loaded from the file `given` to the `tokenizer.json` at `path`. A given
-        `tokenizer.json` is copied unchanged. Raises `OSError` if the file cannot be written.
+        """Write the tokenizer as a `tokenizer.json` to `path`. `given` is the file from which the tokenizer was loaded.
+        If `given` is itself a `tokenizer.json`, it is copied unchanged. Raises `OSError` if the file cannot be written.
         """
         if given.suffix == VOCABULARY_SUFFIX:
             self.save(path)
@@ -305,8 +305,9 @@ class Tokenizer:
             shutil.copyfile(given, path)
 
     def settings(self) -> dict[str, Any]:
-        """Return a minimal `tokenizer_config.json`, from which `load` and `transformers` can read the end-of-text token
-        and, if the tokenizer has all of them, the special tokens of masked language modelling.
+        """Return a minimal `tokenizer_config.json`, from which `load` and `transformers` can read the end-of-text
+        token. If the tokenizer has all special tokens of masked language modelling, the settings name these tokens,
+        too.
         """
         end = self._inner.id_to_token(self.end_of_text)
         return {
