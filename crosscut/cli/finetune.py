@@ -138,8 +138,8 @@ class TaskOptions:
 
     @property
     def files(self) -> dict[str, str]:
-        """File of the examples of each part: `train`, `dev` and `test`. An empty text means that the option was not
-        given.
+        """Files with the examples, keyed by part: `train`, `dev` and `test`. An empty string means that the option was
+        not given.
         """
         return {"train": self.train, "dev": self.dev, "test": self.test}
 

@@ -29,7 +29,7 @@ from crosscut.config.system.terminal import echo
     default="float64",
     show_default=True,
     help="Precision of the verified step, instead of the run's precision. Only float64 gives a proof. The "
-    "other precisions find only larger errors.",
+    "other precisions reveal only larger errors.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the reports as JSON.")
 def verify(
