@@ -10,7 +10,7 @@ from crosscut.config.checks import Choice, divisors, listed, require_at_least, r
 from crosscut.config.errors import LayoutError
 
 _NOT_FOLDED = tuple(option for option, (row, *_) in OPTIONS.items() if not row.is_folded)
-"""Fields of the axes whose sizes multiply to the number of ranks."""
+"""Fields whose product is the number of ranks."""
 
 
 class ZeroStage(Choice):

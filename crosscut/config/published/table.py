@@ -25,7 +25,7 @@ class PublishedTable:
         return key in self.values and self.values[key] is None
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value, or the default if the file has no value for the key."""
+        """Return the value of the key, or `default` if the file has no value for the key."""
         return self.values[key] if key in self else default
 
     def take(self, key: str, field: str) -> Any:
@@ -38,8 +38,8 @@ class PublishedTable:
         return value
 
     def section(self, key: str) -> dict[str, Any]:
-        """The object under a key, or an empty object if the key is missing. Raises `ConfigError` for a value that is
-        not an object.
+        """Return the object under the key, or an empty object if the key is missing. Raises `ConfigError` for a value
+        that is not an object.
         """
         if not isinstance(value := self.get(key, {}), dict):
             raise ConfigError(f"`{key}` in `{self.path}` must be an object, but is {shown(value)}. Correct the file.")

@@ -25,7 +25,7 @@ REPLACED, RANDOM = 0.8, 0.1
 
 
 class Masked(NamedTuple):
-    """Result of masking, each [R, S]."""
+    """Result of masking. Both arrays are [R, S]."""
 
     tokens: Ids
     """Tokens that the model reads."""
