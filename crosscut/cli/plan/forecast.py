@@ -115,9 +115,9 @@ def _show_written(options: ForecastOptions, asked: RunConfig) -> None:
 
 
 def _missing_data(asked: RunConfig) -> str:
-    """Return the overrides, such as `data.text=FILE`, that a user must add to `crosscut train`, because the run names
-    no data. If the model has a larger vocabulary than `data.vocab_size`, the run also needs the model's own tokenizer.
-    Without it, the run would train a smaller tokenizer.
+    """Return the overrides, such as `data.text=FILE`, that a user must add to `crosscut train` to complete the run's
+    data settings. If the model has a larger vocabulary than `data.vocab_size`, the run also needs the model's own
+    tokenizer. Without it, the run would train a smaller tokenizer.
     """
     data = asked.data
     if data.tokens or data.mixture:
