@@ -1,8 +1,8 @@
 """Saving and loading of a run's state on any layout, through `torch.distributed.checkpoint`.
 
-This package handles tensors and placements, independent of the model. A checkpoint is a folder such as `step-00001000`,
-which is created atomically. The manifest in this folder shows whether any file has changed since the checkpoint was
-written (docs/checkpoints.md).
+This package handles tensors and their placements, and does not depend on the model. A checkpoint is a folder such as
+`step-00001000`, and is created atomically. The manifest in this folder shows whether any file has changed since the
+checkpoint was written (docs/checkpoints.md).
 """
 
 from crosscut.checkpoint.damage import find_damage, require_undamaged

@@ -1,4 +1,4 @@
-"""Detection of damage in a checkpoint, by comparing the size and SHA-256 of every file with the manifest.
+"""Detect damage in a checkpoint, by comparing the size and SHA-256 of every file with the manifest.
 
 Hashing releases the interpreter lock, so several threads read files in parallel. For each damaged file, one message
 says what is wrong.
@@ -25,8 +25,8 @@ _LARGE = 1 << 28
 
 
 def find_damage(folder: Folder, *, progress: bool = False) -> list[str]:
-    """List the damage of a checkpoint, with one message per damaged file. The list is empty for an undamaged
-    checkpoint. With `progress`, a progress bar is shown on a terminal if the checkpoint is large.
+    """Return one message per damaged file of a checkpoint. The list is empty if the checkpoint is undamaged. If
+    `progress` is true and the checkpoint is large, a progress bar is shown on a terminal.
     """
     try:
         manifest = read_manifest(folder)
@@ -57,15 +57,15 @@ def require_undamaged(folder: Folder, *, progress: bool = False) -> Manifest:
 
 
 def _step_damage(folder: Folder, manifest: Manifest) -> str | None:
-    """Damage message if the manifest is of another step than the folder's name says, for example because the manifest,
-    or every file, was copied from another checkpoint.
+    """Return a message if the step in the manifest differs from the step in the folder's name, for example because the
+    manifest or all files were copied from another checkpoint.
     """
     named, step = step_of(folder.name), manifest.progress.step
     if named is None or named == step:
         return None
     return (
-        f"`{folder}/{MANIFEST_FILE}` must be of step {named:,}, as the name of the folder says, but is of step "
-        f"{step:,}. Move the files to the folder of their own step."
+        f"`{folder}/{MANIFEST_FILE}` must belong to step {named:,}, the step in the folder's name, but belongs to step "
+        f"{step:,}. Move the files to the folder of step {step:,}."
     )
 
 
@@ -89,7 +89,7 @@ def _hash_damage(folder: Folder, names: list[str], manifest: Manifest, progress:
             if digest == manifest.files[name].sha256:
                 return None
             twin = next((other for other, entry in manifest.files.items() if entry.sha256 == digest), None)
-            known = f" It has the content of `{twin}`." if twin else ""
+            known = f" The file now has the content of `{twin}`." if twin else ""
             return (
                 f"`{folder}/{name}` must have the SHA-256 {manifest.files[name].sha256[:16]}..., but has "
                 f"{digest[:16]}...: the content has changed.{known}"
@@ -100,8 +100,8 @@ def _hash_damage(folder: Folder, names: list[str], manifest: Manifest, progress:
 
 
 def sha256_of(folder: Folder, name: str, advance: Callable[[int], None] = lambda _: None) -> str:
-    """SHA-256 of a file in hexadecimal digits. `advance` is called with the number of bytes of each block that has been
-    read.
+    """Return the SHA-256 of a file in hexadecimal digits. After each block is read, `advance` is called with the
+    block's number of bytes.
     """
     digest = hashlib.sha256()
     with folder.open(name) as file:

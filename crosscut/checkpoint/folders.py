@@ -1,6 +1,4 @@
-"""Names of a run's checkpoints, and functions that list them, find the newest good checkpoint and remove old
-checkpoints.
-"""
+"""Name a run's checkpoints, list them, find the newest undamaged one, and remove old ones."""
 
 import json
 from collections.abc import Mapping
@@ -38,18 +36,18 @@ class GoodCheckpoint:
     folder: Folder
     manifest: Manifest
     skipped: tuple[str, ...] = ()
-    """Damage of the newer checkpoints that were skipped: one text per checkpoint, newest first."""
+    """Damage in the newer checkpoints that were skipped: one description per checkpoint, newest first."""
     passed_over: tuple[Folder, ...] = ()
     """Folders of the skipped checkpoints, in the order of `skipped`."""
 
 
 def checkpoint_folder(root: Location, step: int) -> Folder:
-    """Folder under `root` for the checkpoint after `step` optimizer steps."""
+    """Return the folder under `root` for the checkpoint after `step` optimizer steps."""
     return folder_at(root) / f"step-{step:08d}"
 
 
 def list_checkpoints(root: Location) -> list[Folder]:
-    """All checkpoints under `root`, complete or damaged, in ascending order of their steps.
+    """Return all checkpoints under `root`, whether intact or damaged, in ascending order of step.
 
     On an object store, a folder without a manifest is an unfinished checkpoint and is not listed. Raises
     `CheckpointError` if the storage cannot be read.
@@ -62,11 +60,12 @@ def list_checkpoints(root: Location) -> list[Folder]:
 
 
 def latest_good_checkpoint(root: Location) -> GoodCheckpoint:
-    """Find the newest undamaged checkpoint under `root`: every file has the size and hash that the manifest gives.
+    """Find the newest checkpoint under `root` whose files all have the size and hash given in its manifest.
 
     Newer checkpoints that are damaged are skipped and reported on the error stream. A progress bar is shown while a
     large checkpoint is read. Only one process of a run should call this function, because the call reads all files of a
-    checkpoint. Raises `CheckpointError` if there is no checkpoint, and `DamagedCheckpointError` if all are damaged.
+    checkpoint. Raises `CheckpointError` if there is no checkpoint, and `DamagedCheckpointError` if all checkpoints are
+    damaged.
     """
     skipped: list[str] = []
     passed_over: list[Folder] = []
@@ -101,9 +100,9 @@ def require_identity(
     """Read the progress of a checkpoint, and check that a run with the settings `identity` may resume from this
     checkpoint.
 
-    `defaults` gives the values of settings that are missing in checkpoints of older versions of Crosscut. A setting
-    that is neither in the checkpoint nor in `defaults` is not compared. Raises `CheckpointError` for the first setting
-    that differs.
+    `defaults` gives the values of settings that are missing in checkpoints written by older versions of Crosscut. A
+    setting that is neither in the checkpoint nor in `defaults` is not compared. Raises `CheckpointError` for the first
+    setting that differs.
     """
     folder = folder_at(checkpoint)
     progress = read_manifest(folder).progress
@@ -143,13 +142,13 @@ def mark_passed_over(good: GoodCheckpoint) -> None:
 
 
 def drop_old(root: Folder, *, newest: int, keep: int, keep_every: int, spared: int | None = None) -> None:
-    """Remove all checkpoints up to step `newest`, except the last `keep`, the checkpoints at multiples of `keep_every`
-    and the checkpoint of step `spared`. With a `keep_every` of 0, no older checkpoint is kept.
+    """Remove all checkpoints up to step `newest`, except the last `keep` checkpoints, the checkpoint of step `spared`
+    and, unless `keep_every` is 0, the checkpoints whose step is a multiple of `keep_every`.
 
     Damaged checkpoints that were skipped do not count toward `keep`. These checkpoints are removed together with good
     checkpoints of the same age. Checkpoints that killed runs left half-written or half-removed are also removed, so no
-    process may be writing a checkpoint under `root`. Checkpoints after step `newest` are kept. Such checkpoints exist
-    if a run was resumed from an earlier step; the resumed run replaces each of them when it reaches the same step.
+    process may be writing a checkpoint under `root`. Checkpoints after step `newest` are kept. They exist if a run was
+    resumed from an earlier step. The resumed run replaces each one when it reaches the same step.
     """
     past = [c for c in list_checkpoints(root) if (step_of(c.name) or 0) <= newest]
     counted = [c for c in past if PASSED_OVER_FILE not in c.files()]
@@ -163,8 +162,8 @@ def drop_old(root: Folder, *, newest: int, keep: int, keep_every: int, spared: i
 
 
 def _is_unfinished(folder: Folder, newest: int) -> bool:
-    """Whether a folder on an object store is an unfinished checkpoint up to step `newest`. On an object store, an
-    unfinished checkpoint already has its final name.
+    """Whether `folder` is on an object store and holds an unfinished checkpoint of a step up to `newest`. On an object
+    store, even an unfinished checkpoint has its final name.
     """
     step = step_of(folder.name)
     if isinstance(folder, LocalFolder) or step is None or step > newest:

@@ -1,9 +1,10 @@
-"""Checkpoints in the memory of the machines of a run, which survive the death of the run's processes.
+"""Checkpoints in the memory of a run's machines. They survive when the run's processes die.
 
 Each machine has a folder in memory (a tmpfs such as /dev/shm) with one subfolder per checkpoint, in the format of a
-checkpoint on disk. The folder holds the files of the machine's own ranks and the files of a neighbour, the previous
-machine. If one machine is lost, the other machines therefore still hold all files. A start of the run looks for the
-newest step whose files are all there, undamaged, on any machine, and completes the folders of all machines.
+checkpoint on disk. A subfolder holds the files of the machine's own ranks and the files of a neighbour, the previous
+machine. If one machine is lost, the other machines therefore still hold all files. When the run starts again, it looks
+for the newest step of which every file is undamaged on at least one machine. It then sends each machine the files that
+this machine lacks.
 """
 
 import hashlib
@@ -23,15 +24,16 @@ from crosscut.parallel.collectives import gather_from_all, own_rank
 from crosscut.parallel.state.files import Transfer, share_sizes, transfer_files
 
 FOLDER_VARIABLE = "CROSSCUT_MEMORY_FOLDER"
-"""Environment variable with the folder for checkpoints in memory. By default, this is /dev/shm."""
+"""Environment variable that sets the folder for checkpoints in memory. The default folder is /dev/shm."""
 KEY_FILE = ".in-memory"
 """Name of the file in a run's folder that says which checkpoints in memory belong to the run."""
 
 
 def memory_folder(run_folder: Path, key: str = "") -> Path:
-    """Folder in the memory of this machine for the run in `run_folder`, or for its checkpoints with the key `key`.
+    """Return the folder in this machine's memory for the run in `run_folder`. If `key` is given, return the subfolder
+    for the checkpoints with this key.
 
-    The key is new for each new run. Checkpoints of an earlier run in the same folder are therefore never loaded.
+    Each new run has a new key, so checkpoints of an earlier run in the same `run_folder` are never loaded.
     """
     place = hashlib.sha256(str(run_folder.resolve()).encode()).hexdigest()[:16]
     root = Path(os.environ.get(FOLDER_VARIABLE) or "/dev/shm")  # noqa: S108 - the folder of the user has an owner
@@ -44,7 +46,9 @@ def is_own(path: Path) -> bool:
 
 
 def free_bytes(path: Path) -> int:
-    """Bytes that this user may write at a path whose last folders may be missing."""
+    """Return the number of bytes that this user can still write at `path`. The last folders of the path need not
+    exist.
+    """
     while not path.exists():
         path = path.parent
     return shutil.disk_usage(path).free
@@ -52,14 +56,14 @@ def free_bytes(path: Path) -> int:
 
 @dataclass(frozen=True)
 class Hosts:
-    """Machines of a run: the number of the machine of each rank."""
+    """Machines of a run. `of_ranks` holds, for each rank, the number of the rank's machine."""
 
     of_ranks: tuple[int, ...]
 
     @classmethod
     def of_run(cls, root: Path) -> "Hosts":
-        """Machines of all ranks. Two ranks are on one machine if they see the same folder in memory. Every rank must
-        call this function.
+        """Find the machine of each rank. Two ranks count as being on the same machine if they see the same folder in
+        memory. Every rank must call this function.
         """
         places = gather_from_all((machine_identity(), str(root)))
         numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
@@ -71,17 +75,17 @@ class Hosts:
         return max(self.of_ranks) + 1
 
     def ranks(self, host: int) -> list[int]:
-        """Ranks of a machine. The first one writes the files that the ranks of the machine share."""
+        """Return the ranks on the machine `host`. The first of them writes the files that the machine's ranks share."""
         return [rank for rank, other in enumerate(self.of_ranks) if other == host]
 
     def leads(self, rank: int) -> bool:
-        """Whether a rank is the first one of its machine."""
+        """Whether `rank` is the first rank on its machine."""
         return self.ranks(self.of_ranks[rank])[0] == rank
 
     def copies(self, sizes: Sequence[int], names: Sequence[str]) -> list[Transfer]:
-        """Transfers by which each rank sends its file to a rank of the next machine. `sizes` and `names` belong to the
-        files of the ranks; a negative size means that there is no file. The transfers of machines with even numbers
-        come first, so that at most three transfers wait for each other.
+        """Return the transfers that send each rank's file to a rank on the next machine. `sizes` and `names` give the
+        size in bytes and the name of each rank's file; a negative size means that the rank has no file. Transfers from
+        machines with even numbers come first, so that at most three transfers wait for each other.
         """
         if self.number == 1:
             return []
@@ -102,23 +106,23 @@ class Held:
     manifest: str
     """SHA-256 of the manifest."""
     needed: Mapping[str, int]
-    """Sizes of all files of the checkpoint, by name."""
+    """Sizes in bytes of all files of the checkpoint, by name."""
     files: frozenset[str]
 
 
 @dataclass(frozen=True)
 class Found:
-    """Complete checkpoint in the memory of several machines."""
+    """A checkpoint of which every file is in the memory of at least one machine."""
 
     step: int
     needed: Mapping[str, int]
-    """Sizes of all files, by name."""
+    """Sizes in bytes of all files, by name."""
     holders: Mapping[str, int]
-    """First rank of a machine that holds the file, by the name of the file."""
+    """For each file name, the first rank of a machine that holds the file."""
 
 
 def look_into(root: Path) -> dict[int, Held]:
-    """Checkpoints in a folder in memory, by step. Damaged files count as missing."""
+    """Return the checkpoints in a folder in memory, keyed by step. Damaged files count as missing."""
     found = {}
     try:
         folders = list_checkpoints(root) if is_own(root) else []
@@ -145,7 +149,9 @@ def look_into(root: Path) -> dict[int, Held]:
 
 
 def newest_complete(held: Sequence[Mapping[int, Held]]) -> Found | None:
-    """Newest step whose files are all held by some rank, with one manifest. `held` has an entry for each rank."""
+    """Find the newest step of which every file is held by some rank, all under the same manifest. Return None if there
+    is no such step. `held` has one entry per rank.
+    """
     for step in sorted({step for of_rank in held for step in of_rank}, reverse=True):
         for digest in dict.fromkeys(of_rank[step].manifest for of_rank in held if step in of_rank):
             having = {r: of[step] for r, of in enumerate(held) if step in of and of[step].manifest == digest}
@@ -158,8 +164,8 @@ def newest_complete(held: Sequence[Mapping[int, Held]]) -> Found | None:
 
 def restore(root: Path, *, newer_than: int) -> Folder | None:
     """Find the newest complete checkpoint in memory, complete the folders of all machines, and remove all other
-    checkpoints under `root`. Returns the folder, or None if there is no checkpoint after step `newer_than`, or if a
-    machine has no room for it. Every rank must call this function.
+    checkpoints under `root`. Returns the checkpoint's folder. Returns None if no complete checkpoint is newer than step
+    `newer_than`, or if a machine has no room for the checkpoint. Every rank must call this function.
     """
     hosts = Hosts.of_run(root)
     rank = own_rank()
@@ -177,7 +183,9 @@ def restore(root: Path, *, newer_than: int) -> Folder | None:
 
 
 def _complete(found: Found, root: Path, hosts: Hosts, held: Sequence[Mapping[int, Held]]) -> bool:
-    """Send the files of a checkpoint to all machines that lack them. Returns False on all ranks if this fails."""
+    """Send the files of a checkpoint to all machines that lack them. Returns False on all ranks if a machine has no
+    room or a transfer fails.
+    """
     rank = own_rank()
     folder = root / f"step-{found.step:08d}"
     missing = {}
@@ -209,7 +217,9 @@ def _complete(found: Found, root: Path, hosts: Hosts, held: Sequence[Mapping[int
 
 
 def _remove_others(root: Path, step: int | None) -> None:
-    """Remove everything of the run from this machine's memory, except the checkpoint of a step."""
+    """Remove all of the run's files from this machine's memory, except the checkpoint of `step`. If `step` is None,
+    nothing is kept.
+    """
     kept = None if step is None else root / f"step-{step:08d}"
     for place in root.parent.iterdir() if root.parent.exists() else ():
         if place != root or kept is None:

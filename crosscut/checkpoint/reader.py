@@ -1,4 +1,4 @@
-"""Reader that loads only the regions of the tensors that a layout needs.
+"""Load from a checkpoint only the regions of the tensors that each rank needs.
 
 PyTorch decides which regions of the stored parts a rank needs. The reader copies these regions in blocks of a few
 megabytes, so a rank never holds more than its own part of the model, even if the checkpoint was written on fewer ranks.
@@ -53,8 +53,8 @@ class CheckpointReader(dcp.StorageReader):
         self._parts: dict[tuple[str, tuple[int, ...]], Part] = {}
 
     def read_metadata(self, *_: Any) -> Metadata:
-        """Read the index. An error is raised later, by `set_up_storage_reader`, because PyTorch would log its
-        traceback here.
+        """Read the index. If this fails, `set_up_storage_reader` raises the error later, because PyTorch would log the
+        traceback of an error that is raised here.
         """
         try:
             self._index = read_index(self.folder)
@@ -64,7 +64,7 @@ class CheckpointReader(dcp.StorageReader):
         return Metadata({**described, **dict.fromkeys(self._index.values, BytesStorageMetadata())})
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any) -> None:  # noqa: ARG002
-        """Raise the error of an index that cannot be read. PyTorch raises it on all ranks."""
+        """Raise the error if the index could not be read. PyTorch then raises the error on all ranks."""
         if self._failed is not None:
             raise self._failed
         tensors = self._index.tensors.items()
@@ -79,7 +79,9 @@ class CheckpointReader(dcp.StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fill the tensors of the plan, file by file and in the order of their positions in the file."""
+        """Fill the tensors of the plan, one file at a time, in the order in which their parts are stored in the
+        file.
+        """
         by_file: dict[str, list[tuple[Part, ReadItem]]] = {}
         for item in plan.items:
             name, offset = item.storage_index.fqn, item.storage_index.offset
@@ -104,7 +106,7 @@ class CheckpointReader(dcp.StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Raise `NotImplementedError`. PyTorch calls this method only to choose a reader when it was given none."""
+        """Raise `NotImplementedError`. PyTorch calls this method only when the caller passes no reader."""
         raise NotImplementedError
 
 
@@ -114,8 +116,8 @@ def _described(entry: Entry) -> TensorStorageMetadata:
 
 
 def copy_region(file: IO[bytes], part: Part, dtype: torch.dtype, target: Tensor, *, offsets: tuple[int, ...]) -> None:
-    """Fill `target` from the region of a part that starts at `offsets` and has the target's shape, reading one block of
-    rows at a time.
+    """Fill `target` from a part, reading one block of rows at a time. The region that is read starts at `offsets` in
+    the part and has the shape of `target`.
     """
     part = without_archive(file, part)
     shape, wanted, begin = part.sizes or (1,), tuple(target.shape) or (1,), offsets or (0,)

@@ -1,7 +1,7 @@
-"""State of a run as tensors, and loading of the state from a checkpoint of any layout.
+"""Collect the state of a run as tensors, and load the state from a checkpoint that was written on any layout.
 
 Parameters and optimizer state are `DTensor`s, so a checkpoint that was written on one layout can be loaded on another
-layout. Only the padding of the vocabulary depends on the number of tensor ranks. For this reason, `padded` gives the
+layout. Only the padding of the vocabulary depends on the tensor-parallel size. For this reason, `padded` gives the
 number of rows without padding for each padded parameter.
 """
 
@@ -32,8 +32,8 @@ from crosscut.config import CheckpointError
 from crosscut.parallel import reshard
 
 More = Mapping[str, Mapping[str, Tensor]]
-"""Additional tensors of a run's state, such as the loss scale of float16: groups by name, and the tensors of each group
-by name. An ordinary tensor (not a `DTensor`) is held whole by every rank."""
+"""Additional tensors of a run's state, such as the float16 loss scale, keyed by group and then by tensor name. Every
+rank holds the whole of a tensor that is not a `DTensor`."""
 
 
 def state_of(model: nn.Module, optimizer: Optimizer, more: More | None = None) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def state_of(model: nn.Module, optimizer: Optimizer, more: More | None = None) -
 
 
 def tensors_of(state: dict[str, Any]) -> dict[str, Tensor]:
-    """Tensors in a state, by their flat names in the checkpoint."""
+    """Return the tensors in a state, keyed by their flat names in the checkpoint."""
     planner = DefaultSavePlanner()  # the planner defines the names
     planner.set_up_planner(state)
     return {name: value for name, value in planner.state_dict.items() if isinstance(value, Tensor)}
@@ -85,7 +85,7 @@ def load_checkpoint(
 
 
 def _make_state(optimizer: Optimizer) -> None:
-    """Let a new optimizer allocate its state by a step of size zero for each parameter in turn.
+    """Make a new optimizer allocate its state, by taking a step with learning rate 0 for one parameter after another.
 
     PyTorch would otherwise take this step for all parameters together, and the gradients of all parameters would be in
     memory at once. With Adam, this increases the peak memory by a third.
@@ -115,10 +115,10 @@ def load_model(
     names: Mapping[str, str] | None = None,
 ) -> Progress:
     """Load only the model from a checkpoint of any layout, and return the run's progress. Every rank must call this
-    function. Raises the same errors as `load_checkpoint`, but only on the ranks on which the error occurs. `group` is
-    the group of tensors to load: `MODEL`, or `AVERAGE` if the checkpoint holds a moving average of the weights. `names`
-    maps the names of the parameters to load to their names in the checkpoint; all other parameters keep their values.
-    By default, all parameters are loaded under their own names.
+    function. Raises the same errors as `load_checkpoint`, but only on the ranks on which the error occurs. `group`
+    names the group of tensors to load: `MODEL`, or `AVERAGE` if the checkpoint holds a moving average of the weights.
+    `names` maps the names of the parameters to load to their names in the checkpoint; all other parameters keep their
+    values. By default, all parameters are loaded under their own names.
 
     Each rank reads its own parts. Ranks that serve a model exchange no pickled objects, and PyTorch would pickle its
     plans if the ranks read together.
@@ -155,8 +155,8 @@ def _reading(folder: Folder) -> Iterator[None]:
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """Error of the first rank that failed, if `error` is the `CheckpointException` that PyTorch raises on all ranks.
-    Any other error is returned unchanged.
+    """Return the error of the first rank that failed if `error` is the `CheckpointException` that PyTorch raises on all
+    ranks. Return any other error unchanged.
     """
     if isinstance(error, CheckpointException):
         return next(iter(error.failures.values()))[0]

@@ -1,4 +1,4 @@
-"""Storage of checkpoints in a folder of a file system or of an object store that fsspec supports.
+"""Store checkpoints in folders, on a file system or on an object store that fsspec supports.
 
 The two kinds of storage publish a folder atomically in different ways. On a file system, the checkpoint is written to a
 hidden folder, every file and folder is flushed to the disk, and the hidden folder is renamed. An object store cannot
@@ -26,7 +26,7 @@ DROPPED_SUFFIX = ".dropped"
 
 _BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "oss", "oci"})
 """URL protocols of object stores in which folders exist only as parts of object names. Creating a folder in such a
-store would create a bucket, for example a bucket with a mistyped name."""
+store would create a bucket, for example under a mistyped name."""
 
 
 class Folder(ABC):
@@ -202,8 +202,8 @@ class ObjectFolder(Folder):
         return ObjectFolder(f"{self.url}/{name}")
 
     def _store(self) -> tuple[Any, str]:
-        """File system of fsspec for the URL, and the path in this file system. fsspec caches one file system per
-        configuration.
+        """Return fsspec's file system for the URL, and the path within this file system. fsspec caches one file system
+        per configuration.
         """
         from fsspec.core import url_to_fs
 
@@ -247,7 +247,7 @@ class ObjectFolder(Folder):
         file.close()
 
     def rename(self, old: str, new: str) -> None:
-        """Rename by copying and removing, because object stores have no rename."""
+        """Rename a file or subfolder by copying and removing, because object stores cannot rename."""
         store, path = self._store()
         store.mv(f"{path}/{old}", f"{path}/{new}", recursive=old in self.folders())
 
@@ -278,7 +278,7 @@ class ObjectFolder(Folder):
 
 
 def folder_at(location: "str | Path | Folder") -> Folder:
-    """Folder at a path or at an fsspec URL such as `s3://bucket/run`.
+    """Return the folder at a path or at an fsspec URL such as `s3://bucket/run`.
 
     Raises `CheckpointError` for a URL with a protocol that fsspec does not support or whose package is not installed.
     """
@@ -304,8 +304,8 @@ def folder_at(location: "str | Path | Folder") -> Folder:
 
 @contextmanager
 def storage_errors_told(folder: Folder, must: str) -> Iterator[None]:
-    """Convert any error in the context to a `CheckpointError`, whose message names the cause. `must` is what `folder`
-    must be, for the message, such as "writable".
+    """Convert any error in the context to a `CheckpointError` whose message names the cause. `must` says in the message
+    what `folder` must be, for example "writable".
     """
     try:
         yield
@@ -316,7 +316,9 @@ def storage_errors_told(folder: Folder, must: str) -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """Cause of an exception, as one line without the full stop. For an `OSError`, the text names the file."""
+    """Describe the cause of an exception in one line without a final full stop. For an `OSError`, the line names the
+    file.
+    """
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror} (`{error.filename}`)" if error.filename else error.strerror
     text = str(error).strip()

@@ -1,4 +1,4 @@
-"""Access to a checkpoint's tensors one at a time, without the run, the model or the ranks that wrote it."""
+"""Read a checkpoint's tensors one at a time, on one process and without the model that the checkpoint belongs to."""
 
 import math
 import zlib
@@ -31,7 +31,9 @@ class StoredTensors:
         self.values: dict[str, Value] = self.index.values
 
     def entry(self, name: str) -> Entry:
-        """Shape, type and parts of a tensor. Raises `CheckpointError` if the checkpoint does not hold the tensor."""
+        """Return the shape, type and parts of a tensor. Raises `CheckpointError` if the checkpoint does not hold the
+        tensor.
+        """
         if name not in self.tensors:
             raise CheckpointError(f"`{self.folder}` must hold the tensor `{name}`, but does not.")
         return self.tensors[name]

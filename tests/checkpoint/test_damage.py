@@ -142,8 +142,8 @@ def test_swapped_files_of_one_size_are_told_apart(tmp_path):
     (tmp_path / "rank-1.safetensors").write_bytes(b"first")
     first, second = find_damage(LocalFolder(tmp_path))
     assert first.startswith(f"`{tmp_path}/rank-0.safetensors` must have the SHA-256 ")
-    assert first.endswith("It has the content of `rank-1.safetensors`.")
-    assert second.endswith("It has the content of `rank-0.safetensors`.")
+    assert first.endswith("The file now has the content of `rank-1.safetensors`.")
+    assert second.endswith("The file now has the content of `rank-0.safetensors`.")
 
 
 def test_file_of_another_checkpoint_is_told(checkpoint):
@@ -222,8 +222,8 @@ def test_checkpoint_with_the_name_of_another_step_is_told(checkpoint):
     checkpoint.rename(moved)
     (damage,) = find_damage(LocalFolder(moved))
     assert damage == (
-        f"`{moved}/manifest.json` must be of step 3, as the name of the folder says, but is of step 2. "
-        "Move the files to the folder of their own step."
+        f"`{moved}/manifest.json` must belong to step 3, the step in the folder's name, but belongs to step 2. "
+        "Move the files to the folder of step 2."
     )
     assert latest_good_checkpoint(checkpoint.parent).folder.name == "step-00000001"
 

@@ -1,4 +1,4 @@
-"""Reading of fields in the JSON of a checkpoint's files, with a check of their types.
+"""Read fields from the JSON files of a checkpoint, and check their types.
 
 The hashes in a checkpoint do not show who wrote the checkpoint, so the JSON may hold anything. For an invalid field,
 every function raises `ValueError` with the field's name.
@@ -12,7 +12,7 @@ from crosscut.config.system.files import parse_json
 
 _T = TypeVar("_T")
 
-_KINDS = {dict: "a table", list: "a list", str: "a text", int: "an integer", bool: "true or false"}
+_KINDS = {dict: "an object", list: "a list", str: "a string", int: "an integer", bool: "true or false"}
 _LARGEST = (1 << 63) - 1
 """Largest integer that torch can hold."""
 

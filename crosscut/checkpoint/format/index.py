@@ -21,15 +21,15 @@ from crosscut.config import CheckpointError
 
 INDEX_FILE = "tensors.json"
 MOST_INDEX_BYTES = 1 << 30
-"""Maximum size of an index. A part takes about 120 bytes. If each of 2,048 ranks holds a part of each of 3,000 tensors,
-the index has 700 MiB."""
+"""Maximum size of an index in bytes. A part takes about 120 bytes. If each of 2,048 ranks holds a part of each of 3,000
+tensors, the index takes 700 MiB."""
 
 DTYPES_BY_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
 """Element types that a checkpoint can hold, by their names in torch, such as `float32`."""
 _PART_FIELDS = ("offsets", "sizes", "file", "start", "crc32")
 
 Value = Any
-"""A stored value that is not a tensor. JSON can express its type."""
+"""A stored value that is not a tensor, and that JSON can express."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,11 @@ class Part:
     start: int
     """Position of the block's first byte in the file."""
     crc32: int = 0
-    """CRC-32 of the block's bytes. Only a repair checks the CRC-32, if the hash of the whole file is lost."""
+    """CRC-32 of the block's bytes. It is checked only by a repair, after the manifest with the hashes of whole files is
+    lost."""
     archive_bytes: int = 0
-    """In a checkpoint of format 1, the size of the zip archive that starts at `start` and holds the block; its checksum
-    is in the archive. Otherwise 0."""
+    """Size of the zip archive that holds the block in a checkpoint of format 1. The archive starts at `start` and
+    contains the block's CRC-32. 0 in newer formats."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,9 @@ class Index:
     values: dict[str, Value]
 
     def require_inside(self, sizes: Mapping[str, int]) -> None:
-        """Raise `ValueError` for a part that is not inside its file. `sizes` are the files' sizes in bytes."""
+        """Raise `ValueError` if a part is not inside its file. `sizes` maps each file name to the file's size in
+        bytes.
+        """
         for name, entry in self.tensors.items():
             for part in entry.parts:
                 num_bytes = max(part.archive_bytes, math.prod(part.sizes) * entry.dtype.itemsize)
@@ -86,8 +89,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def dump_index(index: Index) -> bytes:
-    """Content of the index's file. Raises `CheckpointError` if the content is larger than `MOST_INDEX_BYTES`, because
-    no reader would accept it.
+    """Return the content of the index file. Raises `CheckpointError` if the content is larger than `MOST_INDEX_BYTES`,
+    because no reader would accept it.
     """
     tensors = {
         name: {
@@ -119,8 +122,8 @@ _SEAL_BYTES = len(_seal(b""))
 
 
 def parse_index(content: bytes, path: str) -> Index:
-    """Parse the content of the index's file. Raises `CheckpointError`, with `path` in the message, if the content is
-    not a valid index.
+    """Parse the content of the index file. Raises `CheckpointError`, with `path` in the message, if the content is not
+    a valid index.
     """
     try:
         if not content.endswith(_seal(memoryview(content)[:-_SEAL_BYTES])):

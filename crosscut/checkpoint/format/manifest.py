@@ -47,9 +47,10 @@ class Progress:
     """Settings by name, such as the model's sizes and the order of the data. A run must have the same settings to
     resume from the checkpoint."""
     config: dict[str, Any] = field(default_factory=dict)
-    """The resolved config of the run as a table. Empty if the run had no config."""
+    """The resolved config of the run, as nested dictionaries. Empty if the run had no config."""
     skips: tuple[tuple[int, int], ...] = ()
-    """Sequences that the run has left out, as pairs (number of steps done, number of sequences)."""
+    """Sequences that the run has skipped, as pairs (number of steps completed before the skip, number of skipped
+    sequences)."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def current_versions() -> dict[str, str]:
 
 
 def dump_manifest(manifest: Manifest) -> bytes:
-    """Content of `manifest.json` for a manifest."""
+    """Return the content of `manifest.json` for a manifest."""
     return _render({"format": FORMAT, **dataclasses.asdict(manifest)})
 
 
@@ -146,8 +147,8 @@ def read_manifest(folder: Folder) -> Manifest:
 
 
 def parse_manifest(content: bytes, path: str) -> Manifest:
-    """Parse the content of a `manifest.json`. Raises `DamagedCheckpointError` for content that is damaged or edited,
-    and `CheckpointError` for another format. The message contains `path`.
+    """Parse the content of a `manifest.json`. Raises `DamagedCheckpointError` if the content is damaged or was edited,
+    and `CheckpointError` if this version of Crosscut cannot read its format. The message contains `path`.
     """
     try:
         table = parse_table(content)
@@ -202,7 +203,7 @@ def _progress(table: Mapping[str, Any]) -> Progress:
 
 
 def _skips(pairs: list[Any]) -> tuple[tuple[int, int], ...]:
-    """Skips of a progress. Manifests of older versions have none."""
+    """Convert the `skips` of a manifest. Manifests written by older versions have no `skips`."""
     tables = [dict(zip(("step", "sequences"), checked(pair, list, "skips"), strict=True)) for pair in pairs]
     return tuple((count_of(table, "step"), count_of(table, "sequences")) for table in tables)
 

@@ -1,9 +1,9 @@
-"""Reading of checkpoints of format 1, whose files are in the format of `torch.distributed.checkpoint`.
+"""Read checkpoints of format 1, whose files have the format of `torch.distributed.checkpoint`.
 
 The index of such a checkpoint, the file `.metadata`, is a pickle. A pickle can call any function that its reader finds
-by name, so a foreign checkpoint could run any program. This module's reader accepts only the names that an old index
-needs. The reader replaces each name by an empty class, a plain type of Python or a text, and imports no module. The
-objects that the pickle builds are then checked like the JSON of a newer checkpoint.
+by name, so a checkpoint from an unknown author could run any code. This module's reader accepts only the names that an
+old index needs. The reader replaces each name with an empty class, a plain Python type or a string, and imports no
+module. The objects that the pickle builds are then checked like the JSON of a newer checkpoint.
 
 Each part of a tensor is a zip archive that `torch.save` has written. The archive stores the tensor's bytes
 uncompressed, so they are read without PyTorch.
@@ -43,7 +43,7 @@ _PLAIN_TYPES: Mapping[tuple[str, str], type] = {
     ("torch.serialization", "_get_layout"): str,
 }
 _DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
-"""Names in the module `torch` that the reader replaces by a text with the same name."""
+"""Names in the module `torch` that the reader replaces with the same name as a string."""
 
 _LOCAL_HEADER = 30
 """Number of bytes in a zip entry's header before the name. The last four bytes are the lengths of the name and of the
@@ -66,7 +66,7 @@ class _Unpickler(pickle.Unpickler):
         self._known |= {("torch", name): name for name in _DTYPES}
 
     def find_class(self, module: str, name: str) -> Any:
-        """Stand-in for a known name. Raises `UnpicklingError` for any other name."""
+        """Return the stand-in for a known name. Raises `UnpicklingError` for any other name."""
         if (module, name) not in self._known:
             raise pickle.UnpicklingError(f"it names `{module}.{name}`, which no checkpoint needs")
         return self._known[module, name]
@@ -102,7 +102,9 @@ def read_old_index(folder: Folder) -> Index:
 
 
 def _places(storage: Mapping[Any, Any]) -> dict[tuple[str, tuple[int, ...]], Mapping[str, Any]]:
-    """File positions by tensor and offset. The offset of a value is empty."""
+    """Return file positions, keyed by name and offset. For a value that is not a tensor, the offset is an empty
+    tuple.
+    """
     found = {}
     for index, place in storage.items():
         described = vars(index)
@@ -124,7 +126,7 @@ def _entry(
 
 
 def _place(described: Mapping[str, Any]) -> tuple[str, int, int]:
-    """File of a stored object, position of its first byte, and number of bytes."""
+    """Return the file of a stored object, the position of the object's first byte, and its number of bytes."""
     if described.get("transform_descriptors"):
         raise ValueError("a part of a tensor is stored compressed or otherwise encoded")
     file = checked_file(field_of(described, "relative_path", str))
@@ -145,8 +147,8 @@ def _read_value(folder: Folder, place: Mapping[str, Any]) -> Value:
 
 
 def without_archive(file: IO[bytes], part: Part) -> Part:
-    """Replace the position of a part's zip archive by the position of the tensor's bytes in the archive, and take the
-    CRC-32 from the archive. A part of a newer checkpoint, which has no archive, is returned unchanged.
+    """Return a part that gives the position of the tensor's bytes instead of the position of their zip archive, and the
+    CRC-32 from the archive. A part of a newer checkpoint has no archive and is returned unchanged.
     """
     if not part.archive_bytes:
         return part
@@ -162,8 +164,8 @@ def without_archive(file: IO[bytes], part: Part) -> Part:
 
 
 class _FileSlice(io.RawIOBase):
-    """A section of a file, with the interface of a file. The class is only used to read values and the directories of
-    archives, which are small, so `read` raises `ValueError` for more than `_MOST_READ` bytes.
+    """A section of a file, with the interface of a file. The class is used only to read values and the directories of
+    archives. Both are small, so `read` raises `ValueError` for more than `_MOST_READ` bytes.
     """
 
     def __init__(self, file: IO[bytes], offset: int, length: int) -> None:

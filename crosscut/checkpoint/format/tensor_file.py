@@ -46,7 +46,7 @@ class Form(NamedTuple):
 
 
 def file_header(tensors: Mapping[str, Form]) -> bytes:
-    """Header of a file that holds tensors of the given shapes and types, in the order of `tensors`."""
+    """Return the header of a file that holds tensors with these shapes and types, in the order of `tensors`."""
     table: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, form in tensors.items():
@@ -58,5 +58,5 @@ def file_header(tensors: Mapping[str, Form]) -> bytes:
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
-    """Bytes of a tensor's elements, in order."""
+    """Return the bytes of a tensor's elements, in row-major order."""
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data

@@ -43,7 +43,7 @@ class TensorDifference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Differences of two checkpoints."""
+    """Differences between two checkpoints."""
 
     tensors: list[TensorDifference]
     values: dict[str, tuple[Any, Any]]
@@ -75,8 +75,8 @@ def compare(first: Folder, second: Folder, *, advance: Callable[[str], None] = l
 
 
 def _vocab_size(manifest: Manifest) -> int:
-    """Vocabulary size, which is the number of rows of a padded tensor without the padding. 0 if the checkpoint does not
-    state this number.
+    """Return the vocabulary size, which is the number of rows of a padded tensor without its padding. Return 0 if the
+    checkpoint does not state the size.
     """
     model = manifest.progress.config.get("model")
     size = model.get("vocab_size") if isinstance(model, dict) else None
@@ -101,7 +101,7 @@ def _compare_tensor(name: str, a: StoredTensors, b: StoredTensors, real_rows: in
 
 
 def _differ_in_padding(one: tuple[int, ...], other: tuple[int, ...], real_rows: int) -> bool:
-    """Whether two shapes belong to the same vocabulary, padded for two different numbers of tensor ranks."""
+    """Whether two shapes belong to the same vocabulary, padded for two different tensor-parallel sizes."""
     return (
         bool(one and other and real_rows)
         and one[1:] == other[1:]

@@ -1,4 +1,4 @@
-"""Lookup of checkpoints by path or URL, and description of one checkpoint, for `crosscut checkpoint`."""
+"""Find checkpoints by path or URL, and describe or verify one checkpoint, for the command `crosscut checkpoint`."""
 
 import math
 import time
@@ -17,8 +17,8 @@ from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE
 
 
 def root_of(location: str) -> Folder:
-    """Folder that holds the checkpoints of a run. `location` is the path of the run's folder, or the path or URL of the
-    folder of checkpoints itself.
+    """Return the folder that holds the checkpoints of a run. `location` is the path of the run's folder, or the path or
+    URL of the folder of checkpoints itself.
     """
     folder = folder_at(location)
     config = Path(location) / CONFIG_FILE
@@ -46,7 +46,8 @@ def checkpoints_at(location: str) -> list[Folder]:
 
 
 def folder_to_repair(location: str) -> Folder:
-    """Folder of checkpoints for a location, as `root_of` finds it.
+    """Return the folder of checkpoints for a location, as `root_of` does, after checking that the folder holds
+    checkpoints.
 
     Raises `CheckpointError` if the folder holds no checkpoint, not even a half-written or damaged one. Also raises
     `CheckpointError` if the location is a single checkpoint, because a repair needs the run's other checkpoints.
@@ -65,8 +66,8 @@ def folder_to_repair(location: str) -> Folder:
 
 
 def describe(folder: Folder) -> dict[str, Any]:
-    """Contents of a checkpoint's manifest as a table for JSON, with the size of each tensor in bytes. Only the manifest
-    is read.
+    """Return the contents of a checkpoint's manifest as a JSON-compatible dictionary, with the size of each tensor in
+    bytes. Only the manifest is read.
     """
     manifest = read_manifest(folder)
     return {
@@ -93,7 +94,7 @@ def _bytes(manifest: Manifest, name: str) -> int:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of the comparison of a checkpoint with its manifest."""
+    """Result of comparing a checkpoint's files with its manifest."""
 
     folder: str
     damage: list[str]
@@ -103,8 +104,8 @@ class Verdict:
 
 
 def verify(folder: Folder, *, progress: bool) -> Verdict:
-    """Compare every file of a checkpoint with the size and hash in the manifest. With `progress`, a progress bar is
-    shown for a large checkpoint.
+    """Compare every file of a checkpoint with the size and hash in the manifest. If `progress` is true, a progress bar
+    is shown for a large checkpoint.
     """
     start = time.perf_counter()
     damage = find_damage(folder, progress=progress)

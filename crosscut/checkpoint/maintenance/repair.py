@@ -130,8 +130,8 @@ def _rebuilt(folder: Folder, good: list[Folder]) -> Manifest:
 
 
 def _progress(step: int, neighbour: Progress) -> Progress:
-    """Progress at `step` of the run whose progress at another step is `neighbour`. The number of samples is computed as
-    if every step had consumed the same number.
+    """Return the progress of a run at `step`, derived from `neighbour`, the progress of the same run at another step.
+    The number of samples is computed as if every step had consumed equally many.
     """
     per_step = neighbour.samples // neighbour.step if neighbour.step else 0
     return dataclasses.replace(neighbour, step=step, samples=per_step * step)

@@ -1,8 +1,9 @@
-"""Copies of a checkpoint's files in the memory of the next machine, while the checkpoint is written to memory.
+"""Copy a checkpoint's files to the memory of the next machine while the checkpoint is being written to memory.
 
-Each machine has a draft of its own. When a rank has written its file, it sends the file to a rank of the next machine.
-When all ranks have done so, the first rank of each machine adds the index and the manifest, and publishes the folder.
-Only then is the previous checkpoint removed, so at any time one complete checkpoint exists.
+Each machine has its own draft, the folder in which the checkpoint is written. When a rank has written its file, it
+sends the file to a rank on the next machine. When all ranks have sent their files, the first rank of each machine adds
+the index and the manifest, and publishes the draft. Only then is the previous checkpoint removed, so a complete
+checkpoint exists at any time.
 """
 
 import shutil
@@ -18,20 +19,21 @@ from crosscut.parallel.state.files import Transfer, share_sizes, transfer_files
 
 
 class NeighbourCopies:
-    """Exchange of the files of checkpoints in memory. Every rank creates one, and calls the same methods. `group` is a
-    process group of all ranks (`parallel.collectives.background_group`).
+    """Exchange of checkpoint files between the memories of machines. Every rank creates an instance and calls the same
+    methods. `group` is a process group of all ranks (`parallel.collectives.background_group`).
     """
 
     def __init__(self, hosts: Hosts, group: Any) -> None:
         self.hosts, self.group = hosts, group
 
     def begin(self, draft: LocalFolder) -> None:
-        """Create the draft on a machine without the coordinator."""
+        """Create the draft if it does not exist. The coordinator has already created the draft on its own machine."""
         draft.path.mkdir(parents=True, exist_ok=True)
 
     def spread(self, draft: LocalFolder, name: str, *, is_written: bool) -> None:
-        """Send this rank's file `name` in `draft` to the next machine, and receive a file. A rank whose file could not
-        be written also calls this method. The names of the ranks' files differ only in the number of the rank.
+        """Send this rank's file `name` in `draft` to the next machine, and receive the files that the previous machine
+        sends to this rank. A rank whose file could not be written must also call this method, with `is_written` false.
+        The names of the ranks' files differ only in the rank number.
         """
         rank = own_rank()
         names = [name.replace(f"-{rank}.", f"-{other}.") for other in range(len(self.hosts.of_ranks))]
@@ -54,12 +56,12 @@ class NeighbourCopies:
         except OSError:
             is_well = 0
         if not all(share_sizes(is_well, self.group)):
-            raise CheckpointError(f"`{folder}` was not written, because a machine has no room or no access.")
+            raise CheckpointError(f"`{folder}` was not written, because a machine denies access or has no free space.")
         for path in folder.path.parent.iterdir() if rank in leaders else ():
             if path.name != folder.name:
                 shutil.rmtree(path, ignore_errors=True)
 
 
 def _size(folder: LocalFolder, name: str) -> int:
-    """Size of a file; 0 if there is none."""
+    """Return the size of a file in bytes, or 0 if the file does not exist."""
     return folder.files().get(name, 0)

@@ -1,9 +1,9 @@
-"""Saving of checkpoints in the background while the training continues.
+"""Save checkpoints in the background while training continues.
 
 `Saver.save` collects the state and passes it to a thread, which first copies the state to host memory (see `staging`)
 and then writes the copy (see `writer`). The threads of the ranks communicate through a process group of their own, so
-their messages cannot mix with the messages of the training. Only one checkpoint is written at a time: the next save
-waits for the previous save.
+their messages cannot mix with those of training. Only one checkpoint is written at a time: the next save waits for the
+previous save.
 """
 
 import time
@@ -46,7 +46,7 @@ class _Job:
     state: dict[str, Any]
     tensors: dict[str, Tensor]
     ready: "torch.cuda.Event | None"
-    """CUDA event after which the tensors are computed; None on the CPU."""
+    """CUDA event that occurs once the tensors are computed. None on the CPU."""
     written: Callable[[], None]
     """Function that the first rank calls when the checkpoint is complete."""
 
@@ -81,7 +81,7 @@ class Saver:
         optimizer steps have waited for a copy."""
         self.copying = CopyGuard(optimizer)
         self.copies: NeighbourCopies | None = None
-        """Exchange of the files with other machines, if this saver writes to the memory of the machines."""
+        """Exchange of files with other machines if this saver writes to the machines' memory, otherwise None."""
         self._buffers = HostBuffers()
         self._group = background_group()
         self._thread: ThreadPoolExecutor
@@ -144,8 +144,8 @@ class Saver:
             raise self.failure
 
     def _wait(self) -> CheckpointError | None:
-        """Wait for the checkpoint in progress. Returns its error if it has failed, and None if there is no checkpoint
-        in progress.
+        """Wait for the checkpoint in progress. Returns the error if the checkpoint could not be written. Otherwise, or
+        if no checkpoint is in progress, returns None.
         """
         if self._writing is None:
             return None
@@ -195,8 +195,8 @@ class Saver:
             raise told from None
 
     def keep_in_memory(self, hosts: Hosts) -> None:
-        """Write the checkpoints to the memory of the machines `hosts`, and send each machine's files to the next one.
-        The root must be a folder in memory on every machine.
+        """Write the checkpoints to the memory of the machines `hosts`, and send each machine's files to the next
+        machine. `root` must be a folder in memory on every machine.
         """
         self.copies = NeighbourCopies(hosts, self._group)
 

@@ -1,8 +1,8 @@
-"""Consistent copies of the state in host memory, made while the training continues.
+"""Make consistent copies of the state in host memory while training continues.
 
-Between two optimizer steps, parameters and optimizer state are only read. The training therefore need not stop for the
+Between two optimizer steps, parameters and optimizer state are only read. Training therefore need not stop for the
 copy. The copy runs in another thread and overlaps with the next forward and backward pass, and only the next optimizer
-step waits for it, through a hook on the optimizer. The buffers are reused for the next copy.
+step waits for the copy, through a hook on the optimizer. The buffers are reused for the next copy.
 """
 
 import threading
@@ -27,8 +27,8 @@ class HostBuffers:
         """Copy this rank's part of each tensor to host memory, by name. The copies are complete on return, and the next
         call overwrites them.
 
-        `ready` is the CUDA event after which the tensors are computed, or None on the CPU. The copy overlaps with work
-        that the device does after this event.
+        `ready` is the CUDA event that occurs once the tensors are computed, or None on the CPU. The copy overlaps with
+        work that the device does after this event.
         """
         if ready is None:
             return {name: self._copy(name, local_part(tensor)) for name, tensor in tensors.items()}
@@ -53,7 +53,9 @@ class HostBuffers:
 
 
 def computed(device: torch.device) -> "torch.cuda.Event | None":
-    """Record a CUDA event after all work that is queued on the device, and return it. Returns None on the CPU."""
+    """Record a CUDA event after all work that is queued on the device's current stream, and return the event. Returns
+    None on the CPU.
+    """
     if device.type != "cuda":
         return None
     event = torch.cuda.Event()

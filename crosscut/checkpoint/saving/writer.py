@@ -1,4 +1,4 @@
-"""Atomic writing of a checkpoint, as a storage writer of `torch.distributed.checkpoint`.
+"""Write a checkpoint atomically, through a storage writer for `torch.distributed.checkpoint`.
 
 PyTorch decides which parts of the tensors each rank writes. Each rank writes its parts to one safetensors file and
 hashes the bytes as it writes them, so no file is read again. The hashes are sent to the coordinator together with the
@@ -6,7 +6,7 @@ results. When all ranks have written their files, the coordinator adds the index
 folder. Therefore, if `dcp.save` returns on one rank, the checkpoint is complete, and if `dcp.save` raises an error on
 one rank, it raises an error on all ranks.
 
-The module relies on the fact that PyTorch passes the list that `write_data` returns on each rank to `finish`.
+The module relies on PyTorch to hand the very list that `write_data` returns on each rank to `finish`.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ from crosscut.checkpoint.storage import Folder, LocalFolder, reason, storage_err
 from crosscut.config import CheckpointError
 
 _BLOCK_BYTES = 1 << 20
-"""Number of bytes that are hashed and written at once, while they are in the processor's cache."""
+"""Number of bytes that are hashed and written at a time, small enough to stay in the CPU's cache."""
 
 
 class CheckpointWriter(dcp.StorageWriter):
@@ -66,15 +66,15 @@ class CheckpointWriter(dcp.StorageWriter):
         self.published, self.failed = published, failed
         self.draft = folder.draft()
         self.copies: NeighbourCopies | None = None
-        """Exchange of the files with other machines, for a checkpoint in memory. The caller then publishes the folder,
-        on every machine."""
+        """Exchange of files with other machines, for a checkpoint in memory. If it is set, the caller publishes the
+        folder on every machine."""
         self._has_begun = False
 
     def set_up_storage_writer(self, is_coordinator: bool, *_: Any) -> None:
         """Do nothing."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Return the plan unchanged. Raises `CheckpointError` if this rank has failed before."""
+        """Return the plan unchanged. Raises `CheckpointError` if the writer was created with an error in `failed`."""
         if self.failed is not None:
             raise CheckpointError(
                 f"The state for `{self.folder}` must be copied to host memory, but the copy failed: "
@@ -83,8 +83,8 @@ class CheckpointWriter(dcp.StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Assign a file to each rank. The folder is emptied first, because a killed run may have left files of the same
-        checkpoint.
+        """Assign a file to each rank. The draft folder is emptied first, because a killed run may have left files of
+        the same checkpoint.
         """
         with self._told():
             self.draft.begin(MANIFEST_FILE)
@@ -132,7 +132,9 @@ class CheckpointWriter(dcp.StorageWriter):
             self.copies.spread(self.draft, file, is_written=is_written)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the index and the manifest, and publish the folder, on the coordinator."""
+        """Write the index and the manifest, and publish the folder unless `copies` is set. Runs only on the
+        coordinator.
+        """
         with self._told():
             index = _index(metadata, [result for written in results for result in written])
             content = dump_index(index)
@@ -158,8 +160,8 @@ class CheckpointWriter(dcp.StorageWriter):
                 self.published()
 
     def discard(self) -> None:
-        """Remove the files of a save that failed, on the coordinator. These files would take up space that the next
-        checkpoint needs. A file that cannot be removed is left in place.
+        """Remove the files of a failed save, because they would take up space that the next checkpoint needs. Only the
+        coordinator removes files. A file that cannot be removed is left in place.
         """
         if self._has_begun:
             with suppress(Exception):  # the storage may be the cause of the failure
@@ -170,7 +172,7 @@ class CheckpointWriter(dcp.StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Raise `NotImplementedError`. PyTorch calls this method only to choose a writer when it was given none."""
+        """Raise `NotImplementedError`. PyTorch calls this method only when the caller passes no writer."""
         raise NotImplementedError
 
     def _require_present(self, files: Mapping[str, FileEntry]) -> None:
@@ -233,7 +235,7 @@ def _index(metadata: Metadata, results: list[WriteResult]) -> Index:
 
 
 def tensor_entries(index: Index, placements: Mapping[str, str]) -> dict[str, TensorEntry]:
-    """Manifest entries of a checkpoint's tensors, by name."""
+    """Return the manifest entries of a checkpoint's tensors, keyed by name."""
     return {
         name: TensorEntry(entry.shape, dtype_name(entry.dtype), placements.get(name, "unknown"))
         for name, entry in sorted(index.tensors.items())
