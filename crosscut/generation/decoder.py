@@ -1,13 +1,13 @@
-"""Decoding of many texts at once. Every running text has a row in a shared key-value cache, and each step adds one
-token to every row.
+"""Decode many texts at once. Every running text has a row in a shared key-value cache, and each step adds one token to
+every row.
 
 A new text waits until a row is free. If a request has many texts, its later texts give way to texts that arrive after
 them (`_YIELDED`), so that the request does not delay requests for a single text. When a text gets a row, its prompt is
 read in chunks of at most 512 tokens per step, so that a long prompt does not delay the other texts. After the prompt,
 the text gets one token per step until it ends. Its row then goes to the next text. A text does not depend on the other
 texts, because its tokens are chosen from its own scores and random numbers (`sampling`). If the probabilities of a
-prompt are requested, the probabilities are computed for a few tokens at a time while the prompt is read. The scores [S,
-V] of the whole prompt are therefore never in memory.
+prompt's tokens are requested, they are computed for a few tokens at a time while the prompt is read. The scores [S, V]
+of the whole prompt are therefore never in memory.
 
 If a text of n tokens is longer than the window W, the model sees only the last tokens of the text. Shifting the window
 changes the positions of all tokens, so the whole cache of the row becomes invalid. To limit the cost, the window shifts
@@ -18,9 +18,9 @@ the text's length:
 
 An error in the work for one text ends only that text. All ranks see the same scores, so they all meet the same error.
 Running out of memory is different, because it can happen on one rank alone. Only the cache grows with a text, so before
-each pass the ranks agree whether every rank could enlarge its cache. If one rank could not, the texts that need the
-room end on all ranks. If a rank fails inside a pass, it cannot tell the other ranks, which wait for it in a collective.
-Such an error is raised and ends all ranks.
+each pass the ranks agree whether every rank could enlarge its cache. If any rank could not, the texts that need more
+room end on all ranks. A rank that fails inside a pass cannot tell the other ranks, which wait for it in a collective.
+Its error is raised and ends all ranks.
 
 All ranks make the same calls in the same order. Shapes: B rows, S tokens per pass, H hidden, V vocabulary.
 """
@@ -42,7 +42,7 @@ from crosscut.parallel import ParallelMesh, reshard
 from crosscut.parallel.collectives import all_reduce
 
 _TOKENS_AT_ONCE = 512
-"""Maximum number of prompt tokens, including padding, that one step reads in addition to the running texts."""
+"""Maximum number of prompt tokens, including padding, that one step reads in addition to one token per running text."""
 
 _SCORED_AT_ONCE = 64
 """Maximum number of prompt tokens whose scores are in memory at once if the probabilities are requested: 13 MB with
@@ -52,8 +52,8 @@ _FIRST_CAPACITY = 64
 """Initial number of tokens per row in the cache. When a row needs more, the cache grows by half, up to the window."""
 
 _YIELDED = 512
-"""Number of later texts to which a text gives way, per position in its request: the text with index i (`sample`) gives
-way to at most `_YIELDED` x i texts that arrive later, so no text waits forever."""
+"""Number of later texts that may overtake a waiting text, per position of the text in its request. At most `_YIELDED` x
+i texts overtake the text with index i (`sample`), so no text waits forever."""
 
 _FAILED = -1
 """Placeholder for the next token if an error was raised when the token was chosen."""
@@ -137,8 +137,8 @@ class Decoder:
         Returns one `Piece` per new token. For each text, the pieces of the prompt come before those of the generated
         text. If a text's own work raises an error, the last piece of the text holds the error, and the other texts
         continue. If the cache cannot grow on some rank, the texts that need more room end with an error on all ranks.
-        An error in a pass that texts share ends only the texts that took part in the pass. On several ranks, such an
-        error is raised, because the other ranks may not have the error and would wait.
+        On a single rank, an error in a pass that several texts share ends only the texts that took part in the pass. On
+        several ranks, such an error is raised, because other ranks may not see the error and would wait forever.
         """
         for row, text in enumerate(self._rows):
             if text is None and self._waiting:
@@ -175,8 +175,8 @@ class Decoder:
             )
         if len(prompt) > self.window and sampling.tell_prompt:
             raise ConfigError(
-                f"A prompt with requested probabilities must fit in the model's window ({self.window} tokens), but has "
-                f"{len(prompt)}. Shorten the prompt, or request only the probabilities of the generated tokens."
+                f"A prompt whose probabilities are requested must fit in the model's window ({self.window} tokens), "
+                f"but has {len(prompt)}. Shorten the prompt, or request only the probabilities of the generated tokens."
             )
         if not all(0 <= token < self.model.config.vocab_size for token, _ in sampling.bias):
             raise ConfigError(
@@ -188,7 +188,7 @@ class Decoder:
             raise ConfigError("`stop` needs a tokenizer to decode the tokens, but there is none. Pass a tokenizer.")
 
     def _first_seen(self, length: int) -> int:
-        """First position that the model sees when it chooses the next token of a text of `length` tokens."""
+        """Return the first position that the model sees when it chooses the next token of a text of `length` tokens."""
         drop = self.window - self.window // 2
         return max(0, -(-(length - self.window) // drop) * drop)
 
@@ -198,14 +198,14 @@ class Decoder:
         return self._waiting.pop(number)
 
     def _writing(self) -> dict[int, int]:
-        """Rows that generate, because only the last token of their text is unread. The values are the numbers of tokens
-        to read.
+        """Return the rows that generate, each with its number of tokens to read, which is 1. A row generates if only
+        the last token of its text is unread.
         """
         return {row: 1 for row, text in enumerate(self._rows) if text is not None and text.unread == 1}
 
     def _reading(self) -> dict[int, int]:
-        """The row whose prompt has waited longest, and adjacent rows whose prompts can be read in the same pass. The
-        values are the numbers of tokens to read.
+        """Return the row whose prompt has waited longest and the following rows whose prompts can be read in the same
+        pass, each with its number of tokens to read.
         """
         waiting = {row: text for row, text in enumerate(self._rows) if text is not None and text.unread > 1}
         if not waiting:
@@ -229,7 +229,7 @@ class Decoder:
         return failed + (self._pass(counts) if counts else [])
 
     def _pass(self, counts: dict[int, int]) -> list[Piece]:
-        """Do the work of `_advance`. The cache must have room for the tokens."""
+        """Do the forward pass of `_advance`. The cache must already have room for the tokens."""
         rows = range(min(counts), max(counts) + 1)
         before = [self._cache.lengths[row] for row in rows]
         try:
@@ -269,8 +269,8 @@ class Decoder:
         return text.tokens[start : start + count]
 
     def _make_room(self, counts: dict[int, int]) -> list[Piece]:
-        """Let the cache grow if the next pass needs more room. If some rank has too little memory, end the texts that
-        do not fit, and return their pieces.
+        """Enlarge the cache if the next pass needs more room. If some rank has too little memory, end the texts that do
+        not fit, and return their pieces.
         """
         rows, before = range(min(counts), max(counts) + 1), self._cache.capacity
         num_tokens = max(self._cache.lengths[row] for row in rows) + max(counts.values())
@@ -297,9 +297,11 @@ class Decoder:
         return bool(flag)
 
     def _tell_prompt(self, row: int, hidden: Tensor) -> list[Piece]:
-        """Pieces for the next prompt tokens of a row, from their last hidden states `hidden` [S, H].
+        """Return the pieces for the next prompt tokens of a row, computed from the tokens' last hidden states `hidden`
+        [S, H].
 
-        The state of a token gives the likelihood of the next token. A text that only reads its prompt ends here.
+        The hidden state of a token gives the likelihood of the next token. A text that generates no tokens ends with
+        the last piece of its prompt.
         """
         text = self._rows[row]
         assert text is not None
@@ -329,8 +331,9 @@ class Decoder:
         return pieces
 
     def _likelihoods(self, hidden: Tensor, tokens: Sequence[int], num_alternatives: int | None) -> list[Likelihood]:
-        """Likelihoods of N `tokens`. Row i of the last hidden states [at least N, H] gives the likelihood of token i.
-        The likelihoods are empty if they are not requested. Raises `GenerationError` if scores are not finite.
+        """Return the likelihoods of N `tokens`. Row i of the last hidden states `hidden` [at least N, H] gives the
+        likelihood of token i. If `num_alternatives` is None, the likelihoods are empty. Raises `GenerationError` if
+        scores are not finite.
         """
         if num_alternatives is None:
             return [Likelihood()] * len(tokens)
@@ -392,14 +395,14 @@ class Decoder:
         return Piece(text.number, token, shown, found.logprob, found.alternatives, finish)
 
     def _fail(self, row: int, error: Exception) -> Piece:
-        """End a row's text with an error."""
+        """End a row's text with an error, and return the text's last piece."""
         text = self._text(row)
         self._free(row)
         self._cache.clear(row)
         return Piece(text.number, text.tokens[-1], finish="error", error=error)
 
     def _text(self, row: int) -> Text:
-        """Text of a row that is not free."""
+        """Return the text of a row that is not free."""
         text = self._rows[row]
         assert text is not None
         return text
@@ -410,7 +413,9 @@ class Decoder:
 
 
 def _no_room(num_tokens: int, failure: Exception | None) -> GenerationError:
-    """Error for a text that needs room for more than `num_tokens` tokens. `failure` is this rank's error, if any."""
+    """Return the error for a text that needs room for more than `num_tokens` tokens. `failure` is this rank's error, if
+    any.
+    """
     where = "on this rank" if failure else "on another rank"
     reason = f": {str(failure).splitlines()[0]}" if failure and str(failure) else ""
     return GenerationError(

@@ -1,4 +1,4 @@
-"""Display of texts during generation: a single text as a stream, several texts side by side, or one line of JSON per
+"""Show texts while they are generated: a single text as a stream, several texts side by side, or one line of JSON per
 text.
 """
 
@@ -91,8 +91,8 @@ class Stream(Display):
 
 @final
 class InOrder(Display):
-    """Display of complete texts in their order. Each text is printed as soon as the text itself and all texts before it
-    have ended, either below a heading with the text's number or as a line of JSON.
+    """Display of complete texts, in the order of the prompts. A text is printed once it and all earlier texts have
+    ended, either below a heading with the text's number or as a line of JSON.
     """
 
     def __init__(self, texts: Sequence[Written], *, as_json: bool) -> None:
@@ -116,7 +116,7 @@ class InOrder(Display):
 
 @final
 class Columns(Display):
-    """Display on a terminal as a table that grows: one row per prompt, with the samples side by side."""
+    """Display as a growing table on a terminal: one row per prompt, with the samples side by side."""
 
     def __init__(self, texts: Sequence[Written]) -> None:
         super().__init__(texts)
@@ -147,8 +147,8 @@ class Columns(Display):
 
 
 def display_for(texts: Sequence[Written], *, as_json: bool) -> Display:
-    """Choose the display for `texts`: a stream for a single text, a table for several texts on a terminal, and
-    otherwise one text after the other.
+    """Choose the display for `texts`: a stream for a single text, a table for several texts on a terminal, and one text
+    after another in all other cases.
     """
     if len(texts) == 1 and not as_json:
         return Stream(texts)

@@ -1,5 +1,5 @@
-"""Prediction of masked words: the likeliest tokens in place of each mask token of a text. The model must have a head
-for masked tokens.
+"""Predict masked words: the likeliest tokens for each mask token in a text. The model must have a head for masked
+tokens.
 
 The tokens of several masks are predicted independently: for each prediction, the model sees the other masks, but not
 their predictions. The probabilities are the softmax of the model's logits over the whole vocabulary (BERT, arXiv
@@ -29,7 +29,7 @@ from crosscut.parallel import reshard
 from crosscut.pretrained import ModelSource
 
 USUAL_WORDS = 5
-"""Number of predictions per mask if no number is given, as in the fill-mask pipeline of `transformers`."""
+"""Default number of predictions per mask, the same as in the fill-mask pipeline of `transformers`."""
 
 _TEXTS_AT_ONCE = 16
 """Maximum number of texts per forward pass."""
@@ -51,7 +51,7 @@ class Filled:
 
     prompt: str
     text: str
-    """Text of the prompt's tokens with the likeliest token in place of each mask, without other special tokens."""
+    """Text of the prompt with the likeliest token in place of each mask, and without special tokens."""
     masks: tuple[tuple[Word, ...], ...]
     """Predictions for each mask, in the order of the text. The likeliest token comes first."""
 
@@ -66,8 +66,8 @@ class Filled:
 
 
 class Filler:
-    """Predictions for the masks of texts, `num_words` for each mask, with the tokenizer of `source`. Raises `DataError`
-    if the tokenizer lacks a special token of masked language modelling.
+    """Predictor of masked tokens, with the tokenizer of `source`. It returns the `num_words` likeliest tokens for each
+    mask. Raises `DataError` if the tokenizer lacks a special token that masked language modelling needs.
     """
 
     def __init__(self, source: ModelSource, *, num_words: int = USUAL_WORDS) -> None:
@@ -80,9 +80,9 @@ class Filler:
         """Id of the mask token."""
 
     def encode(self, prompt: str) -> list[int]:
-        """Ids of a prompt, with the tokens that the tokenizer puts around a text. Raises `ConfigError` if the prompt
-        has no mask or does not fit into the model's sequences, and `DataError` for a token that the model does not
-        have.
+        """Return the token ids of a prompt, including the special tokens that the tokenizer puts around a text. Raises
+        `ConfigError` if the prompt has no mask or exceeds the model's maximum sequence length, and `DataError` for an
+        id that is not in the model's vocabulary.
         """
         ids: list[int] = self._tokenizer.encode(prompt).ids
         start, most = f"{prompt[:40]}..." if len(prompt) > 40 else prompt, self._config.max_sequence_length
@@ -94,8 +94,8 @@ class Filler:
             )
         if len(ids) > most:
             raise ConfigError(
-                f"The prompt {start!r} must fit into the model's sequences of {most} tokens, but has {len(ids)}. "
-                "Shorten the prompt."
+                f"The prompt {start!r} must fit into the model's sequence length ({most} tokens), but has "
+                f"{len(ids)}. Shorten the prompt."
             )
         if max(ids) >= self._config.vocab_size:
             raise DataError(
@@ -106,7 +106,8 @@ class Filler:
 
     @torch.no_grad()
     def fill(self, model: GPT, prompts: Sequence[str]) -> list[Filled]:
-        """Predict the masks of all prompts. Every rank must call this method, and all ranks get the same predictions.
+        """Predict the masked tokens of all prompts. Every rank must call this method, and all ranks get the same
+        predictions.
 
         Raises the errors of `encode`, and `GenerationError` if logits are not finite.
         """
@@ -121,7 +122,7 @@ class Filler:
         return found
 
     def _logits(self, model: GPT, texts: Sequence[Sequence[int]]) -> Tensor:
-        """Logits [N, V] of all masks, in the order of the texts."""
+        """Return the logits [N, V] of all masks, in the order of the texts."""
         device = model.mesh.device
         tokens = pad_sequence([torch.tensor(ids, device=device) for ids in texts], batch_first=True)
         lengths = torch.tensor([len(ids) for ids in texts], device=device)
@@ -144,7 +145,9 @@ class Filler:
 
 
 def print_filled(filled: Sequence[Filled], *, as_json: bool) -> None:
-    """Print the predictions: per prompt, a line of JSON, or the prompt with a line per word."""
+    """Print the predictions for each prompt, either as one line of JSON or as the prompt followed by one line per
+    word.
+    """
     for one in filled:
         if as_json:
             echo(json.dumps(one.to_json(), ensure_ascii=False))

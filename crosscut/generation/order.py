@@ -1,4 +1,4 @@
-"""Text generation for `crosscut generate`: loads the model on all ranks, and prints the texts or the words that fill in
+"""Run `crosscut generate`: load the model on all ranks, and print the generated texts or the predicted words for
 masks.
 """
 
@@ -27,10 +27,10 @@ from crosscut.parallel.collectives import share_json_from_first
 from crosscut.pretrained import ModelSource, find_model
 
 USUAL_TOKENS = 200
-"""Maximum number of generated tokens if `--tokens` is not given; the window may allow fewer."""
+"""Default maximum number of generated tokens. The model's window may allow fewer."""
 
 _MOST_ROWS = 16
-"""Maximum number of texts that are generated at once; further texts wait."""
+"""Maximum number of texts that are generated at the same time. Further texts wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Order:
     """Whether texts may become longer than the model's window."""
     as_json: bool
     tensor: int
-    """Number of tensor ranks."""
+    """Tensor-parallel size."""
     device: str
     precision: str
     last_weights: bool = False
@@ -57,7 +57,7 @@ class Order:
     adapter: str = ""
     """Folder of an adapter that is merged into the model; empty for none."""
     num_words: int = USUAL_WORDS
-    """Number of predictions per mask, with a model that predicts masked tokens."""
+    """Number of predictions per mask if the model predicts masked tokens."""
     only_for_texts: tuple[str, ...] = ()
     """Options that the user gave and that do not apply to a model that predicts masked tokens."""
 
@@ -68,7 +68,7 @@ class Order:
 
     @property
     def layout(self) -> Layout:
-        """Layout with `tensor` tensor ranks and one data rank."""
+        """Layout with one data rank and the tensor-parallel size `tensor`."""
         return Layout(tensor=self.tensor)
 
 
@@ -133,7 +133,7 @@ def _write(order: Order, found: Mapping[str, Any], device: torch.device) -> None
 
 
 def _fill(model: GPT, source: ModelSource, order: Order, mesh: ParallelMesh) -> None:
-    """Fill in the masks of all prompts on one rank."""
+    """Predict the masked words of all prompts, and print them on the first rank. Every rank must call this function."""
     filler = Filler(source, num_words=order.num_words)
     for prompts in _rounds(order, mesh):
         try:
@@ -147,7 +147,9 @@ def _fill(model: GPT, source: ModelSource, order: Order, mesh: ParallelMesh) -> 
 
 
 def _rounds(order: Order, mesh: ParallelMesh) -> Iterator[tuple[str, ...]]:
-    """Yield lists of prompts to continue together: all prompts of the command line, or a list for each typed prompt."""
+    """Yield groups of prompts to continue together: all prompts from the command line, or one group per typed
+    prompt.
+    """
     if order.prompts:
         yield order.prompts
         return
@@ -156,7 +158,9 @@ def _rounds(order: Order, mesh: ParallelMesh) -> Iterator[tuple[str, ...]]:
 
 
 def _request(prompt: str, tokenizer: Tokenizer, source: ModelSource, order: Order) -> tuple[list[int], Sampling]:
-    """Return a prompt's ids and its sampling options. Raises `ConfigError` if they do not fit the model's window."""
+    """Return a prompt's token ids and its sampling options. Raises `ConfigError` if the prompt and the requested tokens
+    do not fit into the model's window.
+    """
     ids = tokenizer.encode_prompt(prompt, begin=source.begin_of_text) or [source.end_of_text]
     most = USUAL_TOKENS if order.num_tokens is None else order.num_tokens
     window = source.model.generation_length

@@ -1,4 +1,4 @@
-"""Prompts from a file or from a user at a terminal."""
+"""Read prompts from a file, or ask for prompts at a terminal."""
 
 import os
 import sys
@@ -22,7 +22,7 @@ def read_prompts(path: Path) -> tuple[str, ...]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise DataError(
-            f"`{path}` must be a readable file of prompts, but is not: {reason}. Name a UTF-8 file with one prompt per "
+            f"`{path}` must be a readable file of prompts, but is not: {reason}. Use a UTF-8 file with one prompt per "
             "line."
         ) from None
     of_line = _of_record if path.suffix == ".jsonl" else _of_line

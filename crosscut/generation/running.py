@@ -14,7 +14,7 @@ Finish = Literal["", "stop", "length", "error"]
 
 @dataclass(frozen=True)
 class Piece:
-    """Report of one token of a text: a generated token or, if `Sampling.tell_prompt` is set, a token of the prompt."""
+    """Report on one token of a text: a generated token or, if `Sampling.tell_prompt` is set, a token of the prompt."""
 
     number: int
     """The text's number, as returned by `Decoder.add`."""
@@ -36,8 +36,8 @@ class Piece:
     of the prompt's last token is the last report of the text.
     """
     error: Exception | None = None
-    """Error that ended the text if `finish` is "error", otherwise None. A piece with an error holds no new token: its
-    token is that of the piece before."""
+    """Error that ended the text if `finish` is "error", otherwise None. A piece with an error has no new token: `token`
+    is the text's last token so far."""
 
 
 class Text:
@@ -49,12 +49,12 @@ class Text:
         self.history = History(sampling, prompt)
         self.num_prompt, self.most_tokens = len(prompt), len(prompt) + sampling.num_tokens
         self.num_told = 0 if sampling.tell_prompt else len(prompt) - (sampling.num_tokens == 0)
-        """Number of prompt tokens that are already reported or need no report. If no tokens are generated, at least the
-        last prompt token is reported."""
+        """Number of prompt tokens that have been reported or need not be. If no tokens are generated, at least the last
+        prompt token is reported."""
         self.first = 0
         """Index of the first token that the model sees."""
         self.num_read = 0
-        """Number of tokens, counted from `first`, that the text's row of the cache holds."""
+        """Number of tokens, counted from `first`, whose keys and values are in the text's row of the cache."""
 
     @property
     def unread(self) -> int:
@@ -75,8 +75,8 @@ class Text:
         return choose(scores, self.sampling, history=self.history, number=self.numbers.next())
 
     def append(self, token: int, *, is_end: bool) -> tuple[str, Finish]:
-        """Append a token. `is_end` marks an end-of-text token. Returns the new text that can be shown, and the reason
-        why the text ends. The reason is empty if the text continues.
+        """Append a token. `is_end` says whether the token ends the text. Returns the new characters that can be shown,
+        and the reason why the text ends, which is empty if the text continues.
         """
         self.tokens.append(token)
         self.numbers.add(token)
@@ -89,5 +89,7 @@ class Text:
         return shown, "length" if self.is_over else ""
 
     def rest(self) -> str:
-        """Characters that were held back until the end of the text. Empty if a stop string ended the text."""
+        """Return the characters that were held back until the end of the text, or an empty string if a stop string
+        ended the text.
+        """
         return "" if self.stream is None or self.stream.has_stopped else self.stream.finish()

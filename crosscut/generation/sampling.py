@@ -1,12 +1,12 @@
-"""Choice of the next token, as a function of the scores, the text so far and one random number.
+"""Choose the next token from the scores, the text so far and one random number.
 
 All ranks see the same scores and compute the same random number, so they agree without communication. The random number
 is a function of (seed, sample, the tokens so far). Three properties follow:
 
 - A text depends neither on the layout nor on other texts.
-- A text that was interrupted continues in the same way if the prompt of a new request is the whole text so far. The
-  presence and the frequency penalty are exceptions: they count only the tokens after the prompt, and the tokens that
-  were generated before the interruption are now part of the prompt.
+- An interrupted text continues in the same way if a new request has the whole text so far as its prompt. The presence
+  and the frequency penalty are exceptions: they count only the tokens after the prompt, and the tokens that were
+  generated before the interruption are now part of the prompt.
 - Different prompts with the same seed have independent random numbers.
 
 Scores s become probabilities in the usual order: biases b, repetition penalty, presence and frequency penalty (token i
@@ -34,14 +34,13 @@ LARGEST_PENALTY = 2.0
 """Largest absolute value of the presence penalty and of the frequency penalty."""
 
 _LIKELIEST = 1024
-"""Number of likeliest tokens that are searched first to apply top p. If their total probability is too small, all
-tokens are sorted.
-"""
+"""Number of likeliest tokens among which top p is applied first. If their total probability is too small, all tokens
+are sorted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Options for the choice of a text's tokens and for the end of the text. Raises `ConfigError` for values out of
+    """Options that decide how a text's tokens are chosen and when the text ends. Raises `ConfigError` for values out of
     range.
     """
 
@@ -62,7 +61,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     """Number subtracted from a token's score once per occurrence after the prompt."""
     bias: tuple[tuple[int, float], ...] = ()
-    """Token ids and the numbers that are added to their scores."""
+    """Pairs of a token id and a number that is added to the token's score."""
     seed: int = 0
     """Random seed."""
     stop: tuple[str, ...] = ()
@@ -92,7 +91,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Likelihood:
-    """Log probabilities of the model at one token, before biases, penalties, temperature, top k and top p."""
+    """The model's log probabilities for one token of a text, before biases, penalties, temperature, top k and top p."""
 
     logprob: float | None = None
     """Natural logarithm of the token's probability. None if no probabilities are requested."""
@@ -141,17 +140,19 @@ class History:
 
 
 def rows_not_finite(scores: Tensor) -> frozenset[int]:
-    """Indices of the rows of `scores` [N, V] that hold NaN or an infinite number.
+    """Return the indices of the rows of `scores` [N, V] that hold NaN or an infinite number.
 
-    The sums of all rows need one pass and one transfer to the host. A row whose sum is finite holds only finite scores.
-    A row whose sum is not finite is searched, because finite scores may add up to infinity.
+    The rows are summed first, which needs only one pass and one transfer to the host. A row whose sum is finite holds
+    only finite scores. A row whose sum is not finite is then searched, because finite scores may add up to infinity.
     """
     sums = scores.sum(1, dtype=torch.float32).isfinite().tolist()
     return frozenset(row for row, is_finite in enumerate(sums) if not is_finite and not scores[row].isfinite().all())
 
 
 def not_finite(scores: Tensor, place: str) -> GenerationError:
-    """Error for `scores` that hold NaN or an infinite number. `place` names the token to which the scores belong."""
+    """Return the error for `scores` that hold NaN or an infinite number. `place` names the token to which the scores
+    belong.
+    """
     kind = "NaN" if scores.isnan().any() else "infinite"
     return GenerationError(
         f"The model's logits must be finite, but are not: some are {kind} at {place}. The weights are damaged, or the "
@@ -191,7 +192,7 @@ def likelihoods_of(scores: Tensor, tokens: Sequence[int], num_alternatives: int)
 
 
 def _adjusted(scores: Tensor, sampling: Sampling, history: History) -> Tensor:
-    """Scores [V] after biases and penalties. The argument is not changed."""
+    """Return the scores [V] after biases and penalties. `scores` is not changed."""
     if sampling.bias:
         index, added = _columns(sampling.bias, scores)
         scores = scores.index_add(0, index, added)
@@ -206,13 +207,13 @@ def _adjusted(scores: Tensor, sampling: Sampling, history: History) -> Tensor:
 
 
 def _columns(of_token: Iterable[tuple[int, float]], scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Token ids and values of the pairs in `of_token`, as two tensors on the device of the scores."""
+    """Return the token ids and the values of the pairs in `of_token`, as two tensors on the device of `scores`."""
     tokens, values = zip(*of_token, strict=True)
     return torch.tensor(tokens, device=scores.device), torch.tensor(values, dtype=scores.dtype, device=scores.device)
 
 
 def _candidates(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """Candidate tokens and their unnormalized probabilities, in float64, on the CPU."""
+    """Return the unnormalized probabilities of the candidate tokens, in float64, and the tokens, both on the CPU."""
     size = scores.numel()
     if 0 < sampling.top_k < size:
         values, tokens = scores.topk(sampling.top_k)
@@ -234,8 +235,8 @@ def _chances(scores: Tensor, temperature: float) -> Tensor:
 
 
 def _likeliest(chances: Tensor, mass: float) -> tuple[Tensor, Tensor]:
-    """The likeliest tokens whose probabilities reach `mass`, in descending order. A search for a few tokens comes
-    first, because it is faster than sorting all tokens.
+    """Return probabilities and tokens in descending order, enough of them that the probabilities reach `mass`. A small
+    number of tokens is tried first, because this is faster than sorting all tokens.
     """
     values, tokens = chances.topk(min(_LIKELIEST, chances.numel()))
     return (values, tokens) if float(values.sum()) >= mass else chances.sort(descending=True)

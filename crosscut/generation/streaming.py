@@ -1,7 +1,7 @@
-"""Conversion of a stream of tokens to text that no later token can change.
+"""Convert a stream of tokens to text that no later token can change.
 
-A token may end in the middle of a character, and a text may end with the beginning of a stop string. The stream
-holds back an incomplete character or a possible stop string until later tokens complete it or rule it out. All returned
+A token may end in the middle of a character, and a text may end with the beginning of a stop string. The stream holds
+back an incomplete character or a possible stop string until later tokens complete it or rule it out. All returned
 strings, joined, form the text. The work for a token depends neither on the length of the text nor on the length of the
 stop strings.
 """
@@ -18,8 +18,8 @@ _BROKEN = "\N{REPLACEMENT CHARACTER}"
 """Character that decoders return for invalid bytes, such as the first bytes of a longer character."""
 
 _MOST_UNSETTLED = 64
-"""Number of tokens after which invalid bytes are final. A character has at most four bytes, so only a text without
-characters has so many tokens of invalid bytes in a row."""
+"""Number of successive tokens after which incomplete bytes are returned as invalid. A character has at most four bytes,
+so valid text never has so many tokens without a complete character."""
 
 
 class TextStream:
@@ -106,15 +106,15 @@ class _Match:
     def __init__(self, string: str) -> None:
         self.string = string
         self.length = 0
-        """Number of characters at the start of the string with which the text ends."""
+        """Length of the longest prefix of the string with which the text ends."""
         self._borders = [0]
         """Entry k - 1 is the length of the longest proper prefix of the string's first k characters that is also a
         suffix of these characters.
         """
 
     def push(self, character: str) -> bool:
-        """Add a character, and return whether the text ends with the whole string. No character may follow after
-        that.
+        """Add a character, and return whether the text now ends with the whole string. After that, no character may be
+        added.
         """
         self.length = self._longer(self.length, character)
         if self.length > len(self._borders):
@@ -122,7 +122,9 @@ class _Match:
         return self.length == len(self.string)
 
     def _longer(self, length: int, character: str) -> int:
-        """Length of the match after `character`, if `length` characters matched before it."""
+        """Return the length of the match after `character`, given that `length` characters matched before
+        `character`.
+        """
         while length and self.string[length] != character:
             length = self._borders[length - 1]
         return length + (self.string[length] == character)

@@ -1,4 +1,4 @@
-"""Generation of one text with a model in memory, such as a model in training."""
+"""Generate one text with a model that is already in memory, such as a model during training."""
 
 from crosscut.data import Tokens
 from crosscut.generation.decoder import Decoder

@@ -350,7 +350,7 @@ def told_of_too_long() -> None:
 
 
 def test_of_a_prompt_that_slides_nothing_can_be_told(ranks):
-    with pytest.raises(ConfigError, match=r"probabilities must fit in the model's window \(12 tokens\), but has 13"):
+    with pytest.raises(ConfigError, match=r"are requested must fit in the model's window \(12 tokens\), but has 13"):
         ranks.run(1, told_of_too_long)
 
 

@@ -128,7 +128,7 @@ def test_roberta_fills_in_words_as_the_pipeline_does(ranks: RankPool, roberta, l
             "The prompt 'the fox' must have the mask token `[MASK]` in place of each word to predict, but ",
         ),
         ("", "The prompt '' must have the mask token"),
-        ("[MASK] " * 15, r"must fit into the model's sequences of 16 tokens, but has 17. Shorten the prompt."),
+        ("[MASK] " * 15, "must fit into the model's sequence length (16 tokens), but has 17. Shorten the prompt."),
     ],
 )
 def test_prompt_that_cannot_be_filled_is_refused(folder, prompt, message):
