@@ -1,5 +1,5 @@
-"""Decoder models (GPT-2, Llama and similar), built from the layers of `parallel`. The code does not depend on the
-layout.
+"""Transformer models: decoders such as GPT-2 and Llama, and encoders such as BERT. They are built from the layers of
+`parallel`, and their code does not depend on the layout.
 """
 
 from crosscut.model.batch import Batch

@@ -53,9 +53,9 @@ class SelfAttention(nn.Module):
         cache: LayerCache | None = None,
         mask: AttentionMask | None = None,
     ) -> Tensor:
-        """Attend from every position to all positions, or, in causal attention, to itself and all earlier positions,
-        including the positions in `cache`. With `mask`, attend to the positions that the mask shows, on all ranks that
-        share the sequence.
+        """Let every position attend to all positions or, in causal attention, to itself and all earlier positions,
+        including the positions in `cache`. If `mask` is given, a position attends only to the positions that the mask
+        shows, on all ranks that share the sequence.
         """
         query, key_value = self.qkv(x)
         q = query.unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # [B, A/T, S, D]
@@ -66,7 +66,7 @@ class SelfAttention(nn.Module):
         return y
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask | None = None) -> Tensor:
-        """Attend from this rank's tokens to their whole sequences, which other ranks may share."""
+        """Let this rank's tokens attend to their whole sequences, parts of which other ranks may hold."""
         added = None if mask is None else mask.added
         if mask is None or not mask.is_shared:
             return self._attend_here(q, k, v, added)
@@ -109,7 +109,7 @@ def capability_of(device: torch.device) -> tuple[int, int] | None:
 
 
 def _placed(heads: Tensor, norm: nn.Module | None, rotation: Rotation | None) -> Tensor:
-    """Apply the norm of heads and the rotation to queries or keys. None skips the norm or the rotation."""
+    """Apply the per-head norm and the rotation to queries or keys. A `norm` or `rotation` of None is skipped."""
     if norm is not None:
         heads = norm(heads)
     return heads if rotation is None else rotate(heads, rotation)

@@ -38,15 +38,13 @@ class Batch:
     mask: Tensor | None = None
     """Whether each token may be attended to; false for padding. None means that every token may be attended to."""
     order: Tensor | None = None
-    """Order of the two segments of each sequence [B]: 0 as in their text, 1 swapped, `IGNORED` for neither. None means
-    that the order is not predicted.
-    """
+    """Order of the two segments of each sequence [B]: 0 if they are in their original order, 1 if they are swapped,
+    `IGNORED` if the sequence has no order to predict. None means that the order is not predicted."""
     labels: Tensor | None = None
-    """Labels for a model that solves a task. Their meaning depends on the model's head: the class of each sequence [B];
-    or, for each question, the index of the right one of its C texts [B / C], where the C texts of a question are
-    successive sequences; or the first and the last token of the answer in each sequence [B, 2]. The label is `IGNORED`
-    where an example has no label.
-    """
+    """Labels for a model that solves a task. Their meaning depends on the model's head. Head `classes`: the class of
+    each sequence [B]. Head `choice`: the index of the right one of the C texts of each question [B / C]; the C texts of
+    a question are successive sequences. Head `spans`: the first and the last token of the answer in each sequence [B,
+    2]. A missing label is `IGNORED`."""
     predicted: Tensor | None = None
     """Indexes [N] of the tokens whose logits are computed, in the flattened batch (`with_predicted`). None means all
     tokens.
@@ -63,12 +61,12 @@ class Batch:
 
     @classmethod
     def labelled(cls, tokens: Tensor, labels: Tensor, **rest: Tensor | None) -> Self:
-        """Make a batch of a task, which has labels and no targets. `rest` are other fields, such as `mask`."""
+        """Make a batch for a task, with labels and without targets. `rest` holds other fields, such as `mask`."""
         return cls(tokens=tokens, targets=torch.full_like(tokens, IGNORED), labels=labels, **rest)
 
     @property
     def num_targets(self) -> Tensor:
-        """Number of targets to predict, or of labels of a task: an integer scalar on the device."""
+        """Number of targets to predict or, for a task, number of labels: an integer scalar on the device."""
         if self.labels is None:
             return (self.targets != IGNORED).sum()
         first = self.labels if self.labels.dim() == 1 else self.labels[:, 0]
@@ -76,12 +74,12 @@ class Batch:
 
     @property
     def num_orders(self) -> Tensor:
-        """Number of sequences whose order is to be predicted: an integer scalar on the device."""
+        """Number of sequences whose order of segments is to be predicted: an integer scalar on the device."""
         return self.targets.new_zeros(()) if self.order is None else (self.order != IGNORED).sum()
 
     def with_predicted(self, fraction: float) -> Self:
         """Return the batch with the indexes of the tokens whose logits are computed. These are all tokens with a
-        target, and a few other tokens that fill up the number of indexes (`config.conventions.predicted_rows`).
+        target, and a few other tokens that round up the number of indexes (`config.conventions.predicted_rows`).
         `fraction` is the expected fraction of tokens with a target. Call this while the batch is on the host, because
         the number of indexes depends on the targets.
         """
@@ -111,8 +109,8 @@ class Batch:
         """Return the rank's part of sequences that the ranks of `axis` share: an early and a late piece of each
         sequence (`parallel.context.zigzag`). If the axis has one rank, return the batch itself.
 
-        Call this on whole sequences, after their documents were found. Raises `LayoutError` unless the length of the
-        sequences is a multiple of 2 x the number of ranks.
+        Call this on whole sequences, after `with_documents` if documents are needed. Raises `LayoutError` unless the
+        length of the sequences is a multiple of 2 x the number of ranks.
         """
         if axis.size == 1:
             return self
@@ -135,9 +133,9 @@ class Batch:
         return self.tokens, self.targets, context
 
     def chunk(self, num_parts: int) -> list[Self]:
-        """Split the sequences into `num_parts` equal parts, in order. If a label belongs to several sequences, these
-        stay together. Raises `ConfigError` if the number of sequences, or of labels, is not a multiple of `num_parts`.
-        Call `with_predicted` on the parts, not before.
+        """Split the sequences into `num_parts` equal parts, in order. Sequences that share a label stay together.
+        Raises `ConfigError` if the number of sequences, or of labels, is not a multiple of `num_parts`. Call
+        `with_predicted` on the parts, not before.
         """
         assert self.predicted is None and self.places is None, "the indexes of a whole batch are not those of its parts"
         what, number = "sequences", len(self.tokens)

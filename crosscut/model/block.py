@@ -66,7 +66,7 @@ class Block(nn.Module):
     def _attend(
         self, x: Tensor, rotation: Rotation | None, cache: LayerCache | None, mask: AttentionMask | None
     ) -> Tensor:
-        """Apply attention, and record the place."""
+        """Apply attention, and note in the flight recorder that this part of the layer runs."""
         attended: Tensor
         if self.runner.compiler is not None:  # compiled code records nothing
             attended = self.attention(x, rotation, cache, mask)
@@ -76,7 +76,7 @@ class Block(nn.Module):
         return leave_part(attended, Part.ATTENTION)
 
     def _feed(self, x: Tensor) -> Tensor:
-        """Apply the feed-forward part, and record the place."""
+        """Apply the feed-forward part, and note in the flight recorder that this part of the layer runs."""
         fed: Tensor
         if self.runner.compiler is not None:
             fed = self.mlp(x)

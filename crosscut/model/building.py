@@ -1,5 +1,5 @@
-"""Construction of a model's modules from its description in `architecture`. The description defines every shape and how
-every matrix is split over the ranks.
+"""Build a model's modules from its description in `architecture`. The description defines every shape and how every
+matrix is split over the ranks.
 """
 
 from dataclasses import dataclass
@@ -55,8 +55,8 @@ class Builder:
         return layer
 
     def rows(self, matrix: Matrix, *, is_last: bool = False) -> RowParallelLinear:
-        """Build a row-parallel layer. `is_last` marks the last product of the layer, whose result only the residual sum
-        reads.
+        """Build a row-parallel layer. `is_last` marks the last product of a transformer layer, whose result is used
+        only in the residual sum.
         """
         how: Multiplication = self.runner.last_linear if is_last else self.runner.linear
         layer = RowParallelLinear(

@@ -149,8 +149,8 @@ class LayerCache:
         self._reading, self._kept = reading, kept
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store the keys and values [B, K/T, S, D]. Attend with each query of [B, A/T, S, D] to all keys that this
-        query may see.
+        """Store the keys `k` and values `v`, each [B, K/T, S, D]. Let each query of `q` [B, A/T, S, D] attend to all
+        keys that this query may see.
         """
         reading = self._reading
         self._keep(k, v)

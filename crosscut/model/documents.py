@@ -1,10 +1,10 @@
-"""Context of a sequence's tokens: documents, segments and padding, and the mask of attention that follows from these.
+"""Context of a sequence's tokens: documents, segments and padding, and the attention mask that follows from them.
 
 Documents in a packed sequence do not see each other: no token attends to another document, and positions restart at
 each document.
 
 A packed sequence is a section of a list of documents, each followed by the end-of-text token. An end-of-text token is
-the last *target* of its document and the first token that is *read* of the next document:
+the last *target* of its document and the first token that is *read* in the next document:
 
     read       c  d  <|endoftext|>  e  f  <|endoftext|>  g
     target     d  <|endoftext|>  e  f  <|endoftext|>  g  h
@@ -14,7 +14,7 @@ the last *target* of its document and the first token that is *read* of the next
 Every target is therefore predicted from its own document only, and the first token of a document is predicted from the
 end-of-text token alone, as when a model writes a text without a prompt.
 
-If several context ranks share a sequence, a rank's context describes only the rank's tokens. The mask of attention then
+If several context ranks share a sequence, a rank's context describes only the rank's tokens. The attention mask then
 needs the documents and the padding of the whole sequence, which the ranks gather once per forward pass.
 
 Shapes: B batch, S sequence, C context ranks.
@@ -55,8 +55,8 @@ class Context(NamedTuple):
     """Indexes [N] of the tokens whose logits are computed, in the flattened batch. None means all tokens. Only models
     that predict masked tokens use this tensor."""
     order: Tensor | None = None
-    """Order of the segments of each sequence [B]: 0 as in their text, 1 swapped, `IGNORED` for neither. None means that
-    the order is not predicted."""
+    """Order of the segments of each sequence [B]: 0 if they are in their original order, 1 if they are swapped,
+    `IGNORED` if the sequence has no order to predict. None means that the order is not predicted."""
     labels: Tensor | None = None
     """Labels of a model that solves a task (`Batch.labels`). None means that no labels are given."""
     places: Tensor | None = None
@@ -64,8 +64,8 @@ class Context(NamedTuple):
     (`Batch.places`). None means that the sequences are whole."""
 
     def padded(self, num_filled: int, like: Tensor) -> "Context":
-        """Return the context of sequences to whose ends `num_filled` tokens of padding are added. `like` [B, S] are the
-        tokens of the sequences before the padding.
+        """Return the context of the same sequences after `num_filled` padding tokens are appended to each of them.
+        `like` [B, S] holds the tokens without this padding.
         """
         if not num_filled:
             return self
@@ -79,11 +79,11 @@ class Context(NamedTuple):
 
 
 NO_CONTEXT = Context()
-"""Context of sequences without padding, of one document and one type each."""
+"""Context of sequences that have no padding, each with one document and one token type."""
 
 
 class AttentionMask(NamedTuple):
-    """Mask of attention, and whether ranks share the sequences. All layers use the same mask.
+    """Attention mask, and whether several ranks share the sequences. All layers use the same mask.
 
     The mask is inside a tuple so that `training.offload` does not offload it again with the input of every layer.
     """
@@ -112,13 +112,13 @@ def attention_mask(
     context: Context, dtype: torch.dtype, *, is_causal: bool, queries: Tensor | None = None
 ) -> AttentionMask | None:
     """Make the attention mask. A token may see the tokens of its document that are not padding. `is_causal` restricts
-    this to the token itself and earlier tokens. None if there are no documents and no padding to hide.
+    this to the token itself and earlier tokens. Returns None if the context has neither documents nor padding.
 
     `queries` [Q] are the indexes of the queries in their sequences; None means that all tokens are queries.
 
     The mask has the type `dtype`, which must be the type of the queries. With documents, its memory grows with S
     squared, but does not depend on the number of layers or heads. In a sequence without any real token, and for a query
-    whose keys are all padding, every key is visible: the result is not used, but must be finite.
+    whose keys are all padding, every key is visible: the output of attention is not used there, but must be finite.
     """
     if context.documents is None and context.mask is None:
         return None
@@ -162,10 +162,10 @@ def shared_mask(
 
 
 def _earlier(queries: Tensor, num_keys: int) -> Tensor:
-    """Whether the index of each key in the sequence is at most the index of the query, [Q, S]."""
+    """Return a mask [Q, S] that is true where the key's index in the sequence is at most the query's index."""
     return torch.arange(num_keys, device=queries.device) <= queries.unsqueeze(1)
 
 
 def _added(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """Minus infinity where a key is hidden, and 0 elsewhere."""
+    """Return a tensor with minus infinity where a key is hidden, and 0 elsewhere."""
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))

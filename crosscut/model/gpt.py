@@ -1,4 +1,4 @@
-"""Transformer: token ids to hidden states through blocks, and from hidden states to a loss or to scores.
+"""Transformer: maps token ids to hidden states through blocks, and hidden states to a loss or to scores.
 
 The default is GPT-2 as in the paper's section 2.2: learned positions, layer norms, GeLU and tied embeddings. Llama,
 BERT and similar models (`ModelConfig`) differ only in the kinds of layers. This code does not depend on the layout: on
@@ -58,7 +58,7 @@ class StageInput(NamedTuple):
     stage: Stage
     """Stage to run."""
     hidden: Tensor | None = None
-    """Output of the stage before it [B, S, H]; None for the first stage."""
+    """Output of the previous stage [B, S, H]; None for the first stage."""
 
 
 class GPT(nn.Module):
@@ -68,8 +68,8 @@ class GPT(nn.Module):
     call the layers and the loss, and name the stages of this rank.
 
     In a pipeline, each rank builds only its stages (default: one stage, the whole model). Modules of other stages are
-    missing, and parameters keep their names in the whole model. If the embedding is tied, the rank of the last stage
-    has a copy of the token embedding.
+    missing, and parameters have the same names as in the whole model. If the embedding is tied, the rank with the last
+    stage has a copy of the token embedding.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class GPT(nn.Module):
         parts = describe(config)
         is_first, is_last = (any(getattr(stage, end) for stage in self.stages) for end in ("is_first", "is_last"))
         self.has_copy = is_last and not is_first and parts.head.output is None and parts.head.task is None
-        """Whether the token embedding is a copy of the embedding of the first stage."""
+        """Whether this rank's token embedding is a copy of the first stage's token embedding."""
         build = Builder(mesh=mesh, streams=streams, dtype=dtype, epsilon=config.norm_epsilon)
         self._build_embedding(parts.embedding, build, is_first=is_first)
         of_layers = replace(build, context_attention=runners.context_attention)
@@ -138,8 +138,8 @@ class GPT(nn.Module):
 
     @property
     def padded_rows(self) -> dict[str, int]:
-        """Number of rows that are not padding, for each parameter that has padding rows, by name. Loading a checkpoint
-        of another layout needs these numbers, because the padding depends on the layout.
+        """Number of rows without padding of each parameter that is padded, by parameter name. Loading a checkpoint of
+        another layout needs these numbers, because the padding depends on the layout.
         """
         own = {name for name, _ in self.named_parameters()}
         described = describe(self.config).root_parameters()
@@ -148,7 +148,9 @@ class GPT(nn.Module):
 
     @property
     def is_tied_over_stages(self) -> bool:
-        """Whether this rank trains a token embedding that has a copy on another stage of a pipeline, or is the copy."""
+        """Whether the token embedding is tied across two stages of a pipeline, and this rank trains one of its two
+        copies.
+        """
         is_tied = describe(self.config).head.output is None and not self.config.solves_task
         return (
             self.mesh.pipeline is not None and is_tied and self.tokens is not None and self.token_weight.requires_grad
@@ -162,7 +164,9 @@ class GPT(nn.Module):
 
     @property
     def tied_copies(self) -> list[nn.Parameter]:
-        """Copy of a tied embedding that another stage of a pipeline also holds and counts in sums over all stages."""
+        """This rank's copy of the tied embedding, if it has one. The rank with the first stage counts the original in
+        sums over all stages.
+        """
         return [self.output_weight] if self.has_copy else []
 
     def counted_once(self, parameters: Collection[nn.Parameter]) -> list[nn.Parameter]:
@@ -183,11 +187,12 @@ class GPT(nn.Module):
         """Compute the last hidden states [B, S, H] of token ids [B, S]. Under sequence parallelism, the result is [B,
         S/T, H].
 
-        The last `num_filled` tokens of each sequence are padding that makes the length of the sequence divisible by the
-        number of tensor ranks. `reading` gives the positions of tokens that continue earlier text. `context` gives the
+        The last `num_filled` tokens of each sequence are padding that makes the sequence length divisible by the
+        tensor-parallel size. `reading` gives the positions of tokens that continue earlier text. `context` gives the
         documents, the segments, the padding and the indexes of the tokens. If context ranks share the sequences, S is
         the number of this rank's tokens. With `with_weight`, return (hidden states, weight of the token embedding), so
-        that the loss can use the same weight. Raises `ConfigError` for segments that the model has no types for.
+        that the loss can use the same weight. Raises `ConfigError` if segments are given but the model has no token
+        types.
 
         In a pipeline, `stage_input` names the stage to run and holds its input. The result is the output of the stage.
         """
@@ -251,7 +256,7 @@ class GPT(nn.Module):
         return x
 
     def _length(self, tokens: Tensor, context: Context) -> int:
-        """Number of tokens in the whole sequences, which context ranks may share."""
+        """Return the number of tokens in each whole sequence, which several context ranks may share."""
         return tokens.shape[1] * (1 if context.places is None else self.mesh.context.size)
 
     def _rotation(self, tokens: Tensor, places: Tensor | None, dtype: torch.dtype, length: int) -> Rotation:
@@ -260,7 +265,7 @@ class GPT(nn.Module):
         return rotations(places, self.config, dtype, length=length)
 
     def _mask(self, context: Context, dtype: torch.dtype) -> AttentionMask | None:
-        """Make the mask of attention, which all layers share."""
+        """Make the attention mask, which all layers share."""
         is_causal = self.config.is_causal
         if context.places is None:
             return attention_mask(context, dtype, is_causal=is_causal)
@@ -324,8 +329,8 @@ class GPT(nn.Module):
         context: Context,
         factors: tuple[float | Tensor, float | Tensor, float],
     ) -> Tensor:
-        """Loss of a model that predicts tokens, and possibly the order of segments. `factors` are the scales of both
-        losses and the coefficient of the z-loss.
+        """Return the loss of a model that predicts tokens, and possibly the order of segments. `factors` are the scales
+        of these two losses and the coefficient of the z-loss.
         """
         enter(Part.HEAD)
         scale, order_scale, z_loss = factors
@@ -354,9 +359,10 @@ class GPT(nn.Module):
         )
 
     def task_logits(self, tokens: Tensor, context: Context = NO_CONTEXT, *, num_choices: int = 1) -> Tensor:
-        """Return the logits of the model's task, the same on all tensor ranks: [B, classes] of `classes`, [B, S, 2] of
-        the first and the last token of `spans`, or [B / C, C] of `choice`. `num_choices` is the number C of texts of
-        each question of `choice`; the texts of a question are successive sequences.
+        """Return the logits of the model's task, the same on all tensor ranks. Their shape is [B, classes] for the head
+        `classes`, [B, S, 2] for `spans` (logits of the first and of the last token), or [B / C, C] for `choice`.
+        `num_choices` is C, the number of texts of each question for `choice`; the texts of a question are successive
+        sequences.
 
         `tokens` is [B, S]; S may be any length. The logits of spans include padding. For `classes` and `choice` of a
         model with causal attention, padding must be at the ends of the sequences. No other token attends to padding
@@ -376,7 +382,7 @@ class GPT(nn.Module):
         return self._task_logits(tokens, context, len(tokens) // num_choices)
 
     def _task_logits(self, tokens: Tensor, context: Context, num_labels: int) -> Tensor:
-        """Logits of a batch with `num_labels` labels. Each question of a choice has one label."""
+        """Return the logits of a batch with `num_labels` labels. For the head `choice`, each question has one label."""
         assert self.task is not None
         length = tokens.shape[1]
         last = None
@@ -398,8 +404,8 @@ class GPT(nn.Module):
     def _to_predict(
         self, hidden: Tensor, targets: Tensor, predicted: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the hidden states that the output projection multiplies, their targets, and this rank's part of the
-        bias of the logits. `predicted` are the indexes of the tokens to predict; None means all.
+        """Return the hidden states to which the output projection is applied, their targets, and this rank's part of
+        the bias of the logits. `predicted` are the indexes of the tokens to predict; None means all.
         """
         if self.prediction is None:
             return hidden, targets, None
@@ -451,8 +457,8 @@ class GPT(nn.Module):
         return hidden
 
     def hidden_form(self, tokens: Tensor) -> tuple[tuple[int, int, int], torch.dtype]:
-        """Shape and element type of the hidden states of `tokens` [B, S] between two stages: [B, S, H], or, under
-        sequence parallelism, [B, S/T, H].
+        """Return the shape and element type of the hidden states of `tokens` [B, S] between two stages: [B, S, H], or,
+        under sequence parallelism, [B, S/T, H].
         """
         parts = self.mesh.tensor.size if self.mesh.sequence_parallel else 1
         return (tokens.shape[0], tokens.shape[1] // parts, self.config.hidden_size), self.compute_dtype

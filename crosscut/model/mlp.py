@@ -43,7 +43,9 @@ def _relu2(x: Tensor) -> Tensor:
 
 
 class _SquaredReLU(Function):
-    """max(x, 0)^2. Keeps only x for the backward pass (So et al. 2021, arXiv 2109.08668, section 3)."""
+    """Autograd function that computes max(x, 0)^2 and keeps only x for the backward pass (So et al. 2021, arXiv
+    2109.08668, section 3).
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

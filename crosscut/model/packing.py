@@ -1,4 +1,4 @@
-"""Packing of a model's weights into oneDNN's memory order, for a model that will only generate text.
+"""Pack a model's weights into oneDNN's memory order, for a model that will only generate text.
 
 A packed weight replaces the plain weight, because keeping both weights would double the memory. A packed weight
 supports only products without gradients (`kernels.packed`).
@@ -22,9 +22,9 @@ def pack_weights(model: nn.Module, mesh: ParallelMesh, *, num_texts: int) -> Non
     """Pack a model's weights in place for generating `num_texts` texts at once: the weights of linear layers, and of
     the output layer unless it is tied to the embedding.
 
-    The call does nothing unless the model is on the CPU in float32, oneDNN is available, data ranks share no weights,
-    and products for `num_texts` texts are faster with packed weights. A packed model only runs without gradients, and
-    cannot be trained, saved or compared. During packing, one weight at a time is in memory twice.
+    The call does nothing unless the model is on the CPU in float32, oneDNN is available, the weights are not sharded
+    over data ranks, and products for `num_texts` texts are faster with packed weights. A packed model only runs without
+    gradients, and cannot be trained, saved or compared. During packing, one weight at a time is in memory twice.
     """
     layers = [module for module in model.modules() if isinstance(module, _PACKABLE)]
     if not is_faster_packed(num_texts) or mesh.sharding is not None or not all(map(_suits, layers)):

@@ -22,7 +22,8 @@ Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of the angles, which are the same in all layers."""
 
 _LLAMA3_TURNS, _YARN_TURNS = (1.0, 4.0), (1.0, 32.0)
-"""Limits of low and high frequencies, in turns within `rotary_original_length` positions."""
+"""Limits below which a frequency counts as low, and above which it counts as high, in turns per
+`rotary_original_length` positions."""
 
 
 def rotations(places: Tensor, config: ModelConfig, dtype: torch.dtype, *, length: int = 0) -> Rotation:
@@ -73,8 +74,8 @@ def _unscaled(base: float | Tensor, exponents: Tensor) -> Tensor:
 
 
 def _linear(config: ModelConfig, exponents: Tensor, _: int) -> Tensor:
-    """Divide all frequencies by `rotary_factor`, which is the same as dividing all positions by it (Chen et al. 2023,
-    arXiv 2306.15595).
+    """Divide all frequencies by `rotary_factor`. Dividing all positions by this factor has the same effect (Chen et al.
+    2023, arXiv 2306.15595).
     """
     return _unscaled(config.rotary_base, exponents) / config.rotary_factor
 

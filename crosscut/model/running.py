@@ -1,4 +1,4 @@
-"""Runners, which call the functions of a layer. The plain runner calls the functions and does nothing else.
+"""Runners: objects that call the functions of a layer. The plain runner calls the functions and does nothing else.
 
 Training gives each layer another runner when the model is built. Such a runner recomputes activations in the backward
 pass instead of keeping them, or calls compiled code (`training.runners`). The layers' own code is the same under every
@@ -90,7 +90,7 @@ PLAIN_LOSS = LossRunner()
 
 
 def plain_runner(_index: int) -> Runner:
-    """Return `PLAIN`, the runner without recomputation and compilation, whichever layer it is for."""
+    """Return `PLAIN`, the runner without recomputation and compilation, for every layer."""
     return PLAIN
 
 
@@ -99,7 +99,7 @@ class Runners:
     """Runners of a model's parts, and the stages that the rank runs."""
 
     layer: Callable[[int], Runner] = plain_runner
-    """Returns the runner of the layer at an index."""
+    """Function that returns the runner of the layer with a given index."""
     loss: LossRunner = PLAIN_LOSS
     context_attention: ContextAttention = ContextAttention.GATHER
     """Way in which attention is computed over a sequence that several ranks share. Never `auto`."""

@@ -1,8 +1,8 @@
-"""Passes of micro-batches through the stages of a pipeline, on one rank.
+"""Run the passes of micro-batches through the stages of a pipeline, on one rank.
 
 In a training step, a rank performs its list of actions in a schedule (`architecture.pipeline.Schedule`). A forward pass
-receives the hidden states of a micro-batch from the stage before, runs the layers of the stage, and sends the result to
-the next stage. A backward pass receives the gradient of this result, and sends the gradient of its input back. The
+receives the hidden states of a micro-batch from the previous stage, runs the layers of the stage, and sends the result
+to the next stage. A backward pass receives the gradient of this result, and sends the gradient of its input back. The
 first stage starts with the embedding, and the last stage ends with the loss. While the rank computes, the tensor for
 its next action arrives.
 
@@ -30,14 +30,14 @@ from crosscut.parallel.channels import Arriving
 
 
 class Observer(Protocol):
-    """Interface of an object that is told when each action of a rank starts and ends."""
+    """Interface of an object that is notified when each action of a rank starts and ends."""
 
     def start(self, action: Action) -> None:
-        """The input of `action` has arrived, and the rank now computes."""
+        """Called when the input of `action` has arrived and the rank starts to compute."""
 
     def end(self, action: Action, *, weight_gradients: int) -> None:
-        """The rank has computed the result of `action`, and has not sent it yet. `weight_gradients` is the number of
-        deferred weight gradients that the action has computed.
+        """Called when the rank has computed the result of `action`, before the result is sent. `weight_gradients` is
+        the number of deferred weight gradients that the action has computed.
         """
 
 
@@ -68,7 +68,7 @@ class StageStep:
 
 
 class _Passed(NamedTuple):
-    """Micro-batch whose forward pass has run, and whose backward pass has not."""
+    """Tensors of a micro-batch whose forward pass has run and whose backward pass has not."""
 
     hidden: Tensor | None
     """Input of the stage [B, S, H]; None for the first stage."""
@@ -105,7 +105,7 @@ class _Step:
         return self.loss
 
     def _perform(self, action: Action, received: Tensor | None) -> None:
-        """Compute the result of an action, and start to send it to the stage that needs it."""
+        """Compute the result of an action, and start to send the result to the stage that needs it."""
         result, weight_gradients, observer = None, 0, self.step.observer
         RECORD.phase(Phase.FORWARD if action.kind is Pass.FORWARD else Phase.BACKWARD)
         if observer is not None:
@@ -193,7 +193,9 @@ def last_hidden_states(model: GPT, tokens: Tensor, context: Context = NO_CONTEXT
 
 
 def _through_stages(model: GPT, tokens: Tensor, context: Context, *, num_filled: int = 0) -> Tensor | None:
-    """Run the rank's stages of a forward pass. Return the output of the last stage, and None on the other ranks."""
+    """Run this rank's stages in a forward pass. Return the output of the last stage on the rank that holds this stage,
+    and None on all other ranks.
+    """
     pipeline, channels = model.mesh.pipeline, model.mesh.channels
     assert pipeline is not None and channels is not None, "the mesh has no pipeline"
     schedule = interleaved(pipeline.size, pipeline.size, len(model.stages))

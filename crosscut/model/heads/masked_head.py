@@ -1,5 +1,5 @@
-"""Head of a BERT for masked tokens, inside the parallel region that f (`enter_tensor_parallel`) has entered, and the
-loss of the order of segments.
+"""BERT's head for masked tokens, and the loss for the order of two segments. The head runs inside the parallel region
+that f (`enter_tensor_parallel`) enters.
 
 Shapes: N tokens to predict, B sequences, H hidden, V vocabulary.
 """
@@ -16,7 +16,7 @@ from crosscut.parallel import ReplicatedLinear, sharded_parameter
 
 
 class MaskedPrediction(nn.Module):
-    """Dense layer, GeLU and norm before the output projection, and the bias of the logits: [N, H] to [N, H]."""
+    """Dense layer, GeLU and norm before the output projection, and the bias of the logits. Maps [N, H] to [N, H]."""
 
     def __init__(self, part: architecture.MaskedPrediction, build: Builder) -> None:
         super().__init__()
@@ -27,14 +27,14 @@ class MaskedPrediction(nn.Module):
         self.bias = sharded_parameter(shape, axis, dim=0, dtype=build.dtype, device=build.mesh.parameter_device)
 
     def forward(self, entered: Tensor) -> Tensor:
-        """Compute the hidden states that the output projection multiplies."""
+        """Compute the hidden states to which the output projection is applied."""
         y: Tensor = self.norm(F.gelu(self.dense(entered)))
         return y
 
 
 def order_loss(logits: Tensor, order: Tensor) -> Tensor:
-    """Sum of the cross entropies of `order` [B] given `logits` [B, 2], in float32 or wider. Sequences whose order is
-    `IGNORED` add nothing.
+    """Return the sum of the cross entropies of `order` [B] given `logits` [B, 2], in float32 or wider. Sequences whose
+    order is `IGNORED` add nothing.
     """
     wide = logits.float() if logits.element_size() < 4 else logits
     return F.cross_entropy(wide, order, reduction="sum", ignore_index=IGNORED)

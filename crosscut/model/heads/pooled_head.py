@@ -13,7 +13,7 @@ from crosscut.parallel.state.parameters import local
 
 
 class PooledHead(nn.Module):
-    """Dense layer, tanh, dropout and a classifier: [B, H] to [B, C] through [B, H/T].
+    """Dense layer (the pooler), tanh, dropout and a classifier. Maps [B, H] to [B, C] through [B, H/T].
 
     The pooler is cut by columns and the classifier by rows, like the matrices of an MLP. Forward: all-reduce of the
     logits. Backward: nothing is sent; the entry into the parallel region sums the gradient of the input.

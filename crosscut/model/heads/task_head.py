@@ -25,8 +25,8 @@ from crosscut.parallel.state.parameters import local
 
 
 class SummaryHead(nn.Module):
-    """Classifier of summaries: [B, H] to [B, C]. A summary is the hidden state of one token of a sequence. Every rank
-    computes all logits and sends nothing.
+    """Classifier of summaries, which maps [B, H] to [B, C]. A summary is the hidden state of one token of a sequence.
+    Every rank computes all logits and sends nothing.
     """
 
     def __init__(self, matrix: Matrix, build: Builder) -> None:
@@ -39,7 +39,7 @@ class SummaryHead(nn.Module):
 
 
 class TokenHead(nn.Module):
-    """Classifier of every token: [B, S, H] to [B, S, C].
+    """Classifier of every token, which maps [B, S, H] to [B, S, C].
 
     Under sequence parallelism, each rank computes the logits of its own tokens. Forward: all-gather of the logits.
     Backward: nothing is sent, because every rank computes the whole loss; the partial gradients of the weight are
@@ -117,8 +117,8 @@ def take_summaries(hidden: Tensor, last: Tensor | None, mesh: ParallelMesh) -> T
 
 
 def last_places(mask: Tensor | None, tokens: Tensor) -> Tensor:
-    """Index [B] of the last token of each sequence that is not padding. `mask` [B, S] is false for padding; None means
-    that there is no padding. If a sequence consists only of padding, the index is 0.
+    """Return, for each sequence, the index [B] of the last token that is not padding. `mask` [B, S] is false for
+    padding; None means that there is no padding. If a sequence consists only of padding, the index is 0.
     """
     places = torch.arange(tokens.shape[1], device=tokens.device)
     shown = places.expand_as(tokens) if mask is None else places * mask
@@ -126,7 +126,7 @@ def last_places(mask: Tensor | None, tokens: Tensor) -> Tensor:
 
 
 def task_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Sum of the cross entropies of `labels`, in float32 or wider. Labels that are `IGNORED` add nothing.
+    """Return the sum of the cross entropies of `labels`, in float32 or wider. Labels that are `IGNORED` add nothing.
 
     Logits [B, C] have labels [B]. Logits of spans [B, S, 2] have labels [B, 2], the indexes of the first and of the
     last token of the answer; a sequence adds the mean of both cross entropies.
