@@ -1,1 +1,3 @@
-"""Fine-tuning of trained models: conversations (`chat`), and tasks with their scores (`tasks`)."""
+"""Fine-tune trained models on conversations (`chat`) or for tasks with labels (`downstream`). `tasks` reads the tasks'
+files and computes their scores.
+"""

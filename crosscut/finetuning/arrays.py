@@ -1,4 +1,4 @@
-"""Files of arrays in the folder of a fine-tuned run. The module needs no torch."""
+"""Read and write files of arrays in the folder of a fine-tuned run. The module needs no torch."""
 
 import struct
 import zlib
@@ -20,13 +20,12 @@ _Arrays = TypeVar("_Arrays", bound="DataclassInstance")
 
 _DAMAGES = (OSError, EOFError, ValueError, KeyError, BadZipFile, zlib.error, struct.error, OverflowError, MemoryError,
             RuntimeError)  # fmt: skip
-"""Errors of numpy and zipfile at a damaged file. A flipped bit can make an entry encrypted, or compressed by another
-method (`RuntimeError`), or larger than the memory.
-"""
+"""Errors that numpy and zipfile raise for a damaged file. A flipped bit can make an entry look encrypted, compressed by
+another method (`RuntimeError`), or larger than the memory."""
 
 
 def save_arrays(arrays: "DataclassInstance", path: Path) -> None:
-    """Write the fields of a dataclass, which are arrays, to a file."""
+    """Write a dataclass whose fields are arrays to a file."""
     with path.open("wb") as file:
         np.savez_compressed(file, **{field.name: getattr(arrays, field.name) for field in fields(arrays)})
 

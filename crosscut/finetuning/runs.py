@@ -1,4 +1,4 @@
-"""Parts of a fine-tuning that conversations and tasks share."""
+"""Code that fine-tuning on conversations and fine-tuning for tasks share."""
 
 from pathlib import Path
 
@@ -7,7 +7,9 @@ from crosscut.training.watching.run_report import typed_command
 
 
 def require_new_folder(folder: Path, names: tuple[str, ...]) -> None:
-    """Raise `ConfigError` if a folder for a new run already holds one of the files or folders `names` of a run."""
+    """Raise `ConfigError` if the folder for a new run already holds one of `names`, the files and folders of an earlier
+    run.
+    """
     if held := [name for name in names if (folder / name).exists()]:
         raise ConfigError(
             f"`--output` must name a new folder, but `{folder}` already holds `{held[0]}` of a run. Pass --resume to "
@@ -16,8 +18,8 @@ def require_new_folder(folder: Path, names: tuple[str, ...]) -> None:
 
 
 def run_stopped(step: int, again: str, *, interrupted: bool) -> RunStopped:
-    """Return the exception for a run that a signal has stopped. `again` is the rest of the command line that resumes
-    the run, after `crosscut`.
+    """Return the exception for a run that a signal has stopped. `again` holds the arguments of the `crosscut` command
+    that resumes the run.
     """
     return RunStopped(
         f"The run has stopped after step {step}, and its checkpoint is written. Resume with `{typed_command()} "

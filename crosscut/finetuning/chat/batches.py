@@ -19,7 +19,7 @@ class ChatBatches:
     """
 
     validation_bytes = 0
-    """The bytes of the answers are not counted, so validation has no bits per byte."""
+    """Always 0. The bytes of the answers are not counted, so validation reports no bits per byte."""
 
     def __init__(self, run: RunConfig, training: Packed, validation: Packed, mesh: ParallelMesh) -> None:
         self.run, self.mesh, self.order = run, mesh, SampleOrder(run.training)
@@ -31,11 +31,11 @@ class ChatBatches:
         return [self._on_device(each) for each in batch.chunk(self.num_micro_batches(step))]
 
     def num_micro_batches(self, step: int) -> int:
-        """Number of micro-batches of a step on each data rank."""
+        """Number of micro-batches per step on each data rank."""
         return self.run.training.batch_size_at(step) // (self.mesh.data.size * self.run.micro_batch_size)
 
     def num_tokens(self, step: int) -> int:
-        """Number of tokens that all ranks read in a step, with padding."""
+        """Number of tokens that all ranks read in a step, including padding."""
         return self.run.training.batch_size_at(step) * self.run.training.sequence_length
 
     def validation_batches(self) -> Iterator[Batch]:

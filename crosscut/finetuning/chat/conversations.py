@@ -1,7 +1,7 @@
-"""Conversations from .jsonl files in OpenAI's format: one object with `messages` in each line.
+"""Read conversations from .jsonl files in OpenAI's format: each line is an object with `messages`.
 
-A message has a `role` (system, user or assistant) and a `content`. The loss covers the messages of the assistant. An
-answer with `"weight": 0` is read by the model, but the loss leaves it out.
+A message has a `role` (system, user or assistant) and a `content`. The loss covers the messages of the assistant. The
+model also reads an answer with `"weight": 0`, but the loss leaves this answer out.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +25,7 @@ class Conversation:
     """Messages of one conversation."""
 
     place: str
-    """File and line of the conversation, such as `chats.jsonl:3`, for messages."""
+    """File and line of the conversation, such as `chats.jsonl:3`, for error messages."""
     messages: tuple[Mapping[str, str], ...]
     """Messages with the keys `role` and `content`, and perhaps `name`."""
     answers: tuple[int, ...]
@@ -35,16 +35,14 @@ class Conversation:
 def read_conversations(files: Iterable[str | Path]) -> list[Conversation]:
     """Read the conversations of several files, in order. Blank lines are skipped.
 
-    Raises `DataError` with the file and the line of the first record that is not a conversation with an answer, and if
-    there is no conversation.
+    Raises `DataError` if a record is not a conversation with an answer, with the record's file and line in the message.
+    Also raises `DataError` if there is no conversation.
     """
     names = list(files)
     found = [conversation for name in names for conversation in _in_file(Path(name))]
     if not found:
         told = ", ".join(f"`{name}`" for name in names)
-        raise DataError(
-            f"{told} must hold at least one conversation, but holds none. Name a .jsonl file with messages."
-        )
+        raise DataError(f"{told} must hold at least one conversation, but holds none. Use a .jsonl file with messages.")
     return found
 
 
@@ -73,7 +71,7 @@ def _conversation(line: str, place: str) -> Conversation:
     answers = [i for i, message in enumerate(read) if message["role"] == ANSWER and weights[i]]
     if not answers:
         raise DataError(
-            f"{place}: `messages` must have at least one message of the role {ANSWER} that the loss covers, but has "
+            f"{place}: `messages` must have at least one message with the role {ANSWER} that the loss covers, but has "
             "none. Add an answer, or remove the line."
         )
     if answers[0] == 0:

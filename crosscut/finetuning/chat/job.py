@@ -1,8 +1,8 @@
-"""Fine-tuning of a decoder on conversations: read and pack them, start or join the ranks, train, write the report.
+"""Fine-tune a decoder on conversations: read and pack them, start or join the ranks, train, and write the report.
 
-The fine-tuning uses the training loop of `crosscut train`, with its checkpoints and metrics. The run's folder is
-therefore an ordinary run: `generate`, `evaluate`, `serve` and `checkpoint` read it. The packed conversations are kept
-in the run's folder, so a resumed run does not need the original files.
+Fine-tuning uses the training loop of `crosscut train`, with its checkpoints and metrics. The run's folder is therefore
+an ordinary run: `generate`, `evaluate`, `serve` and `checkpoint` read it. The packed conversations are kept in the
+run's folder, so a resumed run does not need the original files.
 """
 
 import contextlib
@@ -72,7 +72,7 @@ class ChatOrder:
     files: tuple[str, ...]
     """Files with the conversations to train on; empty for a resumed run."""
     validation: str = ""
-    """File with the conversations to validate on. Empty holds out every 20th conversation."""
+    """File with the conversations to validate on. If empty, every 20th conversation is held out for validation."""
     model: str = ""
     """Hugging Face folder of the model."""
     output: str
@@ -136,7 +136,7 @@ def _run_of(order: ChatOrder, num_sequences: int = 0) -> RunConfig:
     if not is_published(Path(order.model)):
         raise ConfigError(
             f"`--model` must name a Hugging Face folder, but `{order.model}` has no `config.json`. Check the path. "
-            "Export a run with `crosscut checkpoint export`."
+            "To start from a run of Crosscut, first export the run with `crosscut checkpoint export`."
         )
     table: dict[str, Any] = {
         "model": {"dropout": 0.0, "lora_rank": order.lora_rank},
@@ -161,11 +161,11 @@ def _run_of(order: ChatOrder, num_sequences: int = 0) -> RunConfig:
 
 
 def _require_supported(run: RunConfig, overrides: Sequence[str]) -> None:
-    """Raise `ConfigError` for settings that have no effect, or are not allowed, in a fine-tuning on conversations."""
+    """Raise `ConfigError` for settings that have no effect, or are not allowed, when fine-tuning on conversations."""
     if told := next((each for each in overrides if each.startswith("data.")), ""):
         raise ConfigError(
-            f"`data` must not be set for `finetune chat`, but `{told}` is given. The command reads conversations from "
-            f"the files that it is given. Remove `{told}`."
+            f"`data` must not be set for `finetune chat`, but `{told}` is given. The command reads conversations only "
+            f"from the files in its arguments. Remove `{told}`."
         )
     if not run.training.document_mask:
         raise ConfigError(
@@ -174,8 +174,8 @@ def _require_supported(run: RunConfig, overrides: Sequence[str]) -> None:
         )
     if run.evaluation.has_tasks:
         raise ConfigError(
-            "`evaluation` must name no files for `finetune chat`, but names some. Remove the files, and score the "
-            "tuned model with `crosscut evaluate`."
+            "`evaluation` must name no files for `finetune chat`, but names some. Remove these settings, and score "
+            "the tuned model with `crosscut evaluate`."
         )
 
 
@@ -220,7 +220,7 @@ def _packed(order: ChatOrder, run: RunConfig) -> tuple[Packed, Packed]:
     else:
         if len(encoded) < 2:
             raise DataError(
-                f"`{order.files[0]}` must hold at least 2 conversations, of which one is held out for validation, but "
+                f"`{order.files[0]}` must hold at least 2 conversations, because one is held out for validation, but "
                 "holds 1. Add conversations, or pass --validation."
             )
         held_out = encoded[_HELD_OUT - 1 :: _HELD_OUT] or encoded[-1:]
@@ -233,7 +233,7 @@ def _packed(order: ChatOrder, run: RunConfig) -> tuple[Packed, Packed]:
 
 
 def _short(conversations: Sequence[Encoded], length: int) -> list[Encoded]:
-    """Conversations that fit into a sequence. Raises `DataError` if none does."""
+    """Return the conversations that fit into a sequence. Raises `DataError` if none fits."""
     kept = [each for each in conversations if len(each.ids) - 1 <= length]
     if dropped := len(conversations) - len(kept):
         new_console(stderr=True).print(

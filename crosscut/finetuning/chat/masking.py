@@ -1,4 +1,4 @@
-"""Tokens of a conversation, and the mask of the tokens that the loss covers.
+"""Encode a conversation as tokens, with a mask of the tokens that the loss covers.
 
 The chat template of the model renders the conversation. There are two ways to find the answers in the rendered text:
 
@@ -43,7 +43,7 @@ class Encoded:
 
 
 class Masker:
-    """Renders conversations with a model's chat template, and encodes them with masks.
+    """Encoder that renders conversations with a model's chat template, and returns their tokens with masks.
 
     Raises `ConfigError` if the folder of the tokenizer has no chat template.
     """
@@ -53,7 +53,7 @@ class Masker:
         if found is None:
             raise ConfigError(
                 f"`{tokenizer.parent}` must hold a chat template, but has no `chat_template.jinja` and no "
-                "`chat_template` in `tokenizer_config.json`. Choose a model for chats, or add a template."
+                "`chat_template` in `tokenizer_config.json`. Choose a chat model, or add a template."
             )
         self.template = found
 

@@ -1,15 +1,15 @@
-"""Packing of conversations into sequences of equal length. Conversations of one sequence do not see each other.
+"""Pack conversations into sequences of equal length. Conversations in the same sequence do not see each other.
 
 A sequence holds whole conversations, one after the other. The model reads all tokens of a conversation except the last,
-and the target of a token is the next token of the conversation if the loss covers it:
+and the target of a token is the conversation's next token, if the loss covers this next token:
 
     read       q1  q2  a1  a2  p1  b1  b2  -
     target     -   a1  a2  a3  b1  b2  b3  -       ("-": padding, or no target)
     document   0   0   0   0   1   1   1   2
     position   0   1   2   3   0   1   2   0
 
-Conversations are packed best fit, longest first. The sequences depend only on the conversations, and their order in an
-epoch depends only on (seed, epoch), so batches do not depend on the layout.
+Conversations are packed by best fit, longest first. The sequences depend only on the conversations, and their order in
+an epoch depends only on (seed, epoch), so batches do not depend on the layout.
 
 Shapes: N sequences, S sequence length.
 """
@@ -52,9 +52,10 @@ class Packed:
 
     tokens: Numbers
     targets: Numbers
-    """Target of each token; `IGNORED` where the loss covers nothing."""
+    """Target of each token; `IGNORED` if the loss does not cover the target."""
     documents: Numbers
-    """Number of the conversation in its sequence to which each token belongs. Padding is one more document."""
+    """Number of the conversation to which each token belongs, counted within the sequence. Padding counts as one more
+    conversation."""
     positions: Numbers
     """Position of each token in its conversation."""
     places: npt.NDArray[np.str_]
@@ -78,7 +79,9 @@ class Packed:
         return Rows(tokens, targets, documents, positions)
 
     def indices(self, first_sample: int, count: int, *, seed: int) -> Ids:
-        """Indices of `count` consecutive training samples from sample `first_sample` on, counted over all epochs."""
+        """Return the sequence indices of `count` consecutive training samples. `first_sample` is the number of the
+        first sample, counted over all epochs.
+        """
         found = np.empty(count, dtype=np.int64)
         for i, sample in enumerate(range(first_sample, first_sample + count)):
             epoch, within = divmod(sample, self.num_sequences)
@@ -116,7 +119,8 @@ def _fit(packed: Packed) -> bool:
 
 
 def pack(conversations: Sequence[Encoded], *, length: int, padding: int) -> Packed:
-    """Pack conversations into sequences of `length` tokens. `padding` is the token id that fills a sequence.
+    """Pack conversations into sequences of `length` tokens. `padding` is the token id that fills the rest of a
+    sequence.
 
     Raises `DataError` if conversations do not fit into a sequence. The message gives their number.
     """
@@ -142,7 +146,9 @@ def pack(conversations: Sequence[Encoded], *, length: int, padding: int) -> Pack
 
 
 def require_fit(conversations: Sequence[Encoded], length: int) -> None:
-    """Raise `DataError` if a conversation has more than `length` + 1 tokens. The last token is never read."""
+    """Raise `DataError` if a conversation has more than `length` + 1 tokens. One token more than `length` is allowed,
+    because the last token is only a target.
+    """
     long = [each for each in conversations if len(each.ids) - 1 > length]
     if not long:
         return
@@ -150,12 +156,14 @@ def require_fit(conversations: Sequence[Encoded], length: int) -> None:
     raise DataError(
         f"Every conversation must fit into `training.sequence_length` ({length} tokens), but {len(long)} of "
         f"{len(conversations)} do not. The longest, {longest.place}, has {len(longest.ids) - 1} tokens. Set "
-        f"training.sequence_length={len(longest.ids) - 1}, or pass --drop-long to leave them out."
+        f"training.sequence_length={len(longest.ids) - 1}, or pass --drop-long to leave out long conversations."
     )
 
 
 def _groups(conversations: Sequence[Encoded], length: int) -> list[list[int]]:
-    """Indices of the conversations of each sequence: each conversation goes to the fullest sequence that has room."""
+    """Return the indices of the conversations in each sequence. Each conversation goes to the fullest sequence that has
+    room.
+    """
     order = sorted(range(len(conversations)), key=lambda i: -len(conversations[i].ids))
     groups: list[list[int]] = []
     rooms: list[tuple[int, int]] = []

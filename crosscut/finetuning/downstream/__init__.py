@@ -1,1 +1,1 @@
-"""Fine-tuning of a model for a task with labels: classes, spans or choices (docs/finetuning.md)."""
+"""Fine-tune a model for a task with labels: classes, spans or choices (docs/finetuning.md)."""

@@ -24,7 +24,7 @@ class TaskBatches:
     """
 
     validation_bytes = 0
-    """The loss of a task has no bits per byte."""
+    """Always 0. The loss of a task cannot be given in bits per byte."""
 
     def __init__(self, run: RunConfig, training: Rows, validation: Rows, mesh: ParallelMesh, *, padding: int) -> None:
         """`padding` is the token id that fills up short rows."""
@@ -38,11 +38,11 @@ class TaskBatches:
         return [each.to_device(self.mesh.device) for each in batch.chunk(self.num_micro_batches(step))]
 
     def num_micro_batches(self, step: int) -> int:
-        """Number of micro-batches of a step on each data rank."""
+        """Number of micro-batches per step on each data rank."""
         return self.run.training.batch_size_at(step) // (self.mesh.data.size * self.run.micro_batch_size)
 
     def num_tokens(self, step: int) -> int:
-        """Number of tokens that all ranks read in a step, with padding."""
+        """Number of tokens that all ranks read in a step, including padding."""
         whole = self._indices(step)
         return len(whole) * self.training.width * self._length(self.training, whole)
 
@@ -79,7 +79,7 @@ class TaskBatches:
 
 
 def to_batch(padded: Padded, model: ModelConfig) -> Batch:
-    """Make a batch of padded rows. The batch has segments only if the model has several types of tokens."""
+    """Make a batch from padded rows. The batch has segments only if the model has several token types."""
     segments = torch.from_numpy(padded.segments) if model.token_types > 1 else None
     return Batch.labelled(
         torch.from_numpy(padded.tokens),

@@ -37,7 +37,7 @@ class DevScores:
 
     @property
     def best_step(self) -> int | None:
-        """Step with the best score so far, the earlier one of two steps with equal scores. None before the first
+        """Step with the best score so far. If scores are equal, the earliest step counts. None before the first
         score.
         """
         return self._best[0] if self._best else None
@@ -51,7 +51,7 @@ class DevScores:
         self, model: GPT, request: StopRequest | None = None, *, step: int, shown: bool = False
     ) -> dict[str, float]:
         """Score the model after `step` steps. Returns the scores under the names `dev_<score>`. Every rank must call
-        this.
+        this method.
 
         `request` is the request to stop the run, if any: the method raises `Stopped` if the ranks agree to stop during
         the scoring. If `shown` is true, the first rank shows a progress bar.
@@ -88,8 +88,8 @@ def outputs_shown(
     name: str = "",
     around: Callable[[Rounds], Iterable[Sequence[int]]] = iter,
 ) -> Outputs:
-    """Compute the outputs of a model with `task_outputs` and show a progress bar on the first rank. `name` is the name
-    in the bar; if `name` is empty, there is no bar. The generator function `around` receives the rounds of examples and
+    """Compute the outputs of a model with `task_outputs`, and show a progress bar with the label `name` on the first
+    rank. If `name` is empty, no bar is shown. The generator function `around` receives the rounds of examples and
     yields them again.
     """
     lengths = rows.lengths.reshape(-1, rows.width).sum(1)

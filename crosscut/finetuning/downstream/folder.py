@@ -3,10 +3,10 @@
 | file | content |
 |---|---|
 | `task.json` | the task, the files of its parts, the seeds and the settings |
-| `data/` | the encoded examples, and the texts to which predictions refer, so that a run can resume without its files |
+| `data/` | the encoded examples, and the texts to which predictions refer. A resumed run needs no other files |
 | `seed-N/` | the run of one seed. If there is only one seed, the folder itself is the run |
 | `outputs-dev.npy`, `outputs-test.npy` | outputs of the best checkpoint, in the folder of a seed |
-| `summary.json` | scores of the best checkpoint, in the folder of a seed. The file says that the seed is complete |
+| `summary.json` | scores of the best checkpoint, in the folder of a seed. The file marks a complete seed |
 """
 
 import dataclasses
@@ -35,15 +35,15 @@ _KINDS: Mapping[HeadKind, Any] = {HeadKind.SPANS: SpanExample, HeadKind.CHOICE: 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kept:
-    """Description of a fine-tuning, kept in `task.json`."""
+    """Description of a fine-tuning run, kept in `task.json`."""
 
     task: Task
     run: RunConfig
     """Settings of the runs, with the seed of the first run and the folder of all runs."""
     model: str
-    """Path of the model from which the fine-tuning starts."""
+    """Path of the model from which fine-tuning starts."""
     files: Mapping[str, str]
-    """File of the examples of each part, by the name of the part (`PARTS`)."""
+    """File with the examples of each part, keyed by the part's name (`PARTS`)."""
     padding: int
     """Token id that fills up short rows."""
     num_seeds: int = 1
@@ -60,7 +60,7 @@ class Kept:
         return tuple(self.run.training.seed + number for number in range(self.num_seeds))
 
     def run_of(self, seed: int) -> RunConfig:
-        """Settings of the run of a seed."""
+        """Return the settings of the run of a seed."""
         run = dataclasses.replace(self.run, training=dataclasses.replace(self.run.training, seed=seed))
         if self.num_seeds == 1:
             return run
@@ -76,7 +76,7 @@ class Kept:
     @classmethod
     def load(cls, folder: Path, overrides: Sequence[str] = ()) -> "Kept":
         """Read the description in a folder. `overrides` replace settings of the runs. Raises `ConfigError` if the
-        folder has none, or if the file or a setting is wrong.
+        folder has no description, or if the description or a setting is invalid.
         """
         path = folder / TASK_FILE
         if not path.is_file():
@@ -91,8 +91,8 @@ class Kept:
             return cls(**{**table, "task": task, "run": settings})
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ConfigError(
-                f"`{path}` must describe a fine-tuning, but cannot be read: {type(error).__name__} at {error}. Restore "
-                "the file."
+                f"`{path}` must describe a fine-tuning run, but cannot be read: {type(error).__name__} at {error}. "
+                "Restore the file."
             ) from None
 
     def rows(self, part: str) -> Rows:
@@ -126,7 +126,9 @@ class Kept:
 
 
 def _tuples(table: object) -> dict[str, Any]:
-    """Fields of an example, with tuples in place of lists. Raises `TypeError` if `table` is not a JSON object."""
+    """Return the fields of an example, with tuples in place of lists. Raises `TypeError` if `table` is not a JSON
+    object.
+    """
     if not isinstance(table, Mapping):
         raise TypeError(f"an example is {table!r:.60}")
     return {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
@@ -141,13 +143,15 @@ def _checked(example: Any) -> Any:
 
 
 def save_outputs(run: RunConfig, part: str, outputs: Outputs) -> None:
-    """Write the outputs of a run's best checkpoint for a part."""
+    """Write the outputs of a run's best checkpoint for one part of the examples."""
     with (Path(run.output.folder) / f"outputs-{part}.npy").open("wb") as file:
         np.save(file, outputs.astype(np.float32), allow_pickle=False)
 
 
 def load_outputs(run: RunConfig, part: str) -> Outputs:
-    """Read the outputs of a run's best checkpoint for a part. Raises `DataError` if the file is damaged."""
+    """Read the outputs of a run's best checkpoint for one part of the examples. Raises `DataError` if the file is
+    damaged.
+    """
     path = Path(run.output.folder) / f"outputs-{part}.npy"
     try:
         with path.open("rb") as file:
@@ -161,7 +165,7 @@ def load_outputs(run: RunConfig, part: str) -> Outputs:
 
 
 def result_of(run: RunConfig) -> dict[str, Any] | None:
-    """Result of the run of a seed. None if the run is not complete."""
+    """Return the result of a seed's run, or None if the run is not complete."""
     path = Path(run.output.folder) / RESULT_FILE
     if not path.is_file():
         return None

@@ -1,4 +1,4 @@
-"""Predictions of a fine-tuned run for the examples of a file, on any layout."""
+"""Predict the labels or answers for the examples in a file with a fine-tuned run, on any layout."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ from crosscut.pretrained import ModelSource, find_model
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Encoded:
-    """Encoded examples, and a model to predict them. Every rank receives this object."""
+    """Encoded examples, and the model that makes the predictions. Every rank receives this object."""
 
     source: ModelSource
     task: Task
@@ -36,11 +36,13 @@ class _Encoded:
 
 
 def predict_file(place: str, file: Path, on: Machinery, *, batch_size: int = 32) -> tuple[Task, list[Prediction]]:
-    """Return the task of a fine-tuned run, and its prediction for each example of a file, on the ranks of `on`.
+    """Return the task of a fine-tuned run, and the run's prediction for each example in a file. `on` gives the ranks
+    that compute the predictions.
 
     `place` is the folder of a run of `crosscut finetune TASK`, or of one of its seeds. If the run has several seeds,
     the model with the best development score is used. The file has the format of the task; labels are not needed.
-    Raises `ConfigError` for a folder of another kind, the errors of the readers, and the errors of `find_model`.
+    Raises `ConfigError` if `place` is another kind of folder. Also raises the errors of the readers and of
+    `find_model`.
     """
     require_at_least("batch_size", batch_size, 1)
     found = in_ranks(on.ranks(), partial(_outputs, on, batch_size), prepare=lambda: _encoded(place, file, on))
@@ -50,8 +52,8 @@ def predict_file(place: str, file: Path, on: Machinery, *, batch_size: int = 32)
 
 
 def print_predictions(place: str, file: Path, *, batch_size: int, tensor: int, **choices: Any) -> None:
-    """Print the prediction for each example of a file as a line of JSON. `place` is the folder of the run. `choices`
-    are the device, the precision and the other fields of `Machinery` apart from the layout. Raises the same errors as
+    """Print the prediction for each example in a file as a line of JSON. `place` is the folder of the run. `choices`
+    are the fields of `Machinery` except the layout, such as the device and the precision. Raises the same errors as
     `predict_file`.
     """
     on = Machinery(layout=Layout(tensor=tensor), **choices)
@@ -77,8 +79,8 @@ def _encoded(place: str, file: Path, on: Machinery) -> _Encoded:
 
 
 def _folder_of_seed(kept: Kept, folder: Path) -> Path:
-    """Folder of the run whose model predicts: `folder` itself if it belongs to one seed, otherwise the folder of the
-    seed with the best development score.
+    """Return the folder of the run whose model makes the predictions: `folder` itself if it belongs to one seed,
+    otherwise the folder of the seed with the best development score.
     """
     if folder.resolve() != kept.folder.resolve():
         return folder

@@ -1,7 +1,8 @@
-"""Fine-tuning for a task: read and encode the examples, start or join the ranks, train a run for each seed, report.
+"""Fine-tune a model for a task: read and encode the examples, start or join the ranks, train a run for each seed, and
+write the report.
 
-The fine-tuning uses the training loop of `crosscut train`, with its checkpoints and metrics, so the folder of a seed is
-an ordinary run. The checkpoint with the best score on the development examples is kept.
+Fine-tuning uses the training loop of `crosscut train`, with its checkpoints and metrics, so the folder of a seed is an
+ordinary run. The checkpoint with the best score on the development examples is kept.
 """
 
 import contextlib
@@ -50,7 +51,7 @@ from crosscut.training.watching.run_report import plot_losses, typed_command
 
 
 class _Job(NamedTuple):
-    """Run of one seed that is not complete."""
+    """Incomplete run of one seed."""
 
     run: ResolvedRun
     checkpoint: Folder | None
@@ -104,7 +105,7 @@ def finetune_task(order: TaskOrder) -> None:
 
 
 def _asked(order: TaskOrder, source: ModelSource | None) -> RunConfig:
-    """Settings of the runs, before the files are read. In the settings of a new run, only the layout and the device are
+    """Return the settings of the runs, before the files are read. For a new run, only the layout and the device are
     final.
     """
     if source is None:
@@ -113,7 +114,7 @@ def _asked(order: TaskOrder, source: ModelSource | None) -> RunConfig:
 
 
 def _model_for(task: Task, source: ModelSource) -> ModelConfig:
-    """Return the model with the head of a task. If the labels are not known yet, the head has two classes."""
+    """Return the model's config with the head of a task. If the labels are not known yet, the head has two classes."""
     classes = max(2, task.num_classes) if task.head == "classes" else 0
     return source.model.with_head(task.head, num_classes=classes)
 
@@ -150,7 +151,7 @@ def _prepare(
 
 def _resumed(order: TaskOrder) -> Kept:
     """Read the description of a resumed run. A run that is resumed with `--ensemble` gets an ensemble. Raises
-    `ConfigError` if a setting that decides the seeds or the batches differs from the setting of the run.
+    `ConfigError` if a setting that determines the seeds or the batches differs from that of the original run.
     """
     before, kept = Kept.load(Path(order.output)), Kept.load(Path(order.output), order.overrides)
     if kept.task.name != order.task.name:
@@ -182,8 +183,8 @@ def _job(run: ResolvedRun, identity: Mapping[str, Any]) -> _Job:
 
 
 def _identity(kept: Kept) -> dict[str, Any]:
-    """Settings and hashes of examples that must be equal in a checkpoint and in the run that resumes from it, apart
-    from the seed.
+    """Return the settings and the hashes of the examples that a checkpoint and the run that resumes from it must share,
+    apart from the seed.
     """
     fingerprints = [kept.rows(part).fingerprint for part in (TRAIN, DEV)]
     return {**identity_of_settings(kept.run), "data.task": [kept.task.name, *fingerprints]}
@@ -215,7 +216,7 @@ def _new(order: TaskOrder, asked: RunConfig, source: ModelSource) -> Kept:
 
 
 def _read(task: Task, files: Mapping[str, Path]) -> tuple[Task, dict[str, tuple[Example, ...]]]:
-    """Read the examples of all parts. The training examples decide the labels of all parts."""
+    """Read the examples of all parts. The training examples determine the labels of all parts."""
     examples: dict[str, tuple[Example, ...]] = {}
     for part in PARTS:
         if part in files:
@@ -224,8 +225,8 @@ def _read(task: Task, files: Mapping[str, Path]) -> tuple[Task, dict[str, tuple[
                 _note(f"{skipped:,} lines of `{files[part]}` have too few columns and are left out.")
         if part == TRAIN and task.head == "classes" and task.num_classes < 2:
             raise DataError(
-                f"`{files[TRAIN]}` must have at least 2 labels, but has {task.num_classes}. Add examples, or name the "
-                "labels with --labels."
+                f"`{files[TRAIN]}` must have at least 2 different labels, but has {task.num_classes}. Add examples, or "
+                "name the labels with --labels."
             )
     return task, examples
 

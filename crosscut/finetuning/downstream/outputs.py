@@ -1,4 +1,4 @@
-"""Outputs of a model for the encoded examples of a task, on any layout.
+"""Compute the outputs of a model for the encoded examples of a task, on any layout.
 
 Examples of similar length are read together, and the batches are distributed over the data ranks. Each rank writes its
 outputs to a table for all examples, and the sum of the tables over the ranks is the complete table.
@@ -29,8 +29,8 @@ Rounds = Iterable[Sequence[int]]
 def task_outputs(
     model: GPT, rows: Rows, *, batch_size: int, padding: int, follow: Callable[[Rounds], Rounds] = iter
 ) -> Outputs:
-    """Return the logits of a task without dropout: [E, C], or [T, 2] for spans. Every rank must call this function and
-    gets the same result.
+    """Return the logits of a task, computed without dropout: [E, C], or [T, 2] for spans. Every rank must call this
+    function and gets the same result.
 
     A data rank reads `batch_size` examples together. `padding` is the token id that fills up short rows. A rank reads
     its examples in rounds, one batch per round. The generator function `follow` receives the rounds and yields them
@@ -59,7 +59,7 @@ def task_outputs(
 
 def rounds_of(rows: Rows, batch_size: int, *, rank: int, size: int) -> list[list[int]]:
     """Return the examples that the data rank `rank` of `size` ranks reads, round by round. All ranks have the same
-    number of rounds. The longest examples come first, so that a lack of memory shows at once.
+    number of rounds. The longest examples come first, so that a lack of memory becomes apparent at once.
     """
     lengths = rows.lengths.reshape(-1, rows.width).max(1)
     order = np.argsort(-lengths, kind="stable").tolist()

@@ -1,4 +1,4 @@
-"""Picture of a confusion matrix."""
+"""Draw a picture of a confusion matrix."""
 
 import io
 from pathlib import Path
@@ -11,8 +11,8 @@ _MOST_LABELS = 30
 
 
 def plot_confusion(table: Any, names: tuple[str, ...], path: Path) -> None:
-    """Plot a confusion matrix [labels, labels]: rows are labels, columns are predictions. The colour is the share of a
-    row's examples.
+    """Plot a confusion matrix [labels, labels]: rows are labels, columns are predictions. The colour shows each count
+    as a fraction of the row's examples.
     """
     import matplotlib
 
@@ -38,5 +38,7 @@ def plot_confusion(table: Any, names: tuple[str, ...], path: Path) -> None:
 
 
 def _escaped(name: str) -> str:
-    """A label on one line. matplotlib would read a dollar sign as the start of a formula."""
+    """Return a label on one line, at most 30 characters of it, with escaped dollar signs. matplotlib would read a
+    dollar sign as the start of a formula.
+    """
     return " ".join(name.split())[:30].replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""Predictions and scores from a model's outputs.
+"""Compute predictions and scores from a model's outputs.
 
 The outputs of classes and choices are the logits [E, C] of the examples. The outputs of spans are two logits for each
 token of each window, [T, 2]. Probabilities have the same shapes:
@@ -6,7 +6,7 @@ token of each window, [T, 2]. Probabilities have the same shapes:
     classes, choices    softmax over the C logits of an example
     spans               softmax over the tokens of all windows of a question, for the first and for the last token
 
-The ensemble of several runs is the mean of their probabilities.
+The probabilities of an ensemble are the mean of the probabilities of its runs.
 
 Shapes: E examples, C classes or options, T tokens of all rows.
 """
@@ -35,13 +35,13 @@ class Prediction:
     label: int
     """Index of the label or option. For a question about a text: 1 if there is an answer, and otherwise 0."""
     text: str
-    """Name of the label, or answer."""
+    """Name of the label or, for a question about a text, the answer."""
     probability: float
     """Probability of the prediction."""
 
 
 def probabilities_of(task: Task, rows: Rows, outputs: Outputs) -> Outputs:
-    """Return the probabilities of a model's outputs."""
+    """Convert a model's outputs to probabilities."""
     if task.head is not HeadKind.SPANS:
         return _softmax(outputs)
     counted = _counted_tokens(rows, is_causal=task.is_causal)
@@ -68,7 +68,9 @@ def predict(task: Task, rows: Rows, examples: Sequence[Any], probabilities: Outp
 
 
 def scores_of(task: Task, predictions: Sequence[Prediction], examples: Sequence[Any]) -> dict[str, float]:
-    """Return the task's scores of predictions by name (`Task.score_names`). Empty if the examples have no labels."""
+    """Return the task's scores of `predictions`, keyed by name (`Task.score_names`). The result is empty if the
+    examples have no labels.
+    """
     if task.head is HeadKind.SPANS:
         answers = {example.id: one.text for example, one in zip(examples, predictions, strict=True)}
         found: Mapping[str, float] = exact_match_and_f1(answers, examples)._asdict()
@@ -88,7 +90,9 @@ def _softmax(outputs: Outputs) -> Outputs:
 
 
 def _counted_tokens(rows: Rows, *, is_causal: bool) -> npt.NDArray[np.int64]:
-    """Tokens at which an answer may begin or end: the tokens of the texts, and the summary token of each window."""
+    """Return the indices of the tokens at which an answer may begin or end: the tokens of the texts, and the summary
+    token of each window.
+    """
     counted = rows.offsets[:, 0] >= 0
     counted[rows.ends - 1 if is_causal else rows.ends - rows.lengths] = True
     return counted.nonzero()[0]

@@ -1,11 +1,12 @@
-"""Report of a fine-tuning: the scores of each seed, their median and spread, the confusion matrix, the worst mistakes.
+"""Report of a fine-tuning run: the scores of each seed, their median and spread, the confusion matrix and the worst
+mistakes.
 
 | file | content |
 |---|---|
 | `report.md` | the report |
 | `scores.json` | the scores of each seed and of the ensemble, as fractions |
 | `confusion.png` | confusion matrix of the development examples |
-| `predictions-PART.tsv` or `.json` | the prediction for each example; the JSON is that of SQuAD's official program |
+| `predictions-PART.tsv` or `.json` | the prediction for each example; the JSON has the format of SQuAD's program |
 
 Predictions, confusion matrix and mistakes come from the ensemble if the run has one, and otherwise from the seed with
 the best development score.
@@ -44,11 +45,11 @@ class Results:
 
     kept: Kept
     by_seed: Mapping[int, Mapping[str, Any]]
-    """Result of each seed, with the content of the seed's `summary.json`."""
+    """Content of each seed's `summary.json`, keyed by seed."""
     ensemble: Mapping[str, Mapping[str, float]]
     """Scores of the ensemble, by part. Empty if the run has no ensemble."""
     predictions: Mapping[str, Sequence[Prediction]]
-    """Predictions of the ensemble or, without an ensemble, of the best seed, by part."""
+    """Predictions of the ensemble, or of the best seed if there is no ensemble, by part."""
 
     @property
     def names(self) -> list[tuple[str, str]]:
@@ -62,7 +63,7 @@ class Results:
         return _best_seed(self.kept, self.by_seed)
 
     def of_seeds(self, part: str, name: str) -> list[float]:
-        """One score of a part, for each seed."""
+        """Return one score of a part for each seed."""
         return [result["scores"][part][name] for result in self.by_seed.values()]
 
 
@@ -111,13 +112,15 @@ def _write_predictions(kept: Kept, part: str, predictions: Sequence[Prediction])
 
 
 def _gold(task: Task, example: Any) -> int:
-    """Index of an example's label, or 1 for a question with an answer and 0 for a question without one."""
+    """Return the index of an example's label. For a question about a text, return 1 if it has an answer, and otherwise
+    0.
+    """
     return int(bool(example.answers)) if task.head is HeadKind.SPANS else int(example.label)
 
 
 def _confusion(results: Results) -> tuple[Any, tuple[str, ...]]:
-    """Confusion matrix of the development examples, and the names of its rows. No names mean that the report shows no
-    matrix.
+    """Return the confusion matrix of the development examples, and the names of its rows. If the names are empty, the
+    report shows no matrix.
     """
     task = results.kept.task
     names = task.labels
@@ -163,7 +166,9 @@ def _lines(results: Results, table: Any, names: tuple[str, ...]) -> Iterator[str
 
 
 def _changed_settings(run: RunConfig) -> str:
-    """Settings of the model, the layout and the training that differ from their defaults, as TOML."""
+    """Return the settings of the model, the layout, the training and the optimizer that differ from their defaults, as
+    TOML.
+    """
     import tomli_w
 
     table = {}
@@ -216,7 +221,7 @@ def _by_step(kept: Kept) -> Iterator[str]:
 
 
 def _mistakes(results: Results) -> Iterator[str]:
-    """The wrong predictions with the highest probabilities, with their texts."""
+    """Yield the lines that list the wrong predictions with the highest probabilities, with their texts."""
     task, found = results.kept.task, []
     for number, (example, one) in enumerate(
         zip(results.kept.examples(DEV), results.predictions[DEV], strict=True), start=1
@@ -255,7 +260,7 @@ def _texts(example: Any) -> Iterator[tuple[str, str]]:
 
 
 def _cell(text: str) -> str:
-    """A text on one line, without characters that Markdown would read as something else, and at most 400 characters."""
+    """Return a text on one line, cut to 400 characters, with the special characters of Markdown escaped."""
     line = " ".join(text.split())
     line = line if len(line) <= _MOST_CHARACTERS else f"{line[: _MOST_CHARACTERS - 3]}..."
     return "".join(f"\\{character}" if character in "\\`*_[]<>|#" else character for character in line)
@@ -272,7 +277,7 @@ def _machine(results: Results) -> Iterator[str]:
             f"torch {versions['torch']}",
         ]
         rows.append([str(seed), *told])
-    yield from _markdown(["seed", "layout", "device", "training of the last start", "version"], rows)
+    yield from _markdown(["seed", "layout", "device", "training since the last start", "version"], rows)
 
 
 def print_results(results: Results, console: Console) -> None:

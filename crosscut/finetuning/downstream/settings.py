@@ -11,10 +11,10 @@ from crosscut.config.system.files import parse_toml, read_small
 from crosscut.finetuning.downstream.task import RACE, SQUAD, Task
 
 EPOCHS, WARMUP = 3.0, 0.06
-"""Default number of epochs, and default fraction of the steps in which the learning rate rises."""
+"""Default number of epochs, and default fraction of the steps during which the learning rate rises."""
 
 SECTION = "finetuning"
-"""Section of a settings file with the number of epochs and the fraction of the warm-up."""
+"""Section of a settings file that holds the number of epochs and the warm-up fraction."""
 
 _LENGTHS = {SQUAD: 384, RACE: 512}
 _LENGTH = 128
@@ -28,21 +28,22 @@ class TaskOrder:
     task: Task
     """The task, before its files are read."""
     model: str = ""
-    """Place of the model: a Hugging Face folder, a run's folder or a checkpoint."""
+    """Location of the model: a Hugging Face folder, a run's folder or a checkpoint."""
     output: str
     """Folder of the run."""
     data: str = ""
     """Folder with the published files of the task."""
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """File of the examples of each part, by the name of the part. Such a file replaces the part's file in `data`."""
+    """File with the examples of each part, keyed by the part's name. A file that is given here replaces the part's file
+    in `data`."""
     seeds: int = 1
     """Number of runs, each with a seed of its own."""
     ensemble: bool = False
-    """Whether to score the mean of the runs' probabilities, too."""
+    """Whether to also score the mean of the runs' probabilities."""
     epochs: float | None = None
     """Number of times that a run reads all examples. None means the value in the settings file or, without it, 3."""
     warmup: float | None = None
-    """Fraction of the steps in which the learning rate rises. None means the value in the settings file or, without
+    """Fraction of the steps during which the learning rate rises. None means the value in the settings file or, without
     it, 0.06."""
     resume: bool = False
     settings: str = ""
@@ -98,7 +99,7 @@ def _defaults(order: TaskOrder, model: ModelConfig) -> dict[str, dict[str, Any]]
 
 def _settings_file(path: str) -> tuple[dict[str, Any], dict[str, float]]:
     """Read a settings file. Returns the tables with the settings of a run, and the table with the number of epochs and
-    the fraction of the warm-up.
+    the warm-up fraction.
     """
     if not path:
         return {}, {}
@@ -135,8 +136,8 @@ def require_course(course: Mapping[str, Any], where: str = "") -> None:
 def _with_course(
     table: dict[str, Any], run: RunConfig, given: set[str], course: Mapping[str, float], steps_per_epoch: int
 ) -> dict[str, Any]:
-    """Return the table with the number of steps and of warm-up steps, and with a validation and a checkpoint at the end
-    of each epoch. Settings in `given` keep their values.
+    """Return `table` with the number of steps and of warm-up steps added, and with a validation pass and a checkpoint
+    at the end of each epoch. Settings in `given` keep their values.
     """
     steps = run.training.steps
     if "training.steps" not in given:
@@ -163,8 +164,8 @@ _REASONS = {
     "training.initialize_from": "`--model` names the model",
     "output.folder": "`--output` names the folder",
 }
-"""Settings that would have no effect, by the beginnings of their names, with the reasons. `model.dropout` is an
-exception."""
+"""Reasons why settings would have no effect, keyed by the beginning of their names. `model.dropout` is an exception: it
+has an effect."""
 
 
 def _require_supported(given: set[str]) -> None:
@@ -176,7 +177,7 @@ def _require_supported(given: set[str]) -> None:
 
 
 def _require_consistent(run: RunConfig) -> None:
-    """Raise `ConfigError` for settings that do not allow a training by epochs or the choice of the best checkpoint."""
+    """Raise `ConfigError` for settings that conflict with training by epochs or with keeping the best checkpoint."""
     if run.training.initial_batch_size:
         raise ConfigError(
             "`training.initial_batch_size` must be 0 for `finetune`, but is "

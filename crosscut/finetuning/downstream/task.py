@@ -40,7 +40,7 @@ TASKS = (*GLUE, SQUAD, RACE, TABLE)
 
 TRAIN, DEV, TEST = "train", "dev", "test"
 PARTS = (TRAIN, DEV, TEST)
-"""Parts of the examples: to train on, to choose a checkpoint by, and to score the chosen checkpoint on."""
+"""Parts of the examples: for training, for choosing the best checkpoint, and for scoring the chosen checkpoint."""
 
 _FILES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "mnli": {TRAIN: ("train.tsv",), DEV: ("dev_matched.tsv",), TEST: ("dev_mismatched.tsv",)},
@@ -55,7 +55,9 @@ _GLUE_FILES = {part: (f"{part}.tsv",) for part in PARTS}
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Description of a task. It is kept in the folder of a run, so that a resumed run and `predict` need no options."""
+    """Description of a task. The description is kept in the run's folder, so that a resumed run and `predict` need no
+    options.
+    """
 
     name: str
     """Name of the task, one of `TASKS`."""
@@ -66,7 +68,8 @@ class Task:
     may_be_empty: bool = False
     """Whether a question may have no answer in its text, as in SQuAD 2.0."""
     threshold: float = 0.0
-    """Margin by which the score of "no answer" must be higher than the score of the best span."""
+    """Margin by which the score of "no answer" must exceed the score of the best span for "no answer" to be
+    predicted."""
     stride: int = STRIDE
     """Number of tokens that successive windows of a text share."""
     long: Long = Long.CUT
@@ -115,8 +118,8 @@ class Task:
         return cls(**values)
 
     def read(self, path: Path, *, has_labels: bool = True) -> tuple["Task", tuple[Example, ...], int]:
-        """Read a file, or a folder of RACE. Returns the task, the examples, and the number of lines that were left out.
-        If the task has no labels yet, the returned task has the labels of the file.
+        """Read the examples in a file, or in a RACE folder. Returns the task, the examples, and the number of lines
+        that were left out. If the task has no labels yet, the returned task has the labels of the file.
 
         Raises `DataError` if `has_labels` is true and an example has no label, and the errors of the readers.
         """
@@ -130,7 +133,7 @@ class Task:
             return dataclasses.replace(self, labels=self.labels or letters), choices, 0
         found = self._read_texts(path)
         if has_labels and any(example.label is None for example in found.examples):
-            raise DataError(f"`{path}` must have labels, but has none. Name a file with labels, such as `dev.tsv`.")
+            raise DataError(f"`{path}` must have labels, but has none. Use a file with labels, such as `dev.tsv`.")
         return dataclasses.replace(self, labels=found.labels), found.examples, found.skipped
 
     def _read_texts(self, path: Path) -> Any:
@@ -142,8 +145,8 @@ class Task:
         return read_table(path, columns=columns, labels=self.labels)
 
     def encode(self, encoder: TextEncoder, examples: Sequence[Any], *, name: str, may_drop: bool) -> Encoded:
-        """Encode examples. Examples that are too long are treated as `long` says, but if `may_drop` is false, they are
-        cut instead of dropped. `name` is the name of the file, for messages. Raises the errors of the encoders.
+        """Encode examples. `long` says what is done with examples that are too long. If `may_drop` is false, they are
+        cut instead of dropped. `name` is the name of the file, for error messages. Raises the errors of the encoders.
         """
         long = Long.CUT if self.long is Long.DROP and not may_drop else self.long
         if self.head is HeadKind.SPANS:
@@ -158,7 +161,7 @@ def files_of(name: str, folder: str, given: Mapping[str, str]) -> dict[str, Path
     """Find the file of each part of a task. `given` maps a part to the file that the user named. The files of the other
     parts have the published names and are in `folder`. An empty `folder` means that the user named no folder.
 
-    Raises `ConfigError` if the file to train on or to develop on is missing, or if `folder` has several files for a
+    Raises `ConfigError` if the training or the development file is missing, or if `folder` has several files for one
     part.
     """
     files = {part: Path(path) for part, path in given.items() if path}
@@ -167,7 +170,9 @@ def files_of(name: str, folder: str, given: Mapping[str, str]) -> dict[str, Path
         found = [Path(folder) / one for one in names if folder and (Path(folder) / one).exists()]
         if len(found) > 1 and part not in files:
             told = " and ".join(f"`{path}`" for path in found)
-            raise ConfigError(f"`--data` must hold one file for --{part}, but holds {told}. Pass --{part}.")
+            raise ConfigError(
+                f"`--data` must name a folder with one file for --{part}, but the folder has {told}. Pass --{part}."
+            )
         if found:
             files.setdefault(part, found[0])
         if part not in files and part != TEST:

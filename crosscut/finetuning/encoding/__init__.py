@@ -1,4 +1,4 @@
-"""Encoding of a task's examples: token ids with the model's special tokens, labels, and answers from spans.
+"""Encode a task's examples as token ids with special tokens and labels, and find answers from the scores of spans.
 
 The package needs no torch (docs/tasks.md).
 """

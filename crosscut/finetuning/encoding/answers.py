@@ -1,6 +1,6 @@
-"""Answers from the scores of spans: the best span over all windows of a question, or "no answer".
+"""Find the answer to a question from the scores of spans: the best span over all windows, or "no answer".
 
-The score of a span is the sum of the scores of its first and of its last token. A span lies in the text, and has at
+The score of a span is the sum of the scores of its first and of its last token. A span lies inside the text and has at
 most 30 tokens. In each window, the score of "no answer" is the sum of both scores of the summary token. The smallest of
 these sums counts for the question, as in BERT's program for SQuAD 2.0: a question has no answer only if no window has
 an answer.
@@ -36,7 +36,7 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
-    """Answers of one question."""
+    """Candidate answers to one question."""
 
     answers: tuple[Answer, ...]
     """Spans that do not overlap, the best one first."""
@@ -44,8 +44,8 @@ class Best:
     """Score of "no answer"."""
 
     def chosen(self, *, may_be_empty: bool, threshold: float = 0.0) -> Answer:
-        """The best span. The result is "no answer" if `may_be_empty` is true and the score of "no answer" is higher
-        than the score of the best span by more than `threshold`, or if there is no span.
+        """Return the best span. Return "no answer" if there is no span, or if `may_be_empty` is true and the score of
+        "no answer" exceeds the score of the best span by more than `threshold`.
         """
         empty = Answer(text="", start=-1, score=self.no_answer)
         if not self.answers:
@@ -57,10 +57,12 @@ class Best:
 def best_answers(
     rows: Rows, scores: Sequence[Scores], contexts: Mapping[int, str], *, is_causal: bool, number: int = 20
 ) -> dict[int, Best]:
-    """Return the answers of each question by its index in the file: up to `number` spans that do not overlap.
+    """Return the answers to each question, keyed by the question's index in the file: up to `number` spans that do not
+    overlap.
 
-    `scores` are the scores [S, 2] of the first and of the last token, one array for each window. `contexts` are the
-    texts by the index of the question. `is_causal` says that the summary token is a window's last token.
+    `scores` holds one array [S, 2] for each window: the scores of each token as the first and as the last token of a
+    span. `contexts` maps a question's index to the question's text. The summary token is a window's last token if
+    `is_causal` is true, and otherwise its first token.
     """
     found: dict[int, list[tuple[float, int, int]]] = {}
     empty: dict[int, float] = {}
@@ -76,7 +78,9 @@ def best_answers(
 
 
 def _spans(scores: Scores, offsets: npt.NDArray[np.int32], number: int) -> list[tuple[float, int, int]]:
-    """The best spans of a window, each as (score, index of its first character, index after its last character)."""
+    """Return the best spans of a window, each as (score, index of the first character, index after the last
+    character).
+    """
     inside = (offsets[:, 0] >= 0).nonzero()[0]
     starts, ends = scores[inside, 0], scores[inside, 1]
     most = LONGEST_ANSWER

@@ -1,10 +1,10 @@
-"""Encoding of questions with several options: one row for each option, with the passage as first text and the question
-with the option as second text.
+"""Encode questions with several options. Each option has one row, with the passage as the first text, and the question
+with the option as the second text.
 
     [CLS] passage [SEP] question option [SEP]
 
-If the question has a blank `_`, the option takes its place. Only the passage is cut. This is the form of the
-fine-tuning on RACE in the paper's own program.
+If the question has a blank `_`, the option replaces the blank. If a row is too long, only the passage is cut. The
+paper's own program uses the same format for fine-tuning on RACE.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ _BLANK = "_"
 def encode_options(encoder: TextEncoder, examples: Sequence[ChoiceExample], *, name: str, long: Long) -> Encoded:
     """Encode questions with their options. An example is too long if one of its rows exceeds the maximum length.
 
-    `name` is the name of the files, for messages. Raises `DataError` if questions have different numbers of options, if
-    a question with an option leaves no room for the passage, if examples are too long and `long` is "refuse", or if
-    every example is dropped.
+    `name` is the name of the files, for error messages. Raises `DataError` if questions have different numbers of
+    options, if a question with an option leaves no room for the passage, if examples are too long and `long` is
+    "refuse", or if every example is dropped.
     """
     width = _num_options(examples, name)
     texts = [_asked(example.question, option) for example in examples for option in example.options]
@@ -63,7 +63,7 @@ def _require_room(encoder: TextEncoder, texts: Sequence[str], name: str) -> None
     counts = encoder.count(texts)
     if long := sum(count >= room for count in counts):
         raise DataError(
-            f"Every question with an option of `{name}` must leave room for the passage in "
-            f"`training.sequence_length` ({encoder.length} tokens), but {long:,} of {len(counts):,} do not; the "
+            f"Every question of `{name}`, together with each option, must leave room for the passage in "
+            f"`training.sequence_length` ({encoder.length} tokens), but {long:,} of {len(counts):,} do not. The "
             f"longest has {max(counts):,} tokens. Raise `training.sequence_length`."
         )

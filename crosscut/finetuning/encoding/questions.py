@@ -1,9 +1,9 @@
-"""Encoding of questions about a text whose answers are spans of the text, in windows that overlap.
+"""Encode questions about a text in overlapping windows. The answers are spans of the text.
 
     [CLS] question [SEP] part of the text [SEP]
 
 A text that is longer than a row is read in several windows. Successive windows share `stride` tokens of the text. Each
-window is an example for the model. Its label holds two positions: those of the answer's first and last token. If the
+window is an example for the model. A window's label holds the positions of the answer's first and last token. If the
 answer is not in the window, both are the position of the summary token. The rules are those of BERT (Devlin et al.
 2019) for SQuAD.
 """
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 STRIDE = 128
-"""Usual number of tokens that successive windows of a text share."""
+"""Default number of tokens that successive windows of a text share."""
 
 
 def encode_questions(encoder: TextEncoder, examples: Sequence[SpanExample], *, name: str, stride: int = STRIDE) -> Rows:
     """Encode questions in windows. Successive windows of a text share `stride` tokens. `name` is the name of the file,
-    for messages.
+    for error messages.
 
     Raises `DataError` if a question is so long that a window has no room for more than `stride` tokens of the text, and
     `ConfigError` if rows are too short for `stride`.
@@ -51,8 +51,8 @@ def encode_questions(encoder: TextEncoder, examples: Sequence[SpanExample], *, n
 
 
 def _places(window: "tokenizers.Encoding") -> Numbers:
-    """Index of each token's first character in the text, and the index after its last character, [tokens, 2]. Both are
-    -1 for tokens of the question and for special tokens.
+    """Return the index of each token's first character in the text, and the index after its last character, [tokens,
+    2]. Both are -1 for tokens of the question and for special tokens.
     """
     places = np.array(window.offsets, dtype=np.int32).reshape(-1, 2)
     belongs = np.array([number == 1 for number in window.sequence_ids], dtype=np.bool_)
@@ -61,8 +61,8 @@ def _places(window: "tokenizers.Encoding") -> Numbers:
 
 
 def _label(places: npt.NDArray[np.int32], example: SpanExample, summary: int) -> tuple[int, int]:
-    """Positions of the first and last token of a question's first answer. If the answer is not in the window, both are
-    `summary`, the position of the summary token.
+    """Return the positions of the first and last token of a question's first answer. If the answer is not in the
+    window, both are `summary`, the position of the summary token.
     """
     inside = (places[:, 0] >= 0).nonzero()[0]
     if not example.answers or not len(inside):
@@ -88,6 +88,6 @@ def _require_room(encoder: TextEncoder, questions: Sequence[str], name: str, str
     if long := sum(count >= room - stride for count in counts):
         raise DataError(
             f"Every question of `{name}` must leave room for a window of more than {stride} tokens in "
-            f"`training.sequence_length` ({encoder.length} tokens), but {long:,} of {len(counts):,} do not; the "
+            f"`training.sequence_length` ({encoder.length} tokens), but {long:,} of {len(counts):,} do not. The "
             f"longest has {max(counts):,} tokens. Raise `training.sequence_length`, or lower --stride."
         )

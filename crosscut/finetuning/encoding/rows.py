@@ -1,7 +1,7 @@
 """Encoded examples of a task: the token ids of all rows, one after the other, and the labels of the examples.
 
 A row is a sequence that the model reads. An example has `width` successive rows: one for each option of a question with
-options, and otherwise one. A batch depends only on the seed and the step:
+options, and otherwise a single row. A batch depends only on the seed and the step:
 
     epoch = step // steps of an epoch,    examples = shuffled(seed, epoch)[step of the epoch x B ...]
 
@@ -44,7 +44,7 @@ class Row(NamedTuple):
 
     @classmethod
     def of(cls, found: "tokenizers.Encoding") -> "Row":
-        """Row of an encoded text."""
+        """Make the row of an encoded text."""
         return cls(np.array(found.ids, dtype=np.int32), np.array(found.type_ids, dtype=np.uint8))
 
 
@@ -69,11 +69,11 @@ class Rows:
     ids: Numbers
     """Token ids [T]."""
     types: npt.NDArray[np.uint8]
-    """Types of the tokens [T]."""
+    """Type of each token [T]: 0 for a first text, 1 for a second text."""
     ends: Ids
     """Index in `ids` after the last token of each row [R]."""
     labels: Ids
-    """Label of each example [E], or first and last token of its answer [E, 2]. `IGNORED` if an example has none."""
+    """Label of each example [E], or first and last token of its answer [E, 2]. `IGNORED` if an example has no label."""
     sources: Ids
     """Index of each example in its file [E]. Several windows of one question have the same index."""
     offsets: Numbers
@@ -103,11 +103,13 @@ class Rows:
         return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()[:16]
 
     def steps_per_epoch(self, batch_size: int) -> int:
-        """Number of batches of an epoch. The last batch may be filled up."""
+        """Number of batches in an epoch. The last batch may contain padding examples."""
         return -(-self.num_examples // batch_size)
 
     def batch(self, step: int, *, batch_size: int, seed: int) -> Ids:
-        """Indices of the examples of a training step [B]; -1 fills up the last batch of an epoch."""
+        """Return the indices of the examples of a training step [B]. In the last batch of an epoch, -1 stands for a
+        padding example.
+        """
         epoch, within = divmod(step, self.steps_per_epoch(batch_size))
         order = _order(self.num_examples, seed, epoch)
         found = np.full(batch_size, -1, dtype=np.int64)
@@ -116,18 +118,18 @@ class Rows:
         return found
 
     def longest(self, examples: Ids, *, multiple: int = 1) -> int:
-        """Number of tokens of the longest row of some examples, rounded up to a multiple."""
+        """Return the number of tokens of the longest row of `examples`, rounded up to a multiple of `multiple`."""
         lengths = self.lengths.reshape(-1, self.width)[examples[examples >= 0]]
         longest = int(lengths.max()) if lengths.size else 1
         return -(-longest // multiple) * multiple
 
     def row(self, number: int) -> slice:
-        """Slice of `ids` that holds the tokens of a row."""
+        """Return the slice of `ids` that holds the tokens of a row."""
         return slice(int(self.ends[number - 1]) if number else 0, int(self.ends[number]))
 
     def padded(self, examples: Ids, *, length: int, padding: int) -> Padded:
         """Return the rows of some examples, padded to `length` tokens with the id `padding`. An index of -1 stands for
-        an example of padding without a label.
+        a padding example, which has no label.
         """
         width = self.width
         shape = (len(examples) * width, length)
@@ -160,7 +162,7 @@ class Rows:
 
     @classmethod
     def of(cls, rows: Sequence[Row], labels: npt.ArrayLike, sources: Sequence[int]) -> "Rows":
-        """Join rows to one object. `labels` are the labels of the examples, and `sources` are the indices of the
+        """Join rows in one object. `labels` are the labels of the examples, and `sources` are the indices of the
         examples in their file.
         """
         return cls(
@@ -188,5 +190,5 @@ def _fit(rows: Rows) -> bool:
 
 @lru_cache(maxsize=2)
 def _order(number: int, seed: int, epoch: int) -> Ids:
-    """Order of the examples in an epoch, kept in a cache because every step of the epoch needs the order."""
+    """Return the order of the examples in an epoch. The result is cached, because every step of the epoch needs it."""
     return shuffled(number, seed, _ORDER_KEY, epoch)

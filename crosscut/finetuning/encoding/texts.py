@@ -1,4 +1,4 @@
-"""Encoding of texts and pairs of texts with a label."""
+"""Encode texts, or pairs of texts, that have a label."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from crosscut.finetuning.tasks.tables import TextExample
 
 
 class Long(Choice):
-    """The choices for examples that are longer than the maximum length."""
+    """Treatments of examples that are longer than the maximum length."""
 
     CUT = "cut"
     DROP = "drop"
@@ -28,10 +28,10 @@ class Encoded(NamedTuple):
 
 
 def encode_texts(encoder: TextEncoder, examples: Sequence[TextExample], *, name: str, long: Long) -> Encoded:
-    """Encode texts with their labels. Of a pair, the longer text is cut first.
+    """Encode texts with their labels. If a pair is too long, the longer text is cut first.
 
-    `name` is the name of the file, for messages. Raises `DataError` if examples are too long and `long` is "refuse", or
-    if every example is dropped.
+    `name` is the name of the file, for error messages. Raises `DataError` if examples are too long and `long` is
+    "refuse", or if every example is dropped.
     """
     rows, kept, num_long = [], [], 0
     pairs = [(example.text, example.pair) for example in examples]
@@ -46,7 +46,7 @@ def encode_texts(encoder: TextEncoder, examples: Sequence[TextExample], *, name:
 
 
 def labels_of(labels: Iterable[int | None]) -> list[int]:
-    """Labels of examples. An example without a label gets `IGNORED`."""
+    """Return the labels of examples, with `IGNORED` for an example without a label."""
     return [IGNORED if label is None else label for label in labels]
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 Pair = tuple[str, str | None]
-"""A text, and the second text of a pair."""
+"""A text and, for a pair, the second text; otherwise None."""
 
 Cut = Literal["longest_first", "only_first", "only_second"]
 """Text of a pair that is cut if a row is too long."""
@@ -36,14 +36,16 @@ class Special(NamedTuple):
     begin: int | None
     """Token id at the start of a text. None if the model expects no such token."""
     end: int
-    """Id that ends a text."""
+    """Token id at the end of a text."""
 
 
 class TextEncoder:
     """Tokenizer of a model, with the special tokens that the model expects around its texts."""
 
     def __init__(self, tokenizer: Path, model: ModelConfig, special: Special, *, length: int) -> None:
-        """`length` is the maximum number of tokens of a row. Raises `DataError` if the tokenizer cannot be read."""
+        """`length` is the maximum number of tokens of a row. Raises `DataError` if the tokenizer cannot be read, and
+        `ConfigError` if the model is an encoder and the tokenizer adds no special tokens.
+        """
         self.path, self.model, self.length = tokenizer, model, length
         self._inner = read_inner(tokenizer)
         self._inner.no_padding()
@@ -64,7 +66,7 @@ class TextEncoder:
         return self._inner.num_special_tokens_to_add(is_pair)
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        """Number of tokens of each text, without special tokens."""
+        """Return the number of tokens of each text, without special tokens."""
         self._inner.no_truncation()
         return [len(found) for found in self._inner.encode_batch(list(texts), add_special_tokens=False)]
 
@@ -74,7 +76,7 @@ class TextEncoder:
         """Encode texts or pairs of texts, cut to the maximum length. The attribute `overflowing` of a result holds the
         rest of the text, in further windows that overlap by `stride` tokens.
 
-        Raises `ConfigError` for ids that the model does not have.
+        Raises `ConfigError` if the tokenizer returns an id outside the model's vocabulary.
         """
         self._inner.enable_truncation(self.length, stride=stride, strategy=cut)
         rest = iter(pairs)
@@ -89,7 +91,7 @@ class TextEncoder:
 
     def _end_with(self, special: Special) -> None:
         """Make the tokenizer put a decoder's special tokens around its texts. If the tokenizer is byte-level, the
-        offsets of a word do not include the blank before the word.
+        offsets of a word do not include the space before the word.
         """
         from tokenizers import processors
 

@@ -1,4 +1,4 @@
-"""Reader of RACE's folders: questions about a passage, each with four options."""
+"""Reader for the folders of the RACE dataset: questions about a passage, each with four options."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class ChoiceExample:
     """Text that the question is about."""
 
     question: str
-    """Question. It may have a blank `_` in which the option belongs."""
+    """The question. It may have a blank `_`, which the option fills."""
 
     options: tuple[str, ...]
     """Options."""
@@ -28,8 +28,8 @@ class ChoiceExample:
 
 
 def read_race(folder: Path) -> tuple[ChoiceExample, ...]:
-    """Read the passages of a folder of RACE, such as `RACE/train/high`, or of its subfolders, such as `RACE/train`, in
-    the order of their names.
+    """Read the questions of a RACE folder, such as `RACE/train/high`, or of all its subfolders, as in `RACE/train`. The
+    files are read in the order of their names.
 
     Raises `DataError` if the folder has no passages, or if a file has another format.
     """
@@ -48,14 +48,14 @@ def _examples(file: Path) -> Iterator[ChoiceExample]:
     is_text = isinstance(table.get("article"), str)
     if not is_text or not all(isinstance(column, list) and len(column) == len(columns[0] or []) for column in columns):
         raise DataError(
-            f"`{file}` must have a text as `article`, and lists of equal length as `questions`, `options` and "
+            f"`{file}` must have a string as `article`, and lists of equal length as `questions`, `options` and "
             "`answers`, but does not. Check that this is a file of RACE."
         )
     for number, (question, options, answer) in enumerate(zip(*columns, strict=True), start=1):
         is_list = isinstance(options, list) and all(isinstance(option, str) for option in options)
         if not is_list or not isinstance(question, str) or answer not in list(_LETTERS[: len(options)]):
             raise DataError(
-                f"Question {number} in `{file}` must have a question, a list of options and an answer from A to D, but "
+                f"Question {number} in `{file}` must have a text, a list of options and an answer from A to D, but "
                 f"has the answer {answer!r:.20} to {question!r:.60}. Correct the file."
             )
         yield ChoiceExample(

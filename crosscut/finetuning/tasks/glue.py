@@ -1,4 +1,4 @@
-"""Readers of GLUE's own files (Wang et al., 2019): tables separated by tabs, without quotes."""
+"""Reader for the published files of GLUE (Wang et al., 2019): tab-separated tables without quoting."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ _ENTAILMENT = ("entailment", "not_entailment")
 
 @dataclass(frozen=True, kw_only=True)
 class GlueTask:
-    """Format of the files of a task, and the scores that are reported for the task."""
+    """File format of a GLUE task, and the scores that are reported for the task."""
 
     columns: Columns
-    """Columns of the files with labels."""
+    """Columns to read from a file with labels."""
 
     labels: tuple[str, ...]
     """Labels in the order of their indexes."""
@@ -28,7 +28,7 @@ class GlueTask:
     """Official scores: `accuracy`, `f1` (of the label with index 1) or `matthews`."""
 
     header: tuple[str, ...] = ()
-    """Columns of files with labels that have no header. Empty if the files have a header."""
+    """Column names for files that have labels but no header. Empty if such files have a header."""
 
     drops_short_lines: bool = False
     """Whether lines with too few columns are left out, because the published training file has such lines."""
@@ -56,7 +56,7 @@ GLUE = {
         header=("source", "label", "mark", "sentence"),
     ),
 }
-"""Tasks by name."""
+"""GLUE tasks, keyed by name."""
 
 
 def read_glue(task: str, path: Path) -> Examples:
@@ -92,10 +92,10 @@ def read_glue(task: str, path: Path) -> Examples:
 
 
 def score_glue(task: str, predicted: Sequence[int], examples: Examples) -> dict[str, float]:
-    """Return the official scores of predicted labels by name (`GlueTask.scores`). Raises `DataError` if the examples
-    have no labels, or if the number of predictions is not the number of examples.
+    """Return the official scores of predicted labels, keyed by name (`GlueTask.scores`). Raises `DataError` if the
+    examples have no labels, or if the number of predictions is not the number of examples.
     """
     labels = [example.label for example in examples.examples if example.label is not None]
     if len(labels) < len(examples.examples):
-        raise DataError("A score needs labels, but the file has none. Name a file with labels, such as `dev.tsv`.")
+        raise DataError("A score needs labels, but the file has none. Use a file with labels, such as `dev.tsv`.")
     return {name: _SCORES[name](predicted, labels) for name in GLUE[task].scores}

@@ -1,4 +1,4 @@
-"""Official scores of the tasks: accuracy, F1 and Matthews correlation of classification, and SQuAD's EM and F1.
+"""Official scores of the tasks: accuracy, F1 and Matthews correlation for classification, and SQuAD's EM and F1.
 
 Scores are fractions from 0 to 1 (Matthews correlation: -1 to 1). SQuAD's own program prints them times 100.
 """
@@ -53,14 +53,14 @@ def matthews(predicted: Labels, labels: Labels) -> float:
 
 def confusion(predicted: Labels, labels: Labels, *, num_labels: int = 0) -> npt.NDArray[np.int64]:
     """Return the confusion matrix, [labels, labels]: element (i, j) counts examples of label i that were predicted as
-    label j. `num_labels` is the minimum number of rows. Raises `DataError` unless there are as many predictions
-    as labels, and at least one.
+    label j. `num_labels` is the minimum number of rows and columns. Raises `DataError` unless there are as many
+    predictions as labels, and at least one.
     """
     theirs, ours = np.asarray(labels, dtype=np.int64), np.asarray(predicted, dtype=np.int64)
     if len(theirs) != len(ours) or not len(theirs):
         raise DataError(
-            f"A score needs as many predictions as labels, and at least one, but has {len(ours):,} predictions and "
-            f"{len(theirs):,} labels."
+            f"A score needs equally many predictions and labels, at least one of each, but has {len(ours):,} "
+            f"predictions and {len(theirs):,} labels."
         )
     size = max(int(theirs.max()), int(ours.max()), num_labels - 1) + 1
     return np.bincount(theirs * size + ours, minlength=size * size).reshape(size, size)
@@ -70,12 +70,11 @@ class SpanScores(NamedTuple):
     """Scores of SQuAD, as fractions. The scores of a group without questions are 0."""
 
     exact: float
-    """Fraction of predictions that equal an answer, apart from case, punctuation, articles and blanks."""
+    """Fraction of predictions that equal an answer if case, punctuation, articles and spacing are ignored."""
 
     f1: float
-    """Mean F1 of the words of a prediction and of an answer. If a question has several answers, the highest F1
-    counts.
-    """
+    """Mean over the questions of the F1 score between the words of the prediction and the words of the answer. If a
+    question has several answers, the highest F1 counts."""
 
     exact_with_answer: float
     """`exact` of the questions that have an answer."""
@@ -97,7 +96,7 @@ def exact_match_and_f1(predicted: Mapping[str, str], examples: Sequence[SpanExam
         raise DataError("A score needs at least one question, but there are none.")
     if unknown := sorted(set(predicted) - {example.id for example in examples}):
         raise DataError(
-            f"A prediction must name a question of the file, but {len(unknown):,} do not. The first of "
+            f"Every prediction must name a question of the file, but {len(unknown):,} do not. The first of "
             f"them names {unknown[0]!r:.60}. Check that the predictions are for this file."
         )
     scores = np.array([_score(predicted.get(example.id), example) for example in examples])
@@ -111,7 +110,7 @@ def _means(scores: npt.NDArray[np.float64]) -> tuple[float, float]:
 
 
 def _score(prediction: str | None, example: SpanExample) -> tuple[float, float]:
-    """EM and F1 of one question."""
+    """Return EM and F1 of one question."""
     if prediction is None:
         return 0.0, 0.0
     # An answer that is only articles or punctuation is left out, as in the program of SQuAD 2.0.

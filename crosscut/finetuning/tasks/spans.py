@@ -1,4 +1,4 @@
-"""Reader of SQuAD's files, versions 1.1 and 2.0: questions whose answers are spans of a text, or have no answer."""
+"""Reader for the files of SQuAD 1.1 and 2.0: questions that are answered by a span of a text, or have no answer."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class SpanExample:
     """Id of the question in the file. Predictions refer to the question by this id."""
 
     context: str
-    """Text that holds the answer."""
+    """Text that the question is about. It contains the answers."""
 
     question: str
     """Question."""
@@ -32,8 +32,8 @@ class SpanExample:
 def read_squad(path: Path) -> tuple[SpanExample, ...]:
     """Read a JSON file of SQuAD 1.1 or 2.0. The questions are in the order of the file.
 
-    Raises `DataError` if the file cannot be read, has another format or has no question, and if answers do
-    not occur in their text at the position that the file gives.
+    Raises `DataError` if the file cannot be read, has another format or has no question, or if an answer does not occur
+    in the text at the position that the file gives.
     """
     table = read_json(path, DataError, remedy="Check the path.")
     try:

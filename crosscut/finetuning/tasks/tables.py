@@ -1,4 +1,6 @@
-"""Examples of classification from tables: a `.tsv` file with a header, or a `.jsonl` file with one object a line."""
+"""Read classification examples from tables: a `.tsv` file with a header, or a `.jsonl` file with one object per
+line.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,7 +57,7 @@ class Examples:
 
 
 def read_table(path: Path, *, columns: Columns, labels: Sequence[str] = ()) -> Examples:
-    """Read a `.tsv` or `.jsonl` file. Fields of a `.tsv` file are taken as they are, without quotes.
+    """Read a `.tsv` or `.jsonl` file. Fields of a `.tsv` file are taken as they are: quotes have no special meaning.
 
     `labels` are the names of the labels, by index. By default, these are the labels that occur in the file, in
     alphabetical order. Raises `DataError` for a file that cannot be read, a missing column, and an unknown label.
@@ -83,7 +85,9 @@ def column_names(path: Path) -> list[str]:
 def to_examples(
     path: Path, rows: Sequence[tuple[int, Row]], columns: Columns, labels: Sequence[str], *, skipped: int = 0
 ) -> Examples:
-    """Make examples from rows, each with the number of its line. Raises `DataError` for an unknown label."""
+    """Make examples from `rows`, which are pairs of a line number and a row. Raises `DataError` for an unknown
+    label.
+    """
     names = [_named(row[columns.label]) for _, row in rows] if columns.label else []
     known = tuple(labels) or tuple(sorted(set(names)))
     numbers = {name: number for number, name in enumerate(known)}
@@ -106,7 +110,9 @@ def to_examples(
 
 
 def lines_of(path: Path) -> list[str]:
-    """Lines of a text file in UTF-8. Only line feeds end a line. Raises `DataError` if the file cannot be read."""
+    """Return the lines of a text file in UTF-8. Only line feeds end a line. Raises `DataError` if the file cannot be
+    read.
+    """
     try:
         return list(read_lines(path))
     except OSError as error:
@@ -119,7 +125,7 @@ def lines_of(path: Path) -> list[str]:
 
 
 def require_columns(path: Path, line: int, columns: Columns, found: Sequence[str]) -> None:
-    """Raise `DataError` unless all columns are among those that were found in a line."""
+    """Raise `DataError` unless `found`, the columns in a line of the file, includes all of `columns`."""
     if missing := [name for name in columns if name and name not in found]:
         raise DataError(
             f"Line {line} of `{path}` must have the columns {_joined(missing)}, but has "
@@ -166,5 +172,5 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def _named(label: object) -> str:
-    """Name of a label: a string as it is, and a number or a truth value as in JSON."""
+    """Return the name of a label: a string unchanged, and a number or a Boolean value as JSON writes it."""
     return label if isinstance(label, str) else shown(label)

@@ -105,7 +105,7 @@ def test_a_validation_file_replaces_the_conversations_held_out(model, tmp_path, 
         (("{chats}",), ConfigError, "but no `--model` is given"),
         (("{chats}", "--model", "{chats}"), ConfigError, "`--model` must name a Hugging Face folder, but `.*` has no"),
         (("{chats}", "--model", "{model}", "--epochs", "0"), ConfigError, "`--epochs` must be above 0, but is 0"),
-        (("{one}", "--model", "{model}"), DataError, "must hold at least 2 conversations, of which one is held out"),
+        (("{one}", "--model", "{model}"), DataError, "must hold at least 2 conversations, because one is held out"),
         (
             ("{chats}", "--model", "{model}", "training.sequence_length=16"),
             DataError,

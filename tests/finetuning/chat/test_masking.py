@@ -141,7 +141,10 @@ USER = {"role": "user", "content": "hi"}
         ("{}", "`messages` must be a list of at least one message, but is missing"),
         ({"messages": [{"role": "tool", "content": ""}]}, "`messages[0].role` must be system, developer, user or"),
         ({"messages": [{**USER, "nam": "Ann"}]}, "`messages[0].nam` must be a known field, but is not. Did you mean"),
-        ({"messages": [USER]}, "`messages` must have at least one message of the role assistant that the loss covers"),
+        (
+            {"messages": [USER]},
+            "`messages` must have at least one message with the role assistant that the loss covers",
+        ),
         ({"messages": [{"role": "assistant", "content": "hi"}]}, "`messages[0]` must be a message that the model"),
         ({"messages": [USER, {"role": "assistant", "content": 3}]}, "`messages[1].content` must be a string or a list"),
         ({"messages": [{**USER, "weight": 2}]}, "`messages[0].weight` must be a whole number from 0 to 1, but is 2"),

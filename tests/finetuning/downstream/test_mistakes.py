@@ -27,7 +27,7 @@ ASKED = ("{tables}", "--model", "{bert}")
         ((*ASKED, "--dev", "{folder}/other.tsv"), DataError, "`kind` in `.*` must be 'dog' or 'fox', but is 'bird'"),
         ((*ASKED, "--dev", "{folder}/none.tsv"), DataError, "`.*none.tsv` must be a readable file, but is not"),
         ((*ASKED, "--dev", "{folder}/unlabelled.tsv"), DataError, "`.*` must have labels, but has none"),
-        ((*ASKED, "--train", "{folder}/one.tsv"), DataError, "`.*` must have at least 2 labels, but has 1"),
+        ((*ASKED, "--train", "{folder}/one.tsv"), DataError, "`.*` must have at least 2 different labels, but has 1"),
         (
             ("--text", "a", "--label", "b", "--model", "{bert}"),
             ConfigError,
@@ -104,7 +104,9 @@ def test_a_tokenizer_of_another_model_is_told(make_bert, tables, tmp_path):
 def test_a_folder_with_both_versions_of_squad_is_told(bert, tmp_path):
     for version in ("1.1", "2.0"):
         (tmp_path / f"train-v{version}.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"`--data` must hold one file for --train, but holds .* Pass --train."):
+    with pytest.raises(
+        ConfigError, match=r"`--data` must name a folder with one file for --train, but .* Pass --train."
+    ):
         finetune("squad", "--model", bert, "--data", tmp_path, "--output", tmp_path / "run", *PLAIN)
 
 

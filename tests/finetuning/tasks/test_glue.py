@@ -55,7 +55,7 @@ def test_cola_has_no_header_but_its_test_file_has(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         score_glue("cola", [1], test)
     assert str(error.value) == (
-        "A score needs labels, but the file has none. Name a file with labels, such as `dev.tsv`."
+        "A score needs labels, but the file has none. Use a file with labels, such as `dev.tsv`."
     )
 
 

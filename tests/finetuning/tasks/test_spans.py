@@ -91,7 +91,7 @@ def test_scores_count_empty_predictions_for_questions_without_answer(tmp_path: P
     with pytest.raises(DataError) as error:
         exact_match_and_f1({"x": "", "y": ""}, examples)
     assert str(error.value) == (
-        "A prediction must name a question of the file, but 2 do not. The first of them names 'x'. Check that the "
+        "Every prediction must name a question of the file, but 2 do not. The first of them names 'x'. Check that the "
         "predictions are for this file."
     )
 
@@ -148,14 +148,14 @@ def test_faults_of_race_are_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         read_race(tmp_path)
     assert str(error.value) == (
-        f"`{path}` must have a text as `article`, and lists of equal length as `questions`, `options` and `answers`, "
+        f"`{path}` must have a string as `article`, and lists of equal length as `questions`, `options` and `answers`, "
         "but does not. Check that this is a file of RACE."
     )
     write(path, {**RACE, "answers": ["A", "E"]})
     with pytest.raises(DataError) as error:
         read_race(tmp_path)
     assert str(error.value) == (
-        f"Question 2 in `{path}` must have a question, a list of options and an answer from A to D, but has the answer "
+        f"Question 2 in `{path}` must have a text, a list of options and an answer from A to D, but has the answer "
         "'E' to 'Which letter is _ ?'. Correct the file."
     )
 
