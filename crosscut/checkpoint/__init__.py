@@ -1,4 +1,4 @@
-"""Saving and loading of a run's state on any layout, through `torch.distributed.checkpoint`.
+"""Save and load a run's state on any layout, through `torch.distributed.checkpoint`.
 
 This package handles tensors and their placements, and does not depend on the model. A checkpoint is a folder such as
 `step-00001000`, and is created atomically. The manifest in this folder shows whether any file has changed since the

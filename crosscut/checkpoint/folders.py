@@ -118,7 +118,7 @@ def require_identity(
 
 
 def _as_json(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert an identity to the form in which a manifest holds it: JSON turns tuples into lists."""
+    """Convert the settings of an identity to the form that a manifest holds: JSON turns tuples into lists."""
     values: dict[str, Any] = json.loads(json.dumps(dict(identity)))
     return values
 

@@ -36,7 +36,7 @@ def memory_folder(run_folder: Path, key: str = "") -> Path:
     Each new run has a new key, so checkpoints of an earlier run in the same `run_folder` are never loaded.
     """
     place = hashlib.sha256(str(run_folder.resolve()).encode()).hexdigest()[:16]
-    root = Path(os.environ.get(FOLDER_VARIABLE) or "/dev/shm")  # noqa: S108 - the folder of the user has an owner
+    root = Path(os.environ.get(FOLDER_VARIABLE) or "/dev/shm")  # noqa: S108 - the owner of the user's folder is checked
     return root / f"crosscut-{os.getuid()}" / place / key
 
 
@@ -85,7 +85,8 @@ class Hosts:
     def copies(self, sizes: Sequence[int], names: Sequence[str]) -> list[Transfer]:
         """Return the transfers that send each rank's file to a rank on the next machine. `sizes` and `names` give the
         size in bytes and the name of each rank's file; a negative size means that the rank has no file. Transfers from
-        machines with even numbers come first, so that at most three transfers wait for each other.
+        machines with even numbers come first, so that a chain of transfers that wait for each other has at most three
+        members.
         """
         if self.number == 1:
             return []
@@ -163,7 +164,7 @@ def newest_complete(held: Sequence[Mapping[int, Held]]) -> Found | None:
 
 
 def restore(root: Path, *, newer_than: int) -> Folder | None:
-    """Find the newest complete checkpoint in memory, complete the folders of all machines, and remove all other
+    """Find the newest complete checkpoint in memory, send each machine the files that it lacks, and remove all other
     checkpoints under `root`. Returns the checkpoint's folder. Returns None if no complete checkpoint is newer than step
     `newer_than`, or if a machine has no room for the checkpoint. Every rank must call this function.
     """

@@ -162,7 +162,7 @@ class PaddingLoadPlanner(DefaultLoadPlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """Replace a tensor's saved shape by the current shape if the shapes differ only in the padding."""
+        """Replace a tensor's saved shape with the current shape if the shapes differ only in the padding."""
         super().set_up_planner(state_dict, metadata, is_coordinator)
         if metadata is None:
             return

@@ -1,4 +1,4 @@
-"""Text generation with a trained model, on any layout."""
+"""Generate text with a trained model, on any layout."""
 
 from crosscut.generation.decoder import Decoder
 from crosscut.generation.running import Piece

@@ -425,8 +425,8 @@ def _no_room(num_tokens: int, failure: Exception | None) -> GenerationError:
 
 
 def _agreed(choices: list[int], mesh: ParallelMesh) -> list[int]:
-    """Make all ranks that gather layers together choose the same tokens. Otherwise, different kinds of devices might
-    round nearly equal scores differently and choose different tokens.
+    """Make all ranks that the layers are sharded over choose the same tokens. Otherwise, different kinds of devices
+    might round nearly equal scores differently and choose different tokens.
     """
     if mesh.sharding is None or not choices:
         return choices

@@ -78,7 +78,7 @@ def write_order(place: str, order: Order) -> None:
     Raises `ConfigError`, `LayoutError`, `DataError` or `CheckpointError` before a rank starts.
     """
     ranks = Ranks(layout=order.layout, device=order.device)
-    # Only one process looks for the model, because a running training may write another checkpoint in the meantime.
+    # Only one process looks for the model, because a training run may write another checkpoint in the meantime.
     in_ranks(ranks, partial(_write, order), prepare=lambda: _checked(place, order).to_json(), is_plain=True)
 
 

@@ -12,8 +12,8 @@ from crosscut.config.system.terminal import echo
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:
-    """Read prompts from a file: one per line, or the key `prompt` of each line in a `.jsonl` file. Empty lines are
-    skipped.
+    """Read prompts from a file: one per line, or in a `.jsonl` file, the value of `prompt` in each line. Empty lines
+    are skipped.
 
     Raises `DataError` if the file cannot be read, has no prompt, or has a line that is not a prompt.
     """

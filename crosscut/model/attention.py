@@ -34,7 +34,7 @@ _NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "
 
 
 class SelfAttention(nn.Module):
-    """Self-attention: [B, S, H] to [B, S, H], or [B, S/T, H] to [B, S/T, H] under sequence parallelism."""
+    """Self-attention. Maps [B, S, H] to [B, S, H] or, under sequence parallelism, [B, S/T, H] to [B, S/T, H]."""
 
     def __init__(self, part: architecture.Attention, build: Builder) -> None:
         super().__init__()

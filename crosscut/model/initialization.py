@@ -1,5 +1,5 @@
-"""Initial weights, by default as in the paper's section 4.1.1. Each weight depends only on the seed and the parameter's
-name.
+"""Draw the initial weights, by default as in the paper's section 4.1.1. Each weight depends only on the seed and the
+parameter's name.
 """
 
 import torch
@@ -32,7 +32,7 @@ def initialize(
 
 @torch.no_grad()
 def zero_padding(model: GPT) -> None:
-    """Set the padding of the vocabulary to zero in all parameters that have one."""
+    """Set the padding rows of the vocabulary to zero in all parameters that have such rows."""
     parameters = dict(model.named_parameters())
     for name, num_rows in model.padded_rows.items():
         weight = parameters[name]

@@ -1,10 +1,10 @@
 """Run the passes of micro-batches through the stages of a pipeline, on one rank.
 
-In a training step, a rank performs its list of actions in a schedule (`architecture.pipeline.Schedule`). A forward pass
-receives the hidden states of a micro-batch from the previous stage, runs the layers of the stage, and sends the result
-to the next stage. A backward pass receives the gradient of this result, and sends the gradient of its input back. The
-first stage starts with the embedding, and the last stage ends with the loss. While the rank computes, the tensor for
-its next action arrives.
+In a training step, a rank performs the actions that the schedule (`architecture.pipeline.Schedule`) lists for this
+rank. A forward pass receives the hidden states of a micro-batch from the previous stage, runs the layers of the stage,
+and sends the result to the next stage. A backward pass receives the gradient of this result, and sends the gradient of
+its input back. The first stage starts with the embedding, and the last stage ends with the loss. While the rank
+computes, the tensor for its next action arrives.
 
 Every rank of a pipeline has the tokens and the targets of all micro-batches. The number of targets is therefore known
 on all stages before the first forward pass.
@@ -87,7 +87,9 @@ class _Step:
         self.deferred: dict[tuple[int, int], Deferred] = {}
         self.arriving: dict[Message, Arriving] = {}
         self.acknowledged = step.schedule.acknowledged(self.rank)
-        dtype = torch.promote_types(torch.float32, step.model.compute_dtype)  # as of the loss, which only one stage has
+        dtype = torch.promote_types(
+            torch.float32, step.model.compute_dtype
+        )  # the type of the loss, which only one stage has
         self.loss = torch.zeros((), dtype=dtype, device=step.model.mesh.device)
 
     def run(self) -> Tensor:

@@ -1,1 +1,1 @@
-"""Files of a checkpoint: their content, and strict reading of files that anybody may have written."""
+"""Formats of a checkpoint's files, and strict readers, because anybody may have written the files."""

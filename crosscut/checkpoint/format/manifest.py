@@ -36,7 +36,7 @@ class Progress:
     """Progress of a run at the time of a checkpoint, and the identity of the run."""
 
     step: int
-    """Number of completed optimizer steps, which is also the index of the next batch."""
+    """Number of completed optimizer steps. This is also the index of the next batch."""
     samples: int
     """Number of sequences that the run has consumed."""
     layout: str

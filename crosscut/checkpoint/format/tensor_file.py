@@ -1,7 +1,7 @@
 """Layout of a safetensors file: a header that lists the tensors, followed by their bytes.
 
-The safetensors library writes a file from all of its tensors at once. The format also allows writing in sequence,
-because the header depends only on the tensors' shapes and types.
+The safetensors library writes a file from all of its tensors at once. The format also allows writing one tensor after
+another, because the header depends only on the tensors' shapes and types.
 """
 
 import json
@@ -30,7 +30,7 @@ DTYPES = {
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _ALIGNMENT = 8
-"""The tensors start at a multiple of this number of bytes."""
+"""Alignment of the first tensor in the file, in bytes."""
 
 
 class Form(NamedTuple):

@@ -1,1 +1,1 @@
-"""Description, comparison and repair of existing checkpoints, for `crosscut checkpoint`."""
+"""Describe, compare and repair existing checkpoints, for the command `crosscut checkpoint`."""

@@ -1,4 +1,4 @@
-"""Comparison of two checkpoints: tensors, other stored values, and the settings of the runs that wrote the checkpoints.
+"""Compare two checkpoints: their tensors, other stored values, and the settings of the runs that wrote the checkpoints.
 
 Only one tensor of each checkpoint is in memory at a time. The layouts may differ, because each tensor is assembled from
 its shards before the comparison. If two vocabularies are padded to different sizes, only the rows without padding are

@@ -1,4 +1,4 @@
-"""Repair of a folder of checkpoints, limited to changes that cannot hide damage.
+"""Repair a folder of checkpoints, but make only changes that cannot hide damage.
 
 Half-written folders of killed runs are removed. A damaged checkpoint is renamed to `damaged-...`, so that nobody
 mistakes it for a good checkpoint, and its data is not lost. A manifest is rebuilt only if all other files are
@@ -31,12 +31,12 @@ from crosscut.config import CheckpointError
 
 ASIDE = "damaged-"
 _SECONDS_IN_USE = 600
-"""A draft that changed within this number of seconds may belong to an active run."""
+"""Number of seconds after its last change during which a draft may still belong to an active run."""
 
 
 @dataclass(frozen=True)
 class Action:
-    """One action that a repair has done or, in a dry run, would do."""
+    """One action that a repair has taken or, in a dry run, would take."""
 
     folder: str
     done: str

@@ -16,8 +16,8 @@ from crosscut.parallel.state.parameters import local_part
 
 
 class HostBuffers:
-    """Buffers in host memory for this rank's parts of the state, by name. They are allocated at the first copy and then
-    reused.
+    """Buffers in host memory for this rank's parts of the state, by name. The buffers are allocated at the first copy
+    and then reused.
     """
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ results. When all ranks have written their files, the coordinator adds the index
 folder. Therefore, if `dcp.save` returns on one rank, the checkpoint is complete, and if `dcp.save` raises an error on
 one rank, it raises an error on all ranks.
 
-The module relies on PyTorch to hand the very list that `write_data` returns on each rank to `finish`.
+The module relies on PyTorch passing the lists that `write_data` returns on the ranks to `finish` unchanged.
 """
 
 import dataclasses

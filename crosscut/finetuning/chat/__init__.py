@@ -1,1 +1,1 @@
-"""Fine-tuning of a decoder on conversations: the loss covers the answers only (docs/finetuning.md)."""
+"""Fine-tune a decoder on conversations: the loss covers only the answers (docs/finetuning.md)."""

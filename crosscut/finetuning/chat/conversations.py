@@ -29,7 +29,7 @@ class Conversation:
     messages: tuple[Mapping[str, str], ...]
     """Messages with the keys `role` and `content`, and perhaps `name`."""
     answers: tuple[int, ...]
-    """Indices of the messages that the loss covers. At least one."""
+    """Indices of the messages that the loss covers. There is at least one."""
 
 
 def read_conversations(files: Iterable[str | Path]) -> list[Conversation]:

@@ -6,7 +6,7 @@ The chat template of the model renders the conversation. There are two ways to f
   TRL (`assistant_only_loss`).
 - The template has no marks. An answer then reaches from the end of its prompt (the messages before, rendered with the
   generation prompt) to the end of its message (the messages up to the answer, rendered without the generation prompt).
-  Both renderings must be beginnings of the whole text.
+  Both renderings must be prefixes of the whole text.
 
 A token belongs to an answer if its text overlaps with the answer.
 """

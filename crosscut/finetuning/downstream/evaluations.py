@@ -53,8 +53,8 @@ class DevScores:
         """Score the model after `step` steps. Returns the scores under the names `dev_<score>`. Every rank must call
         this method.
 
-        `request` is the request to stop the run, if any: the method raises `Stopped` if the ranks agree to stop during
-        the scoring. If `shown` is true, the first rank shows a progress bar.
+        `request` is the request to stop the run, if any: the method raises `Stopped` if the ranks agree to stop while
+        they score. If `shown` is true, the first rank shows a progress bar.
         """
         around = request.checked if request else iter
         outputs = outputs_shown(

@@ -124,7 +124,7 @@ def _settings_file(path: str) -> tuple[dict[str, Any], dict[str, float]]:
 
 def require_course(course: Mapping[str, Any], where: str = "") -> None:
     """Raise `ConfigError` unless the number of epochs is above 0, and the warm-up is at least 0 and below 1. `where` is
-    a phrase for messages that names the file of the values; empty if there is no file.
+    a phrase that names the file of the values in the message. It is empty if there is no file.
     """
     epochs, warmup = course.get("epochs", EPOCHS), course.get("warmup", WARMUP)
     if type(epochs) not in (int, float) or not 0 < epochs < math.inf:

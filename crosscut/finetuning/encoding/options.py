@@ -1,5 +1,5 @@
-"""Encode questions with several options. Each option has one row, with the passage as the first text, and the question
-with the option as the second text.
+"""Encode questions with several options. Each option has one row. The first text of the row is the passage, and the
+second text is the question with the option.
 
     [CLS] passage [SEP] question option [SEP]
 

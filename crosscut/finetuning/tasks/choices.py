@@ -21,7 +21,7 @@ class ChoiceExample:
     """The question. It may have a blank `_`, which the option fills."""
 
     options: tuple[str, ...]
-    """Options."""
+    """Possible answers."""
 
     label: int
     """Index of the right option."""
