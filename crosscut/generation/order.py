@@ -102,7 +102,7 @@ def _check_masked(place: str, source: ModelSource, order: Order) -> None:
     if order.only_for_texts:
         names = ", ".join(f"`{name}`" for name in order.only_for_texts)
         raise ConfigError(
-            f"A model that fills in masked words (`{place}`) must be used without the options for writing texts, but "
+            f"Options for generating text must not be given with a model that fills in masked words (`{place}`), but "
             f"these are given: {names}. Remove these options."
         )
     require_at_least("--top-k", order.num_words, 1)

@@ -43,7 +43,7 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class StageStep:
-    """One training step of the stages of one rank."""
+    """One training step of the stages on one rank."""
 
     model: GPT
     schedule: Schedule

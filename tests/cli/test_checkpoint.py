@@ -148,7 +148,7 @@ def test_repair_of_a_place_without_checkpoints_is_an_error(tmp_path, monkeypatch
     (tmp_path / "a-file").touch()
     (tmp_path / "empty").mkdir()
     (tmp_path / "other" / "step-2").mkdir(parents=True)
-    told = "is one checkpoint. Name the folder" if "step" in place else "holds no checkpoint. Check the path"
+    told = "is one checkpoint. Pass the folder" if "step" in place else "holds no checkpoint. Check the path"
     with pytest.raises(
         CheckpointError, match=f"`{place}` must be a run's folder or a folder of checkpoints, but {told}"
     ):

@@ -134,7 +134,7 @@ def test_masked_words_are_filled_in(crosscut_here, masked):
         (("--prompt", "the fox"), "The prompt 'the fox' must have the mask token `[MASK]` in place of each word"),
         (
             ("--prompt", "[MASK]", "--seed", "0", "--stop", "fox", "--samples", "2"),
-            "must be used without the options for writing texts, but these are given: `--samples`, `--stop`, `--seed`.",
+            "), but these are given: `--samples`, `--stop`, `--seed`. Remove these options.",
         ),
         (("--prompt", "[MASK]", "--top-k", "0"), "`--top-k` must be at least 1, but is 0."),
         (("--prompt", "[MASK]", "--tensor", "3"), "`--tensor` must divide `model.num_heads` (4), but is 3."),

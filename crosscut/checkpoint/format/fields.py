@@ -23,7 +23,7 @@ def parse_table(content: bytes) -> dict[str, Any]:
 
 
 def checked(value: object, kind: type[_T], name: str) -> _T:
-    """Check that `value` has exactly the type `kind`, and return it."""
+    """Check that `value` has exactly the type `kind`, and return `value`."""
     if type(value) is not kind:
         raise ValueError(f"`{name}` must be {_KINDS[kind]}, but is {reprlib.repr(value)}")
     return value
@@ -47,7 +47,7 @@ def counts_of(table: Mapping[str, Any], name: str) -> tuple[int, ...]:
 
 
 def checked_file(name: str) -> str:
-    """Check that `name` is the name of a file directly in the checkpoint's folder, and return it."""
+    """Check that `name` is the name of a file directly in the checkpoint's folder, and return `name`."""
     if name in {"", ".", ".."} or any(character in name for character in "/\\\0"):
         raise ValueError(f"every file must be directly in the checkpoint's folder, but one is {reprlib.repr(name)}")
     return name

@@ -62,7 +62,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Index:
-    """Tensors and values of a checkpoint by name."""
+    """Tensors and values of a checkpoint, keyed by name."""
 
     tensors: dict[str, Entry]
     values: dict[str, Value]

@@ -117,7 +117,7 @@ def dump_manifest(manifest: Manifest) -> bytes:
 
 
 def _render(table: Mapping[str, Any]) -> bytes:
-    """JSON in its fixed form, ending with the hash of the preceding content."""
+    """Return a manifest's JSON in its fixed form, ending with the hash of the preceding content."""
     digest = hashlib.sha256(json.dumps(table, indent=1).encode()).hexdigest()
     return (json.dumps({**table, "sha256": digest}, indent=1) + "\n").encode()
 

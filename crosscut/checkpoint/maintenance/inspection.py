@@ -39,7 +39,7 @@ def checkpoints_at(location: str) -> list[Folder]:
         return [folder]
     if not (found := list_checkpoints(root_of(location))):
         raise CheckpointError(
-            f"`{location}` must be a checkpoint or a run's folder with checkpoints, but holds no checkpoint. Name a "
+            f"`{location}` must be a checkpoint or a run's folder with checkpoints, but holds no checkpoint. Pass a "
             "folder such as `runs/demo` or `runs/demo/checkpoints/step-00000580`."
         )
     return found
@@ -55,8 +55,8 @@ def folder_to_repair(location: str) -> Folder:
     folder, root = folder_at(location), root_of(location)
     if step_of(folder.name) is not None or MANIFEST_FILE in folder.files():
         raise CheckpointError(
-            f"`{location}` must be a run's folder or a folder of checkpoints, but is one checkpoint. Name the folder "
-            "that holds it."
+            f"`{location}` must be a run's folder or a folder of checkpoints, but is one checkpoint. Pass the folder "
+            "that contains this checkpoint."
         )
     if not any(step_of(name) is not None or is_left_over(name) or name.startswith(ASIDE) for name in root.folders()):
         raise CheckpointError(

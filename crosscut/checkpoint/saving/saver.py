@@ -208,9 +208,9 @@ class Saver:
     def _write(self, state: dict[str, Any], writer: CheckpointWriter) -> None:
         """Write the state. A single rank exchanges no messages.
 
-        Gloo would copy a message from a rank to the same rank in a parallel loop, in one of gloo's own threads, and the
-        OpenMP threads of this loop would stay alive. If a process has more OpenMP threads than cores, these threads no
-        longer spin between two operators, and every later step of a small model takes twice as long.
+        If a rank sent a message to itself, gloo would copy the message with a parallel loop in one of gloo's own
+        threads, and the OpenMP threads of this loop would stay alive. In a process with more OpenMP threads than cores,
+        OpenMP threads no longer spin between two operators, and every later step of a small model takes twice as long.
         """
         is_alone = self._group.size() == 1
         if is_alone:

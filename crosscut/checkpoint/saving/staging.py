@@ -24,8 +24,8 @@ class HostBuffers:
         self._buffers: dict[str, Tensor] = {}
 
     def copy(self, tensors: Mapping[str, Tensor], ready: "torch.cuda.Event | None") -> dict[str, Tensor]:
-        """Copy this rank's part of each tensor to host memory, by name. The copies are complete on return, and the next
-        call overwrites them.
+        """Copy this rank's part of each tensor to host memory, and return the copies by name. The copies are complete
+        on return, and the next call overwrites them.
 
         `ready` is the CUDA event that occurs once the tensors are computed, or None on the CPU. The copy overlaps with
         work that the device does after this event.

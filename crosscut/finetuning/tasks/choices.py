@@ -36,8 +36,8 @@ def read_race(folder: Path) -> tuple[ChoiceExample, ...]:
     files = sorted(folder.rglob("*.txt"))
     if not files:
         raise DataError(
-            f"`{folder}` must be a folder of RACE with .txt files, or have such subfolders, but has no .txt file. "
-            "Check the path."
+            f"`{folder}` must be a RACE folder that has .txt files, or whose subfolders have .txt files, but there is "
+            "no .txt file. Check the path."
         )
     return tuple(example for file in files for example in _examples(file))
 

@@ -54,7 +54,7 @@ def read_squad(path: Path) -> tuple[SpanExample, ...]:
     if wrong:
         raise DataError(
             f"Every answer in `{path}` must occur in the text at `answer_start`, but {len(wrong):,} do not. The first "
-            f"of them is {wrong[0][1]!r:.60}, of question {wrong[0][0]!r:.60}. Correct the file."
+            f"of them is {wrong[0][1]!r:.60}, an answer to question {wrong[0][0]!r:.60}. Correct the file."
         )
     return examples
 

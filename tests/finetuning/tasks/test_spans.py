@@ -68,7 +68,7 @@ def test_answers_that_do_not_occur_are_an_error(tmp_path: Path) -> None:
     path = write(tmp_path / "train.json", wrong)
     assert message(path) == (
         f"Every answer in `{path}` must occur in the text at `answer_start`, but 1 do not. The first of them is "
-        "'in France', of question '56ddde6b'. Correct the file."
+        "'in France', an answer to question '56ddde6b'. Correct the file."
     )
 
 
@@ -141,8 +141,8 @@ def test_faults_of_race_are_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         read_race(tmp_path)
     assert str(error.value) == (
-        f"`{tmp_path}` must be a folder of RACE with .txt files, or have such subfolders, but has no .txt file. Check "
-        "the path."
+        f"`{tmp_path}` must be a RACE folder that has .txt files, or whose subfolders have .txt files, but there is "
+        "no .txt file. Check the path."
     )
     path = write(tmp_path / "1.txt", {**RACE, "answers": ["A"]})
     with pytest.raises(DataError) as error:
