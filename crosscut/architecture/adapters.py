@@ -3,9 +3,11 @@
     columns   X --f--> X A_i + scale (X D) U_i          D whole on every rank, U cut like the columns of A
     rows      X_i A_i + scale (X_i D_i) U  --g--> sum   D cut like the rows of A, U whole on every rank
 
+X is the input, A the matrix, and D and U its adapter. f and g are the entry and the exit of the parallel region.
+
 The products with an adapter are inside the parallel region of the product with A, so an adapter adds no message to the
-forward and the backward pass. Each rank computes only a part of the gradient of the matrix that every rank holds whole,
-and the ranks sum the parts once per step.
+forward or the backward pass. Every rank holds one of the two matrices, D or U, whole, but computes only a part of its
+gradient. The ranks sum these parts once per step.
 
 Source: Hu et al. 2021 (arXiv 2106.09685).
 """

@@ -36,7 +36,7 @@ _FEED_FORWARDS: dict[FeedForward, type[MLP] | type[GatedMLP]] = {
     **dict.fromkeys(mlp.KINDS, MLP),
     **dict.fromkeys(gated_mlp.KINDS, GatedMLP),
 }
-"""Class that describes each kind of feed-forward part."""
+"""Class that describes a feed-forward part, keyed by the kind of the part."""
 
 
 class Sublayer(Protocol):
@@ -62,8 +62,8 @@ class Layer:
     def sublayers(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
         """Steps of the mixer, and steps of the feed-forward part.
 
-        Both start with a norm and end with a residual sum, or, if the norms come after the sums, start with the
-        sublayer and end with a norm.
+        If the norms come before the sublayers, both groups of steps start with a norm and end with a residual sum. If
+        the norms come after the residual sums, both groups start with the sublayer and end with a norm.
         """
         x = Value("input", self.hidden_size, Rows.STREAM)
         half, mixing = self._around("attention", x, self.mixer_norm, self.mixer)
@@ -90,8 +90,8 @@ class Layer:
 class Decoder:
     """Description of a model, a decoder or an encoder: an embedding, layers and a head.
 
-    The method `part` describes pipeline stages: some of the layers, with the embedding if the first stage is among the
-    stages, and with the head if the last stage is.
+    The method `part` describes only some of the pipeline stages. Such a description has the layers of these stages, the
+    embedding if they include the first stage, and the head if they include the last stage.
     """
 
     embedding: Embedding
@@ -105,7 +105,7 @@ class Decoder:
     """Whether the description includes the head."""
 
     def part(self, stages: Sequence[Stage]) -> "Decoder":
-        """Describe only these stages of the model."""
+        """Return a description of only these stages of the model."""
         return _part(self, tuple(stages))
 
     @cached_property
@@ -124,15 +124,17 @@ class Decoder:
 
     @cached_property
     def root_steps(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-        """Steps of the embedding, and steps of the head. A stage without the embedding still computes the tensors that
-        all layers share, in the last step of the embedding.
+        """Steps of the embedding, and steps of the head. A stage without the embedding still runs the last step of the
+        embedding, which computes the tensors that all layers share.
         """
         x, embedding = self.embedding.steps()
         return tuple(embedding if self.is_first else embedding[-1:]), tuple(self.head.steps(x)) if self.is_last else ()
 
     @property
     def has_copy(self) -> bool:
-        """Whether the description has a copy of the token embedding, as output projection of the last stage."""
+        """Whether this part of the model holds a second copy of the token embedding, which the last stage uses as the
+        output projection. False for a part that includes the embedding itself.
+        """
         return self.is_last and not self.is_first and self.head.output is None and self.head.task is None
 
     @property

@@ -30,7 +30,7 @@ def lower_root(model: Decoder, target: Target) -> Lowered:
 
 
 def flat(lowered: Lowered) -> Iterator[Step]:
-    """All steps of all sublayers, in order."""
+    """Yield all steps of all sublayers, in order."""
     return (step for steps in lowered for step in steps)
 
 

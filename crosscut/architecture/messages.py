@@ -67,10 +67,10 @@ def repeated_messages(layer: Layer, target: Target, *, everything: bool, core: b
 
 @lru_cache(maxsize=16384)
 def products_at(layer: Layer, target: Target) -> dict[str, tuple[Product, ...]]:
-    """Forward products on one rank that overlap with the messages of a layer, by the name of the step that sends the
-    messages.
+    """Forward products on one rank that overlap with the messages of a layer. The keys are the names of the steps that
+    send the messages.
 
-    Two kinds of steps send messages, the paper's f and g. f starts a parallel region, and the messages of f overlap
+    The steps with these messages are the paper's f and g. f starts a parallel region, and the messages of f overlap
     with the products that read the result of f. g ends the region, and the messages of g overlap with the product that
     g sums over the ranks.
     """

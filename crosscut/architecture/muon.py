@@ -14,22 +14,23 @@ NEWTON_SCHULZ_STEPS = 5
 
 
 def takes_muon(parameter: Parameter) -> bool:
-    """Whether `optimizer.matrices` selects the optimizer for this parameter. This is true for the matrices in the
-    layers.
+    """Whether the setting `optimizer.matrices` chooses the optimizer of this parameter. True for the trained matrices
+    in the layers.
     """
     return parameter.role.group is ParameterGroup.MATRIX and not parameter.is_frozen
 
 
 def without_name(parameter: Parameter) -> Parameter:
-    """Description that a parameter shares with all parameters that are equal to it, in any layer. The ranks that hold
-    parts of equal parameters orthogonalize these parameters in turns.
+    """Return the parameter without its name, so that the same parameter compares equal in all layers. The ranks that
+    hold parts of such equal parameters orthogonalize them in turns.
     """
     return replace(parameter, name="")
 
 
 def num_turns(number: int, num_ranks: int) -> int:
-    """Number of turns of `number` equal parameters, each cut over `num_ranks` ranks. In a turn, each rank gets one
-    parameter. The last turn may have fewer parameters; the last ranks then get none.
+    """Number of turns in which `num_ranks` ranks orthogonalize `number` equal parameters, each cut over all of these
+    ranks. In a turn, each rank orthogonalizes one parameter. The last turn may have fewer parameters than ranks; the
+    last ranks are then idle.
     """
     return -(-number // num_ranks)
 
@@ -37,8 +38,8 @@ def num_turns(number: int, num_ranks: int) -> int:
 def newton_schulz_products(parameter: Parameter) -> tuple[Product, ...]:
     """Matrix products that orthogonalize the update of a parameter. A parameter may store several matrices.
 
-    For a matrix X [s, l] with s <= l, a step computes X X^T, the square of X X^T, and the product of an [s, s] matrix
-    and X.
+    For a matrix X [s, l] with s <= l, each Newton-Schulz step computes X X^T, the square of X X^T, and the product of
+    an [s, s] matrix and X.
     """
     rows, columns = parameter.shape[0] // parameter.num_matrices, parameter.shape[1]
     s, length = min(rows, columns), max(rows, columns)

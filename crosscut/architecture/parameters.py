@@ -79,7 +79,8 @@ class Parameter:
     role: Role
     cut: Cut = Cut.WHOLE
     heads: int = 0
-    """Number of heads of a parameter with `Cut.HEADS`, which never divides a head; 0 for other parameters."""
+    """Number of heads of a parameter with `Cut.HEADS`, of which every rank holds only whole heads; 0 for other
+    parameters."""
     num_matrices: int = 1
     """Number of matrices that the parameter stores. The rows of several matrices alternate by head: first the rows of
     head 0 of each matrix, then the rows of head 1 of each matrix."""
@@ -88,20 +89,21 @@ class Parameter:
     on_whole: bool = False
     """Whether every rank applies the parameter to whole sequences, even if the layout splits the sequence."""
     num_inputs: int = 0
-    """Fan-in of an embedding, for `InitialSpread.FAN_IN`; 0 for other parameters, whose fan-in is dimension 1."""
+    """Fan-in of an embedding, for `InitialSpread.FAN_IN`. 0 for other parameters, whose fan-in is the size of dimension
+    1."""
     is_frozen: bool = False
     """Whether training does not change the parameter. A frozen parameter has no gradient and no optimizer state."""
 
     def initial_spread(self, num_layers: int, spread: InitialSpread = InitialSpread.PAPER) -> float:
         """Standard deviation of the normal distribution from which a new parameter is drawn.
 
-        For a matrix before a residual sum, the deviation is divided by the square root of the number of residual sums,
-        2 `num_layers` (paper, section 4.1.1). For norms and biases, the result is 0: these parameters keep the initial
-        values that their modules set. The result does not depend on the layout, because it uses the fan-in of
-        the whole weight.
+        `spread` selects the deviation of weights: 0.02 (paper, section 4.1.1) or 1 / sqrt(fan-in). For a matrix before
+        a residual sum, the deviation is divided by the square root of the number of residual sums, 2 `num_layers`
+        (paper, section 4.1.1). For norms and biases, the result is 0: these parameters keep the initial values that
+        their modules set. The result does not depend on the layout, because it uses the fan-in of the whole weight.
 
-        The first matrix of an adapter has the deviation of PEFT's initial values, 1 / sqrt(3 x number of inputs). The
-        second matrix stays zero.
+        The first matrix of an adapter has the deviation that PEFT uses, 1 / sqrt(3 x number of inputs). The second
+        matrix starts at zero, so its deviation is 0.
         """
         if not self.role.decays or self.role is Role.UP:
             return 0.0
@@ -181,7 +183,7 @@ class LocalParameter:
 class Adapter:
     """Low-rank adapter of a matrix (LoRA): Y = X A + scale (X D) U, with D [inputs, r] and U [r, outputs].
 
-    D and U are the published A and B. Source: Hu et al. 2021 (arXiv 2106.09685), section 4.1.
+    Source: Hu et al. 2021 (arXiv 2106.09685), section 4.1, where D is called A and U is called B.
     """
 
     down: Parameter
@@ -193,12 +195,12 @@ class Adapter:
 
     @property
     def rank(self) -> int:
-        """Number r of columns of U."""
+        """Rank r of the adapter: the number of columns of U."""
         return self.up.shape[1]
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Both matrices."""
+        """The two matrices D and U."""
         return self.down, self.up
 
 
@@ -242,7 +244,7 @@ def columns(name: str, inputs: int, outputs: int, *, bias: bool) -> Matrix:
 def columns_by_heads(name: str, inputs: int, outputs: int, *, heads: int, bias: bool, num_matrices: int = 1) -> Matrix:
     """Describe a column-parallel matrix whose columns form `heads` heads. Every rank holds only whole heads.
 
-    If `num_matrices` is above 1, each head has columns of that many matrices, such as keys and values.
+    If `num_matrices` is above 1, each head has columns of `num_matrices` matrices, such as keys and values.
     """
     weight = Parameter(f"{name}.weight", (outputs, inputs), Role.MATRIX, Cut.HEADS, heads, num_matrices)
     return Matrix(weight, _bias(name, weight) if bias else None)
@@ -258,5 +260,5 @@ def rows(name: str, inputs: int, outputs: int, *, bias: bool) -> Matrix:
 
 
 def _bias(name: str, weight: Parameter) -> Parameter:
-    """Bias of a column-parallel matrix, cut like its columns."""
+    """Describe the bias of a column-parallel matrix. The bias is cut like the columns of the matrix."""
     return replace(weight, name=f"{name}.bias", shape=weight.shape[:1], role=Role.BIAS)

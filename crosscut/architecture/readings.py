@@ -66,7 +66,7 @@ class Kept:
         return self.mixer + self.feed_forward
 
     def __add__(self, other: "Kept") -> "Kept":
-        """Add two results purpose by purpose."""
+        """Add the bytes of two results, purpose by purpose."""
         return Kept(
             inputs=self.inputs + other.inputs,
             norms=self.norms + other.norms,
@@ -109,7 +109,9 @@ def _kept(steps: Iterable[Step], target: Target, mode: str, *, inside: str, seen
 
 
 def _purpose(value: Value, inside: str) -> str:
-    """Field of `Kept` to which a value is added. `inside` is the field for values inside the parallel region."""
+    """Name of the field of `Kept` to which a value is added. `inside` is the field for values inside the parallel
+    region.
+    """
     if value.kind is Kind.MASK:
         return "masks"
     if value.kind in (Kind.DEVIATION, Kind.ROOT):
@@ -123,7 +125,8 @@ def _purpose(value: Value, inside: str) -> str:
 
 @lru_cache(maxsize=16384)
 def cheap_inside(layer: Layer, target: Target) -> int:
-    """Bytes of the values inside the parallel regions that `training.recompute = "operators"` does not save.
+    """Bytes of the values inside the parallel regions that are not kept for the backward pass with
+    `training.recompute = "operators"`.
 
     The backward pass computes these values again.
     """
@@ -141,7 +144,9 @@ def temporary(steps: Iterable[Step], target: Target, inside: int) -> int:
 
 @lru_cache(maxsize=16384)
 def deferred_of_layer(layer: Layer, target: Target) -> int:
-    """Bytes of `deferred` for all steps of a layer."""
+    """Bytes that a layer holds in one micro-batch for weight gradients that are computed after the backward pass: the
+    result of `deferred` for all steps of the layer.
+    """
     return deferred(flat(lower(layer, target)), target)
 
 
@@ -155,8 +160,8 @@ def deferred(steps: Iterable[Step], target: Target) -> int:
 
 
 def last_deferred_input(steps: Iterable[Step], target: Target) -> int:
-    """Bytes of the input of the last product of a sublayer, which the rest of the sublayer's backward pass still holds
-    if the gradient of the product's weight is computed later. 0 if the weight is frozen.
+    """Bytes of the input of a sublayer's last product. If the weight gradient of this product is computed later, the
+    rank still holds the input during the rest of the sublayer's backward pass. 0 if the weight is frozen.
     """
     return _deferred_products(steps)[-1].reads[0].bytes(target) if _deferred_products(steps) else 0
 
@@ -204,13 +209,14 @@ def weight_flops(layer: Layer, target: Target) -> int:
 
 
 def gradient_flops(layer: Layer, target: Target) -> int:
-    """FLOPs of the gradients of a layer's weights, on one rank in one micro-batch. Frozen weights have no gradient."""
+    """FLOPs to compute the gradients of a layer's weights, on one rank in one micro-batch. Frozen weights have no
+    gradient.
+    """
     return sum(product.flops for product in weight_gradients(_products(flat(lower(layer, target)), target)))
 
 
 def repeated_flops(layer: Layer, target: Target, *, everything: bool) -> int:
-    """FLOPs that one layer's products with weights take a second time under full recomputation, on one rank in one
-    micro-batch.
+    """FLOPs of one layer's products with weights that full recomputation repeats, on one rank in one micro-batch.
 
     If `everything` is true, all products run again, as in a compiled layer.
     """

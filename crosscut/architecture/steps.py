@@ -259,8 +259,8 @@ class Leave(Step):
     overlaps: bool = True
     """Whether the messages overlap with products. False for messages of the embedding and of the output projection."""
     is_frozen: bool = False
-    """Whether no parameter before this step is trained, so that the backward pass ends at this step. True for a frozen
-    embedding."""
+    """Whether all parameters before this step are frozen, so that the backward pass ends at this step. True for a
+    frozen embedding."""
 
     def on(self, target: Target) -> Step:
         """Return the step with its messages."""
@@ -338,7 +338,7 @@ def leave(
     x: Value, name: str, *, bias: Parameter | None = None, overlaps: bool = True, is_frozen: bool = False
 ) -> tuple[Value, Step]:
     """Describe the exit from a parallel region, the paper's g, and the sum with the bias. Return the value on the
-    residual stream, and the step `Leave`. `is_frozen` says that no parameter before this step is trained.
+    residual stream, and the step `Leave`. `is_frozen` says whether all parameters before this step are frozen.
     """
     left = replace(x, name=f"{x.name}, left", rows=Rows.STREAM)
     parameters = () if bias is None else (bias,)

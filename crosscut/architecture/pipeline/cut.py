@@ -8,11 +8,11 @@ from itertools import accumulate
 
 def balanced_cut(costs: Sequence[float], num_stages: int, *, first: float = 0.0, last: float = 0.0) -> tuple[int, ...]:
     """Cut layers into `num_stages` contiguous stages so that the most expensive stage costs as little as possible.
-    Return the number of layers of each stage, at least one.
+    Return the number of layers of each stage. Every stage gets at least one layer.
 
     `costs` has the cost of each layer. `first` is an additional cost of the first stage, such as the embedding, and
-    `last` an additional cost of the last stage, such as the loss. Of several best cuts, the function takes the one with
-    the smallest sum of squared costs. There must be at least as many layers as stages.
+    `last` an additional cost of the last stage, such as the loss. Among cuts that are equally good, the function
+    chooses the cut with the smallest sum of squared stage costs. There must be at least as many layers as stages.
     """
     assert 1 <= num_stages <= len(costs), "the layout was not checked"
     return _cut(tuple(costs), num_stages, first, last)
@@ -56,8 +56,8 @@ class Stage:
 
 
 def stages_of_rank(sizes: Sequence[int], *, rank: int, num_ranks: int) -> tuple[Stage, ...]:
-    """Stages of a rank, in the order of the layers. `sizes` are the numbers of layers of all stages. Rank r of P has
-    the stages r, r + P, r + 2 P and so on.
+    """Stages of a rank, in the order of the layers. `sizes` has the number of layers of each stage. Rank r of P ranks
+    has the stages r, r + P, r + 2 P and so on.
     """
     ends = list(accumulate(sizes))
     last = len(ends) - 1

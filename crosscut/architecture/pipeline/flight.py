@@ -1,7 +1,8 @@
 """Micro-batches whose tensors a rank of a pipeline holds while it runs a backward pass.
 
-A rank holds the activations of a micro-batch from its forward pass to its backward pass. If the schedule separates the
-gradients of weights, the rank then holds the inputs and the gradients of the products until the pass for the weights.
+A rank holds the activations of a micro-batch from its forward pass to its backward pass. If the schedule computes the
+weight gradients in a separate pass, the rank then holds the input of each product and the gradient of its result until
+this pass.
 """
 
 from functools import lru_cache
@@ -12,31 +13,32 @@ from crosscut.architecture.pipeline.schedules import Action, Pass, Schedule
 
 
 class Flight(NamedTuple):
-    """Work in progress on a rank at the start of a backward pass. Tuples have one number for each stage of the rank."""
+    """Work in progress on a rank at the start of a backward pass. Each tuple has one entry per stage of the rank."""
 
     chunk: int
-    """Stage of the rank, from 0, whose backward pass starts."""
+    """Stage whose backward pass starts, counted from 0 among the stages of the rank."""
     held: tuple[int, ...]
-    """Number of other micro-batches between their forward pass and their backward pass."""
+    """Number of micro-batches, besides the running one, that have finished their forward pass but not their backward
+    pass."""
     deferred: tuple[int, ...]
-    """Number of micro-batches between their backward pass and the gradients of the weights."""
+    """Number of micro-batches that have finished their backward pass but not their weight gradients."""
     has_gradients: tuple[bool, ...]
-    """Whether a micro-batch has already computed gradients of the weights."""
+    """Whether any micro-batch has already computed weight gradients."""
     has_begun: tuple[bool, ...]
-    """Whether a micro-batch has already computed the gradients that no schedule defers, such as those of the loss."""
+    """Whether any micro-batch has already computed the gradients that no schedule defers, such as those of the loss."""
     receives: bool
-    """Whether the next action of the rank needs a message, whose buffer is then allocated."""
+    """Whether the rank's next action needs a message. The buffer for this message is then already allocated."""
 
 
 PERIODS = 4
-"""Number of micro-batches per rank of a pipeline from which on more micro-batches bring no other flights: the ranks
-repeat the same order of passes."""
+"""Number of micro-batches per pipeline rank that is enough to find all flights of a schedule. With more micro-batches,
+the ranks only repeat the same order of passes."""
 
 
 @lru_cache(maxsize=1024)
 def flights(schedule: Schedule, rank: int) -> tuple[Flight, ...]:
-    """Return the flights of a rank at which its memory may peak. A flight of the schedule is left out if another flight
-    of the same stage holds at least as much of everything.
+    """Return the flights (states at the start of a backward pass) at which the memory of a rank may peak. A flight is
+    left out if another flight of the same stage holds at least as much of everything.
     """
     found = {flight: _numbers(flight) for flight in _walk(schedule, rank)}
     return tuple(
@@ -67,7 +69,9 @@ def _walk(schedule: Schedule, rank: int) -> list[Flight]:
 
 
 def _count(action: Action, held: list[int], deferred: list[int], *, separates: bool) -> None:
-    """Count the micro-batches in progress after an action other than the start of a backward pass."""
+    """Update the numbers of micro-batches in progress, `held` and `deferred`, after an action. A micro-batch has
+    already been removed from `held` when its backward pass started.
+    """
     if action.kind is Pass.FORWARD:
         held[action.chunk] += 1
     elif separates:
@@ -75,5 +79,5 @@ def _count(action: Action, held: list[int], deferred: list[int], *, separates: b
 
 
 def _numbers(flight: Flight) -> tuple[int, ...]:
-    """All that the rank holds during the flight, as numbers. A flight with larger numbers holds more."""
+    """Return everything that the rank holds during the flight as numbers. A flight with larger numbers holds more."""
     return (*flight.held, *flight.deferred, *flight.has_gradients, *flight.has_begun, flight.receives)

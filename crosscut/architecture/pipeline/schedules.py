@@ -1,8 +1,8 @@
 """Schedules of pipeline stages as data: the actions of each rank, in order.
 
 A pipeline of P ranks cuts the layers into P V stages. Rank r holds the stages r, r + P, r + 2 P and so on. V is the
-number of stages per rank, and the stages of one rank are numbered by their *chunk* from 0 to V - 1. In each step, m
-micro-batches run through all stages. Rank r of three, with 1F1B and m = 4 (F forward, B backward):
+number of stages per rank. The stages of one rank are numbered from 0 to V - 1, and this number is the *chunk*. In each
+step, m micro-batches run through all stages. Rank r of three, with 1F1B and m = 4 (F forward, B backward):
 
     rank 0    F0 F1 F2 .  .  B0 F3 .  B1 .  .  B2 .  .  B3
     rank 1       F0 F1 .  B0 F2 .  B1 F3 .  B2 .  .  B3
@@ -30,9 +30,10 @@ class Pass(StrEnum):
 
     FORWARD = "F"
     BACKWARD = "B"
-    """Gradient of the stage's input and, unless the schedule separates them, gradients of the stage's weights."""
+    """Gradient of the stage's input. Also the gradients of the stage's weights, unless the schedule computes them
+    separately."""
     WEIGHTS = "W"
-    """Gradients of the stage's weights, in a schedule that separates them from the backward pass."""
+    """Gradients of the stage's weights, in a schedule that computes them separately from the backward pass."""
 
 
 class Action(NamedTuple):
@@ -69,7 +70,7 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Order of the actions of all ranks of a pipeline in one step."""
+    """Actions of all ranks of a pipeline in one step, in order."""
 
     num_ranks: int
     """Number of ranks P."""
@@ -86,12 +87,12 @@ class Schedule:
         return self.num_ranks * self.num_chunks
 
     def __hash__(self) -> int:
-        """Hash of the sizes, so that a cache does not read all actions."""
+        """Return a hash of the sizes only, so that a cache look-up does not have to hash all actions."""
         return hash((self.num_ranks, self.num_chunks, self.num_micro_batches))
 
     @cached_property
     def separates_weights(self) -> bool:
-        """Whether the gradients of weights are actions of their own."""
+        """Whether weight gradients are computed in separate actions, after the backward pass."""
         return any(action.kind is Pass.WEIGHTS for actions in self.actions for action in actions)
 
     def stage_of(self, rank: int, action: Action) -> int:
@@ -126,10 +127,11 @@ class Schedule:
             yield from (message for action in actions if (message := self.sent(rank, action)) is not None)
 
     def acknowledged(self, rank: int) -> dict[Message, tuple[Message, ...]]:
-        """For each message that `rank` receives: the messages that `rank` sent before and that must have arrived.
+        """Map each message that `rank` receives to the messages from `rank` that it acknowledges.
 
-        The sender of a message has received everything that its earlier actions needed, so `rank` may free what it sent
-        for these actions. A message whose arrival no later message proves is left out.
+        The sender of a message has already received everything that its actions so far needed, so `rank` may free the
+        tensors that it sent for these actions. A message from `rank` is listed only under the first message that
+        acknowledges it. If no message does, it is left out.
         """
         found: dict[Message, tuple[Message, ...]] = {}
         for sender, actions in enumerate(self.actions):
@@ -145,8 +147,8 @@ class Schedule:
     def num_in_flight(self, rank: int) -> int:
         """Largest number of micro-batches whose activations a rank holds at once, counted once per stage of the rank.
 
-        The activations are held from the forward pass to the backward pass, or, if the gradients of weights are
-        separate, to the gradients of the weights.
+        The rank holds the activations from the forward pass to the backward pass. If the schedule computes weight
+        gradients separately, the rank holds the activations until the weight gradients are computed.
         """
         last = Pass.WEIGHTS if self.separates_weights else Pass.BACKWARD
         held = most = 0
@@ -158,7 +160,7 @@ class Schedule:
 
 @lru_cache(maxsize=256)
 def one_forward_one_backward(num_ranks: int, num_micro_batches: int) -> Schedule:
-    """Return the schedule 1F1B for one stage per rank.
+    """Return the schedule 1F1B for P ranks with one stage each, and m micro-batches.
 
     Rank r starts with P - r - 1 forward passes, and then alternates one forward and one backward pass. The rank
     therefore holds the activations of at most P - r micro-batches. The waiting time is (P - 1) / m of the computing
@@ -169,17 +171,18 @@ def one_forward_one_backward(num_ranks: int, num_micro_batches: int) -> Schedule
 
 @lru_cache(maxsize=256)
 def interleaved(num_ranks: int, num_micro_batches: int, num_chunks: int) -> Schedule:
-    """Return the schedule 1F1B for several stages per rank.
+    """Return the schedule 1F1B for P ranks with V stages each (`num_chunks`), and m micro-batches.
 
-    Groups of P micro-batches run through one stage of a rank after the other. Rank r starts with 2 (P - r - 1) +
-    (V - 1) P forward passes, and then alternates. The waiting time is (P - 1) / (V m) of the computing time. Raises
-    `LayoutError` if V is above 1 and P does not divide m.
+    Each group of P micro-batches runs through the first stage of a rank, then through the rank's next stage, and so on.
+    Rank r starts with 2 (P - r - 1) + (V - 1) P forward passes, and then alternates one forward and one backward pass.
+    The waiting time is (P - 1) / (V m) of the computing time. Raises `LayoutError` if V is above 1 and P does not
+    divide m.
     """
     _require_sizes(num_ranks, num_micro_batches, num_chunks)
     if num_chunks > 1 and num_micro_batches % num_ranks:
         raise LayoutError(
-            f"The number of micro-batches must be a multiple of the number of ranks of the pipeline ({num_ranks}) "
-            f"with several stages per rank, but is {num_micro_batches}."
+            f"With several stages per rank, the number of micro-batches must be a multiple of the number of pipeline "
+            f"ranks ({num_ranks}), but is {num_micro_batches}."
         )
     total = num_micro_batches * num_chunks
     ranks = []
@@ -194,7 +197,9 @@ def interleaved(num_ranks: int, num_micro_batches: int, num_chunks: int) -> Sche
 
 
 def _nth(kind: Pass, number: int, num_ranks: int, num_chunks: int) -> Action:
-    """Forward or backward pass number `number` of a rank. Backward passes start with the last chunk."""
+    """Return the forward or backward pass of a rank with this number, from 0. Backward passes start with the last
+    chunk.
+    """
     if num_chunks == 1:
         return Action(kind, number)
     group, place = divmod(number, num_ranks * num_chunks)
@@ -205,12 +210,12 @@ def _nth(kind: Pass, number: int, num_ranks: int, num_chunks: int) -> Action:
 
 @lru_cache(maxsize=256)
 def zero_bubble(num_ranks: int, num_micro_batches: int) -> Schedule:
-    """Return the schedule ZB-H1: 1F1B in which the gradients of weights are separate actions.
+    """Return the schedule ZB-H1 for P ranks: 1F1B, but weight gradients are separate actions.
 
-    Rank r delays the gradients of weights by r micro-batches. At the end of the step, where 1F1B waits for the next
+    Rank r delays the weight gradients by r micro-batches. At the end of the step, where 1F1B waits for the next
     backward pass, the rank computes the delayed gradients. Every rank holds the activations of at most P micro-batches,
-    as the first rank does under 1F1B. With f, b and w for the times of a forward pass, of the gradient of the input and
-    of the gradients of the weights, the waiting time is (P - 1)(f + b - w), instead of (P - 1)(f + b + w).
+    as the first rank does under 1F1B. Let f, b and w be the times of a forward pass, of the gradient of the input and
+    of the weight gradients. The waiting time is then (P - 1)(f + b - w), while it is (P - 1)(f + b + w) under 1F1B.
     """
     base = one_forward_one_backward(num_ranks, num_micro_batches)
     ranks = []

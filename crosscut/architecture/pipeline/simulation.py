@@ -36,8 +36,8 @@ def simulate(schedule: Schedule, durations: Durations | Sequence[Durations]) -> 
     """Simulate a schedule. `durations` is one object for all stages, or a sequence with one object for each stage of
     the model, in order. The first action starts at 0.
 
-    Raises `LayoutError` if ranks would wait for each other forever, or if a channel would deliver messages in another
-    order than the receiver needs.
+    Raises `LayoutError` if ranks would wait for each other forever, or if a channel would deliver messages in an order
+    that differs from the order in which the receiver needs them.
     """
     return _timeline(schedule, *_seconds(schedule, durations))
 
@@ -46,8 +46,8 @@ def without_messages(recorded: Timeline) -> Timeline:
     """Return the timeline that a recorded step would have had if messages took no time: each action takes as long as in
     the record, and starts as soon as the rank is free and the action's input has been computed.
 
-    The idle time in the result is the bubble: the idle time that follows from the schedule and from the durations of
-    the actions. The difference between both totals is the time that the step has waited for messages.
+    The idle time in the result is the bubble: it follows only from the schedule and from the durations of the actions.
+    The total of `recorded` minus the total of the result is the time that the step has waited for messages.
     """
     schedule = recorded.schedule
     own = [iter(rank) for rank in recorded.ranks]
@@ -56,7 +56,9 @@ def without_messages(recorded: Timeline) -> Timeline:
 
 
 def ends_of_ranks(schedule: Schedule, durations: Durations | Sequence[Durations]) -> list[float]:
-    """End of the last action of each rank, as in `simulate`, without the times of the other actions."""
+    """Return the time at which each rank ends its last action. The times equal those of `simulate`, but no timeline of
+    all actions is built.
+    """
     ends = [0.0] * schedule.num_ranks
     for step, end in zip(_order(schedule), _times(schedule, *_seconds(schedule, durations))[1], strict=True):
         ends[step.rank] = end
@@ -64,14 +66,16 @@ def ends_of_ranks(schedule: Schedule, durations: Durations | Sequence[Durations]
 
 
 def _seconds(schedule: Schedule, durations: Durations | Sequence[Durations]) -> tuple[list[float], list[float]]:
-    """Time of each action, in the order of `_order`, and time of a message of each stage."""
+    """Return the time of each action, in the order of `_order`, and the time of a message from each stage."""
     each = [durations] * schedule.num_stages if isinstance(durations, Durations) else durations
     seconds = {(stage, kind): each[stage].of(kind) for stage in range(schedule.num_stages) for kind in Pass}
     return [seconds[step.stage, step.kind] for step in _order(schedule)], [durations.message for durations in each]
 
 
 def _timeline(schedule: Schedule, seconds: Sequence[float], messages: Sequence[float]) -> Timeline:
-    """Timeline of a schedule with these times of actions and messages, which are ordered as in `_seconds`."""
+    """Return the timeline of a schedule whose actions and messages take the times `seconds` and `messages`, which are
+    ordered as in `_seconds`.
+    """
     ranks: list[list[Timed]] = [[] for _ in schedule.actions]
     for step, start, end in zip(_order(schedule), *_times(schedule, seconds, messages), strict=True):
         done = ranks[step.rank]
@@ -97,24 +101,25 @@ def _times(schedule: Schedule, seconds: Sequence[float], messages: Sequence[floa
 
 
 class _Ordered(NamedTuple):
-    """An action, and the actions whose results it needs. Actions are numbered in an order in which each action follows
-    the actions that it needs.
+    """An action, with the numbers of the actions whose results it needs. Actions are numbered such that each action
+    comes after the actions that it needs.
     """
 
     rank: int
     stage: int
     kind: Pass
     own: int | None
-    """Number of the earlier pass of the same micro-batch through the same stage, if the action needs it."""
+    """Number of the earlier pass of the same micro-batch through the same stage. None for a forward pass, which needs
+    no earlier pass."""
     sent: int | None
-    """Number of the action that sends the input from another rank, if there is one."""
+    """Number of the action that sends the input from another rank. None if no other rank sends the input."""
     sender: int
     """Stage of the action that sends the input."""
 
 
 @lru_cache(maxsize=32)
 def _order(schedule: Schedule) -> tuple[_Ordered, ...]:
-    """Actions of all ranks in an order in which they can run. Raises `LayoutError` if there is none."""
+    """Actions of all ranks in an order in which they can run. Raises `LayoutError` if there is no such order."""
     run = _Run(schedule)
     while run.advance():
         pass
@@ -131,7 +136,7 @@ _EARLIER = {Pass.BACKWARD: Pass.FORWARD, Pass.WEIGHTS: Pass.BACKWARD}
 
 
 class _Run:
-    """Run of a schedule without times, which finds an order of the actions."""
+    """Run of a schedule that ignores durations and only finds an order in which all actions can be performed."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -140,7 +145,8 @@ class _Run:
         self.channels: dict[Channel, deque[tuple[Message, int, int]]] = {}
         """Messages on the way, with the number and the stage of the action that sent each message."""
         self.numbers: dict[tuple[int, int, Pass], int] = {}
-        """Number of each pass of a micro-batch through a stage, which a later pass of the same stage needs."""
+        """Number of each performed pass, keyed by stage, micro-batch and kind of pass. A later pass through the same
+        stage needs this number."""
 
     def advance(self) -> bool:
         """Let each rank perform its actions until it needs an input that has not been sent. Return whether any rank

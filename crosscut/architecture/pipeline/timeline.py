@@ -1,4 +1,4 @@
-"""Times of all actions of a step: those of a simulation, or those that the ranks of a run have recorded."""
+"""Times of all actions of a step, either simulated or recorded by the ranks of a run."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,9 +13,8 @@ class Timed(NamedTuple):
     start: float
     end: float
     weight_gradients: int = 0
-    """Number of deferred weight gradients that the action has computed. 0 in a simulation, and for every action other
-    than one of `Pass.WEIGHTS`.
-    """
+    """Number of deferred weight gradients that the action has computed. 0 in a simulation, and for actions that are not
+    of the kind `Pass.WEIGHTS`."""
 
     @property
     def duration(self) -> float:
@@ -48,15 +47,15 @@ class Timeline:
 
     @property
     def mean_bubble(self) -> float:
-        """Idle time of all ranks as a share of the computing time of all ranks. If all ranks compute for equally long,
-        this is `bubble`.
+        """Idle time of all ranks as a share of the computing time of all ranks. If all ranks compute for the same time,
+        the result equals `bubble`.
         """
         busy = sum(self.busy(rank) for rank in range(self.schedule.num_ranks))
         return (self.total * self.schedule.num_ranks - busy) / busy
 
     def require_complete(self) -> None:
-        """Check that each rank has performed exactly the actions of the schedule, in order. Only a bug can break this:
-        raises `AssertionError`.
+        """Raise `AssertionError` unless each rank has performed exactly the actions of the schedule, in order. Only a
+        bug can cause this error.
         """
         done = tuple(tuple(timed.action for timed in rank) for rank in self.ranks)
-        assert done == self.schedule.actions, "a rank has recorded other actions than those of the schedule"
+        assert done == self.schedule.actions, "the actions that a rank has recorded differ from the schedule"

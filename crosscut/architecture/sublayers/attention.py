@@ -224,11 +224,12 @@ class Attend(Step):
         return self.attention.is_causal and not self.attention.has_mask(target)
 
     def inner_products(self, target: Target) -> tuple[Product, ...]:
-        """Products of one rank in one micro-batch: scores, [S, D] x [D, S], and weighted values, [S, S] x [S, D].
+        """Products of one rank in one micro-batch: scores, [S, D] x [D, S], and weighted values, [S, S] x [S, D], for S
+        tokens and heads of D elements.
 
         Each product runs once per sequence and head. If context ranks share the sequences, a rank computes the rows of
-        its own tokens. With `all_to_all`, a rank computes all rows of a part of its heads instead, which takes as many
-        FLOPs.
+        its own tokens. With `all_to_all`, a rank computes all rows of a part of its heads instead, which takes the same
+        number of FLOPs.
         """
         own, length, size = target.own_length, target.length, self.attention.head_size
         batch = target.sequences * self.attention.num_heads // target.tensor
@@ -259,7 +260,7 @@ class Attend(Step):
         """Bytes of the gradients that the backward pass of attention holds at the same time.
 
         A fused kernel holds the gradients of queries, keys, values and the result, `inside` bytes in total. Separate
-        operators hold half as many bytes, and the gradients of the scores.
+        operators hold half as many bytes, plus the gradients of the scores.
         """
         if self.is_fused(target):
             return inside

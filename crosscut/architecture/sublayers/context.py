@@ -1,4 +1,4 @@
-"""Messages of attention over sequences that several context ranks share, in one layer and micro-batch.
+"""Messages of attention between context ranks that share the sequences, in one layer and one micro-batch.
 
 | way          | forward                               | backward                                              |
 |--------------|---------------------------------------|-------------------------------------------------------|
@@ -44,14 +44,16 @@ def context_messages(attention: "Attention", target: Target) -> tuple[Messages, 
 
 
 def exchanged_heads(attention: "Attention", target: Target) -> tuple[int, int, int]:
-    """Numbers of heads of queries, keys and values that a rank exchanges for tokens."""
+    """Numbers of query heads, key heads and value heads that a rank sends in an all-to-all. The rank then has fewer
+    heads, but of all tokens.
+    """
     heads, kv_heads = _heads_of_rank(attention, target)
     repeated = kv_heads * repeats_of_heads(heads, kv_heads, target.context)
     return heads, repeated, repeated
 
 
 def _heads_of_rank(attention: "Attention", target: Target) -> tuple[int, int]:
-    """Heads of queries, and of keys and values, on one tensor rank."""
+    """Number of query heads, and number of key-value heads, on one tensor rank."""
     return attention.num_heads // target.tensor, max(attention.num_kv_heads // target.tensor, 1)
 
 

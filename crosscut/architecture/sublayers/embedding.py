@@ -90,7 +90,7 @@ _INDEX = Value("token types", 1, Rows.STREAM, kind=Kind.POSITION)
 
 
 def _whole(name: str, shape: tuple[int, int], num_inputs: int) -> Parameter:
-    """Embedding that every rank holds whole."""
+    """Describe an embedding that every rank holds whole."""
     return Parameter(f"{name}.weight", shape, Role.EMBEDDING, num_inputs=num_inputs)
 
 
@@ -129,12 +129,13 @@ class Share(Step):
         """Return this step with the tensors that all layers share. A rank holds these tensors until the backward pass
         of the first layer ends.
 
-        Causal attention needs a mask only if documents do not see each other. Bidirectional attention always has a
-        mask, which hides padding: one row for all queries of a sequence, or, with documents, a row for each query.
-        Without documents, the cosines and sines of one sequence serve all sequences.
+        Causal attention needs a mask only if the documents of a sequence are hidden from each other. Bidirectional
+        attention always has a mask, which hides padding: one row for all queries of a sequence, or, with documents, a
+        row for each query. Without documents, the cosines and sines of one sequence serve all sequences.
 
-        If context ranks share the sequences, the mask has rows for the queries of a rank, and the ranks gather the
-        numbers of the documents. If they gather the keys, causal attention needs a mask even without documents.
+        If context ranks share the sequences, the mask has one row for each query whose attention the rank computes, and
+        the ranks gather the document numbers. If the ranks also gather the keys, causal attention needs a mask even
+        without documents.
         """
         way = target.context_attention if target.context > 1 else None
         if not target.document_mask:

@@ -36,7 +36,7 @@ class Head:
     prediction: MaskedPrediction | None
     """Layers before the output projection of a model that predicts masked tokens; None for other models."""
     order: PooledHead | None
-    """Head for the order of two segments; None if the model has none."""
+    """Head that predicts the order of two segments; None if the model does not predict the order."""
     task: TaskHead | None
     """Head of a model that solves a task; None for models that predict tokens."""
 
@@ -74,7 +74,9 @@ class Head:
         return [*steps, self._loss(entered)]
 
     def products(self, target: Target) -> list[Product]:
-        """Matrix products of the head's forward pass on one rank in one micro-batch. The logits come last."""
+        """Matrix products of the head's forward pass on one rank in one micro-batch. The product that computes the
+        logits comes last.
+        """
         steps = self.steps(Value("last hidden states", self.vocabulary.shape[1], Rows.STREAM))
         inner = [product for step in steps if isinstance(step, Multiply) for product in step.products(target)]
         return [*inner, *(step.product(target) for step in steps if isinstance(step, Loss))]

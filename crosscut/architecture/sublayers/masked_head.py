@@ -1,7 +1,8 @@
-"""Heads of a BERT between its last hidden states and its losses (Devlin et al. 2018, arXiv 1810.04805, section 3.1; the
-order of segments as in ALBERT, arXiv 1909.11942, section 3.1).
+"""Heads of a BERT model, between its last hidden states and its losses. One head predicts masked tokens (Devlin et al.
+2018, arXiv 1810.04805, section 3.1). The other head predicts the order of two segments (ALBERT, arXiv 1909.11942,
+section 3.1).
 
-Both heads are inside one parallel region, which f (the entry) starts. The head for masked tokens first selects the
+Both heads are inside one parallel region. f is the entry into the region. The head for masked tokens first selects the
 tokens to predict, so that only their logits are computed:
 
     X --f--> rows to predict --> dense --> GeLU --> norm --> logits W_i^T + b_i, and the loss
@@ -46,7 +47,7 @@ class MaskedPrediction:
         )
 
     def steps(self, entered: Value) -> tuple[Value, list[Step]]:
-        """Return the normed hidden states of the tokens to predict, and the steps that compute them."""
+        """Return the normalised hidden states of the tokens to predict, and the steps that compute them."""
         index = Value("index of tokens to predict", 1, Rows.PREDICTED, kind=Kind.POSITION)
         selected = replace(entered, name="selected", rows=Rows.PREDICTED)
         dense = replace(selected, name="prediction")
@@ -68,5 +69,5 @@ class MaskedPrediction:
 
 
 def order_head(model: ModelConfig) -> PooledHead:
-    """Describe the head for the order of two segments."""
+    """Describe the head that predicts the order of two segments."""
     return PooledHead.of("order", model.hidden_size, NUM_ORDERS, role=Role.MATRIX)

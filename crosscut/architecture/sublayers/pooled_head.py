@@ -1,12 +1,12 @@
-"""Pooler and classifier of a BERT: a small MLP on the first token of each sequence, which stands for the whole sequence
+"""Pooler and classifier of BERT: a small MLP on the first token of each sequence, which stands for the whole sequence
 (Devlin et al. 2018, arXiv 1810.04805, section 3.1).
 
 The pooler A is cut by columns and the classifier B by rows, as the matrices of an MLP are:
 
     first token --> Y_i = tanh(first A_i) --> dropout --> Y_i B_i --sum--> logits
 
-The sum over the ranks has a few numbers per sequence. It is an all-reduce on every layout, because the logits are not
-part of a sequence that could be split.
+The ranks sum only a few numbers per sequence. This sum is an all-reduce even under sequence parallelism, because the
+logits have no sequence dimension to split.
 """
 
 from dataclasses import dataclass, replace
@@ -23,14 +23,14 @@ class PooledHead:
     pooler: Matrix
     classifier: Matrix
     dropout: float
-    """Probability of the dropout of the pooled vector."""
+    """Dropout probability of the pooled vector."""
 
     @classmethod
     def of(cls, name: str, hidden: int, num_outputs: int, *, role: Role, dropout: float = 0.0) -> "PooledHead":
         """Describe a head with `num_outputs` logits per sequence. `role` is the role of the classifier's weight.
 
         A head with one logit compares sequences by a softmax over their logits. The bias has no effect on this softmax,
-        so the gradient of the bias would be rounding alone. The bias is therefore frozen.
+        so the gradient of the bias would consist of rounding errors. The bias is therefore frozen.
         """
         weight = Parameter(f"{name}.classifier.weight", (num_outputs, hidden), role, Cut.ROWS)
         is_frozen = num_outputs == 1

@@ -11,7 +11,7 @@ from crosscut.architecture.target import Kind, Target
 def add_residual(name: str, x: Value, *, around: Value, dropout: float) -> tuple[Value, list[Step]]:
     """Return the sum of `around` and `x`, with dropout of `x`, and the steps that compute the sum.
 
-    The dropout mask is drawn in a step of its own. This step reads no value, so recomputation can repeat it alone.
+    A separate step draws the dropout mask. This step reads no value, so recomputation can repeat it alone.
     """
     out = replace(around, name=f"after {name}", is_cheap=False)
     if not dropout:

@@ -1,10 +1,10 @@
-"""Heads that solve a task for a whole text, in place of the output projection: the class of a text, the right one of
-several texts, or the span of an answer in a text (Devlin et al. 2018, arXiv 1810.04805, section 4).
+"""Heads for tasks about whole texts, in place of the output projection: classify a text, choose the right one of
+several texts, or find the span of an answer in a text (Devlin et al. 2018, arXiv 1810.04805, section 4).
 
-The classes and the choice are read from one token of each sequence, its summary: the first token in bidirectional
-attention, and the last token that is no padding in causal attention. Only the summaries enter the parallel region, so
-the messages have H numbers per sequence, not per token. Under sequence parallelism, the rank that holds a summary sends
-it to the other ranks:
+To classify and to choose, the heads read one token of each sequence, its summary: the first token in bidirectional
+attention, and the last token that is not padding in causal attention. Only the summaries enter the parallel region, so
+the messages have H numbers (the hidden size) per sequence, not per token. Under sequence parallelism, the rank that
+holds a summary sends it to the other ranks:
 
     X --> summaries --f--> pooler A_i --tanh--> Y_i B_i --sum--> logits          bidirectional
     X --> summaries --> classifier --> logits                                    causal, the same on every rank
@@ -45,7 +45,7 @@ class TaskHead:
         hidden = model.hidden_size
         if model.head is HeadKind.SPANS:
             weight = Parameter(f"{_NAME}.classifier.weight", (2, hidden), Role.HEAD)
-            # A bias has no effect on the softmax over the tokens. Its gradient would be rounding alone.
+            # A bias has no effect on the softmax over the tokens. Its gradient would consist of rounding errors.
             return cls(of_tokens=Matrix(weight, Parameter(f"{_NAME}.classifier.bias", (2,), Role.BIAS, is_frozen=True)))
         num_outputs = model.num_classes or 1
         if model.has_pooler:
@@ -93,7 +93,7 @@ class Summarise(Step):
     """Take the summary of each sequence from the residual stream.
 
     If a parallel region follows, the gradients of the summaries are summed over the tensor ranks. With a split
-    sequence, the rank that holds a summary also sends it to the others, in the forward pass.
+    sequence, the rank that holds a summary also sends it to the other ranks, in the forward pass.
     """
 
     is_entered: bool
@@ -118,7 +118,7 @@ class GatherLogits(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskLoss(Step):
-    """Compute the cross entropy of a task. Every rank computes the loss whole, and sends nothing."""
+    """Compute the cross entropy of a task. Every rank computes the whole loss and sends nothing."""
 
     hidden: int
     """Width of the residual stream."""
