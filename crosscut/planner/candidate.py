@@ -55,12 +55,12 @@ class Candidate(NamedTuple):
 
     @property
     def context_attention(self) -> ContextChoice:
-        """Way in which attention is computed over shared sequences, as in `RunConfig`."""
+        """Way in which attention is computed over sequences that context ranks share, as in `RunConfig`."""
         return choose_context_attention(self.model, self.layout, self.training)
 
     @property
     def is_compiled_on_gpus(self) -> bool:
-        """Whether the run compiles its layers on GPUs that support it, as in `RunConfig`."""
+        """Whether the run compiles its layers on GPUs that support compilation, as in `RunConfig`."""
         return self.training.compile != "off" and not reason_against_compiling(self.model, self.layout)
 
 
@@ -74,7 +74,7 @@ def is_compiled(run: Planned, device: str) -> bool:
 
 
 def target_of(run: Planned, *, device: Device, capability: tuple[int, int] = AMPERE) -> Target:
-    """Shapes, data types and device with which one rank of `run` computes a micro-batch."""
+    """Return the shapes, data types and device with which one rank of `run` computes a micro-batch."""
     precision = run.training.numbers
     return Target(
         tensor=run.layout.tensor,

@@ -1,6 +1,7 @@
 """Count the floating-point operations (FLOPs) of a training step, of all ranks together and of one rank.
 
-The FLOPs per token come from `planner.flops`. Recomputation and the products of Muon are added.
+The FLOPs per token come from `planner.flops`. This module adds the products that recomputation repeats and the products
+of Muon.
 """
 
 from crosscut.architecture import Target
@@ -17,7 +18,7 @@ def flops_per_step(run: Planned, *, recompute: bool = False) -> int:
     """FLOPs of one optimizer step over all ranks: `model_flops_per_token` times the tokens of the batch.
 
     With `recompute`, the result is the published count for a run that recomputes whole layers. Crosscut repeats fewer
-    products, which `recomputed_flops_per_step` counts. Raises `ConfigError` if `model.vocab_size` is still 0.
+    products; `recomputed_flops_per_step` counts them. Raises `ConfigError` if `model.vocab_size` is still 0.
     """
     tokens = run.training.batch_size * run.training.sequence_length
     length, fraction = run.training.sequence_length, run.mask_fraction
@@ -48,8 +49,8 @@ def hardware_flops_per_rank(run: Planned, *, compiled: bool = False) -> int:
 
     The tensor ranks divide the products evenly, with one exception: if there are fewer key-value heads than tensor
     ranks, several ranks compute the same head. This function includes the duplicated FLOPs, but `flops_per_step` does
-    not. This function also includes the products of Muon, which every rank computes. In a pipeline, the result is that
-    of one rank of the pipeline (`Candidate.pipeline_rank`). Raises `ConfigError` if `model.vocab_size` is still 0.
+    not. This function also includes the products of Muon, which every rank computes. In a pipeline, the result is for
+    one rank of the pipeline (`Candidate.pipeline_rank`). Raises `ConfigError` if `model.vocab_size` is still 0.
     """
     layout, part = run.layout, part_of(run)
     again = part.recomputed(recomputation_step(run) if run.training.recompute == Recompute.FULL else 0)

@@ -29,7 +29,7 @@ class Price(NamedTuple):
 
 
 def budget(plan: Plan, num_ranks: int, *, tokens: float, price: Price | None) -> dict[str, Any]:
-    """Days to train on `tokens` tokens, and the money that this training costs if `price` is given.
+    """Return the days that training on `tokens` tokens takes and, if `price` is given, the money that it costs.
 
     The result has the keys `tokens`, `days` and, with a price, `money`, `currency` and `price_per_hour`.
     """
@@ -42,9 +42,11 @@ def budget(plan: Plan, num_ranks: int, *, tokens: float, price: Price | None) ->
 
 
 def to_json(plans: Plans, *, top: int, tokens: float | None, price: Price | None) -> dict[str, Any]:
-    """Result of a layout search as values for JSON: the fastest `top` layouts, and all rejected layouts with a reason.
+    """Return the result of a layout search as values for JSON: the `top` fastest layouts, and all rejected layouts with
+    the reasons.
 
-    If `tokens` is given, each layout also has the days (and, with `price`, the money) to train on this many tokens.
+    If `tokens` is given, each layout also has the days that training on `tokens` tokens takes and, with `price`, the
+    money that it costs.
     """
     asked = plans.asked
     return {
@@ -137,15 +139,15 @@ def _settings(plan: Plan | Rejected) -> dict[str, Any]:
 
 
 def _of_context(candidate: Candidate) -> dict[str, Any]:
-    """Number of context ranks, and the way of their attention; empty without context ranks."""
+    """Number of context ranks, and the way in which they compute attention; empty without context ranks."""
     if candidate.layout.context == 1:
         return {}
     return {"context": candidate.layout.context, "context_attention": candidate.context_attention.way}
 
 
 def _of_stages(plan: Plan) -> dict[str, Any]:
-    """Number of layers of each stage, the rank of the pipeline whose memory is given, and the bubble as a share of the
-    rest of the step; empty without a pipeline.
+    """Facts about the stages of a pipeline: the number of layers of each stage, the pipeline rank whose memory is
+    given, and the bubble as a share of the rest of the step. Empty without a pipeline.
     """
     if plan.candidate.layout.pipeline == 1:
         return {}
@@ -157,7 +159,7 @@ def _of_stages(plan: Plan) -> dict[str, Any]:
 
 
 def _of_pipeline(layout: Layout) -> dict[str, Any]:
-    """Schedule and number of stages per rank; empty without a pipeline."""
+    """Schedule of a pipeline, and number of stages per rank; empty without a pipeline."""
     if layout.pipeline == 1:
         return {}
     return {"schedule": layout.schedule, "stages_per_rank": layout.stages_per_rank}

@@ -26,14 +26,14 @@ from crosscut.config.conventions import MASKED_FRACTION
 from crosscut.planner.parameters import known_vocab_size
 
 ONE_TOKEN = Target()
-"""One token on one rank, without a context of other tokens."""
+"""Target with one token on one rank, and no other tokens to attend to."""
 
 
 def forward_flops_per_token(model: ModelConfig, sequence_length: int, *, mask_fraction: float = MASKED_FRACTION) -> int:
     """FLOPs of one token's forward pass in a sequence of `sequence_length` tokens.
 
-    A masked language model computes logits for a `mask_fraction` of its tokens. The result is a mean over the tokens.
-    Raises `ConfigError` for a sequence length below 1 or if `model.vocab_size` is still 0.
+    A masked language model computes logits for only a fraction of its tokens, `mask_fraction`. The result is a mean
+    over all tokens. Raises `ConfigError` for a sequence length below 1 or if `model.vocab_size` is still 0.
     """
     return _layers(describe(model), sequence_length) + head_flops_per_token(model, sequence_length, mask_fraction)
 
@@ -43,10 +43,10 @@ def model_flops_per_token(
 ) -> int:
     """FLOPs of one token's forward and backward pass in a sequence of `sequence_length` tokens.
 
-    Without `recompute`, the result is the model FLOPs, from which utilisation is reported. With `recompute`, the result
-    is the FLOPs that the hardware computes if every layer is recomputed in the backward pass (paper, section 4.1.1).
-    A masked language model computes logits for a `mask_fraction` of its tokens. The result is a mean over the tokens.
-    Raises `ConfigError` for a sequence length below 1 or if `model.vocab_size` is still 0.
+    Without `recompute`, the result is the model FLOPs, from which utilisation is computed. With `recompute`, the result
+    is the FLOPs that the hardware computes if every layer is recomputed in the backward pass (paper, section 4.1.1). A
+    masked language model computes logits for only a fraction of its tokens, `mask_fraction`. The result is a mean over
+    all tokens. Raises `ConfigError` for a sequence length below 1 or if `model.vocab_size` is still 0.
     """
     whole = describe(model)
     return part_flops_per_token(whole, model, sequence_length, recompute=recompute, mask_fraction=mask_fraction)
@@ -56,7 +56,7 @@ def part_flops_per_token(
     part: Decoder, model: ModelConfig, sequence_length: int, *, recompute: bool = False, mask_fraction: float
 ) -> int:
     """FLOPs of one token's forward and backward pass through `part`, which describes stages of the model, or the whole
-    model. The other arguments and the errors are those of `model_flops_per_token`.
+    model. The other arguments and the errors are the same as for `model_flops_per_token`.
     """
     output = 0
     if part.is_last:
@@ -80,8 +80,8 @@ def layer_flops_per_token(layer: Layer, sequence_length: int) -> int:
 
 
 def _second_gradients(part: Decoder, sequence_length: int) -> int:
-    """FLOPs per token for the gradients of the second factors in the products of the layers of a part of the model. The
-    second factors are the trained weights, and the keys and values in attention.
+    """FLOPs per token to compute the gradient of the second factor of each product in the layers of `part`. The second
+    factors are the trained weights and, in attention, the keys and values.
     """
     kinds = part.kinds.items()
     return sum(
@@ -97,7 +97,8 @@ def inner_flops(layer: Layer, sequence_length: int) -> int:
 
 def head_flops_per_token(model: ModelConfig, length: int, fraction: float) -> int:
     """FLOPs of the head's forward pass, as a mean over the tokens of a sequence of `length` tokens. A masked language
-    model computes logits for a `fraction` of its tokens. Raises `ConfigError` if `model.vocab_size` is still 0.
+    model computes logits for only the fraction `fraction` of its tokens. Raises `ConfigError` if `model.vocab_size` is
+    still 0.
     """
     known_vocab_size(model)
     if model.solves_task:

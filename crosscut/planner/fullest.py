@@ -1,9 +1,10 @@
-"""The rank of a pipeline whose memory peaks highest.
+"""Find the rank of a pipeline with the highest memory peak.
 
-The ranks of a pipeline hold different layers, and different numbers of micro-batches at once. Among ranks with the same
-work, the number of micro-batches between their forward and their backward pass falls from rank to rank, and, with the
-zero-bubble schedule, the number of those that wait for the gradients of weights rises as much. The bytes at an instant
-are linear in both numbers, so the peak is highest on the first or on the last of these ranks.
+The ranks of a pipeline hold different layers, and different numbers of micro-batches at once. Some ranks do the same
+work. Among these ranks, each rank has fewer micro-batches between their forward and their backward pass than the rank
+before it. With the zero-bubble schedule, each rank also has more micro-batches that wait for their weight gradients
+than the rank before it, and both numbers change by the same amount. The bytes at an instant are linear in both numbers,
+so the peak is highest on the first or on the last of these ranks.
 """
 
 from crosscut.architecture import Device
@@ -17,8 +18,8 @@ from crosscut.planner.stages.alike import alike_ranks
 def fullest_rank(
     run: Candidate, *, device: Device = "cuda", capability: tuple[int, int] = AMPERE
 ) -> tuple[int, MemoryForecast]:
-    """Position along the pipeline of the rank with the highest peak, and the forecast of its memory. Of several equal
-    ranks, the result has the first one. Without a pipeline, the rank is 0.
+    """Return the position of the pipeline rank with the highest memory peak, and the memory forecast of this rank. If
+    several ranks have the same peak, the result is the first of them. Without a pipeline, the position is 0.
 
     Raises `ConfigError` if `model.vocab_size` is still 0.
     """

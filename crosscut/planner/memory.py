@@ -89,8 +89,8 @@ class MemoryForecast:
 
 
 def forecast_memory(run: Planned, *, device: Device = "cuda", capability: tuple[int, int] = AMPERE) -> MemoryForecast:
-    """Forecast the bytes that one rank of `run` holds at the peak of a step. In a pipeline, this is rank
-    `Candidate.pipeline_rank` of a candidate, or the first rank of a `RunConfig`.
+    """Forecast the bytes that one rank of `run` holds at the peak of a step. In a pipeline, this rank is
+    `Candidate.pipeline_rank` for a candidate, and the first rank for a `RunConfig`.
 
     `capability` is the compute capability of the GPU, which decides whether the attention kernel can share key-value
     heads. Raises `ConfigError` if `model.vocab_size` is still 0.
@@ -104,8 +104,8 @@ def forecast_instants(run: Planned, *, device: Device = "cuda") -> list[MemoryFo
 
 
 def _instants(run: Planned, device: Device, capability: tuple[int, int]) -> Iterator[MemoryForecast]:
-    """Yield the instants of a step. In a pipeline, these are the instants of the backward passes in which the rank
-    holds most, and of the end of the step.
+    """Yield the forecast at each instant of a step. In a pipeline, the instants are those of the backward passes during
+    which the rank holds most, and those at the end of the step.
     """
     known_vocab_size(run.model)
     whole = describe(run.model)
@@ -121,7 +121,7 @@ def _instants(run: Planned, device: Device, capability: tuple[int, int]) -> Iter
 
 
 class _Others(NamedTuple):
-    """Bytes that a rank of a pipeline holds for other passes than the running one."""
+    """Bytes that a rank of a pipeline holds for passes other than the running pass."""
 
     weights: int = 0
     """Cast weights that other micro-batches hold."""
@@ -130,8 +130,8 @@ class _Others(NamedTuple):
     """Bytes of the gradients that exist before the running pass. None without a pipeline."""
     has_unsummed: bool = False
     """Whether the layers also hold weight gradients in the compute type, such as bfloat16, that are not yet added to
-    the float32 sums. In a sharded pipeline, this happens to deferred gradients until the next backward pass has gone
-    through their layer."""
+    the float32 sums. In a sharded pipeline with deferred weight gradients, a layer holds such gradients until the next
+    backward pass has gone through the layer."""
 
 
 class _Pass(NamedTuple):
@@ -162,8 +162,8 @@ class _Root(NamedTuple):
     vocabulary_gradient: int
     """Elements of the gradient of the output projection's matrix. 0 if the matrix is frozen."""
     last_gradient: int
-    """Elements of the gradient that the backward pass of the embedding completes: that of the output projection, or, in
-    a model that solves a task, of the token embedding."""
+    """Elements of the gradient that the backward pass of the embedding completes: the gradient of the output
+    projection, or, in a model that solves a task, the gradient of the token embedding."""
 
 
 class _LayerState(NamedTuple):
@@ -202,8 +202,8 @@ def _root(decoder: Decoder, tensor: int, shares: int) -> _Root:
 
 @lru_cache(maxsize=4096)
 def _sizes(layer: Layer, tensor: int, shares: int) -> tuple[int, int, int, int]:
-    """Four numbers of elements of a layer: its parameters on one tensor rank, the shard of one data rank, the trained
-    part of this shard, and the gradient of the last matrix.
+    """Four numbers of elements for a layer: all parameters on one tensor rank, the shard of these parameters on one
+    data rank, the trained part of this shard, and the gradient of the last matrix.
     """
     parts = layer_parameters(layer, tensor)
     return _size(parts), *_shares(parts, shares), last_matrix(layer, tensor)
@@ -246,10 +246,10 @@ class _Step:
         run = Candidate.of(run, precision_on(device))
         self.run, self.device, self.decoder = run, device, decoder
         self.rank = part_of(run)
-        """All that the rank holds."""
+        """The part of the model that the rank holds."""
         self.is_staged = run.layout.pipeline > 1
         self.defers = self.is_staged and run.layout.schedule is PipelineSchedule.ZERO_BUBBLE
-        """Whether a schedule computes the gradients of weights after the backward pass."""
+        """Whether the schedule computes weight gradients after the backward pass."""
         precision, tensor, shares = run.training.numbers, run.layout.tensor, run.layout.shard_size
         self.size, self.wide = precision.compute_bytes, precision.accumulation_bytes
         self.is_mixed = self.size != self.wide
@@ -261,7 +261,7 @@ class _Step:
         """Elements of the gradient of the output projection, if the stage computes it."""
         self.others = _Others()
         self.of_muon = muon_share(run)
-        """Elements that Muon updates. They have one moment instead of two."""
+        """Elements that Muon updates. Muon keeps one moment of each element, and AdamW keeps two."""
         self.averages = bool(run.optimizer.ema_decay)
         """Whether the run keeps a moving average of the weights, which is never offloaded."""
         self.tokens = self.target.tokens
@@ -283,7 +283,9 @@ class _Step:
         and activations whose copy to the host is not finished."""
 
     def during(self, flight: Flight, steps: Sequence["_Step"]) -> "_Step":
-        """Return the step during a backward pass of a pipeline. `steps` are the steps of all stages of the rank."""
+        """Return a copy of this step during the backward pass `flight` of a pipeline. The copy includes the bytes that
+        the rank holds for other passes. `steps` are the steps of all stages of the rank.
+        """
         weights = activations = gradients = 0
         for step, number, waiting, has_gradients, has_begun in zip(steps, *flight[1:5], strict=True):
             pass_of = step._pass
@@ -298,7 +300,9 @@ class _Step:
 
     @cached_property
     def _pass(self) -> _Pass:
-        """Bytes of one pass through the stage, computed once for all flights. They do not depend on `others`."""
+        """Bytes of one pass through the stage. The bytes do not depend on `others`, so they are computed once for all
+        flights.
+        """
         weights, activations = self._held_by_layers(len(self.decoder.layers) - 1)
         return _Pass(
             weights=weights,
@@ -309,12 +313,14 @@ class _Step:
         )
 
     def _gradients_of_stage(self) -> int:
-        """Bytes of the gradients of the stage's parameters. With sharding, they are whole until the end of the step."""
+        """Bytes of the gradients of the stage's parameters. With sharding, the gradients are whole until the end of the
+        step.
+        """
         layers = self._from(0, self._whole_gradients if self.is_sharded else lambda each: each.trained)
         return layers * self.wide + self._gradients_of_root()
 
     def _unsummed(self, last: int) -> int:
-        """Bytes of the gradients of the layers up to `last` that are not yet added to their sums."""
+        """Bytes of the gradients that are not yet added to their sums, in the layers from the first to `last`."""
         return self._from(0, self._whole_gradients, last + 1) * self.size if self.others.has_unsummed else 0
 
     def _gradients_of_root(self) -> int:
@@ -324,7 +330,9 @@ class _Step:
 
     @property
     def _whole_root(self) -> int:
-        """Elements of the gradients of the root before they are scattered over the data ranks."""
+        """Elements of the gradients of the parameters outside of the layers, before these gradients are scattered over
+        the data ranks.
+        """
         is_trained = self.root.trained == self.root.share
         return self.root.size if is_trained else self.root.trained * self.run.layout.shard_size
 
@@ -349,9 +357,9 @@ class _Step:
     def _temporary(self, layer: Layer, kept: tuple[Kept, ...], plain: tuple[Kept, ...]) -> int:
         """Largest number of temporary bytes that a sublayer needs in its backward pass.
 
-        The activations that later sublayers have already freed are subtracted. If the schedule computes the gradients
-        of weights later, these sublayers keep the bytes for them. With selective recomputation, the bytes that
-        attention computes again are added.
+        The activations that later sublayers have already freed are subtracted. If the schedule computes the weight
+        gradients later, these sublayers keep the bytes that the weight gradients need. With selective recomputation,
+        the bytes that attention computes again are added.
         """
         needs, given_back = [], 0
         recomputes_core = self.run.training.recompute == Recompute.SELECTIVE
@@ -366,7 +374,9 @@ class _Step:
         return sum(number * bytes_of(self.layers[layer]) for layer, number in kinds.items())
 
     def _from(self, first: int, elements_of: Callable[[_LayerState], int], until: int | None = None) -> int:
-        """Sum of elements over the layers from `first` to `until` - 1, by default to the last layer."""
+        """Sum the elements that `elements_of` returns over the layers from `first` to `until` - 1, by default to the
+        last layer.
+        """
         kinds = Counter(self.decoder.layers[first:until]) if first or until is not None else self.decoder.kinds
         return self._sum(kinds, elements_of)
 
@@ -499,14 +509,14 @@ class _Step:
         return self.device == "cuda" and "optimizer" in self.run.training.offload
 
     def _held(self, layer: int) -> tuple[int, int]:
-        """Bytes of cast weights and of saved activations, in the layers 0 to `layer`, outside of the layers, and of the
-        other passes.
+        """Bytes of cast weights, and bytes of saved activations, that the rank holds in the layers 0 to `layer`,
+        outside of the layers, and for the other passes.
         """
         weights, activations = self._held_by_layers(layer)
         return weights + self.others.weights, activations + self.others.activations
 
     def _held_by_layers(self, layer: int) -> tuple[int, int]:
-        """Bytes as in `_held`, without the other passes."""
+        """Bytes of cast weights, and bytes of saved activations, as in `_held`, but without the other passes."""
         again, plain = _first(self.decoder, layer + 1, self.every)
         return (
             self._sum(again, lambda each: each.kept.weights) + self._sum(plain, lambda each: each.plain.weights),

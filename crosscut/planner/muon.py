@@ -90,15 +90,15 @@ def muon_buffers(run: Planned) -> int:
 
 
 def _largest(parameter: Parameter) -> int:
-    """Elements that the iteration holds at once."""
+    """Elements that the Newton-Schulz iteration of a parameter holds at once."""
     rows, columns = parameter.shape[0] // parameter.num_matrices, parameter.shape[1]
     return prod(parameter.shape) + 2 * rows * columns + 2 * min(rows, columns) ** 2
 
 
 def muon_messages(run: Planned) -> list[Collective]:
-    """All-to-alls of one step: each turn exchanges parts of the updates for whole updates, over the data ranks that
-    shard a copy and then over the tensor ranks, and exchanges the results back. A turn with fewer parameters than ranks
-    sends as many elements as any other turn.
+    """All-to-alls of one step. In each turn, the data ranks that shard a copy of the model, and then the tensor ranks,
+    exchange parts of updates, so that each rank gets one whole update. Afterwards, the ranks exchange the results back.
+    A turn with fewer parameters than ranks sends as many elements as any other turn.
     """
     layout = run.layout
     exchange = partial(

@@ -27,7 +27,9 @@ def count_parameters(model: ModelConfig) -> int:
 
 @lru_cache(maxsize=4096)
 def _tensors(part: Decoder, tensor: int) -> tuple[tuple[LocalParameter, int], ...]:
-    """Parameters on one tensor rank, each with the number of equal parameters: the root first, then the layers."""
+    """Parameters on one tensor rank, each with the number of equal parameters. The parameters outside of the layers
+    come first, then those of the layers.
+    """
     root = [(parameter, 1) for parameter in root_parameters(part, tensor)]
     layers = [(p, count) for layer, count in part.kinds.items() for p in layer_parameters(layer, tensor)]
     return (*root, *layers)
@@ -35,7 +37,7 @@ def _tensors(part: Decoder, tensor: int) -> tuple[tuple[LocalParameter, int], ..
 
 def parameters_per_rank(model: ModelConfig, layout: Layout) -> int:
     """Number of parameters on each tensor rank: its shards, with padding, and all replicated parameters. For a
-    pipeline, the result is the sum over one tensor rank of each stage.
+    pipeline, the result is the sum over all stages, with one tensor rank of each stage.
 
     The vocabulary is padded to a multiple of 128 x `layout.tensor` (paper, section 5.1). `layout.tensor` must divide
     the model evenly, which `RunConfig` checks. Raises `ConfigError` if `model.vocab_size` is still 0.
@@ -67,12 +69,12 @@ def partial_gradients(part: Decoder, layout: Layout) -> int:
 
 
 def num_tensors(part: Decoder) -> int:
-    """Number of parameter tensors of a part of the model."""
+    """Number of parameter tensors in a part of the model."""
     return sum(count for _, count in _tensors(part, 1))
 
 
 def num_trained_tensors(part: Decoder) -> int:
-    """Number of parameter tensors of a part of the model that train."""
+    """Number of trainable parameter tensors in a part of the model."""
     return sum(count for parameter, count in _tensors(part, 1) if not parameter.is_frozen)
 
 

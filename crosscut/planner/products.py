@@ -64,8 +64,8 @@ class Speed:
     def product(self, product: Product, *, in_layer: bool = True) -> float:
         """Seconds of a matrix product.
 
-        With float8 precision, only products in a layer run at float8 speed. Products outside of layers, such as the
-        logits, have `in_layer` false.
+        With float8 precision, only products in a layer run at float8 speed. For products outside of layers, such as the
+        logits, `in_layer` is false.
         """
         seconds = self._known.get((product, in_layer))
         if seconds is None:

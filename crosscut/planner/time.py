@@ -94,8 +94,8 @@ class _Layer:
     """Seconds of one layer in one micro-batch."""
 
     products: Mapping[str, tuple[float, float, float]]
-    """Seconds of the forward, input gradient and weight gradient products, by the name of the parallel region's entry
-    or exit."""
+    """Seconds of the forward, input gradient and weight gradient products, keyed by the name of the step that enters or
+    leaves the parallel region."""
     not_repeated: float
     """Seconds of the forward products that full recomputation does not repeat."""
     attention: tuple[float, float]
@@ -187,8 +187,8 @@ def shortest_step(run: Candidate, hardware: Hardware, *, speed: Speed) -> float:
     """Lower bound of the seconds of a step with a pipeline, without a simulation of the schedule.
 
     A rank starts when its first micro-batch has passed the stages before it. After its last backward pass, the gradient
-    still passes back through these stages to the first rank. In between, the rank has the work of all micro-batches.
-    Gradients of weights that are apart from the backward passes may be computed at any time.
+    still passes back through these stages to the first rank. In between, the rank has the work of all micro-batches. If
+    the schedule separates weight gradients from the backward passes, the weight gradients may be computed at any time.
     """
     ranks = _times_of_ranks(run, hardware, crosscut_program(run, hardware), speed)
     before = after = shortest = 0.0
@@ -209,16 +209,16 @@ def times_of_stages(run: Candidate, hardware: Hardware, *, speed: Speed) -> list
 
 
 def time_of_micro_batch(run: Candidate, hardware: Hardware, *, speed: Speed) -> float:
-    """Seconds of a micro-batch on a layout without a pipeline, with the waits for messages between tensor and context
-    ranks, and without the optimizer and messages between data ranks.
+    """Seconds of a micro-batch on a layout without a pipeline. The result includes the waits for messages between
+    tensor and context ranks, but not the optimizer and the messages between data ranks.
     """
     (stage,) = _rank_time(run, hardware, crosscut_program(run, hardware), speed).stages
     return stage.forward + stage.backward + stage.weights
 
 
 def time_around_passes(run: Candidate, hardware: Hardware, *, speed: Speed) -> float:
-    """Seconds at the end of a step with a pipeline in which the first rank sums its gradients and the slowest optimizer
-    runs. Messages that overlap with passes are left out.
+    """Seconds after all passes of a step with a pipeline: the time in which the first rank sums its gradients, plus the
+    time of the slowest optimizer. Messages that overlap with passes are left out.
     """
     ranks = _times_of_ranks(run, hardware, crosscut_program(run, hardware), speed)
     return ranks[0].outside + max(rank.time.optimizer for rank in ranks)
@@ -235,7 +235,7 @@ class _RankTime(NamedTuple):
 
 
 def _pipeline_time(schedule: Schedule, ranks: Sequence[_RankTime]) -> StepTime:
-    """Time of a step of the pipeline with these ranks.
+    """Return the time of a step of the pipeline with these ranks.
 
     Every rank runs its passes in the order of the schedule, and then sums its gradients. The norm of all gradients is
     known when the last rank has summed its gradients. Then each rank updates its weights. The result has the seconds of

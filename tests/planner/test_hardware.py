@@ -157,7 +157,11 @@ def test_a_file_of_ones_own_is_read_as_the_shipped_ones_are(tmp_path: Path) -> N
     ("before", "after", "message"),
     [
         ("ranks = 8", "ranks", "must be valid TOML, but is not: "),
-        ("ranks = 8\n", "", "must describe a device like the TOML files in `crosscut/planner/hardware`, but is not: "),
+        (
+            "ranks = 8\n",
+            "",
+            "must describe a device like the TOML files in `crosscut/planner/hardware`, but reading it raised ",
+        ),
         ("ranks = 8", "rank = 8", "`node.rank` must be a known key of a device file, but is not. Use attained, "),
     ],
 )
@@ -231,7 +235,8 @@ def test_a_file_that_is_no_device_is_told(tmp_path: Path, before: str, after: st
             "measured = { all_reduce = [9.0, 20.0] }",
             (
                 "`node.measured.all_reduce` must be a table with `latency_microseconds` and `rates`, but is [9.0, "
-                "20.0]. Older versions wrote this format. Write the file again with `crosscut plan --calibrate FILE`."
+                "20.0]. Files of older versions have another format. Write the file again with `crosscut plan "
+                "--calibrate FILE`."
             ),
         ),
         (

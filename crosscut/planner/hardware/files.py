@@ -1,6 +1,7 @@
 """Read device files in TOML: the files that come with Crosscut and the files that `crosscut plan --calibrate` writes.
 
-`DEFAULTS` gives the attained shares and the latencies that a file leaves out, each with its reason.
+`DEFAULTS` has the attained shares and the latencies that apply if a file leaves them out, with comments that explain
+them.
 """
 
 import difflib
@@ -75,8 +76,8 @@ def read_hardware(path: Path) -> Hardware:
         return make_hardware(path.stem, table)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ConfigError(
-            f"`{path}` must describe a device like the TOML files in `crosscut/planner/hardware`, but is not: reading "
-            f"it raised {error!r}. `crosscut plan --calibrate FILE` writes such a file."
+            f"`{path}` must describe a device like the TOML files in `crosscut/planner/hardware`, but reading it "
+            f"raised {error!r}. `crosscut plan --calibrate FILE` writes such a file."
         ) from None
 
 
@@ -155,18 +156,18 @@ HARDWARE = tuple(hardware for hardware in KNOWN_HARDWARE.values() if hardware.de
 
 
 def find_hardware(device_name: str) -> Hardware | None:
-    """Hardware for a device name from `torch.cuda.get_device_name()`; None if the device is unknown.
+    """Return the hardware for a device name from `torch.cuda.get_device_name()`, or None if the device is unknown.
 
     The whole name must match, because other products with the same chip (`NVIDIA H200 NVL`, `NVIDIA GB200`) and
-    partitions of a chip (`... MIG 3g.40gb`) run at other rates.
+    partitions of a chip (`... MIG 3g.40gb`) run at different rates.
     """
     name = re.sub(r"^(NVIDIA|Tesla)\s+", "", device_name.strip())
     return next((hardware for hardware in HARDWARE if re.fullmatch(hardware.device_names, name)), None)
 
 
 def named_hardware(name: str) -> Hardware:
-    """Hardware for a value of `--gpu`: the name of a known device or the unambiguous beginning of one, the name that
-    torch reports, or the path of a device file. `h100` means the most common of the H100s.
+    """Return the hardware for a value of `--gpu`: the name of a known device, an unambiguous beginning of such a name,
+    the name that torch reports, or the path of a device file. `h100` means the most common of the H100s.
 
     Raises `ConfigError` if the device is unknown, if several devices match, or if the device file is invalid. The
     message names the matching devices or the nearest one.

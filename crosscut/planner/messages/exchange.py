@@ -17,8 +17,8 @@ as spanning nodes, and g is the smallest number of ranks that any group has in a
 buckets, and each bucket takes all the steps of a ring.
 
 If a message overlaps with a product, the step waits only for the time by which the message takes longer than the
-product (docs/speed.md). The stages of a pipeline send to their neighbours. If one pipeline spans two nodes, each such
-message counts as one between nodes. A rank sends it through its own adapter.
+product (docs/speed.md). The stages of a pipeline send to their neighbours. If one pipeline spans two nodes, every
+message between stages counts as a message between nodes. A rank sends this message through its own adapter.
 """
 
 from collections import Counter
@@ -76,8 +76,8 @@ def ring_seconds(
 
 
 def _stride(collective: Collective, layout: Layout) -> int:
-    """Difference between the numbers of neighbouring ranks. Axes that join data and context ranks have the stride of
-    the context axis. The first and the last rank of a pipeline count as ranks of the pipeline axis.
+    """Difference in rank number between neighbouring ranks of the collective. Axes that join data and context ranks
+    have the stride of the context axis. The first and the last rank of a pipeline count as ranks of the pipeline axis.
     """
     if collective.axis == "ends":
         return layout.stride_of("pipeline")
@@ -137,7 +137,8 @@ class Beside(NamedTuple):
 
 def exchange(collective: Collective, run: Planned, hardware: Hardware, program: Program, beside: Beside) -> Exchange:
     """Time of one collective of `step_traffic`, and the part of this time that does not overlap with the computation in
-    `beside`. Of messages between the stages of a pipeline, this part is 0: the bubble of `step_time` contains it.
+    `beside`. For messages between the stages of a pipeline, this part is 0, because the bubble of `step_time` already
+    contains it.
     """
     if program.repeats_keys and collective.axis == "context":
         collective = replace(collective, elements=collective.elements * _repeats_of_keys(run))
@@ -162,15 +163,15 @@ def exchange(collective: Collective, run: Planned, hardware: Hardware, program: 
 
 
 def _repeats_of_keys(run: Planned) -> int:
-    """Number of query heads of a tensor rank for each of its key-value heads."""
+    """Number of query heads per key-value head on a tensor rank."""
     tensor, model = run.layout.tensor, run.model
     return (model.num_heads // tensor) // max((model.num_kv_heads or model.num_heads) // tensor, 1)
 
 
 def _follows_passes(collective: Collective, layout: Layout, program: Program) -> bool:
-    """Whether the data ranks of a pipeline sum these gradients only when all passes have ended. With one stage per rank
-    and whole copies of the weights, the sum overlaps with the last backward pass, unless the schedule computes the
-    gradients of weights later. With several stages per rank, the sum overlaps with passes only in some programs
+    """Whether the data ranks of a pipeline sum these gradients only after all passes have ended. With one stage per
+    rank and whole copies of the weights, the sum overlaps with the last backward pass, unless the schedule computes the
+    weight gradients later. With several stages per rank, the sum overlaps with passes only in some programs
     (`Program.overlaps_stages`).
     """
     if layout.pipeline == 1 or collective.phase == Phase.FORWARD:
@@ -186,8 +187,8 @@ def _gradients(
 
     The reduction overlaps with the backward pass of the last micro-batch, except for the bucket of the embeddings,
     which follows the backward pass. With ZeRO-1 (`shards_optimizer`), the gather of the updated weights overlaps with
-    the next forward pass. With V stages per rank, P micro-batches run through each other stage after the last
-    micro-batch of a stage, so the overlap is longer: P (V - 1) / V + 1 / V passes of a micro-batch.
+    the next forward pass. With V stages on each of P ranks, P more micro-batches run through each of the other stages
+    after a stage has finished. The overlap is therefore longer: P (V - 1) / V + 1 / V passes of a micro-batch.
     """
     layout = run.layout
     passes = (min(layout.pipeline, run.num_micro_batches) * (layout.stages_per_rank - 1) + 1) / layout.stages_per_rank
@@ -224,8 +225,8 @@ def _tensor_waits(collective: Collective, each: float, run: Planned, beside: Bes
 def _shift_waits(collective: Collective, each: float, beside: Beside) -> float:
     """Seconds that the step waits for one message of ring attention.
 
-    While a message arrives, the rank attends to one of C blocks of keys and values, and all blocks take the same time.
-    In the backward pass, the gradients of keys and values travel as well, over the same link.
+    While a message arrives, the rank attends to one of C blocks of keys and values, with C context ranks. All blocks
+    take the same time. In the backward pass, the gradients of keys and values travel as well, over the same link.
     """
     forward, backward = beside.layer_attention
     hidden = forward if collective.phase == Phase.FORWARD else backward / 2

@@ -2,10 +2,10 @@
 
 Weights are gathered in units. A unit is one layer, or the root, which holds all parameters outside of the layers.
 ZeRO-2 gathers each unit once per step. ZeRO-3 gathers each unit in every forward pass, and each layer once more in the
-backward pass. Gradients are reduce-scattered in every micro-batch. In a pipeline, ZeRO-2 and ZeRO-3 send the same: each
-unit is gathered once per step, and its gradients are reduce-scattered once per step. If there are several copies of the
-model, the summed shards are all-reduced over the copies once per step. Messages are padded so that each of the `n`
-ranks holds the same number of rows of each tensor:
+backward pass. Gradients are reduce-scattered in every micro-batch. In a pipeline, ZeRO-2 and ZeRO-3 send the same
+messages: each unit is gathered once per step, and its gradients are reduce-scattered once per step. If there are
+several copies of the model, the summed shards are all-reduced over the copies once per step. Messages are padded so
+that each of the `n` ranks holds the same number of rows of each tensor:
 
     elements of a unit = sum of ceil(rows / n) * n * columns over the tensors of the unit
 """

@@ -1,8 +1,8 @@
 """Messages of one rank of a pipeline: hidden states and their gradients, and the gradient of a tied embedding.
 
 Each stage but the last sends its output to the next stage, and each stage but the first sends the gradient of its input
-back, whatever the schedule. If the embedding is tied, the first and the last rank both hold the embedding, and sum its
-two gradients once per step.
+back, whatever the schedule. If the embedding is tied, the first and the last rank both hold the embedding, and sum the
+gradients of the two copies once per step.
 """
 
 from functools import partial
@@ -21,8 +21,8 @@ _PHASES = {
 
 
 def stage_messages(run: Planned, target: Target) -> list[Collective]:
-    """Tensors that a rank of a pipeline sends to other stages in one step: [b, s, h] for each micro-batch, or, with a
-    split sequence, this rank's part of it. Empty without a pipeline.
+    """Tensors that a rank of a pipeline sends to other stages in one step: for each micro-batch [b, s, h] (sequences,
+    tokens, hidden size), or only this rank's part of it if the sequence is split. Empty without a pipeline.
     """
     if run.layout.pipeline == 1:
         return []
@@ -70,8 +70,8 @@ def tied_gradients(run: Planned) -> list[Collective]:
 
 
 def compared_ends(run: Planned, all_reduce: partial[Collective]) -> list[Collective]:
-    """Comparison of the two copies of a tied embedding, which the first and the last rank of a pipeline hold.
-    `all_reduce` makes a message of the comparison of replicas.
+    """All-reduce that compares the two copies of a tied embedding on the first and the last rank of a pipeline.
+    `all_reduce` creates a message for the comparison of replicas.
     """
     if not _holds_tied(run):
         return []
@@ -79,7 +79,7 @@ def compared_ends(run: Planned, all_reduce: partial[Collective]) -> list[Collect
 
 
 def _holds_tied(run: Planned) -> bool:
-    """Whether the rank holds an embedding that another rank of the pipeline holds, too."""
+    """Whether the rank holds a tied embedding that another rank of the pipeline also holds."""
     part = part_of(run)
     is_tied = part.head.output is None and part.head.task is None
     return run.layout.pipeline > 1 and is_tied and (part.is_first or part.is_last)

@@ -48,8 +48,8 @@ def step_traffic(
 ) -> list[Collective]:
     """Collectives of one training step of `run`, grouped by purpose.
 
-    In a pipeline, the result is that of one rank of the pipeline: rank `Candidate.pipeline_rank` of a candidate, and
-    the first rank of a `RunConfig`. `loss_chunk_tokens` is the number of tokens whose logits the loss holds at once, by
+    In a pipeline, the result is for one rank of the pipeline: rank `Candidate.pipeline_rank` for a candidate, and the
+    first rank for a `RunConfig`. `loss_chunk_tokens` is the number of tokens whose logits the loss holds at once, by
     default the number that training uses. A smaller chunk means more messages of the loss, but the same total bytes.
     `compiled` says whether layers are compiled: a compiled layer that is fully recomputed also repeats its last
     collective. By default, layers count as compiled if `training.compile` is "on", or "auto" with `training.device`
@@ -143,8 +143,8 @@ class Repeats(NamedTuple):
     every: int
     """Every `every`-th layer is recomputed. 0 if no layer is recomputed."""
     compiled: bool
-    """Whether layers are compiled. Compiled layers repeat all their messages under full recomputation, and none of the
-    attention core under selective recomputation."""
+    """Whether layers are compiled. Under full recomputation, compiled layers repeat all their messages. Under selective
+    recomputation, compiled layers repeat no messages."""
 
     @property
     def has_messages(self) -> bool:
@@ -160,8 +160,9 @@ def _of_layers(decoder: Decoder, target: Target, M: int, repeats: Repeats) -> tu
     Each layer has two all-reduces of b s h elements in the forward pass and two in the backward pass. Embedding and
     output projection add one to each pass. With a split sequence, a reduce-scatter ends each parallel region and an
     all-gather starts the next one (Korthikanti et al. 2022, section 4.2.2); the backward pass swaps the two and gathers
-    the input of each region once more. With full recomputation, the recomputed layers also repeat messages; compiled
-    layers repeat their last message, too. With selective recomputation, they repeat the messages of attention.
+    the input of each region once more. With full recomputation, the recomputed layers repeat their forward messages,
+    and compiled layers repeat even the last one. With selective recomputation, uncompiled layers repeat the messages of
+    attention.
     """
     again = decoder.recomputed(repeats.every if repeats.has_messages else 0)
     embedding, head = lower_root(decoder, target)
@@ -231,7 +232,7 @@ def _loss(run: Planned, chunk_tokens: int) -> list[Collective]:
 
 
 def _once_per_step(run: Planned) -> partial[Collective]:
-    """One all-reduce per step, in the data type of the gradients."""
+    """Return a constructor for an all-reduce that runs once per step, in the data type of the gradients."""
     size = run.training.numbers.accumulation_bytes
     return partial(Collective, operation=Operation.ALL_REDUCE, phase=Phase.STEP, count=1, element_bytes=size)
 
@@ -267,8 +268,8 @@ def _totals(run: Planned) -> list[Collective]:
     The tensor ranks sum the squared gradients of sharded parameters for the gradient norm; data ranks that shard one
     copy sum the squares of their shards. Both sums are float64. The data ranks sum the number of target tokens (and, if
     the model predicts the order of segments, the number of pairs in the same message). The ranks of a pipeline sum the
-    squares of all stages. At the end of the step, both sum the loss, which only the last stage has, and the verdict
-    whether the step is finite.
+    squares of all stages. At the end of the step, the data ranks and the ranks of the pipeline sum the loss, which only
+    the last stage has, and the verdict whether the step is finite.
     """
     all_reduce, num_counts = _once_per_step(run), 1 + run.model.sentence_order
     over_tokens = partial(all_reduce, axis=token_axis(run.layout), ranks=run.layout.data * run.layout.context)

@@ -1,11 +1,11 @@
-"""Account for the seconds by which the paper's measured steps are longer than the forecast.
+"""Explain why the paper's measured steps take more seconds than the forecast.
 
 The program of the paper was published together with the paper (NVIDIA/Megatron-LM of 2019, for PyTorch 1.1, see its
 issue 7). Each term in this module is work that the paper's program did and that Crosscut does not do, so the forecast
 in `planner.time` does not contain the terms. The terms are counted from the published source files. After the terms
 are added, the share of the peak that products attain is calibrated again with the paper's result on one GPU.
 
-The source files do not tell how fast the copies between the device and pageable host memory were. The account is
+The source files do not say how fast the copies between the device and pageable host memory were. The account is
 therefore computed for several rates, beginning with the stated rate of the link.
 """
 
@@ -96,7 +96,7 @@ TERMS = (
 
 
 def account(run: RunConfig, copy_rate: float) -> dict[str, float]:
-    """Seconds of each term in one step, by the name of the term, with copies at `copy_rate` bytes per second."""
+    """Seconds of each term in one step, keyed by the name of the term, with copies at `copy_rate` bytes per second."""
     return {term.name: term.seconds(run, copy_rate) for term in TERMS}
 
 

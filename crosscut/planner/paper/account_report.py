@@ -27,7 +27,7 @@ _Seconds = Callable[[RunConfig], float]
 
 
 class _Figure(NamedTuple):
-    """A figure of the paper, and the function that forecasts it from the seconds of a step."""
+    """A number that the paper states, and the function that forecasts this number from the seconds of a step."""
 
     name: str
     published: float
@@ -108,7 +108,7 @@ def _worst(seconds: _Seconds) -> str:
 
 
 def _outside_steps() -> float:
-    """Seconds per step by which Table 4's epoch of the 8.3B model is longer than Table 2 and Figure 6 imply."""
+    """Extra time of Table 4's epoch of the 8.3B model over what Table 2 and Figure 6 imply, in seconds per step."""
     preset, tensor = "megatron-8.3b-24-heads", 8
     run = paper_run(preset, tensor, 64)
     scaling = PAPER_HEADS[24] * PAPER_WEAK_SCALING[8, 64] / PAPER_WEAK_SCALING[8, 1]

@@ -1,8 +1,8 @@
 """Interactive HTML page of `crosscut plan --html`, in one file that loads nothing from the network.
 
-The page is about the run of the plan: its devices, its batch and, when it opens, its model in the fastest layout. The
-page contains no formulas. This module forecasts every combination of the page's controls and stores the figures in the
-page. The page's script looks the figures up and draws them.
+The page shows the run for which the layouts were planned, with its devices and its batch. When the page opens, it shows
+the model of the run in the fastest layout. The page contains no formulas. This module forecasts every combination of
+the page's controls and stores the figures in the page. The page's script looks the figures up and draws them.
 """
 
 import json
@@ -79,8 +79,8 @@ def page_data(plans: Plans) -> dict[str, Any]:
         "conditions": (
             f"{plans.num_ranks:,} ranks in all: with more tensor ranks there are fewer data ranks. "
             f"{plans.asked.training.batch_size:,} sequences per step, in {plans.asked.training.precision}. With "
-            "several tensor ranks, sequence parallelism is on. Layouts with a pipeline are only among the layouts that "
-            "fit."
+            "several tensor ranks, sequence parallelism is on. Layouts with a pipeline appear only in the list of "
+            "layouts that fit."
         ),
         "limit": round(memory_of_rank(plans.hardware, plans.num_ranks) / 1e6),
         "models": [{"name": entry.name, "words": _words(entry)} for entry in entries],
@@ -123,7 +123,7 @@ def _words(entry: _Entry) -> str:
 
 
 def _tensors(plans: Plans) -> list[int]:
-    """Numbers of tensor ranks that the page offers, including the number in the fastest layout without a pipeline."""
+    """Tensor-parallel sizes that the page offers, including the size in the fastest layout without a pipeline."""
     best = {plan.candidate.layout.tensor for plan in _without_pipeline(plans)[:1]}
     return sorted(best | {size for size in divisors(plans.num_ranks) if size <= _MOST_TENSOR})
 
@@ -142,8 +142,8 @@ def _without_pipeline(plans: Plans) -> list[Plan]:
 
 
 def _opening(plans: Plans, model: int, tensors: Sequence[int], micros: Sequence[int]) -> dict[str, Any]:
-    """Positions of the controls when the page opens. They show the fastest layout without a pipeline, except for
-    settings that have no control.
+    """Positions of the controls when the page opens. The positions show the fastest layout without a pipeline, except
+    for settings that have no control.
     """
     opening: dict[str, Any] = {"model": model, "tensor": 0, "micro": 0, "recompute": "none", "sharding": "none"}
     if plain := _without_pipeline(plans):

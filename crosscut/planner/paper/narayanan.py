@@ -1,7 +1,7 @@
 """Forecasts of Table 1 of Narayanan et al. 2021 (arXiv 2104.04473): ten models on up to 3,072 A100s.
 
-The layouts, the micro-batches and the stages per rank are those of the authors' script, `examples/sc21/run_table_1.sh`
-of NVIDIA/Megatron-LM. All models have a vocabulary of 51,200 tokens and sequences of 2,048 tokens, and recompute whole
+The layouts, the micro-batches and the stages per rank come from the authors' script, `examples/sc21/run_table_1.sh` in
+NVIDIA/Megatron-LM. All models have a vocabulary of 51,200 tokens and sequences of 2,048 tokens, and recompute whole
 layers. The published FLOP/s include recomputed FLOPs. One row calibrates the A100.
 """
 
@@ -64,9 +64,10 @@ and data parallelism."""
 def narayanan_program(row: NarayananRow) -> Program:
     """Properties of the authors' program in a row of the table.
 
-    Fused operators, but scores that are written to memory (section 4.2), tensor messages without overlap, weights in 16
-    bits, and whole layers recomputed. Gradients are reduced during the backward pass in PyTorch's buckets in rows
-    without pipeline stages, and as one message after the passes in rows with stages (`DDP` in the script).
+    The program fuses operators, but writes the attention scores to memory (section 4.2). Its tensor messages overlap
+    with nothing, its weights have 16 bits, and it recomputes whole layers. In rows without pipeline stages, gradients
+    are reduced during the backward pass, in PyTorch's buckets. In rows with stages, gradients are reduced as one
+    message after the passes (`DDP` in the script).
     """
     staged = row.pipeline > 1
     return Program(

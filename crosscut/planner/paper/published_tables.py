@@ -27,7 +27,7 @@ RATIO_WITHIN = 0.15
 
 
 class RatioError(NamedTuple):
-    """Ratio of a row of a table to the row before it."""
+    """Published and forecast ratio of a row of a table to the previous row."""
 
     published: float
     ours: float
@@ -39,7 +39,7 @@ class RatioError(NamedTuple):
 
 
 def ratio_errors(rows: tuple[TorchtitanRow, ...], forecast: list[float]) -> list[RatioError]:
-    """Published and forecast ratios of the rows of a table."""
+    """Published and forecast ratio of each row of a table to the previous row, starting with the second row."""
     published = ratios([row.tokens_per_second for row in rows])
     return [RatioError(*pair) for pair in zip(published, ratios(forecast), strict=True)]
 
@@ -62,10 +62,10 @@ def narayanan() -> Section:
         "micro-batches are those of the authors' script (`examples/sc21/run_table_1.sh` of Megatron-LM). The forecast "
         f"simulates the schedule of the stages. The calibration, {percent(narayanan_attained())} of the peak for "
         "products, follows the rule of Megatron-Core's table: the smallest model with both tensor and data "
-        f"parallelism. {met} of {len(rows)} rows are within 5 points. Two parts of the authors' program are not "
-        "counted: hidden states between stages that are sent in parts and gathered in the receiver's node (section "
-        "4.1), which makes these messages shorter, and the waiting for these messages between two passes, which makes "
-        "steps longer."
+        f"parallelism. {met} of {len(rows)} rows are within 5 points. Two properties of the authors' program are "
+        "not counted. The program sends hidden states between stages in parts and gathers them in the receiver's node "
+        "(section 4.1), which makes these messages shorter. Its ranks also wait for these messages between two passes, "
+        "which makes steps longer."
     )
     header = ("model", "layout", "stages", "published", "ours", "difference")
     return Section("Narayanan et al. on A100", words, header, rows, bars)
@@ -103,8 +103,8 @@ def schedules() -> Section:
         "torchtitan's Table 5 (`benchmarks/llama3_h100_202412_torchtitan.md`): tokens per second of one GPU for Llama "
         "3.1 405B on 512 H100s in float8, with tensor 8 x pipeline 8 x data 8 ranks, ZeRO-3, whole layers recomputed, "
         "and 32 sequences of 8,192 tokens for each data rank. The source does not give the number of micro-batches. "
-        "The forecast uses 8, then torchtitan's default for 8 pipeline ranks. The bubble is then nearly half of a step "
-        "with 1F1B."
+        "The forecast uses 8, which was torchtitan's default for 8 pipeline ranks. With 8 micro-batches, the bubble of "
+        "1F1B takes nearly half of a step."
     )
     return Section("torchtitan: interleaved stages on H100", words, ("schedule", "published", "ours"), rows)
 

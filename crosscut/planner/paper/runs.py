@@ -142,8 +142,8 @@ products (`--tp-comm-overlap`), the distributed optimizer, and gradients and wei
 def megatron_flops_per_second(row: MegatronRow, hardware: Hardware = _H100) -> float:
     """Forecast of the model FLOP/s of one GPU for a row of Megatron-Core's table.
 
-    The table states neither the micro-batch size nor the number of stages of each rank. The forecast takes the fastest
-    micro-batch size of 1, 2 and 4 and makes each layer a stage, with the simulated schedule of these stages.
+    The table states neither the micro-batch size nor the number of stages of each rank. The forecast uses the fastest
+    of the micro-batch sizes 1, 2 and 4. It makes each layer a stage and simulates the schedule of these stages.
     """
     return max(_megatron_rate(row, micro, hardware) for micro in _MICRO_BATCHES)
 
@@ -184,7 +184,7 @@ def megatron_errors(calibration: MegatronRow) -> dict[str, float]:
 
 
 def solve_attained(hardware: Hardware, rate_of: Callable[[Hardware], float], wanted: float) -> float:
-    """Return the share of the peak that the device's products must attain for a forecast of `wanted`.
+    """Return the share of the peak that the device's products must attain so that the forecast rate is `wanted`.
 
     `rate_of` forecasts the rate of a run on a given device, such as FLOP/s. The seconds of a step are almost linear in
     the reciprocal of the share, so the secant method finds the reciprocal in a few steps.

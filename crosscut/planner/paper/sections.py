@@ -77,7 +77,9 @@ def _section(section: Section) -> str:
 
 
 def _bars(section: Section) -> str:
-    """Drawing with one bar for each figure of a row, in the order of the legend, and the legend below."""
+    """Return a drawing with one bar for each figure of a row, in the order of the legend, and the legend below. Empty
+    if the section has no bars.
+    """
     if not section.bars:
         return ""
     height = _BAR * (len(section.legend) + 1)

@@ -1,12 +1,12 @@
-"""Forecasts of torchtitan's table of December 2024: Llama 3.1 on H100s in float8, with stages and with context ranks.
+"""Forecasts of torchtitan's tables of December 2024: Llama 3.1 on H100s in float8, with stages and with context ranks.
 
 Source: `benchmarks/llama3_h100_202412_torchtitan.md` of pytorch/torchtitan, Tables 2, 5 and 6. The H100s had HBM2e of
 2.4 TB/s. Whole layers are recomputed, tensor messages overlap with products ("AsyncTP"), and the weights are sharded
 over all data and context ranks. In each table, one row calibrates the share of the peak that products attain.
 
-The source does not state the number of micro-batches. torchtitan's default was then the number of pipeline ranks, 8
-(pull request 781 of 2025-01-07 changed the default). With 8 micro-batches, the rows with 8,192 and with 32,768 tokens
-have the same number of tokens in a micro-batch.
+The source does not state the number of micro-batches. At that time, torchtitan's default was the number of pipeline
+ranks, 8 (pull request 781 of 2025-01-07 changed the default). With 8 micro-batches, the rows with 8,192 and with 32,768
+tokens have the same number of tokens in a micro-batch.
 """
 
 from dataclasses import replace
@@ -61,7 +61,7 @@ class TorchtitanRow(NamedTuple):
     @property
     def layout(self) -> Layout:
         """Layout of the row. The larger model has 8 tensor and 8 pipeline ranks. The first and the last stage have one
-        layer less than the others, since they hold the embedding and the output projection.
+        layer fewer than the others, because they hold the embedding and the output projection.
         """
         shared = Layout(
             data=self.data,
@@ -88,7 +88,7 @@ SCHEDULE_ROWS = (
     TorchtitanRow("405B", 100, 8192, 32, data=8),
     TorchtitanRow("405B", 128, 8192, 32, data=8, stages_per_rank=2),
 )
-"""Table 5: 1F1B, and interleaved stages. torchtitan cuts two stages for each rank."""
+"""Table 5: 1F1B, and interleaved stages. With interleaved stages, torchtitan gives each rank two stages."""
 
 CONTEXT_ROWS = (
     TorchtitanRow("405B", 76, 32_768, 8, data=8),
@@ -96,7 +96,7 @@ CONTEXT_ROWS = (
     TorchtitanRow("405B", 31, 131_072, 8, data=2, context=4),
     TorchtitanRow("405B", 16, 262_144, 8, data=1, context=8),
 )
-"""Table 6: 512 GPUs with 1F1B, whose context ranks double with the length of the sequences."""
+"""Table 6: 512 GPUs with 1F1B. The number of context ranks doubles with the length of the sequences."""
 
 SMALL_CONTEXT_ROWS = (
     TorchtitanRow("8B", 3890, 32_768, 1, data=8),
@@ -142,5 +142,5 @@ def torchtitan_forecast(rows: tuple[TorchtitanRow, ...], program: Program = TORC
 
 
 def ratios(rates: list[float]) -> list[float]:
-    """Ratio of each rate but the first to the rate before it."""
+    """Ratio of each rate to the previous rate, starting with the second."""
     return [after / before for before, after in pairwise(rates)]

@@ -1,9 +1,9 @@
 """Search for a faster cut of layers into pipeline stages.
 
-The default cut balances FLOPs (`planner.stages`). This is not always the fastest cut. For example, messages between
-tensor ranks take the same time in each layer, but the logits need only one. If these messages are slow, the last stage
-can have more layers than its FLOPs suggest. The planner knows the seconds of each stage on the hardware, so it can
-compare cuts by the time of a step.
+The default cut balances FLOPs (`planner.stages`). This is not always the fastest cut. For example, every layer sends
+several messages between tensor ranks, but the output projection sends only one in each pass. If these messages are
+slow, the last stage can have more layers than its FLOPs suggest. The planner knows the seconds of each stage on the
+hardware, so it can compare cuts by the time of a step.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,9 +14,8 @@ from crosscut.planner.search.plans import Plan
 from crosscut.planner.stages import stage_sizes
 
 _WORTHWHILE = 0.99
-"""Share of the default cut's time that another cut may take at most. For a smaller gain, a plan keeps the default cut,
-which needs no setting.
-"""
+"""Longest time that a step may take with another cut, as a share of its time with the default cut. If the gain is
+smaller, a plan keeps the default cut, which needs no setting."""
 _MOST_RECEIVERS = 4
 """Number of stages that are tried as receivers of a layer."""
 
@@ -27,9 +26,11 @@ def with_faster_cut(
     """Return the plan with the fastest cut found, or the plan itself if no cut is at least 1% faster.
 
     `forecast` returns the plan of a candidate, or None if the candidate does not fit into memory. `times` returns the
-    seconds of a micro-batch in each stage of a candidate. Again and again, the slowest stage gives one layer to the
-    stage for which this makes the step fastest, until no such move makes the step faster. If each rank has several
-    stages, the stages stay equal.
+    seconds of a micro-batch in each stage of a candidate.
+
+    The search moves one layer from the slowest stage to another stage, choosing the stage that makes the step fastest,
+    and repeats this until no move makes the step faster. If each rank has several stages, the search changes nothing,
+    because these stages must be equal.
     """
     if plan.candidate.layout.stages_per_rank > 1:
         return plan
@@ -43,7 +44,7 @@ def with_faster_cut(
 
 
 def _with_one_layer_moved(candidate: Candidate, times: Callable[[Candidate], Sequence[float]]) -> Iterator[Candidate]:
-    """Candidates whose slowest stage has given a layer to one of the fastest stages."""
+    """Yield candidates in which one layer has moved from the slowest stage to one of the fastest stages."""
     sizes, seconds = stage_sizes(candidate), times(candidate)
     by_time = sorted(range(len(sizes)), key=seconds.__getitem__)
     giver = by_time[-1]

@@ -1,9 +1,10 @@
-"""Choice of a layout for another number of ranks than the layout of a run has (`layout.elastic`).
+"""Choose a layout for a number of ranks that differs from the run's own layout (`layout.elastic`).
 
-With `data`, the tensor, pipeline and context ranks stay, and the number of data ranks D' follows from the number of
-ranks. The batch B is the same, so each data rank gets B / D' sequences, and D' must divide B. If the largest possible
-D' does not divide B, the next smaller D' that divides B is used, and the remaining ranks are idle: an idle rank costs
-less than a run that stops until a machine is repaired. With `all`, the search over layouts chooses.
+With `data`, the numbers of tensor, pipeline and context ranks stay the same, and the number of data ranks D' follows
+from the number of ranks. The batch B also stays the same, so each data rank gets B / D' sequences, and D' must divide
+B. If the largest possible D' does not divide B, the next smaller D' that divides B is used, and the remaining ranks are
+idle: an idle rank costs less than a run that stops until a machine is repaired. With `all`, the search over layouts
+chooses.
 """
 
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ def run_on(run: RunConfig, num_ranks: int, hardware: Hardware | None) -> RunConf
     run whose layout has `num_ranks` ranks is returned unchanged, and so is a run with `layout.elastic = "off"`.
 
     `hardware` is only needed with "all"; None means that the planner does not know the device. Raises `LayoutError` if
-    there is no layout for so few ranks, or if the device is unknown.
+    no layout works on `num_ranks` ranks, or if the device is unknown but needed.
     """
     if run.layout.elastic is Elastic.OFF or run.layout.world_size == num_ranks:
         return run
@@ -36,14 +37,14 @@ def run_on(run: RunConfig, num_ranks: int, hardware: Hardware | None) -> RunConf
 
 
 def _with_other_data_ranks(run: RunConfig, num_ranks: int) -> RunConfig:
-    """Run with the largest number of data ranks that the ranks and the batch allow."""
+    """Return the run with as many data ranks as the number of ranks and the batch allow."""
     layout = run.layout
     fixed = layout.world_size // layout.data
     if num_ranks < fixed:
         names = " x ".join(f"`layout.{name}`" for name in reversed(layout.axes) if name != "data")
         raise LayoutError(
-            f"{names or 'The layout'} must be at most the number of processes ({num_ranks}), but is {fixed}, and "
-            f'layout.elastic="data" changes only the number of data ranks. Start at least {fixed} processes, or set '
+            f"{names or 'The layout'} must be at most the number of processes ({num_ranks}), but is {fixed}. With "
+            f'layout.elastic="data", only the number of data ranks changes. Start at least {fixed} processes, or set '
             'layout.elastic="all".'
         )
     for data in range(num_ranks // fixed, 0, -1):
@@ -53,7 +54,7 @@ def _with_other_data_ranks(run: RunConfig, num_ranks: int) -> RunConfig:
 
 
 def _with_data_ranks(run: RunConfig, data: int) -> Iterator[RunConfig]:
-    """Runs with `data` data ranks, the run with the largest micro-batch first. A micro-batch has at most as many
+    """Yield runs with `data` data ranks, starting with the largest micro-batch. A micro-batch has at most as many
     sequences as in `run`, so that its activations still fit into memory.
     """
     (_, batch), group = run.training.smallest_batch, run.layout.shard_group
@@ -70,7 +71,7 @@ def _with_data_ranks(run: RunConfig, data: int) -> Iterator[RunConfig]:
 
 
 def _fastest(run: RunConfig, num_ranks: int, hardware: Hardware) -> RunConfig:
-    """Run with the fastest layout that fits into memory, on as many of the ranks as possible."""
+    """Return the run with the fastest layout that fits into memory, on as many of the ranks as possible."""
     reason = ""
     for number in range(num_ranks, 0, -1):
         try:

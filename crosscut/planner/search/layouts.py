@@ -37,8 +37,8 @@ from crosscut.planner.time import step_time
 
 
 def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
-    """Search the layouts of `run` on `num_ranks` devices. Of the layout that `run` itself has, the search keeps only
-    the number of context ranks.
+    """Search the layouts of `run` on `num_ranks` devices. From the layout of `run`, the search keeps only the context
+    ranks, the way of their attention, and `layout.symmetric_memory`.
 
     Raises `ConfigError` if no layout is possible. Examples are a `num_ranks` out of range, a precision that the device
     does not have, a `training.device` that is not the kind of the hardware, and a batch that no layout can divide.
@@ -78,7 +78,7 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
 
 
 def _order(plan: Plan) -> tuple[float, bool, int]:
-    """Order of layouts that fit: the fastest first, and of equally fast ones those without a pipeline."""
+    """Sort key that puts the fastest layout first. Among equally fast layouts, those without a pipeline come first."""
     return plan.time.total, plan.candidate.layout.pipeline > 1, plan.memory.total
 
 
@@ -103,7 +103,7 @@ def _not_compilable(run: RunConfig, layouts: list[Layout]) -> Iterator[Rejected]
 
 
 def _impossible(run: RunConfig, layouts: list[Layout]) -> Iterator[Rejected]:
-    """Layouts that the model or the batch rules out, independent of memory."""
+    """Yield the layouts that the model or the batch rules out, whatever the memory."""
     for layout in layouts:
         if reason := reason_against_arrangement(run, layout):
             yield Rejected(candidate=candidate_of(run, layout), reason=reason)

@@ -10,13 +10,13 @@ A rank that takes t seconds for its part of a micro-batch cannot end its m micro
 
 because its first micro-batch must come from the ranks before it, and the gradients of its last one must go back to them
 (V: stages per rank). For all ranks together, this time is least if t falls by a factor of 1 - 1 / (m V) from rank to
-rank. With c for the seconds of a micro-batch in the whole model, a step takes at least
+rank. If c is the time of a micro-batch in the whole model, all passes of a step take at least
 
     c / V / (1 - (1 - 1 / (m V))^P)
 
-and the sums of gradients and the optimizer follow. With the zero-bubble schedule, weight gradients may fill the time at
-the end. Only the forward passes of the ranks before must then come first, so that their share of t takes the place of
-1 / V. Messages to other stages count as nothing.
+The time of the gradient sums and of the optimizer is added. With the zero-bubble schedule, weight gradients may fill
+the waiting time at the end of a step. Then only the forward passes of the earlier ranks must come first, so 1 / V is
+replaced by the share of a forward pass in t. The bound assumes that messages to other stages take no time.
 """
 
 from bisect import insort
@@ -49,8 +49,9 @@ from crosscut.planner.time import shortest_step, step_time, time_around_passes, 
 def search_pipelines(
     run: RunConfig, hardware: Hardware, speed: Speed, arranged: Iterable[Layout], others: Iterable[float]
 ) -> tuple[list[Plan], list[Rejected]]:
-    """Fastest layouts with these arrangements of ranks, which all have a pipeline, and arrangements that are not
-    possible. `others` are the seconds of a step with each layout without a pipeline.
+    """Return the fastest layouts with a pipeline, and the arrangements of ranks for which no layout is possible or
+    fits. `arranged` has the arrangements to try, which all have a pipeline. `others` has the seconds of a step with
+    each layout without a pipeline.
 
     A layout is kept if it is among the `MOST_PIPELINES` fastest of all layouts. The search tries
 
@@ -58,7 +59,7 @@ def search_pipelines(
       rank (if the micro-batches are a multiple of the ranks), and zero bubble (if layers need not be compiled),
     - whole copies of the state, and ZeRO-2 over all data ranks. In a pipeline, ZeRO-3 holds and sends as much as
       ZeRO-2,
-    - micro-batches of which a step has at least as many as the pipeline has ranks,
+    - micro-batch sizes that give a step at least as many micro-batches as the pipeline has ranks,
     - sequence parallelism and recomputation as without a pipeline.
 
     All of these layouts have the default cut of layers into stages. The search then looks for a faster cut for each
@@ -86,7 +87,7 @@ def search_pipelines(
 
 
 _LEAST_FORWARD = 0.2
-"""Least share of a forward pass in the time of a micro-batch: a backward pass with recomputation takes at most four
+"""Smallest share of a forward pass in the time of a micro-batch: a backward pass with recomputation takes at most four
 times as long as a forward pass."""
 
 
@@ -96,9 +97,9 @@ class _Try(NamedTuple):
     bound: float
     """Lower bound of the seconds of a step."""
     number: int
-    """Number of the candidate, which decides the order of equal bounds."""
+    """Number of the candidate. Candidates with equal bounds are tried in the order of their numbers."""
     is_second: bool
-    """Whether the bound is the second one."""
+    """Whether `bound` is the second, more precise bound of the candidate."""
     layout: Layout
     training: TrainingConfig
 
@@ -119,11 +120,11 @@ class _Search:
 
     @property
     def limit(self) -> float:
-        """Seconds above which a layout is not kept."""
+        """Longest step, in seconds, with which a layout is kept."""
         return self.times[MOST_PIPELINES - 1] if len(self.times) >= MOST_PIPELINES else float("inf")
 
     def kept(self) -> list[Plan]:
-        """Layouts found whose time is not above the limit."""
+        """Layouts that were found and whose step is not longer than `limit`."""
         return [plan for plan in self.plans if plan.time.total <= self.limit]
 
     def recut(self, plan: Plan) -> Plan:
@@ -165,7 +166,7 @@ class _Search:
                 yield _Try(self._bound(layout, training), next(self._numbers), False, layout, training)
 
     def run_through(self, tries: list[_Try]) -> None:
-        """Forecast candidates in the order of their bounds, until the least bound exceeds the limit.
+        """Forecast candidates in the order of their bounds, until the smallest bound exceeds the limit.
 
         The first bound of a candidate needs only the time of a micro-batch in the whole model. A candidate that comes
         first gets a second, higher bound, from the times of its ranks. When it comes first again, it is forecast.
@@ -188,7 +189,9 @@ class _Search:
                 self._misfits[_recomputation(candidate)] = candidate.micro_batch_size
 
     def _is_known_misfit(self, candidate: Candidate) -> bool:
-        """Whether a smaller micro-batch with the same layout and recomputation does not fit."""
+        """Whether a micro-batch of this size or a smaller one is known not to fit with the same layout and
+        recomputation.
+        """
         smallest = self._misfits.get(_recomputation(candidate))
         return smallest is not None and candidate.micro_batch_size >= smallest
 
@@ -200,8 +203,8 @@ class _Search:
         return share * seconds / (1 - (1 - share / m) ** P) + self._around(layout)
 
     def _around(self, layout: Layout) -> float:
-        """Seconds at the end of a step, after all passes, at the least: with the longest passes to overlap with, and
-        one stage per rank.
+        """Lower bound of the seconds after all passes of a step, for gradient sums and the optimizer. The bound assumes
+        one stage per rank and the longest passes, with which most messages overlap.
         """
         plain = replace(layout, stages_per_rank=1)
         if plain not in self._ends:
@@ -238,7 +241,7 @@ class _Search:
         return self._seconds[key]
 
     def _forecast(self, candidate: Candidate, *, with_time: bool = True) -> Plan | Rejected | None:
-        """Forecast a candidate. Return None for a candidate that fits if its time is not wanted."""
+        """Forecast a candidate. Without `with_time`, return None for a candidate that fits."""
         hardware = self.hardware
         rank, memory = fullest_rank(candidate, device=hardware.device, capability=hardware.capability)
         candidate = Candidate.at(candidate, rank)

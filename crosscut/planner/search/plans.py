@@ -1,4 +1,6 @@
-"""Results of a search over layouts: the layouts that fit, with their forecasts, and the others, with the reasons."""
+"""Results of a search over layouts: the layouts that fit, with their forecasts, and the rejected layouts, with the
+reasons.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -14,7 +16,7 @@ NEAR_LIMIT = 0.9
 """Share of a rank's memory above which a layout has little margin for an error of the forecast."""
 
 MOST_PIPELINES = 8
-"""Number of the fastest layouts among which `Plans` lists layouts with a pipeline."""
+"""`Plans` lists a layout with a pipeline only if it is among this many fastest layouts."""
 
 _DAY = 86_400
 
@@ -78,7 +80,7 @@ class Rejected:
 
 @dataclass(frozen=True, kw_only=True)
 class Plans:
-    """Result of a search: the plans that fit and the layouts rejected."""
+    """Result of a search: the layouts that fit, and the layouts that were rejected."""
 
     asked: RunConfig
     hardware: Hardware
@@ -100,9 +102,9 @@ class Plans:
         """Rejected layouts that come closest to fitting into memory.
 
         There is one entry for each combination of tensor size, pipeline size, stages per rank and sharding for which no
-        layout fits: the layout that needs the fewest bytes per rank. The entries are sorted by these bytes, the
-        smallest first, and layouts without a pipeline before the others. Layouts that were rejected for another reason
-        than memory come last. A layout with a pipeline is left out if another entry has the same reason.
+        layout fits: the layout that needs the fewest bytes per rank. Layouts without a pipeline come before layouts
+        with one, and the smallest number of bytes comes first. Layouts that were rejected for a reason other than
+        memory come last. A layout with a pipeline is left out if another entry has the same reason.
         """
         fits = {_kind(plan.candidate) for plan in self.fitting}
         nearest: dict[tuple[object, ...], Rejected] = {}
@@ -125,5 +127,5 @@ def _kind(candidate: Candidate) -> tuple[object, ...]:
 
 
 def _nearness(rejected: Rejected) -> tuple[bool, bool, int]:
-    """Order of rejected layouts, the closest to fitting first."""
+    """Sort key that puts the rejected layout first that comes closest to fitting into memory."""
     return not rejected.needed, rejected.candidate.layout.pipeline > 1, rejected.needed

@@ -22,7 +22,9 @@ default number of devices."""
 
 
 def candidates(run: RunConfig, hardware: Hardware, layouts: list[Layout]) -> Iterator[Candidate]:
-    """Candidates with each of these layouts, which have the same data axis, and with each training setting."""
+    """Yield a candidate for each combination of a layout and training settings. All of the layouts have the same data
+    axis.
+    """
     settings = list(trainings(run, hardware, divisors(run.training.smallest_batch[1] // layouts[0].data)))
     for layout in layouts:
         if not reason_against_asked_compiling(run, layout):
@@ -30,12 +32,12 @@ def candidates(run: RunConfig, hardware: Hardware, layouts: list[Layout]) -> Ite
 
 
 def candidate_of(run: RunConfig, layout: Layout, training: TrainingConfig | None = None) -> Candidate:
-    """Candidate with this layout, and with the model and the optimizer of the run."""
+    """Return the candidate with this layout, and with the model and the optimizer of the run."""
     return Candidate(run.model, layout, training or run.training, run.optimizer, run.mask_fraction)
 
 
 def trainings(run: RunConfig, hardware: Hardware, micro_batches: Iterable[int]) -> Iterator[TrainingConfig]:
-    """Training settings of the run with each kind of recomputation and each of these micro-batch sizes."""
+    """Yield the training settings of the run with each kind of recomputation and each of these micro-batch sizes."""
     sizes = list(micro_batches)
     for recompute, every in _recomputations(run, hardware):
         for micro in sizes:
@@ -61,8 +63,8 @@ def _recomputations(run: RunConfig, hardware: Hardware) -> list[tuple[str, int]]
 
 
 def plain_layouts(run: RunConfig, num_ranks: int) -> Iterator[Layout]:
-    """Layouts of all arrangements along the axes, without options. The smallest tensor axis comes first, then the
-    smallest data axis. All layouts have the run's number of context ranks.
+    """Layouts for all arrangements of the ranks along the axes, without other options. The smallest tensor axis comes
+    first, then the smallest data axis. All layouts have the run's number of context ranks.
     """
     context: dict[str, Any] = {"context": run.layout.context, "context_attention": run.layout.context_attention}
     values: Iterator[dict[str, Any]] = arrangements(num_ranks // run.layout.context)

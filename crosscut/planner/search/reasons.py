@@ -12,7 +12,7 @@ from crosscut.planner.memory import MemoryForecast
 
 
 def reason_against_arrangement(run: RunConfig, layout: Layout) -> str:
-    """Reason why the model or the batch rules out this arrangement of ranks, independent of memory. Empty if the
+    """Reason why the model or the batch rules out this arrangement of ranks, whatever the memory. Empty if the
     arrangement is possible.
     """
     _, batch = run.training.smallest_batch
@@ -31,14 +31,16 @@ def reason_against_arrangement(run: RunConfig, layout: Layout) -> str:
 
 
 def reason_against_several_stages(run: RunConfig, layout: Layout) -> str:
-    """Reason why no rank of a pipeline can have several stages, as a clause. Empty if the ranks can."""
+    """Reason why no rank of a pipeline can have several stages, as a clause. Empty if several stages per rank are
+    possible.
+    """
     layers, each = run.model.num_layers, run.training.smallest_batch[1] // layout.data
     if layers % layout.pipeline or layers == layout.pipeline:
         return f"{layers} layers cannot be divided evenly over {layout.pipeline} ranks with several stages each"
     if each % layout.pipeline:
         return (
-            f"with several stages per rank, the micro-batches of a data rank ({each} sequences) must be a multiple of "
-            f"{layout.pipeline} pipeline ranks"
+            f"with several stages per rank, the number of micro-batches must be a multiple of the {layout.pipeline} "
+            f"pipeline ranks, but a data rank has {each} sequences per step"
         )
     return ""
 
@@ -58,7 +60,7 @@ def reason_against_tensor(model: ModelConfig, tensor: int) -> str:
 
 
 def _reason_against_context(run: RunConfig, layout: Layout) -> str:
-    """Reason why context ranks cannot share the sequences, as a clause. Empty if they can."""
+    """Reason why context ranks cannot share the sequences, as a clause. Empty if they can share them."""
     heads, _ = heads_of_rank(run.model, layout)
     if layout.context_attention == "all_to_all" and heads % layout.context:
         return f"{heads} heads of a tensor rank cannot be exchanged evenly among {layout.context} context ranks"
@@ -100,6 +102,8 @@ def _gigabytes(num_bytes: float) -> str:
 
 
 def reason_against_asked_compiling(run: RunConfig, layout: Layout) -> str:
-    """Reason why the layers cannot be compiled although `training.compile` is "on", as a clause. Empty otherwise."""
+    """Reason why the layers cannot be compiled although `training.compile` is "on", as a clause. Empty if the layers
+    can be compiled or need not be compiled.
+    """
     reason = reason_against_compiling(run.model, layout) if run.training.compile == "on" else ""
     return f'`training.compile` is "on", but {reason}' if reason else ""

@@ -9,11 +9,13 @@ from crosscut.planner.hardware import Hardware
 from crosscut.planner.search.reasons import reason_against_arrangement, reason_against_tensor
 
 _MOST_RANKS = 100_000_000
-"""Upper limit of `--gpus`, a hundred times the size of the largest machines."""
+"""Upper limit of `--gpus`: a hundred times the size of the largest machines."""
 
 
 def require_ranks(hardware: Hardware, num_ranks: int) -> None:
-    """Raise `ConfigError` if the number of devices is out of range, or above the size of a node without a network."""
+    """Raise `ConfigError` if the number of devices is out of range. If the device file has no network, the number must
+    also be at most the size of a node.
+    """
     if num_ranks < 1:
         raise ConfigError(f"`--gpus` must be at least 1, but is {num_ranks}. Set it to the number of devices.")
     if num_ranks > _MOST_RANKS:
@@ -37,7 +39,9 @@ def require_context_divides(run: RunConfig, num_ranks: int) -> None:
 
 
 def nothing_cuts(model: ModelConfig, hardware: Hardware, num_ranks: int) -> str:
-    """Error message if no layout fits. It names the setting that keeps the model from using several tensor ranks."""
+    """Return the error message for a model that does not fit on one rank and cannot use several tensor ranks. The
+    message names the setting that prevents several tensor ranks.
+    """
     heads, gpus = f"`model.num_heads` ({model.num_heads})", f"`--gpus` ({num_ranks})"
     by_heads = [d for d in divisors(gcd(model.num_heads, num_ranks)) if d > 1]
     by_width = [d for d in by_heads if model.mlp_size % d == 0]
@@ -86,16 +90,16 @@ def require_symmetric_memory(run: RunConfig, hardware: Hardware) -> None:
 
 
 def require_batch(run: RunConfig, layouts: Sequence[Layout], most_tensor: int) -> None:
-    """Raise `LayoutError` if no layout can divide the batch. `layouts` are the layouts of all arrangements of the ranks
+    """Raise `LayoutError` if no layout can divide the batch. `layouts` has one layout for each arrangement of the ranks
     along the axes, and `most_tensor` is the largest possible number of tensor ranks.
     """
     num_ranks = layouts[0].world_size // run.layout.context
     (name, batch), least_data = run.training.smallest_batch, num_ranks // most_tensor
     if batch < least_data:
         raise LayoutError(
-            f"`{name}` must be at least {least_data}, but is {batch}. A step needs a sequence for each data rank and "
-            f"each of its stages, and {num_ranks} GPUs with at most {most_tensor} tensor ranks make at least "
-            f"{least_data} of them. Raise the batch size, or use at most {batch * most_tensor} GPUs."
+            f"`{name}` must be at least {least_data}, but is {batch}. A step needs one sequence for each stage of "
+            f"each data rank, and {num_ranks} GPUs with at most {most_tensor} tensor ranks have at least "
+            f"{least_data} such stages. Raise the batch size, or use at most {batch * most_tensor} GPUs."
         )
     divides = (layout for layout in layouts if batch % layout.data == 0)
     if all(reason_against_arrangement(run, layout) for layout in divides):

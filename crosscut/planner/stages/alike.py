@@ -10,16 +10,18 @@ from crosscut.planner.stages.cut import stage_sizes
 
 
 def alike_ranks(run: Planned) -> tuple[tuple[int, ...], ...]:
-    """Groups of ranks of a run's pipeline. The stages of all ranks of a group have the same layers, recompute the same
-    layers, and either all or none of them have the embedding or the head. The ranks of a group and the groups are in
-    ascending order.
+    """Group the ranks of a run's pipeline that do the same work. In a group, the stages of all ranks have equal layers
+    and recompute equal layers, and either all or none of the ranks have the embedding or the head. The ranks of a group
+    and the groups are in ascending order.
     """
     return _alike(describe(run.model), stage_sizes(run), run.layout.pipeline, recomputation_step(run))
 
 
 @lru_cache(maxsize=1024)
 def _alike(whole: Decoder, sizes: tuple[int, ...], num_ranks: int, every: int) -> tuple[tuple[int, ...], ...]:
-    """Groups for stages of `sizes` layers, of which every `every`-th layer of the model is recomputed (0: none)."""
+    """Return the groups for stages with `sizes` layers. Every `every`-th layer of the model is recomputed, or none if
+    `every` is 0.
+    """
     groups: dict[object, list[int]] = {}
     for rank in range(num_ranks):
         work = tuple(

@@ -25,7 +25,7 @@ def stage_sizes(run: Planned) -> tuple[int, ...]:
 
     If `layout.stages` is given, it is returned. If each rank has several stages, all stages have the same number of
     layers. Otherwise, the layers are cut so that the stage with the most FLOPs has as few FLOPs as possible. The last
-    stage also computes the logits. The embedding is a look-up without products, so it counts as nothing. Raises
+    stage also computes the logits. The embedding is a look-up without products, so it counts as 0 FLOPs. Raises
     `ConfigError` if `model.vocab_size` is still 0.
     """
     layout, number = run.layout, run.model.num_layers
@@ -55,7 +55,7 @@ def schedule_of(layout: Layout, num_micro_batches: int) -> Schedule:
 
 
 def separates_weights(layout: Layout) -> bool:
-    """Whether the pipeline of a layout computes the gradients of weights apart from the backward passes."""
+    """Whether the pipeline of a layout computes weight gradients separately from the backward passes."""
     return layout.pipeline > 1 and layout.schedule is PipelineSchedule.ZERO_BUBBLE
 
 
@@ -65,13 +65,15 @@ def schedule_of_run(run: Planned) -> Schedule:
 
 
 def schedule_of_flights(run: Planned) -> Schedule:
-    """Schedule with the same flights as that of a run with a pipeline, and with few micro-batches."""
+    """Schedule with few micro-batches that has the same flights (`architecture.pipeline.flight`) as the schedule of the
+    run.
+    """
     return schedule_of(run.layout, min(run.num_micro_batches, PERIODS * run.layout.pipeline))
 
 
 def stages_of(run: Planned, rank: int) -> tuple[Stage, ...]:
     """Stages of one rank of a run's pipeline, in the order of the layers. Without a pipeline, one stage has all layers.
-    Raises `ConfigError` if `model.vocab_size` is still 0 and decides the cut.
+    Raises `ConfigError` if the cut depends on `model.vocab_size` and this is still 0.
     """
     return _stages_of_rank(stage_sizes(run), rank, run.layout.pipeline)
 
@@ -83,7 +85,7 @@ def _stages_of_rank(sizes: tuple[int, ...], rank: int, num_ranks: int) -> tuple[
 
 def part_of(run: Planned) -> Decoder:
     """Describe the part of the model that a rank of `run` holds: the whole model, or, in a pipeline, the stages of rank
-    `Candidate.pipeline_rank` of the pipeline (of a `RunConfig`, those of the first rank).
+    `Candidate.pipeline_rank` (for a `RunConfig`, the stages of the first rank).
     """
     whole = describe(run.model)
     if run.layout.pipeline == 1:

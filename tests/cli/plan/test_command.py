@@ -430,8 +430,8 @@ MISTAKES = [
     (
         ("training.batch_size=8",),
         (
-            "`training.batch_size` must be at least 16, but is 8. A step needs a sequence for each data rank and each "
-            "of its stages, and 512 GPUs with at most 32 tensor ranks make at least 16 of them. Raise the batch size, "
+            "`training.batch_size` must be at least 16, but is 8. A step needs one sequence for each stage of each "
+            "data rank, and 512 GPUs with at most 32 tensor ranks have at least 16 such stages. Raise the batch size, "
             "or use at most 256 GPUs."
         ),
     ),

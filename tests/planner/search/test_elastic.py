@@ -74,8 +74,8 @@ def test_fewer_ranks_than_share_a_layer_are_refused() -> None:
     with pytest.raises(LayoutError) as error:
         run_on(run_of(tensor=4, data=4, pipeline=3, elastic="data"), 11, None)
     assert str(error.value) == (
-        "`layout.tensor` x `layout.pipeline` must be at most the number of processes (11), but is 12, and "
-        'layout.elastic="data" changes only the number of data ranks. Start at least 12 processes, or set '
+        "`layout.tensor` x `layout.pipeline` must be at most the number of processes (11), but is 12. With "
+        'layout.elastic="data", only the number of data ranks changes. Start at least 12 processes, or set '
         'layout.elastic="all".'
     )
 

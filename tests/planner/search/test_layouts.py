@@ -171,8 +171,8 @@ def test_ranks_on_a_laptop_share_its_memory() -> None:
             512,
             DGX,
             (
-                "`training.batch_size` must be at least 16, but is 8. A step needs a sequence for each data rank and "
-                "each of its stages, and 512 GPUs with at most 32 tensor ranks make at least 16 of them. Raise the "
+                "`training.batch_size` must be at least 16, but is 8. A step needs one sequence for each stage of "
+                "each data rank, and 512 GPUs with at most 32 tensor ranks have at least 16 such stages. Raise the "
                 "batch size, or use at most 256 GPUs."
             ),
         ),

@@ -169,8 +169,8 @@ def test_pipelines_that_are_not_possible_have_a_reason() -> None:
     odd = search_layouts(run_of(batch=6), H100, 4)
     reasons = {entry.label: entry.reason for entry in odd.rejected if entry.candidate.layout.pipeline > 1}
     assert reasons["tensor 1 x data 1 x pipeline 4, 2 stages per rank"] == (
-        "with several stages per rank, the micro-batches of a data rank (6 sequences) must be a multiple of 4 pipeline "
-        "ranks"
+        "with several stages per rank, the number of micro-batches must be a multiple of the 4 pipeline ranks, but a "
+        "data rank has 6 sequences per step"
     )
 
 
