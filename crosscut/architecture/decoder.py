@@ -164,7 +164,8 @@ class Decoder:
 def describe(model: ModelConfig) -> Decoder:
     """Describe a model as a `Decoder`.
 
-    `model.vocab_size` may be 0 (left to the tokenizer). Counts that depend on the vocabulary are then wrong.
+    `model.vocab_size` may still be 0, which leaves the size to the tokenizer. Counts that depend on the vocabulary are
+    then wrong.
     """
     adapt = partial(adapted, rank=model.lora_rank, alpha=model.lora_alpha) if model.lora_rank else _unchanged
     kinds = {kind: adapt(_layer(model, kind)) for kind in dict.fromkeys(map(model.mlp_of, range(model.num_layers)))}

@@ -38,7 +38,9 @@ class Role(Enum):
 
     @property
     def decays(self) -> bool:
-        """Whether weight decay applies: to matrices and embeddings, not to norms and biases (paper, section 4.1.1)."""
+        """Whether weight decay applies. It applies to matrices and embeddings, but not to norms and biases (paper,
+        section 4.1.1).
+        """
         return self not in (Role.NORM, Role.BIAS)
 
     @property
@@ -92,7 +94,7 @@ class Parameter:
     """Fan-in of an embedding, for `InitialSpread.FAN_IN`. 0 for other parameters, whose fan-in is the size of dimension
     1."""
     is_frozen: bool = False
-    """Whether training does not change the parameter. A frozen parameter has no gradient and no optimizer state."""
+    """Whether the parameter is left out of training. A frozen parameter has no gradient and no optimizer state."""
 
     def initial_spread(self, num_layers: int, spread: InitialSpread = InitialSpread.PAPER) -> float:
         """Standard deviation of the normal distribution from which a new parameter is drawn.
@@ -159,7 +161,7 @@ class LocalParameter:
     is_inside: bool
     """Whether the parameter is used inside a parallel region."""
     is_frozen: bool = False
-    """Whether training leaves the parameter as it is."""
+    """Whether the parameter is left out of training."""
     on_whole: bool = False
     """Whether every rank applies the parameter to whole sequences."""
 

@@ -216,7 +216,7 @@ def gradient_flops(layer: Layer, target: Target) -> int:
 
 
 def repeated_flops(layer: Layer, target: Target, *, everything: bool) -> int:
-    """FLOPs of one layer's products with weights that full recomputation repeats, on one rank in one micro-batch.
+    """FLOPs that full recomputation repeats in one layer's products with weights, on one rank in one micro-batch.
 
     If `everything` is true, all products run again, as in a compiled layer.
     """

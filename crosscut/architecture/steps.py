@@ -2,8 +2,8 @@
 
 A sublayer is a list of steps. A step names the values that it reads and computes, its parameters, and the values that
 are saved for its backward pass. `Step.on` turns the step into the work of one rank on a `Target` (shapes, device and
-data types): it adds the messages, and the values that the target's attention kernel saves. Two kinds of steps send
-messages: f, the entry into a parallel region (`Enter`), and g, the exit (`Leave`). The module `readings` derives
+data types): it adds the messages, and the values that the target's attention kernel saves. Most messages come from two
+kinds of steps: f, the entry into a parallel region (`Enter`), and g, the exit (`Leave`). The module `readings` derives
 parameters, memory and FLOPs from the list.
 
 Legend: `T` tensor ranks.
@@ -337,7 +337,7 @@ def enter(x: Value, name: str, *, overlaps: bool = True) -> tuple[Value, Step]:
 def leave(
     x: Value, name: str, *, bias: Parameter | None = None, overlaps: bool = True, is_frozen: bool = False
 ) -> tuple[Value, Step]:
-    """Describe the exit from a parallel region, the paper's g, and the sum with the bias. Return the value on the
+    """Describe the exit from a parallel region, the paper's g, and the addition of the bias. Return the value on the
     residual stream, and the step `Leave`. `is_frozen` says whether all parameters before this step are frozen.
     """
     left = replace(x, name=f"{x.name}, left", rows=Rows.STREAM)

@@ -49,8 +49,8 @@ def hardware_flops_per_rank(run: Planned, *, compiled: bool = False) -> int:
 
     The tensor ranks divide the products evenly, with one exception: if there are fewer key-value heads than tensor
     ranks, several ranks compute the same head. This function includes the duplicated FLOPs, but `flops_per_step` does
-    not. This function also includes the products of Muon, which every rank computes. In a pipeline, the result is for
-    one rank of the pipeline (`Candidate.pipeline_rank`). Raises `ConfigError` if `model.vocab_size` is still 0.
+    not. This function also includes the products of Muon on the first rank. In a pipeline, the result is for one rank
+    of the pipeline (`Candidate.pipeline_rank`). Raises `ConfigError` if `model.vocab_size` is still 0.
     """
     layout, part = run.layout, part_of(run)
     again = part.recomputed(recomputation_step(run) if run.training.recompute == Recompute.FULL else 0)

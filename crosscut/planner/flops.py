@@ -97,7 +97,7 @@ def inner_flops(layer: Layer, sequence_length: int) -> int:
 
 def head_flops_per_token(model: ModelConfig, length: int, fraction: float) -> int:
     """FLOPs of the head's forward pass, as a mean over the tokens of a sequence of `length` tokens. A masked language
-    model computes logits for only the fraction `fraction` of its tokens. Raises `ConfigError` if `model.vocab_size` is
+    model computes logits for only a fraction of its tokens, `fraction`. Raises `ConfigError` if `model.vocab_size` is
     still 0.
     """
     known_vocab_size(model)

@@ -156,7 +156,7 @@ class _Root(NamedTuple):
     share: int
     """Elements of the shard that a data rank keeps."""
     trained: int
-    """Trained elements of this shard."""
+    """Trainable elements of this shard."""
     vocabulary: int
     """Elements of the matrix of the output projection; 0 for a model that solves a task."""
     vocabulary_gradient: int
@@ -173,7 +173,7 @@ class _LayerState(NamedTuple):
     share: int
     """Elements of the shard that a data rank keeps."""
     trained: int
-    """Trained elements of this shard."""
+    """Trainable elements of this shard."""
     last_matrix: int
     """Elements of the gradient of the layer's last matrix, which the backward pass computes first."""
     kept: Kept
@@ -203,7 +203,7 @@ def _root(decoder: Decoder, tensor: int, shares: int) -> _Root:
 @lru_cache(maxsize=4096)
 def _sizes(layer: Layer, tensor: int, shares: int) -> tuple[int, int, int, int]:
     """Four numbers of elements for a layer: all parameters on one tensor rank, the shard of these parameters on one
-    data rank, the trained part of this shard, and the gradient of the last matrix.
+    data rank, the trainable part of this shard, and the gradient of the last matrix.
     """
     parts = layer_parameters(layer, tensor)
     return _size(parts), *_shares(parts, shares), last_matrix(layer, tensor)
@@ -214,7 +214,7 @@ def _size(parts: Sequence[LocalParameter]) -> int:
 
 
 def _shares(parts: Sequence[LocalParameter], shares: int) -> tuple[int, int]:
-    """Number of elements in a data rank's shard of `parts`, and number of trained elements in this shard."""
+    """Number of elements in a data rank's shard of `parts`, and number of trainable elements in this shard."""
     trained = sum(_share(part, shares) for part in parts if not part.is_frozen)
     return sum(_share(part, shares) for part in parts), trained
 
@@ -414,7 +414,9 @@ class _Step:
 
     @property
     def _ends_of_layers(self) -> int:
-        """Bytes of the last hidden states and of their gradient. The head of a task does not gather them."""
+        """Bytes of the last hidden states and of their gradient. The head of a task does not gather these hidden
+        states.
+        """
         return 2 * (self.whole if self.root.vocabulary else self.between)
 
     def _backward(self, layer: int) -> MemoryForecast:

@@ -53,8 +53,8 @@ def replicated_parameters(model: ModelConfig, layout: Layout) -> int:
 
 
 def trained_parameters_per_rank(part: Decoder, layout: Layout) -> int:
-    """Number of trained parameters of a part of the model on each tensor rank: all parameters, or only the adapters of
-    a model that has adapters. Only these parameters have gradients and optimizer state.
+    """Number of trainable parameters of a part of the model on each tensor rank: all parameters, or only the adapters
+    of a model that has adapters. Only these parameters have gradients and optimizer state.
     """
     return sum(count * parameter.size for parameter, count in _tensors(part, layout.tensor) if not parameter.is_frozen)
 

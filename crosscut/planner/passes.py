@@ -106,10 +106,10 @@ def ends_passes(run: Planned, target: Target) -> tuple[float, float]:
 def optimizer_bytes(run: Planned, program: Program) -> float:
     """Bytes that the optimizer reads and writes on one rank in one step.
 
-    The gradient norm, clipping and the optimizer pass over the rank's shard of parameters, gradients and moments. If
-    the run keeps a moving average of the weights, its update passes over the rank's shard of the average and of the
-    parameters. If the data ranks replicate the gradients, the copies into and out of the buckets of the all-reduce are
-    added. Muon's products are not counted here; `step_time` adds them.
+    The bytes are those of the gradient norm, of clipping and of the optimizer, which read and write the rank's shard of
+    parameters, gradients and moments. If the run keeps a moving average of the weights, the bytes to update the rank's
+    shard of the average are added. If the data ranks replicate the gradients, the copies into and out of the buckets of
+    the all-reduce are added. Muon's products are not counted here; `step_time` adds them.
     """
     wide = run.training.numbers.accumulation_bytes / 4
     own = trained_parameters_per_rank(part_of(run), run.layout) / run.layout.shard_size
@@ -123,7 +123,7 @@ def optimizer_bytes(run: Planned, program: Program) -> float:
 
 @lru_cache(maxsize=4096)
 def _layer_parameters(part: Decoder, tensor: int) -> tuple[int, int]:
-    """Number of parameters of all layers on one tensor rank, and number of trained parameters among them."""
+    """Number of parameters of all layers on one tensor rank, and number of trainable parameters among them."""
     kinds = part.kinds.items()
     parts = [(p, count) for layer, count in kinds for p in layer_parameters(layer, tensor)]
     return sum(count * p.size for p, count in parts), sum(count * p.size for p, count in parts if not p.is_frozen)

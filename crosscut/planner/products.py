@@ -106,8 +106,9 @@ def filled(product: Product, multiprocessors: int) -> float:
 def _nearest_rate(product: Product, measured: tuple[MeasuredProduct, ...]) -> float:
     """FLOP/s of a product: weighted geometric mean of the measured rates.
 
-    The weight of a measured shape is 1 / d^4, where d is the distance of the two shapes' logarithms. The
-    power 4 is larger than the number of dimensions (3), so the few near shapes outweigh the many distant shapes.
+    The weight of a measured shape is 1 / d^4, where d is the distance between its logarithms and those of the product's
+    shape. The power 4 is larger than the number of dimensions (3), so the few near shapes outweigh the many distant
+    shapes.
     """
     total = weights = 0.0
     for point in measured:

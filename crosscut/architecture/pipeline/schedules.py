@@ -2,7 +2,7 @@
 
 A pipeline of P ranks cuts the layers into P V stages. Rank r holds the stages r, r + P, r + 2 P and so on. V is the
 number of stages per rank. The stages of one rank are numbered from 0 to V - 1, and this number is the *chunk*. In each
-step, m micro-batches run through all stages. Rank r of three, with 1F1B and m = 4 (F forward, B backward):
+step, m micro-batches run through all stages. For example, 1F1B on three ranks with m = 4 (F forward, B backward):
 
     rank 0    F0 F1 F2 .  .  B0 F3 .  B1 .  .  B2 .  .  B3
     rank 1       F0 F1 .  B0 F2 .  B1 F3 .  B2 .  .  B3
@@ -145,7 +145,8 @@ class Schedule:
         return found
 
     def num_in_flight(self, rank: int) -> int:
-        """Largest number of micro-batches whose activations a rank holds at once, counted once per stage of the rank.
+        """Largest number of micro-batches whose activations a rank holds at once. A micro-batch counts once for each
+        stage of the rank that holds its activations.
 
         The rank holds the activations from the forward pass to the backward pass. If the schedule computes weight
         gradients separately, the rank holds the activations until the weight gradients are computed.

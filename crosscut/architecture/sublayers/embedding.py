@@ -1,4 +1,4 @@
-"""Embedding of tokens, sharded along the vocabulary, of learned positions (paper, sections 2.2 and 3) and of token
+"""Embeddings of tokens (sharded along the vocabulary), of learned positions (paper, sections 2.2 and 3) and of token
 types (Devlin et al. 2018, arXiv 1810.04805, Figure 2). The sum of these embeddings may pass through a norm.
 
 E_i are the embeddings that rank i looks up, with zeros for tokens whose rows other ranks hold. g sums E_i over all

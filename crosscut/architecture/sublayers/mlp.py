@@ -1,6 +1,8 @@
 """MLP of two matrices, A cut by columns and B cut by rows: Y = act(X A) B (paper, section 3, Figure 3a).
 
-X --f--> X A_i --act--> Y_i B_i --g--> sum_i Y_i B_i + bias
+    X --f--> X A_i --act--> Y_i B_i --g--> sum_i Y_i B_i + bias
+
+f is the entry into the parallel region, and g is the exit, which sums the results of all ranks.
 """
 
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ KINDS = (FeedForward.GELU, FeedForward.GELU_EXACT, FeedForward.RELU2)
 
 
 _EAGER_PASSES = {FeedForward.GELU: (2, 3), FeedForward.GELU_EXACT: (2, 3), FeedForward.RELU2: (4, 7)}
-"""Number of tensors that the uncompiled kernels of an activation function read or write: forward, backward."""
+"""Number of tensors that the uncompiled kernels of an activation function read or write, as (forward, backward)."""
 
 
 @dataclass(frozen=True)

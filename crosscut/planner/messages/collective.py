@@ -65,7 +65,7 @@ class Collective:
 
     @property
     def _share_sent(self) -> float:
-        """Share of the full tensor that one rank sends. A shift and a send pass on the whole tensor."""
+        """Share of the full tensor that one rank sends. In a shift or a send, the rank sends the whole tensor."""
         if self.operation in (Operation.SHIFT, Operation.SEND):
             return 1.0
         return (2 if self.operation == Operation.ALL_REDUCE else 1) * (self.ranks - 1) / self.ranks

@@ -131,7 +131,7 @@ class Beside(NamedTuple):
     backward: float
     """Seconds of the backward pass of all layers."""
     root_share: float
-    """Share of a rank's trained parameters that are outside of the layers, mainly in the embeddings. The gradients of
+    """Share of a rank's trainable parameters that are outside of the layers, mainly in the embeddings. The gradients of
     these parameters are complete only at the end of the backward pass."""
 
 
@@ -169,10 +169,10 @@ def _repeats_of_keys(run: Planned) -> int:
 
 
 def _follows_passes(collective: Collective, layout: Layout, program: Program) -> bool:
-    """Whether the data ranks of a pipeline sum these gradients only after all passes have ended. With one stage per
-    rank and whole copies of the weights, the sum overlaps with the last backward pass, unless the schedule computes the
-    weight gradients later. With several stages per rank, the sum overlaps with passes only in some programs
-    (`Program.overlaps_stages`).
+    """Whether the data ranks of a pipeline sum the gradients of `collective` only after all passes have ended. With one
+    stage per rank and whole copies of the weights, the sum overlaps with the last backward pass, unless the schedule
+    computes the weight gradients later. With several stages per rank, the sum overlaps with passes only in some
+    programs (`Program.overlaps_stages`).
     """
     if layout.pipeline == 1 or collective.phase == Phase.FORWARD:
         return False

@@ -38,16 +38,15 @@ def sharded_parameters(run: Planned) -> list[Collective]:
 
 
 def shard_axis(layout: Layout) -> Axis:
-    """Axis over which one copy of the model is sharded: `data`, `context` if there is one data rank, or `shard` if
-    there are several copies or if data and context ranks share a copy.
+    """Axis over which one copy of the model is sharded: `shard` if there are several copies, otherwise the result of
+    `token_axis`.
     """
     return "shard" if layout.num_replicas > 1 else token_axis(layout)
 
 
 def token_axis(layout: Layout) -> Axis:
-    """Axis of all ranks that see different tokens, by the name of its process group: `data`, `context`, or, if both
-    have several ranks, the axis `tokens` that joins them. Ranks of this axis that share a copy of the model have the
-    same process group as the axis `shard`.
+    """Axis of all ranks that see different tokens. Without context ranks, the axis is `data`. With only one data rank,
+    it is `context`. Otherwise, it is `shard` if these ranks shard the model, and `tokens` if not.
     """
     if layout.context == 1:
         return "data"

@@ -51,7 +51,7 @@ class _Entry(NamedTuple):
 
 
 def page(plans: Plans) -> str:
-    """HTML page for the device of a search, and for the layouts that fit into its memory."""
+    """Return the HTML page for the device of a search and for the layouts that fit into its memory."""
     folder = files("crosscut.planner") / "page"
     text, script = ((folder / f"plan.{kind}").read_text(encoding="utf-8") for kind in ("html", "js"))
     content = json.dumps(page_data(plans), separators=(",", ":")).replace("</", "<\\/")

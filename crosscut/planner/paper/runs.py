@@ -90,7 +90,7 @@ def paper_speed_up(tensor: int, seconds: Callable[[RunConfig], float] = paper_se
 
 
 def paper_epoch_days(preset: str, tensor: int, seconds: Callable[[RunConfig], float] = paper_seconds) -> float:
-    """Forecast of the days of one epoch, as in Table 4.
+    """Forecast the days of one epoch, as in Table 4.
 
     `seconds` is the function that forecasts the seconds of one step of a run.
     """

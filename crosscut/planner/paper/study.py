@@ -137,9 +137,9 @@ def _speed_ups() -> Section:
         bars.append((f"{tensor} GPUs", (published, ours)))
     words = (
         "Speed-up of the 1.2B model over one GPU, with 8 sequences per step on any number of ranks. The last column is "
-        "the time per step by which the paper's run is slower than the forecast. A nearly constant time would explain "
-        f"the three rows: {min(constants):.2f} to {max(constants):.2f} s in every step, also on one GPU, where the "
-        "calibration hides this time."
+        "the extra time per step of the paper's run over the forecast. A nearly constant time would explain the three "
+        f"rows: {min(constants):.2f} to {max(constants):.2f} s in every step, also on one GPU, where the calibration "
+        "hides this time."
     )
     header = ("tensor ranks", "paper", "ours", "difference", "missing per step")
     return Section("Table 3: strong scaling", words, header, rows, bars)

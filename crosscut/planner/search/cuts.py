@@ -1,9 +1,9 @@
 """Search for a faster cut of layers into pipeline stages.
 
 The default cut balances FLOPs (`planner.stages`). This is not always the fastest cut. For example, every layer sends
-several messages between tensor ranks, but the output projection sends only one in each pass. If these messages are
-slow, the last stage can have more layers than its FLOPs suggest. The planner knows the seconds of each stage on the
-hardware, so it can compare cuts by the time of a step.
+more data between tensor ranks than the output projection. If this communication is slow, the last stage can have more
+layers than its FLOPs suggest. The planner knows the seconds of each stage on the hardware, so it can compare cuts by
+the time of a step.
 """
 
 from collections.abc import Callable, Iterator, Sequence

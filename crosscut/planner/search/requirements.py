@@ -46,9 +46,9 @@ def nothing_cuts(model: ModelConfig, hardware: Hardware, num_ranks: int) -> str:
     by_heads = [d for d in divisors(gcd(model.num_heads, num_ranks)) if d > 1]
     by_width = [d for d in by_heads if model.mlp_size % d == 0]
     if not by_heads:
-        name, value, what = "num_heads", model.num_heads, f"have a divisor in common with {gpus}"
+        name, value, what = "num_heads", model.num_heads, f"have a divisor above 1 in common with {gpus}"
     elif not by_width:
-        name, value, what = "mlp_size", model.mlp_size, f"have a divisor in common with {gpus} and {heads}"
+        name, value, what = "mlp_size", model.mlp_size, f"have a divisor above 1 in common with {gpus} and {heads}"
     else:
         name, value = "num_kv_heads", model.num_kv_heads
         what = f"divide or be a multiple of a tensor size that {gpus} and {heads} allow ({listed(by_width)})"
@@ -58,7 +58,10 @@ def nothing_cuts(model: ModelConfig, hardware: Hardware, num_ranks: int) -> str:
         if d > 1 and not reason_against_tensor(model, d) and (hardware.network or d <= hardware.ranks_per_node)
     ]
     advice = f"{listed(possible)} GPUs" if possible else "another value, or a GPU with more memory"
-    return f"`model.{name}` must {what} if the model does not fit on one GPU, but is {value}. Try {advice}."
+    return (
+        f"`model.{name}` must {what}, but is {value}. The model does not fit on one GPU, so several tensor ranks must "
+        f"share it. Try {advice}."
+    )
 
 
 def require_precision(run: RunConfig, hardware: Hardware) -> None:

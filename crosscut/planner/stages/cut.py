@@ -73,7 +73,7 @@ def schedule_of_flights(run: Planned) -> Schedule:
 
 def stages_of(run: Planned, rank: int) -> tuple[Stage, ...]:
     """Stages of one rank of a run's pipeline, in the order of the layers. Without a pipeline, one stage has all layers.
-    Raises `ConfigError` if the cut depends on `model.vocab_size` and this is still 0.
+    Raises `ConfigError` if the cut depends on `model.vocab_size` and the vocabulary size is still 0.
     """
     return _stages_of_rank(stage_sizes(run), rank, run.layout.pipeline)
 

@@ -469,8 +469,8 @@ def test_heads_that_no_tensor_size_divides_are_told() -> None:
         "model.num_heads=29",
         "model.hidden_size=8700",
     ) == (
-        "`model.num_heads` must have a divisor in common with `--gpus` (8) if the model does not fit on one GPU, "
-        "but is 29. Try 29 GPUs."
+        "`model.num_heads` must have a divisor above 1 in common with `--gpus` (8), but is 29. The model does not fit "
+        "on one GPU, so several tensor ranks must share it. Try 29 GPUs."
     )
 
 

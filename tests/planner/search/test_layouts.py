@@ -190,8 +190,8 @@ def test_ranks_on_a_laptop_share_its_memory() -> None:
             8,
             DGX,
             (
-                "`model.num_heads` must have a divisor in common with `--gpus` (8) if the model does not fit on one "
-                "GPU, but is 25. Try 5 or 25 GPUs."
+                "`model.num_heads` must have a divisor above 1 in common with `--gpus` (8), but is 25. The model does "
+                "not fit on one GPU, so several tensor ranks must share it. Try 5 or 25 GPUs."
             ),
         ),
         (
@@ -199,8 +199,9 @@ def test_ranks_on_a_laptop_share_its_memory() -> None:
             2,
             KNOWN_HARDWARE["v100-16gb"],
             (
-                "`model.num_heads` must have a divisor in common with `--gpus` (2) if the model does not fit on one "
-                "GPU, but is 1. Try another value, or a GPU with more memory."
+                "`model.num_heads` must have a divisor above 1 in common with `--gpus` (2), but is 1. The model does "
+                "not fit on one GPU, so several tensor ranks must share it. Try another value, or a GPU with more "
+                "memory."
             ),
         ),
         (
@@ -208,8 +209,9 @@ def test_ranks_on_a_laptop_share_its_memory() -> None:
             4,
             LAPTOP,
             (
-                "`model.num_heads` must have a divisor in common with `--gpus` (4) if the model does not fit on one "
-                "GPU, but is 31. Try another value, or a GPU with more memory."
+                "`model.num_heads` must have a divisor above 1 in common with `--gpus` (4), but is 31. The model does "
+                "not fit on one GPU, so several tensor ranks must share it. Try another value, or a GPU with more "
+                "memory."
             ),
         ),
         (
@@ -217,8 +219,9 @@ def test_ranks_on_a_laptop_share_its_memory() -> None:
             8,
             KNOWN_HARDWARE["v100-16gb"],
             (
-                "`model.mlp_size` must have a divisor in common with `--gpus` (8) and `model.num_heads` (32) if the "
-                "model does not fit on one GPU, but is 32767. Try another value, or a GPU with more memory."
+                "`model.mlp_size` must have a divisor above 1 in common with `--gpus` (8) and `model.num_heads` (32), "
+                "but is 32767. The model does not fit on one GPU, so several tensor ranks must share it. Try another "
+                "value, or a GPU with more memory."
             ),
         ),
         (
@@ -227,8 +230,8 @@ def test_ranks_on_a_laptop_share_its_memory() -> None:
             KNOWN_HARDWARE["v100-16gb"],
             (
                 "`model.num_kv_heads` must divide or be a multiple of a tensor size that `--gpus` (8) and "
-                "`model.num_heads` (12) allow (2 or 4) if the model does not fit on one GPU, but is 3. "
-                "Try 3, 6 or 12 GPUs."
+                "`model.num_heads` (12) allow (2 or 4), but is 3. The model does not fit on one GPU, so several tensor "
+                "ranks must share it. Try 3, 6 or 12 GPUs."
             ),
         ),
         (
