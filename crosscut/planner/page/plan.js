@@ -87,7 +87,7 @@ function drawWall(chosen, layouts) {
   at("wall-words").textContent =
     `${data.models[chosen.model].words} needs ${gigabytes(sum(least.found.memory))} GB per rank ` +
     `${least.tensor === 1 ? "without tensor parallelism" : `with tensor ${least.tensor}`}. ` +
-    (most ? `The smallest number of tensor ranks with which the model fits is ${most.tensor}.` : "The model fits with none of these layouts.");
+    (most ? `The smallest number of tensor ranks with which the model fits is ${most.tensor}.` : "None of these layouts fits.");
 }
 
 function drawTime(chosen, layouts) {

@@ -38,7 +38,7 @@ _LARGER_LENGTH = 2048
 _MOST_TENSOR = 16
 _MICRO_BATCHES = (1, 2, 4, 8)
 _RECOMPUTE = {"none": "nothing", "operators": "cheap operators", "full": "whole layers"}
-_SHARDING = {"none": "nothing", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}
+_SHARDING = {"none": "none", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}
 _TIMES = ("products", "attention", "passes", "optimizer", "exposed")
 
 
