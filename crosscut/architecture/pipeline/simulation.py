@@ -22,9 +22,9 @@ class Durations:
 
     forward: float = 1.0
     backward: float = 2.0
-    """Time of a backward pass, without the gradients of the weights if the schedule separates them."""
+    """Time of a backward pass. It excludes the weight gradients if the schedule computes them separately."""
     weights: float = 0.0
-    """Time of the gradients of the weights, if the schedule separates them."""
+    """Time of the weight gradients, if the schedule computes them separately."""
     message: float = 0.0
 
     def of(self, kind: Pass) -> float:

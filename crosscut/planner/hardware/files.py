@@ -198,7 +198,7 @@ def other_matches(name: str) -> list[str]:
 
 
 def _matching(name: str) -> list[str]:
-    """Names of the known devices that equal `name`. If there are none, the names that begin with `name`. The comparison
+    """Names of the known devices that equal `name` or, if no name does, those that begin with `name`. The comparison
     ignores "NVIDIA" at the start, upper and lower case, dashes, underscores and spaces.
     """
     wanted = _plain(name)
