@@ -1,6 +1,6 @@
 """Turn raw text into token shards that are clean, free of duplicates and free of test data (paper, 4.1.2).
 
-The command `crosscut prepare corpus.toml` runs this package. For each dropped document, the package records the reason.
+The command `crosscut prepare corpus.toml` runs this package. The package records why each document was dropped.
 docs/corpus.md describes the stages and the guarantees of each stage.
 """
 

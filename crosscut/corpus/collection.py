@@ -53,16 +53,16 @@ class Collection:
         return self.parts[self.num_earlier :]
 
     def numbers(self, index: int, rows: Rows) -> Numbers:
-        """Document numbers for the given rows of the part `parts[index]`."""
+        """Return the document numbers of the given rows in the part `parts[index]`."""
         return first_number(index) + rows.astype(np.uint64)
 
     def is_earlier(self, numbers: Numbers) -> npt.NDArray[np.bool_]:
-        """Whether each document belongs to an earlier run, by document number."""
+        """Return one boolean per document number: whether the document belongs to an earlier run."""
         return numbers < first_number(self.num_earlier)
 
     def earlier_digests(self) -> list[str]:
-        """Compute one hash for each earlier run, from its folder's name and from the hashes of all files that the run
-        wrote.
+        """Compute one hash for each earlier run. The hash covers the name of the run's folder and the hashes of all
+        files that the run wrote.
 
         A task whose result depends on earlier runs puts these hashes into its settings, because the files of earlier
         runs are not among the task's inputs.
@@ -98,7 +98,7 @@ def first_number(index: int) -> np.uint64:
 
 
 def split_by_part(numbers: Numbers) -> Iterator[tuple[int, Rows]]:
-    """Split ascending document numbers by part. Yields each part's index and the rows of the documents in the part."""
+    """Split ascending document numbers by part. Yields the index of each part and the rows of its documents."""
     parts = (numbers >> _ROW_BITS).astype(np.int64)
     rows = (numbers & _ROW_MASK).astype(np.uint32)
     starts = np.flatnonzero(np.diff(parts, prepend=-1))
@@ -123,7 +123,7 @@ def require_finished_run(folder: str) -> FinishedRun:
     if finished is None:
         raise DataError(
             f"`duplicates.against` must name output folders of finished runs of `crosscut prepare`, but `{folder}` "
-            f"holds no finished run with a folder `{WORK_FOLDER}`. The run may be missing, interrupted or still "
+            f"holds no finished run. Its folder `{WORK_FOLDER}` may be missing, or the run may be interrupted or still "
             f"running. Finish the run first, or remove `{folder}` from `duplicates.against`."
         )
     return finished

@@ -2,8 +2,8 @@
 
 A part is an Arrow file with a row for each document. The name and the rows of a part never change. A stage that drops
 documents writes a file with the row of each dropped document, the reason, and the matching document if there is one
-(`Drop`). A stage that changes text writes a file with the new texts. No stage copies data that the stage does not
-change, and the history of every document can be read from these files.
+(`Drop`). A stage that changes text writes a file with the new texts. A stage never copies data that it leaves
+unchanged. The history of every document can be read from these files.
 
     work/ingest/000002-0001.arrow            id, text, url, karma, title     documents as they were read
     work/cleaning/000002-0001.arrow          row, text                       repaired texts
@@ -101,10 +101,9 @@ class Drop(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """Reference to a part (an Arrow file of documents) and to the stages that the documents have passed.
+    """Reference to a part (an Arrow file of documents), with the stages that the documents have passed through.
 
-    Tasks take such references as input. The pickled reference has only a few bytes, because the documents stay on the
-    disk.
+    Tasks take a `Part` as input. A pickled `Part` has only a few bytes, because the documents stay on the disk.
     """
 
     work: Path
@@ -117,7 +116,8 @@ class Part:
     """Names of the filters that have already run, in order. Documents that these filters dropped are left out."""
 
     cleaned: bool = False
-    """Whether texts are read from the stage `cleaning`. If false, texts are read from the stage `ingest`."""
+    """Whether texts are read from the files of the stage `cleaning`. If false, they are read from the files of the
+    stage `ingest`."""
 
     def documents(self) -> Iterator[Document]:
         """Read the documents that none of the `filters` dropped, in the order of their rows."""
@@ -167,8 +167,8 @@ class Judgement:
     """The documents that the filter drops."""
 
     marks: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """Measurements of the filter, such as `score`, by name. Each sequence has one value per document, dropped documents
-    included."""
+    """Measurements that the filter made, keyed by name, such as `score`. Each sequence has one value per document,
+    including the dropped documents."""
 
 
 def read_table(path: Path) -> pa.Table:

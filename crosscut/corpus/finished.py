@@ -29,7 +29,7 @@ folder in `duplicates.against` hold shared locks."""
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """Facts about the stages of a finished run, for later runs that read its `work` folder."""
+    """Stages of a finished run, as later runs need to know them to read its `work` folder."""
 
     filters: tuple[str, ...]
     """Names of the stages that drop documents, in order."""
@@ -57,8 +57,8 @@ def mark_unfinished(work: Path) -> None:
 
 
 def cleaned_otherwise(config: CorpusConfig) -> Iterator[str]:
-    """Yield a line for the user about each earlier run in `duplicates.against` that changed texts by other settings
-    than this run. An earlier run without a readable config is left out.
+    """Yield a warning for each earlier run in `duplicates.against` whose text-cleaning settings differ from the
+    settings of this run. Earlier runs without a readable config are skipped.
     """
     ours = _settings_of_texts(config)
     for folder in config.duplicates.against:
@@ -69,13 +69,13 @@ def cleaned_otherwise(config: CorpusConfig) -> Iterator[str]:
         keys = [f"`{key}` {json.dumps(theirs[key])}" for key in ours if theirs.get(key, ours[key]) != ours[key]]
         if keys:
             yield (
-                f"`{folder}` in `duplicates.against` was cleaned with {', '.join(keys)}. The texts of the two corpora "
-                "differ in what these settings change. Set the same values for a uniform text."
+                f"`{folder}` in `duplicates.against` was cleaned with {', '.join(keys)}, unlike this corpus. Where "
+                "these settings change a text, the two corpora differ. If the texts must match, set the same values."
             )
 
 
 def _settings_of_texts(config: CorpusConfig) -> dict[str, Any]:
-    """Settings that change the texts of documents, by the names of their keys."""
+    """Settings that change the texts of documents, keyed by name."""
     cleaning = {f"cleaning.{key}": value for key, value in asdict(config.cleaning).items()}
     has_pages = PageFinder.of(config.sources) is not None
     return {**cleaning, **({"html.site_boilerplate": config.html.site_boilerplate} if has_pages else {})}

@@ -118,7 +118,7 @@ def _groups(files: Sequence[File]) -> Iterator[list[File]]:
 
 
 class Share(NamedTuple):
-    """Share of a task in the reading of a source."""
+    """Files of one source that one task reads, with the settings for reading them."""
 
     name: str
     """Name of the task."""
@@ -129,8 +129,8 @@ class Share(NamedTuple):
     files: tuple[File, ...]
 
     left_out: dict[str, int]
-    """Number of files in the folders of the source that do not have the source's format, by suffix. The first task of a
-    source reports these numbers, and this field is empty for the other tasks."""
+    """Number of files, keyed by suffix, that were skipped in the source's folders because they do not have the source's
+    format. Only the first task of a source reports these numbers. For its other tasks, this field is empty."""
 
     reading: Reading
 
@@ -194,23 +194,23 @@ def _described(source: str, file: File, reject: Reject) -> dict[str, Any]:
 
 @dataclass
 class _Dropped:
-    """Counts of a task's records that do not become documents. Each unreadable record is also written to `file`, and
-    each other record to `skipped`.
+    """Counter for a task's records that do not become documents. It also writes each unreadable record to `file`, and
+    each skipped record to `skipped`.
     """
 
     source: str
     file: TextIO
     skipped: SkippedWriter
     rules: dict[str, Counter[str]] = field(default_factory=dict)
-    """Documents and lost bytes of each rule that drops records."""
+    """Number of dropped records (`documents`) and of lost bytes (`bytes`), keyed by the rule that dropped them."""
     rejects: int = 0
     lost: int = 0
     """Bytes that are lost in damaged files."""
     damaged: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """First loss in each damaged file, by the file's name."""
+    """Description of the first loss in each damaged file, keyed by the file's name."""
 
     def add(self, item: Reject | Skip, file: File, num_documents: int) -> None:
-        """Count a record of `file`, of which `num_documents` documents have been read so far."""
+        """Count a record of `file`. `num_documents` is the number of documents read from that file so far."""
         rule = self.rules.setdefault(item.rule, Counter(documents=0, bytes=0))
         rule["documents"] += 1
         if isinstance(item, Reject):
@@ -226,7 +226,7 @@ class _Dropped:
 
 
 class _Parts:
-    """Writer of a task's documents. It writes a part as soon as it has collected enough text."""
+    """Writer of a task's documents. It collects documents, and writes a part as soon as they have enough text."""
 
     def __init__(self, task: str, part_bytes: int, output: Output) -> None:
         self._task = task
@@ -236,9 +236,9 @@ class _Parts:
         self._num_bytes = 0
         self.num_documents = 0
         self.notes: Counter[str] = Counter()
-        """Number of documents with each note."""
+        """Number of documents, keyed by the note that the reader attached to them (see `Text.note`)."""
         self.sizes: dict[str, int] = {}
-        """Bytes of text of each written part, by the part's name."""
+        """Size of each written part in bytes of text, keyed by the part's name."""
 
     def add(self, name: str, item: Text) -> None:
         for column, value in zip(DOCUMENTS.names, (name, item.text, item.url, item.karma, item.title), strict=True):
@@ -260,8 +260,8 @@ class _Parts:
 
 
 def check_rejects(records: Sequence[Record], config: CorpusConfig) -> None:
-    """Raise `DataError` if the unreadable share of a source is above `ingest.max_rejects`, or a source has no document.
-    The error is a `DamagedDataError` if a file of the source is damaged.
+    """Raise `DataError` if the unreadable share of a source is above `ingest.max_rejects`, or if a source has no
+    documents. The error is a `DamagedDataError` if a file of the source is damaged.
 
     Each source is checked separately, because a large source would hide the complete loss of a small source. The
     unreadable share of a source is the larger of two numbers: the share of rejected records, and the share of bytes
@@ -297,14 +297,14 @@ def check_rejects(records: Sequence[Record], config: CorpusConfig) -> None:
 def check_damage(records: Sequence[Record], config: CorpusConfig) -> None:
     """Raise `DamagedDataError` if more files than `ingest.max_damaged_files` are damaged.
 
-    The lost rest of a file counts as a single reject, even if many documents are lost, so the loss may stay below
-    `ingest.max_rejects`. The number of damaged files therefore has its own limit.
+    Everything that is lost at the end of a damaged file counts as a single reject, even if it held many documents. The
+    loss may then stay below `ingest.max_rejects`, so the number of damaged files has its own limit.
     """
     damaged = [one for record in records for one in record.counts["damaged"]]
     allowed = config.ingest.max_damaged_files
     if len(damaged) > allowed:
         first = damaged[0]
-        more = f" {len(damaged) - 1:,} more are in `{_rejects_folder(config)}`." if len(damaged) > 1 else ""
+        more = f" {len(damaged) - 1:,} more are listed in `{_rejects_folder(config)}`." if len(damaged) > 1 else ""
         raise DamagedDataError(
             f"`ingest.max_damaged_files` allows {allowed:,} damaged files, but the corpus has {len(damaged):,}. First "
             f"damaged file: `{first['file']}`, {first['place']}, after {first['documents']:,} documents: "

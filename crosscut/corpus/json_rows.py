@@ -1,5 +1,5 @@
-"""Read the .jsonl files that stages write into a corpus's `work` folder, row by row, and check each row: a faulty disk
-or another program may have damaged the files.
+"""Read, row by row, the .jsonl files that stages write into a corpus's `work` folder. Each row is checked, because a
+faulty disk or another program may have damaged the files.
 """
 
 from collections.abc import Iterator
@@ -19,9 +19,10 @@ _LONGEST_LINE = 1 << 24
 
 
 def read_rows(path: Path, keys: frozenset[str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a .jsonl file. Each row is a JSON object with at least these keys.
+    """Yield the rows of a .jsonl file. Each row is a JSON object that has at least the given keys.
 
-    Raises `DataError` if the file cannot be read, and `DamagedDataError` for a line with other content.
+    Raises `DataError` if the file cannot be read, and `DamagedDataError` if a line is not a JSON object with these
+    keys.
     """
     try:
         require_regular(path)

@@ -58,7 +58,8 @@ def write_files(path: Path, files: Sequence[tuple[str, str]]) -> None:
 def find_path(work: Path, name: str, *, task: str = "") -> str | None:
     """Find the path or URL of a file by its name in ids, among the files of one task or of all tasks.
 
-    None if the corpus has no such file, or if a version of Crosscut that did not record paths has read the file.
+    Returns None if the corpus has no file of this name, or if the file was read by an old version of Crosscut that did
+    not record paths.
     """
     paths = [work / INGEST / files_name(task)] if task else sorted((work / INGEST).glob(files_name("*")))
     for path in paths:
@@ -69,7 +70,7 @@ def find_path(work: Path, name: str, *, task: str = "") -> str | None:
 
 
 class SkippedWriter:
-    """Writer of the skipped records of a task. Use it in a `with` statement."""
+    """Writer for the skipped records of a task. Use it in a `with` statement."""
 
     def __init__(self, path: Path) -> None:
         self._sink = pa.OSFile(str(path), "wb")

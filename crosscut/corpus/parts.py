@@ -14,7 +14,9 @@ from crosscut.corpus.execution.stages import Counts, Task, read_records
 
 @dataclass(frozen=True, kw_only=True)
 class PartStage:
-    """A stage with one task per part (an Arrow file of documents): the call `function(part, *arguments, output)`."""
+    """A stage with one task per part (an Arrow file of documents). Each task calls `function(part, *arguments,
+    output)`.
+    """
 
     name: str
     version: int

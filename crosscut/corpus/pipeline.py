@@ -78,9 +78,9 @@ def prepare_corpus(config: CorpusConfig, *, progress: bool = True) -> CorpusResu
     `progress` shows a progress bar. Raises `ConfigError` if this machine is too small for the worker processes. Raises
     `DataError` if a source cannot be read, if a list of domains or file types, a tokenizer or a test set does not
     exist, if a source has too many unreadable records, if too many files are damaged, if the disk is full, if a
-    finished shard has changed, or if another process is preparing the same folder.
-    If the filters leave too few documents for token shards, the report is written before the error is raised. The
-    report then shows why the other documents were dropped.
+    finished shard has changed, or if another process is preparing the same folder. If the filters leave too few
+    documents for token shards, the report is written before the error is raised. The report then shows why documents
+    were dropped.
     """
     check_workers(config.engine)
     folder = Path(config.folder)
@@ -110,7 +110,7 @@ def prepare_corpus(config: CorpusConfig, *, progress: bool = True) -> CorpusResu
 def _begin(stages: _StageList) -> None:
     """Mark the run as unfinished, and remove the folders of stages that this run does not have.
 
-    Otherwise, a reader of the work folder could mistake the files of an older run for files of this run.
+    If these folders stayed, a reader of the work folder could mistake the files of an older run for files of this run.
     """
     names = {stage.name for stage in stages.all}
     stages.work.mkdir(exist_ok=True)
@@ -180,7 +180,7 @@ def _list_stages(config: CorpusConfig) -> _StageList:
 
 
 class _StageList:
-    """A growing list of stages, with the facts that the next stage must know about the earlier stages."""
+    """A growing list of stages, with the facts about earlier stages that the next stage needs."""
 
     def __init__(self, config: CorpusConfig) -> None:
         self.config = config
@@ -333,7 +333,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DataError(
-                f"`{folder}` must be used by one `crosscut prepare` at a time, but another process uses the folder. "
+                f"`{folder}` must be used by one `crosscut prepare` at a time, but another process is using it. "
                 "Wait until that process has ended, or choose another `folder`."
             ) from None
         yield

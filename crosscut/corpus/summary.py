@@ -27,10 +27,11 @@ VALIDATION = "validation"
 
 
 def print_summary(config: CorpusConfig, report: Mapping[str, Any], console: Console) -> None:
-    """Print the summary of a prepared corpus: a table of the stages, duplicates, leakage, totals, and files.
+    """Print the summary of a prepared corpus: a table of the stages, then lines about duplicates, leakage, totals and
+    files.
 
-    The table shows how many documents each stage kept and dropped. The last lines show the command that trains on the
-    tokens and name the report to open.
+    The table shows how many documents each stage kept and dropped. The last lines show the command to train on the
+    tokens, and the path of the report to open.
     """
     console.print(_flow(report["flow"]))
     for line in (*_left_out(report), *_duplicates(report.get("duplicates")), *_leakage(report.get("leakage"))):

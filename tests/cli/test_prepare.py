@@ -31,8 +31,9 @@ def test_moved_key_and_other_repairs_of_an_earlier_corpus_are_told_in_a_line_eac
     assert moved.startswith("crosscut: `cleaning.unicode` is now one key per repair. true switches `fix_encoding`, ")
     assert earlier == (
         "crosscut: `earlier` in `duplicates.against` was cleaned with `cleaning.fix_character_width` false, "
-        '`cleaning.fix_latin_ligatures` false, `cleaning.uncurl_quotes` false, `cleaning.normalization` "none". The '
-        "texts of the two corpora differ in what these settings change. Set the same values for a uniform text."
+        '`cleaning.fix_latin_ligatures` false, `cleaning.uncurl_quotes` false, `cleaning.normalization` "none", '
+        "unlike this corpus. Where these settings change a text, the two corpora differ. If the texts must match, "
+        "set the same values."
     )
     assert result.returncode == 2
     assert "`earlier` holds no finished run" in result.stderr, "the corpus is then checked as before"

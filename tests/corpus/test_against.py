@@ -55,11 +55,11 @@ def test_earlier_corpus_with_other_repairs_is_told(old, tmp_path):
     (line,) = cleaned_otherwise(other)
     assert line == (
         f"`{old.folder}` in `duplicates.against` was cleaned with `cleaning.uncurl_quotes` false, "
-        '`cleaning.normalization` "none". The texts of the two corpora differ in what these settings change. Set the '
-        "same values for a uniform text."
+        '`cleaning.normalization` "none", unlike this corpus. Where these settings change a text, the two '
+        "corpora differ. If the texts must match, set the same values."
     )
     (line,) = cleaned_otherwise(describe(tmp_path / "new", [], against, "html.site_boilerplate=false"))
-    assert "was cleaned with `html.site_boilerplate` true. The texts" in line
+    assert "was cleaned with `html.site_boilerplate` true, unlike this corpus." in line
 
 
 def test_what_an_earlier_corpus_kept_goes_and_is_shown_as_its_document(old, pages, tmp_path):
@@ -115,7 +115,7 @@ def test_an_earlier_corpus_is_not_prepared_and_read_at_once(old, pages, tmp_path
         f"that process has ended, or remove `{old.folder}` from `duplicates.against`."
     )
     assert not Path(config.folder, "work").exists()
-    refused = pytest.raises(DataError, match=r"one `crosscut prepare` at a time, but another process uses the folder")
+    refused = pytest.raises(DataError, match=r"one `crosscut prepare` at a time, but another process is using it")
     with reading((old.folder, str(tmp_path))), reading((old.folder,)), refused:  # `tmp_path` has no lock
         prepare_corpus(old, progress=False)
     prepare_corpus(old, progress=False)

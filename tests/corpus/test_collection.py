@@ -78,6 +78,6 @@ def test_an_earlier_run_must_have_ended_well(tmp_path, harm):
         collect(tmp_path, (str(folder),), filters=(), cleaned=False)
     assert str(raised.value) == (
         f"`duplicates.against` must name output folders of finished runs of `crosscut prepare`, but `{folder}` "
-        f"holds no finished run with a folder `work`. The run may be missing, interrupted or still running. Finish "
-        f"the run first, or remove `{folder}` from `duplicates.against`."
+        f"holds no finished run. Its folder `work` may be missing, or the run may be interrupted or still "
+        f"running. Finish the run first, or remove `{folder}` from `duplicates.against`."
     )

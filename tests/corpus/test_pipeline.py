@@ -299,7 +299,7 @@ def test_one_process_at_a_time_prepares_a_folder(raw, tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)
         said = message(lambda: prepare_corpus(describe(raw, folder), progress=False))
     assert said == (
-        f"`{folder}` must be used by one `crosscut prepare` at a time, but another process uses the folder. "
+        f"`{folder}` must be used by one `crosscut prepare` at a time, but another process is using it. "
         "Wait until that process has ended, or choose another `folder`."
     )
 
@@ -457,8 +457,8 @@ KEPT, REJECTED = "web/web.jsonl#1", "web/web.jsonl#4"
         (KEPT, "packing/manifest.json", lambda path: path.write_text("{}"), "`{}` must have format 'crosscut-tokens'"),
         (KEPT, "packing/manifest.json", rename_shard, "name without its folder, but is '../../train-0'"),
         (KEPT, "packing/manifest.json", replace_by_pipe, "`{}` must be a readable file, but is not: "),
-        (KEPT, "packing/train-0.index", replace_by_pipe, "but one cannot be read: "),
-        (KEPT, "ingest/*0.arrow", cut, "but one cannot be read: "),
+        (KEPT, "packing/train-0.index", replace_by_pipe, "but a file cannot be read: "),
+        (KEPT, "ingest/*0.arrow", cut, "but a file cannot be read: "),
         (REJECTED, "ingest/*.rejects.jsonl", cut, "`{}`, line 1, must be unchanged since `crosscut prepare` wrote it"),
         (REJECTED, "ingest/*.rejects.jsonl", lambda path: path.write_text('{"rule": 1}'), "not a JSON object with"),
         (REJECTED, "ingest/*.rejects.jsonl", replace_by_pipe, "`{}` must be a readable file, but is not: "),

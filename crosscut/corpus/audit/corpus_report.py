@@ -76,7 +76,7 @@ def build_report(results: Sequence[StageResult], config: CorpusConfig, work: Pat
 
 
 def _damaged(counts: Counts) -> list[dict[str, Any]]:
-    """Damaged files, which were read only up to the damage."""
+    """List the damaged files, which were read only up to the damage."""
     return [{key: one[key] for key in ("name", "place", "documents")} for one in counts.get("damaged", [])]
 
 
@@ -136,7 +136,7 @@ def _add_samples(flow: Sequence[dict[str, Any]], counts: Counts, config: CorpusC
 
 
 def _add_unread(rules: dict[str, dict[str, Any]], work: Path, seed: int) -> None:
-    """Add the kind (`unreadable` or `skipped`) and samples to each rule of the stage `ingest`."""
+    """Add two entries to each rule of the stage `ingest`: its kind (`unreadable` or `skipped`), and samples."""
     for kind, found in (("skipped", skipped_samples(work, seed)), ("unreadable", rejected_samples(work, seed))):
         for rule, samples in found.items():
             if rule in rules:
@@ -201,8 +201,8 @@ def _duplicates(counts: Counts, config: CorpusConfig, runs: Runs) -> dict[str, A
 
 
 def _sizes(sizes: Mapping[int, int]) -> list[dict[str, Any]]:
-    """Number of clusters of each size (2, 3, 4, 5 to 8, 9 to 16, and so on), and number of documents removed from these
-    clusters.
+    """For each cluster size (2, 3, 4, 5 to 8, 9 to 16, and so on), the number of clusters and the number of documents
+    removed from them.
     """
     rows: list[dict[str, Any]] = []
     low = high = 2
@@ -223,7 +223,8 @@ def _sizes(sizes: Mapping[int, int]) -> list[dict[str, Any]]:
 
 def _planted(counts: Counts, jaccard: float) -> dict[str, Any]:
     """Recall and precision of the search for duplicates, measured on planted duplicates (edited copies of documents).
-    The list `tenths` has the numbers of planted and found duplicates for each range of similarity of width 0.1.
+    The list `tenths` divides the similarity into ranges of width 0.1, and has the numbers of planted and found
+    duplicates in each range.
     """
     if not counts.get("planted"):
         return {}

@@ -26,7 +26,7 @@ def excerpts_of_pair(one: str, other: str) -> tuple[str, str]:
 
 
 def _start(text: str, at: int) -> int:
-    """Position where the excerpt begins: the first start of a word within the `LEAD` characters before `at`.
+    """Position where the excerpt begins: the start of the first word in the `LEAD` characters before `at`.
 
     The position depends only on the text before `at`. The excerpts of two texts that first differ at `at` therefore
     begin at the same position.

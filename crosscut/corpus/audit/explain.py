@@ -58,7 +58,7 @@ def explain(work: Path, filters: Sequence[str], document_id: str, *, cleaned: bo
     except (pa.ArrowException, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).partition("\n")[0]
         raise DamagedDataError(
-            f"`{work}` must hold the files that `crosscut prepare` wrote, but one cannot be read: {reason}. Start "
+            f"`{work}` must hold the files that `crosscut prepare` wrote, but a file cannot be read: {reason}. Start "
             "`crosscut prepare` again to rewrite the damaged files."
         ) from None
 
@@ -114,7 +114,7 @@ class _Story:
         name, _, record = self._id.rpartition("#")
         path = find_path(self._work, name, task=self._place.part.partition("-")[0])
         if path is None:
-            return "the path is not recorded, because an older version of Crosscut has read this file"
+            return "the path is not recorded, because an older version of Crosscut read this file"
         return f"{path}, record {record}"
 
     def _origin(self) -> list[str]:
@@ -143,7 +143,7 @@ class _Story:
         ]
 
     def _match(self, other: str) -> list[str]:
-        """Texts of the document and of its match, if there is a match."""
+        """Describe the match of the document, if there is one, with excerpts of both texts."""
         if not other:
             return []
         work, document_id = self._runs.locate(other)
@@ -172,7 +172,9 @@ class _Story:
         return told
 
     def _short_pieces(self) -> list[str]:
-        """Pieces of the document between cuts that were too short to become tokens."""
+        """Describe the pieces that were too short to become tokens. Pieces are what remains of a document between its
+        cuts.
+        """
         cuts = self._rows(LEAKAGE, f"{self._place.part}.cuts.arrow")
         if not cuts:
             return []
@@ -182,7 +184,7 @@ class _Story:
         short = [piece for number, piece in enumerate(left) if number not in written]
         if not short:
             return []
-        told = f"{len(short):,} of {len(left):,} pieces between cuts left out, because they have too few tokens:"
+        told = f"{len(short):,} of {len(left):,} pieces between cuts were left out, because they have too few tokens:"
         more = [f"and {len(short) - SHOWN:,} more"] if len(short) > SHOWN else []
         return [told, *(line for piece in short[:SHOWN] for line in _quoted("", piece)), *more]
 
@@ -201,7 +203,7 @@ class _Story:
 
     def _end(self) -> list[str]:
         texts = self._rows(TOKENS, f"{self._place.part}.index.arrow")
-        told = [f"{sum(text['tokens'] for text in texts):,} tokens, including ends of text"] if texts else []
+        told = [f"{sum(text['tokens'] for text in texts):,} tokens, including end-of-text tokens"] if texts else []
         if len(texts) > 1:
             told[0] += f", in {len(texts)} pieces"
         return [*(told or ["passed all finished stages"]), *self._shards()]
@@ -242,7 +244,7 @@ def _spelled_out(text: str, at: int) -> str:
 
 
 def _quoted(name: str, text: str) -> list[str]:
-    """Format a text as at most three lines, each after a `|`. `name` stands before the first line."""
+    """Format a text as at most three lines that begin with `|`. `name` stands before the first line."""
     head = f"{name:<7}" if name else ""
     room = _WIDTH - _LABEL - len(head) - 2
     lines = textwrap.wrap(" ".join(text.split()), room, max_lines=3, placeholder=" ...") or [""]

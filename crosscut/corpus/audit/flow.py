@@ -1,4 +1,5 @@
-"""Flow of the corpus through the stages: documents, bytes and tokens that entered, were dropped, and were left.
+"""Flow of the corpus through the stages: the documents, bytes and tokens that each stage received, dropped and passed
+on.
 
 The stage `length` counts the tokens of each document, without end-of-text tokens. For documents that earlier stages
 dropped, the number of tokens is estimated: the number of bytes times the average number of tokens per byte. The number
@@ -28,8 +29,8 @@ def make_flow(results: Sequence[StageResult]) -> list[dict[str, Any]]:
     The stage `tokens` has an entry only if it dropped something. `in` and `out` are the amounts before and after a
     stage. An amount has the keys `documents`, `bytes` and `tokens`, and the key `estimated` if the tokens are an
     estimate. `rules` holds the amount that each rule dropped. `cut` is the amount that was cut from kept documents.
-    `mended` is the number of bytes by which repairs made texts longer (negative if shorter), and `mended_tokens` is an
-    estimate of this change in tokens.
+    `mended` is the number of bytes that repairs added to the texts (negative if they made texts shorter), and
+    `mended_tokens` is an estimate of this change in tokens.
     """
     counts = {result.name: result.counts for result in results}
     passed = {name: one for name, one in counts.items() if "documents_in" in one and name not in _NOT_PASSED}
@@ -86,7 +87,9 @@ def _entry(name: str, counts: Counts) -> dict[str, Any]:
 
 
 def _pieces(before: Counts, counts: Counts) -> list[dict[str, Any]]:
-    """Entry of the stage `tokens`, which drops the pieces of cut documents that are too short."""
+    """Make the entry of the stage `tokens`, which drops pieces that are too short. Pieces are what remains of a
+    document after cuts. The list is empty if the stage dropped nothing.
+    """
     lost = before["bytes"] - counts["bytes_out"]
     if not lost and counts["documents_out"] == before["documents"]:
         return []
@@ -127,8 +130,8 @@ def _count_tokens(flow: Sequence[dict[str, Any]], counts: Counts) -> None:
 def _estimate(entry: dict[str, Any], ratio: float) -> None:
     """Estimate the tokens of a stage's input, output and losses.
 
-    Each loss is the difference of the estimates before and after it, so that the losses add up to the total. Losses
-    that were estimated and rounded separately would not add up.
+    Each loss is computed as the difference between the estimate before it and the estimate after it. The losses then
+    add up to the total. Estimating and rounding each loss on its own would break this sum.
     """
     for side in (entry["in"], entry["out"]):
         if "bytes" in side:

@@ -1,4 +1,4 @@
-"""Find documents by their names, and read their texts. The search itself reads only the ids in the corpus.
+"""Find documents by their names, and read their texts. The search itself reads only ids, no texts.
 
 The name of a document of this run is its id. The name of a document of an earlier run (`duplicates.against`) is the
 folder of the earlier run followed by the id (see `earlier_id`), because documents of different runs may have the same
@@ -139,7 +139,7 @@ def latest_texts(runs: Runs, places: Iterable[Place]) -> dict[Place, str]:
 
 
 def near_ids(work: Path, wanted: str) -> list[str]:
-    """List ids that are similar to `wanted`, an id `source/file#record` that the corpus does not have.
+    """List ids that are similar to `wanted`, an id of the form `source/file#record` that does not exist in the corpus.
 
     If the corpus has documents from the file that `wanted` names, the ids with the nearest record numbers in this file
     are listed. If the corpus has no such document, ids with a similar spelling are listed.

@@ -25,9 +25,9 @@ _SHOWN_IDS = 2
 REASONS = {
     "blank": "no text is left",
     "redirect": "the page only redirects to another page",
-    "no article": "the page is in a namespace for other pages than articles",
+    "no article": "the page is in a namespace for pages other than articles",
 }
-"""Reason for each rule that skips records. The reason of any other rule is its name."""
+"""Reason to show for each rule that skips records. For a rule that is not listed here, its name is shown."""
 
 
 def rejected_samples(work: Path, seed: int) -> dict[str, list[dict[str, Any]]]:
@@ -66,10 +66,10 @@ def _choose(records: Iterable[tuple[str, str, Mapping[str, Any]]], seed: int) ->
 
 
 def explain_rejected(work: Path, wanted: str) -> tuple[str, str, str] | None:
-    """Say why the record with the id `wanted` could not be read: a label, the reason, and an excerpt.
+    """Explain why the record with the id `wanted` could not be read. Returns a label, the reason, and an excerpt.
 
-    An id may end in the whole place of the record (`line 17`) or only in its number. None if no rejected record has
-    this id.
+    The id may end with the full place of the record (`line 17`) or only with its number. Returns None if no rejected
+    record has this id.
     """
     name, _, record = wanted.rpartition("#")
     for reject in read_rejects(work):
@@ -87,8 +87,8 @@ def rejected_ids(work: Path, name: str) -> list[str]:
 
 
 def explain_skipped(work: Path, wanted: str) -> tuple[str, str, str] | None:
-    """Say why the record with the id `wanted` was skipped: a label, the reason, and an empty excerpt. None if no
-    skipped record has this id.
+    """Explain why the record with the id `wanted` was skipped. Returns a label, the reason, and an empty excerpt, or
+    None if no skipped record has this id.
     """
     for one in read_skipped(work):
         if _id(one) == wanted:

@@ -87,7 +87,7 @@ def _marks_of(part: Part) -> tuple[Path, ...]:
 
 
 def _written_of(part: Part) -> tuple[Path, ...]:
-    """Files that say which pieces of each document were written as tokens: the index of tokens, and the cuts."""
+    """Files that tell which pieces of each document were written as tokens: the index of tokens, and the cuts."""
     if TOKENS not in part.filters:
         return ()
     cuts = [part.work / LEAKAGE / cuts_name(part.name)] if LEAKAGE in part.filters else []
@@ -163,9 +163,9 @@ class _Documents:
 
 
 def _take_written(part: Part, documents: _Documents) -> None:
-    """Replace the numbers of bytes and tokens of each document by those of the pieces that were written as tokens.
+    """Set the bytes and tokens of each document to the totals of the pieces that were written as tokens.
 
-    The replaced numbers include the passages that the stage `leakage` cut out of the document.
+    Before, these numbers also counted the passages that the stage `leakage` cut out of the document.
     """
     written = read_table(part.work / TOKENS / index_name(part.name))
     rows = written["row"].to_numpy()
@@ -178,7 +178,9 @@ def _take_written(part: Part, documents: _Documents) -> None:
 
 
 def _cuts_of(part: Part) -> dict[int, list[Span]]:
-    """Spans that were cut from the documents of a part, by row. Empty if nothing was cut or written as tokens yet."""
+    """Spans that were cut from the documents of a part, keyed by row. Empty unless the stages `leakage` and `tokens`
+    have run.
+    """
     return read_cuts(part.work, LEAKAGE, part.name) if {LEAKAGE, TOKENS} <= set(part.filters) else {}
 
 
@@ -202,8 +204,8 @@ def _by_rule(documents: _Documents, drops: pa.Table) -> dict[str, Amount]:
 
 
 def _histograms(part: Part, documents: _Documents) -> Counts:
-    """Amounts by language, score and length. Each histogram covers the documents that were in the corpus at the time of
-    the measurement.
+    """Histograms of the documents by language, score and length. Each histogram covers the documents that were still in
+    the corpus when the value was measured.
     """
     counts: Counts = {}
     for mark, name, label in (

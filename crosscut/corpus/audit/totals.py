@@ -4,9 +4,9 @@
     read  = kept + dropped
 
 A record is a line, row, message or page that should hold a document. A record is `unreadable` if it cannot be read (a
-reject). The rest of a damaged file counts as one unreadable record, because the number of lost records is unknown. A
-record is `skipped` if it is not meant to become a document, such as a blank text or a redirect. All other records are
-`read` as documents. A document is `dropped` if a rule of a later stage removed it.
+reject). Everything after the damage in a damaged file counts as one unreadable record, because the number of lost
+records is unknown. A record is `skipped` if it is not meant to become a document, such as a blank text or a redirect.
+All other records are `read` as documents. A document is `dropped` if a rule of a later stage removed it.
 
 The terminal and the report page show these numbers and words, so they always agree.
 """
@@ -25,7 +25,8 @@ def make_totals(flow: Sequence[Counts], ingest: Counts) -> dict[str, Any]:
     """Compute the totals from the flow of the stages and the counts of the stage `ingest`.
 
     `words` holds two phrases: `read` says what was found and not read, and `kept` says what was dropped and cut. If the
-    flow does not begin with `ingest`, only the documents that the first stage received are known. Empty without a flow.
+    flow does not begin with `ingest`, only the documents that the first stage received are known. If the flow is empty,
+    the result is empty.
     """
     if not flow:
         return {}
@@ -61,7 +62,7 @@ def _cuts(flow: Sequence[Counts]) -> list[str]:
 
 
 def cut_words(cut: Counts) -> str:
-    """Phrase for the text that a stage cut from documents that are kept."""
+    """Phrase for the text that a stage cut out of kept documents."""
     size = f"{cut['bytes'] / 1e6:,.3f} MB" if cut["bytes"] >= 1e4 else f"{cut['bytes']:,} B"
     if "pieces" in cut:
         return f"{_counted(cut['pieces'], 'short piece')} left out, {size}"

@@ -1,9 +1,9 @@
 """Join the lines of hard-wrapped paragraphs, as the paper does for CC-Stories (4.1.2).
 
-A wrapped line ends because the next word no longer fits. A newline is therefore removed if the first word of the next
-line would not have fitted into the width of the text. The newline is kept if the word would have fitted, because the
-line then ends for another reason, as in verse, addresses and tables of contents. If most lines of a text end with the
-end of a sentence, each line is a paragraph, and no newline is removed. In case of doubt, the newline is kept.
+A wrapped line ends because the next word does not fit. A newline is therefore removed if the first word of the next
+line would exceed the width of the text. If the word would fit, the newline is kept, because the line then ends for
+another reason, as in verse, addresses and tables of contents. If most lines of a text end with the end of a sentence,
+each line is a paragraph, and no newline is removed. In case of doubt, the newline is kept.
 """
 
 import re
@@ -13,8 +13,8 @@ from itertools import pairwise
 from crosscut.data.text.terminals import ends_sentence
 
 JOIN_LINES_VERSION = 2
-"""Version of `join_lines`. A change that gives other texts raises this number. Version 1 joined short texts with a
-paragraph per line."""
+"""Version of `join_lines`. Increase it with every change that alters the resulting texts. Version 1 joined the lines of
+short texts in which each line is a paragraph."""
 
 MIN_WIDTH = 40
 """Minimum width of hard-wrapped text, in characters. The lines of narrower texts are not joined."""
@@ -23,8 +23,8 @@ MAX_WIDTH = 130
 """Maximum width of hard-wrapped text, in characters. A longer line counts as a whole paragraph."""
 
 SLACK = 6
-"""Number of characters by which a full line may be shorter than the width of the text, because some programs prefer
-lines of even length to full lines."""
+"""Number of characters by which a line may fall short of the width of the text and still count as full. Some programs
+prefer lines of even length to full lines."""
 
 MIN_FULL = 0.6
 """Minimum share of full lines in hard-wrapped text. The last line of each paragraph is not counted."""
@@ -44,7 +44,7 @@ _RULE = re.compile(r"\W*$")
 _NO_BLANK_AFTER = ("-", "\N{EM DASH}", "\N{EN DASH}")
 _WORD = re.compile(r"[^\W\d_]+")
 _UNSPACED = re.compile("[\u0e00-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uff9f]")
-"""Characters of Thai, Lao, Tibetan, Burmese, Khmer, Japanese and Chinese, which put no blanks between words."""
+"""Characters of scripts without spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, Japanese and Chinese."""
 
 
 def join_lines(text: str) -> str:
@@ -124,12 +124,14 @@ def _join(lines: Sequence[str], width: int, own: int, known: frozenset[str]) -> 
 
 
 def _stands_alone(line: str, after: str) -> bool:
-    """Whether the line `after` does not continue the line `line`, or one of the two lines is not prose."""
+    """Whether the newline between `line` and `after` must stay, because `after` does not continue `line`, or because
+    one of the two lines is not prose.
+    """
     indent, indent_after = (len(one) - len(one.lstrip()) for one in (line, after))
     return bool(
         _ITEM.match(after)
         or " " not in line.strip()  # an entry of a list of names
-        or _is_unspaced(line, after)  # a blank between the lines would be wrong
+        or _is_unspaced(line, after)  # a space between the lines would be wrong
         or (indent_after > indent and not _ITEM.match(line))
         or indent_after >= 4 > indent
         or "\t" in line[:1]
@@ -141,7 +143,7 @@ def _stands_alone(line: str, after: str) -> bool:
 
 
 def _is_unspaced(line: str, after: str) -> bool:
-    """Whether the end of the line `line` or the beginning of the line `after` is in a script without blanks."""
+    """Whether the end of `line` or the beginning of `after` is in a script that puts no spaces between words."""
     is_ascii = line.isascii() and after.isascii()
     return not is_ascii and any(map(_UNSPACED.match, (line[-1:], after.lstrip()[:1])))
 

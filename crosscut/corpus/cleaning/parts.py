@@ -1,7 +1,7 @@
 """The stage `cleaning`: repair the texts of each part (an Arrow file of documents), and write a file of new texts.
 
-First, the boilerplate of sites is cut from pages. Then texts are repaired as ftfy does, by the steps that `[cleaning]`
-switches on. Then each source's own cleaners run.
+First, the boilerplate of sites is cut from pages. Then the steps of ftfy that `[cleaning]` switches on repair the
+texts. Finally, the cleaners of each source run.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from crosscut.corpus.sites.cutting import cut_pages
 from crosscut.corpus.sites.stages import SiteBoilerplate
 
 CUT = "site boilerplate"
-"""Name of the count of pages from which boilerplate of their site was cut."""
+"""Name of the counter for pages from which the boilerplate of their site was cut."""
 
 REPAIRED = "unicode"
-"""Name of the count of documents that ftfy's steps changed. The records of finished tasks hold this name."""
+"""Name of the counter for documents that ftfy's steps changed. It must not change, because the records of finished
+tasks contain it."""
 
 CLEANERS: Mapping[str, Callable[[str], str]] = {"join_lines": join_lines}
 """Cleaner functions by name. `sources.cleaners` names the cleaners of a source."""
@@ -81,8 +82,9 @@ def _cleaners_of(
 def cleaning_settings(config: CleaningConfig, cleaners: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     """Return all values, apart from the texts, on which the result of `clean_part` depends, as JSON values.
 
-    Older versions could only switch all repairs on or off. Their finished tasks still count: for all repairs and for
-    none, the values are those of older versions, unless a source has a cleaner that works differently since.
+    Older versions of Crosscut could only switch all repairs on or all repairs off. Their finished tasks stay valid: for
+    these two settings, the returned values are the same as in older versions, except if a source has a cleaner whose
+    output has changed since then.
     """
     older = {CleaningConfig.all_or_none(unicode): {"unicode": unicode} for unicode in (True, False)}
     repairs: Mapping[str, Any] = older.get(config) or asdict(config)

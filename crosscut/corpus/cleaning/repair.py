@@ -1,10 +1,10 @@
-"""Repair text exactly as ftfy does with the same steps, in a fraction of the time.
+"""Repair text with the same result as ftfy, in a fraction of the time.
 
 `[cleaning]` chooses the steps. ftfy sends each line of a text through all of them until nothing changes. Most lines do
 not change, or change only in their curly quotes and line ends. This module first searches the whole text for lines that
 could change in any other way. Only these lines go through ftfy. In all other lines, quotes and line ends are replaced
-directly. If the search finds too many lines, the repair only takes longer. The search must never miss a line that ftfy
-would change. A comment at each condition of the search explains why no such line is missed.
+directly. A line that the search finds without need only costs time. A line that the search misses would be repaired
+wrongly; a comment at each condition of the search explains why none is missed.
 """
 
 import re
@@ -62,9 +62,9 @@ def repair(text: str, config: CleaningConfig) -> str:
 def ftfy_settings(config: CleaningConfig) -> dict[str, Any]:
     """Return the settings of ftfy's `TextFixerConfig` for the keys of `[cleaning]`.
 
-    Two keys stand for several of ftfy's steps. `fix_encoding` includes the steps for control characters of Latin-1 and
-    for halves of surrogate pairs, because both come from wrong decoding. `remove_control_chars` includes the step for
-    colour codes of terminals, because they begin with a control character.
+    Two keys control more than one step of ftfy. `fix_encoding` also controls the steps for Latin-1 control characters
+    and for lone surrogates, because both come from wrong decoding. `remove_control_chars` also controls the step for
+    terminal colour codes, because these codes begin with a control character.
     """
     return {
         "unescape_html": "auto" if config.unescape_html else False,
@@ -97,7 +97,9 @@ class _Stretch(NamedTuple):
 
 
 def _stretches(text: str) -> Iterator[_Stretch]:
-    """Split a text into blocks of whole lines. As in ftfy, a line longer than `MAX_LINE` characters is split there."""
+    """Split a text into blocks of whole lines. As in ftfy, a line longer than `MAX_LINE` characters is split after that
+    number of characters.
+    """
     bracket = text.find("<")
     start = 0
     while start < len(text):
@@ -132,7 +134,7 @@ class _Engine:
         }
 
     def suspects(self, text: str, stretch: _Stretch) -> Iterator[tuple[int, int]]:
-        """Yield start and end of the lines in which ftfy may change more than quotes and line ends."""
+        """Yield the start and end of each line in which ftfy may change more than quotes and line ends."""
         search = self._searches[stretch.unescape]
         if not self._is_composed(text[stretch.start : stretch.stop]):
             yield from self._denormalized(text, stretch)

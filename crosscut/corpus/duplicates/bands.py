@@ -20,9 +20,9 @@ CLOSE_PAIR = 300.0
 """Cost of comparing the texts of two documents. The unit is the cost of computing one MinHash value of one document."""
 
 FAR_PAIRS = 300_000.0
-"""Cost of comparing a document's sketch with 100,000 sketches of similarity `FAR`. The unit is the cost of computing
-one MinHash value of one document. In a large corpus, about 100,000 documents share some phrases with an average
-document."""
+"""Cost of comparing a document's sketch with the sketches of 100,000 documents that have similarity `FAR` to it. The
+unit is the cost of computing one MinHash value of one document. In a large corpus, about 100,000 documents share some
+phrases with an average document."""
 
 FAR = 0.03
 """Jaccard similarity of two documents that only share some phrases."""
@@ -45,15 +45,16 @@ class Bands(NamedTuple):
         return self.bands * self.rows
 
     def recall(self, jaccard: float) -> float:
-        """Share of the pairs with the given Jaccard similarity that have at least one equal band."""
+        """Expected fraction of the pairs with the given Jaccard similarity that have at least one equal band."""
         return 1 - (1 - jaccard**self.rows) ** self.bands
 
 
 def choose_bands(jaccard: float, recall: float) -> Bands:
-    """Choose the cheapest bands and rows that find at least the share `recall` of the pairs of similarity `jaccard`.
+    """Choose the cheapest bands and rows that find at least a fraction `recall` of the pairs with Jaccard similarity
+    `jaccard`.
 
-    Pairs of a higher similarity are found with a higher recall. The cost of a document is the cost of its MinHash
-    values plus the cost of comparing the document with documents of a lower similarity than `jaccard`. The cost model
+    Pairs with a higher similarity are found with a higher recall. The cost of a document is the cost of its MinHash
+    values plus the cost of comparing it with documents whose similarity to it is below `jaccard`. The cost model
     assumes that each document has one neighbour whose similarity is uniform between 0 and `jaccard`, and very many
     neighbours of similarity `FAR`.
     """
@@ -77,7 +78,7 @@ def _mean_recall(shape: Bands, jaccard: float) -> float:
 def least_equal(shape: Bands, jaccard: float, recall: float) -> int:
     """Minimum number of equal MinHash values that a pair must have for its texts to be compared.
 
-    At most the share `LOSS * (1 - recall)` of the pairs with Jaccard similarity `jaccard` has fewer equal values.
+    At most a fraction `LOSS * (1 - recall)` of the pairs with Jaccard similarity `jaccard` has fewer equal values.
     """
     budget = LOSS * (1 - recall)
     below = 0.0

@@ -4,8 +4,8 @@ If up to `GROUP_LIMIT` documents have an equal band, all their pairs are written
 as a list, because the number of pairs grows with the square of the group: ten thousand pages of one template would make
 fifty million pairs. The list is in the order of `preference`: of two duplicates, the first one is kept. The module
 `similarity` compares each document only with earlier documents of the list that are not duplicates themselves. A pair
-is skipped only if one of its documents is already a duplicate of a preferred document. Therefore, one of any two
-similar documents in the group is still dropped.
+is skipped only if one of its documents is already known to be a duplicate of a document earlier in the list. That
+document is dropped anyway, so of any two similar documents in the group, at least one is dropped.
 
 Candidate pairs whose sketches have too few equal values are marked as not close, and their texts are never compared;
 `least_equal` in the module `bands` bounds the share of near-duplicates that this step loses. The numbers of the
@@ -89,7 +89,7 @@ def groups_name(task: str) -> str:
 
 
 def members_name(task: str) -> str:
-    """Name of the file with the documents that may be compared because of what a task found."""
+    """Name of the file that lists the documents in the close pairs and large groups of a task."""
     return f"{task}.members.arrow"
 
 

@@ -1,8 +1,8 @@
 """Short references to a collection (the numbered parts of a corpus). Tasks hold a reference instead of the collection.
 
 The number of tasks grows with the number of parts. If each task held a list of all parts, the total size of the tasks
-would grow with the square of the corpus. A reference has a few bytes, and each process builds the collection once. For
-the same reason, `common_digest` computes a single hash for all files on which every task of a stage depends.
+would grow with the square of the corpus. A reference has only a few bytes, and each process builds the collection once.
+For the same reason, `common_digest` computes a single hash for all files on which every task of a stage depends.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class Gather(NamedTuple):
     cleaned: bool
 
     def now(self, work: Path) -> Collection:
-        """Build the collection from the files that the work folder contains now."""
+        """Build the collection from the current files of the work folder."""
         return collect(work, self.earlier, filters=self.filters, cleaned=self.cleaned)
 
     def described(self, work: Path, collection: Collection) -> Gathered:
-        """Return a small description of the given collection, from which a task on another process builds the
-        collection again.
+        """Return a reference to the given collection. From the reference, a task in another process can rebuild the
+        collection.
         """
         return Gathered(work, *self, digest=_sha256(repr(collection)))
 

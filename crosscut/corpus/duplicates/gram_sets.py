@@ -1,11 +1,12 @@
-"""Keep the set of n-grams of each document whose text is compared, so that the text is read and hashed only once.
+"""Store the set of n-grams of each document that is compared, so that its text is read and hashed only once.
 
-A document of a template occurs in many candidate pairs. The stage `ngrams` writes one file for each part (an Arrow file
-of documents). The file has a sorted array of distinct 64-bit hashes for each document that the stage `candidates` wants
-to compare. The stage `similar` then works on these arrays and reads no text. An n-gram takes 8 bytes on the disk.
+A page made from a template occurs in many candidate pairs. The stage `ngrams` writes one file for each part (an Arrow
+file of documents). The file has a sorted array of distinct 64-bit hashes for each document that the stage `candidates`
+wants to compare. The stage `similar` then works on these arrays and reads no text. An n-gram takes 8 bytes on the disk.
 
-The hashes decide whether two n-grams are equal. Two different n-grams of a pair of documents with N distinct n-grams in
-total have the same hash with a probability below N**2 / 2**65: 1 in 10**11 for two documents of 10,000 n-grams each.
+The hashes decide whether two n-grams are equal. If two documents have N distinct n-grams in total, the probability that
+any two of these n-grams have the same hash is below N**2 / 2**65. For two documents of 10,000 n-grams each, this is 1
+in 10**11.
 """
 
 from __future__ import annotations

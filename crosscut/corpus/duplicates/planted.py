@@ -54,8 +54,8 @@ def spread_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
 
 
 def measure_planted(parts: Sequence[Part], config: DuplicatesConfig, seed: int, output: Output) -> Counts:
-    """Run the task: plant duplicates in a sample from `parts`, search the sample for duplicates, and measure the
-    precision and, for each range of similarity, the recall of the search.
+    """Run the task: plant duplicates in a sample from `parts`, and search the sample for duplicates. Measure the
+    precision of the search, and its recall for each range of similarity.
     """
     del output  # the result contains only counts
     chance = random.Random(seed)  # noqa: S311 - the numbers only choose a sample

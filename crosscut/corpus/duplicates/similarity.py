@@ -175,8 +175,8 @@ def jaccards(sets: GramSets, pairs: Pairs) -> Similarities:
 def similarities(one: Hashes, others: Hashes, sizes: Places) -> Similarities:
     """Compute the Jaccard similarity of the set `one` of n-grams to several other sets.
 
-    `others` holds the other sets, one after the other, and `sizes` the number of n-grams of each of these sets. Every
-    set must be ascending, without repetitions, and not empty.
+    `others` is the concatenation of the other sets, and `sizes` has the number of n-grams in each of them. Every set
+    must be ascending, without repetitions, and not empty.
     """
     places = np.searchsorted(one, others)
     places[places == len(one)] = 0
@@ -185,7 +185,7 @@ def similarities(one: Hashes, others: Hashes, sizes: Places) -> Similarities:
 
 
 def refused_name(task: str) -> str:
-    """Name of the file with the pairs that a task compared and that are not similar enough.
+    """Name of the file with the pairs that a task compared and found not similar enough.
 
     The file is an Arrow file, but its name does not end in `.arrow`, because files with that suffix hold the
     near-duplicates.

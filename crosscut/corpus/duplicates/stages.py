@@ -1,13 +1,13 @@
 """The stages that remove duplicates, in order.
 
-exact-keys, exact-repeats, exact     drop all but the first document with the same text
+exact-keys, exact-repeats, exact     drop every document whose text repeats an earlier text
 sketches                             compute MinHash values of the remaining documents; a task for each part
 candidates                           find documents with a band in common; a task for each share of the bands
 ngrams                               keep the n-grams of candidates; a task for each part
 similar                              compute exact similarities of candidates; a task for about a thousand pairs
 clusters                             connect near-duplicates, and choose the document that stays; one task
 near                                 write the drops; a task for each part
-planted                              measure the search on duplicates planted into the user's own text; one task
+planted                              measure the search on duplicates planted into the corpus's own text; one task
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def duplicate_stages(config: CorpusConfig, filters: tuple[str, ...], cleaned: bo
     """List the stages that remove duplicates. The stages process the documents that the given `filters` kept.
 
     The stages that drop documents are `exact` and, if `duplicates.jaccard` is below 1, `near`. Raises `DataError` if a
-    run in `duplicates.against` has not finished, has other settings, is this run, or is named twice.
+    run in `duplicates.against` has not finished, was made with different `duplicates` settings, is this run, or is
+    named twice.
     """
     wanted = config.duplicates
     check_earlier(config)

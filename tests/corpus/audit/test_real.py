@@ -69,7 +69,7 @@ def test_stories_end_where_documents_are(corpus):
     assert "consecutive n-grams also occur in test.txt, item 1:" in leaked
     assert "cut out: characters" in leaked
     (told,) = re.findall(
-        r"([\d,]+) tokens, including ends of text, in 2 pieces\n +(train-\d|validation): texts", leaked
+        r"([\d,]+) tokens, including end-of-text tokens, in 2 pieces\n +(train-\d|validation): texts", leaked
     )
     assert told
     assert "not read" in explain_document(corpus, "speeches/speeches.jsonl#45")

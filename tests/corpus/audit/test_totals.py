@@ -138,7 +138,7 @@ def test_every_loss_has_samples_that_can_be_explained(corpus):
             assert str(folder) in story
             assert re.search(r"^(not read|skipped) |dropped: ", story, re.MULTILINE), story
         for name in samples({}, *([entry["cut"]] if "cut" in entry else [])):
-            assert re.search(r"cut out: characters|pieces between cuts left out", explain_document(config, name))
+            assert re.search(r"cut out: characters|pieces between cuts were left out", explain_document(config, name))
 
 
 def test_files_of_the_same_name_are_told_apart(corpus):
