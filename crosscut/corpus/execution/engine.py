@@ -28,7 +28,7 @@ WORKERS_LOCK = ".workers.lock"
 """Lock file in the work folder. Every worker process holds a shared lock on this file until the process ends."""
 
 AHEAD = 2
-"""Number of tasks that are submitted per worker at a time, so that no worker waits for its next task."""
+"""Number of tasks that are submitted ahead for each worker, so that no worker waits for its next task."""
 
 
 class Call(NamedTuple):
@@ -48,9 +48,7 @@ class Engine(Protocol):
 
 
 def check_workers(config: EngineConfig) -> None:
-    """Raise `ConfigError` if the workers are processes of this machine, and this machine has too few cores or too
-    little memory for them.
-    """
+    """Raise `ConfigError` if the workers run on this machine and it has too few cores or too little memory for them."""
     if "local" in (config.kind, config.address):
         require_room("`engine.workers`", config.workers, remedy="Remove `engine.workers` to use one worker per core.")
 

@@ -1,6 +1,4 @@
-"""Run of one stage: the results of finished tasks are kept, the engine runs the other tasks, and all counts are added
-up.
-"""
+"""Run one stage: keep the results of finished tasks, let the engine run all other tasks, and add up the counts."""
 
 from __future__ import annotations
 

@@ -2,11 +2,11 @@
 
 A killed run resumes where it stopped, and a changed setting repeats only the tasks that depend on the setting.
 
-A stage is a list of tasks. A task depends only on files on the disk and on settings. It writes its own files and has no
-other effect. A task's key is a hash of the stage's name and version, the settings, and the contents of the input files.
-When a task is done, its files are renamed into place. Then its record is written, with the key and the hashes of the
-files. A task is not run again if its record has the current key. The result therefore does not depend on the number of
-workers, on the order in which tasks finish, or on where a run was killed.
+A stage is a list of tasks. A task depends only on files on the disk and on settings. The task writes its own files and
+has no other effect. A task's key is a hash of the stage's name and version, the settings, and the contents of the input
+files. When a task is done, its files are renamed into place. Then its record is written, with the key and the hashes of
+the files. A task is not run again if its record has the current key. The result therefore does not depend on the number
+of workers, on the order in which tasks finish, or on where a run was killed.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Stage(Protocol):
 
     @property
     def version(self) -> int:
-        """Version of the stage's code. A change of the code that changes results must raise this number."""
+        """Version of the stage's code. Increase it with every code change that alters the results."""
         ...
 
     def tasks(self, work: Path) -> Sequence[Task]:

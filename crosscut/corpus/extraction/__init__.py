@@ -1,1 +1,1 @@
-"""Extraction of the main text of web pages: a fast one, by rules and resiliparse, and a careful one, by trafilatura."""
+"""Extract the main text of web pages: fast, with rules and resiliparse, or carefully, with trafilatura."""

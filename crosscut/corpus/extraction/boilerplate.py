@@ -1,7 +1,7 @@
 """Rules that find the parts of a web page that are not its main text, such as menus, comments and footers.
 
-A rule looks for words in the classes and the id of an element. The names are split into lower-case words first:
-`navHeader`, `nav_header` and `nav-header` are all `nav header`.
+A rule looks for words in the classes and the id of an element. These names (classes and ids) are first split into
+lower-case words: `navHeader`, `nav_header` and `nav-header` all become `nav header`.
 """
 
 import re
@@ -15,17 +15,19 @@ class Rule(NamedTuple):
     name: str
 
     words: str
-    """Words and sequences of words, as a regular expression. One of them must occur in a name."""
+    """Words and sequences of words, as a regular expression. At least one must occur in a class or in the id."""
 
     max_share: float = 0.3
-    """Maximum share of the page's text that the element may have. A larger element probably has the main text in it,
-    whatever its name is."""
+    """Maximum share of the page's text that the element may have. A larger element probably contains the main text,
+    whatever its classes and id are."""
 
     spares_prose: bool = False
-    """Whether an element of long text with few links stays. The rule's words also name containers of articles."""
+    """Whether an element with a long text and few links is kept. Set for rules whose words also occur in the names of
+    elements that contain articles."""
 
     keeps_names: bool = False
-    """Whether resiliparse judges an element that stays by its names, too."""
+    """Whether an element that is not removed keeps its classes and id, so that resiliparse can judge the element by
+    them."""
 
 
 RULES = (
@@ -86,13 +88,13 @@ _ANY = re.compile(f" (?:{'|'.join(rule.words for rule in RULES)}) ")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _SEPARATORS = re.compile(r"[\W_]+")
 _STATES = re.compile(r" (?:has|with|no|without|is|js|hide|show) ")
-"""Beginning of a class that describes the state of an element, such as `has-sidebar`. It does not say what the element
-is."""
+"""Beginning of a class that describes the state of an element, such as `has-sidebar`. Such a class does not tell what
+the element is."""
 
 
 @lru_cache(maxsize=1 << 16)
 def find_rule(classes: str, identity: str) -> Rule | None:
-    """Return the first rule that a word in the classes or the id of an element fits, or None."""
+    """Return the first rule whose words occur in the classes or the id of an element, or None."""
     for name in (*classes.split(), identity):
         words = f" {_SEPARATORS.sub(' ', _CAMEL.sub(' ', name)).lower().strip()} "
         if _ANY.search(words) and not _STATES.match(words):

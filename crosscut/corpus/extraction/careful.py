@@ -14,7 +14,8 @@ _BREAKS = {
     **dict.fromkeys(("p", "head", "quote", "list", "table", "div"), _PARAGRAPH),
     **dict.fromkeys(("item", "row", "lb"), "\n"),
 }
-"""Line breaks before the elements of trafilatura's documents. Those of paragraphs also follow them."""
+"""Line breaks to write before each element of trafilatura's documents. The breaks of a paragraph are also written after
+it."""
 _SPACES = re.compile(r"\s+")
 _BLANK_LINES = re.compile(r"\n{3,}")
 

@@ -14,34 +14,41 @@ from crosscut.corpus.extraction.boilerplate import FRAME, Rule, find_rule
 LITTLE_TEXT = 250
 """Number of characters below which a main text is suspiciously short, if the page is long."""
 LONG_PAGE = 4
-"""Number of times that a page is longer than a main text that is too short for it."""
+"""A suspiciously short main text is replaced by the text of the whole page if the latter is more than this many times
+as long."""
 
 PROSE_BYTES = 300
-"""Minimum number of bytes of prose. Bytes are fairer than characters to languages with short words in long codes."""
+"""Minimum size of prose in bytes. Bytes are fairer than characters: Chinese, for example, needs few characters, but
+three bytes for each."""
 PROSE_PER_LINK = 100
-"""Minimum number of characters of prose for each link in it."""
+"""Minimum number of characters per link. A text with more links is not prose."""
 
 READ_PER_PAGE = 20
-"""Number of times that the text of a page may be read to judge its elements. Without this limit, deeply nested elements
-would take time with the square of their number."""
+"""Maximum number of characters that are read to judge the elements of a page, as a multiple of the page's length.
+Without this limit, the time would grow with the square of the number of nested elements."""
 
 FRAME_TAGS = ["nav", "footer", "form"]
 """Elements that are left out even if nothing remains of a page."""
 FRAMES = "form, body > address"
-"""Elements that are boilerplate whatever their names are. Resiliparse leaves out others, such as `nav`, itself."""
+"""Elements that are boilerplate whatever their classes and ids are. Resiliparse itself leaves out more elements, such
+as `nav`."""
 _UNJUDGED = (
     "a, abbr, article, b, cite, code, em, figcaption, figure, h1, i, img, input, kbd, main, path, pre, small, span"
     ", strong, svg, time"
 )
 NAMED = f"[class]:not({_UNJUDGED}), [id]:not({_UNJUDGED})"
-"""Elements that a rule may remove for their names. Names inside lines of text or code, such as rustdoc's `comment`,
-mean something else."""
+"""Elements that a rule may remove because of their classes or ids. Elements inside a line of text or code are excluded,
+because their classes mean something else, such as rustdoc's `comment`."""
 ANCHORS = ("h1", "main, [role=main], [itemprop=articleBody]")
-"""Elements that stand in the article or around it. The first of each kind is never removed."""
+"""Elements that belong to the article or contain the article. The first element of each kind is never removed."""
 
 
 def find_main_text(tree: HTMLTree, markup: str) -> str:
-    """Return the main text of a page, with blank lines between paragraphs. Everything else is removed from its tree."""
+    """Return the main text of a page, with blank lines between paragraphs.
+
+    `tree` is the parsed page, and loses its boilerplate. `markup` is the page's source, which is parsed again if too
+    little text is found.
+    """
     if tree.body is None:
         return ""
     page = len(tree.body.text or "")
@@ -63,7 +70,8 @@ def _extract(tree: HTMLTree, **options: Any) -> str:
 def remove_boilerplate(body: ElementNode, page: int) -> None:
     """Remove the elements that a rule finds. `page` is the number of characters of the page.
 
-    An element that a rule finds, but that has the article in it, loses its names, so that resiliparse keeps it too.
+    If an element that a rule finds contains the article, the element stays but loses its classes and id, so that
+    resiliparse keeps it too.
     """
     anchors = [found for found in map(body.query_selector, ANCHORS) if found is not None]
     unread = READ_PER_PAGE * page
@@ -79,7 +87,7 @@ def remove_boilerplate(body: ElementNode, page: int) -> None:
 
 
 def _judge(element: ElementNode, rule: Rule, page: int, anchors: list[ElementNode]) -> int:
-    """Remove an element, or keep it without its names. Return the number of characters that were read."""
+    """Remove an element, or keep it without its classes and id. Return the number of characters that were read."""
     text = element.text or ""
     is_large = len(text) > rule.max_share * page
     if is_large or any(map(element.contains, anchors)) or (rule.spares_prose and _is_prose(element, text)):

@@ -3,10 +3,10 @@
 The language is detected in three passages of each document: the beginning, the middle and the end. A book therefore
 takes no more time than a few pages. Detectors are unreliable on mixed languages, so each passage is examined
 separately, and a notice in another language at the beginning does not determine the result. The language of a document
-is the most frequent language of its passages. The score of a document is the sum of the scores of the passages in this
-language, divided by the number of all passages. A text in which the detector finds no language, such as a table of
-numbers, has the language `und` with score 0 and is dropped. The language of a text of a few words is often detected
-wrongly, but the filter on length drops short documents anyway.
+is the most frequent language of its passages. The score of a document is the sum of the scores of its passages in that
+language, divided by the number of all its passages. A text in which the detector finds no language, such as a table of
+numbers, has the language `und` with score 0 and is dropped. The language of a very short text is often detected
+wrongly, but the length filter drops short documents anyway.
 """
 
 from __future__ import annotations

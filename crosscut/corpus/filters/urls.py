@@ -36,7 +36,7 @@ _DEFAULT_PORTS = {"http": (80,), "https": (443,), "": (80, 443)}
 
 
 class UrlFilter:
-    """Filter that drops documents by the host and the file type of their URL, and by their karma, the number of votes.
+    """Filter that drops documents by the host and the file type of their URL, and by their karma (number of votes).
 
     The rules are `domain`, `file type` and `karma`. A listed domain includes its subdomains. The constructor checks the
     config before a run: it raises `DataError` if a list cannot be read or has an invalid entry.

@@ -133,7 +133,7 @@ def _slices(document: int, text: str, n: int) -> Iterator[_Slice]:
 
 
 def _blank_before(text: str, place: int, reach: int) -> int:
-    """Position of the last space or line end up to `place`, at most `reach` characters before.
+    """Find the last space or line end at or before `place`, searching back at most `reach` characters.
 
     If there is none, the result is `place` itself, or 0 if the text begins within `reach` characters.
     """
@@ -163,7 +163,7 @@ def passages(shared: Shared, grams: Grams) -> Iterator[Passage]:
 
 
 def _runs(numbers: Numbers) -> Iterator[tuple[int, int]]:
-    """Index of the first and of the last element of each run of consecutive numbers."""
+    """Yield the indices of the first and the last element of each run of consecutive numbers."""
     if not len(numbers):
         return iter(())
     breaks = np.flatnonzero(np.diff(numbers) != 1)

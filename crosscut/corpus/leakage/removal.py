@@ -145,7 +145,7 @@ def _match(document: Document, passage: Passage, grams: Grams) -> tuple[Any, ...
 def _leak(
     row: int, num_grams: int, num_cuts: int, found: Sequence[Passage], grams: Grams, config: LeakageConfig
 ) -> Drop:
-    """Make the `Drop` of a document that shares too much with test sets. The drop names the test set with the most
+    """Make the `Drop` for a document that shares too much with test sets. The drop names the test set with the most
     shared n-grams.
     """
     by_set = np.zeros(len(grams.set_names), dtype=np.int64)
@@ -158,8 +158,8 @@ def _leak(
 
 
 def _article(row: int, titled: int | None, distinct: Numbers, grams: Grams) -> Drop | None:
-    """Make the `Drop` of a document with the title or the n-grams of an article in a test set. None for other
-    documents.
+    """Make the `Drop` for a document that has the title of a test-set article, or enough of the article's n-grams.
+    Returns None for any other document.
     """
     item, detail = titled, "by its title"
     if item is None:

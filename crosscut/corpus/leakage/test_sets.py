@@ -95,7 +95,11 @@ def _from_lines(path: Path, text: str, text_key: str) -> Iterator[Item]:
             ) from None
         found = row.get(text_key) if isinstance(row, dict) else None
         if not isinstance(found, str):
-            what = f"the keys are: {', '.join(row) or 'none'}" if isinstance(row, dict) else "it is not a JSON object"
+            what = (
+                f"has none. Its keys are: {', '.join(row) or 'none'}"
+                if isinstance(row, dict)
+                else "is not a JSON object"
+            )
             raise DataError(
                 f"`{path}`, line {number}, must have a string under `{text_key}`, but {what}. Set "
                 "`leakage.text_key` to the key of the text."

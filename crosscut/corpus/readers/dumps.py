@@ -22,7 +22,7 @@ _OF_SITE = ("base", "dbname", "namespace")
 
 @dataclass
 class Page:
-    """A page as it stands in a dump."""
+    """A page of a dump, with its markup as stored in the dump."""
 
     number: int
     """Number of the page in the dump, from 1."""
@@ -33,7 +33,7 @@ class Page:
     """Content model of the last revision. Empty in old dumps."""
     pieces: list[str] = field(default_factory=list)
     length: int = 0
-    """Number of characters of the last revision. If they are more than the maximum, only some are in `pieces`."""
+    """Number of characters of the last revision. If it exceeds the maximum, `pieces` holds only the beginning."""
     problem: str = ""
     """Error in the XML of the page. Empty if the page was read."""
 
@@ -44,12 +44,12 @@ class Page:
 
 
 class _UnclosedError(Exception):
-    """Error for a page that begins before the page in front of it has ended."""
+    """Error for a page that begins before the previous page has ended."""
 
     def __init__(self, place: int) -> None:
         super().__init__("the page has no end")
         self.place = place
-        """Number of bytes in front of the page that begins."""
+        """Offset of the page that begins, in bytes of the parsed XML."""
 
 
 class _NoDumpError(Exception):
@@ -57,7 +57,9 @@ class _NoDumpError(Exception):
 
 
 class Pages:
-    """Pages of a dump that is fed in chunks. A page of more than `max_length` characters is not kept in memory."""
+    """Parser for the pages of a dump, which is fed in chunks. A page of more than `max_length` characters is not kept
+    in memory.
+    """
 
     def __init__(self, max_length: int) -> None:
         self.number = 0
@@ -71,7 +73,7 @@ class Pages:
         self._found: list[Page] = []
         self._page: Page | None = None
         self._broken: Page | None = None
-        """Page with broken XML, while the next page is searched."""
+        """Page with broken XML. Set while the parser searches for the next page."""
         self._tail = b""
         self._start_parser()
 
@@ -92,7 +94,7 @@ class Pages:
             self._found.clear()
 
     def close(self) -> str:
-        """End the dump. Returns the error that made the rest of the dump unreadable, or an empty text."""
+        """End the dump. Returns the error that made the rest of the dump unreadable, or an empty string."""
         if self._broken:
             return self._broken.problem
         try:
@@ -115,7 +117,9 @@ class Pages:
         self._parser.StartDoctypeDeclHandler = self._refuse
 
     def _parse(self, chunk: bytes) -> bytes:
-        """Parse a chunk. Returns the part that is still to be read if the XML breaks."""
+        """Parse a chunk. If the XML breaks, return the part of the chunk that remains to be read. Otherwise, return no
+        bytes.
+        """
         try:
             self._parser.Parse(chunk, False)
         except expat.ExpatError as error:
@@ -127,7 +131,7 @@ class Pages:
             return chunk[place:]
         except _UnclosedError as error:
             self._break(str(error))
-            self._tail = _PAGE[: max(self._fed - error.place, 0)]  # the tag of the page may begin in the chunk before
+            self._tail = _PAGE[: max(self._fed - error.place, 0)]  # the tag of the page may begin in the previous chunk
             return chunk[max(error.place - self._fed, 0) :]
         except _NoDumpError as error:
             self._break(str(error))
@@ -136,14 +140,16 @@ class Pages:
         return b""
 
     def _break(self, problem: str) -> None:
-        """Set the page aside in which the XML is broken."""
+        """Mark the current page as the page in which the XML is broken."""
         self._broken = self._page or Page(self.number + 1)
         self._broken.problem = problem
         self._page = None
         self._tail = b""
 
     def _find_page(self, chunk: bytes) -> bytes:
-        """Find the next page behind broken XML, and start a parser for it. Returns the chunk from there on."""
+        """Search for the next page after broken XML, and start a parser for it. Returns the chunk from the start of
+        that page on, or no bytes if the chunk has no page.
+        """
         searched = self._tail + chunk
         place = searched.find(_PAGE)
         if place < 0:
@@ -186,7 +192,7 @@ class Pages:
         self._page = Page(self.number)
 
     def _add(self, text: str) -> None:
-        """Take text of the element that is being read."""
+        """Collect text of the element that is being read."""
         if self._name == "text" and self._page:
             page = self._page
             if page.length <= self._max_length:
@@ -214,7 +220,7 @@ class Pages:
             self.wiki = Wiki.of(language, self._site["base"].rpartition("/")[0], self._namespaces)
 
     def _keep(self, name: str, text: str, page: Page | None) -> None:
-        """Keep a fact about the page or the wiki."""
+        """Store a fact about the page or the wiki."""
         if name == "namespace":
             self._namespaces[text] = _number(self._key, ARTICLES)
         elif name in self._site:
@@ -227,7 +233,7 @@ class Pages:
             page.model = text
 
     def _namespace(self, page: Page) -> int:
-        """Number of a page's namespace. Old dumps have it only as the beginning of the title."""
+        """Number of a page's namespace. In old dumps, only the beginning of the title tells the namespace."""
         if page.namespace is not None:
             return page.namespace
         return self._namespaces.get(page.title.partition(":")[0], ARTICLES) if ":" in page.title else ARTICLES

@@ -1,10 +1,10 @@
 """Find the files of a source in a fixed order. A source names paths, folders, globs, or URLs that fsspec supports.
 
 The ids of documents contain the file's path relative to the folder that the user named: `/data/mail/2003/*.eml` gives
-`a.eml`, and `/data/mail` gives `2003/a.eml`. A corpus that moves to another disk therefore keeps its ids. If a file of
-an entry of `sources.files` would get the name of a file of an earlier entry, the names of all files of the later entry
-begin with the last folders of its path: `book/*.html` gives `print.html`, and then `reference/*.html` gives
-`reference/print.html`. An entry never changes the names of earlier entries, so a new entry at the end keeps all ids.
+`a.eml`, and `/data/mail` gives `2003/a.eml`. A corpus that moves to another disk therefore keeps its ids. Two entries
+of `sources.files` may give two files the same name. The last folders of the later entry's path are then put in front of
+the names of all its files: `book/*.html` gives `print.html`, and then `reference/*.html` gives `reference/print.html`.
+An entry never changes the names of earlier entries, so a new entry at the end keeps all ids.
 """
 
 import glob
@@ -39,10 +39,12 @@ SUFFIXES = {
 COMPRESSIONS = (".gz", ".zst", ".bz2")
 
 _RANGE = re.compile(r"(?<=\.xml)-p\d+p\d+$")
-"""Range of pages behind the suffix of a dump that is published in pieces: `enwiki-pages-articles1.xml-p1p41242.bz2`."""
+"""Pattern for the page range after the suffix of a dump that is published in pieces:
+`enwiki-pages-articles1.xml-p1p41242.bz2`."""
 
 _INDEX = re.compile(r"-multistream-index\d*\.txt(-p\d+p\d+)?$")
-"""End of the name of a file that says where each page of a dump begins. Folders of dumps hold it besides the dump."""
+"""Pattern for the end of the name of an index file, which tells where each page of a dump begins. Folders of dumps hold
+index files next to the dump."""
 
 _VERSIONS = ("mtime", "ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated", "created")
 """Keys under which file systems report the version or the last change of a file."""
@@ -109,7 +111,7 @@ class _Found(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Path as text. The path of a file in a store lacks the store's name."""
+        """Path as text. For a file in a remote store, the path does not contain the name of the store."""
         return f"{self.root}/{self.name}"
 
 
@@ -119,7 +121,7 @@ class FoundFiles(NamedTuple):
     files: list[File]
 
     left_out: dict[str, int]
-    """Number of files in the named folders that do not have the format of the source, by suffix."""
+    """Number of files, keyed by suffix, that were left out of folders because they do not have the source's format."""
 
 
 def find_files(source: SourceConfig) -> list[File]:
@@ -134,7 +136,7 @@ def find_files(source: SourceConfig) -> list[File]:
 
 
 def find_source(source: SourceConfig) -> FoundFiles:
-    """Find the files of a source as `find_files` does, and count the files of folders that were left out."""
+    """Find the files of a source as `find_files` does, and count the files that were left out of folders."""
     files: dict[str, File] = {}
     paths: dict[str, str] = {}
     selection = Selection(source.format, _suffixes(source.format))
@@ -150,8 +152,8 @@ def _name(files: Sequence[_Found], taken: Mapping[str, str]) -> list[str]:
     """Name the files of one entry of `sources.files`, all relative to the same folder.
 
     `taken` maps the names of the files of earlier entries to their paths. The names are relative to the folder that the
-    entry names. If this gives a name that is taken, all names begin with the last folders of the entry's path: as many
-    as are needed so that no path of an earlier file ends in one of the names.
+    entry names. If one of these names is taken, the last folders of the entry's path are put in front of all names: as
+    many folders as are needed so that no path of an earlier file ends with one of the names.
     """
     names = [file.name for file in files]
     if taken.keys().isdisjoint(names):
@@ -178,7 +180,9 @@ def _numbered(names: Sequence[str], taken: Container[str]) -> list[str]:
 
 
 def _free(name: str, taken: Container[str], made: Container[str]) -> str:
-    """Return the name, with a number if two files have the same path, as in two stores or after the escape of bytes."""
+    """Return the name, or the name with a number if another file has it already. Two files can have the same path if
+    they are in different stores, or if escaping made their paths equal.
+    """
     free, number = name, 1
     while free in taken or free in made:
         number += 1
@@ -362,7 +366,7 @@ def _describe(source: SourceConfig, found: _Found, name: str) -> File:
 
 
 def _tokens_of(url: str) -> os.stat_result:
-    """Size and time of the `.bin` file beside an `.idx` file."""
+    """Return the file status (size and modification time) of the `.bin` file next to an `.idx` file."""
     if "://" in url:
         raise DataError(
             f"`{url}` must be a local file, but is a URL. Files of the format `megatron` need random access. Copy "

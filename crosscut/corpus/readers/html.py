@@ -20,7 +20,7 @@ from crosscut.corpus.readers.markup import Markup, limit_nesting
 from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long
 
 MAX_PAGE_BYTES = 16 * 10**6
-"""Maximum size of a page. The parsed page takes up to 60 times as much memory, and a second for each 5 MB."""
+"""Maximum size of a page in bytes. Parsing takes up to 60 times this size in memory, and a second for each 5 MB."""
 
 _FRAMES = re.compile(r"<frameset\b", re.IGNORECASE)
 
@@ -32,7 +32,7 @@ class Page(NamedTuple):
     text: str
 
     note: str
-    """Names of what was needed to read the page, as in `Text.note`."""
+    """Names of the workarounds that were needed to read the page, as in `Text.note`."""
 
 
 def read_html(file: File, reading: Reading) -> Iterator[Item]:

@@ -22,10 +22,11 @@ MAX_REOPENED = 1_000_000
 """Maximum number of formatting tags that the parser may have to open again."""
 
 MAX_TAG_CHARACTERS, MAX_ATTRIBUTES = 50_000, 5_000
-"""A tag that exceeds both limits loses its attributes, because the parser compares each attribute with all before."""
+"""A tag that exceeds both limits loses its attributes, because the parser compares each attribute with all attributes
+before it."""
 
 _AT_ONCE = 1 << 20
-"""Number of characters whose tags are listed at a time. A tag that two pieces share may be missed."""
+"""Number of characters whose tags are listed at a time. A tag that is split between two such sections may be missed."""
 
 _SEARCHED = frozenset({"div", "article"})
 _ALL_FORMATTING = "formatting"
@@ -79,7 +80,9 @@ def limit_nesting(markup: str) -> Markup:
 
 
 def _may_have_long_tag(markup: str) -> bool:
-    """Whether `MAX_TAG_CHARACTERS` characters without a `<` follow a `<`. This looks at few of the characters."""
+    """Whether `MAX_TAG_CHARACTERS` characters without a `<` follow a `<`. The search looks at only a few of the
+    characters.
+    """
     start = markup.find("<")
     while 0 <= start < len(markup) - MAX_TAG_CHARACTERS:
         last = markup.rfind("<", start + 1, start + 1 + MAX_TAG_CHARACTERS)
@@ -90,10 +93,10 @@ def _may_have_long_tag(markup: str) -> bool:
 
 
 class _Names:
-    """The names of all tags, in lists. The name of an end tag begins with a slash.
+    """Iterable of lists that together contain the names of all tags. The name of an end tag begins with a slash.
 
-    Short markup has a single list, which is kept for the second time. The lists of long markup would take too much
-    memory.
+    Short markup has a single list, which is kept for the second iteration. The lists of long markup would take too much
+    memory, so they are made again.
     """
 
     def __init__(self, markup: str) -> None:
@@ -109,8 +112,8 @@ class _Names:
 
 
 def _depths(pieces: _Names, groups: Mapping[str, str], spelled: Iterable[str]) -> Counter[str]:
-    """Maximum number of open elements by group. `groups` maps the names of elements to their groups, and `spelled` has
-    all names of tags as the page spells them.
+    """Count how many elements of each group are open at once, at most. `groups` maps the names of elements to their
+    groups, and `spelled` has all names of tags as the page spells them.
     """
     steps = {}
     for name in spelled:

@@ -19,7 +19,9 @@ ROWS_AT_ONCE = 16
 
 
 def read_parquet(file: File, reading: Reading) -> Iterator[Item]:
-    """Yield the documents of a parquet file, in order. In a damaged row group, only rows before the damage are read."""
+    """Yield the documents of a parquet file, in order. Of a damaged row group, only the rows before the damage are
+    read.
+    """
     with file.open() as stream:
         try:
             parquet = pq.ParquetFile(stream, buffer_size=1 << 20, pre_buffer=False)

@@ -24,8 +24,8 @@ class Text(NamedTuple):
     title: str = ""
 
     note: str = ""
-    """Name of what was needed to read the document, such as `charset`. Two names are separated by a comma. Empty if
-    nothing was needed."""
+    """Names of the workarounds that were needed to read the document, separated by commas, such as `charset` if the
+    declared charset did not fit. Empty if none was needed."""
 
 
 class Reject(NamedTuple):
@@ -44,8 +44,8 @@ class Reject(NamedTuple):
     """First characters of the record, for the report."""
 
     lost: int = 0
-    """Number of lost bytes on disk if more than one record is lost, as in the rest of a damaged file. At least 1 if the
-    number is unknown, and 0 if only this record is lost."""
+    """Number of bytes on disk that are lost if more than one record is lost, for example after damage in a file. At
+    least 1 if the number is unknown, and 0 if only this record is lost."""
 
 
 class Skip(NamedTuple):
@@ -111,8 +111,8 @@ def too_long(
 ) -> Reject:
     """Make the reject for a record that is longer than `max_bytes`.
 
-    `what` names the kind of record, such as `the line`, `start` is the beginning of the record, and `limit` names the
-    limit.
+    `what` names the kind of record, such as `the line`, `start` is the beginning of the record, and `limit` is the name
+    of the limit in the message.
     """
     reason = f"{what} is longer than {max_bytes / 1e6:g} MB ({limit})"
     return Reject(place, "too long", reason, excerpt(start))

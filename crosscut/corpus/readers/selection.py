@@ -1,7 +1,8 @@
 """Select the files of a folder that have the format of the source.
 
-The name decides if it has a suffix of the format. Otherwise, the first bytes decide for three formats: an HTML page may
-have no suffix, and a mail or a text may have any suffix. All other files are left out, and counted by suffix.
+A file whose name has a suffix of the format is selected. In three formats, a file without such a suffix is judged by
+its first bytes: an HTML page may have no suffix, and a mail or a text may have any suffix. All other files are left out
+and counted by suffix.
 """
 
 import re
@@ -11,7 +12,7 @@ from pathlib import PurePosixPath
 from typing import Literal
 
 START_BYTES = 4096
-"""Number of bytes at the beginning of a file that decide about the file."""
+"""Number of bytes at the beginning of a file that are judged."""
 
 NO_SUFFIX = "no suffix"
 """Name under which files without a suffix are counted."""
@@ -43,7 +44,9 @@ def is_html(start: bytes) -> bool:
 
 
 def is_mail(start: bytes) -> bool:
-    """Whether data begins like a mail or an mbox: with a header line, and with one of the usual header lines."""
+    """Whether data begins like a mail or an mbox: with a header line, and one of the first lines is a usual mail
+    header.
+    """
     return bool(_MAIL_LINE.match(start)) and bool(start.startswith(b"From ") or _MAIL.search(start))
 
 
@@ -57,7 +60,7 @@ JUDGED_BY_CONTENT: dict[str, Callable[[bytes], bool]] = {"text": is_text, "html"
 
 
 class Selection:
-    """Selection of the files of folders for one source."""
+    """Selection of the files that a source takes from folders."""
 
     def __init__(self, kind: str, suffixes: Sequence[str]) -> None:
         self._kind = kind
@@ -72,8 +75,9 @@ class Selection:
     def takes(self, path: str, stem: str, read_start: Callable[[], bytes | None]) -> bool:
         """Decide whether a file belongs to the source, and count the file if not.
 
-        `stem` is the name of the file in lower case without the suffix of a compression. `read_start` returns the first
-        bytes of the file, or None if they cannot be read. Such a file is taken, because its reader reports the reason.
+        `stem` is the name of the file in lower case without a compression suffix. `read_start` returns the first bytes
+        of the file, or None if the file cannot be read. An unreadable file is taken, because its reader then reports
+        the reason.
         """
         if stem.endswith(self._suffixes):
             return True

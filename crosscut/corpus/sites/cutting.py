@@ -15,11 +15,11 @@ from crosscut.corpus.sites.pages import EDGE_LINES, Page, edge_lines, hash_line
 from crosscut.corpus.sites.stages import key_of
 
 CUTTING_VERSION = 1
-"""Version of `cut_pages`. A change that gives other texts raises this number."""
+"""Version of `cut_pages`. Increase it with every change that alters the resulting texts."""
 
 OUTER_LINES = 3
-"""Maximum number of lines between boilerplate and the beginning or the end of a page. The title of the page may be
-there."""
+"""Maximum number of lines between boilerplate and the beginning or the end of a page. These lines may hold the title of
+the page."""
 
 MIN_BYTES = 40
 """Minimum length of successive lines of boilerplate, in bytes. A single short line, such as the heading "Examples", may
@@ -68,10 +68,11 @@ def _find(pages: Sequence[Page], lines: Sequence[Sequence[Span]], shared: Sequen
 
 
 def _cut(text: str, lines: Sequence[Span], is_shared: Sequence[bool]) -> str:
-    """Cut the groups of boilerplate, and the empty lines behind them, from a text. `lines` are the lines near its ends.
+    """Cut groups of boilerplate lines, and the empty lines after each group, out of a text. `lines` are the lines near
+    both ends of the text.
 
-    A text of which less than half would be left stays whole. It is a copy or a version of other pages, and the search
-    for duplicates must see all of it.
+    If less than half of the text would be left, nothing is cut. The page is then a copy or a version of other pages,
+    and the search for duplicates must see all of its text.
     """
     kept, done = [], 0
     for first, last in _groups(text, lines, is_shared):
@@ -87,8 +88,8 @@ def _cut(text: str, lines: Sequence[Span], is_shared: Sequence[bool]) -> str:
 def _groups(text: str, lines: Sequence[Span], is_shared: Sequence[bool]) -> Iterator[tuple[int, int]]:
     """Yield the first and the last line of each group of successive shared lines that may be boilerplate.
 
-    A group must be near the beginning or the end of the text, and an empty line or an end of the text must be beside
-    it. A group that fills the searched lines of one end is text that pages share.
+    A group must be near the beginning or the end of the text, and next to an empty line or an end of the text. A group
+    that reaches the innermost searched line is not boilerplate but a longer text that pages share.
     """
     gaps = [text[one[1] : other[0]] for one, other in pairwise(lines)]
     is_whole = len(lines) < 2 * EDGE_LINES
@@ -104,5 +105,5 @@ def _groups(text: str, lines: Sequence[Span], is_shared: Sequence[bool]) -> Iter
 
 
 def _is_alone(gaps: Sequence[str], first: int, last: int) -> bool:
-    """Whether an empty line or an end of the text is before or behind a group of lines."""
+    """Whether a group of lines is directly next to an empty line or to an end of the text."""
     return first == 0 or last == len(gaps) or gaps[first - 1].count("\n") > 1 or gaps[last].count("\n") > 1

@@ -1,4 +1,6 @@
-"""Find the pages among the documents, the folders of their sites, and the lines at both ends of their texts."""
+"""Find the documents that are web pages, the folders of the site that contain each page, and the lines at both ends of
+its text.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +19,24 @@ from crosscut.corpus.filters.urls import canonical_url
 from crosscut.corpus.readers.files import COMPRESSIONS, SUFFIXES
 
 EDGE_LINES = 40
-"""Number of lines at the beginning and at the end of a page among which boilerplate is searched, without empty
-lines."""
+"""Number of lines at each end of a page that are searched for boilerplate. Empty lines are not counted."""
 
 EDGE_CHARACTERS = 1 << 17
-"""Maximum number of characters at the beginning and at the end of a page that are searched."""
+"""Maximum number of characters at each end of a page that are searched for boilerplate."""
 
 MAX_LINE = 2000
 """Maximum length of a line of boilerplate in characters."""
 
 MAX_FOLDERS, MAX_DEPTH = 6, 32
-"""Maximum number of folders of a page, which are the site and the innermost folders, and maximum depth of a folder."""
+"""Maximum number of folders of a page (the site and the innermost folders), and maximum depth of a folder."""
 
 _FORMATS = (SourceFormat.HTML, SourceFormat.WARC, SourceFormat.WET)
 _SUFFIXES = "|".join(re.escape(suffix) for kind in _FORMATS for suffix in SUFFIXES[kind])
 _PAGE = re.compile(rf"(?:{_SUFFIXES})(?:{'|'.join(map(re.escape, COMPRESSIONS))})?(?:~[0-9]+)?#[^#]*$", re.IGNORECASE)
-"""End of the id of a document from a file with a suffix of `_FORMATS`."""
+"""Pattern for the end of a document's id, if the document comes from a file with a suffix of `_FORMATS`."""
 
 _LINE = re.compile(r"[^\s](?:[^\n]*[^\s])?")
-"""A line without the white space around it."""
+"""Pattern for a line without the white space around it."""
 
 
 _WORD = re.compile(r"[^\W_][\W_]*[^\W_][\W_]*[^\W_]")
@@ -57,7 +58,7 @@ class Page(NamedTuple):
     """Row of the document in its part, from 0."""
 
     folders: tuple[Folder, ...]
-    """The folders that contain the page. The first is the site."""
+    """The folders that contain the page. The first one is the site."""
 
     text: str
 
@@ -73,7 +74,7 @@ class PageFinder:
 
     @classmethod
     def of(cls, sources: Sequence[SourceConfig]) -> PageFinder | None:
-        """Create the finder for a corpus. None if no source can have pages."""
+        """Create the finder for a corpus. Returns None if no source can have pages."""
         formats = tuple((one.name, one.format) for one in sources if one.format in (*_FORMATS, SourceFormat.AUTO))
         return cls(formats) if formats else None
 
@@ -108,7 +109,7 @@ def _is_page(document_id: str, kinds: dict[str, SourceFormat]) -> bool:
 
 
 def folders_of(document_id: str, url: str) -> tuple[Folder, ...]:
-    """Return the folders that contain a page: the beginnings of its URL or, without a URL, of the name of its file.
+    """Return the folders that contain a page: the leading parts of its URL or, if it has no URL, of its file name.
 
     The page `https://example.com/book/install.html` is in `example.com` and in `example.com/book`.
     """
@@ -125,7 +126,7 @@ def _path(url: str) -> str:
 
 
 def edge_lines(text: str) -> list[tuple[int, int]]:
-    """Start and end of the lines near both ends of a text, in order. Empty lines are left out."""
+    """Find the lines near both ends of a text, in order. Returns the start and end of each line that is not empty."""
     if len(text) <= 2 * EDGE_CHARACTERS:
         lines = [line.span() for line in _LINE.finditer(text)]
         return lines if len(lines) <= 2 * EDGE_LINES else lines[:EDGE_LINES] + lines[-EDGE_LINES:]

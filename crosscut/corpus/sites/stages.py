@@ -4,8 +4,8 @@ site-lines          write the hashes of the lines at both ends of each page; a t
 site-boilerplate    count the pages of each folder that share a line; a task for each share of the sites
 
 A line is boilerplate in a folder if at least half of the folder's pages, and at least `MIN_PAGES`, have it among their
-first or last lines. Pages with the same lines count once, because copies of a page say nothing about the site. A share
-has the pages of whole sites. Memory therefore grows with the largest site.
+first or last lines. Pages with the same lines count once, because copies of a page say nothing about the site. Each
+share consists of whole sites, so memory grows with the largest site.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ LINES, BOILERPLATE = "site-lines", "site-boilerplate"
 """Names of the two stages."""
 
 MIN_PAGES = 10
-"""Minimum number of pages that share a line."""
+"""Minimum number of a folder's pages that must share a line."""
 
 MIN_SHARE = 0.5
-"""Minimum share of the pages of a folder that share a line."""
+"""Minimum fraction of a folder's pages that must share a line."""
 
 LINES_PER_TASK = 2_000_000
 """Approximate number of lines that one task counts."""
 
 FOLDERS = np.dtype([("site", "<u8"), ("row", "<u4"), ("depth", "u1"), ("hash", "<u8")])
-"""Element type of `PART.folders.npy`: an element for each folder of each page. `site` is the hash of the page's first
-folder."""
+"""Element type of `PART.folders.npy`, which has an element for each folder of each page. `site` is the hash of the
+page's first folder."""
 
 LINES_OF_PAGES = np.dtype([("site", "<u8"), ("row", "<u4"), ("hash", "<u8")])
-"""Element type of `PART.lines.npy`: an element for each different line at the ends of each page."""
+"""Element type of `PART.lines.npy`, which has an element for each distinct line at the ends of each page."""
 
 SHARED = pa.schema([("key", pa.uint64())])
 """Columns of the file with the boilerplate of some sites: the key of a line in a folder (`key_of`), ascending."""
@@ -113,7 +113,7 @@ def find_boilerplate(folder: Path, parts: Sequence[str], share: int, num_shares:
 
 
 def _read(files: Sequence[Path], share: int, num_shares: int) -> dict[str, npt.NDArray[Any]]:
-    """Read the elements of one share, as a column for each field. The column `page` has the numbers of the pages."""
+    """Read the elements of one share as one array per field. The array `page` has the numbers of the pages."""
     found = []
     for index, path in enumerate(files):
         own = np.load(path, mmap_mode="r")
@@ -126,7 +126,8 @@ def _read(files: Sequence[Path], share: int, num_shares: int) -> dict[str, npt.N
 
 def shared_lines(folders: Mapping[str, npt.NDArray[Any]], lines: Mapping[str, npt.NDArray[Any]]) -> Hashes:
     """Find the lines that are boilerplate. `folders` has the columns `page`, `depth` and `hash`, with a row for each
-    folder of each page, and `lines` the columns `page` and `hash`. The numbers of the pages ascend.
+    folder of each page. `lines` has the columns `page` and `hash`, with a row for each line. In both tables, page
+    numbers ascend.
 
     Returns the keys of the lines found (see `key_of`), ascending.
     """
@@ -142,7 +143,9 @@ def shared_lines(folders: Mapping[str, npt.NDArray[Any]], lines: Mapping[str, np
 
 
 def _shared_in(pages: Numbers, folders: Hashes, line_pages: Numbers, lines: Hashes) -> Hashes:
-    """Keys of the boilerplate in folders of one depth. `pages` ascend, and each has one of the folders."""
+    """Find the keys of the boilerplate in folders of one depth. `pages` ascend, and `folders` has one folder for each
+    page.
+    """
     at = np.searchsorted(pages, line_pages)
     is_here = at < len(pages)
     is_here[is_here] = pages[at[is_here]] == line_pages[is_here]
@@ -155,7 +158,7 @@ def _shared_in(pages: Numbers, folders: Hashes, line_pages: Numbers, lines: Hash
 
 
 def _is_first_of_its_lines(pages: Numbers, lines: Hashes) -> npt.NDArray[np.bool_]:
-    """For each line, whether its page is the first one with exactly these lines."""
+    """Return one boolean per line: whether the line's page is the first page with exactly the same lines."""
     if not len(pages):
         return np.empty(0, dtype=bool)
     starts = np.flatnonzero(np.diff(pages, prepend=pages[0] + np.uint64(1)))
@@ -172,7 +175,7 @@ def _is_frequent(hashes: Hashes) -> npt.NDArray[np.bool_]:
 
 
 def key_of(folders: Hashes, lines: Hashes) -> Hashes:
-    """Key of each line in a folder, from the hashes of both."""
+    """Combine the hashes of folders and lines, element by element, to keys of a line in a folder."""
     return folders ^ lines
 
 
@@ -189,7 +192,7 @@ class SiteBoilerplate(NamedTuple):
 
     @classmethod
     def read(cls, work: Path, finder: PageFinder) -> SiteBoilerplate:
-        """Read what the two stages have found."""
+        """Read the results of the stages `site-lines` and `site-boilerplate`."""
         files = tuple(work / BOILERPLATE / f"{record.task}.arrow" for record in read_records(work, BOILERPLATE))
         parts = frozenset(record.task for record in read_records(work, LINES) if record.counts["pages"])
         return cls(finder, files, parts)

@@ -75,9 +75,8 @@ class TokensStage:
     """The `tokenizer.json` that an earlier stage wrote."""
 
     min_tokens: int
-    """Minimum number of tokens, without the end-of-text token, of a piece of a cut document. Shorter pieces are left
-    out.
-    """
+    """Minimum number of tokens in a piece of a cut document, not counting the end-of-text token. Shorter pieces are
+    left out."""
 
     filters: tuple[str, ...]
     """Names of all filters that the documents have passed. If `leakage` is one of these filters, the passages that
@@ -104,7 +103,7 @@ class TokensStage:
                     self.tokenizer,
                     *([settings] if settings.is_file() else []),
                 ),
-                # A setting at its default is left out, so that finished tasks of older versions still count.
+                # A setting at its default is left out, so that finished tasks of older versions stay valid.
                 settings={
                     "min_tokens": self.min_tokens,
                     **({"sentences": sentence_rules()} if self.sentences else {}),

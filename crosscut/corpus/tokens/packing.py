@@ -50,7 +50,7 @@ _INDEX = ".idx"
 
 
 class TooFewDocuments(DataError):  # noqa: N818 - the name says what happened
-    """Error if the filters leave too few documents for training and validation."""
+    """Error that is raised if the filters leave too few documents for training and validation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +96,8 @@ class PackingStage:
 
 
 def objective_setting(settings: TokensConfig) -> dict[str, str]:
-    """Setting `objective` of a task whose result depends on the training objective. Empty for the default objective, so
-    that finished tasks of versions without this setting still count.
+    """Return the setting `objective` for a task whose result depends on the training objective. The result is empty for
+    the default objective, so that finished tasks of versions without this setting stay valid.
     """
     return {"objective": settings.objective.value} if settings.objective is Objective.MASKED else {}
 
@@ -206,10 +206,10 @@ class _Packed:
     """Whether the parts have an index of sentences."""
 
     files: dict[str, int] = field(default_factory=dict)
-    """Index of each file in the manifest, by the name `source/file`."""
+    """Index of each file in the manifest, keyed by the name `source/file`."""
 
     counts: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
-    """Numbers of written documents and tokens, copies included, by source and by `train` or `validation`."""
+    """Numbers of written documents and tokens, including copies, by source, and then by `train` or `validation`."""
 
     def read(self, work: Path, parts: Iterable[str], width: int) -> Iterator[_Document]:
         """Read the documents of the parts, in order. A token id has `width` bytes."""
@@ -228,7 +228,9 @@ class _Packed:
                 yield _Document(file.partition("/")[0], f"{file}#{record}", texts)
 
     def _sentences(self, work: Path, part: str, num_texts: int) -> Iterator[npt.NDArray[np.uint32] | None]:
-        """Ends of the sentences of each text of a part. None for each text if there is no index of sentences."""
+        """Yield the ends of the sentences of each text of a part, or None for each text if there is no index of
+        sentences.
+        """
         if not self.sentences:
             return repeat(None, num_texts)
         ends = read_table(work / TOKENS / sentences_name(part))["ends"]

@@ -82,7 +82,9 @@ def _hash_block(text: str) -> tuple[Hashes, Places]:
 
 
 def _bytes_beyond(codes: npt.NDArray[np.uint32], places: Places) -> Places:
-    """For each position in a text: the bytes of the text before the position in UTF-8, minus the text's characters."""
+    """For each of `places`, compute how many more UTF-8 bytes than characters the text has before it. `codes` are the
+    character codes of the text.
+    """
     wide = np.flatnonzero(codes >= 0x80)
     more = 1 + (codes[wide] >= 0x800) + (codes[wide] >= 0x10000).astype(np.int64)
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(more)])[np.searchsorted(wide, places)]

@@ -3,17 +3,17 @@
 import re
 
 BLANK_LINE = re.compile(rb"\r*\n\r*\n")
-"""End of a header block. Some files have line ends that were converted twice."""
+"""Pattern for the end of a header block. It also fits line ends that were converted twice."""
 
 _LINE_END = re.compile(r"\r*\n")
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([^\s\"';,]+)", re.IGNORECASE)
 
 
 def split_head(block: bytes) -> tuple[str, dict[str, str]]:
-    """Return the first line of a header block, and the values by name in lower case.
+    """Return the first line of a header block, and the values of the other lines, keyed by name in lower case.
 
     The values of a name that occurs several times are joined with commas. Lines without a colon are ignored, and a line
-    that begins with a blank continues the line before.
+    that begins with white space continues the previous line.
     """
     try:
         text = block.decode("utf-8")

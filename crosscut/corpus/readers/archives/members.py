@@ -1,8 +1,8 @@
 """Unpack a web archive member by member.
 
 A crawl compresses each record on its own, so that a record can be read without the records before it. A compressed file
-is then a sequence of members: of gzip members, or of zstd frames. The start of a member is where a reader finds its way
-again after damage. Files that are compressed as a whole are read too.
+is then a sequence of members (gzip members or zstd frames). After damage, a reader can continue at the start of the
+next member. Files that are compressed as a whole are read too.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ _TRIAL_BYTES = 256 * 1024
 """Number of compressed bytes that must suffice to unpack the first bytes of a member."""
 
 _DICTIONARY = b"\x5d\x2a\x4d\x18"
-"""First bytes of a .zst archive that begins with the dictionary of its frames."""
+"""First bytes of a .zst archive that begins with the dictionary for its frames."""
 
 _MAX_DICTIONARY = 64 << 20
 
@@ -38,7 +38,7 @@ class Chunk(NamedTuple):
     """Offset on disk of the member that holds the bytes. 0 for a file that is not compressed."""
 
     begins: bool
-    """Whether a member begins with these bytes, and the bytes begin a record."""
+    """Whether these bytes are the start of a member and also the start of a record."""
 
 
 class Damage(NamedTuple):
@@ -48,7 +48,7 @@ class Damage(NamedTuple):
     """Offset on disk of the damaged member."""
 
     end: int
-    """Offset on disk of the next member that is readable, or the size of the file."""
+    """Offset on disk of the next readable member, or the size of the file if there is none."""
 
     reason: str
 

@@ -1,4 +1,6 @@
-"""Steps that the readers of WARC and WET files share: the loop over the records, the rules about URLs, and texts."""
+"""Steps that the readers of WARC and WET files share: the loop over the records, the URL rules, and the decoding of
+texts.
+"""
 
 from collections.abc import Callable, Iterator
 
@@ -15,7 +17,7 @@ KINDS = ("warcinfo", "response", "request", "metadata", "revisit", "resource", "
 
 
 def read_archive(file: File, reading: Reading, read_record: ReadRecord) -> Iterator[Item]:
-    """Yield what `read_record` makes of each record, and the rejects for the parts of the file that cannot be read.
+    """Yield the result of `read_record` for each record, and a reject for each part of the file that cannot be read.
 
     An empty file is skipped as `blank`. Raises `DataError` if a list of the URL rules cannot be read.
     """
@@ -29,7 +31,7 @@ def read_archive(file: File, reading: Reading, read_record: ReadRecord) -> Itera
 
 
 def other_kind(record: Record) -> Skip:
-    """Skip a record of a type that the format of the source does not read. The report counts each type."""
+    """Make the `Skip` for a record whose type the reader of this format does not use. The report counts each type."""
     return Skip(f"{record.kind if record.kind in KINDS else 'unknown'} record")
 
 
@@ -39,7 +41,9 @@ def url_of(record: Record) -> str:
 
 
 def find_reason(record: Record, urls: UrlFilter) -> Skip | None:
-    """Skip a record that the crawler has not stored completely, or whose URL breaks a rule."""
+    """Make the `Skip` for a record that the crawler did not store completely, or whose URL breaks a rule. Returns None
+    for any other record.
+    """
     if "warc-truncated" in record.headers:
         return Skip("truncated record")
     if "warc-segment-number" in record.headers:

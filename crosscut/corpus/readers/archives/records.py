@@ -1,8 +1,8 @@
 """Split a web archive into records, and find the next record after garbage, a wrong length or damage.
 
-A record is a line such as `WARC/1.0`, header lines, a blank line, as many bytes as `Content-Length` says, and two line
-ends. The format has no other mark of a record's end, so a wrong `Content-Length` hides all later records from a reader
-that trusts it. This module checks that another record or the end of a member follows each record.
+A record consists of a line such as `WARC/1.0`, header lines, a blank line, the number of bytes that `Content-Length`
+gives, and two line ends. Nothing else marks the end of a record, so a wrong `Content-Length` hides all later records
+from a reader that trusts it. This module checks that another record or the end of a member follows each record.
 """
 
 import re
@@ -15,7 +15,7 @@ from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.record import Reject, excerpt
 
 HEAD_BYTES = 64 * 1024
-"""Maximum size of a header block. A record that is too long keeps this number of bytes of its content."""
+"""Maximum size of a header block in bytes, and number of content bytes that are kept of a record that is too long."""
 
 _FIRST_LINE = re.compile(rb"WARC/\d+\.\d+\s*?\n")
 _NEXT_RECORD = re.compile(rb"\nWARC/\d+\.\d+\s*?\n")
@@ -29,7 +29,7 @@ class Record(NamedTuple):
 
     number: int
     """Offset of the record in the file on disk. If several records share a compressed member, the first has the offset
-    of the member, and each later record has the number of the record before plus 1."""
+    of the member, and each later record has the number of the previous record plus 1."""
 
     headers: dict[str, str]
     """Values of the header lines, by name in lower case."""
@@ -89,7 +89,9 @@ class _Stream:
         """Number of bytes read from the disk so far."""
 
     def next_segment(self) -> Chunk | Damage | None:
-        """Begin the next segment, and return its first chunk. Damage takes the place of a segment."""
+        """Move to the next segment, and return its first chunk. If a damaged part comes next, return its description
+        instead, and at the end of the file, return None.
+        """
         while self._is_open and self._pull():
             self._held.clear()
         found, self._next = self._next or next(self._chunks, None), None
@@ -103,7 +105,7 @@ class _Stream:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether the bytes up to the end of the segment belong to a member that is damaged."""
+        """Whether the remaining bytes of the segment belong to a damaged member."""
         return not self._pull() and isinstance(self._next, Damage) and self._next.start == self._member
 
     @property
@@ -112,7 +114,7 @@ class _Stream:
         return not self._pull() and self._next is None
 
     def _pull(self) -> bool:
-        """Hold another chunk of the segment. Return whether there was one."""
+        """Load another chunk of the segment into memory. Return whether there was one."""
         if self._next is None:
             self._next = next(self._chunks, None)
         if not isinstance(self._next, Chunk) or self._next.begins:
@@ -124,24 +126,26 @@ class _Stream:
         return True
 
     def peek(self, size: int) -> bytes:
-        """Return the next bytes. The result is shorter than `size` at the end of the segment."""
+        """Return the next `size` bytes without moving past them. The result is shorter at the end of the segment."""
         while len(self._held) < size and self._pull():
             pass
         return bytes(self._held[:size])
 
     def read(self, size: int) -> bytes:
-        """Return the next bytes and move behind them."""
+        """Return the next `size` bytes and move past them. The result is shorter at the end of the segment."""
         data = self.peek(size)
         self._drop(len(data))
         return data
 
     def put_back(self, data: bytes) -> None:
-        """Undo the reading of the last bytes."""
+        """Put back the bytes that were read last, so that they are read again."""
         self._held[:0] = data
         self.used -= len(data)
 
     def skip(self, size: int) -> tuple[int, bool]:
-        """Move forward. Return the number of bytes that there were, and whether a record may begin among them."""
+        """Skip `size` bytes, or fewer at the end of the segment. Return the number of skipped bytes, and whether a
+        record may begin among them.
+        """
         left, has_record = size, False
         while left and (self._held or self._pull()):
             step = min(left, len(self._held))
@@ -159,7 +163,7 @@ class _Stream:
             self._drop(found.end())
 
     def skip_to_record(self) -> int:
-        """Move to the next record, or to the end of the segment. Return the number of bytes before it."""
+        """Move to the next record, or to the end of the segment. Return the number of skipped bytes."""
         before = self.used
         while not (found := _NEXT_RECORD.search(self._held)):
             self._drop(max(len(self._held) - _LONGEST_MARK, 0))
@@ -201,12 +205,14 @@ class _Splitter:
                 yield item
 
     def _number(self) -> int:
-        """Number of the record at which the stream stands."""
+        """Number of the record that begins at the current position of the stream."""
         place = self._stream.start if self._file.compression else self._stream.used
         return max(place, self._last + 1)
 
     def _garbage(self, number: int, head: bytes) -> Iterator[Reject]:
-        """Move behind bytes that are not a record. Yield a reject, unless the bytes are the last ones before damage."""
+        """Skip bytes that are not a record. Yield a reject, unless the bytes are an incomplete record directly before
+        damage.
+        """
         is_begun = bool(_FIRST_LINE.match(head)) and len(head) < HEAD_BYTES
         self._stream.skip(1)
         size = 1 + self._stream.skip_to_record()
@@ -252,7 +258,9 @@ class _Splitter:
         return Reject(f"byte {number}", "wrong length", reason, excerpt(head))
 
     def _is_end(self) -> bool:
-        """Whether the end of a record is here. Two line ends and garbage may follow, which is another problem."""
+        """Whether the record ends at the current position. Garbage after two line ends is allowed here: it is a problem
+        of its own.
+        """
         after = self._stream.peek(_LONGEST_MARK)
         rest = after.lstrip(b"\r\n")
         if not rest:

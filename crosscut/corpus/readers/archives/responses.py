@@ -1,7 +1,8 @@
-"""Decode HTTP responses: undo the encodings of the transfer and of the content.
+"""Decode HTTP responses: undo the transfer encodings and the content encodings.
 
 Crawlers differ in what they store. Some store the bytes as they were sent, and others decode them first but keep the
-header that names the encoding. Text in place of encoded data is therefore taken as it is.
+header that names the encoding. If the header names an encoding but the body is plain text, the body is therefore used
+as it is.
 """
 
 import re
@@ -26,7 +27,7 @@ _ZSTD_WINDOW = 8 << 20
 
 
 class EncodingError(Exception):
-    """Error for a body that cannot be decoded. The text is the reason."""
+    """Error for a body that cannot be decoded. The error's text is the reason."""
 
 
 class TooLongError(Exception):
@@ -41,7 +42,7 @@ class Response(NamedTuple):
     """Values of the header lines, by name in lower case."""
 
     body: bytes
-    """Body with all encodings."""
+    """Body before any encoding is undone."""
 
     @property
     def media_type(self) -> tuple[str, str]:
@@ -159,4 +160,5 @@ _DECODERS: dict[str, Callable[[bytes], Iterator[bytes]]] = {
     "zstd": _zstd,
 }
 _UNSUPPORTED = frozenset({"compress", "x-compress", "dcb", "dcz", "exi"})
-"""Encodings that exist but are not decoded. Other names, such as `utf-8` or `none`, are mistakes and mean nothing."""
+"""Encodings that exist but are not decoded. Any other unknown name, such as `utf-8` or `none`, is a server's mistake
+and is ignored."""

@@ -28,13 +28,14 @@ _RANGES = {
     "±": (" ± ", " ± "), "+": (" + ", " + "), ",": (", ", ", "), "/": (" / ", " / "), ",and": (", and ", ", and "),
     "to about": (" to about ", " to about "), "and about": (" and about ", " and about "),
 }  # fmt: skip
-"""Words between the values of a range, in front of the brackets and within them."""
+"""Words between the values of a range, keyed by the code in a page: the words outside brackets, and the words inside
+brackets."""
 
 _JOINS = {
     "or": (" or ", ""), "comma": (", ", ""), "sqbr": (" [", "]"), "slash": ("/", ""), "x": ("", ""),
     "semicolon": ("; ", ""),
 }  # fmt: skip
-"""Text in front of a result and behind it, for each value of `disp` that does not put it into brackets."""
+"""Text before and after a result, for each value of the argument `disp` that does not put the result into brackets."""
 
 _FRACTION = re.compile(r"([-−]?)(?:(\d+)(?:\s*\+\s*|\s+|&nbsp;))?(\d+)\s*[/⁄]+\s*(\d+)")
 _INTEGER = re.compile(r"[-−]?\d{1,2}")
@@ -73,7 +74,7 @@ def _decimals(mantissa: str) -> int:
 
 @dataclass
 class _Conversion:
-    """A use of the template, after its arguments were read."""
+    """One use of the template, with its parsed arguments."""
 
     values: list[_Value]
     words: list[str]
@@ -81,15 +82,16 @@ class _Conversion:
     unit: Unit
     code: str
     part: tuple[_Value, Unit, int] | None = None
-    """Second part of the value, its unit, and the number of these units in the first: 3 inches of 5 feet 3 inches."""
+    """Second part of a value such as 5 feet 3 inches: its number (3), its unit (inch), and how many of these units make
+    one of the first unit (12)."""
     targets: list[str] = field(default_factory=list)
     precision: int | None = None
     rest: list[str] = field(default_factory=list)
-    """Arguments that were not read, such as the words of `adj=mid`."""
+    """Remaining arguments, such as the words of `adj=mid`."""
 
 
 def convert(call: Call) -> str:
-    """Render Convert. Values in a unit that is not known are shown with the code of the unit."""
+    """Render the template Convert. If the unit is unknown, the value is shown with the code of the unit."""
     conversion = _read(call)
     if conversion is None:
         return " ".join(call.numbered()[:2])
@@ -151,18 +153,18 @@ def _read_part(waiting: list[str], code: str, language: str) -> tuple[_Value, Un
 
 @dataclass
 class _Style:
-    """Choices of the page on how the values are written."""
+    """The page's options for how values are written."""
 
     language: str
     names_in: bool
-    """Whether the value's unit is written as a name."""
+    """Whether the value's unit is written as a name, and not as a symbol."""
     names_out: bool
     join: tuple[str, str]
     rename: Callable[[str], str]
     """Function that writes a unit's name in the page's spelling."""
     is_adjective: bool = False
     middle: str = ""
-    """Text behind the unit, as in "10-metre-long"."""
+    """Text after the unit, as in "10-metre-long"."""
     is_flipped: bool = False
     is_or: bool = False
     only_result: bool = False
@@ -200,7 +202,7 @@ class _Style:
 
 
 def _names(abbreviated: str, *, is_or: bool) -> tuple[bool, bool]:
-    """Tell whether the unit of the value, and that of the result, is written as a name."""
+    """Return whether the unit of the value is written as a name, and whether the unit of the result is."""
     if abbreviated in ("off", "none"):
         return True, True
     if abbreviated == "in":
@@ -230,13 +232,13 @@ def _is_one(value: _Value) -> bool:
 
 
 def _joined(numbers: Sequence[str], words: Sequence[str], place: int) -> str:
-    """Join the numbers of a range. `place` is 0 in front of the brackets and 1 within them."""
+    """Join the numbers of a range. `place` is 0 outside brackets and 1 inside brackets."""
     pairs = zip(words, numbers[1:], strict=True)
     return numbers[0] + "".join(f"{_RANGES[word][place]}{number}" for word, number in pairs)
 
 
 def _result(conversion: _Conversion, code: str, style: _Style, call: Call) -> str:
-    """Write the values in another unit. Empty if the unit is not known or measures something else."""
+    """Write the values in another unit. Returns an empty string if the unit is unknown or measures something else."""
     pair = PAIRS.get(code)
     unit = find_unit(pair[1] if pair else code)
     if unit is None or unit.dimension != conversion.unit.dimension:
@@ -256,7 +258,7 @@ def _result(conversion: _Conversion, code: str, style: _Style, call: Call) -> st
 
 
 def _rounded(conversion: _Conversion, amounts: Sequence[float], unit: Unit, call: Call) -> list[str]:
-    """Round the results as the page demands, or to the precision of its values."""
+    """Round the results as the page specifies or, if it does not, to the precision of its values."""
     digits, step = parse(call["sigfig"]), parse(call["round"])
     if conversion.precision is None and digits and digits >= 1:
         return [_signed(amount, significant(abs(amount), int(digits))) for amount in amounts]
@@ -274,10 +276,10 @@ def _signed(amount: float, text: str) -> str:
 
 
 def _precision(conversion: _Conversion, value: _Value, amount: float, unit: Unit) -> int:
-    """Number of decimals of a result that is as precise as its value.
+    """Number of decimals that makes a result as precise as the value that it comes from.
 
-    The decimals grow by one if the number shrinks to between a fiftieth and a fifth, and so on. A result has two
-    significant digits at least; a temperature has three of its value in kelvins.
+    If the conversion shrinks the number to between 1/50 and 1/5, the result gets one more decimal, and so on. A result
+    has at least two significant digits. A temperature has at least three significant digits of its value in kelvins.
     """
     source = conversion.unit
     if source.is_temperature:
@@ -296,7 +298,7 @@ def _precision(conversion: _Conversion, value: _Value, amount: float, unit: Unit
 
 
 def _in_pair(text: str, pair: tuple[str, str], style: _Style) -> str:
-    """Write a number of smaller units in a pair of units, as in 5 ft 3 in."""
+    """Write a number of small units, such as 63 inches, in a pair of units: 5 ft 3 in."""
     number = PARTS[pair]
     whole, rest = divmod(abs(float(text)), number)
     sign = "−" if text.startswith("-") else ""

@@ -50,22 +50,22 @@ def write_date(call: Call, parts: Sequence[str]) -> str:
 
 
 def _whole(text: str) -> int:
-    """Read a year, a month or a day. 0 if the text is not one."""
+    """Read the number of a year, a month or a day. Returns 0 if the text is not a number of at most four digits."""
     return int(text) if text.isdecimal() and len(text) <= 4 else 0
 
 
 def single_date(call: Call) -> str:
     """Render a template that holds one date, such as Birth date, Start date and Birth date and age.
 
-    A date that is written in one argument is shown as it is. The age today is left out, as the day of the dump is not
-    known.
+    A date that is written in one argument is shown as it is. The present age is left out, because the date of the dump
+    is unknown.
     """
     parts = call.numbered()
     return write_date(call, parts[:3]) if parts and parts[0].lstrip("-").isdecimal() else call[1]
 
 
 def death_date_and_age(call: Call) -> str:
-    """Render {{death date and age|YEAR|MONTH|DAY|YEAR|MONTH|DAY}}, where the second date is that of the birth."""
+    """Render {{death date and age|YEAR|MONTH|DAY|YEAR|MONTH|DAY}}, where the second date is the date of birth."""
     parts = call.numbered()
     shown = single_date(call)
     age = _years(parts[3:6], parts[:3])
@@ -73,13 +73,13 @@ def death_date_and_age(call: Call) -> str:
 
 
 def age(call: Call) -> str:
-    """Render Age, if it names the later date too."""
+    """Render {{Age}} if it gives both dates. If it gives only the date of birth, the result is empty."""
     parts = call.numbered()
     return _years(parts[:3], parts[3:6])
 
 
 def _years(first: Sequence[str], last: Sequence[str]) -> str:
-    """Number of whole years between two dates. Empty if one is not complete."""
+    """Number of whole years between two dates, as text. Empty if a date is incomplete."""
     try:
         start, end = (date(*(int(part) for part in parts)) for parts in (first, last))
     except (TypeError, ValueError):

@@ -66,7 +66,8 @@ _FUNCTION = re.compile(rf"\b({_FUNCTIONS.replace(' ', '|')}) (?=[(\[^⁰-⁹²³
 _SUM = re.compile(r"[\s+−/=-]")
 
 _HIDDEN = {r"\{": "\x02", r"\}": "\x03", "_": "\x04", "^": "\x05"}
-"""Characters of the text that stand for others until all commands are replaced, so that they are not read as LaTeX."""
+"""Placeholders for characters that must not be read as LaTeX. `_SHOWN` turns the placeholders into characters after all
+commands are replaced."""
 
 _SHOWN = str.maketrans({"\x02": "{", "\x03": "}", "\x04": "_", "\x05": "^", "-": "−"})
 

@@ -22,7 +22,8 @@ MAX_DEPTH = 20
 def show_links(markup: str, wiki: Wiki) -> str:
     """Replace each link by its text. A link to a file or a category shows nothing.
 
-    Links to other sites are replaced before and after all others, as each kind of link may stand within the other.
+    Links to other sites are replaced both before and after links to pages of a wiki, because each kind of link may
+    contain the other.
     """
     text = _show_external(markup)
     if "[[" in text or "]]" in text:
@@ -35,7 +36,7 @@ def _show_external(markup: str) -> str:
 
 
 class _Links:
-    """The links of a page. `ends` holds the end of each link by its start."""
+    """The links of a page. `ends` maps the start of each link to its end."""
 
     def __init__(self, markup: str, ends: dict[int, int], wiki: Wiki) -> None:
         self._text = markup
@@ -44,7 +45,7 @@ class _Links:
         self._depth = 0
 
     def show(self, start: int, end: int) -> str:
-        """Return the markup between two places with its links replaced by their texts."""
+        """Return the markup between two positions, with each link replaced by its text."""
         text = self._text
         pieces = []
         position = start
@@ -60,7 +61,7 @@ class _Links:
         return "".join(pieces)
 
     def _link(self, start: int, end: int) -> str:
-        """Text of the link between these places."""
+        """Text of the link between two positions."""
         bar = self._text.find("|", start, end)
         target = self._text[start : bar if bar >= 0 else end].strip()
         if "\n" in target or self._depth > MAX_DEPTH:
@@ -83,5 +84,5 @@ class _Links:
 
 
 def _pipe_trick(title: str) -> str:
-    """Text of a link like [[Paris (mythology)|]]: the title without what stands in brackets or behind a comma."""
+    """Text of a link like [[Paris (mythology)|]]: the title without a part in brackets or after a comma."""
     return re.sub(r" *\([^()]*\)$|, .*$", "", title)

@@ -1,7 +1,7 @@
 """Match the brackets of a page, and render its templates from the outside in.
 
-MediaWiki expands a template's arguments only where the template uses them. The same holds here: a template that is
-removed is never looked into, and a template within an argument is rendered when the argument is read.
+MediaWiki expands a template's arguments only where the template uses them. This module does the same: it never reads
+the content of a removed template, and it renders a template inside an argument when the argument is read.
 """
 
 import re
@@ -29,13 +29,13 @@ _PREFIX = re.compile(r"^(?:(?:subst|safesubst|msg|raw|template): ?)+", re.IGNORE
 
 
 class Call:
-    """A use of a template: its name and its arguments, whose templates are rendered."""
+    """One use of a template: its name and its arguments. Templates inside the arguments are already rendered."""
 
     def __init__(self, name: str, arguments: Mapping[str, str], wiki: Wiki, title: str) -> None:
         self.name = name
         """Name in lower case."""
         self.arguments = arguments
-        """Arguments by name. Arguments without a name are called `1`, `2` and so on."""
+        """Arguments, keyed by name. Arguments without a name are called `1`, `2` and so on."""
         self.wiki = wiki
         self.title = title
         """Title of the page."""
@@ -45,7 +45,7 @@ class Call:
         return self.arguments.get(str(key), "")
 
     def first(self, *keys: int | str) -> str:
-        """Value of the first of these arguments that is not empty."""
+        """Value of the first of the given arguments that is not empty."""
         return next((value for key in keys if (value := self[key])), "")
 
     def numbered(self, start: int = 1) -> list[str]:
@@ -57,7 +57,7 @@ class Call:
         return values
 
     def is_on(self, key: str) -> bool:
-        """Tell whether an argument says yes, as in `df=y`."""
+        """Return whether an argument means yes, as in `df=y`."""
         return self[key].lower() in ("y", "yes", "on", "1", "true")
 
 
@@ -99,7 +99,7 @@ class Templates:
         return "".join(pieces)
 
     def _render(self, start: int, end: int) -> str:
-        """Render the template whose name and arguments stand between these places."""
+        """Render the template whose name and arguments are between two positions."""
         bar = self._text.find("|", start, end)
         head = self._text[start : bar if bar >= 0 else end]
         name = _PREFIX.sub("", " ".join(head.replace("_", " ").split()).lower())
@@ -119,7 +119,9 @@ class Templates:
         return text
 
     def _split(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Places of the arguments. A bar within a link or an inner template does not end an argument."""
+        """Find the start and the end of each argument. A bar inside a link or an inner template does not end an
+        argument.
+        """
         spans = []
         position, links = start, 0
         while mark := _SPLIT.search(self._text, position, end):
@@ -148,7 +150,7 @@ class Templates:
 
 
 def match(text: str, brackets: re.Pattern[str]) -> dict[int, int]:
-    """Match brackets. Returns the end of each pair by its start. Brackets without a partner are left out."""
+    """Match brackets. Returns a map from the start of each pair to its end. Brackets without a partner are left out."""
     ends = {}
     opened = []
     for bracket in brackets.finditer(text):
@@ -160,5 +162,5 @@ def match(text: str, brackets: re.Pattern[str]) -> dict[int, int]:
 
 
 def escape(text: str) -> str:
-    """Write the characters that have a meaning in markup as entities."""
+    """Replace characters that are special in markup with entities."""
     return _SPECIAL.sub(lambda found: f"&#{ord(found[0])};", text)

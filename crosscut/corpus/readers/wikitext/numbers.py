@@ -7,11 +7,11 @@ _POINTS = {
     ("\u00a0", ","): "fr ru uk be bg cs sk sv no nb nn fi hu pl es eo et lv lt",
     (".", ","): "de it pt nl da tr id el ro ca vi hr sr sl gl eu is",
 }
-"""Separators of thousands and of decimals by the languages that write numbers with them."""
+"""Separators of thousands and of decimals, each pair with the languages that use it."""
 
 _SEPARATORS = {code: pair for pair, codes in _POINTS.items() for code in codes.split()}
 _NO_FOUR = frozenset(["es", "pl", "pt", "bg"])
-"""Languages that do not group numbers of four digits."""
+"""Languages that write numbers of four digits without a separator."""
 
 MAX_LENGTH = 60
 """Maximum length of a number."""

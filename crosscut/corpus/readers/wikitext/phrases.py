@@ -40,7 +40,7 @@ _KOREAN = (("hangul", "Korean"), ("hanja", "Hanja"), ("rr", "RR"), ("mr", "MR"))
 
 
 def argument(*keys: int | str) -> Renderer:
-    """Make a renderer that shows the first of these arguments that is not empty."""
+    """Make a renderer that shows the first of the given arguments that is not empty."""
     return lambda call: call.first(*keys)
 
 
@@ -86,7 +86,7 @@ def foreign(call: Call) -> str:
 
 
 def labelled(code: str, text: str, call: Call) -> str:
-    """Write foreign words behind the name of their language, as in "German: Wort"."""
+    """Write foreign words after the name of their language, as in "German: Wort"."""
     name = LANGUAGES.get(code, "")
     label = call["label"].lower() not in ("none", "no", "-")
     is_named = bool(name) and call.wiki.is_english and label and not call["links"].startswith("hide")
@@ -145,7 +145,7 @@ korean = scripts(_KOREAN)
 
 
 def link_with_language(call: Call) -> str:
-    """Render {{ill|Title|de|Titel|lt=text}}: the text of a link to an article that another language has."""
+    """Render {{ill|Title|de|Titel|lt=text}}: the text of a link to an article that exists only in another language."""
     return call.first("lt", "display", "texte", "text", 1)
 
 
@@ -177,7 +177,7 @@ def ship_class(call: Call) -> str:
 
 
 def phonetic(call: Call) -> str:
-    """Render {{IPA|/a/}}. A use that names a language first is a guide to the pronunciation, and is removed."""
+    """Render {{IPA|/a/}}. If the first argument is a language, the template is a pronunciation guide and is removed."""
     return call[1] if not call[2] else ""
 
 

@@ -30,7 +30,8 @@ _ROW = re.compile(r"\||!.*(?:!!|\|)|\{\|")
 _RULE = re.compile(r"-{4,}")
 _BLANK_LINES = re.compile(r"\n{3,}")
 
-# A search starts in front of a run of blanks and marks: started within it, it would take the square of the run in time.
+# These patterns match a run of blanks and marks only from its start. Otherwise, the time of a search would grow with
+# the square of the run's length.
 _OPEN, _CLOSE = "(（", ")）"
 _BETWEEN = r"(?:[\s,;:、；，/\x01–-]|\b(?:or|and|also|pronounced|pronunciation|listen|oder|ou|et|y|o|и|или)\b)*"
 _BRACKETS = re.compile(rf"[{_OPEN}]{_BETWEEN}[{_CLOSE}]")
@@ -44,7 +45,7 @@ _BEFORE_POINT = re.compile(r"(?<![ \t\x01])[ \t]++\x01[ \t\x01]*+(?=[.,;:!?、�
 def prose(markup: str, wiki: Wiki | None = None, title: str = "") -> str:
     """Extract the prose of a page's markup. Each heading is a separate line, and so is each item of a list.
 
-    `wiki` tells the language and the names of namespaces, English by default. `title` is the title of the page.
+    `wiki` gives the language and the names of namespaces (English by default). `title` is the title of the page.
     """
     wiki = wiki or Wiki()
     text = remove_comments(markup.replace(GAP, ""))
@@ -99,7 +100,7 @@ def _is_markup(start: str) -> bool:
 
 
 def _close_gaps(text: str) -> str:
-    """Remove the marks of removed parts, with the brackets, commas and spaces that have lost their words."""
+    """Remove the marks of removed parts, together with brackets, commas and spaces that are left without words."""
     for _ in range(2):  # brackets may stand in brackets
         text = _BRACKETS.sub(_drop_empty, text)
     text = _PRONOUNCED.sub(GAP, text)

@@ -101,7 +101,7 @@ def quantity(unit: str = "") -> Renderer:
 
 
 def _units(parts: Sequence[str]) -> str:
-    """Write units, of which each may be followed by its power."""
+    """Write units. Each unit in `parts` may be followed by its power."""
     text = ""
     for part in parts:
         is_power = text and _POWER.fullmatch(part)

@@ -21,7 +21,8 @@ _SILENT = (
 _WRITTEN: dict[str, Callable[[str], str]] = {
     "nowiki": escape, "pre": escape, "math": write_formula, "chem": write_formula, "ce": write_formula
 }  # fmt: skip
-"""Elements whose content is not markup, with the function that turns the content into markup of its text."""
+"""Elements whose content is not wiki markup, each with the function that converts the content to markup that shows the
+same text."""
 
 _ELEMENT = re.compile(rf"<(/?)({'|'.join((*_SILENT, *_WRITTEN))})(?=[\s/>])([^<>]*)>", re.IGNORECASE)
 _TABLE = re.compile(r"^[ \t:*#]*\{\||^[ \t]*\|\}(?!\})", re.MULTILINE)
@@ -31,7 +32,9 @@ _END_OF_LINE = re.compile(r"[ \t]*\n")
 
 
 def remove_comments(markup: str) -> str:
-    """Remove comments. A comment that fills a line goes with its line end. An unclosed comment reaches to the end."""
+    """Remove comments. A comment that fills a line is removed with its line end. An unclosed comment extends to the
+    end.
+    """
     pieces = []
     position = 0
     while (start := markup.find("<!--", position)) >= 0:
@@ -104,7 +107,7 @@ def remove_tables(markup: str) -> str:
 
 
 def remove_sections(markup: str, wiki: Wiki) -> str:
-    """Remove sections that hold no prose, such as References and External links, with the sections below them."""
+    """Remove sections that hold no prose, such as References and External links, together with their subsections."""
     pieces = []
     position = within = 0
     for heading in _HEADING.finditer(markup):

@@ -37,7 +37,7 @@ _LETTER_AND_THREE = re.compile(r"(?<!\w)(\w)'''(?!')")
 _THREE = re.compile(r"(?<=[^\s'])'''(?!')")
 
 MAX_SCRIPT = 40
-"""Maximum length of a superscript or subscript that is written as one. A longer one is text."""
+"""Maximum length of a superscript or subscript. Longer content is written as ordinary text."""
 
 _RAISED = str.maketrans("0123456789+-−–=()", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁻⁼⁽⁾")
 _LOWERED = str.maketrans("0123456789+-−–=()", "₀₁₂₃₄₅₆₇₈₉₊₋₋₋₌₍₎")
@@ -46,7 +46,8 @@ _EXPONENT = re.compile(r"[−–-]?\w|(?!\(.*\)$)(?=.*[\d+−–=*/·-])[\w +−
 _ORDINAL = frozenset((
     "a", "d", "e", "o", "er", "os", "as", "re", "me", "ro", "ra", "th", "st", "nd", "rd", "ème", "ère",
 ))  # fmt: skip
-"""Superscripts that are read as the end of a word. Those of one letter stand behind a number, as in 1er and 2e."""
+"""Superscripts that are read as the end of a word, as in 1er. Superscripts of one letter, except `e` and `o`, count
+only after a digit, as in 1a."""
 
 
 def remove_tags(markup: str) -> str:
@@ -71,12 +72,12 @@ def _script(found: re.Match[str]) -> str:
 
 
 def raised(content: str) -> str:
-    """Write a number in superscript characters. Anything else stays."""
+    """Write a number in superscript characters. Any other content is returned unchanged."""
     return content.translate(_RAISED) if _NUMBER.fullmatch(content) else content
 
 
 def _exponent(content: str, before: str) -> str:
-    """Write a superscript. `before` is the character in front of it, or empty."""
+    """Write a superscript. `before` is the character before the superscript, or empty."""
     is_ordinal = content in _ORDINAL and (before.isdigit() or len(content) > 1 or content in "eo")
     if is_ordinal or not _EXPONENT.fullmatch(content) or not (before.isalnum() or before == ")"):
         return raised(content)
@@ -84,7 +85,7 @@ def _exponent(content: str, before: str) -> str:
 
 
 def _index(content: str, before: str) -> str:
-    """Write a subscript. `before` is the character in front of it, or empty."""
+    """Write a subscript. `before` is the character before the subscript, or empty."""
     if before.isdigit() and _NUMBER.fullmatch(content):
         return content.translate(_LOWERED)
     is_index = content.isalnum() or _EXPONENT.fullmatch(content)
@@ -110,7 +111,8 @@ def remove_quotes(markup: str) -> str:
 def _unquoted(line: str) -> str:
     """Remove the quotes of a line.
 
-    Two quotes begin or end italic text, three do so for bold text, five for both, and the surplus is text.
+    Two quotes begin or end italic text, three begin or end bold text, and five begin or end both. Surplus quotes are
+    text.
     """
     runs = [len(run) for run in _QUOTES.findall(line)]
     italics = sum(run == 2 or run >= 5 for run in runs)

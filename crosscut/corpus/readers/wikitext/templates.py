@@ -1,8 +1,8 @@
-"""The templates that carry words of a sentence, with the function that renders each of them.
+"""The templates that carry words of a sentence, each with the function that renders it.
 
-All other templates are removed. Names are written in lower case and separated by bars. `COMMON` holds for all wikis.
-`VARIANTS` holds the templates of each language, which come first. The choice follows the frequency of templates within
-sentences, which `benchmarks/corpus/wikipedia.py --templates` counts.
+All other templates are removed. Names are written in lower case and separated by bars. `COMMON` applies to all wikis.
+`VARIANTS` has the templates of each language, which take precedence. The choice follows the frequency of templates
+within sentences, which `benchmarks/corpus/wikipedia.py --templates` counts.
 """
 
 from functools import cache
@@ -134,7 +134,7 @@ COMMON: dict[str, Renderer] = {
     "uc: | ucfirst:": phrases.upper,
     "#if:": phrases.branch,
 }
-"""Renderers of templates that the wikis share, by the names of the templates. Most names are those of the English
+"""Renderers of templates that the wikis share, keyed by the names of the templates. Most names are those of the English
 Wikipedia, from which other wikis take over templates with their names."""
 
 VARIANTS: dict[str, dict[str, Renderer]] = {
@@ -268,7 +268,7 @@ VARIANTS: dict[str, dict[str, Renderer]] = {
         "lang-it": labelled_by("意大利语"),
     },
 }
-"""Renderers of templates that one language has, or that mean something else in it."""
+"""Renderers of templates that exist only in one language, or that have another meaning there, keyed by language."""
 
 
 def find_renderer(name: str, language: str) -> Renderer | None:

@@ -1,7 +1,7 @@
 """Units of the template Convert, by the codes that pages write.
 
-A code names a unit of `crosscut/corpus/lists/units.toml`, such a unit with a prefix (`km`), a number of such units
-(`e6acre`, a million acres), or two units with a slash (`PD/sqmi`).
+A code names a unit of `crosscut/corpus/lists/units.toml`, a unit with a prefix (`km`), a multiple of a unit (`e6acre`,
+a million acres), or a quotient of two units (`PD/sqmi`).
 """
 
 import tomllib
@@ -29,11 +29,11 @@ PARTS = {
     ("ft", "in"): 12, ("yd", "ft"): 3, ("mi", "yd"): 1760, ("mi", "ft"): 5280, ("mi", "chain"): 80, ("st", "lb"): 14,
     ("lb", "oz"): 16, ("LT", "cwt"): 20, ("m", "cm"): 100, ("km", "m"): 1000, ("h", "min"): 60, ("min", "s"): 60,
 }  # fmt: skip
-"""Pairs of units in which one value is written, as in 5 feet 3 inches. The number says how many of the second make one
-of the first."""
+"""Pairs of units that together write one value, as in 5 feet 3 inches. The number says how many of the second unit make
+one of the first."""
 
 PAIRS = {"ftin": ("ft", "in"), "stlb": ("st", "lb"), "lboz": ("lb", "oz"), "ydft": ("yd", "ft")}
-"""Codes of the pairs into which a value is converted."""
+"""Pairs of units into which a value can be converted, keyed by the code of the pair."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +47,15 @@ class Unit:
     plural: str
     symbol: str
     to: str = ""
-    """Codes of the units into which a value is converted, separated by spaces."""
+    """Codes of the units into which a value is converted by default, separated by spaces."""
     offset: float = 0.0
-    """Value in this unit at the zero of the basic unit, which is the absolute zero of temperature."""
+    """Value in this unit of the zero point of the basic unit. For temperatures, this is absolute zero."""
     is_symbol: bool = False
-    """Whether the unit is written as a symbol even where others are written as a name."""
+    """Whether the unit is written as a symbol even where other units are written as names."""
 
     @property
     def is_temperature(self) -> bool:
-        """Whether the unit measures temperatures from a zero of its own."""
+        """Whether the unit measures temperature, and may have a zero point of its own."""
         return self.dimension == "temperature"
 
     def convert(self, value: float, other: "Unit") -> float:
@@ -107,7 +107,9 @@ def _quotient(code: str) -> Unit | None:
 
 @cache
 def _tables() -> tuple[dict[str, Unit], dict[str, str], dict[str, str]]:
-    """Units by code, the codes of their conversions, and their other codes."""
+    """Read the tables of units: the units by code, the default targets of conversions by code, and the main code for
+    each alternative code.
+    """
     tables = tomllib.loads(UNITS.read_text(encoding="utf-8"))
     to, also = tables.pop("to"), tables.pop("also")
     units: dict[str, Unit] = {}
@@ -119,13 +121,13 @@ def _tables() -> tuple[dict[str, Unit], dict[str, str], dict[str, str]]:
 
 
 def _read(dimension: str, code: str, row: dict[str, Any]) -> Iterator[tuple[str, Unit]]:
-    """Read a unit, and make the units with prefixes."""
+    """Yield a unit and, if it takes prefixes such as kilo, the unit with each prefix. Each comes with its code."""
     plural = row.get("plural", f"{row['name']}s")
     symbol = row.get("symbol", code)
     facts = {key: row[key] for key in ("to", "offset", "is_symbol") if key in row}
     unit = Unit(dimension=dimension, scale=row["scale"], name=row["name"], plural=plural, symbol=symbol, **facts)
     yield code, unit
-    *power, _ = row["name"].split()  # a prefix stands behind "square" and "cubic"
+    *power, _ = row["name"].split()  # a prefix stands after "square" and "cubic"
     start = "".join(f"{word} " for word in power)
     exponent = {"square": 2, "cubic": 3}.get(start.strip(), 1)
     for prefix, (word, size) in _PREFIXES.items() if row.get("prefixes") else ():

@@ -1,4 +1,4 @@
-"""Facts about the wiki of a dump: its language, its URLs, and the words by which parts of a page are known.
+"""Facts about the wiki of a dump: its language, its URLs, and the words that mark parts of a page.
 
 The words are in `crosscut/corpus/lists/wikipedia.toml`.
 """
@@ -39,14 +39,15 @@ class Wiki:
     """URL of the articles without the title. Empty if the dump does not name it."""
 
     unseen: frozenset[str] = field(default_factory=lambda: _names("en", {}, (FILES, CATEGORIES, MEDIA)))
-    """Names, in lower case, of the namespaces of files and categories. A link into them shows no text."""
+    """Names, in lower case, of the namespaces of files and categories. A link into one of these namespaces shows no
+    text."""
 
     spaces: frozenset[str] = frozenset()
     """Names, in lower case, of the other namespaces that are not articles, such as `portal`."""
 
     @classmethod
     def of(cls, language: str, base: str = "", namespaces: Mapping[str, int] | None = None) -> "Wiki":
-        """Describe a wiki. `namespaces` maps the names of a dump's `<siteinfo>` to MediaWiki's numbers."""
+        """Describe a wiki. `namespaces` maps the names of a dump's namespaces (`<siteinfo>`) to MediaWiki's numbers."""
         found = namespaces or {}
         unseen = _names(language, found, (FILES, CATEGORIES, MEDIA))
         others = {name.lower() for name, number in found.items() if name and number != ARTICLES}
@@ -62,7 +63,7 @@ class Wiki:
         return f"{self.base}/{quote(title.replace(' ', '_'), safe='/:(),!*')}" if self.base else ""
 
     def is_end(self, title: str, level: int) -> bool:
-        """Tell whether a heading begins a section of notes, sources or links. `level` is its number of `=` signs."""
+        """Return whether a heading begins a section of notes, sources or links. `level` is its number of `=` signs."""
         ends, chapters, between = _sections(self.language)
         known = ends | chapters if level <= 2 else ends
         name = " ".join(title.lower().strip(" \t.:").split())
@@ -81,7 +82,9 @@ def _of_files(words: Mapping[str, list[str]]) -> list[str]:
 
 @cache
 def _sections(language: str) -> tuple[frozenset[str], frozenset[str], re.Pattern[str]]:
-    """Titles of end sections, titles that end an article only at level 2, and the separators of two titles."""
+    """Return the titles of end sections, the titles that count as end sections only up to level 2, and a pattern for
+    the separators of two titles in one heading.
+    """
     words = read_words()
     tables = [words[code] for code in ("en", language) if code in words]
     ends = frozenset(title.lower() for table in tables for title in table["end"])
