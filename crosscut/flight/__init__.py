@@ -1,8 +1,9 @@
-"""Flight recorder: what each rank sends and does, in a small memory that other processes can read while the rank hangs.
+"""Flight recorder: a record of the messages and the position of each rank. The record is a small block of shared
+memory, which other processes can read while the rank hangs.
 
 The module `record` has the writer, `reading` reads the records of a run, `analysis` finds the ranks that block all
-others, `traces` has the collectives of PyTorch's own Flight Recorder, and `report` describes everything. Only the
-standard library is needed, so `crosscut doctor` starts at once.
+others, `traces` has the collectives of PyTorch's own Flight Recorder, and `report` writes the report about a hang. The
+package imports only the standard library, so `crosscut doctor` starts at once.
 """
 
 from crosscut.flight.record import RECORD, Kind, Part, Phase

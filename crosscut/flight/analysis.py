@@ -1,9 +1,9 @@
-"""Search for the ranks that block all others, in the records of the ranks.
+"""Find the ranks that block all others, from the records of all ranks.
 
 Rank A is blocked by rank B if A waits for a message of a group that has both ranks, and B has not started this message.
-B may itself be blocked by another rank, so the search follows the blocked ranks to ranks that wait for no other rank:
-the *causes*. Two members of a group that start their n-th message differently *disagree*: each of them waits for a
-message that the other one never starts. So do ranks that block each other in a circle.
+B may itself be blocked by another rank, so the search follows the chain of blocked ranks to the ranks that wait for no
+other rank: the *causes*. Two members of a group *disagree* if they start their n-th message differently: each of them
+then waits for a message that the other one never starts. Ranks that block each other in a circle also disagree.
 """
 
 from collections.abc import Mapping
@@ -15,17 +15,17 @@ from crosscut.flight.record import STARTING, Kind
 
 
 class Missing(NamedTuple):
-    """Message that a rank has not started, and for which other ranks wait."""
+    """Message that `rank` has not started, although other ranks wait for it."""
 
     rank: int
     message: Message
-    """The message, as a waiting rank has started it."""
+    """The message as recorded by a waiting rank."""
     waiting: tuple[int, ...]
     """Ranks that wait for `rank` to start the message."""
 
 
 class Disagreement(NamedTuple):
-    """Two ranks that wait for each other with different messages."""
+    """Two ranks that wait for each other, each in a different message."""
 
     first: int
     first_message: Message
@@ -35,20 +35,20 @@ class Disagreement(NamedTuple):
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of the search."""
+    """Result of the search for the ranks that block all others."""
 
     causes: tuple[int, ...]
     """Ranks that wait for no other rank, and block all others. Empty if no rank can be named."""
     missing: tuple[Missing, ...]
-    """Messages that the causes have not started."""
+    """Messages that the causes have not started and that other ranks wait for."""
     waiting: tuple[int, ...]
     """Ranks that wait for another rank."""
     disagreements: tuple[Disagreement, ...] = ()
 
 
 def find_causes(records: Mapping[int, RankRecord], silent: Mapping[int, Process]) -> Finding:
-    """Find the ranks that block all others. `records` are the records of all ranks, by rank. `silent` has the state of
-    the process of each rank whose watching thread does not answer.
+    """Find the ranks that block all others. `records` are the records of all ranks, keyed by rank. `silent` maps each
+    rank whose watching thread does not answer to the state of the rank's process.
     """
     world_size = max((record.world_size for record in records.values()), default=0)
     lost = {rank: silent.get(rank, Process.UNKNOWN) for rank in range(world_size) if rank not in records}
@@ -72,8 +72,8 @@ def find_causes(records: Mapping[int, RankRecord], silent: Mapping[int, Process]
 
 
 def _awaited(record: RankRecord, records: Mapping[int, RankRecord]) -> Message | None:
-    """Message that a rank waits for. A process with a GPU does not wait for messages itself, but for the GPU: the first
-    message that another member of its group has not started holds the GPU.
+    """Return the message that a rank waits for, or None. A process with a GPU rarely waits for a message itself: the
+    GPU waits. The rank's message is then the first one that another member of the group has not started.
     """
     if not record.waits_for_device or record.awaited is not None:
         return record.awaited
@@ -85,15 +85,16 @@ def _awaited(record: RankRecord, records: Mapping[int, RankRecord]) -> Message |
 
 
 def _started(record: RankRecord, group: str) -> int:
-    """Number of messages that a rank has started in a group; 0 if the rank has not used the group yet."""
+    """Number of messages that a rank has started in a group, or 0 if the rank has not used the group yet."""
     return record.groups[group].started if group in record.groups else 0
 
 
 def _blockers(
     rank: int, message: Message, records: Mapping[int, RankRecord], silent: Mapping[int, Process]
 ) -> set[int]:
-    """Ranks that `rank` waits for. A silent member of the group may have started the message and stopped before its
-    end, so it counts only if no other member is behind.
+    """Find the ranks that `rank` waits for: members of the message's group that have not started the message or have no
+    record. If there are none, silent members count, because they may have started the message and stopped before its
+    end.
     """
     members = records[rank].groups[message.group].ranks - {rank}
     behind = {m for m in members if m in records and _started(records[m], message.group) < message.count}
@@ -104,8 +105,8 @@ def _blockers(
 def _roots(
     blockers: Mapping[int, set[int]], records: Mapping[int, RankRecord], awaited: Mapping[int, Message]
 ) -> set[int]:
-    """Ranks at the ends of the chains: ranks that block another rank and wait for none. If no rank waits, every rank is
-    the cause of its own delay.
+    """Find the ranks at the ends of the chains: ranks that block another rank but do not wait for any rank. If no rank
+    waits, every rank is a cause.
     """
     if not awaited:
         return set(records)
@@ -114,7 +115,7 @@ def _roots(
 
 
 def _missing(cause: int, awaited: Mapping[int, Message], blockers: Mapping[int, set[int]]) -> Missing | None:
-    """First message of `cause` for which other ranks wait."""
+    """Find the first message that other ranks wait for because `cause` has not started it."""
     blocked = {rank: awaited[rank] for rank, by in blockers.items() if cause in by}
     if not blocked:
         return None
@@ -124,7 +125,7 @@ def _missing(cause: int, awaited: Mapping[int, Message], blockers: Mapping[int, 
 
 
 def _different_calls(awaited: Mapping[int, Message], records: Mapping[int, RankRecord]) -> tuple[Disagreement, ...]:
-    """Pairs of ranks that have started the same message of a group with another kind or another number of elements."""
+    """Find pairs of ranks whose n-th message of the same group has different kinds or different numbers of elements."""
     found: list[Disagreement] = []
     for rank, mine in awaited.items():
         for other in sorted(records[rank].groups[mine.group].ranks - {rank}):
@@ -144,7 +145,9 @@ def _agree(first: Message, second: Message) -> bool:
 
 
 def _circle(blockers: Mapping[int, set[int]], awaited: Mapping[int, Message]) -> tuple[Disagreement, ...]:
-    """First pair of a circle of ranks that block each other."""
+    """Find a circle of ranks that block each other, and return its first two ranks as a disagreement. The result is
+    empty if there is no circle.
+    """
     for start in sorted(blockers):
         rank, path = start, [start]
         while nexts := sorted(blockers.get(rank, ())):

@@ -1,7 +1,8 @@
-"""Places in the model that the record of this process names in a report about a hang (`flight`).
+"""Record the place in the model that this process runs, so that a report about a hang can name the place.
 
-The forward pass records the place itself. For the backward pass, the output of a part gets a hook: when its gradient
-arrives, the backward pass of the part begins.
+A place is a part of the model, such as the attention of layer 3. The forward pass records each place directly. For the
+backward pass, the output of a part gets a hook: when the output's gradient arrives, the backward pass of the part
+begins.
 """
 
 from collections.abc import Callable
@@ -11,15 +12,15 @@ from typing import Any, Protocol, TypeVar
 from crosscut.flight.record import RECORD, Part
 
 _LAYER = 8
-"""Number of bits of a place that hold the part."""
+"""Number of low bits of a place that hold the part. The other bits hold the layer."""
 
 
 class _HasGradient(Protocol):
-    """Tensor that can have a gradient."""
+    """Tensor that may require a gradient."""
 
     @property
     def requires_grad(self) -> bool:
-        """Whether the tensor gets a gradient."""
+        """Whether a gradient is computed for the tensor."""
 
     def register_hook(self, hook: Callable[..., Any]) -> Any:
         """Call `hook` when the gradient arrives."""
@@ -29,7 +30,7 @@ _T = TypeVar("_T", bound=_HasGradient)
 
 
 def place_of(part: Part, layer: int = 0) -> int:
-    """Place of a part of the model, as the record stores it."""
+    """Return the integer by which the record stores a part of the model and its layer."""
     return part | layer << _LAYER
 
 
@@ -40,7 +41,9 @@ def enter(part: Part, layer: int = 0) -> None:
 
 
 def leave(x: _T, part: Part, layer: int) -> _T:
-    """Return `x`, the output of a part of the model. The backward pass of this part records the place."""
+    """Return `x`, the output of a part of the model, with a hook that records the place when the part's backward pass
+    begins.
+    """
     if RECORD.is_open and x.requires_grad:
         x.register_hook(partial(RECORD.at, place_of(part, layer)))
     return x
@@ -53,5 +56,7 @@ def enter_part(part: Part) -> None:
 
 
 def leave_part(x: _T, part: Part) -> _T:
-    """Return `x`, the output of a part of the current layer. The backward pass of this part records the place."""
+    """Return `x`, the output of a part of the current layer, with a hook that records the place when the part's
+    backward pass begins.
+    """
     return leave(x, part, RECORD.place >> _LAYER) if RECORD.is_open else x

@@ -1,4 +1,4 @@
-"""Reading of the records of a run's ranks, from any process: a rank's own thread, or `crosscut doctor`."""
+"""Read the records of all ranks of a run. The readers are the watching thread of each rank and `crosscut doctor`."""
 
 import json
 import os
@@ -31,12 +31,12 @@ from crosscut.flight.record import (
 from crosscut.flight.traces import Trace, parse_traces
 
 FOLDER = "watch"
-"""Folder of the records inside a run's folder."""
+"""Name of the folder for records inside a run's folder."""
 _LEAST = TABLE * 8
 
 
 class Group(NamedTuple):
-    """Process group of a rank."""
+    """Process group that a rank belongs to."""
 
     name: str
     axis: str
@@ -47,16 +47,15 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, order=True)
 class Message:
-    """Message of one rank."""
+    """Message (a collective, a send or a receive) in the record of one rank."""
 
     number: int
-    """Position among all messages of the rank, from 1."""
+    """Number of the message among all messages of the rank, from 1."""
     group: str
     axis: str
     count: int
-    """Position among the messages of the group, from 1. The members of a group must start the same messages in the same
-    order.
-    """
+    """Number of the message among the rank's messages in the group, from 1. The members of a group must start the same
+    messages in the same order."""
     kind: Kind
     elements: int
     step: int
@@ -68,7 +67,7 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True)
 class RankRecord:
-    """Record of one rank at one moment."""
+    """Record of one rank at the time of reading."""
 
     rank: int
     world_size: int
@@ -77,25 +76,30 @@ class RankRecord:
     machine: str
     process_start: str
     step: int
-    """Step that the rank runs, counted from 0."""
+    """Step that the rank is running, counted from 0."""
     phase: Phase
     place: int
     groups: dict[str, Group]
     messages: dict[int, Message]
-    """Last messages, by number."""
+    """Most recent messages, keyed by number."""
     awaited: Message | None = None
-    """Message that the rank waits for."""
+    """Message that the process waits for."""
     waits_for_device: bool = False
-    """Whether messages run on a GPU. `awaited` is then always None."""
+    """Whether collectives run on a GPU. The GPU then waits for them, and `awaited` is None unless the process itself
+    waits, for example for a vote."""
     words: tuple[int, ...] = ()
     """Integers of the header (`record.Word`)."""
 
     def message(self, group: str, count: int) -> Message | None:
-        """Message `count` of a group; None if the rank has not started it, or has forgotten it."""
+        """Return the message with the number `count` in a group, or None if the rank has not started it or the record
+        has already overwritten it.
+        """
         return next((m for m in self.messages.values() if m.group == group and m.count == count), None)
 
     def since(self, word: Word, now: int) -> float:
-        """Seconds from the time in `word` to `now`, a time in nanoseconds on the clock of the rank's machine."""
+        """Return the seconds from the time stored in `word` to `now`. `now` is in nanoseconds on the monotonic clock of
+        the rank's machine.
+        """
         return (now - self.words[word]) / 1e9
 
 
@@ -105,31 +109,31 @@ class Process(Enum):
     RUNS = "runs"
     STOPPED = "stopped"
     BLOCKED = "blocked"
-    """In a call of the kernel that cannot be interrupted."""
+    """The process is in a system call that cannot be interrupted."""
     GONE = "gone"
     UNKNOWN = "unknown"
-    """On another machine."""
+    """The process is on another machine, or its state cannot be read."""
 
 
 def record_path(folder: Path, rank: int) -> Path:
-    """File with the copy of a rank's record, in the folder `watch` of a run."""
+    """Path of the copy of a rank's record, in the folder `watch` of a run."""
     return folder / f"rank-{rank:05d}"
 
 
 def status_path(folder: Path, rank: int) -> Path:
-    """File in which a rank describes itself during a hang."""
+    """Path of the file in which a rank describes itself during a hang."""
     return folder / f"status-{rank:05d}.json"
 
 
 def trace_path(folder: Path, rank: int) -> Path:
-    """File in which a rank summarizes PyTorch's Flight Recorder during a hang."""
+    """Path of the file in which a rank summarizes PyTorch's Flight Recorder during a hang."""
     return folder / f"trace-{rank:05d}.json"
 
 
 def read_records(folder: Path) -> dict[int, RankRecord]:
-    """Read the records of all ranks from the folder `watch` of a run, by rank. A rank on this machine is read from its
-    memory, every other rank from its copy. Files that are no record are left out, and so are ranks of an earlier start
-    that had more ranks.
+    """Read the records of all ranks, keyed by rank. `folder` is the folder `watch` of a run. The record of a rank on
+    this machine is read from the rank's memory, and any other record from its copy in the folder. Files that are not a
+    record are left out. Ranks that only an earlier start of the run had are left out too.
     """
     found: dict[int, RankRecord] = {}
     for path in sorted(folder.glob("rank-*")):
@@ -141,7 +145,7 @@ def read_records(folder: Path) -> dict[int, RankRecord]:
 
 
 def parse_record(content: bytes) -> RankRecord:
-    """Read a record from its bytes. Raises `ValueError` if these are no record."""
+    """Read a record from its bytes. Raises `ValueError` if the bytes are not a record."""
     if len(content) < _LEAST:
         raise ValueError("too short")
     words = struct.unpack(f"{TABLE}q", content[:_LEAST])
@@ -177,7 +181,9 @@ def parse_record(content: bytes) -> RankRecord:
 
 
 def _message(words: tuple[int, ...], row: int, groups: list[Group]) -> Message | None:
-    """Message in a row of the ring; None if the row is empty, or if its group is not in the table."""
+    """Read the message in a row of the ring. Returns None if the row is empty, or if the message's group is not in the
+    table.
+    """
     begin = RING + row * MESSAGE_WORDS
     number, group, count, kind, elements, step, place, state = words[begin : begin + MESSAGE_WORDS]
     if not number or not 0 <= group < len(groups) or not STARTING <= state <= DONE:
@@ -193,7 +199,7 @@ def _ranks(ranks: list[int]) -> frozenset[int]:
 
 
 def place_name(place: int) -> str:
-    """Name of a place in the model, such as "layer 3, attention"; empty outside the model."""
+    """Name of a place in the model, such as "layer 3, attention". Empty if the place is outside the model."""
     part, layer = Part(place & 255), place >> 8
     if part in (Part.LAYER, Part.ATTENTION, Part.MLP):
         names = {Part.LAYER: "", Part.ATTENTION: ", attention", Part.MLP: ", MLP"}
@@ -203,7 +209,7 @@ def place_name(place: int) -> str:
 
 
 def is_here(record: RankRecord) -> bool:
-    """Whether the rank runs on this machine, so that its process number is valid here."""
+    """Whether the rank runs on this machine, so that its process id is valid here."""
     return record.machine == machine_identity()
 
 
@@ -223,7 +229,7 @@ def process_of(record: RankRecord) -> Process:
 
 
 def read_statuses(folder: Path) -> dict[int, dict[str, Any]]:
-    """Read the statuses that ranks have written during a hang, by rank."""
+    """Read the statuses that ranks have written during a hang, keyed by rank."""
     found: dict[int, dict[str, Any]] = {}
     for path in folder.glob("status-*.json"):
         with suppress(OSError, ValueError):
@@ -239,7 +245,7 @@ def write_status(folder: Path, rank: int, status: dict[str, Any]) -> None:
 
 
 def read_traces(folder: Path) -> dict[int, list[Trace]]:
-    """Read what the ranks have found in PyTorch's Flight Recorder during a hang, by rank. Ranks that have found nothing
+    """Read the traces that ranks took from PyTorch's Flight Recorder during a hang, keyed by rank. Ranks without traces
     are left out.
     """
     found = {}
@@ -251,7 +257,7 @@ def read_traces(folder: Path) -> dict[int, list[Trace]]:
 
 
 def write_traces(folder: Path, rank: int, traces: list[Trace]) -> None:
-    """Write what a rank has found in PyTorch's Flight Recorder, atomically."""
+    """Write the traces that a rank took from PyTorch's Flight Recorder. The file is written atomically."""
     _write_json(trace_path(folder, rank), traces)
 
 
@@ -262,7 +268,9 @@ def _write_json(path: Path, value: object) -> None:
 
 
 def outside_stack(record: RankRecord) -> str:
-    """Python stack of a rank on this machine, seen by py-spy. Empty without py-spy, or if py-spy fails."""
+    """Python stack of a rank on this machine, read by py-spy from outside the process. Empty if py-spy is not installed
+    or fails.
+    """
     program = shutil.which("py-spy")
     if program is None or not is_here(record):
         return ""
@@ -282,7 +290,9 @@ def _content(path: Path) -> bytes:
 
 
 def _memory(record: RankRecord) -> bytes:
-    """Content of the memory of a rank on this machine; empty if it cannot be read."""
+    """Read the record of a rank on this machine from the rank's memory. Returns no bytes if the memory cannot be
+    read.
+    """
     descriptor = record.words[Word.DESCRIPTOR]
     if descriptor < 0 or process_of(record) is Process.GONE or not is_here(record):
         return b""

@@ -1,4 +1,4 @@
-"""Record of one rank: the last messages that the rank has sent, and its position in the program.
+"""Record of one rank: the most recent messages that the rank has started, and its position in the program.
 
 The record is a block of 64-bit integers in shared memory:
 
@@ -9,13 +9,13 @@ The record is a block of 64-bit integers in shared memory:
 | 128                 | ring of the last 256 messages, with 8 integers for each message                     |
 | 2176                | table in JSON: host, process groups with their axes and ranks                       |
 
-A writer changes single integers: it takes no lock and makes no system call. On Linux, the memory is a file without a
-name (`memfd_create`), which other processes of the user open through `/proc`, also while the rank is stopped. A file on
-a disk would not do: a write to a mapped file can wait for the disk. `Record.copy_to` writes a copy for other machines
-and for the time after the end of the process.
+A write changes single integers, without a lock and without a system call. On Linux, the memory is a file without a name
+(`memfd_create`), which other processes of the user open through `/proc`, even while the rank is stopped. A file on a
+disk would not be suitable, because a write to a mapped file can wait for the disk. `Record.copy_to` writes a copy,
+which serves other machines and remains after the end of the process.
 
-`RECORD` is the record of this process. Until `open` is called, it records nothing. It is a variable of the module, like
-PyTorch's process groups, because autograd functions and hooks receive no other object.
+`RECORD` is the record of this process. It records nothing until `Record.open` is called. It is a module-level variable,
+like PyTorch's process groups, because a record cannot be passed to autograd functions and hooks.
 """
 
 import errno
@@ -51,7 +51,7 @@ class Word(IntEnum):
     WORLD_SIZE = 2
     PID = 3
     DESCRIPTOR = 4
-    """Open file of the process that is this memory; -1 if there is none."""
+    """File descriptor of this memory in the rank's process, or -1 if there is none."""
     STEP = 5
     PHASE = 6
     PLACE = 7
@@ -62,34 +62,35 @@ class Word(IntEnum):
     BEAT = 11
     """Last time at which the watching thread of the rank ran."""
     BEAT_WALL = 12
-    """The same time on the wall clock, in nanoseconds since 1970."""
+    """The time of `BEAT` on the wall clock, in nanoseconds since 1970."""
     WAITING = 13
-    """Number of the message that the rank waits for; 0 if the rank waits for no message."""
+    """Number of the message that the process waits for, or 0 if it waits for no message."""
     WAITING_SINCE = 14
     MESSAGES = 15
-    """Number of started messages."""
+    """Number of messages so far, including a message that the rank is just starting."""
     WAITED = 16
-    """Time that the rank has waited for messages in training steps since its start."""
+    """Total time that the rank has waited for messages in training steps since the process started."""
     SENDING = 17
-    """Time in which the rank has started messages in training steps."""
+    """Total time that the rank has spent on starting messages in training steps."""
     STEPS = 18
     """Number of steps since the start of the process."""
     ON_DEVICE = 19
-    """1 if messages run on a GPU, so that the process does not wait for them itself."""
+    """1 if collectives run on a GPU, so that the GPU waits for them and not the process."""
     BOUND = 20
     TABLE_BYTES = 21
     OPENED_AT = 22
     MOVED_AT = 23
     """Last time at which the watching thread saw progress, on the wall clock, in nanoseconds since 1970."""
     THREAD = 24
-    """Processor time of the watching thread."""
+    """CPU time of the watching thread."""
     SENDING_SINCE = 25
     SPENT = 32
-    """First of the times that the rank has spent in each phase."""
+    """Total time that the rank has spent in the first phase. The times of the other phases follow, in the order of
+    `Phase`."""
 
 
 class Phase(IntEnum):
-    """Part of the program that a rank runs."""
+    """Phase of the program that a rank is in."""
 
     START = 0
     DATA = 1
@@ -106,7 +107,7 @@ class Phase(IntEnum):
 
 
 class Part(IntEnum):
-    """Part of the model that a rank runs."""
+    """Part of the model that a rank is running."""
 
     NONE = 0
     EMBEDDING = 1
@@ -115,7 +116,7 @@ class Part(IntEnum):
     MLP = 4
     HEAD = 5
     ROOT = 6
-    """All parameters outside of the layers (`parallel.state.sharding`)."""
+    """The group of all parameters outside the layers (see `parallel.state.sharding`)."""
 
 
 class Kind(IntEnum):
@@ -143,7 +144,7 @@ _SENDING_SINCE, _RESULT = int(Word.SENDING_SINCE), int(Phase.RESULT)
 _PLACE, _STEP, _SPENT = int(Word.PLACE), int(Word.STEP), int(Word.SPENT)
 _T = TypeVar("_T")
 _RECENT = 64
-"""Number of recent pieces of work whose times give the bound."""
+"""Number of recent steps (or other pieces of work) whose times determine when a run counts as hanging."""
 
 
 class Record:
@@ -157,15 +158,15 @@ class Record:
         self._table: dict[str, Any] = {}
         self._awaited: dict[int, int] = {}
         self.recent: deque[int] = deque(maxlen=_RECENT)
-        """Times between the last pieces of progress, in nanoseconds."""
+        """Times between the most recent calls of `progress`, in nanoseconds."""
 
     def open(self, *, rank: int, world_size: int, on_device: bool = False) -> None:
-        """Start to record. Raises `OSError` if there is no memory."""
+        """Start recording. Raises `OSError` if there is not enough memory."""
         self.close()
         descriptor = -1
         if hasattr(os, "memfd_create"):
             descriptor = os.memfd_create("crosscut-record")
-            os.posix_fallocate(descriptor, 0, SIZE)  # otherwise, a write to memory that is not there would be fatal
+            os.posix_fallocate(descriptor, 0, SIZE)  # otherwise, a write would kill the process if memory is short
         self._memory = mmap.mmap(descriptor, SIZE)
         self._words = memoryview(self._memory).cast("q")
         self._groups, self._awaited = {}, {}
@@ -195,7 +196,7 @@ class Record:
         self.is_open = True
 
     def close(self) -> None:
-        """Stop to record, and free the memory."""
+        """Stop recording, and free the memory."""
         self.is_open = False
         if self._memory is None:
             return
@@ -214,12 +215,12 @@ class Record:
         self._words[word] = value
 
     def group(self, name: str) -> int:
-        """Number of a process group; -1 if the group has not been added."""
+        """Number of a process group, or -1 if the group has not been added."""
         return self._groups.get(name, -1)
 
     def add_group(self, name: str, axis: str, ranks: Sequence[int]) -> int:
-        """Add the process group `name` with its axis and its ranks, and return its number. The last number stands for
-        all further groups.
+        """Add the process group `name` with its axis and its ranks, and return the group's number. All groups that
+        exceed the size of the table share the last number.
         """
         number = self._groups[name] = min(len(self._groups), NUM_GROUPS - 1)
         if number < NUM_GROUPS - 1:
@@ -228,8 +229,8 @@ class Record:
         return number
 
     def start(self, kind: int, group: int, elements: int, place: int = -1) -> int:
-        """Record that the rank is about to start a message. Return the number of the message. `place` is the place in
-        the model that the message belongs to (default: the place that the rank runs).
+        """Record that the rank is about to start a message, and return the message's number. `place` is the place in
+        the model that the message belongs to (default: the place that the rank is running).
         """
         words = self._words
         number = words[_MESSAGES] + 1
@@ -242,7 +243,7 @@ class Record:
         return number
 
     def started(self, number: int, key: int = 0) -> None:
-        """Record that the message `number` is on its way. `key` identifies the message for `wait`."""
+        """Record that the message `number` has been started. `key` identifies the message in a later call of `wait`."""
         words = self._words
         row = number % NUM_MESSAGES * MESSAGE_WORDS + RING
         words[row + 7] = STARTED
@@ -252,8 +253,8 @@ class Record:
         self._awaited[key] = number
 
     def wait(self, key: int) -> int:
-        """Record that the rank now waits for the message that was started with `key`. Return the message's number, 0 if
-        the message is unknown.
+        """Record that the process now waits for the message that was started with `key`. Return the message's number,
+        or 0 if the message is unknown.
         """
         number = self._awaited.pop(key, 0)
         words = self._words
@@ -271,18 +272,18 @@ class Record:
             words[number % NUM_MESSAGES * MESSAGE_WORDS + RING + 7] = DONE
 
     def at(self, place: int, *_: object) -> None:
-        """Record the place in the model that the rank runs: a `Part` + 256 times the number of the layer. Also a hook
-        of gradients, whose argument is ignored.
+        """Record the place in the model that the rank is running: a `Part` plus 256 times the number of the layer. The
+        method can also serve as a gradient hook, and ignores the gradient.
         """
         self._words[_PLACE] = place
 
     @property
     def place(self) -> int:
-        """Place in the model that the rank runs."""
+        """Place in the model that the rank is running."""
         return self._words[_PLACE]
 
     def phase(self, phase: int, step: int = -1) -> None:
-        """Record the phase of the program, and the step, counted from 0."""
+        """Record that the rank enters a phase of the program, and the step if it is given. Steps are counted from 0."""
         if not self.is_open:
             return
         words, now = self._words, monotonic_ns()
@@ -308,11 +309,11 @@ class Record:
             yield item
 
     def beat(self) -> None:
-        """Record that the watching thread runs."""
+        """Record that the watching thread is running."""
         self._words[Word.BEAT], self._words[Word.BEAT_WALL] = monotonic_ns(), time_ns()
 
     def copy_to(self, path: Path) -> None:
-        """Write a copy of the record to `path`. Raises `OSError` if that is not possible."""
+        """Write a copy of the record to `path`. Raises `OSError` if the copy cannot be written."""
         content = bytes(memoryview(self._words).cast("B")[: TABLE * 8 + self._words[Word.TABLE_BYTES]])
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
@@ -324,7 +325,7 @@ class Record:
 
     def _write_table(self) -> None:
         text = json.dumps(self._table).encode()
-        while len(text) > TABLE_BYTES:  # irregular groups of very many ranks
+        while len(text) > TABLE_BYTES:  # with irregular groups of very many ranks
             longest = max(self._table["groups"], key=lambda group: len(group["ranks"]))
             longest["ranks"] = []
             text = json.dumps(self._table).encode()
@@ -333,7 +334,9 @@ class Record:
 
 
 def _shortened(ranks: Sequence[int]) -> list[int]:
-    """Ranks of a group as [first, end, stride, -1] if they are evenly spaced, else as they are."""
+    """Shorten the ranks of a group to [first, end, stride, -1] if they are evenly spaced. Otherwise, return them
+    unchanged.
+    """
     if len(ranks) > 2:
         evenly = range(ranks[0], ranks[-1] + 1, max(1, ranks[1] - ranks[0]))
         if list(evenly) == list(ranks):

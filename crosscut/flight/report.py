@@ -1,4 +1,6 @@
-"""Text of the report about a hang: the ranks that did not arrive, the missing message, and what every rank does."""
+"""Write the report about a hang: the ranks that did not arrive, the message that is missing, and the state of the other
+ranks.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -54,29 +56,29 @@ _STATES = {
 }
 
 _MOST_RANKS = 8
-"""Maximum number of ranks whose details a report gives."""
+"""Maximum number of ranks that a report describes in detail."""
 _MOST_GROUPS = 16
-"""Maximum number of process groups whose collectives a report gives."""
+"""Maximum number of process groups whose collectives a report lists."""
 
 
 @dataclass(frozen=True)
 class Hang:
-    """A run that makes no progress, seen from one process."""
+    """A run that makes no progress, as seen by one process."""
 
     seconds: float
-    """Time without progress."""
+    """Time without progress, in seconds."""
     bound: float
-    """Time without progress after which a run counts as hanging; 0 if the run makes progress."""
+    """Time without progress after which a run counts as hanging, in seconds. 0 if the run makes progress."""
     records: Mapping[int, RankRecord]
     statuses: Mapping[int, Mapping[str, Any]]
-    """Statuses of the ranks that answer (`stacks`), by rank."""
+    """Statuses of the ranks that answer, keyed by rank. A status holds the `stacks` of the rank's threads."""
     silent: Mapping[int, Process]
-    """Process of each rank that does not answer."""
+    """State of the process of each rank that does not answer, keyed by rank."""
     finding: Finding
     outside: Mapping[int, str] = field(default_factory=dict)
-    """Python stacks of silent ranks, seen from outside, by rank."""
+    """Python stacks of ranks that do not answer, read from outside the process, keyed by rank."""
     traces: Traces = field(default_factory=dict)
-    """Collectives in PyTorch's Flight Recorder, of each rank that answers."""
+    """Collectives in PyTorch's Flight Recorder of each rank that answers, keyed by rank."""
 
     @property
     def step(self) -> int:
@@ -85,7 +87,7 @@ class Hang:
 
     @property
     def cause(self) -> int:
-        """First rank that blocks the others; -1 if no rank can be named."""
+        """First rank that blocks the others, or -1 if no rank can be named."""
         return self.finding.causes[0] if self.finding.causes else -1
 
 
@@ -97,11 +99,11 @@ def examine(
     seconds: float,
     bound: float = 0.0,
 ) -> Hang:
-    """Find out which ranks block the others. A rank without a status does not answer, and so does a rank whose process
-    is stopped or gone, which an older status does not change.
+    """Find out which ranks block the others. A rank counts as not answering if it has no status, or if its process is
+    stopped or gone, even if it wrote a status before.
 
-    If the records name no rank that waits, the ranks wait for collectives that only PyTorch's Flight Recorder has, such
-    as those of compiled code: then `traces` decide.
+    If no rank waits according to the records, the ranks may wait for collectives that only PyTorch's Flight Recorder
+    has, such as the collectives of compiled code. The result is then taken from `traces`.
     """
     traces = {rank: found for rank, found in (traces or {}).items() if rank in records}
     silent = {}
@@ -121,7 +123,7 @@ def examine(
 
 
 def describe(hang: Hang) -> str:
-    """Report about a hang, in lines of text."""
+    """Return the report about a hang, as lines of text."""
     lines = [_title(hang)]
     for found in hang.finding.disagreements:
         lines += _disagreement(found)
@@ -139,7 +141,7 @@ def describe(hang: Hang) -> str:
 def _title(hang: Hang) -> str:
     if not hang.bound:
         return (
-            f"The run makes progress: the last time was {hang.seconds:.1f} s ago, in step {hang.step}. A rank that has "
+            f"The run is making progress, most recently {hang.seconds:.1f} s ago, in step {hang.step}. A rank that has "
             "not arrived may arrive at any moment."
         )
     return f"The run has made no progress for {hang.seconds:.0f} s (bound: {hang.bound:.0f} s), in step {hang.step}."
@@ -155,7 +157,7 @@ def _where(phase: Phase, place: int, step: int) -> str:
 
 
 def _cause(hang: Hang, rank: int) -> list[str]:
-    """Lines about a rank that did not arrive."""
+    """Write the lines about a rank that did not arrive."""
     record = hang.records.get(rank)
     if record is None:
         return [f"DID NOT ARRIVE: rank {rank}, which has left no record."]
@@ -175,7 +177,7 @@ def _missing(found: Missing) -> str:
 
 
 def _message(message: Message) -> str:
-    """Description of a message."""
+    """Describe a message."""
     size = f" of {message.elements:,} elements" if message.elements else ""
     place = f" ({_where(message.phase, message.place, message.step)})"
     return f"{_KINDS[message.kind]}{size} over the axis `{message.axis}`{place}, number {message.count} of its group"
@@ -191,7 +193,7 @@ def _disagreement(found: Disagreement) -> list[str]:
 
 
 def _differences(traces: Traces) -> list[str]:
-    """Lines about collectives that ranks have started differently, by PyTorch's Flight Recorder."""
+    """Write the lines about collectives in which ranks differ, according to PyTorch's Flight Recorder."""
     lines = []
     for found in find_differences(traces):
         who, group = f"ranks {found.first} and {found.second}", found.trace.group
@@ -203,7 +205,7 @@ def _differences(traces: Traces) -> list[str]:
 
 
 def _traces(hang: Hang) -> list[str]:
-    """Lines about the last collectives of each group in PyTorch's Flight Recorder."""
+    """Write the lines about the last collectives of each group in PyTorch's Flight Recorder."""
     groups = by_group(hang.traces)
     axes = {name: group.axis for record in hang.records.values() for name, group in record.groups.items()}
     lines = ["", "PYTORCH'S FLIGHT RECORDER"] if groups else []
@@ -223,7 +225,7 @@ def _traces(hang: Hang) -> list[str]:
 
 
 def _waiting(hang: Hang) -> list[str]:
-    """Lines about the ranks that wait."""
+    """Write the lines about the ranks that wait."""
     shown = [hang.records[rank] for rank in hang.finding.waiting]
     if not shown:
         return []
@@ -235,7 +237,9 @@ def _waiting(hang: Hang) -> list[str]:
 
 
 def _open_collective(hang: Hang, rank: int) -> str:
-    """First collective of a rank that is not completed, by PyTorch's Flight Recorder; empty if there is none."""
+    """Describe the first collective that a rank has not completed, according to PyTorch's Flight Recorder. Empty if
+    there is none.
+    """
     for trace in hang.traces.get(rank, ()):
         if trace.open is not None:
             return f"collective {describe_collective(trace.open)} of group `{trace.group}`"
@@ -243,7 +247,7 @@ def _open_collective(hang: Hang, rank: int) -> str:
 
 
 def _stacks(hang: Hang) -> list[str]:
-    """Python stacks of the causes and of one waiting rank."""
+    """Write the Python stacks of the causes and of one waiting rank."""
     ranks = [*hang.finding.causes[:_MOST_RANKS], *hang.finding.waiting[:1]]
     lines: list[str] = []
     for rank in ranks:
@@ -270,8 +274,8 @@ def _listed(ranks: tuple[int, ...]) -> str:
 
 
 def seconds_without_progress(records: Mapping[int, RankRecord], now: int) -> float:
-    """Seconds since any rank on this machine has last made progress. `now` is a time in nanoseconds on the monotonic
-    clock. 0 if no rank is on this machine.
+    """Return the seconds since any rank on this machine last made progress, or 0 if no rank is on this machine. `now`
+    is a time in nanoseconds on the monotonic clock.
     """
     times = [record.since(Word.PROGRESS_AT, now) for record in records.values() if is_here(record)]
     return min(times, default=0.0)

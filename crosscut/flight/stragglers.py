@@ -1,7 +1,7 @@
-"""Ranks that compute more slowly than the others, from two readings of the records of all ranks.
+"""Find stragglers (ranks that compute more slowly than the others) by reading the records of all ranks twice.
 
-In synchronous training, all ranks take the same time for a step, because fast ranks wait for slow ranks. The time of a
-step in which a rank does not wait for messages tells them apart.
+In synchronous training, all ranks take the same time for a step, because fast ranks wait for slow ranks. A slow rank
+shows in the part of a step in which the rank does not wait for messages.
 """
 
 from collections.abc import Mapping
@@ -12,18 +12,20 @@ from crosscut.flight.reading import RankRecord
 from crosscut.flight.record import Phase, Word
 
 SLOW = 1.3
-"""Multiple of the median from which a rank is a straggler."""
+"""Multiple of the median own time from which a rank counts as a straggler."""
 _LEAST_STEPS = 5
-"""Minimum number of steps between the two readings."""
+"""Minimum number of steps between the two readings of the records."""
 
 
 class Straggler(NamedTuple):
-    """Rank that takes longer than the median of all ranks for its own part of a step. Times are in seconds per step."""
+    """Rank whose own time per step is longer than the median of all ranks. Own time is time without waiting for other
+    ranks. Times are in seconds per step.
+    """
 
     rank: int
     host: str
     times: float
-    """Own time of the rank, as a multiple of the median."""
+    """Own time of the rank, as a multiple of the median of all ranks."""
     compute: float
     data: float
     sending: float
@@ -40,7 +42,9 @@ class Straggler(NamedTuple):
 
 
 def find_stragglers(before: Mapping[int, RankRecord], after: Mapping[int, RankRecord]) -> list[Straggler]:
-    """Find the stragglers between two readings. Empty if there were fewer than `_LEAST_STEPS` steps, or one rank."""
+    """Find the stragglers between two readings of the records. The list is empty if there is only one rank, or if fewer
+    than `_LEAST_STEPS` steps lie between the readings.
+    """
     found = [_shares(before[rank], after[rank]) for rank in sorted(before.keys() & after.keys())]
     shares = [share for share in found if share is not None]
     if len(shares) < 2:
@@ -54,7 +58,9 @@ def _own(share: Straggler) -> float:
 
 
 def _shares(before: RankRecord, after: RankRecord) -> Straggler | None:
-    """Times of a rank per step; None if there were too few steps. Validations and checkpoints do not count."""
+    """Return the times of a rank per step, or None if there were too few steps. Validation passes and checkpoints do
+    not count.
+    """
 
     def spent(word: int) -> float:
         return (after.words[word] - before.words[word]) / 1e9 / steps

@@ -1,8 +1,8 @@
 """Collectives that PyTorch's Flight Recorder has recorded, group by group.
 
-This recorder of PyTorch also has the collectives of compiled code and of libraries, which the record of Crosscut does
-not have. During a hang, each rank asks its own recorder for JSON and writes a summary for the other ranks. PyTorch also
-writes its recorder to files, as pickles. Crosscut reads none of these files, because a pickle can run code.
+PyTorch's recorder also has the collectives of compiled code and of libraries, which Crosscut's own record does not
+have. During a hang, each rank reads its own recorder as JSON and writes a summary for the other ranks. PyTorch can also
+write the recorder's content to files, as pickles. Crosscut never reads these files, because a pickle can run code.
 
 The members of a process group must start the same collectives under the same numbers. A rank that has not started a
 collective for which another rank waits is *behind*.
@@ -17,15 +17,16 @@ from crosscut.config.system.files import parse_json
 SCHEDULED, STARTED, COMPLETED = "scheduled", "started", "completed"
 _STATES = (SCHEDULED, STARTED, COMPLETED)
 _BEFORE, _AFTER = 4, 12
-"""Number of collectives in a summary: before the first one that is not completed, and from this one on."""
+"""Number of collectives that a summary keeps: before the first collective that is not completed, and from that
+collective on."""
 _ALIKE = ("all_reduce", "allreduce", "reduce", "all_gather", "allgather", "broadcast")
-"""Beginnings of the names of collectives in which all members send equally many elements."""
+"""Prefixes of the names of collectives in which all members send the same number of elements."""
 
 Sizes = tuple[tuple[int, ...], ...]
 
 
 class Collective(NamedTuple):
-    """Collective of one rank."""
+    """Collective that one rank has scheduled."""
 
     number: int
     """Sequence number in the process group."""
@@ -51,7 +52,7 @@ class Trace(NamedTuple):
     description: str
     backend: str
     ranks: tuple[int, ...]
-    """Members of the group; empty if they are not known."""
+    """Members of the group. Empty if they are unknown."""
     collectives: tuple[Collective, ...]
 
     @property
@@ -66,12 +67,14 @@ class Trace(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str, tuple[int, ...]]:
-        """Identity of the group. Groups of different ranks may have the same name."""
+        """Key that identifies the group. The name alone does not suffice, because groups of different ranks may have
+        the same name.
+        """
         return self.group, self.backend, self.ranks
 
 
 Traces = Mapping[int, Sequence[Trace]]
-"""Traces of all groups of each rank that has answered, by rank."""
+"""Traces of all groups of a rank, for each rank that has answered, keyed by rank."""
 
 
 class Difference(NamedTuple):
@@ -85,9 +88,9 @@ class Difference(NamedTuple):
 
 
 def read_dump(dump: str | bytes, ranks_of: Callable[[str], Sequence[int]], since: int = 0) -> list[Trace]:
-    """Read what PyTorch's recorder of this process has returned as JSON. `ranks_of` returns the members of a group.
-    Sends and receives are left out, and collectives before `since`, a time in nanoseconds since 1970: they may be of an
-    earlier group with the same name. Raises `ValueError` if the dump has another form.
+    """Read the JSON dump of PyTorch's recorder in this process. `ranks_of` returns the members of a group. Sends and
+    receives are left out. Collectives from before `since`, a time in nanoseconds since 1970, are left out too, because
+    they may belong to an earlier group with the same name. Raises `ValueError` if the dump has another form.
     """
     found: dict[tuple[str, str, str], dict[int, Collective]] = {}
     try:
@@ -98,7 +101,7 @@ def read_dump(dump: str | bytes, ranks_of: Callable[[str], Sequence[int]], since
                 one = _collective(entry, operation)
                 found.setdefault((name, description, backend), {})[one.number] = one
     except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"not the form of PyTorch's Flight Recorder: {error!r}") from error
+        raise ValueError(f"the dump does not have the form of PyTorch's Flight Recorder: {error!r}") from error
     return [
         Trace(name, description, backend, tuple(ranks_of(name)), _shortened(list(collectives.values())))
         for (name, description, backend), collectives in found.items()
@@ -106,7 +109,9 @@ def read_dump(dump: str | bytes, ranks_of: Callable[[str], Sequence[int]], since
 
 
 def _collective(entry: Mapping[str, Any], name: str) -> Collective:
-    """Collective of an entry. Gloo never says that a collective is completed, only that the recorder has retired it."""
+    """Read the collective of an entry. A retired entry counts as completed, because Gloo never reports a collective as
+    completed.
+    """
     inputs, outputs = (tuple(map(tuple, entry[f"{end}_sizes"])) for end in ("input", "output"))
     types = tuple(entry["input_dtypes"] or entry["output_dtypes"])
     state = COMPLETED if entry["retired"] else entry["state"]
@@ -114,7 +119,7 @@ def _collective(entry: Mapping[str, Any], name: str) -> Collective:
 
 
 def _shortened(collectives: list[Collective]) -> tuple[Collective, ...]:
-    """Collectives around the first one that is not completed, and the last one."""
+    """Keep only the collectives around the first one that is not completed, and the last collective."""
     places = (place for place, one in enumerate(collectives) if one.state != COMPLETED)
     first = next(places, len(collectives))
     kept = collectives[max(0, first - _BEFORE) : first + _AFTER]
@@ -144,7 +149,9 @@ def _sizes(value: Any) -> Sizes:
 
 
 def by_group(traces: Traces) -> list[dict[int, Trace]]:
-    """Traces of each group, by rank. Groups with collectives that are not completed come first."""
+    """Sort traces into process groups. Returns one dictionary for each group, with the group's traces keyed by rank.
+    Groups with collectives that are not completed come first.
+    """
     groups: dict[tuple[str, str, tuple[int, ...]], dict[int, Trace]] = {}
     for rank in sorted(traces):
         for trace in traces[rank]:
@@ -159,7 +166,7 @@ def find_differences(traces: Traces) -> list[Difference]:
 
 
 def _differences(members: Mapping[int, Trace]) -> Iterator[Difference]:
-    """Yield the collectives that a rank has started differently than the first rank that has the number, in order."""
+    """Yield, in order, each collective of a rank that differs from the first rank's collective with the same number."""
     numbered: dict[int, list[tuple[int, Collective]]] = {}
     for rank, trace in members.items():
         for one in trace.collectives:
@@ -184,7 +191,7 @@ def _elements(sizes: Sizes) -> int:
 
 
 def find_behind(traces: Traces) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Find the ranks that are behind and wait for no rank themselves, and the ranks that wait."""
+    """Find two groups of ranks: ranks that are behind but do not wait for any rank themselves, and ranks that wait."""
     blockers: dict[int, set[int]] = {rank: set() for rank in traces}
     for members in by_group(traces):
         for rank, trace in members.items():
@@ -200,8 +207,8 @@ def _has_started(members: Mapping[int, Trace], rank: int, number: int) -> bool:
 
 
 def describe_trace(trace: Trace, awaited: int) -> str:
-    """Last completed, started and scheduled collectives of a trace. `awaited` is the number of the first collective for
-    which any rank of the group waits; 0 if no rank waits.
+    """Describe the last completed, started and scheduled collectives of a trace. `awaited` is the number of the first
+    collective that any rank of the group waits for, or 0 if no rank waits.
     """
     texts = []
     for state in (COMPLETED, STARTED, SCHEDULED):
@@ -216,7 +223,7 @@ def describe_trace(trace: Trace, awaited: int) -> str:
 
 
 def describe_collective(collective: Collective) -> str:
-    """Number, name, element types and sizes of a collective, such as "10 (all_reduce, Float [4, 8])"."""
+    """Describe a collective by number, name, element types and sizes, such as "10 (all_reduce, Float [4, 8])"."""
     pairs = list(zip(collective.types, collective.tensors, strict=False))
     tensors = [f"{kind} {list(sizes)}" for kind, sizes in pairs[:2]]
     more = [f"{len(pairs) - 2} more tensors"] if len(pairs) > 2 else []
@@ -224,5 +231,5 @@ def describe_collective(collective: Collective) -> str:
 
 
 def first_awaited(members: Iterable[Trace]) -> int:
-    """Number of the first collective of a group that is not completed on a rank; 0 if there is none."""
+    """Number of the first collective of a group that a rank has not completed, or 0 if there is none."""
     return min((trace.open.number for trace in members if trace.open is not None), default=0)
