@@ -29,7 +29,7 @@ folder in `duplicates.against` hold shared locks."""
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """Stages of a finished run, as later runs need to know them to read its `work` folder."""
+    """Stages of a finished run. Later runs need this information to read the run's `work` folder."""
 
     filters: tuple[str, ...]
     """Names of the stages that drop documents, in order."""

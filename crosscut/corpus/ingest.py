@@ -205,7 +205,7 @@ class _Dropped:
     """Number of dropped records (`documents`) and of lost bytes (`bytes`), keyed by the rule that dropped them."""
     rejects: int = 0
     lost: int = 0
-    """Bytes that are lost in damaged files."""
+    """Number of bytes that are lost in damaged files."""
     damaged: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Description of the first loss in each damaged file, keyed by the file's name."""
 

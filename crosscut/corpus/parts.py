@@ -14,8 +14,8 @@ from crosscut.corpus.execution.stages import Counts, Task, read_records
 
 @dataclass(frozen=True, kw_only=True)
 class PartStage:
-    """A stage with one task per part (an Arrow file of documents). Each task calls `function(part, *arguments,
-    output)`.
+    """A stage with one task per part (an Arrow file of documents). Each task calls `function` with its part,
+    `arguments`, and its output.
     """
 
     name: str

@@ -201,7 +201,8 @@ def test_shards_that_are_damaged_are_made_anew(copied, raw, harm):
         prepare_corpus(config, progress=False)
     except DataError as error:
         assert str(error) == (
-            f"`{shard}` must be unchanged since it was written, but is damaged. Start again to rewrite the shards."
+            f"`{shard}` must be unchanged since it was written, but is damaged. Start `crosscut prepare` again to "
+            "rewrite the shards."
         )
         prepare_corpus(config, progress=False)
     TokenFolder.open(copied / "tokens", verify=True)

@@ -48,7 +48,7 @@ _UNSPACED = re.compile("[\u0e00-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uf
 
 
 def join_lines(text: str) -> str:
-    """Replace the newlines inside hard-wrapped paragraphs by spaces.
+    """Replace the newlines inside hard-wrapped paragraphs with spaces.
 
     Newlines stay at blank lines, in verse, lists, headings and tables, and at indented lines such as code. A word that
     is split at a hyphen is joined if the text contains the whole word elsewhere. If not, the hyphen stays, because the

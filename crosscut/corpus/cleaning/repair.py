@@ -17,10 +17,10 @@ from crosscut.config.corpora import CleaningConfig, Normalization
 from crosscut.config.errors import DataError
 
 DOUBLE_QUOTES = "\u201c\u201d\u201e\u201f"
-"""Characters that ftfy's `uncurl_quotes` replaces by a straight double quote."""
+"""Characters that ftfy's `uncurl_quotes` replaces with a straight double quote."""
 
 SINGLE_QUOTES = "\u02bc\u2018\u2019\u201a\u201b"
-"""Characters that ftfy's `uncurl_quotes` replaces by an apostrophe."""
+"""Characters that ftfy's `uncurl_quotes` replaces with an apostrophe."""
 
 EASY = DOUBLE_QUOTES + SINGLE_QUOTES + "\u2013\u2014\u2026"
 """Quotes, dashes and the ellipsis. These characters are never signs of mojibake next to ASCII or next to each other."""
@@ -231,7 +231,9 @@ class _Search:
 
 
 def _searching(first: str, rest: Sequence[str]) -> Callable[..., re.Match[str] | None]:
-    """Search for a character of the set `first` that one of the expressions in `rest` accepts."""
+    """Make a function that searches a text for a character of the set `first` that one of the expressions in `rest`
+    accepts.
+    """
     return re.compile(f"{first}(?:{'|'.join(rest)})" if rest else "(?!)").search
 
 

@@ -133,7 +133,8 @@ def _grams(text: str, ngram: int) -> set[tuple[str, ...]]:
 def find_similar(texts: Sequence[str], config: DuplicatesConfig) -> dict[tuple[int, int], float]:
     """Find near-duplicates among texts with the same functions as the stages.
 
-    Returns the Jaccard similarity of each found pair, by the indices of the pair's texts with the lower index first.
+    Returns the Jaccard similarity of each found pair, keyed by the indices of the two texts, with the lower index
+    first.
     """
     settings = SketchSettings(config.ngram, *choose_bands(config.jaccard, config.recall))
     check = Check(config.ngram, config.jaccard, least_equal(settings.shape, config.jaccard, config.recall))

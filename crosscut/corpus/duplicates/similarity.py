@@ -62,7 +62,7 @@ class Edges(NamedTuple):
 def check_pairs(
     collection: Collection, check: Check, work: Path, bounds: tuple[int, int], name: str, output: Output
 ) -> Counts:
-    """Run a task: find the near-duplicates among the candidate pairs in the folder `work`.
+    """Run a task: find the near-duplicates among the candidate pairs. `work` is the run's work folder.
 
     The task checks the pairs whose left document number is at least `bounds[0]` and below `bounds[1]`.
     """
@@ -96,7 +96,7 @@ def share_groups(files: Sequence[Path], members_per_task: int) -> list[Groups]:
 
 
 def check_groups(collection: Collection, check: Check, work: Path, groups: Groups, name: str, output: Output) -> Counts:
-    """Run a task: find the near-duplicates in the given large groups of documents in the folder `work`."""
+    """Run a task: find the near-duplicates in the given large groups of documents. `work` is the run's work folder."""
     measured: list[Edges] = []
     known: dict[int, Edges] = {}
     for path, rows in groups:

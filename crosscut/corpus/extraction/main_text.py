@@ -14,8 +14,8 @@ from crosscut.corpus.extraction.boilerplate import FRAME, Rule, find_rule
 LITTLE_TEXT = 250
 """Number of characters below which a main text is suspiciously short, if the page is long."""
 LONG_PAGE = 4
-"""A suspiciously short main text is replaced by the text of the whole page if the latter is more than this many times
-as long."""
+"""If a main text is suspiciously short, and the text of the whole page is more than this many times as long, the text
+of the whole page is used instead."""
 
 PROSE_BYTES = 300
 """Minimum size of prose in bytes. Bytes are fairer than characters: Chinese, for example, needs few characters, but

@@ -1,4 +1,4 @@
-"""Decode the bytes of web pages and mails, whose declared charset may be wrong or missing."""
+"""Decode the bytes of web pages and emails. Their declared charset may be wrong or missing."""
 
 import codecs
 import re

@@ -381,7 +381,8 @@ def _tokens_of(url: str) -> os.stat_result:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Return a file's name in lower case without its compression suffix, and this suffix, if any.
+    """Split a file's name, in lower case, into the name without a compression suffix and the compression suffix, which
+    may be empty.
 
     The page range of a dump in pieces is removed too. A dump may also end in .7z, which no reader can unpack.
     """

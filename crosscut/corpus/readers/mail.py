@@ -1,4 +1,4 @@
-r"""Read mails: files with one message, and mbox files with several messages.
+r"""Read emails: files with one message, and mbox files with several messages.
 
 In an mbox file, each message begins with a line like `From jo@example.org Sat Nov 21 22:44:22 2026`. The document is
 the plain text of the message, or the text of its HTML if the message has no plain text. Attachments are left out. The

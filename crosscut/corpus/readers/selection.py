@@ -1,8 +1,8 @@
 """Select the files of a folder that have the format of the source.
 
 A file whose name has a suffix of the format is selected. In three formats, a file without such a suffix is judged by
-its first bytes: an HTML page may have no suffix, and a mail or a text may have any suffix. All other files are left out
-and counted by suffix.
+its first bytes: an HTML page may have no suffix, and an email or a text may have any suffix. All other files are left
+out and counted by suffix.
 """
 
 import re
@@ -44,8 +44,8 @@ def is_html(start: bytes) -> bool:
 
 
 def is_mail(start: bytes) -> bool:
-    """Whether data begins like a mail or an mbox: with a header line, and one of the first lines is a usual mail
-    header.
+    """Whether data begins like an email or an mbox file: the first line is a header line, and one of the next lines is
+    a common email header.
     """
     return bool(_MAIL_LINE.match(start)) and bool(start.startswith(b"From ") or _MAIL.search(start))
 

@@ -1,1 +1,1 @@
-"""Boilerplate that the pages of a site share: found by its repetition, and cut from the pages."""
+"""Find the boilerplate that the pages of a site share, by its repetition, and cut it from the pages."""

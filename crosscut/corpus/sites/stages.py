@@ -1,7 +1,7 @@
 """The two stages that find the boilerplate of sites.
 
 site-lines          write the hashes of the lines at both ends of each page; a task for each part
-site-boilerplate    count the pages of each folder that share a line; a task for each share of the sites
+site-boilerplate    count, for each folder, the pages that share a line; a task for each share of the sites
 
 A line is boilerplate in a folder if at least half of the folder's pages, and at least `MIN_PAGES`, have it among their
 first or last lines. Pages with the same lines count once, because copies of a page say nothing about the site. Each
@@ -175,7 +175,7 @@ def _is_frequent(hashes: Hashes) -> npt.NDArray[np.bool_]:
 
 
 def key_of(folders: Hashes, lines: Hashes) -> Hashes:
-    """Combine the hashes of folders and lines, element by element, to keys of a line in a folder."""
+    """Compute one key for each pair of a folder and a line, from the hashes of both."""
     return folders ^ lines
 
 

@@ -265,7 +265,7 @@ def _bytes(path: Path) -> ArrayFile:
 
 
 def publish(work: Path, target: Path, bar: ProgressBar) -> None:
-    """Replace the token folder at `target` by the token folder that the stage `packing` wrote, all at once.
+    """Replace the token folder at `target` with the token folder that the stage `packing` wrote, all at once.
 
     All files are checked by their hashes first. If the folder at `target` is already complete and equal, it is not
     replaced. The files are hard links to the stage's files, or copies if the disk does not support links. Raises
@@ -318,8 +318,8 @@ def _check_whole(folder: Path, record: Record, phase: Phase) -> None:
         for name in damaged:
             (folder / name).unlink()  # the task then counts as not done
         raise DamagedDataError(
-            f"`{folder / damaged[0]}` must be unchanged since it was written, but is damaged. Start again to "
-            "rewrite the shards."
+            f"`{folder / damaged[0]}` must be unchanged since it was written, but is damaged. Start "
+            "`crosscut prepare` again to rewrite the shards."
         )
 
 

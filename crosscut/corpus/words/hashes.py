@@ -1,4 +1,4 @@
-"""Hash the words of texts with operations on arrays, which is far faster than hashing one string per word.
+"""Hash the words of texts with array operations. This is far faster than hashing one string per word.
 
 The UTF-8 bytes of a word are split into groups of eight bytes. Each group is read as a little-endian number; the last
 group is padded with zero bytes, which no word contains. Most words have at most eight bytes, and the hash of such a

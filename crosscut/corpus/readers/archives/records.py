@@ -89,8 +89,8 @@ class _Stream:
         """Number of bytes read from the disk so far."""
 
     def next_segment(self) -> Chunk | Damage | None:
-        """Move to the next segment, and return its first chunk. If a damaged part comes next, return its description
-        instead, and at the end of the file, return None.
+        """Move to the next segment, and return its first chunk. Returns a `Damage` instead if a damaged part comes
+        next, and None at the end of the file.
         """
         while self._is_open and self._pull():
             self._held.clear()
@@ -258,8 +258,8 @@ class _Splitter:
         return Reject(f"byte {number}", "wrong length", reason, excerpt(head))
 
     def _is_end(self) -> bool:
-        """Whether the record ends at the current position. Garbage after two line ends is allowed here: it is a problem
-        of its own.
+        """Whether the record ends at the current position. Garbage may follow after two line ends: it is reported
+        separately.
         """
         after = self._stream.peek(_LONGEST_MARK)
         rest = after.lstrip(b"\r\n")

@@ -215,7 +215,7 @@ def _american(name: str) -> str:
 
 
 def _input(conversion: _Conversion, style: _Style) -> str:
-    """Write the values that the page gives."""
+    """Write the values as given in the page, with their unit."""
     is_first = not style.is_flipped
     numbers = _joined([value.text for value in conversion.values], conversion.words, 0 if is_first else 1)
     is_one = len(conversion.values) == 1 and _is_one(conversion.values[0])

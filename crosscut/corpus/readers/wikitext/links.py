@@ -20,7 +20,7 @@ MAX_DEPTH = 20
 
 
 def show_links(markup: str, wiki: Wiki) -> str:
-    """Replace each link by its text. A link to a file or a category shows nothing.
+    """Replace each link with its text. A link to a file or a category shows nothing.
 
     Links to other sites are replaced both before and after links to pages of a wiki, because each kind of link may
     contain the other.

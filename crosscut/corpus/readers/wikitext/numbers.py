@@ -54,7 +54,7 @@ def power_of_ten(exponent: str) -> str:
 
 
 def round_to(value: float, precision: int) -> str:
-    """Round to a number of decimals. A negative precision rounds to tens, hundreds and so on."""
+    """Round to `precision` decimals. A negative precision rounds to tens, hundreds and so on."""
     if precision >= 0:
         return f"{value + 2e-14:.{min(precision, 12)}f}"
     step = 10**-precision
@@ -62,7 +62,7 @@ def round_to(value: float, precision: int) -> str:
 
 
 def significant(value: float, digits: int) -> str:
-    """Round to a number of significant digits."""
+    """Round to `digits` significant digits."""
     if not value:
         return "0"
     return round_to(value, digits - 1 - math.floor(math.log10(value) + 1e-14))

@@ -130,7 +130,7 @@ def japanese_first(call: Call) -> str:
 
 
 def scripts(labels: tuple[tuple[str, str], ...], join: str = "; ") -> Renderer:
-    """Make a renderer of a word in several scripts, such as {{zh|s=学|t=學|p=xué}}."""
+    """Make a renderer for a word in several scripts, such as {{zh|s=学|t=學|p=xué}}."""
 
     def render(call: Call) -> str:
         is_labelled = call["labels"].lower() != "no"
@@ -150,7 +150,7 @@ def link_with_language(call: Call) -> str:
 
 
 def ship(prefix: str) -> Renderer:
-    """Make a renderer of a ship's name: {{USS|Hornet|CV-12}} becomes "USS Hornet (CV-12)".
+    """Make a renderer for a ship's name: {{USS|Hornet|CV-12}} becomes "USS Hornet (CV-12)".
 
     A third argument leaves out parts of the name.
     """
@@ -203,7 +203,7 @@ def accidental(call: Call) -> str:
 
 
 def century(word: str) -> Renderer:
-    """Make a renderer of {{s|XIX|e}}, a century in French. The arguments may name a second century."""
+    """Make a renderer for {{s|XIX|e}}, a century in French. The arguments may name a second century."""
 
     def render(call: Call) -> str:
         parts = call.numbered()

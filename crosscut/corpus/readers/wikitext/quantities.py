@@ -83,7 +83,7 @@ def formula_in_line(call: Call) -> str:
 
 
 def quantity(unit: str = "") -> Renderer:
-    """Make a renderer of a number and its units, such as {{unité|1234|km}} and {{unité/2|9,81|m||s|-2}}.
+    """Make a renderer for a number and its units, such as {{unité|1234|km}} and {{unité/2|9,81|m||s|-2}}.
 
     A power may follow each unit, and the argument `e` is a power of ten. `unit` names the argument that
     holds the unit, if it is not the second.
@@ -110,7 +110,7 @@ def _units(parts: Sequence[str]) -> str:
 
 
 def currency(sign: str) -> Renderer:
-    """Make a renderer of an amount of money: {{US$|5 million}} becomes "US$5 million"."""
+    """Make a renderer for an amount of money: {{US$|5 million}} becomes "US$5 million"."""
 
     def render(call: Call) -> str:
         amount = call[1]
