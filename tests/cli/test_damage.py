@@ -80,7 +80,7 @@ def test_flipped_byte_in_a_shard_of_a_finished_corpus(crosscut_here, folder: Pat
     flip(folder / "corpus" / "tokens" / "train-0.tokens")
     result = crosscut_here("prepare", "corpus.toml")
     assert result.returncode == EXIT_DAMAGED, result.stderr
-    assert "must be unchanged since it was written, but is damaged. Start again" in result.stderr
+    assert "must be unchanged since it was written, but is damaged. Start `crosscut prepare` again" in result.stderr
     assert crosscut_here("prepare", "corpus.toml").returncode == 0, "the shards are written anew"
 
 

@@ -416,8 +416,8 @@ def test_damage_to_a_finished_corpus_does_not_pass_for_done(prepared, copied, ra
     harm(copied / "tokens" / name)
     if is_told:
         assert message(lambda: prepare_corpus(describe(raw, copied), progress=False)) == (
-            f"`{copied}/work/packing/{name}` must be unchanged since it was written, but is damaged. Start again to "
-            "rewrite the shards."
+            f"`{copied}/work/packing/{name}` must be unchanged since it was written, but is damaged. Start "
+            "`crosscut prepare` again to rewrite the shards."
         )
     prepare_corpus(describe(raw, copied), progress=False)
     assert outcome(copied) == outcome(Path(prepared.config.folder))

@@ -13,7 +13,7 @@ from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, ex
 from crosscut.data.text.json_text import encodable, parse_record
 
 _INCOMPLETE = ("not JSON", "not UTF-8")
-"""Reasons for rejecting a record that may only mean that the file was cut off inside its last record."""
+"""Kinds of rejects that, at the last record, may only mean that the file was cut off inside this record."""
 
 
 def read_jsonl(file: File, reading: Reading) -> Iterator[Item]:
@@ -28,8 +28,8 @@ def read_jsonl(file: File, reading: Reading) -> Iterator[Item]:
 
 
 def _broken_off(reject: Reject) -> Reject:
-    """Turn the reject of an incomplete record at the end of a file into the reject of a damaged file, because the file
-    was truncated and more records may be lost.
+    """Turn the reject of an incomplete last record into the reject of a damaged file. The file was truncated, so more
+    records may be lost.
     """
     reason = f"the file ends in the middle of a record, and later records may be missing: {reject.reason}"
     return reject._replace(rule="damaged file", reason=reason, lost=1)
