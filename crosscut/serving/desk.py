@@ -1,10 +1,10 @@
 """Exchange between the clients' thread, which handles requests, and the computing thread, which runs the model.
 
 The clients' thread calls `submit` with the texts of a request and gets a `Job`, an asynchronous iterator over the
-pieces of these texts: the tokens of a text that is generated, or one embedding. The clients' thread calls `withdraw`
-when the client no longer waits for the job. The computing thread calls `take` to collect the changes since the last
-step; if there is nothing else to do, `take` waits. It then calls `began` and `deliver` to report the results. The
-threads communicate only through one queue and one call per step. All other state belongs to one of the two threads.
+results: the tokens of each generated text, or one embedding per text. The clients' thread calls `withdraw` when the
+client no longer waits for the job. The computing thread calls `take` to collect the changes since the last step; if
+there is nothing else to do, `take` waits. The computing thread then calls `began` and `deliver` to report the results.
+The threads communicate only through one queue and one call per step. All other state belongs to one of the two threads.
 """
 
 import asyncio
@@ -19,33 +19,32 @@ from crosscut.serving.news import News, Order
 from crosscut.serving.protocol.refusals import Refusal, failure_of
 
 MOST_WAITING = 8192
-"""Maximum number of texts that wait for a row."""
+"""Maximum number of texts that wait for a free row of the cache."""
 
 _SHARE = 16
-"""A request may have at most 1 / `_SHARE` of the texts for which the server has room, or one text if this share is
-below one. Large requests therefore always leave room for small requests: a request for one text is refused only if the
-server has no room.
+"""A request may take at most 1 / `_SHARE` of the server's free places for texts, but always at least one place. Large
+requests therefore leave room for small ones: a request for one text is refused only if no place is free.
 """
 
 MOST_BEGUN = 8192
-"""Maximum number of prompt tokens of all texts that start together between two steps. A longer text starts alone. The
-running texts wait while new texts start."""
+"""Maximum total number of prompt tokens in the texts that start together between two steps. A longer text starts alone.
+The running texts wait while new texts start."""
 
 MOST_EMBEDDED = 1 << 16
-"""Maximum number of texts that wait to be embedded. A request may have 2,048, as with OpenAI."""
+"""Maximum number of texts that wait to be embedded. One request may hold up to 2,048 texts, as in OpenAI's API."""
 
 MOST_EMBEDDED_BEGUN = 1 << 17
-"""Maximum number of tokens of all texts that the embedder accepts together between two steps. To accept a text, the
-embedder only checks the token ids, which takes little time."""
+"""Maximum total number of tokens in the texts that the embedder accepts together between two steps. The limit is high
+because the embedder only checks the token ids of a text to accept it, which takes little time."""
 
 MOST_UNREAD = 4096
-"""Maximum number of tokens of a request that wait for the client to read them."""
+"""Maximum number of generated tokens of a request that the client has not read yet."""
 
 HEARTBEAT = 30.0
-"""Interval in seconds at which an idle server sends the other ranks a sign of life."""
+"""Interval in seconds at which the first rank of an idle server sends the other ranks a sign of life."""
 
 GRACE = 30.0
-"""Time in seconds that running texts have to end after the server is told to stop."""
+"""Time in seconds that running texts have to finish after the server is asked to stop."""
 
 
 class Part(Protocol):
@@ -53,7 +52,7 @@ class Part(Protocol):
 
     @property
     def number(self) -> int:
-        """Number of the text, as returned when it began."""
+        """Number of the text that this part belongs to, as assigned by the decoder or the embedder."""
 
     @property
     def finish(self) -> str:
@@ -61,14 +60,16 @@ class Part(Protocol):
 
     @property
     def error(self) -> Exception | None:
-        """Error that ended the text, otherwise None."""
+        """Error that ended the text. None if there was no error."""
 
 
 PartT = TypeVar("PartT", bound=Part)
 
 
 class Job(Generic[PartT]):
-    """Texts of one request. Iteration gives pairs (index of the text, piece) until all texts have ended."""
+    """Texts of one request. Iteration yields pairs (index of the text, part of its answer) until all texts have
+    ended.
+    """
 
     def __init__(self, keys: Sequence[int]) -> None:
         self.keys = tuple(keys)
@@ -79,8 +80,8 @@ class Job(Generic[PartT]):
         return self
 
     async def __anext__(self) -> tuple[int, PartT]:
-        """Wait for the next piece. Raises `Refusal` if a text fails, if the client reads too slowly, or if the server
-        ends before the texts do.
+        """Wait for the next part of an answer. Raises `Refusal` if a text fails, if the client reads too slowly, or if
+        the server ends before the texts do.
         """
         if not self._num_open:
             raise StopAsyncIteration
@@ -93,9 +94,9 @@ class Job(Generic[PartT]):
 
 class Desk(Generic[PartT]):
     """Exchange of texts and answers between the two threads of one server. The server works on `num_rows` texts at the
-    same time, and `most_waiting` more texts may wait. All texts that start together between two steps have at most
-    `most_begun` tokens in total, unless a longer text starts alone. `grace` is the time in seconds that running texts
-    have to end after `stop`.
+    same time, and `most_waiting` more texts may wait. The texts that start together between two steps have at most
+    `most_begun` tokens in total; a longer text starts alone. `grace` is the time in seconds that running texts have to
+    finish after a call of `stop`.
     """
 
     def __init__(
@@ -106,23 +107,25 @@ class Desk(Generic[PartT]):
         self._grace = grace
         self._stopped_at: float | None = None
         self._inbox: SimpleQueue[tuple[int, Order] | int | None] = SimpleQueue()
-        """Queue to the computing thread: an order with its key, the key of a text that was withdrawn, or None to wake
-        the thread."""
+        """Queue to the computing thread. An item is an order (a text to start) with its key, the key of a withdrawn
+        text, or None to wake the thread."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._keys = count()
         self._jobs: dict[int, tuple[Job[PartT], int]] = {}
-        """Job and index within the job, by the key of each unfinished text. Belongs to the clients' thread."""
+        """Job of each unfinished text, and the text's index within this job, by the text's key. Belongs to the clients'
+        thread."""
         self._arrived: dict[int, Order] = {}
-        """Orders that have not begun, by key. Belongs to the computing thread."""
+        """Orders (texts to start) that have arrived but not begun, by key. Belongs to the computing thread."""
         self._beginning: list[int] = []
         self._numbers: dict[int, int] = {}
-        """Decoder's number of each text, by key. Belongs to the computing thread."""
+        """Number that the decoder or the embedder gave each text, by the text's key. Belongs to the computing thread.
+        """
         self._known: dict[int, int] = {}
-        """Key of each text, by the decoder's number. Belongs to the computing thread."""
+        """Key of each text, by the number that the decoder or the embedder gave it. Belongs to the computing thread."""
 
     def stop(self) -> None:
-        """Refuse new requests, and end when all accepted requests are answered or the grace time is over. May be called
-        in any thread.
+        """Refuse new requests from now on, and end the server when all accepted requests are answered or the grace time
+        is over. May be called from any thread.
         """
         if self._stopped_at is None:
             self._stopped_at = time.monotonic()
@@ -134,7 +137,7 @@ class Desk(Generic[PartT]):
 
     @property
     def is_stopping(self) -> bool:
-        """Whether new requests are refused. May be called in any thread."""
+        """Whether new requests are refused. May be called from any thread."""
         return self._stopped_at is not None
 
     @property
@@ -153,13 +156,13 @@ class Desk(Generic[PartT]):
         Raises `Refusal` if too many texts are waiting or if the server is about to stop.
         """
         if self.is_stopping:
-            raise Refusal("The server is about to stop and takes no new requests.", status=503, code="stopping")
+            raise Refusal("The server is about to stop and accepts no new requests.", status=503, code="stopping")
         num_free = self.num_rows + self._most_waiting - len(self._jobs)
         most = min(num_free, max(1, num_free // _SHARE))
         if len(orders) > most:
             raise Refusal(
-                f"A request's number of texts must be at most {most} while the server has room for {num_free} more, "
-                f"but is {len(orders)}. Try again later, or send fewer texts at once.",
+                f"A request must have at most {most} texts while the server has room for {num_free} more, but has "
+                f"{len(orders)}. Try again later, or send fewer texts at once.",
                 status=503,
                 code="overloaded",
                 retry=True,
@@ -177,8 +180,8 @@ class Desk(Generic[PartT]):
                 self._inbox.put(key)
 
     def take(self, *, idle: bool) -> News | None:
-        """Return the changes since the last step, or None if nothing has changed. `idle` says that the decoder has no
-        texts to work on; the call then waits up to `HEARTBEAT` seconds for changes. Only the computing thread calls
+        """Return the changes since the last step, or None if nothing has changed. If `idle` is true, the model has no
+        texts to work on, and the call waits up to `HEARTBEAT` seconds for changes. Only the computing thread calls
         this.
         """
         cancelled = []
@@ -195,15 +198,15 @@ class Desk(Generic[PartT]):
         return News(tuple(orders.values()), tuple(self._forget(key) for key in cancelled if key in self._numbers), end)
 
     def _next_orders(self) -> dict[int, Order]:
-        """The orders that begin now, in the order of their arrival."""
+        """Remove the texts that begin now from the arrived texts, and return them by key, first come first served."""
         sizes = accumulate(len(order.prompt) for order in self._arrived.values())
         num_next = max(1, sum(1 for _ in takewhile(lambda size: size <= self._most_begun, sizes)))
         return {key: self._arrived.pop(key) for key in list(islice(self._arrived, num_next))}
 
     def began(self, begun: Sequence[int | Exception]) -> None:
-        """Report to the desk which of the orders from the last `take` have begun. `begun` holds one entry per order, in
-        the sequence of the orders: the number that the decoder or the embedder gave to the text, or the error that kept
-        the text from beginning. Only the computing thread calls this.
+        """Report to the desk which texts from the last `take` have begun. `begun` holds one entry per text, in the
+        order in which `take` returned them: the number that the decoder or the embedder gave to the text, or the error
+        that kept the text from beginning. Only the computing thread calls this.
         """
         for key, outcome in zip(self._beginning, begun, strict=True):
             if isinstance(outcome, Exception):
@@ -212,8 +215,8 @@ class Desk(Generic[PartT]):
                 self._numbers[key], self._known[outcome] = outcome, key
 
     def deliver(self, pieces: Sequence[PartT]) -> None:
-        """Send pieces to the jobs that wait for the pieces. If one text ended with an error, the whole job of this text
-        fails. Only the computing thread calls this.
+        """Send each part of an answer to the job that waits for it. If a text ended with an error, its whole job fails.
+        Only the computing thread calls this.
         """
         keyed = [(self._known[piece.number], piece) for piece in pieces]
         for key, piece in keyed:
@@ -249,7 +252,7 @@ class Desk(Generic[PartT]):
         return self._stopped_at is not None and (idle or time.monotonic() > self._stopped_at + self._grace)
 
     def _turn_away(self) -> None:
-        why = Refusal("The server has stopped before the text was complete.", status=503, code="stopping")
+        why = Refusal("The server stopped before the text was complete.", status=503, code="stopping")
         for job in {job for job, _ in self._jobs.values()}:
             job.pieces.put_nowait(why)
         self._jobs.clear()

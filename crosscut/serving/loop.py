@@ -1,5 +1,5 @@
-"""Main loop of every rank of a server: receive the changes from the first rank, then generate one more token of every
-text, or embed the texts of one pass.
+"""Main loop of every rank of a server. Each turn receives the changes from the first rank (texts to start and to
+cancel), then generates one more token of every text, or embeds the texts of one forward pass.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ _PartT = TypeVar("_PartT", bound=Part)
 
 
 class _Worker(Protocol[_PartT]):
-    """Interface of a model that the loop needs: a `Decoder` or an `Embedder`."""
+    """Members of a `Decoder` or an `Embedder` that the loop uses."""
 
     @property
     def is_idle(self) -> bool: ...
@@ -29,11 +29,11 @@ def write_texts(decoder: Decoder, desk: Desk[Piece] | None) -> None:
     """Generate the texts that arrive at the first rank's `desk` until the server ends. On all other ranks, `desk` is
     None.
 
-    On several ranks, an error inside a forward pass that texts share ends the server, because the other ranks wait for
-    this rank's part of an all-reduce. A request can hardly cause such an error: the request is checked before the pass
-    (`_begin`), the number of prompt tokens of a pass is limited, and the cache grows before the pass, in a step in
-    which all ranks agree (`Decoder.step`). The remaining causes are a broken device, a lost rank, and a device with too
-    little free memory for the forward pass of a long prompt.
+    If the server runs on several ranks, an error inside a shared forward pass ends it, because the other ranks wait for
+    this rank's part of an all-reduce. A request can hardly cause such an error: every request is checked before the
+    pass (`_begin`), the number of prompt tokens per pass is limited, and the cache grows before the pass, after all
+    ranks have agreed that they have the memory (`Decoder.step`). The remaining causes are a broken device, a lost rank,
+    and a device with too little free memory for the forward pass of a long prompt.
     """
 
     def begin(order: Order) -> int:
@@ -46,13 +46,13 @@ def write_texts(decoder: Decoder, desk: Desk[Piece] | None) -> None:
 def embed_texts(embedder: Embedder, desk: Desk[Embedded] | None) -> None:
     """Embed the texts that arrive at the first rank's `desk` until the server ends. On all other ranks, `desk` is None.
 
-    As in `write_texts`, an error inside a forward pass ends a server of several ranks.
+    As in `write_texts`, an error inside a forward pass ends a server that runs on several ranks.
     """
     _work(embedder, lambda order: embedder.add(order.prompt, index=order.sample), desk)
 
 
 def _work(worker: _Worker[_PartT], begin: Callable[[Order], int], desk: Desk[_PartT] | None) -> None:
-    """Work on the texts that arrive until the server ends. `begin` returns the number of a new text.
+    """Begin the texts that arrive and run steps, until the server ends. `begin` begins a text and returns its number.
 
     Before every step, the first rank sends the changes to all ranks, or 8 bytes if there are none. While there is
     nothing to do, it sends 8 bytes every `desk.HEARTBEAT` seconds. An error in one text is delivered to the request
@@ -77,8 +77,8 @@ def _work(worker: _Worker[_PartT], begin: Callable[[Order], int], desk: Desk[_Pa
 
 
 def _begin(begin: Callable[[Order], int], order: Order) -> int | Exception:
-    """Number of a new text, or the error that `begin` raises for this text. All ranks make the same checks, so all
-    ranks find the same error.
+    """Begin a text. Return its number, or the error that `begin` raised. All ranks make the same checks, so all ranks
+    find the same error.
     """
     try:
         return begin(order)

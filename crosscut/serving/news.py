@@ -1,7 +1,7 @@
 """Messages from the first rank to the other ranks of a server: the texts to begin and to cancel before a step.
 
 The messages are JSON, which holds only data. A process that intercepts and changes a message therefore cannot make a
-rank run code. JSON represents every number of an order exactly.
+rank run code. JSON represents every number in these messages exactly.
 """
 
 import json
@@ -19,7 +19,7 @@ class Order:
     sampling: Sampling | None
     """Sampling options; None for a text to embed."""
     sample: int
-    """Index among the texts with the same prompt and seed. For a text to embed: index within its request."""
+    """Index among the texts with the same prompt and seed. For a text to embed, index within its request."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class News:
     orders: tuple[Order, ...] = ()
     """Texts to begin."""
     cancelled: tuple[int, ...] = ()
-    """Numbers of the texts to cancel, as returned by the decoder."""
+    """Numbers of the texts to cancel, as assigned by the decoder or the embedder."""
     end: bool = False
     """Whether the server ends now."""
 
@@ -50,7 +50,7 @@ class News:
 
 
 def _sampling(table: dict[str, Any] | None) -> Sampling | None:
-    """Sampling options from JSON, which has lists in place of tuples."""
+    """Sampling options from their JSON object. JSON has no tuples, so its lists are converted."""
     if table is None:
         return None
     return Sampling(**{**table, "bias": tuple(map(tuple, table["bias"])), "stop": tuple(table["stop"])})

@@ -44,7 +44,7 @@ from crosscut.serving.web.embeddings import embedding_endpoints
 from crosscut.serving.web.texts import text_endpoints
 
 SIGNALS = (*REQUESTS, signal.SIGINT)
-"""Signals that ask a server to answer its current requests and then to end."""
+"""Signals that ask a server to answer its current requests and then exit."""
 
 MOST_ROWS = 1024
 """Maximum number of texts that a server generates or embeds at once."""
@@ -70,7 +70,8 @@ class ServerOptions:
     rows: int = 16
     """Number of texts that are generated at once or embedded in one forward pass, at most `MOST_ROWS`."""
     slide: bool = False
-    """Whether texts may become longer than the model's window. The model then no longer sees their beginning."""
+    """Whether texts may become longer than the model's window. The model no longer sees the beginning of such a long
+    text."""
     last_weights: bool = False
     """Whether to serve the last weights of a checkpoint even if the checkpoint also holds a moving average of the
     weights."""
@@ -84,8 +85,8 @@ class ServerOptions:
             )
         if bad := next((character for character in self.api_key or "" if not "!" <= character <= "~"), None):
             raise ConfigError(
-                f"`--api-key` must consist of ASCII letters, digits and signs, but contains {bad!r}. HTTP clients "
-                "send only ASCII in a header. Choose another key."
+                f"`--api-key` must consist of ASCII letters, digits and punctuation, but contains {bad!r}. HTTP "
+                "clients send only ASCII in a header. Choose another key."
             )
         if not 0 <= self.port <= _MOST_PORT:
             raise ConfigError(f"`--port` must be from 0 to {_MOST_PORT}, but is {self.port}.")
@@ -93,8 +94,8 @@ class ServerOptions:
             raise ConfigError(f"`--rows` must be from 1 to {MOST_ROWS}, but is {self.rows}.")
         if self.api_key is None and not _is_loopback(self.host):
             raise ConfigError(
-                f"`--api-key` must be set if other machines can reach the server, but is not set, and `--host` is "
-                f"{self.host}. Set CROSSCUT_API_KEY, or remove --host."
+                f"`--api-key` must be set if other machines can reach the server (`--host` is {self.host}), but is not "
+                "set. Set CROSSCUT_API_KEY, or remove --host."
             )
 
     @property
@@ -104,7 +105,7 @@ class ServerOptions:
 
 
 def serve(place: str, options: ServerOptions) -> None:
-    """Serve the model at `place` until a signal asks to stop.
+    """Serve the model at `place` until a signal asks the server to stop.
 
     Starts ranks, or joins the ranks that torchrun started. Raises `ConfigError`, `LayoutError`, `DataError` or
     `CheckpointError` before a rank starts.
@@ -141,7 +142,7 @@ def _serve(options: ServerOptions, found: Mapping[str, Any], device: torch.devic
 
 
 def _write(source: ModelSource, mesh: ParallelMesh, options: ServerOptions, listener: socket.socket | None) -> None:
-    """Serve a model that predicts the next token, on one rank. `listener` is None on all ranks but the first."""
+    """Run one rank of a server whose model predicts the next token. `listener` is None on all ranks but the first."""
     tokenizer = source.load_tokenizer()
     stops = frozenset({source.end_of_text, *source.stops})
     model = source.load(mesh, precision=options.precision)
@@ -169,7 +170,7 @@ def _write(source: ModelSource, mesh: ParallelMesh, options: ServerOptions, list
 
 
 def _embed(source: ModelSource, mesh: ParallelMesh, options: ServerOptions, listener: socket.socket | None) -> None:
-    """Serve an encoder, on one rank. `listener` is None on all ranks but the first."""
+    """Run one rank of a server whose model is an encoder. `listener` is None on all ranks but the first."""
     embedder = Embedder(source.load(mesh, precision=options.precision), num_rows=options.rows)
     if listener is None:
         _follow(partial(embed_texts, embedder, None))
@@ -198,8 +199,8 @@ def _follow(work: Callable[[], None]) -> None:
 def _lead(
     work: Callable[[], None], application: Starlette, desk: Desk[Any], listener: socket.socket, greeting: str
 ) -> None:
-    """Run `work`, the main loop, on the first rank, while a second thread talks to clients. `greeting` is printed once
-    clients can connect.
+    """Run `work`, the main loop, on the first rank, while a second thread talks to clients. `greeting` is printed as
+    soon as clients can connect.
     """
     with StopRequest(SIGNALS, desk.stop) as request:
         with _talking(application, listener, desk):
@@ -230,12 +231,12 @@ def _bound(options: ServerOptions) -> Iterator[socket.socket]:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server. At its end, it closes the connections of clients that do not read their answers; uvicorn itself
-    would cancel their requests and log a traceback for each.
+    """Variant of uvicorn's server. When it ends, it closes the connections of clients that do not read their answers.
+    uvicorn's own server would cancel the requests of these clients and log a traceback for each request.
     """
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Wait until all connections are closed, for at most `_UNTIL_CLOSED` seconds."""
+        """Wait until all connections are closed. After `_UNTIL_CLOSED` seconds, close the remaining ones."""
         closing = asyncio.get_running_loop().call_later(_UNTIL_CLOSED, self._close_connections)
         try:
             await super().shutdown(sockets)

@@ -1,4 +1,6 @@
-"""Splitting of a text at its tokens. If several tokens spell one character, the character is not split."""
+"""Splitting of a text into the parts that its tokens spell. A character that several tokens spell together is not
+split.
+"""
 
 import codecs
 from collections.abc import Iterable
@@ -8,8 +10,9 @@ from itertools import accumulate, pairwise
 def parts_of(text: str, spelled: Iterable[bytes]) -> list[str]:
     """Split a text into the parts that its tokens add to it, given the bytes of each token.
 
-    A character belongs to the token that completes it. The split starts at the end of the text, because the first
-    tokens may spell more than the text: the id that a model expects at the start, or a space that the tokenizer adds.
+    A character belongs to the token that completes it. The parts are measured from the end of the text, because the
+    first tokens may spell something that the text does not contain: the token that a model expects at the start, or a
+    space that the tokenizer adds.
     """
     decode = codecs.getincrementaldecoder("utf-8")("replace").decode
     ends = list(accumulate(len(decode(one)) for one in spelled))

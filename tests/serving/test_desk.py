@@ -81,7 +81,7 @@ def test_more_than_may_wait_is_refused_whole():
         first = desk.submit(orders(4))
         assert (desk.num_running, desk.num_waiting) == (2, 2)
         told = (
-            "A request's number of texts must be at most 3 while the server has room for 60 more, but is 4. Try again "
+            "A request must have at most 3 texts while the server has room for 60 more, but has 4. Try again "
             "later, or send fewer texts at once."
         )
         with pytest.raises(Refusal, match=told) as refused:
@@ -110,7 +110,7 @@ def test_large_requests_leave_places_to_small_ones(large):
         assert left >= 15 * large
         for _ in range(left):
             desk.submit(orders(1))
-        with pytest.raises(Refusal, match="at most 0 while the server has room for 0 more, but is 1"):
+        with pytest.raises(Refusal, match="at most 0 texts while the server has room for 0 more, but has 1"):
             desk.submit(orders(1))
 
     run(talk)
@@ -223,6 +223,6 @@ def test_a_request_that_is_not_read_ends_and_keeps_little(num_texts):
 
 
 async def ends_in_vain(job: Job) -> None:
-    with pytest.raises(Refusal, match="The server has stopped before the text was complete") as refused:
+    with pytest.raises(Refusal, match="The server stopped before the text was complete") as refused:
         await anext(job)
     assert refused.value.status == 503

@@ -122,11 +122,14 @@ REFUSED: list[tuple[object, str]] = [
         asked(input=["a"] * (MOST_INPUTS + 1)),
         f"`input` must hold at most {MOST_INPUTS} texts, but has {MOST_INPUTS + 1}. Send several requests.",
     ),
-    (asked(input=[[5, 300]]), "`input[0]` must hold only tokens of the model, which has ids from 0 to 299, but holds"),
-    (asked(input=[5, -1]), "`input` must hold only tokens of the model, which has ids from 0 to 299, but holds the id"),
+    (
+        asked(input=[[5, 300]]),
+        "`input[0]` must hold only token ids from 0 to 299, the ids that the model has, but holds",
+    ),
+    (asked(input=[5, -1]), "`input` must hold only token ids from 0 to 299, the ids that the model has, but holds the"),
     (
         asked(input=[10**40]),
-        "ids from 0 to 299, but holds the id 10000000000000000000000000000000000000000. Remove this id.",
+        "ids that the model has, but holds the id 10000000000000000000000000000000000000000. Remove this id.",
     ),
     (asked(input=[5] * 17), "`input` must have at most 16 tokens, but has 17. Shorten the text, or split it"),
     (asked(input=["fox", "fox " * 90_000]), "`input[1]` must have at most 16 tokens, but has 90002. Shorten the"),
@@ -170,7 +173,7 @@ def test_embedding_that_is_not_finite_fails_only_its_own_request(encoder):
         for body in (asked(input=BROKEN), asked(input=["dog", BROKEN, "fox"])):
             status, content = encoder.ask(PATH, body)
             assert (status, content["error"]["type"]) == (500, "server_error")
-            assert "The model's embeddings must be finite, but one is not: it has NaN" in content["error"]["message"]
+            assert "The model's embeddings must be finite, but one has NaN" in content["error"]["message"]
         assert [one.result()[0] for one in others] == [200] * len(others)
     encoder.wait_for(running=0, waiting=0)
 

@@ -90,7 +90,10 @@ def assert_answers(server: Server) -> None:
     assert (status, len(content["choices"])) == (200, 1), content
 
 
-UNKNOWN = f'must hold only tokens of the model, which has ids from 0 to 401, but holds "{PAD}", which is token 402'
+UNKNOWN = (
+    f'must hold only tokens that the model has (ids from 0 to 401), but holds "{PAD}", which only the tokenizer has '
+    "(id 402)"
+)
 
 
 @pytest.mark.parametrize(
@@ -114,9 +117,9 @@ def test_a_token_that_the_model_does_not_have_is_refused(odd, path, body, messag
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "the template renders nothing from them. Send more text."),
-        ("grow", "it cannot be rendered: it needs more than 512 MiB of memory."),
-        ("swell", "it cannot be rendered: it renders more than 2,097,152 characters."),
+        ("", "the template renders an empty text from them. Send more text."),
+        ("grow", "the template cannot render them: it needs more than 512 MiB of memory."),
+        ("swell", "the template cannot render them: it renders more than 2,097,152 characters."),
         ("surrogate", "the template says: it renders characters that are not Unicode."),
         ("divide", "the template says: integer division or modulo by zero."),
     ],

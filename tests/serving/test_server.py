@@ -184,7 +184,7 @@ def test_a_port_that_no_machine_has_is_refused(port):
 
 
 def test_another_host_needs_a_key():
-    with pytest.raises(ConfigError, match="`--api-key` must be set if other machines can reach the server, but"):
+    with pytest.raises(ConfigError, match="`--api-key` must be set if other machines can reach the server"):
         ServerOptions(host="0.0.0.0")
 
 
@@ -200,8 +200,8 @@ def test_a_key_that_no_header_can_carry_is_refused_without_showing_it(key, bad):
     with pytest.raises(ConfigError) as error:
         ServerOptions(api_key=key)
     assert str(error.value) == (
-        f"`--api-key` must consist of ASCII letters, digits and signs, but contains {bad!r}. HTTP clients send only "
-        "ASCII in a header. Choose another key."
+        f"`--api-key` must consist of ASCII letters, digits and punctuation, but contains {bad!r}. HTTP clients send "
+        "only ASCII in a header. Choose another key."
     )
 
 

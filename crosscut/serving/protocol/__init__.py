@@ -1,1 +1,1 @@
-"""OpenAI's completions and chat protocols: the JSON of requests, answers and refusals."""
+"""OpenAI's completions, chat and embeddings protocols: the JSON of requests, answers and refusals."""

@@ -1,4 +1,6 @@
-"""Answers in the form of the two protocols, as JSON objects: whole, or as the chunks of a stream."""
+"""Answers of the completions and chat protocols, as JSON objects: one object for a whole answer, or one object for each
+chunk of a stream.
+"""
 
 import time
 import uuid
@@ -14,7 +16,9 @@ Json = dict[str, Any]
 
 
 class Answer(ABC):
-    """Answer to one request in the form of a protocol. `spell` is a function that returns the bytes of a token."""
+    """Answer to one request, in the JSON form of one protocol. `spell` is a function that returns the bytes of a
+    token.
+    """
 
     prefix: str
     """First part of the answer's id."""
@@ -33,39 +37,39 @@ class Answer(ABC):
 
     @abstractmethod
     def opening(self, which: int) -> Json | None:
-        """First chunk of the choice with the index `which`, before the choice's tokens. None if no chunk precedes the
+        """Return the chunk that precedes the tokens of choice number `which`, or None if no chunk precedes the
         tokens.
         """
 
     @abstractmethod
     def delta(self, which: int, piece: Piece) -> Json:
-        """JSON object of the choice with the index `which` in a chunk of a stream. The object describes only the token
+        """Return the JSON object for choice number `which` in a chunk of a stream. The object describes only the token
         in `piece`.
         """
 
     @abstractmethod
     def choice(self, which: int, pieces: Sequence[Piece]) -> Json:
-        """JSON object of one choice in an answer that is not streamed."""
+        """Return the JSON object for choice number `which` in an answer that is not streamed."""
 
     def whole(self, choices: Sequence[Sequence[Piece]]) -> Json:
-        """The whole answer."""
+        """Return the whole answer. `choices` holds the tokens of each choice."""
         self.num_written = sum(not piece.is_prompt for pieces in choices for piece in pieces)
         told = [self.choice(which, pieces) for which, pieces in enumerate(choices)]
         return self._head | {"object": self.kind, "choices": told, "usage": self._usage()}
 
     def openings(self) -> Iterator[Json]:
-        """The chunks that precede all tokens."""
+        """Yield the chunks that precede all tokens."""
         for which in range(len(self.request.prompts) * self.request.num_choices):
             if (opening := self.opening(which)) is not None:
                 yield self._chunk([opening])
 
     def chunk(self, which: int, piece: Piece) -> Json:
-        """The chunk for one token."""
+        """Return the chunk for one token of choice number `which`."""
         self.num_written += not piece.is_prompt
         return self._chunk([self.delta(which, piece)])
 
     def closing(self) -> Iterator[Json]:
-        """The chunk after all tokens, if the client requested the token counts."""
+        """Yield a chunk with the token counts after all tokens, if the client requested the counts."""
         if self.request.include_usage:
             yield self._chunk([]) | {"usage": self._usage()}
 
@@ -91,37 +95,37 @@ class CompletionAnswer(Answer):
     def __init__(self, request: Request, served: Served, spell: Callable[[int], bytes]) -> None:
         super().__init__(request, served, spell)
         self._offsets = [0] * (len(request.prompts) * request.num_choices)
-        """Number of characters of each choice that have been reported."""
+        """Number of characters reported so far, for each choice."""
         self._tells_prompt = request.sampling.tell_prompt
         """Whether the prompts are reported token by token, with their probabilities."""
         texts = zip(request.prompts, request.echoed, strict=True) if self._tells_prompt else ()
         parts = [parts_of(text, map(spell, prompt)) for prompt, text in texts]
         self._parts = [iter(one) for one in parts for _ in range(request.num_choices)]
-        """For each choice, the texts that the tokens of its prompt add, one text per token."""
+        """Iterator for each choice over the parts of its prompt's text, one part per token."""
 
     def opening(self, which: int) -> Json | None:
-        """The prompt, if it is echoed and not reported token by token."""
+        """Return the entry for the prompt if the prompt is echoed as a whole, otherwise None."""
         prompt = self._prompt(which)
         return {"index": which, "text": prompt, "logprobs": None, "finish_reason": None} if prompt else None
 
     def delta(self, which: int, piece: Piece) -> Json:
-        """The text of a token."""
+        """Return the entry of a choice for one token."""
         return self._told(which, [piece]) | {"finish_reason": piece.finish or None}
 
     def choice(self, which: int, pieces: Sequence[Piece]) -> Json:
-        """The text of a choice."""
+        """Return the entry for a whole choice."""
         told = self._told(which, pieces)
         return told | {"text": self._prompt(which) + told["text"], "finish_reason": pieces[-1].finish}
 
     def _prompt(self, which: int) -> str:
-        """The prompt, if it is echoed as a whole."""
+        """Return the text of the choice's prompt if the prompt is echoed as a whole, otherwise an empty text."""
         if self._tells_prompt or not self.request.echoed:
             return ""
         return self.request.echoed[which // self.request.num_choices]
 
     def _told(self, which: int, pieces: Sequence[Piece]) -> Json:
-        """Entry of a choice with the text of the `pieces`. If prompts are reported token by token, some pieces are
-        tokens of the prompt, and the entry includes their text.
+        """Return the entry of a choice with the text of the `pieces`. If prompts are reported token by token, some
+        pieces are tokens of the prompt, and the entry includes their text.
         """
         parts = self._parts[which] if self._tells_prompt else iter(())
         texts = [next(parts, "") if piece.is_prompt else piece.text for piece in pieces]
@@ -141,8 +145,8 @@ class CompletionAnswer(Answer):
         return logprobs
 
     def _likeliest(self, piece: Piece) -> dict[str, float] | None:
-        """Log probabilities of the likeliest tokens and of this token, by spelling. None for the first token of a
-        text.
+        """Log probabilities of the likeliest tokens and of the token in `piece`, keyed by the token's spelling. None
+        for the first token of a text, which has no probability.
         """
         if piece.logprob is None:
             return None
@@ -150,7 +154,9 @@ class CompletionAnswer(Answer):
         return own | {self._spelled(token): logprob for token, logprob in reversed(piece.alternatives)}
 
     def _spelled(self, token: int) -> str:
-        """Spelling of a token in this protocol, also for a token that is not made of whole characters."""
+        """Spelling of a token in this protocol. A token that is not made of whole characters is spelled as its
+        bytes.
+        """
         content = self.spell(token)
         try:
             return content.decode()
@@ -166,12 +172,12 @@ class ChatAnswer(Answer):
     chunk_kind = "chat.completion.chunk"
 
     def opening(self, which: int) -> Json | None:
-        """First chunk of the choice, which names the role."""
+        """Return the first chunk of the choice, which names the role."""
         delta = {"role": "assistant", "content": ""}
         return {"index": which, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def delta(self, which: int, piece: Piece) -> Json:
-        """The text of a token."""
+        """Return the entry for one token."""
         return {
             "index": which,
             "delta": {"content": piece.text} if piece.text else {},
@@ -180,7 +186,7 @@ class ChatAnswer(Answer):
         }
 
     def choice(self, which: int, pieces: Sequence[Piece]) -> Json:
-        """The message of a choice."""
+        """Return the entry with the whole message of a choice."""
         content = "".join(piece.text for piece in pieces)
         return {
             "index": which,

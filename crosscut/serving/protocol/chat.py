@@ -35,10 +35,10 @@ _TRIAL = ({"role": "user", "content": "Hello"},)
 
 
 class ChatTemplate:
-    """Chat template from a model's folder, with the tokenizer that encodes its special tokens.
+    """Chat template from a model's folder, with the model's tokenizer.
 
-    `names` holds the special tokens that the template may use by name, and `place` names the template in errors. Raises
-    `ConfigError` if the template is invalid or exceeds the `limits` for a short chat.
+    `names` maps the names that the template may use, such as `bos_token`, to special tokens. `place` names the
+    template's file in errors. Raises `ConfigError` if the template is invalid or exceeds the `limits` for a short chat.
     """
 
     def __init__(
@@ -79,17 +79,17 @@ class ChatTemplate:
         return None
 
     def tokens(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Return the token ids, at least one, of the prompt that asks the model to answer the messages.
+        """Render the messages as the prompt for the model's answer, and return the prompt's token ids (at least one).
 
-        Raises `Refusal` for messages that the template rejects or from which it renders nothing.
+        Raises `Refusal` as `render` does, and if the template renders an empty text.
         """
         tokens, _ = self.encode(self.render(messages, add_generation_prompt=True))
         return tokens
 
     def render(self, messages: Sequence[Mapping[str, str]], **names: Any) -> str:
         """Render messages with the template. `names` are further variables of the template, such as
-        `add_generation_prompt` (false by default). The variable `generation_mark` is a text that is written at both
-        ends of each passage that the template marks with `{% generation %}`.
+        `add_generation_prompt` (false by default). If `generation_mark` is given, its text is written at both ends of
+        each passage that the template marks with `{% generation %}`.
 
         Raises `Refusal` for messages that the template rejects, and for messages that contain a special token.
         """
@@ -99,18 +99,18 @@ class ChatTemplate:
         try:
             return self._renderer.render(self._names | {"messages": messages, "add_generation_prompt": False} | names)
         except RenderingError as error:
-            what = f"it cannot be rendered: {error}" if error.is_limit else f"the template says: {error}"
+            what = f"the template cannot render them: {error}" if error.is_limit else f"the template says: {error}"
             raise Refusal(f"`messages` must suit the model's chat template, but {what}.", field="messages") from None
 
     def encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Encode a rendered text. Returns the token ids and, for each token, the index of its first character and the
-        index after its last character. Raises `Refusal` if there is no token.
+        index after its last character. Raises `Refusal` if the text has no tokens.
         """
         encoded = self._tokenizer.encode(text, add_special_tokens=False)
         if not encoded.ids:
             raise Refusal(
-                "`messages` must suit the model's chat template, but the template renders nothing from them. Send more "
-                "text.",
+                "`messages` must suit the model's chat template, but the template renders an empty text from them. "
+                "Send more text.",
                 field="messages",
             )
         return list(encoded.ids), list(encoded.offsets)
@@ -126,8 +126,8 @@ class ChatTemplate:
 
 
 def _source(value: object, file: Path) -> str | None:
-    """Template in the value of `chat_template`: the value itself if it is a text, or the text with the name `default`
-    if the value is a list of templates.
+    """Return the template in a value of `chat_template`: the value itself if it is a string, or the template named
+    `default` if the value is a list of templates.
     """
     if isinstance(value, list) and all(isinstance(one, Mapping) for one in value):
         value = next((one.get("template") for one in value if one.get("name") == "default"), None)
@@ -140,7 +140,7 @@ def _source(value: object, file: Path) -> str | None:
 
 
 def _content(token: object, name: str, file: Path) -> str:
-    """Text of a special token, which the file gives as a string or as an object with a `content`."""
+    """Return the text of a special token, which the file gives as a string or as an object with a `content`."""
     text = token.get("content") if isinstance(token, Mapping) else token
     if not is_text(text):
         raise ConfigError(

@@ -14,7 +14,7 @@ MOST_STOPS = 16
 """Maximum number of stop strings."""
 
 MOST_STOP_CHARACTERS = 1000
-"""Maximum number of characters of a stop string. The server may hold back as many characters of a text."""
+"""Maximum number of characters of a stop string. The server may have to hold back that many characters of a text."""
 MOST_BIASES = 1024
 """Maximum number of tokens in `logit_bias`. The limit exists because all texts wait while the biases are applied."""
 

@@ -25,7 +25,7 @@ _FORMATS = ("float", "base64")
 
 @dataclass(frozen=True, kw_only=True)
 class ServedEncoder:
-    """The served encoder, with all facts that the checks of requests need."""
+    """The served encoder, with everything that is needed to check requests."""
 
     name: str
     window: int
@@ -39,7 +39,7 @@ class ServedEncoder:
 
     @cached_property
     def inner(self) -> Any:
-        """Tokenizer that neither cuts nor pads texts."""
+        """Tokenizer that neither truncates nor pads texts."""
         inner = read_inner(self.tokenizer)
         inner.no_padding()
         inner.no_truncation()
@@ -48,15 +48,15 @@ class ServedEncoder:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingRequest:
-    """Request of a client."""
+    """A client's request to embed texts."""
 
     texts: tuple[tuple[int, ...], ...]
     """Token ids of each text."""
     is_base64: bool
-    """Whether an embedding is written in base64 (float32, little endian), not as a list of numbers."""
+    """Whether embeddings are returned in base64 (float32, little endian) instead of as lists of numbers."""
 
     def orders(self) -> Iterator[Order]:
-        """The texts to embed."""
+        """Yield the texts to embed."""
         for index, ids in enumerate(self.texts):
             yield Order(ids, None, index)
 
@@ -77,7 +77,7 @@ def read_embedding(body: object, served: ServedEncoder) -> EmbeddingRequest:
 
 
 def embedding_answer(request: EmbeddingRequest, served: ServedEncoder, vectors: Sequence[Tensor]) -> bytes:
-    """The answer as JSON. `vectors` are the embeddings [H] of the request's texts."""
+    """Return the answer as JSON. `vectors` are the embeddings [H] of the request's texts."""
     num_tokens = sum(map(len, request.texts))
     data = [
         {"object": "embedding", "index": index, "embedding": _in_base64(one) if request.is_base64 else one.tolist()}
@@ -93,7 +93,9 @@ def _in_base64(vector: Tensor) -> str:
 
 
 def _texts(fields: Fields, served: ServedEncoder) -> tuple[tuple[int, ...], ...]:
-    """Ids of the texts in `input`: one or several texts, each as a string or as ids."""
+    """Return the token ids of the texts in `input`, which holds one or several texts, all as strings or all as token
+    ids.
+    """
     value = fields.get("input")
     inputs = value if isinstance(value, list) and not _is_ids(value) else [value]
     if not inputs:
@@ -128,8 +130,8 @@ def _check(ids: Sequence[int], place: str, served: ServedEncoder) -> None:
     if not 0 <= min(ids) <= max(ids) < served.vocab_size:
         bad = next(one for one in ids if not 0 <= one < served.vocab_size)
         raise Refusal(
-            f"`{place}` must hold only tokens of the model, which has ids from 0 to {served.vocab_size - 1}, but holds "
-            f"the id {shown(bad)}. Remove this id.",
+            f"`{place}` must hold only token ids from 0 to {served.vocab_size - 1}, the ids that the model has, but "
+            f"holds the id {shown(bad)}. Remove this id.",
             field=place,
         )
     if len(ids) > served.window:

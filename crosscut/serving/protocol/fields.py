@@ -1,7 +1,7 @@
 """Field-by-field reading of a JSON object. An invalid field raises a `Refusal` that names the field.
 
-A missing field and a null field mean the same, because clients send both. The reader of an object requests every field
-that it knows and then calls `finish`, so that no field is silently ignored.
+A null field counts as missing, because some clients send null for unused fields. Code that uses an object reads every
+field that it knows and then calls `finish`, which refuses all other fields. No field is therefore silently ignored.
 """
 
 import difflib
@@ -86,7 +86,7 @@ class Fields:
             self.refuse(name, f"be {spelled}", reason)
 
     def finish(self) -> None:
-        """Raise a `Refusal` if the object has fields that were not requested."""
+        """Raise a `Refusal` if the object has fields that have not been read."""
         for name in self._values:
             if name not in self._known:
                 path = self.path(_shortened(name))
@@ -104,7 +104,9 @@ def is_text(value: object) -> TypeGuard[str]:
 
 
 def shown(value: object) -> str:
-    """Format a value as JSON, shortened if the JSON is long. The rest of a long or nested value is not encoded."""
+    """Format a value as JSON, shortened if the JSON is long. Only the beginning of a long or nested value is
+    encoded.
+    """
     text = ""
     for part in json.JSONEncoder().iterencode(value):
         text += part

@@ -4,11 +4,11 @@ from crosscut.serving.protocol.fields import Fields, is_text
 from crosscut.serving.protocol.unsupported import MESSAGE_ONLY_AS, NO_TOOLS, TEXT_ONLY
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-"""Accepted roles, with their names in templates."""
+"""Accepted roles, each with the name that chat templates use for it."""
 
 
 def read_messages(fields: Fields) -> list[dict[str, str]]:
-    """Read the messages of a chat and convert their roles to the names in templates. Raises `Refusal`."""
+    """Read the messages of a chat and convert their roles to the names that chat templates use. Raises `Refusal`."""
     value = fields.get("messages")
     if not isinstance(value, list) or not value:
         fields.refuse("messages", "be a list of at least one message")

@@ -5,7 +5,7 @@ from crosscut.serving.protocol.refusals import Refusal
 
 
 def require_model(fields: Fields, served: str) -> None:
-    """Raise `Refusal` if `model` is not the name of the model that is `served`."""
+    """Raise `Refusal` if the field `model` does not name the `served` model."""
     name = fields.text("model")
     if name is None:
         fields.refuse("model", f"be the model that is served (`{served}`)")
@@ -14,7 +14,7 @@ def require_model(fields: Fields, served: str) -> None:
 
 
 def unknown_model(name: str, served: str) -> Refusal:
-    """Refusal of a request for a model that is not `served`."""
+    """Return the refusal of a request for the model `name`. The server only has the model `served`."""
     return Refusal(
         f"`model` must be the model that is served (`{served}`), but is {shown(name)}.",
         status=404,

@@ -1,4 +1,4 @@
-"""Refusals of requests, with an HTTP status and OpenAI's error form."""
+"""Refusals of requests, with an HTTP status and a body in the form of OpenAI's errors."""
 
 import secrets
 import traceback
@@ -9,7 +9,7 @@ from crosscut.config.system.terminal import echo
 
 
 class Refusal(Exception):  # noqa: N818 - the name describes an event
-    """A refused request with the reason. The application converts it to the HTTP response."""
+    """Refusal of a request, with the reason. The application converts it to an HTTP response."""
 
     def __init__(
         self, message: str, *, status: int = 400, field: str | None = None, code: str | None = None, retry: bool = False
@@ -21,19 +21,19 @@ class Refusal(Exception):  # noqa: N818 - the name describes an event
         self.field = None if field is None else _encodable(field)
         """Path of the invalid field. None if the reason is not a single field."""
         self.code = code
-        """Machine-readable code. This is OpenAI's code if OpenAI has one for the case."""
+        """Machine-readable code. OpenAI's code is used if OpenAI has one for the case."""
         self.headers = {"Retry-After": "1"} if retry else {}
 
     @property
     def body(self) -> dict[str, Any]:
-        """OpenAI's error form."""
+        """The refusal as JSON, in the form of OpenAI's errors."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": self.message, "type": kind, "param": self.field, "code": self.code}}
 
 
 def failure_of(error: Exception) -> Refusal:
-    """Answer to a request that failed with `error`, which is not the client's mistake: a refusal with status 500 and
-    the number of the failure.
+    """Return the refusal of a request that failed with `error` through no fault of the client. The refusal has the
+    status 500 and a number that identifies the failure.
 
     The error is printed to the server's log under the same number. Only the log shows the traceback.
     """
@@ -49,5 +49,7 @@ def failure_of(error: Exception) -> Refusal:
 
 
 def _encodable(text: str) -> str:
-    """Text with lone surrogates escaped. JSON can express them in a client's values, but UTF-8 cannot encode them."""
+    """Escape the lone surrogates in a text. JSON can express them in a client's values, but UTF-8 cannot encode
+    them.
+    """
     return text.encode("utf-8", "backslashreplace").decode()

@@ -1,7 +1,7 @@
-"""Requests of clients, read from either of OpenAI's two protocols: completions and chat.
+"""Requests of clients to generate text, read from OpenAI's completions or chat protocol.
 
-The server refuses fields that it does not support (`unsupported`) with a reason, and never ignores them. A client that
-requests tools, for example, learns that the server has none.
+The server never ignores a field that it does not support (`unsupported`), but refuses the request with a reason. A
+client that requests tools, for example, learns that the server has none.
 """
 
 from collections.abc import Iterator
@@ -34,12 +34,12 @@ DEFAULT_TOKENS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """The served model, with all facts that the checks of requests need."""
+    """The served model, with everything that is needed to check requests."""
 
     name: str
     window: int
     """Maximum number of tokens of prompt and continuation together. If `slide` is set, the number of tokens that the
-    model sees."""
+    model sees at once."""
     slide: bool
     """Whether a text may be longer than the window."""
     tokenizer: Tokenizer
@@ -60,11 +60,11 @@ class Served:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Request of a client."""
+    """A client's request to generate text."""
 
     prompts: tuple[tuple[int, ...], ...]
     num_choices: int
-    """Number of texts per prompt."""
+    """Number of texts to generate per prompt."""
     sampling: Sampling
     stream: bool
     include_usage: bool
@@ -73,8 +73,8 @@ class Request:
     """Texts of the prompts if the client requested an echo, otherwise empty."""
 
     def orders(self) -> Iterator[Order]:
-        """The texts to generate, in the order of the answer's choices: all texts of the first prompt, then all of the
-        second, and so on.
+        """Yield the texts to generate, in the order of the answer's choices: all texts of the first prompt, then all
+        texts of the second prompt, and so on.
         """
         for prompt in self.prompts:
             for sample in range(self.num_choices):
@@ -83,12 +83,12 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
-    """The request fields that have a different name in each protocol."""
+    """Request fields whose names differ between the two protocols."""
 
     prompts: tuple[tuple[int, ...], ...]
     num_choices: int
     num_tokens: int | None
-    """Maximum number of generated tokens. With None, the text can fill the model's window."""
+    """Maximum number of generated tokens. If None, the text may fill the model's window."""
     alternatives: int | None
     echoed: tuple[str, ...] = ()
 
@@ -150,8 +150,8 @@ def read_chat(body: object, served: Served) -> Request:
 
 
 def _request(fields: Fields, served: Served, wanted: _Wanted, *, only_as: Known) -> Request:
-    """Read the fields that both protocols share, and refuse fields that have not been read. `only_as` are the fields of
-    one protocol that are accepted only with values that have no effect.
+    """Read the fields that both protocols share, and refuse fields that have not been read. `only_as` lists this
+    protocol's unsupported fields. They are accepted only with values that have no effect.
     """
     stream = fields.flag("stream")
     include_usage = _include_usage(fields, stream=stream)
@@ -183,8 +183,8 @@ def _request(fields: Fields, served: Served, wanted: _Wanted, *, only_as: Known)
 
 
 def _prompts(fields: Fields, served: Served) -> tuple[tuple[tuple[int, ...], str], ...]:
-    """The prompts as ids and as texts. A request sends one or several prompts, each as a string or as ids. A missing
-    prompt is an empty text.
+    """Read the prompts. Returns the token ids and the text of each prompt. A request holds one or several prompts, each
+    as a string or as a list of token ids. A missing prompt counts as an empty text.
     """
     value = fields.get("prompt")
     if value is None:
@@ -202,8 +202,9 @@ def _prompts(fields: Fields, served: Served) -> tuple[tuple[tuple[int, ...], str
 
 
 def _prompt(fields: Fields, prompt: object, served: Served) -> tuple[tuple[int, ...], str]:
-    """Token ids and text of one prompt. If the prompt is a string, its ids start with the id that the model expects at
-    the start of a text, and the name of a special token in the string is encoded as this special token.
+    """Read one prompt, a string or a list of token ids. Returns its token ids and its text. A string is encoded with
+    the start token, if the model expects one, and special tokens that are spelled out in the string are encoded as
+    special tokens.
     """
     if is_text(prompt):
         ids = tuple(served.tokenizer.encode_prompt(prompt, begin=served.begin) or [served.end_of_text])
@@ -219,12 +220,12 @@ def _prompt(fields: Fields, prompt: object, served: Served) -> tuple[tuple[int, 
 
 
 def _require_known(ids: tuple[int, ...], served: Served, field: str) -> None:
-    """Raise `Refusal` if the tokenizer encodes a text with a token that the model does not have."""
+    """Raise `Refusal` if `ids` contain a token that the tokenizer has but the model does not have."""
     if (largest := max(ids)) >= served.vocab_size:
         token = served.tokenizer.decode([largest], with_special=True)
         raise Refusal(
-            f"`{field}` must hold only tokens of the model, which has ids from 0 to {served.vocab_size - 1}, but holds "
-            f"{shown(token)}, which is token {largest} of the tokenizer. Remove this token.",
+            f"`{field}` must hold only tokens that the model has (ids from 0 to {served.vocab_size - 1}), but holds "
+            f"{shown(token)}, which only the tokenizer has (id {largest}). Remove this token.",
             field=field,
         )
 
@@ -245,8 +246,9 @@ def _include_usage(fields: Fields, *, stream: bool) -> bool:
 def _within_window(
     prompts: tuple[tuple[int, ...], ...], num_tokens: int | None, served: Served, *, tell_prompt: bool
 ) -> int:
-    """Maximum number of tokens to generate per text. Without a requested number, the text may fill the window. Raises
-    `Refusal` if the text does not fit.
+    """Return the maximum number of tokens to generate per text. If `num_tokens` is None, the text may fill the window,
+    and if the server slides the window, half a window is always available. Raises `Refusal` if the prompt or the text
+    is too long.
     """
     longest, window = max(len(prompt) for prompt in prompts), served.window
     if longest > (most := max(window, MOST_SLIDING)) and served.slide:

@@ -1,1 +1,1 @@
-"""Chat templates, which are programs of a model's author, rendered in a process of their own."""
+"""Rendering of chat templates in a separate process. A template is a Jinja program that the model's author wrote."""

@@ -1,12 +1,13 @@
-"""Program that renders a chat template in a process of its own, with limits on time, memory and output.
+"""Program that renders a chat template in a separate process, with limits on time, memory and output.
 
-A template is a program of the model's author. Inside the server it could loop for hours, take all memory or break the
-interpreter. `rendering` starts this file by its path, so that the process imports Jinja and nothing of Crosscut.
+A template is a program that the model's author wrote. Inside the server's own process, it could loop for hours, take
+all memory or crash the interpreter. `rendering` starts this file by its path, so that the process imports Jinja and
+nothing of Crosscut.
 
-The first message on the standard input holds the limits and the template. Each further message holds the names that a
-rendering uses. Each message is answered on the standard output with `{"text": ...}`, `{"error": ...}` for an error of
-the template, or `{"limit": ...}`. The system ends the process if an answer takes too long: a process that loops in C
-could not end itself.
+The first message on the standard input holds the limits and the template. Each further message holds the template's
+variables for one rendering. The program answers each message on the standard output: with `{"text": ...}`, with
+`{"error": ...}` for an error in the template, or with `{"limit": ...}` for a limit that was exceeded. The operating
+system ends the process if an answer takes too long, because a process that loops in C could not end itself.
 """
 
 import json
@@ -28,15 +29,15 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 _LENGTH_BYTES = 8
 
 _MOST_SAID = 1000
-"""Maximum number of characters of an error's text."""
+"""Maximum number of characters of an error message."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of the process."""
+    """Limits on the process that renders a template."""
 
     seconds: float = 5.0
-    """Maximum time of a rendering."""
+    """Maximum time of a rendering, in seconds."""
     memory: int = 512 << 20
     """Maximum memory of the process in bytes. Only Linux enforces this limit."""
     characters: int = 2 << 20
@@ -44,8 +45,8 @@ class Limits:
 
 
 def write_message(stream: IO[bytes], message: Mapping[str, Any]) -> None:
-    """Write a message: the length of the content in bytes, then the content in JSON. Raises `UnicodeEncodeError` if a
-    text in it is not Unicode.
+    """Write a message: the length of the content in bytes, then the content in JSON. Raises `UnicodeEncodeError` if the
+    content has a string that is not valid Unicode.
     """
     content = json.dumps(message, ensure_ascii=False).encode()
     stream.write(len(content).to_bytes(_LENGTH_BYTES) + content)
@@ -53,7 +54,7 @@ def write_message(stream: IO[bytes], message: Mapping[str, Any]) -> None:
 
 
 def read_message(stream: IO[bytes]) -> Any:
-    """Read the next message. None if the other process has ended."""
+    """Read and return the next message. Returns None if the other process has ended."""
     length = int.from_bytes(stream.read(_LENGTH_BYTES))
     content = stream.read(length)
     return json.loads(content) if length and len(content) == length else None
@@ -121,9 +122,9 @@ def _render(source: str, names: Mapping[str, Any], most_characters: int) -> str:
 
 
 class _Generation(Extension):
-    """Extension for the tag `{% generation %}`, with which some templates mark answers for training. If the names of a
-    rendering contain `generation_mark`, the text of `generation_mark` is written at both ends of each answer.
-    Otherwise, the tag has no effect.
+    """Extension for the tag `{% generation %}`, with which some templates mark answers for training. If a rendering has
+    the variable `generation_mark`, the variable's text is written at both ends of each answer. Otherwise, the tag has
+    no effect.
     """
 
     tags = {"generation"}  # noqa: RUF012 - declared by Jinja without ClassVar

@@ -1,4 +1,4 @@
-"""Rendering of a chat template in a process that is kept from request to request (`program`)."""
+"""Rendering of a chat template in a separate process (`program`), which is kept from request to request."""
 
 import os
 import select
@@ -21,30 +21,28 @@ _PASSED_ON = ("PATH", "PYTHONHOME", "PYTHONPATH", "LD_LIBRARY_PATH", "TZ")
 key."""
 
 _USUAL_SECONDS = 0.1
-"""Time in seconds after which the process of a rendering gets the lowest scheduling priority. A usual rendering takes
+"""Time in seconds after which a slow rendering's process gets the lowest scheduling priority. A usual rendering takes
 far less time."""
 
 
 class RenderingError(Exception):
-    """Failure of a template to render a text. The message is a clause, such as "it needs more than 512 MiB of
-    memory".
-    """
+    """Failure to render a template. The message is a clause, such as "it needs more than 512 MiB of memory"."""
 
     def __init__(self, reason: str, *, is_limit: bool) -> None:
         super().__init__(reason)
         self.is_limit = is_limit
-        """Whether the template exceeded a limit or broke its process, rather than raise an error."""
+        """True if the template exceeded a limit or crashed its process, false if the template raised an error."""
 
 
 class Renderer:
-    """A template with the process that renders it. If the process was ended, the next rendering starts another one.
+    """A template with the process that renders it. If the process has ended, the next rendering starts a new process.
 
     If a rendering takes unusually long, its process gets the lowest scheduling priority (Linux only): the process then
     runs only while no other process wants the processor, so that one slow template does not slow down the model and
     other programs. The process keeps this priority, so it is ended after its answer.
 
-    Raises `ConfigError` with the name of the file, `place`, if the template is invalid, or if it exceeds the limits
-    even for the messages in `trial`. Several threads may call `render`; one rendering runs at a time.
+    Raises `ConfigError` if the template is invalid, or if it exceeds the limits even for the messages in `trial`.
+    `place` names the template's file in the error. Several threads may call `render`; one rendering runs at a time.
     """
 
     def __init__(self, source: str, trial: Mapping[str, Any], *, place: str, limits: Limits | None = None) -> None:
@@ -64,7 +62,7 @@ class Renderer:
                 ) from None
 
     def render(self, names: Mapping[str, Any]) -> str:
-        """Render the template with these names. Raises `RenderingError`."""
+        """Render the template with `names` as its variables. Raises `RenderingError`."""
         with self._lock:
             if self._process.poll() is not None:
                 self._end()
@@ -126,7 +124,7 @@ def _is_ready(stream: IO[bytes], seconds: float) -> bool:
 
 
 def _yield_processor(process: int) -> bool:
-    """Let a process run only while no other one wants the processor. Returns whether the system can do so."""
+    """Let a process run only while no other process wants the processor. Returns whether the system supports this."""
     with suppress(AttributeError, OSError):  # no Linux, or the process has just ended
         os.sched_setscheduler(process, os.SCHED_IDLE, os.sched_param(0))
         return True

@@ -1,9 +1,9 @@
 """Connections of a server, with limits on their number and on the time that a client takes to send a request.
 
-uvicorn reads a request when its head is complete, and until then it waits for as long as the client is connected. The
+uvicorn starts a request when its head is complete, and waits for this head for as long as the client is connected. The
 classes here close a connection whose client does not send a request in time. If there are too many connections, the
-connection that has waited longest for a request is closed. Clients that only hold connections open can therefore not
-keep other clients from the server. `Guard` limits the time for the rest of a request, its body.
+connection that has waited longest for a request is closed. Clients that only hold connections open therefore cannot
+keep other clients out. `Guard` limits the time for the body of a request.
 """
 
 import asyncio
@@ -37,12 +37,13 @@ class Connections:
         connection that has waited longest comes first."""
 
     def __call__(self, **given: Any) -> "_Connection":
-        """Make the protocol of a new connection, with uvicorn's arguments."""
+        """Make the protocol object for a new connection, from uvicorn's arguments."""
         return _Connection(self, **given)
 
     def admit(self, new: "_Connection", num_open: int) -> None:
-        """Accept a new connection, and start the time limit for its first request. If too many connections are open
-        (`num_open` is their number), refuse the one that has waited longest without a request, or else the new one.
+        """Accept a new connection, and start the time limit for its first request. `num_open` is the number of open
+        connections. If there are too many, refuse the connection that has waited longest without a request, or refuse
+        the new connection if no connection waits.
         """
         if num_open > self._most:
             if not self._silent:
@@ -64,7 +65,9 @@ class Connections:
 
 
 class _Connection(H11Protocol):
-    """uvicorn's protocol of one connection, which tells its `Connections` when the client has sent a request."""
+    """uvicorn's protocol object for one connection. It tells the server's `Connections` when the client has sent a
+    request.
+    """
 
     def __init__(self, connections: Connections, **given: Any) -> None:
         super().__init__(**given)
@@ -103,8 +106,8 @@ class _Connection(H11Protocol):
 
 
 def allow_connections(most: int = MOST_CONNECTIONS) -> int:
-    """Let this process open the files that `most` connections need, as far as the system's hard limit allows. Returns
-    the number of connections for which the files are enough.
+    """Raise this process's limit on open files until `most` connections are possible, as far as the system's hard limit
+    allows. Returns the number of connections that are now possible, at most `most`.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = most + _OTHER_FILES
@@ -115,7 +118,7 @@ def allow_connections(most: int = MOST_CONNECTIONS) -> int:
 
 
 def _response(refusal: Refusal) -> bytes:
-    """A whole HTTP response, which ends the connection."""
+    """Complete HTTP response that closes the connection."""
     content = json.dumps(refusal.body).encode()
     headers = {
         "Content-Type": "application/json",

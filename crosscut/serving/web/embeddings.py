@@ -1,4 +1,4 @@
-"""Endpoint that embeds texts."""
+"""Endpoint that embeds texts, for servers whose model is an encoder."""
 
 from functools import partial
 
@@ -21,7 +21,7 @@ _WRITERS = 2
 
 
 def embedding_endpoints(served: ServedEncoder, desk: Desk[Embedded]) -> dict[str, Endpoint]:
-    """The endpoints of an encoder, by path."""
+    """Return the endpoints of an encoder, keyed by path."""
     pace = make_pace(lambda: desk.num_running > 0)
     readers, writers = Readers(_READERS), Readers(_WRITERS)
 
@@ -37,7 +37,9 @@ def embedding_endpoints(served: ServedEncoder, desk: Desk[Embedded]) -> dict[str
 
 
 async def _embedded(asked: EmbeddingRequest, desk: Desk[Embedded]) -> list[Tensor]:
-    """Embeddings of the request's texts. If the client disconnects, the texts that wait are cancelled."""
+    """Return the embeddings of the request's texts. If the client disconnects, the texts that are not embedded yet are
+    cancelled.
+    """
     job: Job[Embedded] = desk.submit(list(asked.orders()))
     try:
         found = {which: one.embedding async for which, one in job}

@@ -17,7 +17,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def refusing(message: str, *, code: str) -> Endpoint:
-    """Endpoint that refuses every request."""
+    """Return an endpoint that refuses every request with this message."""
 
     async def refuse(_: Request) -> Response:
         raise Refusal(message, code=code)

@@ -20,7 +20,7 @@ LARGEST_BODY = 8 << 20
 """Maximum size of a request in bytes."""
 
 SMALL_BODY = 64 << 10
-"""Size of a request in bytes up to which a request is always accepted."""
+"""Maximum size of a small request in bytes. Small requests are accepted even above the total `MOST_HELD`."""
 
 MOST_HELD = 256 << 20
 """Maximum total size in bytes of the requests that the server holds. Above this total, only small requests are
@@ -36,16 +36,18 @@ _UNTIL_SENT = 5.0
 """Time in seconds that a client has to send the rest of a request that is too large."""
 
 _MOST_DIGITS = 20
-"""Maximum number of digits of a `Content-Length` that is converted. Python does not convert thousands of digits."""
+"""Maximum number of digits of a `Content-Length`. A longer number is too large in any case, and Python refuses to
+convert thousands of digits."""
 
 _PROTECTED = "/v1/"
 
 
 class Guard:
-    """Middleware that refuses requests that are too large and requests without permission. With a key, a request needs
-    this key. Without a key, the request's host must be one of `names`.
+    """Middleware that refuses requests that are too large and requests without permission. If `key` is given, every
+    request for a path under /v1/ must carry this key. Otherwise, the `Host` header of every request must be one of
+    `names`.
 
-    A request that raises an error gets an answer with status 500. Other requests do not notice the error.
+    A request that raises an error is answered with status 500. The error does not affect other requests.
     """
 
     def __init__(self, app: ASGIApp, *, key: str | None, names: Iterable[str]) -> None:
@@ -94,9 +96,9 @@ class Guard:
 
     @contextmanager
     def _receiving(self, receive: Receive) -> Iterator[Receive]:
-        """Context with a wrapped `receive`, which raises `Refusal` if the request takes too long or too many bytes.
-        The bytes are counted because a request may have no length header or a wrong one. They are held until the end
-        of the context.
+        """Context with a wrapped `receive`, which raises `Refusal` if the request takes too long or has too many bytes.
+        The bytes are counted because a request may have no length header or a wrong one. Until the context ends, they
+        count towards the total that the server holds.
         """
         total, is_whole = 0, False
         deadline = asyncio.get_running_loop().time() + BODY_SECONDS
@@ -128,10 +130,11 @@ class Guard:
 
 @asynccontextmanager
 async def _patient(send: Send) -> AsyncIterator[Send]:
-    """Context with a wrapped `send`. If the client reads nothing for `UNREAD` seconds while `send` waits for it, the
-    context's work is cancelled, and the context ends without an error.
+    """Context with a wrapped `send`. If `send` waits for `UNREAD` seconds because the client reads nothing, the body of
+    the context is cancelled, and the context ends without an error.
 
-    A timer looks at the clock of the last `send` from time to time, because a timer for each token would be slow.
+    One timer checks from time to time how long the last `send` has waited, because a new timer for each token would be
+    slow.
     """
     loop = asyncio.get_running_loop()
     limit = asyncio.timeout(None)
@@ -179,7 +182,7 @@ async def _answer(refusal: Refusal, receive: Receive, send: Send) -> None:
 
 
 async def _drain(receive: Receive) -> None:
-    """Read the rest of a request up to a limit."""
+    """Read and discard the rest of a request, up to a limit."""
     total = 0
     while total < 8 * LARGEST_BODY:
         message = await receive()

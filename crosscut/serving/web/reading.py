@@ -1,4 +1,4 @@
-"""Reading of a request: its body arrives, and a thread parses and checks it."""
+"""Reading of requests: wait for the body of a request, then parse and check it in another thread."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -13,16 +13,16 @@ _ServedT = TypeVar("_ServedT")
 _RequestT = TypeVar("_RequestT")
 
 _SMALL = 1 << 16
-"""Maximum number of bytes of a body that is read before its request's turn."""
+"""Maximum size in bytes of a body that is read before the request's turn."""
 
 _INTERVAL, _BYTES_PER_SECOND = 0.004, 50e6
 """Pace of the requests that are read while the model computes: seconds per request, and bytes per second. Both allow
-about twice the time that reading takes, so that half of the interpreter's time is left for the texts.
+about twice the time that reading takes, so that half of the interpreter's time is left for generating text.
 """
 
 
 def make_pace(is_busy: Callable[[], bool]) -> Pace:
-    """Pace of the requests. `is_busy` says whether the model computes."""
+    """Make the pace at which requests are read. `is_busy` returns whether the model is computing."""
     return Pace(is_busy, seconds=_INTERVAL, bytes_per_second=_BYTES_PER_SECOND)
 
 

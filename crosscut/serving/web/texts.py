@@ -1,4 +1,4 @@
-"""Endpoints that generate text: completions and chat. Their answers are whole, or streams of events."""
+"""Endpoints that generate text: completions and chat. An answer is sent as a whole or as a stream of events."""
 
 import asyncio
 import json
@@ -19,14 +19,16 @@ from crosscut.serving.web.reading import make_pace, read_request
 from crosscut.serving.web.waiting import Readers, until_gone
 
 _COMPLETION_READERS = 8
-"""Number of completions that are read at a time."""
+"""Number of completion requests that are read at a time."""
 
 _CHAT_READERS = 2
-"""Number of chats that are read at a time. A slow chat template delays other chats, but no completions."""
+"""Number of chat requests that are read at a time. A slow chat template delays other chats, but not completions."""
 
 
 def text_endpoints(served: Served, desk: Desk[Piece], spell: Callable[[int], bytes]) -> dict[str, Endpoint]:
-    """The endpoints of a model that predicts the next token, by path. `spell` returns the bytes of a token."""
+    """Return the endpoints of a model that predicts the next token, keyed by path. `spell` returns the bytes of a
+    token.
+    """
     pace = make_pace(lambda: desk.num_running > 0)
     completion_readers, chat_readers = Readers(_COMPLETION_READERS), Readers(_CHAT_READERS)
 
@@ -94,8 +96,8 @@ class Events(Response):
         await send({"type": "http.response.body", "body": b""})
 
     async def _events(self) -> AsyncIterator[bytes]:
-        """Events of the stream. A refusal or a failure after the start of the stream is also an event; clients raise an
-        error for it.
+        """Yield the events of the stream. A refusal or a failure after the start of the stream is sent as an event too;
+        clients raise an error for it.
         """
         try:
             for chunk in self._answer.openings():
@@ -112,5 +114,5 @@ class Events(Response):
 
 
 def _json(value: Json) -> bytes:
-    """JSON of an event. Raises `ValueError` for NaN and infinity, which JSON does not have."""
+    """Encode an event as JSON. Raises `ValueError` for NaN and infinity, which JSON does not have."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

@@ -1,4 +1,4 @@
-"""Waiting in the thread that serves clients: until other threads finish their work, or a client disconnects."""
+"""Waiting, in the thread that serves clients, until another thread finishes its work or a client disconnects."""
 
 import asyncio
 import threading
@@ -94,7 +94,9 @@ class Pace:
 
 
 async def until_gone(work: Awaitable[_T], receive: Receive) -> _T:
-    """Result of `work`. If the client disconnects first, `work` is cancelled and `ClientDisconnect` is raised."""
+    """Wait for `work` and return its result. If the client disconnects first, `work` is cancelled and
+    `ClientDisconnect` is raised.
+    """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(receive))
     try:

@@ -193,7 +193,7 @@ def test_the_process_of_a_template_is_kept_and_replaced_after_its_end(folder, co
         process.wait()
     else:
         with pytest.raises(
-            Refusal, match="`messages` must suit the model's chat template, but it cannot be rendered: "
+            Refusal, match="`messages` must suit the model's chat template, but the template cannot render them: "
         ):
             template.tokens([{"role": "user", "content": content}])
     assert template.tokens(CHAT)
@@ -252,7 +252,7 @@ def test_the_process_of_a_template_does_not_see_the_servers_key(folder, monkeypa
 def test_a_template_that_renders_nothing_refuses_the_messages(folder, template):
     (folder / "tokenizer_config.json").write_text("{}")
     found = ChatTemplate(template, folder / "tokenizer.json", {}, place="here")
-    with pytest.raises(Refusal, match="but the template renders nothing from them") as refused:
+    with pytest.raises(Refusal, match="but the template renders an empty text from them") as refused:
         found.tokens(CHAT)
     assert (refused.value.status, refused.value.field) == (400, "messages")
 
