@@ -1,5 +1,5 @@
-"""Proof that a layout computes the same training step as the uncut model, which is the whole model on one rank. If the
-proof fails, the report names the first module that differs.
+"""Proof that a layout computes the same training step as the uncut model (the whole model on one rank). If the proof
+fails, the report names the first module that differs.
 """
 
 from crosscut.verification.module import verify_module

@@ -1,4 +1,5 @@
-"""Assembly of the tensors on all ranks into the tensor of the uncut model.
+"""Assembly of the parts of a tensor on all ranks into one tensor, which is then compared with the uncut model's tensor.
+The uncut model is the whole model on one rank.
 
 A parameter's placement says how the parameter is sharded. An activation has no placement, so the assembly compares
 shapes: if a dimension of the uncut tensor is larger than on one rank, the ranks of an axis hold shards along this
@@ -7,8 +8,8 @@ example if there are fewer key and value heads than ranks. If two arrangements f
 arrangement whose result is closer to the uncut tensor. A bug makes both results differ.
 
 The ranks form a grid over the layout's axes (`Layout.axes`). By default, the axes are data and tensor, and a rank's
-number is its data rank x the number of tensor ranks + its tensor rank. The table of axes gives each axis a role. The
-role says whether ranks along the axis shard the model's matrices or the tokens of a batch.
+number is its data rank x the number of tensor ranks + its tensor rank. Each axis has a role (`config.axes`): ranks
+along an axis shard either the model's matrices or the tokens of a batch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,16 +35,16 @@ class Grid:
     """Tensor of each rank, in the order of the ranks."""
 
     def groups(self, axis: str) -> list[list[int]]:
-        """Groups of ranks that differ only in their position along an axis. In a group, the ranks are in the order of
-        the axis.
+        """Return the groups of ranks that differ only in their position along an axis. In a group, the ranks are sorted
+        by this position.
         """
         stride, size = self._stride(axis), self.axes[axis]
         firsts = (rank for rank in range(len(self.parts)) if rank // stride % size == 0)
         return [[rank + place * stride for place in range(size)] for rank in firsts]
 
     def line(self, role: Role) -> list[Tensor]:
-        """Parts of the ranks on one line of the grid. The line starts at the first rank and runs along the axes with
-        this role; on all other axes, its ranks have position 0.
+        """Return the parts of the ranks that have position 0 on every axis with another role, in the order of the
+        ranks.
         """
         others = [(self._stride(name), size) for name, size in self.axes.items() if role_of(name) is not role]
         ranks = range(len(self.parts))
@@ -61,8 +62,8 @@ class Grid:
 
 
 def distance(a: Tensor, b: Tensor) -> Tensor:
-    """Elementwise |a - b| in float64. Equal elements have distance zero, also if they are infinite. Complex tensors are
-    compared as real tensors of their real and imaginary parts.
+    """Return the elementwise |a - b| in float64. Equal elements have distance zero, even if they are infinite. The real
+    and imaginary parts of complex tensors are compared separately.
     """
     if a.is_complex():
         a, b = torch.view_as_real(a), torch.view_as_real(b)
@@ -99,7 +100,9 @@ def assemble_parameter(grid: Grid, cut_dim: int | None, like: Tensor) -> Assembl
 
 
 def _fit_rows(whole: Tensor, rows: int) -> Tensor:
-    """Return the first `rows` rows. Missing rows are filled with zeros."""
+    """Return the first `rows` rows. Missing rows are filled with zeros. If a row beyond them is not zero, the last row
+    becomes infinite.
+    """
     kept = whole[:rows].clone()
     if whole[rows:].any():
         kept[-1] = torch.inf
@@ -110,7 +113,7 @@ class _Share(NamedTuple):
     """Distribution of a tensor along one axis."""
 
     dim: int | None
-    """Dimension that the axis cuts; None if it cuts none."""
+    """Dimension that the axis cuts; None if the axis cuts no dimension."""
     group: int
     """Number of adjacent ranks on the axis that hold the same part."""
 
@@ -141,8 +144,9 @@ def assemble_activation(grid: Grid, like: Tensor, *, is_gradient: bool, is_insid
 def _summed_or_not(
     grid: Grid, like: Tensor, how: _Arrangement, is_gradient: bool, is_inside: bool
 ) -> Iterator[tuple[Grid, _Arrangement]]:
-    """Yield the parts unchanged. If the parts may be summands, also yield their sums. Each grid comes with its
-    arrangement.
+    """Yield the grids to try, each with its arrangement: the parts unchanged, and sums of the parts if they may be
+    summands. If data ranks hold copies of an activation that is not a scalar, the parts of its gradient must be
+    summands, so only sums are yielded.
     """
     whole = [name for name, share in how.items() if role_of(name) is Role.TOKENS and share.dim is None]
     sums = is_gradient and bool(whole)
@@ -213,7 +217,7 @@ def _assemble(grid: Grid, how: _Arrangement) -> Assembled:
 
 
 def _joined(axis: str, parts: list[Tensor], dim: int | None) -> Tensor:
-    """Join the parts along an axis. Context ranks divide a sequence in the order `zigzag`."""
+    """Join the parts along an axis. Context ranks divide a sequence in zigzag order."""
     if dim is None:
         return parts[0]
     return join_zigzag(parts, dim) if axis == "context" else torch.cat(parts, dim)

@@ -16,8 +16,8 @@ from crosscut.verification.comparison import relative_difference
 from crosscut.verification.report import AVERAGE, Check
 
 _ROUNDINGS = 16
-"""Allowed difference from the formula, in roundings of the average's type. Each element takes two products and a
-sum."""
+"""Allowed difference from the formula, as a multiple of the machine epsilon of the parameters' type. Each element takes
+two products and a sum."""
 
 
 def parts_of(model: nn.Module) -> dict[str, Tensor]:
@@ -31,7 +31,7 @@ def compare_average(
 ) -> list[Check]:
     """Check the average after step 0. `before` and `after` are this rank's parts of the parameters before and after the
     step (`parts_of`), and `decay` is `optimizer.ema_decay`. Every rank must call this function. The list has one check
-    on the first rank.
+    on the first rank and is empty on the others.
     """
     first = min(decay, 1 / 10)  # the decay of step 0, with its warm-up
     found = {}

@@ -15,7 +15,9 @@ from crosscut.verification.assembly import Assembled, Grid, distance
 
 
 class Difference(NamedTuple):
-    """First tensor that differs between the cut and the uncut model, as the uncut model and all ranks hold it."""
+    """First tensor that differs between the cut model (split over the ranks) and the uncut model (whole, on one rank),
+    in both forms.
+    """
 
     kind: str
     """Kind of the tensor: `output`, `returned` (gradient that a module returned) or `gradient` (of a parameter)."""
@@ -34,7 +36,7 @@ def usual_cause(difference: Difference) -> str:
 
 
 def is_arrangement(difference: Difference) -> bool:
-    """Whether the ranks hold the right numbers, but in another order, or as summands whose sum is the right number."""
+    """Whether the ranks hold the right numbers in another order, or hold summands of the right numbers."""
     return _sum_is_missing(difference) or (difference.assembled is not None and _is_reordered(difference))
 
 
@@ -75,8 +77,8 @@ def _data_sum_is_missing(difference: Difference) -> bool:
 
 
 def _factor(difference: Difference) -> float | None:
-    """Return the factor by which the cut result differs from the uncut one; None unless it is the size of an axis or
-    one over that size.
+    """Return the factor by which the cut result differs from the uncut result, if the factor is the size of an axis or
+    the reciprocal of this size. Otherwise, return None.
     """
     if difference.assembled is None:
         return None

@@ -20,7 +20,7 @@ from crosscut.verification.report import AVERAGES, ROUNDING, Check, First, Row
 from crosscut.verification.tolerance import MOST, ROUNDINGS, Bounds
 
 _FLOOR = 1e-3
-"""Smallest reference for the relative difference of a gradient, as a share of the largest gradient of the same kind.
+"""Smallest reference for the relative difference of a gradient, as a fraction of the largest gradient of the same kind.
 Without this bound, a gradient that cancels to almost zero would always differ.
 """
 
@@ -41,8 +41,8 @@ class Comparison:
         amplification: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """`cut` is the recording of this rank. `uncut` and `exact` are given on the first rank and are None on the
-        others; `exact` is the recording of the uncut step in a wider type. `amplification` is the factor by which an
-        update may enlarge the relative difference of a gradient, by the name of the parameter.
+        others; `exact` is the recording of the uncut step in a wider type. `amplification` maps the name of a parameter
+        to the factor by which the parameter's update may enlarge the relative difference of its gradient.
         """
         self.cut, self.uncut, self.exact, self.mesh = cut, uncut, exact, mesh
         self.tolerance, self.allowed_rounding = bounds.tolerance, bounds.rounding
@@ -54,11 +54,11 @@ class Comparison:
             for kind in ("parameter", "average")
             for name, factor in amplification.items()
         }
-        """Allowed difference between the cut and the uncut tensor, by the tensor's kind and name, if the allowed
-        difference is larger than the tolerance.
+        """Allowed differences between cut and uncut tensors that are larger than the tolerance, keyed by the tensor's
+        kind and name.
         """
         self._rounded: dict[tuple[str, str], float] = {}
-        """Difference between the uncut tensor and the exact one, by the tensor's kind and name."""
+        """Difference between each uncut tensor and the exact one, keyed by the tensor's kind and name."""
         self._found: dict[tuple[str, str], Difference] = {}
         self._numbers: list[tuple[float, float]] = [(cut.loss, cut.norm)]
 
@@ -103,8 +103,8 @@ class Comparison:
 
     @property
     def largest_allowed(self) -> float:
-        """Largest relative difference that is allowed for any tensor. It is the tolerance, unless the rounding bound of
-        a tensor is larger; then it is the largest of these bounds.
+        """Largest relative difference that is allowed for any tensor: the tolerance, or the largest bound of a single
+        tensor if this bound exceeds the tolerance.
         """
         return max([self.tolerance, *self._allowed.values()])
 
@@ -150,8 +150,8 @@ class Comparison:
         """Check that the uncut step differs only by rounding from the exact step, which is the uncut step in the
         parameters' own type. The list of checks is empty if there is no exact step.
 
-        Each check names the tensor that differs most. Parameters after the step are not checked, because AdamW divides
-        by the size of the gradients, so it enlarges gradients that consist of rounding alone.
+        Each check names the tensor that differs most. Parameters after the step are not checked: AdamW divides by the
+        size of the gradients and therefore enlarges gradients that consist of rounding alone.
         """
         if self.exact is None or self.uncut is None:
             return []
@@ -176,8 +176,8 @@ class Comparison:
         return self._allowed.get(key, self.tolerance)
 
     def _note_rounding(self, key: tuple[str, str], uncut: Tensor, exact: Any, floor: float) -> None:
-        """Allow a difference of `ROUNDINGS` times the uncut tensor's own rounding, if this is larger than the
-        difference that is allowed otherwise.
+        """Allow a tensor to differ by `ROUNDINGS` times the uncut tensor's own rounding, if this bound is larger than
+        the tensor's bound so far.
         """
         if exact is None:
             return
@@ -244,14 +244,16 @@ class Comparison:
         return None
 
     def _backward_order(self) -> list[str]:
-        """Modules in the order in which the backward pass reaches them. Modules that return no gradient, such as
-        embeddings, come last.
+        """Return the module calls in the order in which the backward pass reaches them. Modules that return no
+        gradient, such as embeddings, come last.
         """
         assert self.uncut is not None
         return [*self.uncut.returned, *(call for call in reversed(self._calls()) if call not in self.uncut.returned)]
 
     def _calls(self) -> list[str]:
-        """Rows of the table: calls in the order in which they ended, then modules with parameters that have no call."""
+        """Return the names of the table's rows: calls in the order in which they ended, then modules that hold
+        parameters but have no call, then the loss.
+        """
         assert self.uncut is not None
         calls = list(dict.fromkeys(call_of(name) for name in self.uncut.outputs if INSIDE not in name))
         owners = {self._owner(name) for name in self.uncut.gradients} - set(calls)
@@ -262,8 +264,8 @@ class Comparison:
         return [name for name in self.uncut.gradients if self._owner(name) == call]
 
     def _owner(self, parameter: str) -> str:
-        """Return the module that holds a parameter. If a parent returns one tensor for each of its modules, return the
-        parent.
+        """Return the module that holds a parameter. If the parent of this module returns several tensors, return the
+        parent instead.
         """
         assert self.uncut is not None
         holder = parameter.rpartition(".")[0]
@@ -271,8 +273,9 @@ class Comparison:
         return user if f"{user}[0]" in self.uncut.outputs else holder or self.uncut.root
 
     def _excuse_arrangements(self) -> None:
-        """Ignore tensors whose numbers are right but arranged differently. Between f and g, a rank may hold summands,
-        or heads in another order, without a bug. There is no bug if the loss and every parameter's gradient agree.
+        """Ignore tensors whose numbers are right but arranged differently. Between the operators f and g of tensor
+        parallelism, a rank may hold summands, or heads in another order, without a bug. There is no bug if the loss and
+        every parameter's gradient agree.
         """
         assert self.uncut is not None
         wrong = {kind for kind, _ in self._found}
@@ -289,7 +292,9 @@ class Comparison:
         return max(_apart(loss, self.uncut.loss) for loss, _ in self._numbers)
 
     def _worst(self, title: str, kind: str) -> Check:
-        """Return the check for the largest difference of a kind, or for the first difference above its bound."""
+        """Return the check for the largest difference of a kind. If differences exceed their own bounds, return the
+        check for the largest one among them.
+        """
         keys = [key for key in self._differences if key[0] == kind]
         worst = max(keys, key=lambda key: (not self._agrees(key), self._differences[key]))
         return Check(title, self._differences[worst], self._agrees(worst), f"largest at {worst[1]}")
@@ -309,8 +314,9 @@ _LOSS_CAUSE = (
 
 
 def _stages_with(parts: list[Any], mesh: ParallelMesh) -> list[list[Any]]:
-    """Parts of the ranks of each stage of a pipeline that holds a tensor. `parts` has the part of each rank, or None.
-    Without a pipeline, or if no rank holds the tensor, all parts are one stage.
+    """Split the parts of a tensor by pipeline stage, and return the stages that hold the tensor. `parts` has one entry
+    per rank; an entry is None if the rank holds no part. Without a pipeline, or if no rank holds the tensor, all parts
+    count as one stage.
     """
     size = len(parts) // (1 if mesh.pipeline is None else mesh.pipeline.size)
     stages = [parts[start : start + size] for start in range(0, len(parts), size)]  # the pipeline is outermost
@@ -318,8 +324,8 @@ def _stages_with(parts: list[Any], mesh: ParallelMesh) -> list[list[Any]]:
 
 
 def _failure_to_be_finite(uncut: Recording) -> Exception | None:
-    """Return an error if the uncut loss or gradient norm is not finite: equal overflows in both models would prove
-    nothing.
+    """Return an error if the uncut loss or gradient norm is not finite, otherwise None. Equal overflows in both models
+    would prove nothing.
     """
     if math.isfinite(uncut.loss) and math.isfinite(uncut.norm):
         return None

@@ -2,8 +2,8 @@
 
 An operator call that changes the state of the random generator is a draw. For each draw, this module finds the tensor
 from which dropout removes elements. The rule of the Megatron-LM paper (arXiv 1909.08053, section 3.1) can then be
-checked without a list of the modules that drop: ranks that drop from the same tensor must draw the same numbers, and
-ranks that hold different tensors, or see different data, must draw different numbers.
+checked without a list of the modules that apply dropout: ranks that drop from the same tensor must draw the same
+numbers, and ranks that hold different tensors, or see different data, must draw different numbers.
 """
 
 import hashlib
@@ -40,8 +40,8 @@ class Draw(NamedTuple):
 
 
 class Disagreement(NamedTuple):
-    """First pair of draws that breaks the rule in the docstring of this module. `told` describes how the pair breaks
-    the rule.
+    """First pair of draws on two ranks that breaks the rule at the top of this module. `told` describes how the pair
+    breaks the rule.
     """
 
     module: str
@@ -65,8 +65,8 @@ def compare_draws(mine: list[Draw], mesh: ParallelMesh) -> Disagreement | None:
 
 
 def draws_of_stages(mine: list[Draw], mesh: ParallelMesh) -> list[Draw] | None:
-    """Return the draws of the first rank of each stage of a pipeline, stage by stage. Every rank must call this
-    function. None on all ranks except the first. Without a pipeline, the result is `mine`.
+    """Return the draws of each pipeline stage's first rank, stage by stage. Every rank must call this function. Returns
+    None on all ranks except the first. Without a pipeline, returns `mine` on every rank.
     """
     if mesh.pipeline is None:
         return mine
@@ -76,9 +76,10 @@ def draws_of_stages(mine: list[Draw], mesh: ParallelMesh) -> list[Draw] | None:
 
 
 def first_disagreement(draws: Sequence[Sequence[Draw]], layout: Layout) -> Disagreement | None:
-    """Compare the draws of all ranks of a layout, draw by draw. Returns the first disagreement; None if there is none.
+    """Compare the draws of all ranks of a layout, draw by draw. Returns the first disagreement, or None if the ranks
+    agree.
 
-    `draws` holds the list of each rank, in the order of the ranks.
+    `draws` holds one list of draws per rank, in the order of the ranks.
     """
     size = layout.world_size // layout.pipeline  # ranks of a stage are adjacent; stages draw for different layers
     for first in range(0, layout.world_size, size):
@@ -89,7 +90,7 @@ def first_disagreement(draws: Sequence[Sequence[Draw]], layout: Layout) -> Disag
 
 
 def _first_on_stage(draws: Sequence[Sequence[Draw]], layout: Layout, first: int) -> Disagreement | None:
-    """Compare the draws of the ranks of one stage of a pipeline. `first` is the number of the first rank."""
+    """Compare the draws of the ranks on one pipeline stage. `first` is the number of the stage's first rank."""
     splits_tokens = [row.name for row in AXES if row.splits_tokens]
     data = [[layout.place_of(rank)[name] for name in splits_tokens] for rank in range(len(draws))]
     for together in zip(*draws, strict=False):
@@ -105,7 +106,7 @@ def _first_on_stage(draws: Sequence[Sequence[Draw]], layout: Layout, first: int)
 
 
 def _judge(one: Draw, other: Draw, *, same_data: bool) -> str:
-    """Say how the draws of two ranks break the rule; empty if the draws follow the rule."""
+    """Describe how the draws of two ranks break the rule. The text is empty if the draws follow the rule."""
     if not same_data:
         return "see different data but draw the same numbers" if one.state == other.state else ""
     if not one.dropped or not other.dropped:
@@ -118,8 +119,8 @@ def _judge(one: Draw, other: Draw, *, same_data: bool) -> str:
 
 
 class _Draws(TorchDispatchMode):
-    """Context that notes every draw inside a module's forward call. Draws outside all modules belong to the batch and
-    are ignored.
+    """Context that records every draw inside a module's forward call. Draws outside all modules belong to the making of
+    the batch and are ignored.
     """
 
     def __init__(self, model: nn.Module, mesh: ParallelMesh) -> None:
@@ -130,8 +131,8 @@ class _Draws(TorchDispatchMode):
         self._model = model
         self._running: list[str] = []
         self._noise: dict[int, tuple[Tensor, frozenset[int]]] = {}
-        """Tensors computed from random numbers alone, by id, with the draws that they come from. They are kept alive so
-        that no other tensor gets the same id.
+        """Tensors computed from random numbers alone, each with the draws of these numbers, keyed by the tensor's id.
+        The tensors are kept alive so that no other tensor gets the same id.
         """
         self._hooks: Any = None
 
@@ -152,7 +153,7 @@ class _Draws(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run the operator, and note a draw if the operator changed the state of the random generator."""
+        """Run the operator, and record a draw if the operator changed the state of the random generator."""
         if comes_again(types):
             return NotImplemented
         if is_recomputing():  # a recomputed module repeats draws that were noted before
@@ -185,7 +186,7 @@ class _Draws(TorchDispatchMode):
         """If an operator combines random numbers with another tensor, record that the draws of these numbers drop
         elements of this tensor. Call this before the operator runs.
 
-        If there is no other tensor, return the draws from which the operator computes its result.
+        If there is no other tensor, return the draws on which the operator's result depends.
         """
         tensors = [a for a in args if isinstance(a, Tensor)]
         draws = frozenset[int]().union(*(self._noise[id(t)][1] for t in tensors if id(t) in self._noise))

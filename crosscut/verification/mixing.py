@@ -1,7 +1,7 @@
-"""Check that the training samples of a mixture have the weights of `data.mixture`, on every layout.
+"""Check that a mixture draws samples from its token folders in the proportions of `data.mixture`, on every layout.
 
 The check counts the tokens of each folder in the batches of all data ranks. The folders are made up: they have
-different numbers of files, and all tokens of a folder are the folder's number. Their weights come from the run.
+different numbers of files, and every token has the number of its folder as its id. Their weights come from the run.
 """
 
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ from crosscut.parallel.collectives import gather_to_first
 from crosscut.verification.report import MIXTURE, Check
 
 _LENGTH = 4
-"""Number of tokens of a sample."""
+"""Number of tokens per sample."""
 _SAMPLES_AT_ONCE = 64
-"""Number of samples of a batch on one data rank."""
+"""Number of samples per batch on one data rank."""
 
 
 def compare_mixture(weights: Sequence[float], mesh: ParallelMesh, *, seed: int) -> list[Check]:
-    """Check the shares of folders with these weights. Every rank must call this function. The list has one check on the
-    first rank.
+    """Check that folders with these weights get their shares of the samples. Every rank must call this function. The
+    list has one check on the first rank and is empty on the others.
 
     In each block of samples, every folder must have its share, rounded up or down. The batches of all data ranks
-    together must equal the batch of a single rank.
+    together must equal the batch that a single rank would read.
     """
     samplers = [Sampler(_made_up_shards(number), sequence_length=_LENGTH, seed=seed) for number in range(len(weights))]
     samples = MixedSampler(samplers, weights, seed=seed)

@@ -40,8 +40,8 @@ this data rank's part of a batch.
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """Claim to prove: a training step of the cut model equals the same step of the uncut model. The other fields
-    describe the step in the report.
+    """Claim to prove: a training step of the cut model (split over the ranks) equals the same step of the uncut model
+    (whole, on one rank). The fields from `layout` on describe the step, for the report and the tolerance.
     """
 
     make_step: MakeStep
@@ -59,8 +59,9 @@ class Claim:
     allowed relative difference.
     """
     amplification: Mapping[str, float] = field(default_factory=dict)
-    """Factor by which the optimizer may enlarge the relative difference of a gradient, by the name of the parameter; 1
-    for all other parameters. The parameters after the step may differ by this factor times the tolerance."""
+    """Maps the name of a parameter to the factor by which the optimizer may enlarge the relative difference of its
+    gradient. Parameters that are not listed have the factor 1. After the step, a parameter may differ by its factor
+    times the tolerance."""
 
     layout: str
     """Description of the layout, such as `tensor 2 x data 1`."""
@@ -127,8 +128,8 @@ def _comparison(
 
 
 def _in_one_order(cut: list[Draw], uncut: list[Draw], mesh: ParallelMesh) -> tuple[list[Draw], list[Draw]]:
-    """Return the draws of both models in a common order. The schedule of a pipeline runs the stages in another order
-    than the uncut model, so the draws of a pipeline are sorted by module.
+    """Return the draws of both models in a common order. The schedule of a pipeline runs the layers in a different
+    order than the uncut model does, so the draws of a pipeline are sorted by module.
     """
     if mesh.pipeline is None:
         return cut, uncut
@@ -137,7 +138,7 @@ def _in_one_order(cut: list[Draw], uncut: list[Draw], mesh: ParallelMesh) -> tup
 
 
 def _attempt(function: Callable[[], _T]) -> _T | Exception:
-    """Result of the function, or the error that it raises."""
+    """Call the function. Return its result, or the error that it raises."""
     try:
         return function()
     except Exception as error:
@@ -176,7 +177,7 @@ class _Uncut(NamedTuple):
 
 
 def _uncut(make_step: MakeStep, mesh: ParallelMesh) -> _Uncut | None:
-    """Run the uncut step on the first rank, as the reference. None on other ranks."""
+    """Run the uncut step on the first rank, as the reference. Returns None on the other ranks."""
     alone = make_lone_mesh(mesh.device)
     if not mesh.is_first_rank:
         return None
@@ -192,7 +193,7 @@ def _in_form(recording: Recording, mesh: ParallelMesh, *, has_loss: bool = True)
 
 
 def _exact(make_exact: MakeStep, mesh: ParallelMesh) -> Recording | None:
-    """Record the uncut step without narrow types, on the first rank; None on other ranks."""
+    """Record the uncut step in the parameters' own type, on the first rank. Returns None on the other ranks."""
     alone = make_lone_mesh(mesh.device)
     if not mesh.is_first_rank:
         return None
@@ -227,8 +228,8 @@ def _judge_draws(cut: list[Draw], uncut: list[Draw], disagreement: Disagreement 
                 module = (mine or other).module
                 told = f"{module}: the draws, or the number of draws, differ from the uncut model's"
                 cause = (
-                    "The cut model does not drop in the same modules with the same probabilities as the uncut model: "
-                    "check which modules drop, and the probabilities."
+                    "The cut model does not apply dropout in the same modules with the same probabilities as the uncut "
+                    "model: check which modules apply dropout, and their probabilities."
                 )
                 return Check(DRAWS, None, False, told), First(module, "forward", cause)
         unseen = sum(not draw.dropped for draw in cut)
@@ -264,11 +265,12 @@ _CHECK_CAUSES = {
     ),
     DOCUMENTS: (
         "The cut and the uncut model agree, but packed documents do not give the same results as separate documents: "
-        "check where documents begin, the mask of attention, and the positions."
+        "check where documents begin, the attention mask, and the positions."
     ),
     MIXTURE: (
-        "The model computes the same, but its batches do not have the tokens of each folder that `data.mixture` asks "
-        "for: check what a weight counts (tokens, not files or documents), and how a batch is divided over data ranks."
+        "The model's step agrees, but the batches do not draw from the folders in the proportions that `data.mixture` "
+        "asks for: check what a weight counts (tokens, not files or documents), and how a batch is divided over data "
+        "ranks."
     ),
     "collectives": "All numbers agree, but the messages differ from the messages that the planner counts: check which "
     "collectives are missing or superfluous.",

@@ -20,16 +20,16 @@ from crosscut.parallel.state.parameters import cut_dim, gathered_over_data
 from crosscut.training.speed.compilation import compiled_modules
 
 LOSS = "loss"
-"""Name, in the report's table, of the computation after the model's last output."""
+"""Name that the report's table gives to the computation after the model's last output."""
 
 INSIDE = " / "
-"""Separator in the name of a tensor that the code of a module itself makes or uses, and not one of its submodules.
-Before the separator, the name has the module and, if the module is called several times, the number of the call.
+"""Separator in the names of tensors that a module's own code makes or uses, as opposed to the code of its submodules.
+The text before the separator names the module and, if the module is called several times, the number of the call.
 """
 
 
 def call_of(name: str) -> str:
-    """Return the name of the module call to which a recorded tensor's name belongs."""
+    """Return the name of the module call that a recorded tensor belongs to, given the tensor's name."""
     return name.partition(INSIDE)[0].partition("[")[0]
 
 
@@ -54,12 +54,13 @@ class Recording:
     norm: float = 0.0
     """Global gradient norm before clipping."""
     outputs: dict[str, Tensor] = field(default_factory=dict)
-    """Outputs of each module call, in order of time. If a call returns several tensors, their names are `call[0]`,
-    `call[1]` and so on. If a module's own code makes the input of a submodule, this input is also recorded.
+    """Outputs of each module call, in chronological order. If a call returns several tensors, their names are
+    `call[0]`, `call[1]` and so on. If a module's own code makes the input of a submodule, this input is also recorded.
     """
     returned: dict[str, Tensor] = field(default_factory=dict)
-    """Gradients that the backward pass returns: of each call's first input, and of each output that is used by the
-    calling module's own code. The entries are in the order of the backward pass, innermost modules first.
+    """Gradients that the backward pass returns: the gradient of each call's first input, and the gradient of each
+    output that the calling module's own code uses. The entries are in the order of the backward pass, innermost modules
+    first.
     """
     gradients: dict[str, Kept] = field(default_factory=dict)
     """Gradient of each parameter, after the reduction over all axes."""
@@ -68,16 +69,16 @@ class Recording:
     parameters: dict[str, Kept] = field(default_factory=dict)
     """Parameters after the optimizer's step."""
     firsts: dict[str, str] = field(default_factory=dict)
-    """Maps the name of a tensor that is the first of several outputs of a call to the name that the tensor would have
-    as the only output.
+    """For calls with several outputs, maps the name of the first output to the name that it would have as the only
+    output.
     """
     averages: dict[str, Kept] = field(default_factory=dict)
-    """Moving averages of the parameters after the step, by the names of the parameters; empty if the step keeps
-    none.
+    """Moving averages of the parameters after the step, keyed by the parameter's name; empty if the step keeps no
+    averages.
     """
 
     def with_wholes(self, modules: Sequence[str]) -> "Recording":
-        """Return a copy that holds only the inputs and outputs of `modules`, and nothing from inside these modules."""
+        """Return a copy without the tensors from inside `modules`. The inputs and outputs of these modules are kept."""
         insides = tuple(f"{name}{sign}" for name in modules for sign in (".", INSIDE))
         outputs, returned = (
             {name: tensor for name, tensor in seen.items() if not name.startswith(insides)}
@@ -86,9 +87,9 @@ class Recording:
         return replace(self, outputs=outputs, returned=returned)
 
     def of_stages(self, *, has_loss: bool = True) -> "Recording":
-        """Return a copy in the form that the stages of a pipeline and the uncut model share: nothing from the code of
-        the whole model, and the first of several outputs under the name of its call. On a stage without the loss
-        (`has_loss` is false), the gradients that the next stage sent are left out.
+        """Return a copy in a form in which pipeline stages and the uncut model can be compared: tensors from the whole
+        model's own code are left out, and the first of several outputs has the name of its call. On a stage without the
+        loss (`has_loss` is false), the gradients that the next stage sent are also left out.
         """
         outputs, returned = (
             {self.firsts.get(name, name): tensor for name, tensor in seen.items() if not self._is_of_root(name)}
@@ -115,14 +116,16 @@ class Step(Protocol):
 
     @property
     def averages(self) -> Mapping[str, Tensor]:
-        """Moving averages of the parameters, by the names of the parameters; empty if the step keeps none."""
+        """Moving averages of the parameters, keyed by the parameter's name; empty if the step keeps no averages."""
 
     @property
     def watches_again(self) -> bool:
-        """Whether to record all calls of the whole model; false records only the first call."""
+        """Whether to record all calls of the whole model. If false, only the first call is recorded."""
 
     def accumulate(self) -> Tensor:
-        """Run forward, backward and the reduction of gradients. Returns this rank's part of the loss."""
+        """Run the forward pass, the backward pass and the reduction of gradients. Returns this rank's part of the
+        loss.
+        """
 
     def update(self, loss: Tensor) -> tuple[float, float]:
         """Sum the loss over all ranks, clip the gradients and run the optimizer. Returns the loss of all ranks, and the
@@ -145,7 +148,7 @@ def record(step: Step) -> Recording:
 
 
 def gradients_of(model: nn.Module) -> dict[str, Kept]:
-    """Copy all gradients; a missing gradient counts as zeros."""
+    """Copy all gradients, keyed by the parameter's name. A missing gradient counts as zeros."""
     kept = {}
     for name, parameter in model.named_parameters():
         gradient = torch.zeros_like(_copy(parameter)) if parameter.grad is None else _copy(parameter.grad)
@@ -162,9 +165,9 @@ def _copy(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def _watched(model: nn.Module, recording: Recording, *, again: bool, stages: GPT | None) -> Iterator[None]:
-    """Context that records outputs and returned gradients of the model's first call. If `again` is true, every
-    call is recorded. A compiled module is recorded as a whole. `stages` is the model if it has stages of a pipeline;
-    each stage is then called for the first micro-batch, and these calls are recorded.
+    """Context that records outputs and returned gradients of the model's first call. If `again` is true, every call is
+    recorded. A compiled module is recorded as a whole. `stages` is the model if it is divided into pipeline stages,
+    otherwise None; with stages, each stage's calls for the first micro-batch are recorded.
     """
     watch = _Watch(recording, again=again, stages=stages)
     handles = []

@@ -13,8 +13,8 @@ from crosscut.config.system.terminal import new_console
 DRAWS = "random numbers"
 """Name of the check that compares random draws with dropout on."""
 DOCUMENTS = "documents"
-"""Name of the check that compares packed sequences with their documents apart. A report has this check only if
-documents do not see each other (`training.document_mask`).
+"""Name of the check that compares packed sequences with the same documents in separate sequences. A report has this
+check only if documents do not attend to each other (`training.document_mask`).
 """
 MIXTURE = "mixture"
 """Name of the check that the batches have the right share of samples from each token folder. A report has this check
@@ -38,7 +38,7 @@ class Row:
 
     module: str
     forward: float | None
-    """Largest relative difference of the call's outputs; None if the call has no output."""
+    """Largest relative difference among the call's outputs; None if the call has no output."""
     gradient: float | None
     """Largest relative difference among the gradients of the call's input and of the module's own parameters; None if
     there are no gradients.

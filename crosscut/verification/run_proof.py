@@ -65,7 +65,7 @@ STEPS = 10
 MOST_WARMUP_STEPS = 2
 """Maximum number of warm-up steps of the verified run."""
 MOST_DECAY_STEPS = 6
-"""Maximum number of steps of the decay of the schedule `wsd` in the verified run."""
+"""Maximum number of decay steps of the verified run, with the schedule `wsd`."""
 
 
 def scale_down(run: RunConfig, *, num_layers: int | None, hidden_size: int | None) -> RunConfig:
@@ -82,9 +82,9 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
     """Return the run to verify: the same model on `layout`, with one clipped step in `precision` over a few short
     sequences.
 
-    If the run accumulates gradients over micro-batches, the step accumulates over two micro-batches, and in a pipeline
-    over two micro-batches for each rank of the pipeline. Raises `LayoutError` or `ConfigError` for a layout that the
-    model, the run's own precision or `precision` does not allow.
+    If the run accumulates gradients over micro-batches, the step accumulates over two micro-batches. In a pipeline, the
+    step always accumulates over two micro-batches for each rank of the pipeline. Raises `LayoutError` or `ConfigError`
+    for a layout that the model, the run's own precision or `precision` does not allow.
     """
     model = run.with_vocabulary().model
     length = max(min(run.training.sequence_length, LONGEST_SEQUENCE), min(SHORTEST_SEQUENCE, model.max_sequence_length))
@@ -120,8 +120,8 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
 
 
 def _optimizer_for_verification(optimizer: OptimizerConfig, num_parameters: int) -> OptimizerConfig:
-    """Return the optimizer of the verified step. The learning rates of the groups of parameters have the same ratios as
-    in the run.
+    """Return the optimizer of the verified step. The learning rates of the parameter groups keep the ratios that they
+    have in the run.
     """
     factors = {group: optimizer.rate_factor(group) for group in ParameterGroup}
     own: dict[str, Any] = {
@@ -144,9 +144,9 @@ def verify_runs(runs: Sequence[RunConfig]) -> list[Report]:
     """Verify the runs one after the other, with a progress line on a terminal. Each run must be a result of
     `for_verification`.
 
-    Starts the ranks that each layout asks for, or joins the ranks that torchrun started. Returns a report for each run,
-    in order; under torchrun, every rank gets the reports. Raises `LayoutError` or `ConfigError` before a rank starts,
-    and `RankFailure` if a rank fails.
+    Starts the ranks that each layout needs, or joins the ranks that torchrun started. Returns a report for each run, in
+    order; under torchrun, every rank gets the reports. Raises `LayoutError` or `ConfigError` before a rank starts, and
+    `RankFailure` if a rank fails.
     """
     ranks = [_checked_ranks(run) for run in runs]
     if was_started():  # the ranks join once and verify all runs
@@ -318,8 +318,8 @@ class _RunStep:
 
 
 def zero_matrices(run: RunConfig) -> set[str]:
-    """Names of the matrices that start at zero: the second matrices of adapters, and, if the run asks for it, the
-    output projections.
+    """Names of the matrices that start at zero: the second matrices of adapters, and the output projections if
+    `training.zero_initial_outputs` is set.
     """
     roles = {Role.UP, Role.BEFORE_RESIDUAL} if run.training.zero_initial_outputs else {Role.UP}
     return {parameter.name for parameter in describe(run.model).parameters() if parameter.role in roles}
@@ -357,7 +357,9 @@ def _compare_collectives(step: Step) -> list[Check]:
 
 
 def _planned(run: RunConfig, pipeline_rank: int, *, compiled: bool) -> Counter[tuple[str, str, int]]:
-    """Number of messages that the planner counts for one rank of a pipeline, by operation, axis and elements."""
+    """Number of messages that the planner counts for one rank of a pipeline, keyed by operation, axis and number of
+    elements.
+    """
     planned: Counter[tuple[str, str, int]] = Counter()
     for collective in step_traffic(Candidate.at(run, pipeline_rank), compiled=compiled):
         planned[(collective.operation, collective.axis, collective.elements)] += collective.count

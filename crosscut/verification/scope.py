@@ -1,4 +1,4 @@
-"""Scope of a verification: options of the run that the verified step used, and options that the step did not use."""
+"""Scope of a verification: which options of the run the verified step used, and which options it did not use."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -65,7 +65,7 @@ def _left_out(asked: RunConfig, verified: RunConfig, compiled: bool) -> Iterator
     if asked.layout.symmetric_memory and not verified.layout.symmetric_memory:
         yield "symmetric memory"
     if theirs.document_mask and verified.layout.stages_per_rank > 1:
-        yield "packed documents against separate ones (with one stage per rank)"
+        yield "packed documents against separate ones (possible only with one stage per rank)"
     if theirs.sequence_length != ours.sequence_length:
         yield f"sequences of {theirs.sequence_length:,} tokens ({ours.sequence_length:,} verified)"
     if theirs.initial_batch_size:
@@ -74,7 +74,7 @@ def _left_out(asked: RunConfig, verified: RunConfig, compiled: bool) -> Iterator
         yield f"{asked.model.num_layers} layers ({verified.model.num_layers} verified)"
     kinds = [{model.mlp_of(i) for i in range(model.num_layers)} for model in (asked.model, verified.model)]
     if lacking := sorted(kinds[0] - kinds[1]):
-        yield f"layers with another MLP ({listed(lacking)}; take more layers with --layers)"
+        yield f"layers with another type of MLP ({listed(lacking)}; take more layers with --layers)"
     if asked.model.hidden_size != verified.model.hidden_size:
         yield f"hidden size {asked.model.hidden_size:,} ({verified.model.hidden_size:,} verified)"
     if theirs.zero_initial_outputs:

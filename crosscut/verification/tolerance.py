@@ -10,7 +10,7 @@ N layers that a number passes through, the difference grows with sqrt(N):
 
 relative to the largest element of the tensor. The factor 8 allows for the largest error among many elements.
 
-If the types are narrower than the parameters' type, some sums nearly cancel, and the rest is mostly rounding. To
+If the types are narrower than the parameters' type, some sums nearly cancel, and what is left is mostly rounding. To
 measure this rounding, the uncut model also takes the step in the parameters' own type. A tensor may then differ by
 `ROUNDINGS` times the distance between the two results of the uncut model. `Rounding` limits this distance, so that a
 bug in the narrow computation does not count as rounding.

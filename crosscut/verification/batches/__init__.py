@@ -1,1 +1,3 @@
-"""Batches of the verified step: made-up tokens, targets and labels, and packed documents beside separate ones."""
+"""Batches of the verified step, with made-up tokens, targets and labels, and the comparison of packed documents with
+separate ones.
+"""

@@ -13,7 +13,7 @@ END_OF_TEXT = 1
 """Id of the end-of-text token in the batch."""
 
 _NUM_OPTIONS = 2
-"""Number of options of a question."""
+"""Number of options of a made-up multiple-choice question."""
 
 
 def num_options_of(model: ModelConfig) -> int:
@@ -62,8 +62,8 @@ def made_up_batch(run: RunConfig) -> Batch:
 
 def _few(run: RunConfig, targets: Tensor) -> Tensor:
     """Remove targets until each micro-batch of a data rank has about the number of targets that masked language
-    modelling gives. This number differs between the data ranks. The last targets of the sequences are kept, because
-    they include the edges of the vocabulary's shards.
+    modelling would give it. This number differs between the data ranks. The last targets of the sequences are kept,
+    because they include the edges of the vocabulary's shards.
     """
     parts = []
     for i, part in enumerate(targets.split(run.micro_batch_size)):
@@ -76,8 +76,8 @@ def _few(run: RunConfig, targets: Tensor) -> Tensor:
 
 
 def _labelled(model: ModelConfig, tokens: Tensor, segments: Tensor | None, generator: torch.Generator) -> Batch:
-    """Make a batch of a task with random labels from `tokens` [B, S]. The first example has no label, so the data ranks
-    have different numbers of labels.
+    """Make a batch with random labels for a task from `tokens` [B, S]. The first example has no label, so the data
+    ranks have different numbers of labels.
 
     The sequences end with padding. Each sequence is shorter than the sequence before. If the ranks split the sequence
     dimension, the last tokens of the sequences are therefore on different ranks.

@@ -1,11 +1,11 @@
 """Check that packed documents give the same results as the same documents in separate sequences.
 
-With `training.document_mask`, a sequence holds several documents that do not see each other. The check runs the cut
-model on packed sequences, and again on one sequence per document without mask and with ordinary positions. Both runs
-must have the same loss and the same gradients. The cut-out documents come from plain Python code here, which shares
-nothing with the code that finds documents during training.
+With `training.document_mask`, a sequence holds several documents that do not attend to each other. The check runs the
+cut model on packed sequences, and again on one sequence per document without mask and with ordinary positions. Both
+runs must have the same loss and the same gradients. Plain Python code here cuts out the documents. It shares nothing
+with the code that finds documents during training.
 
-Shapes: B sequences, S tokens of a sequence, D documents of a sequence.
+Shapes: B sequences, S tokens per sequence, D documents per sequence.
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ MOST_DOCUMENTS = 4
 """Maximum number of documents in a verified sequence."""
 
 _FLOOR = 1e-3
-"""Smallest reference for the relative difference of a gradient, as a share of the largest gradient. The gradients of
-key biases, for example, consist of rounding alone.
+"""Smallest reference for the relative difference of a gradient, as a fraction of the largest gradient. Without this
+bound, gradients that consist of rounding alone, such as the gradients of key biases, would always differ.
 """
 
 
@@ -67,7 +67,8 @@ def compare_documents(
 ) -> list[Check]:
     """Check that the packed `micro_batches` of this data rank have the same loss and the same gradients as their
     documents in separate sequences. `micro_batches` hold whole sequences, and this function takes the part of each
-    context rank. Every rank must call this function. The list has one check on the first rank.
+    context rank. Every rank must call this function. The list has one check on the first rank and is empty on the
+    others.
     """
     apart = [part for batch in micro_batches for part in separated(batch, end_of_text=end_of_text)]
     with uncompiled(trainer.model):  # the shapes are as in training, but there is no mask
