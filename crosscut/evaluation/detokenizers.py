@@ -59,9 +59,9 @@ _ABBREVIATION = re.compile(
     r"(?:(?:[A-Z]\.)+|[eip]\.[ge]\.|Nos?\.|Col\.|St\.|vs\.|Gen\.|Dr\.|Mrs?\.|Ms\.|Sr\.|Bros\.|Capt\.|Maj\.|Lt\.|"
     r"Sgt\.|Rev\.|Prof\.|Gov\.|Sen\.|Mt\.|pp?\.|v\.|\.+)$"
 )
-"""Abbreviations: words that end with a period which does not end a sentence."""
+"""Abbreviations: words whose final period does not end a sentence."""
 _BETWEEN = re.compile(r"(?<=[^\s@])(-|(?<=\d)[.,](?=\d))(?=[^\s@])")
-"""A mark within a word or a number, which WikiText writes as ` @-@ `."""
+"""Hyphen within a word, or period or comma between digits. WikiText writes such a hyphen as ` @-@ `."""
 
 
 def invertibly(text: str) -> str:
@@ -91,7 +91,7 @@ def _split_line(line: str) -> str:
 
 
 def _joined(words: list[str]) -> Iterator[str]:
-    """The words of a line, each preceded by a space where ordinary text has one."""
+    """Yield the words of a line, each preceded by a space where ordinary text has a space."""
     num_quotes, before, glued = 0, "", True
     for word in words:
         glue_next = word in _OPENING or word in _INNER
@@ -117,7 +117,7 @@ def _split(line: str) -> Iterator[str]:
 
 
 def _words(chunk: str) -> Iterator[str]:
-    """The words in a chunk, which is the text between two spaces or quotation marks."""
+    """Yield the words in a chunk. A chunk is the text between two spaces or quotation marks."""
     while chunk and chunk[0] in _OPENING:
         yield chunk[0]
         chunk = chunk[1:]
@@ -133,7 +133,7 @@ def _words(chunk: str) -> Iterator[str]:
 
 
 def _inner_words(chunk: str) -> Iterator[str]:
-    """The words of a chunk without its brackets and final punctuation."""
+    """Yield the words of a chunk whose brackets and final punctuation have been removed."""
     for piece in _BETWEEN.sub(r" @\1@ ", chunk).split(" "):
         word, apostrophe, suffix = piece.partition("'")
         yield from (word, apostrophe + suffix) if word and apostrophe else (piece,)

@@ -30,8 +30,8 @@ def make_tasks(
 
     `begin_of_text` is the token id that the model expects at the start of every text; each text then starts with this
     id. If `begin_of_text` is None, texts start with the end-of-text id, as in training, and LAMBADA's passages start
-    without an additional id. `is_masked` says that the model predicts masked tokens. Such a model is scored only on
-    the user's own text (`evaluation.text`). Raises `ConfigError` or `DataError`.
+    without an additional id. If `is_masked` is true, the model predicts masked tokens and is scored only on the user's
+    own text (`evaluation.text`). Raises `ConfigError` or `DataError`.
     """
     if tokenizer.vocab_size > vocab_size:
         raise ConfigError(
@@ -99,7 +99,7 @@ def _done(model: GPT, task: Task, batch_size: int, *, shown: bool, forecast: boo
 
 
 def _size_of(task: Task) -> str:
-    """Description of the work on a task, with its window and its stride."""
+    """Describe the size of a task, with its window and its stride."""
     num_tokens = sum(window.num_targets for window in task.windows)
     settings = ", ".join(f"{name} {task.protocol[name]:,}" for name in ("window", "stride") if name in task.protocol)
     return f"{num_tokens:,} tokens to score in {len(task.windows):,} windows ({settings})"

@@ -19,11 +19,11 @@ from crosscut.evaluation.windows import Window
 class Lambada:
     """Task LAMBADA: predict the last word of each passage. The passages are in their raw form.
 
-    The task reports the paper's accuracy. The task also reports the accuracy of the last token alone, which other
-    evaluations use, and the perplexity of the last word. Every passage starts with the token ids `before`, which are
-    empty for the paper's models. If `limit` is above 0, only the first `limit` passages of the file are scored. Raises
-    `DataError` for a file that cannot be read or a passage of a single word, and `ConfigError` for a window that is too
-    short for a last word.
+    The task reports the accuracy as the paper defines it, over all tokens of the last word. The task also reports the
+    accuracy of the last token alone, which other evaluations use, and the perplexity of the last word. Every passage
+    starts with the token ids in `before`. For the paper's models, `before` is empty. If `limit` is above 0, only the
+    first `limit` passages of the file are scored. Raises `DataError` for a file that cannot be read or a passage of a
+    single word, and `ConfigError` for a window that is too short for a last word.
     """
 
     name = "lambada"
@@ -59,7 +59,7 @@ class Lambada:
         self.data = [hashed(file, path)]
 
     def figures(self, scores: WindowScores) -> Figures:
-        """Return the paper's accuracy and the figures of other evaluations."""
+        """Return the accuracy as the paper defines it, and the figures that other evaluations report."""
         num_targets = [window.num_targets for window in self.windows]
         num = len(self.windows)
         return Figures(
@@ -91,7 +91,7 @@ def last_word(passage: str, tokenizer: Encoder) -> tuple[list[int], int]:
 
 
 def _passages(path: Path) -> list[str]:
-    """Passages of a file: one per line, or the value of `text` on each line of a .jsonl file."""
+    """Return the passages of a file: one per line, or the value of `text` on each line of a .jsonl file."""
     lines = [line for line in lines_of(read_text(path, "evaluation.lambada")) if line.strip()]
     if path.suffix == ".jsonl":
         lines = [_text(path, line) for line in lines]
@@ -101,7 +101,7 @@ def _passages(path: Path) -> list[str]:
 
 
 def _text(path: Path, line: str) -> str:
-    """Value of `text` on a line of a .jsonl file."""
+    """Return the value of `text` on a line of a .jsonl file."""
     try:
         text = parse_json(line)["text"]
         if isinstance(text, str):

@@ -5,7 +5,7 @@ models with different vocabularies, because their tokens differ in length. Such 
 
     bits per byte = sum over all scored tokens of -log2 P(token) / UTF-8 bytes of the scored text
 
-An end of text is scored like any token, but has no bytes.
+An end-of-text token is scored like any token, but has no bytes.
 """
 
 import math
@@ -29,7 +29,7 @@ class Score:
     num_tokens: int
     """Number of target tokens that were scored."""
     num_bytes: int = 0
-    """Number of UTF-8 bytes of the scored text. 0 if unknown, or if all scored tokens are ends of text."""
+    """Number of UTF-8 bytes of the scored text. 0 if unknown, or if all scored tokens are end-of-text tokens."""
     of_labels: bool = False
     """Whether the targets are the labels of a task, not tokens. Labels have no perplexity."""
 
@@ -55,10 +55,10 @@ def bits_per_byte(loss: float, num_bytes: int) -> float:
 def evaluate_loss(model: GPT, batches: Iterable[Batch], *, num_bytes: int = 0) -> Score:
     """Score a model without dropout. The result is the same on every rank.
 
-    `batches` are the batches of this data rank. Every data rank must have the same number of batches, padded with
-    ignored targets. `num_bytes` is the number of UTF-8 bytes of the text of all targets on all ranks. Communication:
-    the forward passes' collectives, and one all-reduce of two elements over `mesh.tokens`, the data axis. In a
-    pipeline, also the hidden states between stages, and one all-reduce of one element over the stages.
+    `batches` are the batches of this data rank. Every data rank must have the same number of batches; fill up with
+    batches of ignored targets. `num_bytes` is the size in UTF-8 bytes of the text that the targets on all ranks spell.
+    Communication: the forward passes' collectives, and one all-reduce of two elements over `mesh.tokens`, the data
+    axis. In a pipeline, also the hidden states between stages, and one all-reduce of one element over the stages.
     """
     was_training = model.training
     model.eval()

@@ -15,11 +15,11 @@ from crosscut.config.system.terminal import new_console
 _SECONDS_BETWEEN_LINES = 10.0
 
 _MEASURED_SECONDS = 1.0
-"""Seconds of work that are measured for the forecast."""
+"""Minimum time in seconds that is measured for the forecast."""
 
 _LONG_BATCH_SECONDS = 10.0
-"""Minimum seconds of a first batch that counts for the forecast. A shorter first batch does not count, because the
-start-up of the device makes it slower than the other batches.
+"""Minimum time in seconds of a first batch that counts for the forecast. A shorter first batch does not count, because
+the start-up of the device makes it slower than the other batches.
 """
 
 
@@ -51,7 +51,7 @@ def progress(bar: Bar, num_tokens: int) -> Iterator[Callable[[int], None]]:
 
 
 class _Display:
-    """Lines and bar of one task."""
+    """Progress lines and progress bar of one task."""
 
     def __init__(self, name: str, num_tokens: int, size: str) -> None:
         self._name, self._num_tokens = name, num_tokens
@@ -88,8 +88,8 @@ class _Display:
         self._bar.stop()
 
     def _measure(self, now: float, start: float, done: int) -> None:
-        """Print the forecast and start the bar if enough has been measured since `start`, when `done` tokens had been
-        read.
+        """Print the forecast and start the bar if enough work has been measured. The measurement started at the time
+        `start`, after `done` tokens had been read.
         """
         seconds = now - start
         if not done and seconds < _LONG_BATCH_SECONDS:

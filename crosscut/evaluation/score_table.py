@@ -85,14 +85,14 @@ def show(name: str, value: float | None) -> str:
 
 
 def in_a_line(figures: Mapping[str, float | None]) -> str:
-    """Return the figures of several tasks in one line. Figures per token are omitted, because they repeat the other
+    """Return figures in one line, with their names. Figures per token are omitted, because they repeat the other
     figures.
     """
     return ", ".join(f"{_words(name)} {show(name, v)}" for name, v in figures.items() if not name.endswith("per_token"))
 
 
 def _counted(number: int, things: str) -> str:
-    """A count with its noun: `1 document`, `2 documents`."""
+    """Return a count with its noun: `1 document`, `2 documents`."""
     if things in _COUNTED:
         return f"{number:,} {_COUNTED[things][number != 1]}"
     noun, blank, rest = _words(things).partition(" ")

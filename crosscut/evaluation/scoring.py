@@ -2,8 +2,8 @@
 
 Windows of similar length are batched, and the batches are distributed over the data ranks. Each rank writes its scores
 to a table with a row for every window of all ranks. The sum of the tables over the ranks, computed once at the end, is
-the complete table. Each window therefore counts once for any number of ranks, and sums over windows have the same order
-on every layout.
+the complete table. Each window therefore counts once for any number of ranks, and sums over windows are computed in the
+same order on every layout.
 """
 
 import math
@@ -38,9 +38,9 @@ class MaskedTexts:
     """Texts with masked tokens. The window of a text is the whole text."""
 
     read: list[Ids]
-    """Tokens that the model reads, by text."""
+    """Tokens that the model reads, one array per text."""
     targets: list[Ids]
-    """Original token where a token is masked, and `IGNORED` elsewhere, by text."""
+    """Original token at each masked position, and `IGNORED` elsewhere, one array per text."""
 
 
 class WindowScores(NamedTuple):
@@ -65,7 +65,7 @@ def score_windows(
     A data or context rank reads `batch_size` windows together. The rank takes its rounds from the generator
     `follow(rounds)`, which can act before and after each round. Communication: the messages of the forward passes, and
     one all-reduce of three elements per window over `mesh.tokens`, the data and the context axis. In a pipeline, also
-    one over the stages.
+    one all-reduce over the stages.
     """
     was_training = model.training
     model.eval()
@@ -100,7 +100,7 @@ def require_numbers(name: str, values: Iterable[float]) -> None:
     """
     if any(map(math.isnan, values)):
         raise GenerationError(
-            f"The losses of `{name}` must be numbers, but are not: the model gives logits that are not numbers (NaN). "
+            f"The losses of `{name}` must be numbers, but some are NaN, because the model's logits are not finite. "
             "The weights are damaged, or the precision cannot hold the numbers. Try --precision float32; check a "
             "checkpoint with `crosscut checkpoint verify`."
         )
@@ -118,7 +118,7 @@ def rounds_of(windows: Sequence[Window], batch_size: int, *, rank: int, size: in
 
 
 def _batch(texts: Sequence[Ids], windows: Sequence[Window]) -> tuple[Batch, Tensor]:
-    """Tokens and targets, padded at the end, and the position of each window's last target [B].
+    """Return the tokens and targets, padded at the end, and the position of each window's last target [B].
 
     A rank without windows in this round reads one token and scores nothing. All ranks that share layers then make the
     same collective calls.
@@ -134,8 +134,8 @@ def _batch(texts: Sequence[Ids], windows: Sequence[Window]) -> tuple[Batch, Tens
 
 
 def _masked_batch(texts: MaskedTexts, windows: Sequence[Window]) -> tuple[Batch, Tensor]:
-    """Batch of windows over texts with masked tokens, in the same form as in `_batch`. The batch also has a mask of the
-    padding.
+    """Return the batch of windows over texts with masked tokens, in the same form as `_batch` does. The batch also has
+    a mask that is false for padding.
     """
     size = (max(1, len(windows)), max((window.length for window in windows), default=1))
     tokens, targets = np.zeros(size, dtype=np.int64), np.full(size, IGNORED, dtype=np.int64)

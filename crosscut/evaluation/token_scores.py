@@ -4,7 +4,7 @@ This module computes the same loss as `parallel.cross_entropy`, but per token in
 gradients. Each rank computes the logits of its own part of the vocabulary, chunk by chunk, and never sends the logits.
 Per token, four scalars are reduced across the ranks, in two messages.
 
-Shapes: B batch, S sequence, N tokens, C tokens of a chunk, H hidden, V padded vocabulary, T tensor ranks.
+Shapes: B batch, S sequence, N tokens, C tokens per chunk, H hidden, V padded vocabulary, T tensor ranks.
 """
 
 from typing import NamedTuple
@@ -108,7 +108,9 @@ def vocab_parallel_scores(
 
 
 def _scores_of_chunk(logits: Tensor, targets: Tensor, part: VocabularyPart) -> TokenScores:
-    """Scores [C] of the targets [C] from logits [C, V/T] in float32 or wider. The logits are overwritten."""
+    """Compute the scores [C] of the targets [C] from logits [C, V/T] in float32 or wider. The logits are
+    overwritten.
+    """
     logits[:, part.num_real :] = -torch.inf
     index, here = local_index(targets, part)
     target = logits.gather(1, index.unsqueeze(1)).squeeze(1)

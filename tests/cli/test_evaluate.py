@@ -153,8 +153,8 @@ def test_a_model_with_finite_weights_that_gives_no_numbers_is_an_error(model, cr
     done = crosscut_here(*arguments(folder, "--tensor", tensor))
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == (
-        "crosscut: The losses of `lambada` must be numbers, but are not: the model gives logits that are not numbers "
-        "(NaN). The weights are damaged, or the precision cannot hold the numbers. Try --precision float32; check a "
+        "crosscut: The losses of `lambada` must be numbers, but some are NaN, because the model's logits are not "
+        "finite. The weights are damaged, or the precision cannot hold the numbers. Try --precision float32; check a "
         "checkpoint with `crosscut checkpoint verify`."
     )
     assert "infinite" not in done.stdout

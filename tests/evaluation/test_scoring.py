@@ -159,5 +159,5 @@ def test_figures_that_are_nan_are_an_error_but_infinite_ones_are_not(values: lis
     with pytest.raises(GenerationError) as caught:
         require_numbers("lambada", values)
     assert str(caught.value).startswith(
-        "The losses of `lambada` must be numbers, but are not: the model gives logits that are not numbers (NaN). "
+        "The losses of `lambada` must be numbers, but some are NaN, because the model's logits are not finite. "
     )

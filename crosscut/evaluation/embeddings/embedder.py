@@ -35,7 +35,7 @@ class Embedded:
 
     @property
     def finish(self) -> str:
-        """Reason why the text ends: "stop" with an embedding, and "error" otherwise."""
+        """Reason why the work on the text ended: "stop" if the text has an embedding, otherwise "error"."""
         return "stop" if self.error is None else "error"
 
 
@@ -52,7 +52,7 @@ class Embedder:
         self._queue: list[tuple[int, int]] = []
         """Heap of (time, number) of the texts that belong to no pass yet, including texts that were cancelled."""
         self._passes: list[list[int]] = []
-        """Numbers of the texts of the next passes, the last pass first."""
+        """Numbers of the texts in each of the next passes. The last pass comes first in the list."""
         self._time = 0
         self._num_added = 0
         self._is_alone = all(axis.size == 1 for axis in model.mesh.axes)
@@ -111,7 +111,7 @@ class Embedder:
         return [_report(number, vector) for number, vector in found.items()]
 
     def _next_pass(self) -> list[int]:
-        """Numbers of the texts of the next pass: at least one."""
+        """Return the numbers of the texts in the next pass, at least one."""
         while True:
             if not self._passes:
                 self._passes = self._next_passes()
@@ -136,8 +136,8 @@ def _report(number: int, vector: Tensor) -> Embedded:
     return Embedded(
         number,
         error=GenerationError(
-            f"The model's embeddings must be finite, but one is not: it has {kind} numbers. The weights are damaged, "
-            "or the precision cannot hold the numbers. Try --precision float32; check a checkpoint with `crosscut "
+            f"The model's embeddings must be finite, but one has {kind} elements. The weights are damaged, or the "
+            "precision cannot hold the numbers. Try --precision float32; check a checkpoint with `crosscut "
             "checkpoint verify`."
         ),
     )

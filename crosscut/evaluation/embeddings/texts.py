@@ -1,4 +1,6 @@
-"""Texts to embed: their lines, their token ids, and the files of a sentence-transformers model beside the weights."""
+"""Texts to embed: reading of lines, encoding to token ids, and checks of the settings files that a
+sentence-transformers model has beside its weights.
+"""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -26,13 +28,13 @@ _MODULES = ("Transformer", "Pooling", "Normalize")
 
 @dataclass(frozen=True, kw_only=True)
 class Encoded:
-    """Token ids of texts, and a model to embed them. Every rank receives this object."""
+    """Token ids of texts, and the model that embeds the texts. Every rank receives this object."""
 
     source: ModelSource
     ids: list[list[int]]
     """Ids of each text, with the tokens that the tokenizer puts around a text."""
     num_cut: int
-    """Number of texts that are longer than the maximum and were cut."""
+    """Number of texts that were truncated because they exceed the maximum length."""
 
 
 def read_lines(file: Path | None) -> list[str]:
@@ -61,8 +63,8 @@ def require_embeddings(source: ModelSource, tensor: int) -> None:
 
 
 def encode_texts(place: str, read: Callable[[], Sequence[str]], on: Machinery, max_tokens: int) -> Encoded:
-    """Find the model at `place`, and encode the texts that `read` returns with the model's tokenizer. Raises the same
-    errors as `embed`.
+    """Find the model at `place`, and use its tokenizer to encode the texts that `read` returns. Raises the same errors
+    as `embed`.
     """
     source = find_model(place, last_weights=on.last_weights, adapter=on.adapter)
     if source.model.is_causal:
@@ -88,10 +90,10 @@ def encode_texts(place: str, read: Callable[[], Sequence[str]], on: Machinery, m
 
 
 def longest_text(source: ModelSource, asked: int = 0) -> int:
-    """Return the maximum number of tokens of a text to embed. `asked` is the maximum that the user requests. If `asked`
-    is 0, the maximum is `max_seq_length` in the model's `sentence_bert_config.json` or, without this setting, the
-    length of the model's longest sequence. Raises `ConfigError` if `asked` exceeds the model's longest sequence, or if
-    `max_seq_length` is not a whole number of at least 1.
+    """Return the maximum number of tokens of a text to embed. `asked` is the maximum that the user requested. If
+    `asked` is 0, the maximum is `max_seq_length` in the model's `sentence_bert_config.json` or, without this setting,
+    the length of the model's longest sequence. Raises `ConfigError` if `asked` exceeds the model's longest sequence, or
+    if `max_seq_length` is not a whole number of at least 1.
     """
     most = source.model.max_sequence_length
     require_at_least("max_tokens", asked, 0, maximum=most)
@@ -105,8 +107,8 @@ def longest_text(source: ModelSource, asked: int = 0) -> int:
 
 
 def _require_recipe(folder: Path) -> None:
-    """Raise `ConfigError` if the files of a sentence-transformers model require other steps than the mean of the tokens
-    and scaling to length 1.
+    """Raise `ConfigError` if the files of a sentence-transformers model require steps other than taking the mean of the
+    tokens and scaling it to length 1.
     """
     modules = folder / MODULES_FILE
     if modules.is_file():
@@ -129,7 +131,7 @@ def _require_recipe(folder: Path) -> None:
 
 
 def _listed(path: Path) -> list[Any]:
-    """The list in a JSON file."""
+    """Return the list of modules in a JSON file."""
     try:
         found = parse_json(read_small(path))
     except (OSError, ValueError):

@@ -43,8 +43,8 @@ def embed(
     Texts of similar length share a batch of `batch_size` texts. A text is cut after `max_tokens` tokens; 0 means the
     length in the model's `sentence_bert_config.json`, or, without this file, the model's longest sequence. `tell` is
     called with messages about heads that are not loaded and texts that are cut. Before a rank starts, raises
-    `ConfigError` for a model that is not an encoder or that computes embeddings in another way, `DataError` for a text
-    without tokens, and the errors of `read` and of `find_model`.
+    `ConfigError` for a model that is not an encoder or whose embeddings are computed differently, `DataError` for a
+    text without tokens, and the errors of `read` and of `find_model`.
     """
     require_at_least("batch_size", batch_size, 1)
 
@@ -69,9 +69,9 @@ def print_embeddings(
     tensor: int,
     **choices: Any,
 ) -> None:
-    """Print embeddings as lines of JSON. The texts are `texts`, or the lines of a file, or, if neither is given, the
-    lines of standard input. `choices` are the fields of `Machinery` that have no argument of their own here. Raises the
-    same errors as `embed`, and `DataError` if the lines cannot be read.
+    """Print embeddings as lines of JSON. If `texts` is empty, the lines of `file` are embedded; if `file` is None, the
+    lines of standard input. `choices` are the fields of `Machinery` other than the layout. Raises the same errors as
+    `embed`, and `DataError` if the lines cannot be read.
     """
     on = Machinery(layout=Layout(tensor=tensor), **choices)
     vectors = embed(
@@ -114,7 +114,9 @@ def embeddings(model: GPT, ids: Sequence[Sequence[int]], *, batch_size: int = 32
 
 
 def _pooled(hidden: Tensor, mask: Tensor) -> Tensor:
-    """Mean of the hidden states [B, S, H] where `mask` [B, S] is true, scaled to length 1: [B, H]. At least float32."""
+    """Return the mean [B, H] of the hidden states [B, S, H] at the tokens where `mask` [B, S] is true, scaled to length
+    1. The result is in float32 or wider.
+    """
     weights = mask.unsqueeze(2)
     hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32)).where(weights, 0.0)
     return F.normalize(hidden.sum(1) / weights.sum(1), dim=1)

@@ -1,9 +1,9 @@
-"""Task `masked_text`: the loss of a model that predicts masked tokens on a user's own text.
+"""Task `masked_text`: the loss of masked tokens in a user's own text.
 
-A document is divided into windows of `[CLS]`, tokens and `[SEP]`, which share no tokens. In each window, words are
-masked as in training with the paper's settings: `FRACTION` of the words, in runs of up to `MOST_WORDS` words
-(`data.masked.masking`). The masks follow from (seed, number of the window), so they are the same on every layout, and
-for all models with the same tokenizer and window.
+A document is divided into windows that share no tokens. A window consists of `[CLS]`, tokens of the document and
+`[SEP]`. In each window, words are masked as in training with the paper's settings: `FRACTION` of the words, in runs of
+up to `MOST_WORDS` words (`data.masked.masking`). The masks depend only on the seed and the number of the window, so
+they are the same on every layout, and for all models with the same tokenizer and window.
 """
 
 from collections.abc import Sequence
@@ -34,8 +34,9 @@ _KEY = 12
 class MaskedText:
     """Task that measures the loss of masked tokens in documents (see `Text` for the documents).
 
-    `window` is the number of tokens of a window, with `[CLS]` and `[SEP]`. Raises `DataError` for files that cannot be
-    read, for texts without words, and for a tokenizer without the special tokens of masked language modelling.
+    `window` is the number of tokens in a window, including `[CLS]` and `[SEP]`. Raises `DataError` for files that
+    cannot be read, for texts without words, and for a tokenizer without the special tokens of masked language
+    modelling.
     """
 
     name = "masked_text"
@@ -45,7 +46,7 @@ class MaskedText:
         self.windows: list[Window] = []
         self._documents: list[dict[str, Any]] = []
         self._document_of: list[int] = []
-        """Index of the document of each window, [windows]."""
+        """Index of each window's document."""
         self._num_blank = 0
         vocabulary = vocabulary_of(tokenizer)
         self._special = vocabulary.special
@@ -112,6 +113,8 @@ class MaskedText:
 
 
 def _figures(loss: float, num_hits: int, num_masked: int) -> dict[str, float]:
-    """Figures of texts with `num_masked` masked tokens. `num_masked` is 0 for a text that has only special tokens."""
+    """Return the figures of texts with `num_masked` masked tokens. `num_masked` is 0 for a text that has only special
+    tokens.
+    """
     mean = loss / max(num_masked, 1)
     return {"loss": mean, "perplexity": exponential(mean), "accuracy": num_hits / max(num_masked, 1)}

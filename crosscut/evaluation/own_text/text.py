@@ -87,7 +87,8 @@ def _figures(loss: float, num_tokens: int, num_bytes: int) -> dict[str, float]:
 
 
 def whole_documents(patterns: Sequence[str], text_key: str) -> Iterator[tuple[str, int, str]]:
-    """Source, record and text of each document. The pieces in which a .txt file is read are joined to one document.
+    """Yield the source, record and text of each document. A .txt file is read in pieces, which are joined to one
+    document.
 
     Raises `DataError` for a document of more than `MOST_CHARACTERS`, which is encoded as a whole.
     """
