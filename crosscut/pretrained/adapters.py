@@ -42,21 +42,23 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
     "modules_to_save": (None, []),
     "trainable_token_indices": (None,),
 }
-"""Settings of PEFT that Crosscut supports with these values only. A missing setting has the first value."""
+"""PEFT settings for which Crosscut supports only the values listed here. A missing setting has the first value."""
 
 
 @dataclass(frozen=True)
 class _Changed:
-    """A published tensor that an adapter changes."""
+    """Change of one published tensor by an adapter."""
 
     down: StoredTensor
-    """The published A."""
+    """Matrix A in the adapter's file."""
     up: StoredTensor
-    """The published B."""
+    """Matrix B in the adapter's file."""
     scale: float
 
     def delta(self, rows: Tensor, columns: slice) -> Tensor:
-        """Rows and columns of scale x B A, in float32 or wider. The rows are outputs, and the columns are inputs."""
+        """Compute these rows and columns of scale x B A, in float32 or wider. The rows are outputs, and the columns are
+        inputs.
+        """
         up, down = read_whole(self.up)[rows], read_whole(self.down)[:, columns]
         wide = torch.promote_types(torch.promote_types(up.dtype, down.dtype), torch.float32)
         return self.scale * (up.to(wide) @ down.to(wide))
@@ -68,11 +70,13 @@ class PublishedAdapter:
 
     model: ModelConfig
     changed: Mapping[str, _Changed]
-    """Changed tensors, by the published name of the weight."""
+    """Changed tensors, keyed by the published name of the weight."""
 
     @torch.no_grad()
     def merge(self, model: nn.Module) -> None:
-        """Add the adapter to a model's weights in place, on any layout and sharding. Sends nothing."""
+        """Add the adapter to a model's weights in place, on any layout and sharding. The ranks need no
+        communication.
+        """
         reshard(model)
         parameters = dict(model.named_parameters())
         for weight, index, source in _sources(self.model):
@@ -102,8 +106,8 @@ class PublishedAdapter:
 
 
 def read_adapter(folder: str | Path, model: ModelConfig) -> PublishedAdapter:
-    """Read an adapter in PEFT's format, and check that it fits the model. The ranks of the adapter's matrices may
-    differ.
+    """Read an adapter in PEFT's format, and check that it fits the model. The LoRA rank may differ from weight to
+    weight.
 
     Raises `ConfigError` for settings that Crosscut does not support, and `CheckpointError` if a file is missing or
     damaged, or if a tensor does not belong to the model.
@@ -173,7 +177,7 @@ def _change(
 
 
 def _alpha(path: Path, name: str, settings: Mapping[str, Any]) -> float:
-    """Value of alpha (`lora_alpha`) for a published weight. In `alpha_pattern`, alpha depends on the module: each key
+    """Return the LoRA alpha of a published weight. `alpha_pattern` can override `lora_alpha` for some modules: each key
     is a pattern for the end of a module's name.
     """
     module, _, _ = name.rpartition(".")
@@ -186,8 +190,8 @@ def _alpha(path: Path, name: str, settings: Mapping[str, Any]) -> float:
 
 
 def _sources(model: ModelConfig) -> Iterator[tuple[Weight, int, Source]]:
-    """Triples (weight, index, source), one for each published tensor of each matrix in the layers. `index` is the index
-    of the tensor among the weight's sources.
+    """Yield (weight, index, source) for each published tensor of each matrix in the layers. `index` is the index of the
+    tensor among the weight's sources.
     """
     for weight in weights_of(model.without_adapters):
         if len(weight.shape) == 2 and weight.name.startswith("blocks."):
@@ -200,8 +204,8 @@ def _outputs(weight: Weight, source: Source) -> int:
 
 
 def with_adapters(model: ModelConfig, read: Callable[[str], Tensor]) -> Callable[[str], Tensor]:
-    """Return a function that returns a parameter of a run by its name, with the run's own adapters merged into the
-    weight. `read` returns the parameter without adapters. If the run has no adapters, the result is `read` itself.
+    """Return a function that works like `read`, but merges the run's own adapters into the parameters. `read` returns a
+    parameter of a run, given its name. If the run has no adapters, the result is `read` itself.
     """
     if not model.lora_rank:
         return read
@@ -226,7 +230,7 @@ def with_adapters(model: ModelConfig, read: Callable[[str], Tensor]) -> Callable
 def _pair(
     model: ModelConfig, weight: Weight, index: int, read: Callable[[str], Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Published A and B of a run's adapter for one source of a weight, and the rows of the weight that B changes."""
+    """Return A and B of a run's adapter for one source of a weight, and the rows of the weight that B changes."""
     module, _, _ = weight.name.rpartition(".")
     rows, rank = weight.rows(index), model.lora_rank
     down, up = read(f"{module}.adapter.down"), read(f"{module}.adapter.up")
@@ -235,7 +239,7 @@ def _pair(
 
 def write_adapter(folder: Folder, model: ModelConfig, read: Callable[[str], Tensor], *, base: str) -> list[str]:
     """Write the adapters of a run in PEFT's format. `read` returns a parameter by its name, and `base` names the
-    published model from which the run started. Returns the names of the published weights.
+    published model from which the run started. Returns the names of the published weights that the adapters change.
     """
     pieces: dict[str, list[tuple[Weight, int, Source]]] = {}
     for weight, index, source in _sources(model):
@@ -257,7 +261,7 @@ def write_adapter(folder: Folder, model: ModelConfig, read: Callable[[str], Tens
 def _stacked(
     model: ModelConfig, parts: list[tuple[Weight, int, Source]], read: Callable[[str], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Published A and B of one tensor. Several parts of a stacked tensor become blocks on the diagonal of B."""
+    """Return A and B of one published tensor. Several parts of a stacked tensor become blocks on the diagonal of B."""
     pairs = [_pair(model, weight, index, read) for weight, index, _ in parts]
     if len(pairs) == 1:
         down, up, _ = pairs[0]

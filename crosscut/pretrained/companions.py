@@ -47,8 +47,8 @@ def keep_labels(folder: Path, labels: Sequence[str]) -> None:
 
 
 def labels_of(folders: Iterable[Path], num_classes: int) -> tuple[str, ...]:
-    """Names of a run's classes, from the first folder that has a file of names. Empty if no folder has such a file.
-    Raises `ConfigError` for a file that does not hold one name for each class.
+    """Return the names of a run's classes, from the first folder that has a file of names. Returns no names if no
+    folder has such a file. Raises `ConfigError` for a file that does not hold one name for each class.
     """
     path = next((folder / LABELS_FILE for folder in folders if (folder / LABELS_FILE).is_file()), None)
     if path is None or not num_classes:
@@ -81,8 +81,8 @@ class Speech(NamedTuple):
 
 
 def speech(tokenizer: Path, models: Iterable[Path]) -> Speech:
-    """Find the special token ids for a tokenizer. Ids of a model come from the first folder in `models` that has the
-    same tokenizer.
+    """Find the special token ids for a tokenizer. The ids that a model's own files name are read from the first folder
+    in `models` that has the same tokenizer.
 
     If the tokenizer is in a folder of token shards, the shards' manifest gives the end-of-text id. If the model's
     folder gives a different end-of-text id, that id becomes an additional stop. Raises `DataError` for a tokenizer that
@@ -98,9 +98,9 @@ def speech(tokenizer: Path, models: Iterable[Path]) -> Speech:
 
 
 def begin_of_run(run: RunConfig, tokens: Path) -> int | None:
-    """Token id that precedes every prompt of a run's model, as in the published model from which the run starts.
-    `tokens` is the folder of the run's token shards. None if the run starts from random weights or the published model
-    uses no such id.
+    """Return the token id that precedes every prompt of a run's model, as in the published model from which the run
+    starts. `tokens` is the folder of the run's token shards. Returns None if the run starts from random weights or if
+    the published model uses no such id.
     """
     if not run.training.initialize_from:
         return None

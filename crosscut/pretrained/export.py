@@ -41,7 +41,7 @@ from crosscut.pretrained.tensors import DTYPES, read_whole
 from crosscut.pretrained.writing import plan_files, write_tensors
 
 MAX_FILE_BYTES = 5 * 10**9
-"""Default of the maximum size of one file, in bytes."""
+"""Default maximum size of one file, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class _Target:
     def of(
         cls, out: str | Path, config: ModelConfig, dtype: torch.dtype, *, labels: tuple[str, ...], **beside: Any
     ) -> "_Target":
-        """Create the target. `beside` are its other fields. Raises `ConfigError` for a model that no published family
-        can express.
+        """Create the target. `beside` holds the fields that are not arguments here. Raises `ConfigError` for a model
+        that no published family can express.
 
         If the run started from a published model, the model's config gives the begin-of-text id. Otherwise, this id is
         the end-of-text id, which precedes every text in training.
@@ -119,9 +119,9 @@ class _Target:
 
 
 def _padding(tokenizer: Path) -> dict[str, int]:
-    """Entry of `config.json` with the token id of padding. `transformers` needs this id to find the last token of a
-    text. Empty if the tokenizer has no token that is used only for padding; `transformers` then reads one text at a
-    time.
+    """Return the entry of `config.json` with the id of the padding token. `transformers` needs this id to find the last
+    token of a text. The result is empty if the tokenizer has no token that is used only for padding; `transformers`
+    then reads one text at a time.
     """
     inner = read_inner(tokenizer)
     found = [inner.token_to_id(name) for name in ("[PAD]", "<pad>")]
@@ -214,7 +214,7 @@ def _of_published(source: ModelSource, advance: Callable[[str], None]) -> tuple[
     """Return the type and the tensors of a published model, to merge an adapter into the model."""
     if not source.adapter:
         raise ConfigError(
-            f"`{source.folder}` must be a run or a checkpoint, but already is a Hugging Face folder. Copy this "
+            f"`{source.folder}` must be a run or a checkpoint, but is already a Hugging Face folder. Copy this "
             "folder instead, or pass an adapter to merge."
         )
     found = require_weights(source.model, Path(str(source.folder)))
@@ -283,7 +283,7 @@ def export_model(
 
 
 def _failure(action: Callable[[], Any]) -> CheckpointError | ConfigError | None:
-    """Error of a failed action, which is then raised on all ranks. None if the action succeeded."""
+    """Run an action. Return its error, for the caller to raise on all ranks, or None if the action succeeded."""
     try:
         action()
     except (CheckpointError, ConfigError) as error:
@@ -294,8 +294,8 @@ def _failure(action: Callable[[], Any]) -> CheckpointError | ConfigError | None:
 def _published(
     config: ModelConfig, read: Callable[[str], Tensor], advance: Callable[[str], None] = lambda _: None
 ) -> Iterator[Tensor]:
-    """The published tensors in the order of `published_shapes`, assembled from our parameters. `read` returns a
-    parameter by name.
+    """Yield the published tensors in the order of `published_shapes`, assembled from Crosscut's parameters. `read`
+    returns a parameter by name.
     """
     made_of: dict[str, list[tuple[Weight, int]]] = {}
     for weight in weights_of(config):
@@ -307,8 +307,8 @@ def _published(
 
 
 def _put_together(pieces: list[tuple[Weight, int]], read: Callable[[str], Tensor]) -> Tensor:
-    """Assemble one published tensor. `pieces` lists our parameters that contribute rows, each with the index of the
-    published tensor among the sources of this parameter.
+    """Assemble one published tensor. `pieces` lists the Crosscut parameters that contribute rows, each with the index
+    of the published tensor among this parameter's sources.
     """
     found: Tensor | None = None
     for weight, index in pieces:
@@ -327,8 +327,8 @@ def _put_together(pieces: list[tuple[Weight, int]], read: Callable[[str], Tensor
 
 
 def _beside(tokenizer: Path, ends: tuple[int, ...]) -> dict[str, bytes]:
-    """The tokenizer and the files that `transformers` needs to load it. If there is no `tokenizer_config.json`, a
-    minimal one is created.
+    """Return the contents of the tokenizer's file and of the files that `transformers` needs to load it, keyed by name.
+    If there is no `tokenizer_config.json`, a minimal one is created.
     """
     files = {TOKENIZER_FILE: tokenizer.read_bytes()}
     files |= {name: path.read_bytes() for name in COMPANIONS if (path := tokenizer.with_name(name)).is_file()}

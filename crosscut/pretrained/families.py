@@ -53,8 +53,8 @@ class Weight:
     """Shape without the vocabulary's padding."""
     sources: tuple[Source, ...]
     group: int
-    """Number of consecutive rows that come from the same source. This is the number of all rows if there is only one
-    source.
+    """Number of consecutive rows that come from the same source. This is the head size if there are several sources or
+    if halves are swapped, otherwise the number of all rows.
     """
 
     @property
@@ -86,13 +86,13 @@ class _Names:
     """Names of a family's published tensors. A module's name stands for its weight and its bias."""
 
     prefix: str
-    """Prefix of all names except the output's. Files of a model without its output omit the prefix."""
+    """Prefix of all names except the names of heads. Files of a model without its output projection omit the prefix."""
     layer: str
     """Prefix of the names in a layer."""
     root: Mapping[str, Source]
-    """Sources of modules outside the layers, by Crosscut's name of the module."""
+    """Sources of modules outside the layers, keyed by Crosscut's name of the module."""
     block: Mapping[str, tuple[Source, ...]]
-    """Sources of modules in a layer, by Crosscut's name of the module."""
+    """Sources of modules in a layer, keyed by Crosscut's name of the module."""
     buffers: str
     """Pattern for names of buffers that older versions stored with the parameters. Newer versions compute the
     buffers.
@@ -100,14 +100,14 @@ class _Names:
     optional_prefix: str = ""
     """Pattern for the prefix of the names in files that also hold a head. Files of the bare model omit the prefix."""
     heads: str = ""
-    """Pattern for names of heads and poolers, which Crosscut leaves out."""
+    """Pattern for names of heads and poolers. Crosscut loads only the heads and poolers that the model has."""
 
 
 _OUTPUT = Source("lm_head")
 _CLASSES, _SPANS, _SCORE = Source("classifier"), Source("qa_outputs"), Source("score")
 """Sources of the classifiers of tasks. The name `score` belongs to the classifier of a decoder."""
 _BESIDE = (_OUTPUT.name, "cls.", _CLASSES.name, _SPANS.name, _SCORE.name)
-"""Beginnings of the names of heads beside the bare model."""
+"""Beginnings of the names of heads, which have no prefix because they are not part of the bare model."""
 
 _GPT2 = _Names(
     prefix="transformer.",
@@ -269,7 +269,7 @@ def weights_of(config: ModelConfig, *, first_position: int = 0) -> list[Weight]:
 
 
 def _prefix(names: _Names, name: str) -> str:
-    """Prefix of a tensor outside the layers. The name of a head beside the bare model has no prefix."""
+    """Return the prefix of a tensor outside the layers. The names of heads have no prefix."""
     return "" if name.startswith(_BESIDE) else names.prefix
 
 
@@ -288,7 +288,9 @@ def _weight(config: ModelConfig, parameter: Parameter, sources: tuple[Source, ..
 
 
 def published_shapes(config: ModelConfig, *, first_position: int = 0) -> dict[str, tuple[int, ...]]:
-    """Shapes of the published model's tensors, by name, in the order of `weights_of`."""
+    """Return the shapes of the tensors of a model in Hugging Face's format, keyed by name, in the order of
+    `weights_of`.
+    """
     weights = weights_of(config, first_position=first_position)
     return {source.name: weight.shape_of(source) for weight in weights for source in weight.sources}
 
@@ -307,7 +309,9 @@ def with_prefix(config: ModelConfig, names: list[str]) -> dict[str, str]:
 
 
 def _renamed(config: ModelConfig, name: str) -> str:
-    """Today's name of a tensor of a BERT. RoBERTa's heads have BERT's layers under other names."""
+    """Return the name that a current BERT file uses for a tensor. Old files and RoBERTa's heads use other names for the
+    same layers.
+    """
     old = next((end for end in _OLD_KINDS if name.endswith(end)), "")
     name = name.removesuffix(old) + _OLD_KINDS.get(old, "")
     theirs = _MASKED_OF_ROBERTA if config.predicts_masked else _OF_ROBERTA
@@ -316,8 +320,8 @@ def _renamed(config: ModelConfig, name: str) -> str:
 
 
 def count_layers(config: ModelConfig, names: Iterable[str]) -> int:
-    """Number of layers of a published model: 1 + the largest layer index in `names`, the full names of its tensors. 0
-    if no name has a layer index.
+    """Return the number of layers of a published model: 1 + the largest layer index in `names`, the full names of its
+    tensors. Returns 0 if no name has a layer index.
     """
     names_of = _names_of(config)
     prefix, suffix = (re.escape(part) for part in (names_of.prefix + names_of.layer).split("{}"))
@@ -334,9 +338,7 @@ def is_harmless(config: ModelConfig, name: str) -> bool:
 
 
 def is_head(config: ModelConfig, name: str) -> bool:
-    """Whether a tensor belongs to a head or a pooler of an encoder, which Crosscut leaves out. `name` is the tensor's
-    full name.
-    """
+    """Whether a tensor belongs to a head or a pooler of an encoder. `name` is the tensor's full name."""
     return re.fullmatch(_names_of(config).heads, name) is not None
 
 

@@ -18,12 +18,12 @@ _ELEMENTS_AT_ONCE = 1 << 22
 @torch.no_grad()
 def require_finite(model: GPT, place: object, *, is_published: bool) -> None:
     """Raise the same `CheckpointError` on all ranks if a weight contains NaN or infinity. The message names the tensor
-    and `place`, from which the weights were loaded. `is_published` says that the weights come from a published model;
-    the message then uses the tensor's published name.
+    and `place`, from which the weights were loaded. If `is_published` is true, the weights come from a published model,
+    and the message uses the tensor's published name.
 
     Every rank must call this. Each rank checks its own part of each parameter. Communication: for each parameter, the
-    offsets of the rank's part and the number of values in it that are not finite. A rank sends zeros for parameters of
-    other stages of a pipeline.
+    offsets of the rank's part, and the number of its values that are not finite. A rank sends zeros for parameters of
+    other pipeline stages.
     """
     parameters = dict(model.named_parameters())
     described = list(describe(model.config).parameters())
@@ -51,7 +51,7 @@ def require_finite(model: GPT, place: object, *, is_published: bool) -> None:
 
 
 def _published_name(config: ModelConfig, name: str) -> str:
-    """Names of the published tensors from which a parameter is assembled."""
+    """Return the names of the published tensors from which a parameter is assembled, joined by "or"."""
     weight = next(weight for weight in weights_of(config) if weight.name == name)
     return "` or `".join(source.name for source in weight.sources)
 
@@ -71,9 +71,10 @@ def not_finite(place: object, name: str, count: int, remedy: str, *, num_more: i
     """Return the error for weights that are not finite: `count` elements of the tensor `name`, and at least one element
     in each of `num_more` other tensors.
     """
-    values = "1 value" if count == 1 else f"{count:,} values"
-    more = f" and further ones in {num_more} other tensor{'s' * (num_more > 1)}" if num_more else ""
+    values, are = ("1 value", "is") if count == 1 else (f"{count:,} values", "are")
+    others = "1 other tensor also has" if num_more == 1 else f"{num_more:,} other tensors also have"
+    more = f", and {others} such values" if num_more else ""
     return CheckpointError(
-        f"`{place}` must hold finite weights, but holds {values} in `{name}`{more} that are not finite (NaN or "
-        f"infinity). {remedy}"
+        f"`{place}` must hold finite weights, but {values} in `{name}` {are} not finite (NaN or infinity){more}. "
+        f"{remedy}"
     )

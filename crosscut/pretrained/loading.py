@@ -42,8 +42,8 @@ def load_weights(model: nn.Module, config: ModelConfig, folder: Path) -> None:
 
 
 def require_weights(config: ModelConfig, folder: Path) -> dict[str, StoredTensor]:
-    """List the tensors of a folder by their full names, after checking that they are exactly the tensors of the model.
-    An encoder's files may also hold heads and a pooler (`heads_left_out`).
+    """List the tensors of a folder, keyed by their full names, after checking that they are exactly the tensors of the
+    model. An encoder's files may also hold heads and a pooler (`heads_left_out`).
 
     Raises `CheckpointError` for missing tensors, unknown tensors, and tensors with a different shape or type.
     """
@@ -82,7 +82,7 @@ def require_weights(config: ModelConfig, folder: Path) -> dict[str, StoredTensor
 
 
 def tensors_of(config: ModelConfig, folder: Path) -> dict[str, StoredTensor]:
-    """List the tensors of a folder by their full names in the family of a model."""
+    """List the tensors of a folder, keyed by their full names in the model's family."""
     found = list_tensors(folder)
     return {full: found[name] for full, name in with_prefix(config, list(found)).items()}
 
@@ -92,8 +92,8 @@ def _may_be_left(config: ModelConfig, name: str) -> bool:
 
 
 def heads_left_out(config: ModelConfig, names: Iterable[str]) -> tuple[str, ...]:
-    """Names of the tensors among `names`, the full names of a published model's tensors, that belong to a head or a
-    pooler. Crosscut does not load these tensors.
+    """Return the tensors that Crosscut does not load because they belong to a head or a pooler that the model does not
+    have. `names` are the full names of a published model's tensors.
     """
     own = published_shapes(config)
     left = (name for name in names if is_head(config, name) and name not in own and not is_harmless(config, name))
@@ -101,15 +101,15 @@ def heads_left_out(config: ModelConfig, names: Iterable[str]) -> tuple[str, ...]
 
 
 def _named(names: list[str]) -> str:
-    """The first names of a list, and the number of further names."""
+    """Format the first names of a list, and the number of further names."""
     first = ", ".join(f"`{name}`" for name in names[:_MOST_NAMED])
     return first if len(names) <= _MOST_NAMED else f"{first} and {len(names) - _MOST_NAMED} more"
 
 
 @torch.no_grad()
 def fill(parameter: Tensor, weight: Weight, tensors: Mapping[str, StoredTensor]) -> None:
-    """Read this rank's part of a parameter. Padding rows are set to zero. `tensors` are the stored tensors, by their
-    full names.
+    """Read this rank's part of a parameter. Padding rows are set to zero. `tensors` are the stored tensors, keyed by
+    their full names.
     """
     local, offsets = local_part(parameter), local_offsets(parameter)
     columns = [slice(o, o + size) for o, size in zip(offsets[1:], local.shape[1:], strict=True)]

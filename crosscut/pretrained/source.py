@@ -62,7 +62,8 @@ class ModelSource:
     adapter: str = ""
     """Folder of an adapter in PEFT's format that is merged into the weights; empty for none."""
     left_out: tuple[str, ...] = ()
-    """Names of the tensors of a published encoder that are not loaded: its pooler and its heads."""
+    """Names of the tensors of a published encoder that are not loaded, such as its pooler or a head that the model
+    lacks."""
     labels: tuple[str, ...] = ()
     """Names of the classes of a model with `head = "classes"`; empty if they have no names."""
 
@@ -99,7 +100,7 @@ class ModelSource:
                 f"`{place}` must hold a model that predicts the next token, but holds an encoder "
                 '(`model.attention` is "bidirectional"). Choose a model with causal attention, such as a GPT-2 or a '
                 "Llama. `crosscut embed` computes embeddings with an encoder, and `crosscut generate` fills in masked "
-                "words with one that has a head for masked tokens, such as a BertForMaskedLM."
+                "words with an encoder that has a head for masked tokens, such as a BertForMaskedLM."
             )
 
     def load(self, mesh: ParallelMesh, *, precision: str = "float32") -> GPT:
@@ -193,7 +194,7 @@ def _in_checkpoint(folder: Folder, manifest: Manifest, place: str | Path, last_w
 
 
 def _run_of(config: Mapping[str, Any], folder: Folder) -> tuple[RunConfig, Path | None]:
-    """The run that wrote a checkpoint, and the published folder from which the run started.
+    """Return the run that wrote a checkpoint, and the published model's folder from which the run started, if any.
 
     The model's shape comes from the checkpoint, because the published folder may have changed since.
     """
@@ -210,7 +211,9 @@ def _run_of(config: Mapping[str, Any], folder: Folder) -> tuple[RunConfig, Path 
 
 
 def _root_of_checkpoint(folder: Folder) -> Path | None:
-    """Folder of the run to which a checkpoint belongs, if the checkpoint is in a run's folder."""
+    """Return the folder of the run to which a checkpoint belongs, or None if the checkpoint is not in a run's
+    folder.
+    """
     root = folder.path.parent.parent if isinstance(folder, LocalFolder) else None
     return root if root is not None and (root / CONFIG_FILE).is_file() else None
 

@@ -22,7 +22,7 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Element types that weights may have: torch's type by safetensors' name."""
+"""Element types that weights may have: torch's types, keyed by safetensors' names."""
 
 _BLOCK_BYTES = 1 << 22
 
@@ -39,11 +39,11 @@ class StoredTensor:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    """Element type by safetensors' name, such as "BF16"."""
+    """Element type under safetensors' name, such as "BF16"."""
 
 
 def list_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """List all tensors of a folder by name, from the files' headers.
+    """List all tensors of a folder, keyed by name, from the files' headers.
 
     Raises `CheckpointError` if there are no files, if a file is missing or damaged, or if the index names a file that
     does not exist.
@@ -62,7 +62,9 @@ def list_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def list_file(path: Path) -> dict[str, StoredTensor]:
-    """List the tensors of one file by name, from the file's header. Raises `CheckpointError` for a damaged file."""
+    """List the tensors of one file, keyed by name, from the file's header. Raises `CheckpointError` for a damaged
+    file.
+    """
     tensors = {}
     with _opened(path) as file:
         for name in file.keys():  # noqa: SIM118 - the file is not a mapping

@@ -1,5 +1,5 @@
-"""Loading of a model's layers into a model with another head. For example, the layers of a BERT for masked tokens are
-loaded into a BERT for classes.
+"""Loading of a model's layers into a model with a different head. For example, the layers of a BERT for masked tokens
+are loaded into a BERT for classes.
 """
 
 from collections.abc import Iterable, Mapping
@@ -88,7 +88,7 @@ def _from_published(model: GPT, source: ModelSource) -> tuple[str, ...]:
 
 
 def _holds(tensors: Mapping[str, StoredTensor], weight: Weight) -> bool:
-    """Whether a folder has all tensors of a weight, in their shapes."""
+    """Whether a folder has all published tensors of a weight, with the right shapes and supported types."""
     found = [(tensors.get(part.name), weight.shape_of(part)) for part in weight.sources]
     return all(tensor is not None and tensor.shape == shape and tensor.dtype in DTYPES for tensor, shape in found)
 
@@ -111,7 +111,9 @@ def _from_checkpoint(model: GPT, source: ModelSource) -> tuple[str, ...]:
 
 
 def _candidates(name: str, ours: ModelConfig, theirs: ModelConfig) -> Iterable[str]:
-    """Names under which the source may hold a parameter. Empty for the classifier of a head that the source lacks."""
+    """Yield the names under which the source may hold a parameter. Yields nothing for the classifier of a head that the
+    source lacks.
+    """
     if ours.head is theirs.head or not name.startswith(_CLASSIFIER):
         yield name
     if start := next((start for start in _POOLERS if name.startswith(start)), ""):

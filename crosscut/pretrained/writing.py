@@ -1,6 +1,6 @@
 """Writing of safetensors files, one tensor at a time, split into files of limited size.
 
-The files hold the tensors that `families` names, in its order (`checkpoint.format.tensor_file` has the format).
+The tensors have the names and the order that `families` defines. `checkpoint.format.tensor_file` describes the format.
 """
 
 import json
@@ -26,8 +26,8 @@ class PlannedFile:
 
 
 def plan_files(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, *, max_bytes: int) -> list[PlannedFile]:
-    """Distribute tensors, in their order, to files of at most `max_bytes` bytes. A tensor that is larger gets a file of
-    its own.
+    """Distribute tensors, in their order, to files of at most `max_bytes` bytes. A tensor that is larger than
+    `max_bytes` gets a file of its own.
     """
     groups: list[dict[str, tuple[int, ...]]] = [{}]
     filled = 0

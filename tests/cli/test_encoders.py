@@ -26,8 +26,8 @@ def test_commands_that_need_the_next_token_refuse_an_encoder(crosscut_here, bert
     assert result.stderr == (
         f"crosscut: `{bert}` must hold a model that predicts the next token, but holds an encoder (`model.attention` "
         'is "bidirectional"). Choose a model with causal attention, such as a GPT-2 or a Llama. '
-        "`crosscut embed` computes embeddings with an encoder, and `crosscut generate` fills in masked words with one "
-        "that has a head for masked tokens, such as a BertForMaskedLM.\n"
+        "`crosscut embed` computes embeddings with an encoder, and `crosscut generate` fills in masked words with "
+        "an encoder that has a head for masked tokens, such as a BertForMaskedLM.\n"
     )
 
 

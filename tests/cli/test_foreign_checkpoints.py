@@ -120,8 +120,8 @@ def test_checkpoint_with_weights_that_are_not_finite_is_told(crosscut_here, chec
         file.write(struct.pack("<3f", float("nan"), float("inf"), float("-inf")))
     fit_hashes(checkpoint)
     assert (
-        f"`{RUN}/checkpoints/{checkpoint.name}` must hold finite weights, but holds 3 values in `{name}` that are not "
-        "finite (NaN or infinity). Use an earlier checkpoint."
+        f"`{RUN}/checkpoints/{checkpoint.name}` must hold finite weights, but 3 values in `{name}` are not finite "
+        "(NaN or infinity). Use an earlier checkpoint."
     ) in message_of(crosscut_here, command)
     assert not Path("exported").exists()
 

@@ -149,6 +149,6 @@ def test_a_disk_that_fills_up_leaves_nothing(ranks, published, tmp_path):
 def test_a_published_folder_is_no_checkpoint(published, tmp_path):
     folder = published("gpt2")
     with pytest.raises(
-        ConfigError, match=rf"`{folder}` must be a run or a checkpoint, but already is a Hugging Face folder"
+        ConfigError, match=rf"`{folder}` must be a run or a checkpoint, but is already a Hugging Face folder"
     ):
         export_checkpoint(find_model(folder), tmp_path / "out")
