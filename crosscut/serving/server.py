@@ -224,8 +224,8 @@ def _bound(options: ServerOptions) -> Iterator[socket.socket]:
             listener.bind((options.host, options.port))
         except OSError as error:
             raise ConfigError(
-                f"`--host` and `--port` must be a free address of this machine, but {options.host} and {options.port} "
-                f"fail: {error}. Try another port."
+                f"`--host` and `--port` must name a free address of this machine, but {options.host} with port "
+                f"{options.port} is not: {error}. Try another port."
             ) from None
         yield listener
 

@@ -50,7 +50,7 @@ def read_sampling(
 def _share(fields: Fields, name: str) -> float:
     share = fields.number(name, 0, 1)
     if share == 0:
-        fields.refuse(name, "be above 0 and at most 1", "Set `temperature` to 0 for the likeliest token.")
+        fields.refuse(name, "be above 0 and at most 1", "To get the likeliest token, set `temperature` to 0.")
     return 1.0 if share is None else share
 
 
@@ -80,7 +80,9 @@ def _biases(fields: Fields, vocab_size: int) -> tuple[tuple[int, float], ...]:
     if value is None:
         return ()
     if not isinstance(value, Mapping) or len(value) > MOST_BIASES or not all(map(_is_bias, value.values())):
-        fields.refuse("logit_bias", f"be a JSON object of up to {MOST_BIASES} token ids with numbers from -100 to 100")
+        fields.refuse(
+            "logit_bias", f"be a JSON object that maps up to {MOST_BIASES} token ids to numbers from -100 to 100"
+        )
     if not all(map(re.compile("[0-9]{1,9}").fullmatch, value)) or not all(int(token) < vocab_size for token in value):
         fields.refuse("logit_bias", f"have token ids from 0 to {vocab_size - 1}", "Use token ids, not texts.")
     return tuple((int(token), float(bias)) for token, bias in value.items())

@@ -159,7 +159,11 @@ def _request(fields: Fields, served: Served, wanted: _Wanted, *, only_as: Known)
     num_tokens = _within_window(wanted.prompts, wanted.num_tokens, served, tell_prompt=tell_prompt)
     most = MOST_CHOICES * served.window // (len(wanted.prompts) * wanted.num_choices)
     if not stream and num_tokens > most:
-        fields.refuse("max_tokens", f"be at most {most} unless `stream` is true", "The whole answer is kept in memory.")
+        fields.refuse(
+            "max_tokens",
+            f"be at most {most} unless `stream` is true",
+            "Without a stream, the whole answer is kept in memory.",
+        )
     sampling = read_sampling(
         fields,
         num_tokens=num_tokens,

@@ -33,7 +33,7 @@ def says(content: object, role: str = "user") -> dict[str, object]:
 
 PROMPTS = "`prompt` must be a string, a list of token ids, a list of strings, or a list of lists of token ids, but is "
 COUNT = "`max_tokens` must be a whole number from 0 to 2147483647, but is "
-BIASES = "`logit_bias` must be a JSON object of up to 1024 token ids with numbers from -100 to 100, but is "
+BIASES = "`logit_bias` must be a JSON object that maps up to 1024 token ids to numbers from -100 to 100, but is "
 STOPS = "`stop` must be a string or up to 16 strings, none of them empty, but is "
 DEEP: list[object] = []
 for _ in range(800):
