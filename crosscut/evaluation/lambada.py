@@ -23,7 +23,7 @@ class Lambada:
     accuracy of the last token alone, which other evaluations use, and the perplexity of the last word. Every passage
     starts with the token ids in `before`. For the paper's models, `before` is empty. If `limit` is above 0, only the
     first `limit` passages of the file are scored. Raises `DataError` for a file that cannot be read or a passage of a
-    single word, and `ConfigError` for a window that is too short for a last word.
+    single word, and `ConfigError` for a window that is too short for the last word of a passage.
     """
 
     name = "lambada"
@@ -44,8 +44,8 @@ class Lambada:
                 )
             if len(ids) - first > window:
                 raise ConfigError(
-                    f"`evaluation.window` must be long enough for every last word of `{file}`, but is {window}, "
-                    f"and one word has {len(ids) - first} tokens. Set a larger `evaluation.window`."
+                    f"`evaluation.window` must be long enough for the last word of each passage in `{file}`, but is "
+                    f"{window}, and one last word has {len(ids) - first} tokens. Set a larger `evaluation.window`."
                 )
             ids, first = [*before, *ids], len(before) + first
             self.windows.append(Window(len(self.texts), max(0, len(ids) - 1 - window), len(ids), first))

@@ -80,7 +80,7 @@ def test_length_comes_from_the_option_or_the_file(bert, tmp_path):
         (
             "sentence_bert_config.json",
             {"max_seq_length": "x"},
-            r"`max_seq_length` in `.*` must be at least 1, but is 'x'",
+            r"`max_seq_length` in `.*` must be a whole number of at least 1, but is 'x'",
         ),
         (
             "1_Pooling/config.json",

@@ -82,7 +82,7 @@ def test_a_long_passage_loses_its_beginning(tmp_path: Path, letters: Letters) ->
     assert task.windows == [Window(0, 2, 7, 4)]
     assert task.figures(scores([0.0])).counts["passages_cut"] == 1
     with pytest.raises(
-        ConfigError, match=r"must be long enough for every last word of .* but is 2, and one word has 3 tokens\. Set"
+        ConfigError, match=r"must be long enough for the last word of .* but is 2, and one last word has 3 tokens\. Set"
     ):
         lambada(tmp_path, letters, "I am so", window=2)
 

@@ -102,7 +102,9 @@ def longest_text(source: ModelSource, asked: int = 0) -> int:
         return asked or most
     named = read_json(path).get("max_seq_length")
     if named is not None and not (type(named) is int and named >= 1):
-        raise ConfigError(f"`max_seq_length` in `{path}` must be at least 1, but is {named!r}. Correct the file.")
+        raise ConfigError(
+            f"`max_seq_length` in `{path}` must be a whole number of at least 1, but is {named!r}. Correct the file."
+        )
     return min(named or most, most)
 
 
