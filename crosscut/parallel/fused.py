@@ -73,6 +73,8 @@ def enter_and_multiply(
     if mesh.symmetric_memory:
         outputs = gather_and_multiply(x, weights, mesh)
         return tuple(y if bias is None else y + bias for y, bias in zip(outputs, biases, strict=True))
+    if _is_alone(mesh):
+        return tuple(products.output(x, weight, bias) for weight, bias in zip(weights, biases, strict=True))
     entered: tuple[Tensor, ...] = run(_EnterAndMultiply, x, mesh, products, *weights, *biases)
     return entered
 
@@ -118,6 +120,13 @@ class _EnterAndMultiply(Function):
             ]
         grad_x = None if pending is None else wait(pending, mesh.tensor)
         return grad_x, None, None, *grad_weights, *grad_biases
+
+
+def _is_alone(mesh: ParallelMesh) -> bool:
+    """Whether only the products are left to do, because there is one tensor rank and no backward pass. For a single
+    token, the rest of an autograd function takes as long as a small product.
+    """
+    return mesh.tensor.size == 1 and not torch.is_grad_enabled()
 
 
 class LowRank(NamedTuple):
@@ -169,6 +178,9 @@ def multiply_and_leave(
             x, weight = torch.cat([x, adapter.low], -1), torch.cat([weight, adapter.up], -1)
         product = multiply_and_scatter(x, weight, mesh)
         return product if bias is None else product + bias
+    if _is_alone(mesh):
+        y = _sum_of_products(products, x, weight, *(adapter or (None, None)))
+        return y if bias is None else add_owned(y, bias)
     left: Tensor = run(_MultiplyAndLeave, x, mesh, products, weight, bias, *(adapter or (None, None)))
     return left
 

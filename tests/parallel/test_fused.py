@@ -215,3 +215,22 @@ def _is_freed_before_deferred_gradients() -> bool:
 def test_a_deferred_gradient_does_not_hold_the_input_of_its_stage(ranks: RankPool) -> None:
     """Its factor would otherwise keep the graph of the forward pass, which holds the input and the input's gradient."""
     assert ranks.run(1, _is_freed_before_deferred_gradients) == [True]
+
+
+def test_a_lone_rank_without_gradients_computes_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Generation on one rank calls no autograd function, and gets the values that training gets."""
+    mesh = make_mesh(Layout(), CPU)
+    x, weight, up = (_whole_numbers(*shape, seed=i) for i, shape in enumerate([(B, S, I), (10, I), (10, 3)]))
+    bias, adapter = _whole_numbers(10, seed=5), fused.LowRank(_whole_numbers(B, S, 3, seed=6), up)
+    results = {}
+    for with_gradients in (True, False):
+        if not with_gradients:
+            monkeypatch.setattr(fused, "run", None)  # calls every autograd function
+        with torch.set_grad_enabled(with_gradients):
+            results[with_gradients] = [
+                *fused.enter_and_multiply(x, [weight, weight], [bias, None], mesh=mesh),
+                fused.multiply_and_leave(x, weight, bias, mesh=mesh),
+                fused.multiply_and_leave(x, weight, None, mesh=mesh, adapter=adapter),
+            ]
+    for one, other in zip(*results.values(), strict=True):
+        assert torch.equal(one, other)
