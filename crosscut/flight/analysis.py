@@ -2,8 +2,8 @@
 
 Rank A is blocked by rank B if A waits for a message of a group that has both ranks, and B has not started this message.
 B may itself be blocked by another rank, so the search follows the chain of blocked ranks to the ranks that wait for no
-other rank: the *causes*. Two members of a group *disagree* if they start their n-th message differently: each of them
-then waits for a message that the other one never starts. Ranks that block each other in a circle also disagree.
+other rank: the *causes*. Two members of a group *disagree* if their n-th messages in the group differ. Each of the two
+then waits for a message that the other never starts. Ranks that block each other in a circle also disagree.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,9 @@ class Finding:
     """Result of the search for the ranks that block all others."""
 
     causes: tuple[int, ...]
-    """Ranks that wait for no other rank, and block all others. Empty if no rank can be named."""
+    """Ranks that block all others. If some ranks do not answer, they are the causes. Otherwise, the causes are the
+    ranks that disagree or, if none disagree, the ranks that block others and wait for no rank. Empty if no rank can be
+    named."""
     missing: tuple[Missing, ...]
     """Messages that the causes have not started and that other ranks wait for."""
     waiting: tuple[int, ...]
@@ -47,8 +49,8 @@ class Finding:
 
 
 def find_causes(records: Mapping[int, RankRecord], silent: Mapping[int, Process]) -> Finding:
-    """Find the ranks that block all others. `records` are the records of all ranks, keyed by rank. `silent` maps each
-    rank whose watching thread does not answer to the state of the rank's process.
+    """Find the ranks that block all others. `records` are the records of all ranks, keyed by rank. `silent` holds the
+    ranks whose watching thread does not answer, each with the state of its process.
     """
     world_size = max((record.world_size for record in records.values()), default=0)
     lost = {rank: silent.get(rank, Process.UNKNOWN) for rank in range(world_size) if rank not in records}
@@ -72,8 +74,9 @@ def find_causes(records: Mapping[int, RankRecord], silent: Mapping[int, Process]
 
 
 def _awaited(record: RankRecord, records: Mapping[int, RankRecord]) -> Message | None:
-    """Return the message that a rank waits for, or None. A process with a GPU rarely waits for a message itself: the
-    GPU waits. The rank's message is then the first one that another member of the group has not started.
+    """Return the message that a rank waits for, or None. A process with a GPU rarely waits for a message itself,
+    because the GPU waits. The result is then the first message of the rank that another member of the group has not
+    started.
     """
     if not record.waits_for_device or record.awaited is not None:
         return record.awaited
@@ -93,8 +96,7 @@ def _blockers(
     rank: int, message: Message, records: Mapping[int, RankRecord], silent: Mapping[int, Process]
 ) -> set[int]:
     """Find the ranks that `rank` waits for: members of the message's group that have not started the message or have no
-    record. If there are none, silent members count, because they may have started the message and stopped before its
-    end.
+    record. If there are none, the silent members count, because a member may have started the message and then stopped.
     """
     members = records[rank].groups[message.group].ranks - {rank}
     behind = {m for m in members if m in records and _started(records[m], message.group) < message.count}

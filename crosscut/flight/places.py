@@ -30,7 +30,7 @@ _T = TypeVar("_T", bound=_HasGradient)
 
 
 def place_of(part: Part, layer: int = 0) -> int:
-    """Return the integer by which the record stores a part of the model and its layer."""
+    """Return the integer that stands for a part of the model and its layer in the record."""
     return part | layer << _LAYER
 
 

@@ -219,8 +219,8 @@ class Record:
         return self._groups.get(name, -1)
 
     def add_group(self, name: str, axis: str, ranks: Sequence[int]) -> int:
-        """Add the process group `name` with its axis and its ranks, and return the group's number. All groups that
-        exceed the size of the table share the last number.
+        """Add the process group `name` with its axis and its ranks, and return the group's number. If the table is
+        full, all further groups share the last number.
         """
         number = self._groups[name] = min(len(self._groups), NUM_GROUPS - 1)
         if number < NUM_GROUPS - 1:

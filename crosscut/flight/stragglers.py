@@ -12,14 +12,14 @@ from crosscut.flight.reading import RankRecord
 from crosscut.flight.record import Phase, Word
 
 SLOW = 1.3
-"""Multiple of the median own time from which a rank counts as a straggler."""
+"""Minimum own time of a straggler, as a multiple of the median own time of all ranks."""
 _LEAST_STEPS = 5
 """Minimum number of steps between the two readings of the records."""
 
 
 class Straggler(NamedTuple):
-    """Rank whose own time per step is longer than the median of all ranks. Own time is time without waiting for other
-    ranks. Times are in seconds per step.
+    """Rank whose own time per step is at least `SLOW` times the median of all ranks. Own time is time without waiting
+    for other ranks. Times are in seconds per step.
     """
 
     rank: int
@@ -36,8 +36,8 @@ class Straggler(NamedTuple):
         names = ("compute", "data", "sending", "waiting")
         shares = ", ".join(f"{name} {getattr(self, name) / total:.0%}" for name in names)
         return (
-            f"Rank {self.rank} (host {self.host}) is {self.times:.1f} times as slow as the median of the ranks: its "
-            f"steps are {shares}."
+            f"Rank {self.rank} (host {self.host}) is {self.times:.1f} times as slow as the median of the ranks. Its "
+            f"time per step: {shares}."
         )
 
 

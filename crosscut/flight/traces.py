@@ -4,8 +4,8 @@ PyTorch's recorder also has the collectives of compiled code and of libraries, w
 have. During a hang, each rank reads its own recorder as JSON and writes a summary for the other ranks. PyTorch can also
 write the recorder's content to files, as pickles. Crosscut never reads these files, because a pickle can run code.
 
-The members of a process group must start the same collectives under the same numbers. A rank that has not started a
-collective for which another rank waits is *behind*.
+The members of a process group must start the same collectives under the same numbers. A rank is *behind* if it has not
+started a collective that another rank waits for.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from crosscut.config.system.files import parse_json
 SCHEDULED, STARTED, COMPLETED = "scheduled", "started", "completed"
 _STATES = (SCHEDULED, STARTED, COMPLETED)
 _BEFORE, _AFTER = 4, 12
-"""Number of collectives that a summary keeps: before the first collective that is not completed, and from that
+"""Numbers of collectives that a summary keeps: before the first collective that is not completed, and from that
 collective on."""
 _ALIKE = ("all_reduce", "allreduce", "reduce", "all_gather", "allgather", "broadcast")
 """Prefixes of the names of collectives in which all members send the same number of elements."""
@@ -191,7 +191,7 @@ def _elements(sizes: Sizes) -> int:
 
 
 def find_behind(traces: Traces) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Find two groups of ranks: ranks that are behind but do not wait for any rank themselves, and ranks that wait."""
+    """Find two sets of ranks: ranks that are behind but do not wait for any rank themselves, and ranks that wait."""
     blockers: dict[int, set[int]] = {rank: set() for rank in traces}
     for members in by_group(traces):
         for rank, trace in members.items():
@@ -231,5 +231,5 @@ def describe_collective(collective: Collective) -> str:
 
 
 def first_awaited(members: Iterable[Trace]) -> int:
-    """Number of the first collective of a group that a rank has not completed, or 0 if there is none."""
+    """Number of the first collective of a group that some rank has not completed, or 0 if there is none."""
     return min((trace.open.number for trace in members if trace.open is not None), default=0)

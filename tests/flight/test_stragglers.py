@@ -40,7 +40,8 @@ def test_a_slow_rank_is_named_with_its_shares():
     (told,) = between(20, own=0.8)
     assert told.startswith("Rank 2 (host ")
     assert told.endswith(
-        "is 1.6 times as slow as the median of the ranks: its steps are compute 80%, data 0%, sending 0%, waiting 20%."
+        "is 1.6 times as slow as the median of the ranks. Its time per step: compute 80%, data 0%, sending 0%, "
+        "waiting 20%."
     )
 
 
