@@ -1,4 +1,5 @@
-"""Number the documents of several parts (Arrow files of documents), so that an 8-byte integer locates a document.
+"""Assign numbers to the documents of several parts (Arrow files of documents), so that an 8-byte integer locates a
+document.
 
 The parts of earlier runs come first, then the parts of this run. A document's number is the index of its part times
 2**32, plus its row. Numbers therefore ascend in the order of the corpus.

@@ -113,8 +113,8 @@ def _version(package: str) -> str | None:
 
 
 def _add_samples(flow: Sequence[dict[str, Any]], counts: Counts, config: CorpusConfig, runs: Runs) -> None:
-    """Add sampled documents to each rule of each stage in `flow`. A sample with a matching document, such as a
-    duplicate, also gets the text of that document.
+    """Add sampled documents to each rule of each stage in `flow`. If a sample matches another document, for example as
+    its duplicate, the sample also gets the text of the other document.
     """
     samples = merge_samples(runs.work)
     dropped = [one for of_rule in samples.values() for one in of_rule if "at" in one]
@@ -136,7 +136,7 @@ def _add_samples(flow: Sequence[dict[str, Any]], counts: Counts, config: CorpusC
 
 
 def _add_unread(rules: dict[str, dict[str, Any]], work: Path, seed: int) -> None:
-    """Add two entries to each rule of the stage `ingest`: its kind (`unreadable` or `skipped`), and samples."""
+    """Add the kind (`unreadable` or `skipped`) and the samples to each rule of the stage `ingest`."""
     for kind, found in (("skipped", skipped_samples(work, seed)), ("unreadable", rejected_samples(work, seed))):
         for rule, samples in found.items():
             if rule in rules:
@@ -201,8 +201,8 @@ def _duplicates(counts: Counts, config: CorpusConfig, runs: Runs) -> dict[str, A
 
 
 def _sizes(sizes: Mapping[int, int]) -> list[dict[str, Any]]:
-    """For each cluster size (2, 3, 4, 5 to 8, 9 to 16, and so on), the number of clusters and the number of documents
-    removed from them.
+    """List the number of clusters, and the number of documents removed from them, for each range of cluster sizes: 2,
+    3, 4, 5 to 8, 9 to 16, and so on.
     """
     rows: list[dict[str, Any]] = []
     low = high = 2
@@ -223,8 +223,8 @@ def _sizes(sizes: Mapping[int, int]) -> list[dict[str, Any]]:
 
 def _planted(counts: Counts, jaccard: float) -> dict[str, Any]:
     """Recall and precision of the search for duplicates, measured on planted duplicates (edited copies of documents).
-    The list `tenths` divides the similarity into ranges of width 0.1, and has the numbers of planted and found
-    duplicates in each range.
+    The list `tenths` has the numbers of planted and found duplicates for each range of similarity. The ranges are 0.1
+    wide.
     """
     if not counts.get("planted"):
         return {}

@@ -189,7 +189,9 @@ class _Story:
         return [told, *(line for piece in short[:SHOWN] for line in _quoted("", piece)), *more]
 
     def _in_favour(self, filters: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-        """Ids of the documents that were dropped in favour of this document, by stage."""
+        """Yield, for each stage, a label and the ids of the documents that the stage dropped in favour of this
+        document.
+        """
         for stage in filters:
             found: list[str] = []
             for path in sorted((self._work / stage).glob(f"*{drops_name('')}")):

@@ -87,8 +87,8 @@ def _entry(name: str, counts: Counts) -> dict[str, Any]:
 
 
 def _pieces(before: Counts, counts: Counts) -> list[dict[str, Any]]:
-    """Make the entry of the stage `tokens`, which drops pieces that are too short. Pieces are what remains of a
-    document after cuts. The list is empty if the stage dropped nothing.
+    """Return a list with the entry of the stage `tokens`, which drops pieces that are too short. Pieces are what
+    remains of a document after cuts. The list is empty if the stage dropped nothing.
     """
     lost = before["bytes"] - counts["bytes_out"]
     if not lost and counts["documents_out"] == before["documents"]:

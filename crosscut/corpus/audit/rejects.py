@@ -48,10 +48,10 @@ def skipped_samples(work: Path, seed: int) -> dict[str, list[dict[str, Any]]]:
 
 
 def _choose(records: Iterable[tuple[str, str, Mapping[str, Any]]], seed: int) -> dict[str, list[dict[str, Any]]]:
-    """Choose records at random for each rule, from triples of a rule, an id and a record.
+    """Choose records at random for each rule. `records` yields triples of a rule, an id and a record.
 
-    The choice depends only on the seed and the records (see `sample_key`). A few records are held at a time, so memory
-    is bounded.
+    The choice depends only on the seed and the records (see `sample_key`). Only a few records of each rule are held at
+    a time, so memory is bounded.
     """
     chosen: dict[str, list[tuple[str, str]]] = {}
     for rule, name, record in records:

@@ -40,8 +40,8 @@ CHANGED = "changed"
 """Rule name for samples of documents that the stage `cleaning` repaired."""
 
 CUT, SHORT_PIECES = "cut", "short pieces"
-"""Rule names for samples of kept documents that lost text. The stage `leakage` cuts passages out, and the stage
-`tokens` leaves out the pieces between cuts that are too short."""
+"""Rule names for samples of kept documents that lost text. The stage `leakage` cuts passages out. The stage `tokens`
+leaves out pieces between cuts if they are too short."""
 
 NOTHING = {"documents": 0, "bytes": 0, "tokens": 0, "uncounted": 0}
 
@@ -165,7 +165,7 @@ class _Documents:
 def _take_written(part: Part, documents: _Documents) -> None:
     """Set the bytes and tokens of each document to the totals of the pieces that were written as tokens.
 
-    Before, these numbers also counted the passages that the stage `leakage` cut out of the document.
+    Before this call, the numbers also include the passages that the stage `leakage` cut out of the document.
     """
     written = read_table(part.work / TOKENS / index_name(part.name))
     rows = written["row"].to_numpy()

@@ -24,9 +24,10 @@ Counts = Mapping[str, Any]
 def make_totals(flow: Sequence[Counts], ingest: Counts) -> dict[str, Any]:
     """Compute the totals from the flow of the stages and the counts of the stage `ingest`.
 
-    `words` holds two phrases: `read` says what was found and not read, and `kept` says what was dropped and cut. If the
-    flow does not begin with `ingest`, only the documents that the first stage received are known. If the flow is empty,
-    the result is empty.
+    `words` holds two phrases. `read` says how many records were found, and how many of them were unreadable or skipped.
+    `kept` says how many documents were dropped, and how many passages and pieces were cut. If the flow does not begin
+    with `ingest`, only the documents that the first stage received are known. If the flow is empty, the result is
+    empty.
     """
     if not flow:
         return {}

@@ -1,7 +1,7 @@
 """The stage `cleaning`: repair the texts of each part (an Arrow file of documents), and write a file of new texts.
 
-First, the boilerplate of sites is cut from pages. Then the steps of ftfy that `[cleaning]` switches on repair the
-texts. Finally, the cleaners of each source run.
+First, the boilerplate of sites is cut from pages. Then the texts are repaired by the steps of ftfy that `[cleaning]`
+switches on. Finally, the cleaners of each source run.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ CUT = "site boilerplate"
 """Name of the counter for pages from which the boilerplate of their site was cut."""
 
 REPAIRED = "unicode"
-"""Name of the counter for documents that ftfy's steps changed. It must not change, because the records of finished
-tasks contain it."""
+"""Name of the counter for documents that ftfy's steps changed. The name must stay as it is, because the records of
+finished tasks contain it."""
 
 CLEANERS: Mapping[str, Callable[[str], str]] = {"join_lines": join_lines}
 """Cleaner functions by name. `sources.cleaners` names the cleaners of a source."""

@@ -1,10 +1,10 @@
 """Repair text with the same result as ftfy, in a fraction of the time.
 
-`[cleaning]` chooses the steps. ftfy sends each line of a text through all of them until nothing changes. Most lines do
-not change, or change only in their curly quotes and line ends. This module first searches the whole text for lines that
-could change in any other way. Only these lines go through ftfy. In all other lines, quotes and line ends are replaced
-directly. A line that the search finds without need only costs time. A line that the search misses would be repaired
-wrongly; a comment at each condition of the search explains why none is missed.
+`[cleaning]` chooses the steps of ftfy. ftfy applies all chosen steps to each line of a text until nothing changes. Most
+lines do not change, or change only in their curly quotes and line ends. This module first searches the whole text for
+lines that could change in any other way. Only these lines go through ftfy. In all other lines, quotes and line ends are
+replaced directly. If the search finds a line that needs no repair, this only costs time. If it missed a line, the line
+would be repaired wrongly. A comment at each condition of the search explains why no line is missed.
 """
 
 import re
@@ -231,8 +231,8 @@ class _Search:
 
 
 def _searching(first: str, rest: Sequence[str]) -> Callable[..., re.Match[str] | None]:
-    """Make a function that searches a text for a character of the set `first` that one of the expressions in `rest`
-    accepts.
+    """Make a function that searches a text for a character of the set `first` after which one of the expressions in
+    `rest` matches.
     """
     return re.compile(f"{first}(?:{'|'.join(rest)})" if rest else "(?!)").search
 

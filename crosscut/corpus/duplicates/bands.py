@@ -1,8 +1,9 @@
 """Choose the bands and rows of the MinHash search from the similarity and the recall that the user sets.
 
-The sketch of a document consists of MinHash values. Two documents have the same MinHash value with probability J, their
-Jaccard similarity. Sketches are divided into `bands`, each with `rows` values. A pair of documents is found if all
-values of at least one band are equal. A found pair then passes if enough values of the whole sketches are equal:
+The sketch of a document consists of MinHash values. Each value is equal in two documents with probability J, the
+Jaccard similarity of the documents. Sketches are divided into `bands`, each with `rows` values. A pair of documents is
+found if all values of at least one band are equal. A found pair then passes if enough values of the whole sketches are
+equal:
 
     P(found) = 1 - (1 - J^rows)^bands        P(passes) >= P(found) - LOSS * (1 - recall)
 """

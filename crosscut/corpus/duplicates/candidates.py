@@ -1,11 +1,11 @@
 """Find candidates for near-duplicates: documents whose sketches (MinHash values) have an equal band.
 
 If up to `GROUP_LIMIT` documents have an equal band, all their pairs are written. A larger group of documents is written
-as a list, because the number of pairs grows with the square of the group: ten thousand pages of one template would make
-fifty million pairs. The list is in the order of `preference`: of two duplicates, the first one is kept. The module
+as a list, because the number of pairs grows with the square of the group size: ten thousand pages of one template would
+make fifty million pairs. The list is in the order of `preference`: of two duplicates, the first one is kept. The module
 `similarity` compares each document only with earlier documents of the list that are not duplicates themselves. A pair
-is skipped only if one of its documents is already known to be a duplicate of a document earlier in the list. That
-document is dropped anyway, so of any two similar documents in the group, at least one is dropped.
+is skipped only if one of its documents is already known to be a duplicate of a document earlier in the list. The
+duplicate is dropped in any case. Of any two similar documents in the group, at least one is therefore dropped.
 
 Candidate pairs whose sketches have too few equal values are marked as not close, and their texts are never compared;
 `least_equal` in the module `bands` bounds the share of near-duplicates that this step loses. The numbers of the

@@ -74,7 +74,9 @@ def join(collection: Collection, files: Sequence[Path], output: Output) -> Count
 
 
 def find_clusters(collection: Collection, edges: Edges) -> Clusters:
-    """Find the clusters of documents that are connected by near-duplicates, ordered by their lowest document number."""
+    """Find the clusters: sets of documents that are connected by chains of near-duplicates. The clusters are ordered by
+    their lowest document number.
+    """
     numbers, places = np.unique(np.concatenate([edges.left, edges.right]), return_inverse=True)
     labels = connect(places[: len(edges.left)], places[len(edges.left) :], len(numbers))
     ranks = np.empty(len(numbers), np.int64)

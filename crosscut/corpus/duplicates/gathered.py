@@ -1,8 +1,9 @@
 """Short references to a collection (the numbered parts of a corpus). Tasks hold a reference instead of the collection.
 
 The number of tasks grows with the number of parts. If each task held a list of all parts, the total size of the tasks
-would grow with the square of the corpus. A reference has only a few bytes, and each process builds the collection once.
-For the same reason, `common_digest` computes a single hash for all files on which every task of a stage depends.
+would grow with the square of the number of parts. A reference has only a few bytes, and each process builds the
+collection once. For the same reason, `common_digest` computes a single hash for all files on which every task of a
+stage depends.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Measure the recall and the precision of the search on planted duplicates, whose true similarity is known.
 
-Some documents of the corpus are copied. Each copy is edited, by changing words or by swapping blocks of words, until
-its similarity to the original is near a chosen value. The exact similarity is then computed on the n-grams themselves,
-without hashes. The functions of the real stages search the originals and copies for near-duplicates. Recall is the
-share of the planted pairs that the search finds. Precision is the share of the found pairs that are similar enough.
+Some documents of the corpus are copied. In each copy, some words are changed or some blocks of words are swapped. The
+number of edits is chosen so that the similarity of the copy to the original is near a chosen value. The exact
+similarity is then computed on the n-grams themselves, without hashes. The functions of the real stages search the
+originals and copies for near-duplicates. Recall is the share of the planted pairs that the search finds. Precision is
+the share of the found pairs that are similar enough.
 """
 
 from __future__ import annotations
@@ -86,7 +87,9 @@ def _sample(parts: Sequence[Part], chance: random.Random) -> list[str]:
 
 
 def plant(text: str, jaccard: float, ngram: int, others: Sequence[str], chance: random.Random) -> Planted:
-    """Copy a text and edit the copy until its similarity is about `jaccard`. The texts `others` supply new words."""
+    """Copy a text, and edit the copy so that its similarity to the text is about `jaccard`. The texts `others` supply
+    new words.
+    """
     pieces = text.split(" ")
     changed = len(words(text)) * (1 - jaccard) / (1 + jaccard)  # n-grams to replace
     if chance.random() < 0.7:
@@ -131,7 +134,7 @@ def _grams(text: str, ngram: int) -> set[tuple[str, ...]]:
 
 
 def find_similar(texts: Sequence[str], config: DuplicatesConfig) -> dict[tuple[int, int], float]:
-    """Find near-duplicates among texts with the same functions as the stages.
+    """Use the same functions as the stages to find near-duplicates among texts.
 
     Returns the Jaccard similarity of each found pair, keyed by the indices of the two texts, with the lower index
     first.

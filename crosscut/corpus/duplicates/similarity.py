@@ -208,7 +208,7 @@ def count_pairs(files: Sequence[Path], *, candidates: int) -> Counts:
     """Count the compared pairs in the files of all tasks. Each pair counts once, even if several tasks compared it.
 
     `candidates` is the number of candidate pairs, summed over the tasks. It counts a pair several times if several
-    tasks compared the pair. The result contains the number without repetitions.
+    tasks compared the pair. The result gives the number of distinct candidate pairs.
     """
     tables = [read_table(path) for path in files]
     edges = concatenate([Edges(*(table[name].to_numpy() for name in Edges._fields)) for table in tables])

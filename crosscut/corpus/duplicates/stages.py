@@ -3,7 +3,7 @@
 exact-keys, exact-repeats, exact     drop every document whose text repeats an earlier text
 sketches                             compute MinHash values of the remaining documents; a task for each part
 candidates                           find documents with a band in common; a task for each share of the bands
-ngrams                               keep the n-grams of candidates; a task for each part
+ngrams                               save the n-grams of candidates; a task for each part
 similar                              compute exact similarities of candidates; a task for about a thousand pairs
 clusters                             connect near-duplicates, and choose the document that stays; one task
 near                                 write the drops; a task for each part

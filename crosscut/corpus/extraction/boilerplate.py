@@ -22,8 +22,8 @@ class Rule(NamedTuple):
     whatever its classes and id are."""
 
     spares_prose: bool = False
-    """Whether an element with a long text and few links is kept. Set for rules whose words also occur in the names of
-    elements that contain articles."""
+    """Whether an element with a long text and few links is kept. Set for rules whose words also occur in the classes or
+    ids of elements that contain articles."""
 
     keeps_names: bool = False
     """Whether an element that is not removed keeps its classes and id, so that resiliparse can judge the element by
@@ -88,8 +88,8 @@ _ANY = re.compile(f" (?:{'|'.join(rule.words for rule in RULES)}) ")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _SEPARATORS = re.compile(r"[\W_]+")
 _STATES = re.compile(r" (?:has|with|no|without|is|js|hide|show) ")
-"""Beginning of a class that describes the state of an element, such as `has-sidebar`. Such a class does not tell what
-the element is."""
+"""Pattern for the beginning of a class that describes the state of an element, such as `has-sidebar`. Such a class does
+not tell what the element is."""
 
 
 @lru_cache(maxsize=1 << 16)

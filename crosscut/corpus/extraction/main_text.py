@@ -46,7 +46,7 @@ ANCHORS = ("h1", "main, [role=main], [itemprop=articleBody]")
 def find_main_text(tree: HTMLTree, markup: str) -> str:
     """Return the main text of a page, with blank lines between paragraphs.
 
-    `tree` is the parsed page, and loses its boilerplate. `markup` is the page's source, which is parsed again if too
+    `tree` is the parsed page; its boilerplate is removed. `markup` is the page's source, which is parsed again if too
     little text is found.
     """
     if tree.body is None:

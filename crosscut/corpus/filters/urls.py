@@ -63,7 +63,9 @@ class UrlFilter:
         return Judgement(drops=[drop for drop in drops if drop is not None])
 
     def find_rule(self, url: str) -> tuple[str, str] | None:
-        """Return the first rule that a URL breaks, `domain` or `file type`, and the entry of the list."""
+        """Return the first rule that a URL breaks (`domain` or `file type`), and the matching entry of the rule's list.
+        Returns None if the URL breaks no rule.
+        """
         if not url:
             return None
         host, path = _host_and_path(url)
@@ -185,7 +187,10 @@ def _entries(name: str, lists: Sequence[str], read: Callable[[str], str | None])
                 continue
             if (taken := read(entry)) is None:
                 example = "a domain such as `example.com`" if read is _as_domain else "a file type such as `jpg`"
-                raise DataError(f"`{file}`, line {number}, must be {example}, but is `{entry}`. Check `{name}`.")
+                raise DataError(
+                    f"`{file}`, line {number}, must be {example}, but is `{entry}`. Correct the line, or remove the "
+                    f"file from `{name}`."
+                )
             entries.add(taken)
     return frozenset(entries)
 

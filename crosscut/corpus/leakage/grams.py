@@ -3,9 +3,9 @@
 The n-grams are gathered once and written to a file. Every process that searches for the n-grams maps this file into
 memory.
 
-An n-gram of a document must pass three checks: the Bloom filter, which all n-grams of test sets and few others pass; a
-look-up in the sorted hashes; and a comparison of the words. False positives of the Bloom filter and equal hashes of
-different n-grams therefore cost time but never cause a false hit.
+An n-gram of a document counts as a hit only if it passes three checks: the Bloom filter, which all n-grams of test sets
+and few others pass; a look-up in the sorted hashes; and a comparison of the words. False positives of the Bloom filter
+and equal hashes of different n-grams therefore cost time but never cause a false hit.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _all_grams(items: Sequence[Item], n: int) -> tuple[list[str], Places, Number
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Grams:
-    """N-grams of all test sets, mapped from the disk. An item is a text of a test set."""
+    """N-grams of all test sets, memory-mapped from files. An item is a text of a test set."""
 
     n: int
     """Number of words in an n-gram."""

@@ -81,7 +81,7 @@ def _candidates(data: bytes, names: list[str]) -> list[tuple[str, str]]:
 
 
 def _standard(name: str) -> str:
-    """Name of a charset in the list of the HTML standard. Empty if the list does not have the charset."""
+    """Return the HTML standard's name for a charset, or an empty text if the standard does not list the charset."""
     return map_encoding_to_html5(name, fallback_utf8=False) or ""
 
 

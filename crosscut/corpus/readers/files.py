@@ -43,8 +43,8 @@ _RANGE = re.compile(r"(?<=\.xml)-p\d+p\d+$")
 `enwiki-pages-articles1.xml-p1p41242.bz2`."""
 
 _INDEX = re.compile(r"-multistream-index\d*\.txt(-p\d+p\d+)?$")
-"""Pattern for the end of the name of an index file, which tells where each page of a dump begins. Folders of dumps hold
-index files next to the dump."""
+"""Pattern for the end of the name of an index file. Index files stand next to a dump, and tell where each page of the
+dump begins."""
 
 _VERSIONS = ("mtime", "ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated", "created")
 """Keys under which file systems report the version or the last change of a file."""

@@ -13,7 +13,8 @@ from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, ex
 from crosscut.data.text.json_text import encodable, parse_record
 
 _INCOMPLETE = ("not JSON", "not UTF-8")
-"""Kinds of rejects that, at the last record, may only mean that the file was cut off inside this record."""
+"""Kinds of rejects that a truncated file also causes. If the last record of a file is rejected for one of these
+reasons, the file may have been cut off inside this record."""
 
 
 def read_jsonl(file: File, reading: Reading) -> Iterator[Item]:

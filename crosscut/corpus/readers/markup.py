@@ -96,7 +96,7 @@ class _Names:
     """Iterable of lists that together contain the names of all tags. The name of an end tag begins with a slash.
 
     Short markup has a single list, which is kept for the second iteration. The lists of long markup would take too much
-    memory, so they are made again.
+    memory, so they are made again for each iteration.
     """
 
     def __init__(self, markup: str) -> None:

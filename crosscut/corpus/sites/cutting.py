@@ -23,7 +23,7 @@ the page."""
 
 MIN_BYTES = 40
 """Minimum length of successive lines of boilerplate, in bytes. A single short line, such as the heading "Examples", may
-be a part of the article, although many pages share it."""
+be a part of the article even if many pages share it."""
 
 Span = tuple[int, int]
 
@@ -46,7 +46,7 @@ def cut_pages(pages: Sequence[Page], shared: Sequence[Path]) -> dict[int, str]:
 
 
 def _find(pages: Sequence[Page], lines: Sequence[Sequence[Span]], shared: Sequence[Path]) -> npt.NDArray[np.bool_]:
-    """Whether each line of each page is boilerplate in one of the page's folders."""
+    """Return one boolean per line of all pages: whether the line is boilerplate in one of the page's folders."""
     keys, places = [], []
     place = 0
     for page, spans in zip(pages, lines, strict=True):

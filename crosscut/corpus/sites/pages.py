@@ -46,7 +46,7 @@ class Folder(NamedTuple):
     """A folder that contains a page."""
 
     depth: int
-    """Number of folders above this one. 0 is the site."""
+    """Number of folders above this one. The site has depth 0."""
 
     hash: int
 

@@ -237,7 +237,7 @@ class _Packed:
         return (row.values.to_numpy() for row in ends)
 
     def blend(self, split: Iterable[tuple[bool, _Document]]) -> Iterator[tuple[bool, TokenDocument]]:
-        """Repeat the texts of each training document by the weight of its source.
+        """Repeat the texts of each training document as often as the weight of its source says.
 
         Yields pairs: whether the text is for validation, and the text.
         """
@@ -326,8 +326,8 @@ def _check_whole(folder: Path, record: Record, phase: Phase) -> None:
 def _is_same(folder: Path, target: Path, names: Mapping[str, str]) -> bool:
     """Whether the folder at `target` is complete and equal to the folder that would be published.
 
-    `names` maps the names of the published files to the names of the stage's files. Only copies are compared: a link is
-    the same file.
+    `names` maps the names of the published files to the names of the stage's files. Only copies are compared, because a
+    link is the same file.
     """
     if not target.is_dir() or {path.name for path in target.iterdir()} != set(names):
         return False
@@ -340,8 +340,8 @@ def _is_same(folder: Path, target: Path, names: Mapping[str, str]) -> bool:
 def check_replaceable(target: Path, work: Path) -> None:
     """Raise `DataError` if `target` exists and holds anything other than token shards of a corpus.
 
-    The names of the shards come from the manifest or, if the manifest is damaged or missing, from the record in `work`
-    of the run that wrote the shards.
+    The names of the shards come from the manifest. If the manifest is damaged or missing, they come from the records of
+    the stage `packing` in `work`.
     """
     if not is_taken(target) or (target.is_dir() and _is_known(target, work)):
         return

@@ -41,7 +41,7 @@ def fold_words(texts: Sequence[str]) -> tuple[Hashes, Places]:
 
 
 def _blocks(texts: Sequence[str]) -> Iterator[tuple[list[int], list[str]]]:
-    """Group pieces of the texts, in lower case, into blocks. Each piece has the index of its text."""
+    """Group lower-cased pieces of the texts into blocks. Each piece comes with the index of its text."""
     places: list[int] = []
     block: list[str] = []
     size = 0

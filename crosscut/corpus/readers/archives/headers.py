@@ -3,7 +3,7 @@
 import re
 
 BLANK_LINE = re.compile(rb"\r*\n\r*\n")
-"""Pattern for the end of a header block. It also fits line ends that were converted twice."""
+"""Pattern for the end of a header block. It also matches line ends that were converted twice."""
 
 _LINE_END = re.compile(r"\r*\n")
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([^\s\"';,]+)", re.IGNORECASE)

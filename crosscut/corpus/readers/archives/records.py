@@ -15,7 +15,8 @@ from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.record import Reject, excerpt
 
 HEAD_BYTES = 64 * 1024
-"""Maximum size of a header block in bytes, and number of content bytes that are kept of a record that is too long."""
+"""Maximum size of a header block in bytes. If the content of a record is too long, only this many bytes of it are
+kept."""
 
 _FIRST_LINE = re.compile(rb"WARC/\d+\.\d+\s*?\n")
 _NEXT_RECORD = re.compile(rb"\nWARC/\d+\.\d+\s*?\n")
@@ -35,7 +36,7 @@ class Record(NamedTuple):
     """Values of the header lines, by name in lower case."""
 
     content: bytes
-    """Content after the header. Only the first `HEAD_BYTES` bytes if the record is longer than allowed."""
+    """Content after the header. If the record is longer than allowed, only the first `HEAD_BYTES` bytes."""
 
     length: int
     """Length of the content in bytes."""
@@ -50,7 +51,7 @@ class Record(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Position of the record in reports."""
+        """Position of the record, as reports show it."""
         return f"byte {self.number}"
 
 
@@ -244,7 +245,7 @@ class _Splitter:
             return Record(number, headers, content, length, self._stream.position)
         if self._stream.is_damaged and (found < length or not self._stream.peek(_LONGEST_MARK).strip(b"\r\n")):
             return None
-        reason = f"`Content-Length` of the record is {length:,}, but the record does not end after these bytes"
+        reason = f"`Content-Length` of the record is {length:,}, but the record does not end after this many bytes"
         inner = _NEXT_RECORD.search(content)
         if inner and not skipped:
             self._stream.put_back(content[inner.start() + 1 :])
@@ -258,8 +259,8 @@ class _Splitter:
         return Reject(f"byte {number}", "wrong length", reason, excerpt(head))
 
     def _is_end(self) -> bool:
-        """Whether the record ends at the current position. Garbage may follow after two line ends: it is reported
-        separately.
+        """Whether the record ends at the current position. Garbage after the two line ends is allowed here, because it
+        is reported separately.
         """
         after = self._stream.peek(_LONGEST_MARK)
         rest = after.lstrip(b"\r\n")

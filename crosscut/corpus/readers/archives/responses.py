@@ -23,7 +23,7 @@ _OUTPUT_BYTES = 1 << 20
 """Number of bytes that are unpacked at a time."""
 
 _ZSTD_WINDOW = 8 << 20
-"""Largest window that HTTP allows (RFC 9659)."""
+"""Largest zstd window that HTTP allows (RFC 9659), in bytes."""
 
 
 class EncodingError(Exception):

@@ -279,7 +279,8 @@ def _precision(conversion: _Conversion, value: _Value, amount: float, unit: Unit
     """Number of decimals that makes a result as precise as the value that it comes from.
 
     If the conversion shrinks the number to between 1/50 and 1/5, the result gets one more decimal, and so on. A result
-    has at least two significant digits. A temperature has at least three significant digits of its value in kelvins.
+    has at least two significant digits. A temperature is at least as precise as three significant digits of its value
+    in kelvins.
     """
     source = conversion.unit
     if source.is_temperature:

@@ -16,7 +16,7 @@ _SISTERS = frozenset((
 """Prefixes of links to other wikis of Wikimedia."""
 
 MAX_DEPTH = 20
-"""Maximum nesting of links. Only captions of files contain links."""
+"""Maximum nesting of links. Links are nested only in the captions of files."""
 
 
 def show_links(markup: str, wiki: Wiki) -> str:

@@ -49,7 +49,7 @@ class Call:
         return next((value for key in keys if (value := self[key])), "")
 
     def numbered(self, start: int = 1) -> list[str]:
-        """Values of the arguments without names, from number `start` to the first one that is missing."""
+        """Values of the arguments without names, from number `start` up to the first missing number."""
         values = []
         while str(start) in self.arguments:
             values.append(self.arguments[str(start)])

@@ -71,7 +71,7 @@ def _choose_script(found: re.Match[str]) -> str:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Yield the lines of the prose. Headings without prose below them and the remains of tables are left out."""
+    """Yield the lines of the prose. Remains of tables are left out, and so are headings without prose below them."""
     waiting: list[tuple[int, str]] = []
     for line in text.split("\n"):
         start = line.lstrip(" \t\x01")

@@ -1,10 +1,10 @@
 """Replace HTML tags, superscripts, quotes for bold and italic text, and magic words.
 
-A superscript of digits becomes the superscript characters of Unicode: 10<sup>3</sup> becomes 10³. The page
-is printed in the same way, the number does not change, and units look as in other texts (km²). Letters have no
-superscript characters: an ordinal stays as it is read aloud (19<sup>th</sup> becomes 19th), and an exponent gets a
-circumflex (x<sup>n</sup> becomes x^n). A subscript stays plain, as in H2O, unless it would join a number
-(1010<sub>2</sub> becomes 1010₂) or a name (v<sub>max</sub> becomes v_max).
+A superscript of digits becomes the superscript characters of Unicode: 10<sup>3</sup> becomes 10³. The result looks like
+the printed page, the number keeps its value, and units are written as in other texts (km²). Letters have no superscript
+characters: an ordinal stays as it is read aloud (19<sup>th</sup> becomes 19th), and an exponent gets a circumflex
+(x<sup>n</sup> becomes x^n). A subscript stays plain, as in H2O, unless it would join a number (1010<sub>2</sub> becomes
+1010₂) or a name (v<sub>max</sub> becomes v_max).
 """
 
 import re
@@ -29,8 +29,8 @@ _MAGIC = re.compile(
     r"(?!(?:FILE|LINE|DATE|TIME|DIR|CLASS|METHOD|NAMESPACE|FUNCTION|COUNTER|VA_|STDC|GNUC|cplusplus))"
     r"[^\W\d_a-zà-ÿ][^\sa-zà-ÿ]{1,40}?)(?:__|＿＿)"
 )
-"""Words in capitals between underscores, except the macros of programming languages. Languages without capitals have
-magic words in their own letters."""
+"""Pattern for magic words: words in capitals between double underscores, except the macros of programming languages. In
+scripts without capitals, any letters count."""
 
 _QUOTES = re.compile(r"''+")
 _LETTER_AND_THREE = re.compile(r"(?<!\w)(\w)'''(?!')")

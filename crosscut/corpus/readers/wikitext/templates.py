@@ -1,7 +1,7 @@
 """The templates that carry words of a sentence, each with the function that renders it.
 
 All other templates are removed. Names are written in lower case and separated by bars. `COMMON` applies to all wikis.
-`VARIANTS` has the templates of each language, which take precedence. The choice follows the frequency of templates
+`VARIANTS` has the templates of each language, which take precedence. The templates were chosen by their frequency
 within sentences, which `benchmarks/corpus/wikipedia.py --templates` counts.
 """
 
@@ -134,8 +134,8 @@ COMMON: dict[str, Renderer] = {
     "uc: | ucfirst:": phrases.upper,
     "#if:": phrases.branch,
 }
-"""Renderers of templates that the wikis share, keyed by the names of the templates. Most names are those of the English
-Wikipedia, from which other wikis take over templates with their names."""
+"""Renderers of templates that the wikis share, keyed by the names of the templates. Most names come from the English
+Wikipedia, because other wikis copy its templates under the same names."""
 
 VARIANTS: dict[str, dict[str, Renderer]] = {
     "de": {

@@ -1,4 +1,4 @@
-"""Units of the template Convert, by the codes that pages write.
+"""Units of the template Convert, by the codes that pages use.
 
 A code names a unit of `crosscut/corpus/lists/units.toml`, a unit with a prefix (`km`), a multiple of a unit (`e6acre`,
 a million acres), or a quotient of two units (`PD/sqmi`).
@@ -49,13 +49,13 @@ class Unit:
     to: str = ""
     """Codes of the units into which a value is converted by default, separated by spaces."""
     offset: float = 0.0
-    """Value in this unit of the zero point of the basic unit. For temperatures, this is absolute zero."""
+    """Zero point of the basic unit, as a value in this unit. For temperatures, the zero point is absolute zero."""
     is_symbol: bool = False
     """Whether the unit is written as a symbol even where other units are written as names."""
 
     @property
     def is_temperature(self) -> bool:
-        """Whether the unit measures temperature, and may have a zero point of its own."""
+        """Whether the unit measures temperature, and so may have its own zero point."""
         return self.dimension == "temperature"
 
     def convert(self, value: float, other: "Unit") -> float:

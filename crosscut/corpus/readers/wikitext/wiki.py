@@ -43,7 +43,7 @@ class Wiki:
     text."""
 
     spaces: frozenset[str] = frozenset()
-    """Names, in lower case, of the other namespaces that are not articles, such as `portal`."""
+    """Names, in lower case, of the other namespaces that hold no articles, such as `portal`."""
 
     @classmethod
     def of(cls, language: str, base: str = "", namespaces: Mapping[str, int] | None = None) -> "Wiki":
