@@ -1,4 +1,4 @@
-"""Record the place in the model that this process runs, so that a report about a hang can name the place.
+"""Record which place in the model this process is running, so that a report about a hang can name the place.
 
 A place is a part of the model, such as the attention of layer 3. The forward pass records each place directly. For the
 backward pass, the output of a part gets a hook: when the output's gradient arrives, the backward pass of the part

@@ -50,7 +50,7 @@ PHASES = {
 _STATES = {
     Process.STOPPED: "is stopped (by SIGSTOP, a debugger or job control)",
     Process.GONE: "has ended",
-    Process.BLOCKED: "is blocked in a call of the kernel (a disk, a network disk or a device)",
+    Process.BLOCKED: "is blocked in a system call that cannot be interrupted (a disk, a network disk or a device)",
     Process.RUNS: "runs, but its watching thread does not answer (perhaps a library holds Python's lock)",
     Process.UNKNOWN: "does not answer, and is on another machine or has left no record",
 }
