@@ -76,11 +76,10 @@ def prepare_corpus(config: CorpusConfig, *, progress: bool = True) -> CorpusResu
     """Prepare a corpus: run all tasks whose results are missing or out of date, and write the tokens and the report.
 
     `progress` shows a progress bar. Raises `ConfigError` if this machine is too small for the worker processes. Raises
-    `DataError` if a source cannot be read, if a list of domains or file types, a tokenizer or a test set does not
-    exist, if a source has too many unreadable records, if too many files are damaged, if the disk is full, if a
-    finished shard has changed, or if another process is preparing the same folder. If the filters leave too few
-    documents for token shards, the report is written before the error is raised. The report then shows why documents
-    were dropped.
+    `DataError` in these cases: a source cannot be read; a list of domains or file types, a tokenizer or a test set does
+    not exist; a source has too many unreadable records; too many files are damaged; the disk is full; a finished shard
+    has changed; or another process is preparing the same folder. If the filters leave too few documents for token
+    shards, the report is written before the error is raised. The report then shows why documents were dropped.
     """
     check_workers(config.engine)
     folder = Path(config.folder)

@@ -7,7 +7,7 @@ ngrams                               save the n-grams of candidates; a task for 
 similar                              compute exact similarities of candidates; a task for about a thousand pairs
 clusters                             connect near-duplicates, and choose the document that stays; one task
 near                                 write the drops; a task for each part
-planted                              measure the search on duplicates planted into the corpus's own text; one task
+planted                              measure the search on duplicates planted in the corpus's own text; one task
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def canonical_url(url: str) -> str:
 
 
 def _split(url: str) -> tuple[str, str, str, str, str]:
-    """Split into scheme, authority, path, query and fragment. If the text is not a URL, all of it becomes the path."""
+    """Split a URL into scheme, authority, path, query and fragment. A text that is not a URL becomes the path."""
     url = url.strip()
     if not _ABSOLUTE.match(url):
         url = f"//{url}"
@@ -208,5 +208,5 @@ def _lines(name: str, file: str) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "the file is not UTF-8"
         raise DataError(
-            f"`{name}` must name readable files, but `{file}` cannot be read: {reason}. Check the path."
+            f"`{name}` must name readable files, but `{file}` cannot be read: {reason}. Check the path and the file."
         ) from None

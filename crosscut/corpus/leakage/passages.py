@@ -56,7 +56,8 @@ class Passage(NamedTuple):
 
     test_set: int
     item: int
-    """The item (a text of the test set) that contains most of the n-grams, or the first of several such items."""
+    """The item (a text of the test set) that contains the most n-grams of the passage. If several items contain equally
+    many, this is the first of them."""
 
     num_grams: int
     span: Span

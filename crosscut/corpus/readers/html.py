@@ -20,7 +20,8 @@ from crosscut.corpus.readers.markup import Markup, limit_nesting
 from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long
 
 MAX_PAGE_BYTES = 16 * 10**6
-"""Maximum size of a page in bytes. Parsing takes up to 60 times this size in memory, and a second for each 5 MB."""
+"""Maximum size of a page in bytes. Parsing a page takes memory of up to 60 times its size, and about a second for every
+5 MB."""
 
 _FRAMES = re.compile(r"<frameset\b", re.IGNORECASE)
 

@@ -1,12 +1,15 @@
 """Remove tags from HTML that the parser or the search for the main text could not handle in bounded time and memory.
 
-A broken page can open a tag 100,000 times and never close it. Three costs then grow with the square of the page:
+A broken page can open a tag 100,000 times and never close it. Three costs then grow with the square of the page size:
 
-- the search for the main text, for nested `<div>` and `<article>`;
-- the parser, for most other elements (`<ol>` also indents each level, which makes the text itself that long);
-- the parser's memory, for unclosed formatting tags such as `<font>`, which every following block opens again.
+- the time of the search for the main text, if `<div>` or `<article>` elements are nested;
+- the time of the parser, if elements of most other kinds are nested (in `<ol>`, the text itself also grows in this way,
+  because each level is indented);
+- the memory of the parser, if formatting tags such as `<font>` are not closed, because every following block opens them
+  again.
 
-The tags that cause the second and third cost carry no text, so they are removed. Pages below the limits are unchanged.
+The tags that cause the second and the third cost carry no text, so they are removed. Pages below the limits are
+unchanged.
 """
 
 import re

@@ -111,8 +111,8 @@ def too_long(
 ) -> Reject:
     """Make the reject for a record that is longer than `max_bytes`.
 
-    `what` names the kind of record, such as `the line`, `start` is the beginning of the record, and `limit` is the name
-    of the limit in the message.
+    `what` names the kind of record, such as `the line`. `start` is the beginning of the record. `limit` is the name of
+    the limit in the message.
     """
     reason = f"{what} is longer than {max_bytes / 1e6:g} MB ({limit})"
     return Reject(place, "too long", reason, excerpt(start))

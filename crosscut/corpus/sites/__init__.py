@@ -1,1 +1,1 @@
-"""Find the boilerplate that the pages of a site share, by its repetition, and cut it from the pages."""
+"""Find boilerplate (text that many pages of a site repeat), and cut it from the pages."""

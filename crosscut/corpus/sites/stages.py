@@ -104,7 +104,7 @@ def _plan_boilerplate(work: Path) -> Sequence[Task]:
 
 
 def find_boilerplate(folder: Path, parts: Sequence[str], share: int, num_shares: int, output: Output) -> Counts:
-    """Run a task: find the boilerplate of one share of the sites, in the files of the stage `site-lines`."""
+    """Run a task: find the boilerplate of one share of the sites, from the files of the stage `site-lines`."""
     folders = _read([folder / _folders_name(part) for part in parts], share, num_shares)
     lines = _read([folder / _lines_name(part) for part in parts], share, num_shares)
     keys = shared_lines(folders, lines)

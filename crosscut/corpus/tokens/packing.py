@@ -198,7 +198,9 @@ class _Document(NamedTuple):
 
 @dataclass
 class _Packed:
-    """Reader of the documents in the parts. It repeats documents by weight, and counts them."""
+    """Reader of the documents in the parts. It repeats documents according to the weights of their sources, and counts
+    the documents.
+    """
 
     weights: Mapping[str, float]
     seed: int

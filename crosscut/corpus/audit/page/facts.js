@@ -75,7 +75,7 @@ function run() {
   const rows = settings().map((row) => row.map((one, j) => make("code", j ? JSON.stringify(one) : one)));
   return section("run", "Time and settings",
     stages.length > 0 && table("Time of each stage",
-      ["Stage", "#MB", "#Seconds", "#MB/s per core", "#Tasks", "#run now", "#seconds now"],
+      ["Stage", "#MB", "#Seconds", "#MB/s per core", "#Tasks", "#tasks in this run", "#seconds in this run"],
       stages.map((one) => [one.name, (one.bytes / 1e6).toFixed(1), seconds(one.seconds), rate(one),
         whole.format(one.tasks), whole.format(one.run), one.run ? seconds(one.elapsed) : "\u2013"])),
     timings && make("p.note",
@@ -83,6 +83,6 @@ function run() {
       timings.machine && `${timings.machine}. `,
       timings.versions && Object.entries(timings.versions).map(([name, version]) => `${name} ${version}`).join(", ")),
     rows.length > 0 && make("details.rule", make("summary", make("span.line", make("span.label", "Settings"),
-      make("span.told", `${rows.length} values that are enough to make this corpus again`))),
+      make("span.told", `${rows.length} values, with which this corpus can be prepared again`))),
     table("Settings", ["Setting", "Value"], rows)));
 }

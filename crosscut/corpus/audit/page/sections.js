@@ -20,7 +20,7 @@ function answers() {
   const planted = report.duplicates?.planted;
   if (planted?.planted) {
     cards.push(card("Duplicates found", ratio(planted.recall, 2),
-      `${whole.format(planted.found)} of ${whole.format(planted.planted)} near-duplicates planted into this corpus`
+      `${whole.format(planted.found)} of ${whole.format(planted.planted)} near-duplicates planted in this corpus`
         + (planted.precision === null ? "" : `; precision ${ratio(planted.precision, 2)}`), "#duplicates"));
   }
   const sets = report.leakage?.sets ?? [];
@@ -97,7 +97,7 @@ function damagedBlock() {
   const damaged = report.damaged ?? [];
   if (!damaged.length) return null;
   const files = damaged.length === 1 ? "1 file was" : `${whole.format(damaged.length)} files were`;
-  return fold(told("damaged", `${files} read only up to the damage; nobody knows how many documents were lost`), damaged.map((one) => (
+  return fold(told("damaged", `${files} read only up to the damage; the number of lost documents is unknown`), damaged.map((one) => (
     { id: one.name, detail: one.place, text: `${whole.format(one.documents)} documents were read before the damage.` })));
 }
 

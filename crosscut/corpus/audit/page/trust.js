@@ -38,7 +38,7 @@ function pairsBlock({ pairs, jaccard }) {
   const columns = filled(pairs.map((one) => ({ from: one.from, count: one.pairs })), nextScore);
   const found = columns.filter((one) => one.from >= jaccard - 1e-9).reduce((sum, one) => sum + (one.count ?? 0), 0);
   return make("div", make("h3", "Pairs by similarity"),
-    make("p.note", `${counted(found, "pair")} at ${jaccard} and above: duplicates. `
+    make("p.note", `Duplicates: ${counted(found, "pair")} at ${jaccard} and above. `
       + `Pairs below ${jaccard} are candidates that the exact comparison rejected.`),
     histogram(columns, { cut: jaccard - 1e-9, name: "Pairs by Jaccard similarity", edge: hundredths, axis: "Jaccard similarity",
       count: (one) => one.count ?? 0, spelled: (one) => counted(one.count ?? 0, "pair") }));

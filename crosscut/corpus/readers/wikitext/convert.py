@@ -43,7 +43,7 @@ _INTEGER = re.compile(r"[-−]?\d{1,2}")
 
 @dataclass
 class _Value:
-    """A number as the page writes it."""
+    """A number, as written in the page."""
 
     number: float
     text: str
@@ -258,7 +258,9 @@ def _result(conversion: _Conversion, code: str, style: _Style, call: Call) -> st
 
 
 def _rounded(conversion: _Conversion, amounts: Sequence[float], unit: Unit, call: Call) -> list[str]:
-    """Round the results as the page specifies or, if it does not, to the precision of its values."""
+    """Round the results as the page specifies. If the page specifies nothing, they get the precision of the page's
+    values.
+    """
     digits, step = parse(call["sigfig"]), parse(call["round"])
     if conversion.precision is None and digits and digits >= 1:
         return [_signed(amount, significant(abs(amount), int(digits))) for amount in amounts]

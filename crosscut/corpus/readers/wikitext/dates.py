@@ -55,7 +55,7 @@ def _whole(text: str) -> int:
 
 
 def single_date(call: Call) -> str:
-    """Render a template that holds one date, such as Birth date, Start date and Birth date and age.
+    """Render a template that holds one date, such as {{birth date}}, {{start date}} or {{birth date and age}}.
 
     A date that is written in one argument is shown as it is. The present age is left out, because the date of the dump
     is unknown.

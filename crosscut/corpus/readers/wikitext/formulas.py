@@ -23,7 +23,7 @@ _LETTERS = (
     "prime ′ hbar ℏ ell ℓ aleph ℵ sum ∑ prod ∏ int ∫ angle ∠ degree ° R ℝ N ℕ Z ℤ Q ℚ C ℂ lbrace { rbrace } vert | "
     "Vert ‖ dagger † circ ∘"
 )
-"""Commands of letters and brackets, each followed by its character."""
+"""Commands for letters and brackets, each followed by its character."""
 
 _RELATIONS = (
     "times × cdot · div ÷ pm ± mp ∓ le ≤ leq ≤ ge ≥ geq ≥ ne ≠ neq ≠ approx ≈ sim ∼ thicksim ∼ simeq ≃ equiv ≡ cong ≅ "
@@ -31,7 +31,7 @@ _RELATIONS = (
     "⇔ mapsto ↦ in ∈ notin ∉ ni ∋ subset ⊂ subseteq ⊆ supset ⊃ supseteq ⊇ cup ∪ cap ∩ land ∧ wedge ∧ lor ∨ vee ∨ "
     "oplus ⊕ otimes ⊗ bullet • star ⋆ ast ∗ perp ⊥ parallel ∥ mid | setminus ∖ colon :"
 )
-"""Commands of operators, which have spaces around them."""
+"""Commands for operators, each followed by its character. Operators are written with spaces around them."""
 
 _FUNCTIONS = (
     "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp det dim ker gcd deg arg mod max min"

@@ -19,7 +19,7 @@ _LANGUAGES = (
     "tk Turkmen, tl Tagalog, tr Turkish, tt Tatar, uk Ukrainian, ur Urdu, uz Uzbek, vi Vietnamese, xh Xhosa, yi "
     "Yiddish, yo Yoruba, zh Chinese, zu Zulu"
 )
-"""Names of languages that the templates Lang-xx and Langx write before a foreign word in English."""
+"""English names of languages, which the templates Lang-xx and Langx write before foreign words."""
 
 LANGUAGES = dict(entry.split(" ", 1) for entry in _LANGUAGES.split(", "))
 
@@ -106,7 +106,7 @@ def language_of_argument(call: Call) -> str:
 
 
 def labelled_by(label: str) -> Renderer:
-    """Make a renderer that writes a label in front of foreign words, such as "englisch" in the German Wikipedia."""
+    """Make a renderer that writes a label, such as "englisch" in the German Wikipedia, in front of foreign words."""
     return enclosed(f"{label} ", "", 1, "text")
 
 

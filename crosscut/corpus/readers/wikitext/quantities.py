@@ -85,8 +85,8 @@ def formula_in_line(call: Call) -> str:
 def quantity(unit: str = "") -> Renderer:
     """Make a renderer for a number and its units, such as {{unité|1234|km}} and {{unité/2|9,81|m||s|-2}}.
 
-    A power may follow each unit, and the argument `e` is a power of ten. `unit` names the argument that
-    holds the unit, if it is not the second.
+    A power may follow each unit, and the argument `e` is a power of ten. `unit` names the argument that holds the unit,
+    if the unit is not the second argument.
     """
 
     def render(call: Call) -> str:

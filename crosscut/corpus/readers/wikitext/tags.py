@@ -112,7 +112,7 @@ def _unquoted(line: str) -> str:
     """Remove the quotes of a line.
 
     Two quotes begin or end italic text, three begin or end bold text, and five begin or end both. Surplus quotes are
-    text.
+    kept as text.
     """
     runs = [len(run) for run in _QUOTES.findall(line)]
     italics = sum(run == 2 or run >= 5 for run in runs)
