@@ -142,7 +142,7 @@ def make_channels(lines: Sequence[Sequence[int]], *, is_ring: bool, device: torc
 
 
 def make_ends(lines: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
-    """Create one process group per pipeline, of its first and its last process. Return the group of this process, or
+    """For each pipeline, create a process group of its first and its last process. Return the group of this process, or
     None if this process is neither the first nor the last of its pipeline. `lines` lists the processes of each
     pipeline. Every process must call this function with the same `lines`.
     """

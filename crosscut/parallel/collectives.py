@@ -154,7 +154,7 @@ def _begin(kind: Kind, x: Tensor, axis: Axis) -> int:
 
 
 def _begun(number: int, x: Tensor) -> Tensor:
-    """Record that message `number` is on its way, and return the result `x` of the message. A later `wait` for `x`
+    """Record that message `number` is on its way, and return `x`, the result of the message. A later `wait` for `x`
     finds the message by the identity of `x`.
     """
     if number:
@@ -163,7 +163,7 @@ def _begun(number: int, x: Tensor) -> Tensor:
 
 
 def ranks_of(group_name: str) -> list[int]:
-    """Return the ranks, in the whole run, of the processes in a process group."""
+    """Return the global ranks of the processes in a process group."""
     return dist.get_process_group_ranks(dist.distributed_c10d._resolve_process_group(group_name))  # type: ignore[arg-type]
 
 
@@ -209,7 +209,7 @@ def reduce_scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
 
 
 def all_gather(x: Tensor, axis: Axis, dim: int) -> Tensor:
-    """Return the tensors `x` of all ranks, concatenated along dimension `dim` in the order of the ranks."""
+    """Gather `x` from all ranks, and concatenate the tensors along dimension `dim` in the order of the ranks."""
     return wait_and_join(start_all_gather(x, axis), axis, dim)
 
 
@@ -246,8 +246,8 @@ def _require_divisible(x: Tensor, axis: Axis, dim: int) -> None:
 
 
 def all_gather_objects(value: object, axis: Axis) -> list[Any]:
-    """Return the small Python values `value` of all ranks of the axis, in the order of the ranks. Every rank of the
-    axis must call this function. The values are pickled, so do not pass large tensors.
+    """Gather the small Python value `value` from every rank of the axis, and return the values in the order of the
+    ranks. Every rank of the axis must call this function. The values are pickled, so do not pass large tensors.
     """
     if axis.size == 1:
         return [value]
@@ -259,8 +259,8 @@ def all_gather_objects(value: object, axis: Axis) -> list[Any]:
 
 
 def from_all_ranks(value: object, mesh: ParallelMesh) -> list[Any]:
-    """Return the small Python values `value` of all ranks of the mesh, in the order of the ranks. Every rank must call
-    this function. The values are pickled, so do not pass large tensors.
+    """Gather the small Python value `value` from every rank of the mesh, and return the values in the order of the
+    ranks. Every rank must call this function. The values are pickled, so do not pass large tensors.
     """
     values = [value]
     for axis in reversed(mesh.axes):
@@ -269,9 +269,9 @@ def from_all_ranks(value: object, mesh: ParallelMesh) -> list[Any]:
 
 
 def gather_from_all(value: object) -> list[Any]:
-    """Return the small Python values `value` of all ranks, in the order of the ranks. Unlike `from_all_ranks`, this
-    function needs no mesh. Every rank must call this function. Without a process group, the caller is the only rank.
-    The values are pickled.
+    """Gather the small Python value `value` from every rank, and return the values in the order of the ranks. Unlike
+    `from_all_ranks`, this function needs no mesh. Every rank must call this function. Without a process group, the
+    caller is the only rank. The values are pickled.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return [value]
@@ -281,7 +281,7 @@ def gather_from_all(value: object) -> list[Any]:
 
 
 def own_rank() -> int:
-    """Number of this rank; 0 without a process group."""
+    """Return the number of this rank; 0 without a process group."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 

@@ -141,7 +141,7 @@ def vocab_parallel_cross_entropy(
 
 
 def loss_chunk(chunk_tokens: int | None, hidden: Tensor, weight: Tensor) -> int:
-    """Return the number of tokens of a chunk: `chunk_tokens`, or, if it is None, the default for `hidden` [N, H] and
+    """Return the number of tokens per chunk: `chunk_tokens`, or, if it is None, the default for `hidden` [N, H] and
     `weight` [V/T, H]. Raises `ConfigError` if `chunk_tokens` is below 1.
     """
     if chunk_tokens is None:
@@ -302,8 +302,8 @@ def _compare_compiled(
 
 
 def _with_z_loss(losses: Tensor, log_z: Tensor, z_loss: float) -> tuple[Tensor, Tensor | None]:
-    """Add the z-loss to the losses [C]. Also return the factor [C] that multiplies each token's probabilities in the
-    gradient because of the z-loss, or None without a z-loss.
+    """Add the z-loss to the losses [C]. Also return the factor [C] by which the z-loss multiplies each token's
+    probabilities in the gradient, or None without a z-loss.
     """
     if not z_loss:
         return losses, None

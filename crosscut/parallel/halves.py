@@ -59,8 +59,8 @@ def start_sum(product: Tensor, mesh: ParallelMesh) -> Tensor:
 
 
 def summed_shape(x: Tensor, mesh: ParallelMesh) -> tuple[int, ...]:
-    """Return the dimensions, without the last one, of the sum that `start_sum` computes for a product of `x` [B, S, I]:
-    (B, S), or (B, S/T) under sequence parallelism.
+    """Return the shape, without the last dimension, of the sum that `start_sum` computes for a product of `x` [B, S,
+    I]: (B, S), or (B, S/T) under sequence parallelism.
     """
     parts = mesh.tensor.size if mesh.sequence_parallel else 1
     return tuple(size // parts if dim == SEQUENCE_DIM else size for dim, size in enumerate(x.shape[:-1]))

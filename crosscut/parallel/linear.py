@@ -124,8 +124,8 @@ class ColumnParallelLinear(nn.Module):
 
         If the output consists of several matrices whose blocks alternate (`num_matrices`), each matrix has its own
         adapter. Parameters: `adapter.down` [r, I] as Replicate, with the adapters of the matrices one after the other,
-        and `adapter.up` [O, r], placed like the weight. Each rank's gradient of `adapter.down` is partial. An adapter
-        sends nothing. Source: Hu et al. 2021, section 4.1.
+        and `adapter.up` [O, r], placed like the weight. Each rank's gradient of `adapter.down` is partial. The adapter
+        adds no communication. Source: Hu et al. 2021, section 4.1.
         """
         _freeze(self)
         place: Any = {"dtype": self.weight.dtype, "device": self.mesh.parameter_device}
@@ -188,8 +188,8 @@ class ColumnParallelLinears(nn.Module):
     """Several column-parallel layers with the same input. The input enters the parallel region only once.
 
     The input has the shape that `ColumnParallelLinear` expects. The output is a tuple of the layers' outputs, in the
-    order of the arguments. Each layer becomes a submodule with the name of its argument. Together, the layers send the
-    same messages as a single `ColumnParallelLinear`.
+    order of the arguments. Each layer becomes a submodule, named after its keyword argument. Together, the layers send
+    the same messages as a single `ColumnParallelLinear`.
     """
 
     def __init__(self, **layers: ColumnParallelLinear) -> None:
@@ -274,7 +274,7 @@ class RowParallelLinear(nn.Module):
         b. The adapter changes nothing until `adapter.up` differs from zero.
 
         Parameters: `adapter.down` [r, I] as Shard(1) and `adapter.up` [O, r] as Replicate. Each rank's gradient of
-        `adapter.up` is partial. An adapter sends nothing. Source: Hu et al. 2021, section 4.1.
+        `adapter.up` is partial. The adapter adds no communication. Source: Hu et al. 2021, section 4.1.
         """
         _freeze(self)
         place: Any = {"dtype": self.weight.dtype, "device": self.mesh.parameter_device}

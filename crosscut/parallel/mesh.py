@@ -62,7 +62,7 @@ class Sharding:
     replica: Axis | None
     """Axis along which ranks hold the same shard of different copies of the model. None if there is only one copy."""
     device_mesh: DeviceMesh
-    """Mesh of both axes, ("replica", "shard"), or of the shard axis alone if there is one copy."""
+    """Mesh of both axes, ("replica", "shard"), or of the shard axis alone if there is only one copy."""
     keeps_weights: bool
     """Whether a layer's gathered weights stay in memory until the backward pass has used them (ZeRO-2). If false, the
     gathered weights are released after each use of the layer (ZeRO-3).
@@ -92,7 +92,9 @@ class ParallelMesh:
     layout: Layout
     """Layout from which the mesh was made."""
     sequence_parallel: bool = False
-    """Whether the tensor ranks split the sequence between the layers (`Layout.splits_sequence`)."""
+    """Whether each tensor rank holds only a part of the sequence outside the parallel regions
+    (`Layout.splits_sequence`).
+    """
     pipeline: Axis | None = None
     """Ranks that share the model's layers, in stages; None if every rank has all layers."""
     ends: Axis | None = None
@@ -102,7 +104,7 @@ class ParallelMesh:
     channels: Channels | None = None
     """Channels to the neighbouring ranks of the pipeline; None without a pipeline."""
     sharding: Sharding | None = None
-    """Sharding of the model over the data ranks; None if every data rank holds a whole copy."""
+    """Sharding of the model over the data ranks; None if every data rank holds a whole copy of the model."""
     symmetric_memory: bool = False
     """Whether the tensor ranks use symmetric memory, so that products overlap piece by piece with messages (see the
     module `symmetric_memory`).

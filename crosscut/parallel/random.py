@@ -2,8 +2,8 @@
 
 *Weights*: a parameter's initial values depend only on the seed and the parameter's name, so every layout starts with
 the same values. The values are drawn in blocks along the dimension that the tensor axis cuts, so a tensor rank draws
-few more values than it keeps. (Exception: if the tensor axis cuts dimension 1 of a parameter, and data ranks share one
-copy of the model, each data rank draws all values of its tensor rank, and keeps only its own rows.)
+only a few more values than it keeps. (Exception: if the tensor axis cuts dimension 1 of a parameter, and data ranks
+share one copy of the model, each data rank draws all values of its tensor rank, and keeps only its own rows.)
 
 *Dropout*: outside the parallel regions, all tensor ranks must drop the same elements. Inside a parallel region, each
 rank drops different elements. There are therefore two random streams, one shared by the tensor ranks and one per rank.

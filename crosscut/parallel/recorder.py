@@ -67,8 +67,9 @@ collective that sends the same elements in one message, and to the position of t
 
 
 def comes_again(types: Sequence[type]) -> bool:
-    """Whether an operator with arguments of these types will come to the dispatch mode again. If an argument is a
-    distributed tensor, PyTorch calls the dispatch mode again with the operators on the local tensors.
+    """Whether PyTorch will pass an operator with arguments of these types to the dispatch mode again. If an argument is
+    a distributed tensor, PyTorch splits the operator into operators on the local tensors, and passes these to the
+    dispatch mode.
     """
     return any(issubclass(kind, DTensor) for kind in types)
 
@@ -83,14 +84,14 @@ class CollectiveRecorder(TorchDispatchMode):
 
     supports_higher_order_operators = True
     """Whether PyTorch may call this dispatch mode for higher-order operators. True, because compiled code uses such
-    operators to keep random states. The recorder does not record them.
+    operators to keep random states. The recorder does not record these operators.
     """
 
     def __init__(self, mesh: ParallelMesh) -> None:
         super().__init__()
         self.sent: list[Sent] = []
         self.element_bytes: list[int] = []
-        """Number of bytes per element, for each collective in the order of `sent`."""
+        """Number of bytes per element of each collective, in the order of `sent`."""
         self._sizes = {axis.group_name: axis.size for axis in mesh.groups}
         self._axis_of = {axis.group_name: axis.name for axis in mesh.groups}
         if mesh.channels is not None:

@@ -31,7 +31,7 @@ _ALL = slice(None)
 
 
 class _View(NamedTuple):
-    """Part of the queries and part of the keys between which one step computes attention."""
+    """Part of the queries and part of the keys. One step computes attention between these two parts."""
 
     queries: slice
     keys: slice
@@ -133,7 +133,7 @@ class _Merged:
 
 
 def _views(ring: _Ring, length: int, mask: Tensor | None) -> Iterator[_View]:
-    """Yield, for each step, the queries and keys between which this rank computes attention. In step i, the keys come
+    """For each step, yield the queries and keys for which this rank computes attention. In step i, the keys come
     from the rank that is i places before this rank. `length` is this rank's number of tokens.
     """
     axis = ring.axis

@@ -168,9 +168,9 @@ def _differs(hashes: Tensor, axis: Axis, *, also: Tensor | None = None) -> Tenso
 
 
 def _difference(parameter: Tensor | None, mesh: ParallelMesh, *, is_tied: bool) -> float:
-    """Return the largest difference between ranks that should agree, in any element of a parameter, relative to the
-    parameter's largest element. `parameter` is None on stages of a pipeline that do not hold the parameter. `is_tied`
-    is true if both the first and the last stage hold the parameter.
+    """Compare the ranks that should hold the same values of a parameter. Return the largest difference in any element,
+    divided by the largest finite absolute value in the parameter. `parameter` is None on stages of a pipeline that do
+    not hold the parameter. `is_tied` is true if both the first and the last stage hold the parameter.
     """
     apart = largest = 0.0
     axes, local = list[Axis](), torch.empty(0)
@@ -215,8 +215,8 @@ def _describe(mine: dict[str, tuple[int, bool]], mesh: ParallelMesh) -> Drift:
 
 
 def _same_ranks(layout: Layout, is_replicated: bool) -> list[list[int]]:
-    """Return the groups of ranks in which all ranks that hold a parameter should hold the same bits of it.
-    `is_replicated` is true for a parameter that the tensor axis does not cut.
+    """Group the ranks of the layout. All ranks of a group that hold a parameter should hold the same bits of the
+    parameter. `is_replicated` is true for a parameter that the tensor axis does not cut.
     """
     shared = (Role.OWNS, Role.CUTS) if is_replicated else (Role.OWNS,)
     distinct = [row.name for row in AXES if not (layout.holds_copies(row) or row.role in shared)]
@@ -254,8 +254,8 @@ class FirstRankNews:
         return earlier
 
     def settle(self, happened: bool) -> bool:
-        """Return whether the event has happened on the first rank, including the value that the previous call of
-        `pass_on` sent. Waits for the message. Every rank must call this method.
+        """Return true if the event has happened on the first rank, or if the previous call of `pass_on` sent true.
+        Waits for the message. Every rank must call this method.
         """
         earlier = self.pass_on(happened)
         return (self._read() or earlier) if self._group is not None else happened

@@ -46,8 +46,8 @@ def transfer_files(transfers: Sequence[Transfer], folder: Path, group: dist.Proc
 
 
 def share_sizes(size: int, group: dist.ProcessGroup | None = None) -> list[int]:
-    """Return the values of `size` of all ranks of the group, in the order of the ranks. Every rank must call this
-    function.
+    """Gather `size` from every rank of the group, and return the values in the order of the ranks. Every rank must call
+    this function.
     """
     if not dist.is_initialized() or dist.get_world_size(group) == 1:
         return [size]
@@ -98,7 +98,9 @@ def _receive(transfer: Transfer, path: Path, group: dist.ProcessGroup | None) ->
 
 
 def _parts(block: torch.Tensor, size: int) -> list[torch.Tensor]:
-    """Return one view of the buffer `block` for each block of a file of `size` bytes. The last view may be shorter."""
+    """Cut a file of `size` bytes into pieces as long as the buffer `block`, and return one view of the buffer for each
+    piece. The last view may be shorter.
+    """
     if not size:
         return []
     return [block[: min(len(block), size - start)] for start in range(0, size, len(block))]

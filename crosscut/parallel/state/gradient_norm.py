@@ -1,4 +1,4 @@
-"""Norm of all gradients of a model, gradient clipping, and the verdict on whether a step is finite.
+"""Norm of all gradients of a model, gradient clipping, and the verdict on whether all gradients are finite.
 
 The norm is the square root of the sum of all squares, and every element counts once. If an axis cuts a gradient, the
 squares are summed over the ranks of this axis. If ranks hold copies of a gradient, each rank counts its own copy, so

@@ -62,8 +62,8 @@ class GradientReducer:
     ) -> None:
         if mesh.sharding is not None:
             raise LayoutError(
-                "`GradientReducer` needs a mesh on which every data rank holds a whole copy, but this mesh shards the "
-                "model. Call `make_reducer`, which returns the right reducer."
+                "`GradientReducer` needs a mesh on which every data rank holds a whole copy of the model, but this "
+                "mesh shards the model. Call `make_reducer`, which returns the right reducer."
             )
         self.mesh = mesh
         self.parameters = [p for p in parameters if p.requires_grad]
@@ -121,7 +121,7 @@ class GradientReducer:
         if bucket.missing <= 0:
             raise RuntimeError(
                 "`GradientReducer.arm` must be followed by one backward pass and `finish`, but a second backward pass "
-                "has begun after gradients were sent. Arm the last backward pass of a step only."
+                "has begun after gradients were sent. Call `arm` only before the last backward pass of a step."
             )
         bucket.missing -= 1
         # Send buckets in a fixed order. Otherwise ranks on which different parameters lack a gradient would mix up

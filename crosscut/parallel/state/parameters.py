@@ -276,8 +276,8 @@ def gathered_over_data(tensor: Tensor) -> Tensor:
 
 
 def _gathered_over(cut: Cut, part: Tensor, like: DTensor) -> Tensor:
-    """Gather `part` over the axis of `cut`. `part` is cut in the same way as the tensor `like`, but the cuts that
-    follow `cut` in `cuts_of(like)` must already be undone.
+    """Gather `part` over the axis of `cut`. `part` is a part of a tensor that is cut in the same way as `like`. The
+    cuts that follow `cut` in `cuts_of(like)` must already be undone.
 
     The parts of the data ranks may differ in size, so they are padded for the message.
     """

@@ -31,8 +31,8 @@ def num_holders(like: Tensor) -> int:
 
 
 def taken(parts: Iterable[Tensor], like: Tensor) -> Tensor | None:
-    """Exchange `parts`, this rank's parts of several tensors, for one whole tensor. Returns None if there are fewer
-    tensors than ranks, so that this rank gets none.
+    """Exchange `parts`, this rank's parts of several tensors, for one whole tensor. Returns None if this rank gets no
+    tensor, because there are fewer tensors than ranks.
 
     The tensors have the shape of the distributed tensor `like` and are cut in the same way. There are at most
     `num_holders(like)` tensors. Every rank that holds parts must call this function. Communication: an all-to-all along
@@ -69,8 +69,8 @@ class _Level(NamedTuple):
     """Maximum number of tensors that each rank of the axis holds after the exchange."""
 
     def taken(self, held: list[Tensor], empty: Tensor) -> list[Tensor]:
-        """Exchange parts of all tensors for the joined parts of the tensors that this rank takes. `empty` has the
-        element type and the device of the tensors.
+        """Send this rank's parts to the ranks that take the tensors. Return the tensors that this rank takes, joined
+        along this axis. `empty` has the element type and the device of the tensors.
         """
         present = len(held)
         sent = empty.new_zeros(self.axis.size * self.number, *self._even_part())
@@ -83,8 +83,8 @@ class _Level(NamedTuple):
         return joined[: max(0, present - self.axis.rank * self.number)]
 
     def given_back(self, held: list[Tensor], empty: Tensor) -> list[Tensor]:
-        """Exchange the tensors that this rank has taken for this rank's parts of all tensors. `empty` has the element
-        type and the device of the tensors.
+        """Send back the tensors that this rank has taken, in parts, and return this rank's parts of all tensors.
+        `empty` has the element type and the device of the tensors.
         """
         sent = empty.new_zeros(self.axis.size, self.number, *self._even_part())
         for place, tensor in zip(sent.unbind(1), held, strict=False):

@@ -250,7 +250,7 @@ def _backward_twice() -> None:
 def test_a_second_backward_pass_after_the_armed_one_is_refused(ranks: RankPool) -> None:
     message = (
         r"^`GradientReducer.arm` must be followed by one backward pass and `finish`, but a second backward pass has "
-        r"begun after gradients were sent. Arm the last backward pass of a step only.$"
+        r"begun after gradients were sent. Call `arm` only before the last backward pass of a step.$"
     )
     with pytest.raises(RuntimeError, match=message):
         ranks.run(2, _backward_twice)

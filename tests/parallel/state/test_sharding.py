@@ -133,7 +133,7 @@ def _reduce_shares_as_copies() -> None:
 
 
 def test_buckets_of_whole_gradients_are_refused_where_they_are_shared(ranks: RankPool) -> None:
-    with pytest.raises(LayoutError, match="needs a mesh on which every data rank holds a whole copy, but this mesh"):
+    with pytest.raises(LayoutError, match="needs a mesh on which every data rank holds a whole copy of the model, but"):
         ranks.run(2, _reduce_shares_as_copies)
 
 
