@@ -21,8 +21,8 @@ def call(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
 
 
 class _Forgetful:
-    """Substitute for the context `ctx` of an autograd function if there is no backward pass. It discards the tensors
-    that the function saves.
+    """Substitute for the context `ctx` of an autograd function, used if there is no backward pass. It discards the
+    tensors that the function saves.
     """
 
     def save_for_backward(self, *_tensors: object) -> None:

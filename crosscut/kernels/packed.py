@@ -65,7 +65,7 @@ def is_faster_packed(num_tokens: int) -> bool:
 
 
 def packed(weight: Tensor) -> Tensor:
-    """Copy a float32 weight [O, I] on the CPU into the memory order in which oneDNN reads it. Only the products of
-    `PACKED` can read the copy.
+    """Copy a float32 CPU weight [O, I] into the memory order in which oneDNN reads it. Only the products of `PACKED`
+    can read the copy.
     """
     return onednn.packed(weight, num_tokens=_TOKENS)

@@ -14,7 +14,7 @@ the same way. Only elements below the normal range of the whole matrix can be ro
 | as a fraction of the matrix's largest element | e4m3  | e5m2  |
 |-----------------------------------------------|-------|-------|
 | smallest element that is always rounded alike | 2^-13 | 2^-28 |
-| largest difference below this element         | 2^-17 | 2^-31 |
+| largest rounding difference below that        | 2^-17 | 2^-31 |
 
 Shapes: N tokens (any leading dimensions), I in, O out.
 """
