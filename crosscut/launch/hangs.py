@@ -2,8 +2,8 @@
 
 A rank makes progress when it finishes a step, a batch of a validation pass or a request of an evaluation
 (`StopRequest.check`). The longest allowed time without progress, the *bound*, is `max(30 s, 5 x t)`, where t is the
-longest time between two recent signs of progress (the last 64). During the first two steps, which may compile the
-model, the bound is `_FIRST_BOUND`. A rank that writes a checkpoint makes progress as long as it writes bytes.
+longest of the last 64 times between one sign of progress and the next. During the first two steps, which may compile
+the model, the bound is `_FIRST_BOUND`. A rank that writes a checkpoint makes progress as long as it writes bytes.
 
 When the bound has passed, each rank writes its status next to its record: the Python stacks of its threads, and the
 last collectives in PyTorch's Flight Recorder. The lowest rank that has written a status then reads the records and

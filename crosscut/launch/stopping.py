@@ -95,7 +95,7 @@ class StopRequest:
     cannot handle signals, but the rank still votes in `check`.
 
     When the context ends, the previous signal handlers are restored. There is one exception: if the ranks have agreed
-    to stop and no error leaves the context, the process is about to end. It then ignores the signals from then on.
+    to stop and no error leaves the context, the process is about to end, so it ignores the signals from then on.
     """
 
     def __init__(self, signals: tuple[int, ...] = REQUESTS, told: Callable[[], None] | None = None) -> None:
