@@ -33,7 +33,7 @@ _Pair = tuple[tuple[str, str], list[int], list[int]]
 """Pair of texts (context and continuation), followed by the token ids of each text."""
 
 _LOG = logging.getLogger("lm_eval.crosscut")
-"""Child of lm-eval's logger, which is silent on all ranks except the first."""
+"""Logger for warnings to the user. As a child of lm-eval's logger, it is silent on all ranks except the first."""
 
 
 @register_model(MODEL)

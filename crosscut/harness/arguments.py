@@ -81,7 +81,8 @@ def _ranks(axis: str, given: Mapping[str, Any]) -> int:
 def refuse_chat_template() -> NoReturn:
     """Raise the `ConfigError` for `--apply_chat_template`."""
     raise ConfigError(
-        f"`--apply_chat_template` must be omitted with `--model {MODEL}`. Crosscut scores every text unchanged."
+        f"`--apply_chat_template` must be omitted with `--model {MODEL}`. Crosscut scores every text unchanged. Remove "
+        "`--apply_chat_template`."
     )
 
 
@@ -89,5 +90,5 @@ def refuse_cache() -> NoReturn:
     """Raise the `ConfigError` for `--use_cache` on several ranks."""
     raise ConfigError(
         f"`--use_cache` must be omitted if `--model {MODEL}` runs on several ranks. lm-eval gives each rank a cache of "
-        "its own, and ranks with different cached answers would wait for each other forever."
+        "its own, and ranks with different cached answers would wait for each other forever. Remove `--use_cache`."
     )

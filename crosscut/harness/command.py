@@ -62,7 +62,7 @@ def _asked(arguments: Sequence[str]) -> Any:
 
 
 def _do_on_rank(arguments: Sequence[str], _device: torch.device) -> None:
-    """Run lm-eval on one rank. All ranks except the first run silently."""
+    """Run lm-eval on one rank. Only the first rank prints anything."""
     if is_first_started():
         _do(arguments)
     else:
