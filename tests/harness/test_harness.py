@@ -429,10 +429,11 @@ def refusals_of(layout: Layout, folder: str) -> list[str]:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what lm-eval imports
 def test_a_cache_is_refused_on_several_ranks_and_a_chat_template_always(ranks: RankPool, model: Path) -> None:
     (one,) = ranks.run(1, refusals_of, Layout(), str(model))
-    assert one == [
+    template = (
         "`--apply_chat_template` must be omitted with `--model crosscut`. Crosscut scores every text unchanged. "
         "Remove `--apply_chat_template`."
-    ]
+    )
+    assert one == [template]
     cache = (
         "`--use_cache` must be omitted if `--model crosscut` runs on several ranks. lm-eval gives each rank a cache "
         "of its own, and ranks with different cached answers would wait for each other forever. Remove "
