@@ -54,7 +54,7 @@ class BatchSource(Protocol):
 
     @property
     def validation_bytes(self) -> int:
-        """Number of UTF-8 bytes that all validation targets have as text, over all ranks; 0 if they are not counted."""
+        """Number of UTF-8 bytes in the text of all validation targets, over all ranks; 0 if they are not counted."""
 
     def micro_batches(self, step: int) -> list[Batch]:
         """Return this data rank's share of the batch of a step, split into micro-batches."""
@@ -87,7 +87,9 @@ class _Training(Protocol[_Read]):
     """Training samples of a run."""
 
     def batch_from(self, first_sample: int, *, batch_size: int, rank: int, size: int) -> _Read:
-        """Return the slice of rank `rank`, out of `size` ranks, of the batch that starts at sample `first_sample`."""
+        """Return rank `rank`'s slice of the batch that starts at sample `first_sample`. The batch is split over `size`
+        ranks.
+        """
 
     def documents(self, index: int) -> list[tuple[str, int]]:
         """Return the documents of a sample."""
@@ -97,7 +99,7 @@ class _Validation(Protocol[_Read]):
     """Validation samples of a run."""
 
     def batches(self, *, batch_size: int, rank: int, size: int, limit: int) -> Iterator[_Read]:
-        """Yield the slice of rank `rank`, out of `size` ranks, of every batch. `limit` is the maximum number
+        """Yield rank `rank`'s slice of every batch. Batches are split over `size` ranks. `limit` is the maximum number
         of sequences; 0 means all sequences.
         """
 
@@ -143,7 +145,7 @@ class TokenBatches(ABC, Generic[_Rows]):
     @property
     @abstractmethod
     def validation_bytes(self) -> int:
-        """Number of UTF-8 bytes that all validation targets have as text, over all ranks; 0 if they are not counted."""
+        """Number of UTF-8 bytes in the text of all validation targets, over all ranks; 0 if they are not counted."""
 
     def micro_batches(self, step: int) -> list[Batch]:
         """Return this data rank's share of the batch of step `step`, split into micro-batches of shape [micro-batch
@@ -219,7 +221,7 @@ class Batches(TokenBatches[tuple[Ids, Ids]]):
 
     @cached_property
     def validation_bytes(self) -> int:
-        """Number of UTF-8 bytes that all validation targets have as text, over all ranks."""
+        """Number of UTF-8 bytes in the text of all validation targets, over all ranks."""
         return self.validation.num_bytes(self._tokens.tokenizer(), limit=self.run.training.validation_sequences)
 
 

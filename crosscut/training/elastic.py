@@ -107,7 +107,7 @@ class Restart:
 
     def record(self, folder: Path) -> None:
         """Append the restart to `restarts.jsonl`. Call this method when the new start has done its first step. A disk
-        error is ignored, as in the metrics.
+        error is ignored, as with the metrics.
         """
         values = dataclasses.asdict(self)
         last = values.pop("last_step_at")

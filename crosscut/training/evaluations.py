@@ -42,7 +42,7 @@ class Evaluations:
     """Evaluation tasks of a run's `[evaluation]` section. `tasks` is empty if the section names no file."""
 
     best_step = None
-    """None: the scores of evaluation tasks choose no checkpoint."""
+    """Always None, because the scores of evaluation tasks select no checkpoint."""
 
     def __init__(self, run: RunConfig, tokens: Tokens) -> None:
         """Read the texts of all tasks. Raises `ConfigError` or `DataError`."""

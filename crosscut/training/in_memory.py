@@ -33,7 +33,9 @@ class InMemory:
     """Newest complete checkpoint in memory, if it is newer than the checkpoints on disk."""
 
     def find(self) -> None:
-        """Look for the checkpoint on all machines, and copy the files that this machine lacks from other machines."""
+        """Look for the checkpoint on all machines. If files are missing on this machine, copy them from other
+        machines.
+        """
         if not self.run.checkpoint.in_memory:
             return
         folder = Path(self.run.output.folder)

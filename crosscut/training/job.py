@@ -263,7 +263,8 @@ def _note_waits(run: RunConfig, device: str) -> None:
 
 def _checkpoint_of(run: RunConfig, resume: Resume, memory: InMemory | None) -> tuple[GoodCheckpoint | None, str]:
     """Return the checkpoint from which the run resumes, and its place, `memory` or `disk`. For a new run, return None
-    and an empty place. Checkpoints that the run abandoned in a rollback are not used, and those on disk are removed.
+    and an empty place. Checkpoints that the run abandoned in a rollback are not used. If such checkpoints are on disk,
+    they are removed.
 
     Raises `CheckpointError` if all checkpoints are damaged, even with `resume="auto"`, because a new run would replace
     them.

@@ -202,8 +202,8 @@ class Loop:
         """Yield the chores that are due after the last launched step, in order: score the model, compare replicas,
         save.
 
-        The ranks may agree to stop before or during each score. No further score is then made, and a checkpoint is due.
-        The caller must therefore do each chore before it asks for the next one.
+        The ranks may agree to stop before or while the model is scored. The model is then not scored again, and a
+        checkpoint is due. The caller must therefore do each chore before it asks for the next one.
         """
         done, training = course.done, self.run.training
         last = done == training.steps

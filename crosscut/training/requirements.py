@@ -78,8 +78,9 @@ def require_no_conversations(folder: Path) -> None:
 
 
 def require_own_names(folder: Path) -> None:
-    """Raise `ConfigError` if the run needs a name in the output folder for a file or folder, but something of another
-    kind has this name. A folder in place of a file would end the run at its first step, and a FIFO would block the run.
+    """Raise `ConfigError` if something in the output folder has the name of a file or folder of the run, but is of
+    another kind. For example, a folder in place of a file would end the run at its first step, and a FIFO would block
+    the run.
     """
     for name in (*_FILES, *_FOLDERS):
         path, is_file = folder / name, name in _FILES

@@ -1,4 +1,4 @@
-"""Conditions under which a run may resume from a checkpoint, and messages about changes in the resumed run: a jump of
+"""Conditions under which a run may resume from a checkpoint, and messages about changes in the resumed run: a jump in
 the learning rate, a different z-loss, and the beginning or end of a moving average of the weights.
 """
 
@@ -135,8 +135,7 @@ def describe_new_average(run: RunConfig, manifest: Manifest) -> str:
     if is_there and not is_kept:
         return (
             f"The checkpoint of step {step} holds a moving average of the weights, but `optimizer.ema_decay` is 0. "
-            f"The run drops the average, and uses the last weights for scores, samples and checkpoints. To continue "
-            f"the "
-            "average, set `optimizer.ema_decay`."
+            "The run drops the average, and uses the weights of the last step for scores, samples and checkpoints. To "
+            "continue the average, set `optimizer.ema_decay`."
         )
     return ""

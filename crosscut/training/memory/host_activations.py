@@ -5,8 +5,8 @@ pass. The backward pass needs the tensors in reverse order. While the backward p
 needs next is copied back. On the CPU, tensors are copied without overlap.
 
 The host queues work long before the device runs it, so events on the device limit how far the copies run ahead. Before
-a layer runs, the copies to the host must have finished, except for the newest `_NUM_LEAVING` copies. A copy back starts
-only after the layer whose memory the copy may reuse has finished.
+a layer runs, the copies to the host must have finished, except for the newest `_NUM_LEAVING` copies. A copy back may
+reuse the memory of a layer that ran before, so it starts only after that layer has finished.
 """
 
 from collections import deque

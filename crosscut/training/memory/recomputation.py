@@ -85,7 +85,7 @@ class _Recipe(NamedTuple):
     make: Callable[..., Tensor]
     sources: tuple[Tensor, ...]
     versions: tuple[int, ...]
-    """Version counters of the sources at the time of the call."""
+    """Version counters of the inputs (`sources`) when the function was called."""
 
 
 @final

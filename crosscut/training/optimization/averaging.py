@@ -22,7 +22,7 @@ from crosscut.parallel import reshard
 from crosscut.parallel.state.parameters import local_part
 
 SCORED = "of the averaged weights"
-"""Phrase that marks a score or a generated sample as one of the averaged weights."""
+"""Phrase that says that a score or a generated sample comes from the averaged weights."""
 
 WARMUP = 10
 """Constant of the warm-up: after n steps, the decay is at most (1 + n) / (WARMUP + n)."""
@@ -63,9 +63,9 @@ class WeightAverage:
     def update(self, step: int) -> None:
         """Update the average with the weights after step `step`, counted from 0. The average must have begun.
 
-        Call this method after the optimizer's step, which waits until a checkpoint has copied the average. If the step
-        has not changed the weights, for example because of an overflow in float16, the average is updated with the
-        unchanged weights.
+        Call this method after the optimizer's step. (The optimizer's step waits until a checkpoint in progress has
+        copied the average.) If the step has not changed the weights, for example because of an overflow in float16, the
+        average is updated with the unchanged weights.
         """
         assert self.has_begun, "the average begins before the first step"
         torch._foreach_lerp_(*self._parts(), 1 - decay_after(step, self.decay))

@@ -26,11 +26,12 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 """PyTorch's names for the two moments: the moving averages of the gradient and of its square."""
 
 MOMENTUM = "momentum_buffer"
-"""PyTorch's name for the momentum, the only state of a parameter that Muon updates."""
+"""PyTorch's name for the momentum. If Muon updates a parameter, the momentum is the only state of the parameter."""
 
 STATE = (*MOMENTS, MOMENTUM)
-"""Names of all tensors with a parameter's shape in the optimizer's state. A parameter has either both moments or the
-momentum."""
+"""Names of all tensors in the optimizer's state that have the shape of their parameter. A parameter has either both
+moments or the momentum.
+"""
 
 
 class Piece(NamedTuple):

@@ -32,7 +32,7 @@ def learning_rate(step: int, *, config: OptimizerConfig, num_steps: int) -> floa
 
 def last_stable_step(config: OptimizerConfig, num_steps: int) -> int | None:
     """Return the number of steps before the decay of the schedule `wsd`; None for any other schedule. A run that
-    continues from a checkpoint of this step can be extended without a jump of the learning rate.
+    continues from a checkpoint of this step can be extended without a jump in the learning rate.
     """
     return num_steps - config.decay_steps if config.schedule is Schedule.WSD else None
 
@@ -41,7 +41,7 @@ _SETTINGS = ("schedule", "learning_rate", "min_learning_rate", "warmup_steps", "
 
 
 def describe_jump(done: int, *, saved: RunConfig, run: RunConfig) -> str:
-    """Return a message about a jump of the learning rate in a run that resumes after `done` steps. `saved` holds the
+    """Return a message about a jump in the learning rate in a run that resumes after `done` steps. `saved` holds the
     settings in the checkpoint, and `run` the settings of the resumed run. The message is empty if the learning rate of
     the next step stays the same.
     """

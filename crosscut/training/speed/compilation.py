@@ -141,7 +141,7 @@ class Compiler:
         self._copies: dict[types.FunctionType, types.FunctionType] = {}
 
     def compiled(self, function: Any) -> Callable[..., Tensor]:
-        """Return the function as compiled code. Calls of the result raise `TrainingError` as `run` does."""
+        """Return the function as compiled code. Calls to the result raise `TrainingError`, as `run` does."""
         return partial(self.run, "The loss", self.trace(function, self.make_graph))
 
     def trace(self, function: Any, make_graph: Callable[..., Any]) -> Callable[..., Tensor]:
@@ -171,8 +171,8 @@ class Compiler:
         return result
 
     def _own_copy(self, function: Any) -> types.FunctionType:
-        """Copy the function with a new code object for this model. PyTorch limits the number of graphs per code object,
-        and otherwise all models in a process would share this limit.
+        """Copy the function with a new code object for this model. PyTorch limits the number of graphs per code object.
+        Without the copy, all models in a process would share this limit.
         """
         if function not in self._copies:
             self._copies[function] = types.FunctionType(

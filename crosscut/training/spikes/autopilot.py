@@ -83,7 +83,7 @@ class Autopilot:
         self._news: FirstRankNews | None = None
         self._returned_to: int | None = None
         """Number of steps done in the state to which the run rolled back last. A spike right after this rollback is a
-        reason to leave out more batches. It is no sign of damage in the state.
+        reason to leave out more batches. It does not mean that the state is damaged.
         """
 
     @property
@@ -269,8 +269,8 @@ class Autopilot:
             return ""
         return (
             f"A run may roll back at most {MOST_SPIKES} times and leave out at most {most:,} sequences "
-            f"({MOST_SHARE:.0%} of the run), but this would be rollback {number} and {left_out:,} sequences, so the "
-            "run stops. A checkpoint of the state before the spike is written. Look at the files in "
+            f"({MOST_SHARE:.0%} of the run), but this would be rollback {number}, with {left_out:,} sequences left "
+            "out in all, so the run stops. A checkpoint of the state before the spike is written. Look at the files in "
             f"`{self.folder / SPIKES_FOLDER}`, then lower `optimizer.learning_rate` or set training.on_spike=off, and "
             "run again with --resume auto."
         )

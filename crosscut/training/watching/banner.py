@@ -147,7 +147,7 @@ def facts_panel(title: str, rows: Iterable[tuple[str, str | Text]]) -> Panel:
 
 
 def short(number: float, letters: tuple[tuple[float, str], ...]) -> str:
-    """Format a number with three digits and a unit letter, such as 812k, 2.6M or 8.3B."""
+    """Format a number with up to three significant digits and a unit letter, such as 812k, 2.6M or 8.3B."""
     number = float(f"{number:.3g}")  # so that 999,999 is 1M
     size, letter = next(((size, letter) for size, letter in letters if number >= size), (1.0, ""))
     return f"{number / size:.3g}{letter}"

@@ -102,7 +102,7 @@ def _module_at(file: str, line: int) -> str:
 
 @lru_cache
 def _modules_in(file: str) -> list[tuple[int, int, str]]:
-    """First line, last line and name of the modules and autograd functions in a file of this package."""
+    """First line, last line and name of each module and autograd function in a file of this package."""
     found = sys.modules.get(".".join([PACKAGE.name, *Path(file).relative_to(PACKAGE).with_suffix("").parts]))
     classes = [
         kind

@@ -51,8 +51,8 @@ class Throughput:
         )
 
     def rates(self, seconds: float, *, num_tokens: int) -> dict[str, float]:
-        """Return tokens per second, model FLOP/s and utilisation (0 to 1) of training on `num_tokens` tokens, over all
-        ranks, in `seconds` seconds.
+        """Return tokens per second, model FLOP/s and utilisation (0 to 1), if all ranks together train on `num_tokens`
+        tokens in `seconds` seconds.
         """
         tokens_per_second = num_tokens / seconds
         flops_per_second = tokens_per_second * self.flops_per_token

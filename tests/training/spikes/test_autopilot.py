@@ -186,7 +186,7 @@ def test_beyond_the_bound_the_run_stops_with_a_checkpoint_of_the_good_state(rank
     run = run_with(*SKIP, "training.steps=20")  # a tenth of the run is two batches
     (result,) = train(ranks, run, {BAD: math.nan}, share=0.1)
     assert (
-        "leave out at most 8 sequences (10% of the run), but this would be rollback 1 and 32 sequences"
+        "leave out at most 8 sequences (10% of the run), but this would be rollback 1, with 32 sequences left"
         in result["error"]
     )
     assert [read_manifest(f).progress.step for f in list_checkpoints(run.checkpoints_folder)] == [4, 8, 10]
