@@ -352,8 +352,9 @@ class FirstRankLine(Generic[_T]):
 
 
 def gather_to_first(value: object) -> list[Any] | None:
-    """Return, on the first rank, the values of all ranks, in the order of the ranks. On the other ranks, return None.
-    Every rank must call this function. The values are pickled, so use this function for inspection, not for training.
+    """Gather `value` from every rank. On the first rank, return the values in the order of the ranks. On the other
+    ranks, return None. Every rank must call this function. The values are pickled, so use this function for inspection,
+    not for training.
     """
     first = dist.get_rank() == 0
     gathered: list[Any] | None = [None] * dist.get_world_size() if first else None

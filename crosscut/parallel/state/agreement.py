@@ -105,9 +105,9 @@ def find_drift(parameters: Mapping[str, Tensor], mesh: ParallelMesh) -> Drift | 
 
 
 def _any_differs(hashes: Tensor, mesh: ParallelMesh, *, replicated: list[int], tied: list[int]) -> bool:
-    """Whether any hash differs along an axis along which it should be equal. All ranks get the same answer.
-    `replicated` lists the indices of the parameters that the tensor axis does not cut. `tied` lists the indices of the
-    parameters that the first and the last stage of a pipeline both hold.
+    """Whether ranks that should have equal hashes differ in any hash. All ranks get the same answer. `replicated` lists
+    the indices of the parameters that the tensor axis does not cut. `tied` lists the indices of the parameters that the
+    first and the last stage of a pipeline both hold.
     """
     drifted = torch.zeros((), dtype=torch.bool, device=hashes.device)
     if mesh.copies is not None:

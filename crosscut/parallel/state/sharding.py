@@ -229,7 +229,7 @@ class ShardedStageReducer:
         """Do nothing: no backward pass sends gradients."""
 
     def finish(self) -> None:
-        """Sum the gradients of all units over the shard group, and over the copies of the model, and release the
+        """Sum the gradients of all units over the shard group and over the copies of the model. Then release the
         gathered weights.
         """
         self._set_last(True)
