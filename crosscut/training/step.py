@@ -67,8 +67,9 @@ class Trainer:
         self.compiler = make_compiler(run, mesh)
         separates = mesh.pipeline is not None and run.layout.schedule is PipelineSchedule.ZERO_BUBBLE
         self.deferral = Deferral() if separates else None
-        """Deferral of weight gradients; None unless a pipeline's schedule computes them separately from the other
-        gradients."""
+        """Deferral of weight gradients, if a pipeline's schedule computes them separately from the other gradients;
+        otherwise None.
+        """
         self.model = self._make_model(loss_chunk_tokens)
         enable_symmetric_memory(mesh)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -127,8 +128,8 @@ class Trainer:
     @property
     def more_state(self) -> dict[str, dict[str, Tensor]]:
         """State that checkpoints store besides the model and the optimizer: the tensors of the loss scale under
-        `loss_scale`, and the average of the weights under `AVERAGE`. Without a loss
-        scale or without an average, the key is missing. The tensors are live, not copied.
+        `loss_scale`, and the average of the weights under `AVERAGE`. Without a loss scale or without an average, the
+        corresponding key is missing. The tensors are live, not copied.
         """
         state = {} if self.loss_scale is None else {"loss_scale": self.loss_scale.state()}
         return state if self.average is None else {**state, AVERAGE: self.average.tensors}

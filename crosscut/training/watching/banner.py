@@ -21,7 +21,7 @@ from crosscut.training.optimization.averaging import SCORED
 from crosscut.training.watching.forecast import expected_seconds
 
 COUNTS = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
-"""Unit letters for `short`, for parameters and tokens."""
+"""Unit letters with which `short` formats numbers of parameters and tokens."""
 
 
 def print_banner(

@@ -36,8 +36,8 @@ class _Origin(NamedTuple):
 
 
 def explain_non_finite(failure: NonFiniteError, trainer: Trainer, batches: BatchSource) -> TrainingError:
-    """Return the error that tells the user where the loss or the gradient of a step stopped being finite. Every rank
-    must call this function.
+    """Return the error that tells the user where the first non-finite value of a step appeared. Every rank must call
+    this function.
 
     The step is repeated with the same dropout and weights. The origin is the first module with an input or output that
     is not finite on at least one rank. If all inputs and outputs are finite, the origin is the non-finite parameter

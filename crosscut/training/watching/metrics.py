@@ -139,8 +139,9 @@ class Metrics:
 
     @contextmanager
     def _disk_errors_told(self, lost: str) -> Iterator[None]:
-        """Print disk errors instead of raising them, once for rows (`_ROWS`) and once for scalars (`_SCALARS`). If the
-        disk is full, metrics are lost, but the run continues. Only a failed checkpoint may stop the run.
+        """Print disk errors instead of raising them: the first one for rows (`_ROWS`) and the first one for scalars
+        (`_SCALARS`). If the disk is full, metrics are lost, but the run continues. Only a failed checkpoint may stop
+        the run.
         """
         try:
             yield
