@@ -208,7 +208,7 @@ def _share_prepared(prepare: Callable[[], _T], *, is_plain: bool) -> _T:
 
 
 def _share_plain(outcome: object) -> object:
-    """Return the first rank's value or error on every rank, sent as JSON."""
+    """Send the first rank's value or error to every rank as JSON, and return it on every rank."""
     error = outcome.error if isinstance(outcome, _Failed) else None
     told = {"kind": type(error).__name__, "text": str(error)} if error else {"value": outcome}
     told = share_json_from_first(told)
