@@ -61,7 +61,8 @@ def write_report(run: RunConfig, model: GPT, samples: RunSamples, outcome: Outco
     """Write the report of a run and print its summary, on the first rank. All ranks generate the samples, if
     `output.sample_tokens` is above 0. Every rank must call this function.
 
-    Returns the reason why a file could not be written, on the first rank; empty if all files are written.
+    Returns an empty text if all files are written. Otherwise, the first rank returns the reason why a file could not be
+    written.
     """
     folder = Path(run.output.folder)
     texts = _samples(run, model, samples.tokens)
