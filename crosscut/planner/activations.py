@@ -60,7 +60,7 @@ def activations_of(layer: Layer, run: Planned, target: Target, mode: str) -> tup
 
 
 def _cast_weights(layer: Layer, run: Planned) -> int:
-    """Bytes of the copy of a layer's weights in the compute type. 0 if the weights are stored in the compute type.
+    """Bytes of a layer's cast weights, which are a copy in the compute type. 0 if the weights are stored in this type.
 
     The result is also 0 if the data ranks shard the weights, because the gathered weights have the compute type and
     count as buffers.

@@ -23,8 +23,8 @@ class Candidate(NamedTuple):
     optimizer: OptimizerConfig = OptimizerConfig()
     mask_fraction: float = MASKED_FRACTION
     pipeline_rank: int = 0
-    """Position along the pipeline of the rank that is forecast, from 0. The ranks of a pipeline hold different layers,
-    so their forecasts differ."""
+    """Pipeline position of the rank to forecast, from 0. The ranks of a pipeline hold different layers, so their
+    forecasts differ."""
 
     @classmethod
     def of(cls, run: "Planned", precision: str) -> "Candidate":

@@ -26,12 +26,12 @@ def flops_per_step(run: Planned, *, recompute: bool = False) -> int:
 
 
 def recomputed_flops_per_step(run: Planned, *, compiled: bool = False) -> int:
-    """FLOPs that recomputation repeats in one step, over all ranks that run the same layers.
+    """FLOPs that recomputation repeats in one step, over all ranks. In a pipeline, the result covers only the layers of
+    one pipeline rank (`Candidate.pipeline_rank`).
 
     The count depends on `training.recompute`. With "full", a `compiled` layer repeats all products, and an uncompiled
     layer repeats only the products on which its saved values depend. "selective" repeats the scores and the weighted
-    values. "operators" and "none" repeat no product. In a pipeline, the result covers the layers of one rank of the
-    pipeline (`Candidate.pipeline_rank`).
+    values. "operators" and "none" repeat no product.
     """
     length = run.training.sequence_length
     per_token = 0

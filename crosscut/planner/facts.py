@@ -147,7 +147,7 @@ def _of_context(candidate: Candidate) -> dict[str, Any]:
 
 def _of_stages(plan: Plan) -> dict[str, Any]:
     """Facts about the stages of a pipeline: the number of layers of each stage, the pipeline rank whose memory is
-    given, and the bubble as a share of the rest of the step. Empty without a pipeline.
+    given, and the ratio of the bubble to the rest of the step. Empty without a pipeline.
     """
     if plan.candidate.layout.pipeline == 1:
         return {}

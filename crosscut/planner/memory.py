@@ -104,8 +104,8 @@ def forecast_instants(run: Planned, *, device: Device = "cuda") -> list[MemoryFo
 
 
 def _instants(run: Planned, device: Device, capability: tuple[int, int]) -> Iterator[MemoryForecast]:
-    """Yield the forecast at each instant of a step. In a pipeline, the instants are those of the backward passes during
-    which the rank holds most, and those at the end of the step.
+    """Yield the forecast at each instant of a step. In a pipeline, these are the instants of the backward passes during
+    which the rank holds the most bytes, and the instants at the end of the step.
     """
     known_vocab_size(run.model)
     whole = describe(run.model)
@@ -226,7 +226,7 @@ def _share(part: LocalParameter, shares: int) -> int:
 
 @lru_cache(maxsize=16384)
 def _first(decoder: Decoder, number: int, every: int) -> tuple[Counter[Layer], Counter[Layer]]:
-    """Number of recomputed layers and of other layers of each kind, among the first `number` layers.
+    """Count the recomputed layers of each kind, and the other layers of each kind, among the first `number` layers.
 
     Every `every`-th layer of the whole model is recomputed, starting with the first layer. If `every` is 0, no layer is
     recomputed.
@@ -279,8 +279,8 @@ class _Step:
             + sum(value.bytes(self.target) for step in ends for value in step.keeps)
             + self.between * (not decoder.is_last)
         )
-        """Bytes of activations saved outside of the layers: by the embedding and the final norm, the output of a stage,
-        and activations whose copy to the host is not finished."""
+        """Bytes of activations saved outside of the layers: those of the embedding and the final norm, the output of a
+        stage, and the activations whose copy to the host is not finished."""
 
     def during(self, flight: Flight, steps: Sequence["_Step"]) -> "_Step":
         """Return a copy of this step during the backward pass `flight` of a pipeline. The copy includes the bytes that
@@ -374,14 +374,14 @@ class _Step:
         return sum(number * bytes_of(self.layers[layer]) for layer, number in kinds.items())
 
     def _from(self, first: int, elements_of: Callable[[_LayerState], int], until: int | None = None) -> int:
-        """Sum the elements that `elements_of` returns over the layers from `first` to `until` - 1, by default to the
-        last layer.
+        """Sum the results of `elements_of` over the layers `first` to `until` - 1. If `until` is None, the sum includes
+        all layers from `first` on.
         """
         kinds = Counter(self.decoder.layers[first:until]) if first or until is not None else self.decoder.kinds
         return self._sum(kinds, elements_of)
 
     def passes(self) -> list[MemoryForecast]:
-        """Forecast the bytes at each instant of the passes at which memory may peak, in order of time."""
+        """Forecast the bytes at the instants during the passes at which memory may peak, in order of time."""
         last = len(self.decoder.layers) - 1
         repeated = [place for place, i in enumerate(self.decoder.indexes) if self.every and i % self.every == 0]
         ends = (last, max(repeated, default=0), min(1, last), 0)  # layer 0 gathers no other layer ahead
@@ -511,8 +511,8 @@ class _Step:
         return self.device == "cuda" and "optimizer" in self.run.training.offload
 
     def _held(self, layer: int) -> tuple[int, int]:
-        """Bytes of cast weights, and bytes of saved activations, that the rank holds in the layers 0 to `layer`,
-        outside of the layers, and for the other passes.
+        """Bytes of cast weights, and bytes of saved activations. Both count the layers 0 to `layer`, the parts of the
+        model outside of the layers, and the other passes.
         """
         weights, activations = self._held_by_layers(layer)
         return weights + self.others.weights, activations + self.others.activations

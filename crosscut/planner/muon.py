@@ -20,15 +20,16 @@ from crosscut.planner.messages.sharding import shard_axis
 from crosscut.planner.stages import part_of
 
 MUON_BYTES = 52
-"""Bytes per parameter in float32 that Muon reads and writes on the rank's own part, without the orthogonalization:
-three operators that read two tensors and write one, and two operators that read one tensor and write one."""
+"""Bytes per float32 element that Muon reads and writes on the rank's own part of a parameter, without the
+orthogonalization: three operators that read two tensors and write one, and two operators that read one tensor and write
+one."""
 MUON_KERNELS = 12
 """Kernels of one parameter's update, excluding the products that orthogonalize the update."""
 
 
 def muon_parameters(run: Planned) -> Counter[Parameter]:
-    """Parameters of one rank that Muon updates, with the number of equal parameters; empty without Muon. In a pipeline,
-    these are the parameters of the stages of rank `Candidate.pipeline_rank`.
+    """Parameters on one rank that Muon updates, and how many equal parameters there are of each; empty without Muon. In
+    a pipeline, these are the parameters of the stages of rank `Candidate.pipeline_rank`.
     """
     return _matrices(part_of(run)) if run.optimizer.matrices is MatrixOptimizer.MUON else Counter()
 

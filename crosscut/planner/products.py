@@ -24,8 +24,8 @@ from crosscut.config.precision import PRECISIONS
 from crosscut.planner.hardware import Hardware, MeasuredProduct
 
 _TILE = 128
-"""Rows and columns of the tile of the result that one multiprocessor computes at a time, as usual in cuBLAS and
-CUTLASS."""
+"""Number of rows, and of columns, of a tile: the part of the result that one multiprocessor computes at a time. The
+size is usual in cuBLAS and CUTLASS."""
 _LEAST_K = 512
 """Smallest k of one part of a product that is split along k."""
 

@@ -85,7 +85,7 @@ class StepTime:
 
     @property
     def bubble_share(self) -> float:
-        """Bubble as a share of the rest of the step; 0 without a pipeline."""
+        """Ratio of the bubble to the rest of the step; 0 without a pipeline."""
         return self.bubble / (self.compute + self.exposed)
 
 
@@ -127,7 +127,7 @@ class _Layer:
         return products + self.attention[1] + self.passes[1]
 
     def repeated(self, mode: str) -> tuple[float, float, float]:
-        """Seconds that recomputation in this mode adds by repeating products, attention and passes over memory."""
+        """Seconds that recomputation in this mode adds: for products, for attention, and for passes over memory."""
         if mode == Recompute.FULL:
             return self.forward_products - self.not_repeated, self.attention[0], self.passes[0]
         if mode == Recompute.SELECTIVE:
@@ -144,7 +144,7 @@ class _Layers:
         again = decoder.recomputed(recomputation_step(run))
         repeated = [(again[layer], timed[layer].repeated(run.training.recompute)) for layer in decoder.kinds]
         self.again = tuple(sum(count * seconds[i] for count, seconds in repeated) for i in range(3))
-        """Seconds that all layers take to repeat products, attention and passes for recomputation."""
+        """Seconds that recomputation adds over all layers: for products, for attention, and for passes over memory."""
 
     def total(self, seconds: Callable[[_Layer], float]) -> float:
         """Sum over all layers."""
@@ -323,11 +323,11 @@ def _transfer(exchanges: Iterable[Exchange]) -> float:
 
 
 def bubble_share(stages: int, micro_batches: int, *, chunks: int = 1) -> float:
-    """Waiting time of a pipeline as a share of its computing time: (p - 1) / (v m).
+    """Ratio of the waiting time of a pipeline to its computing time: (p - 1) / (v m).
 
-    `stages` is p, `micro_batches` is m, and `chunks` is v, the number of parts into which each stage cuts its layers.
-    Source: Narayanan et al. 2021 (arXiv 2104.04473, section 2.2). This formula assumes equal stages and messages that
-    take no time. `step_time` simulates the schedule instead.
+    `stages` is p, the number of pipeline ranks. `micro_batches` is m, and `chunks` is v, the number of stages of each
+    rank. Source: Narayanan et al. 2021 (arXiv 2104.04473, section 2.2). This formula assumes equal stages and messages
+    that take no time. `step_time` simulates the schedule instead.
     """
     return (stages - 1) / (chunks * micro_batches)
 

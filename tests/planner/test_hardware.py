@@ -132,7 +132,7 @@ def test_a_name_that_means_the_most_common_device_fits_others_too(name: str, oth
             "nowhere.toml",
             (
                 "`--gpu` must name a known device or a device file, but the file `nowhere.toml` cannot be read. "
-                "`crosscut plan --calibrate FILE` writes a device file."
+                "Check the path, or write a device file with `crosscut plan --calibrate FILE`."
             ),
         ),
     ],

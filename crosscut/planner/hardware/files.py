@@ -65,8 +65,8 @@ def read_hardware(path: Path) -> Hardware:
         text = read_small(path)
     except (OSError, UnicodeDecodeError):
         raise ConfigError(
-            f"`--gpu` must name a known device or a device file, but the file `{path}` cannot be read. `crosscut plan "
-            "--calibrate FILE` writes a device file."
+            f"`--gpu` must name a known device or a device file, but the file `{path}` cannot be read. Check the "
+            "path, or write a device file with `crosscut plan --calibrate FILE`."
         ) from None
     try:
         table = parse_toml(text)
@@ -77,7 +77,7 @@ def read_hardware(path: Path) -> Hardware:
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ConfigError(
             f"`{path}` must describe a device like the TOML files in `crosscut/planner/hardware`, but reading it "
-            f"raised {error!r}. `crosscut plan --calibrate FILE` writes such a file."
+            f"raised {error!r}. Write the file again with `crosscut plan --calibrate FILE`."
         ) from None
 
 
@@ -198,8 +198,9 @@ def other_matches(name: str) -> list[str]:
 
 
 def _matching(name: str) -> list[str]:
-    """Names of the known devices that equal `name` or, if no name does, those that begin with `name`. The comparison
-    ignores "NVIDIA" at the start, upper and lower case, dashes, underscores and spaces.
+    """Names of known devices that match `name`: the device with exactly this name or, if there is none, all devices
+    whose names begin with `name`. The comparison ignores "NVIDIA" at the start, upper and lower case, dashes,
+    underscores and spaces.
     """
     wanted = _plain(name)
     exact = [key for key in KNOWN_HARDWARE if _plain(key) == wanted]

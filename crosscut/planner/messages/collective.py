@@ -10,7 +10,7 @@ Axis = Literal["tensor", "data", "shard", "replica", "context", "tokens", "pipel
 """Axis of a collective. If the data ranks form several groups, and each group shards one copy of the model, the axis
 `data` has two parts: `shard` is the axis inside a group, and `replica` is the axis across the groups. The axis `tokens`
 joins the data and the context ranks; if these ranks shard one copy of the model, this axis is called `shard`. The axis
-`ends` has the first and the last rank of a pipeline; with two ranks, this axis is called `pipeline`."""
+`ends` has the first and the last rank of a pipeline; in a pipeline of two ranks, this axis is called `pipeline`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ other rings, which send at the same time:
     bandwidth = min(bandwidth inside the node, g x bandwidth of one adapter)
 
 All groups of an axis wait for the slowest group. If one group spans two nodes, all groups of its axis therefore count
-as spanning nodes, and g is the smallest number of ranks that any group has in a node. Unsharded gradients are sent in
-buckets, and each bucket takes all the steps of a ring.
+as spanning nodes, and g is the smallest number of ranks that one group has in one node, over all groups and all nodes
+that they use. Unsharded gradients are sent in buckets, and each bucket takes all the steps of a ring.
 
 If a message overlaps with a product, the step waits only for the time by which the message takes longer than the
 product (docs/speed.md). The stages of a pipeline send to their neighbours. If one pipeline spans two nodes, every
@@ -94,7 +94,7 @@ def _steps(operation: Operation, num_ranks: int) -> int:
 
 @lru_cache(maxsize=4096)
 def fewest_in_a_node(stride: int, size: int, *, per_node: int, ranks: int) -> int:
-    """Smallest number of ranks that any group has in any node that the group uses.
+    """Smallest number of ranks that one group has in one node, over all groups and all nodes that they use.
 
     `ranks` ranks form groups of `size` ranks. The ranks of a group are `stride` apart, and a node has `per_node` ranks.
     If every group fits into one node, the result is `size`. Every group fits if there is only one node, or if each node
@@ -110,7 +110,7 @@ def fewest_in_a_node(stride: int, size: int, *, per_node: int, ranks: int) -> in
 
 
 def _num_messages(collective: Collective, bucket_bytes: int | None) -> int:
-    """Number of messages of one collective: the number of buckets for gradients, otherwise 1."""
+    """Number of messages of one collective. For gradients, this is the number of buckets; otherwise 1."""
     if collective.overlap is not Overlap.BUCKETS or bucket_bytes is None:
         return 1
     return ceil(collective.elements * collective.element_bytes / bucket_bytes)
@@ -225,8 +225,9 @@ def _tensor_waits(collective: Collective, each: float, run: Planned, beside: Bes
 def _shift_waits(collective: Collective, each: float, beside: Beside) -> float:
     """Seconds that the step waits for one message of ring attention.
 
-    While a message arrives, the rank attends to one of C blocks of keys and values, with C context ranks. All blocks
-    take the same time. In the backward pass, the gradients of keys and values travel as well, over the same link.
+    While a message arrives, the rank attends to one of C blocks of keys and values, where C is the number of context
+    ranks. All blocks take the same time. In the backward pass, the gradients of keys and values travel as well, over
+    the same link.
     """
     forward, backward = beside.layer_attention
     hidden = forward if collective.phase == Phase.FORWARD else backward / 2

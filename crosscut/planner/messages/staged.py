@@ -21,8 +21,9 @@ _PHASES = {
 
 
 def stage_messages(run: Planned, target: Target) -> list[Collective]:
-    """Tensors that a rank of a pipeline sends to other stages in one step: for each micro-batch [b, s, h] (sequences,
-    tokens, hidden size), or only this rank's part of it if the sequence is split. Empty without a pipeline.
+    """Tensors that a rank of a pipeline sends to other stages in one step. The tensor of a micro-batch is [b, s, h]
+    (sequences, tokens, hidden size). If the sequence is split, the rank sends only its own part of this tensor. Empty
+    without a pipeline.
     """
     if run.layout.pipeline == 1:
         return []

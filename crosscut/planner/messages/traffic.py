@@ -161,7 +161,7 @@ def _of_layers(decoder: Decoder, target: Target, M: int, repeats: Repeats) -> tu
     adds one all-reduce to the forward pass, and the output projection adds one to the backward pass. With a split
     sequence, a reduce-scatter ends each parallel region and an all-gather starts the next one (Korthikanti et al. 2022,
     section 4.2.2); the backward pass swaps the two and gathers the input of each region once more. With full
-    recomputation, the recomputed layers repeat their forward messages, and compiled layers repeat even the last one.
+    recomputation, the recomputed layers repeat their forward messages. Compiled layers also repeat their last message.
     With selective recomputation, uncompiled layers repeat the messages of attention.
     """
     again = decoder.recomputed(repeats.every if repeats.has_messages else 0)
@@ -268,8 +268,9 @@ def _totals(run: Planned) -> list[Collective]:
     The tensor ranks sum the squared gradients of sharded parameters for the gradient norm; data ranks that shard one
     copy sum the squares of their shards. Both sums are float64. The data ranks sum the number of target tokens (and, if
     the model predicts the order of segments, the number of pairs in the same message). The ranks of a pipeline sum the
-    squares of all stages. At the end of the step, the data ranks sum the loss and the verdict whether the step is
-    finite. The ranks of a pipeline sum both as well, because only the last stage has the loss.
+    squares of all stages. At the end of the step, the data ranks sum the loss, and a verdict that tells whether every
+    rank's gradients are finite. The ranks of a pipeline also sum the loss and the verdict, because only the last stage
+    has the loss.
     """
     all_reduce, num_counts = _once_per_step(run), 1 + run.model.sentence_order
     over_tokens = partial(all_reduce, axis=token_axis(run.layout), ranks=run.layout.data * run.layout.context)

@@ -27,7 +27,7 @@ RATIO_WITHIN = 0.15
 
 
 class RatioError(NamedTuple):
-    """Published and forecast ratio of a row of a table to the previous row."""
+    """Ratio of a table's row to the previous row, as published and as forecast."""
 
     published: float
     ours: float
@@ -39,7 +39,7 @@ class RatioError(NamedTuple):
 
 
 def ratio_errors(rows: tuple[TorchtitanRow, ...], forecast: list[float]) -> list[RatioError]:
-    """Published and forecast ratio of each row of a table to the previous row, starting with the second row."""
+    """Ratio of each row of a table to the previous row, from the second row on, as published and as forecast."""
     published = ratios([row.tokens_per_second for row in rows])
     return [RatioError(*pair) for pair in zip(published, ratios(forecast), strict=True)]
 

@@ -35,7 +35,7 @@ MODELS = {
         "mlp_size": 53_248,
     },
 }
-"""Fields of the models, by number of parameters."""
+"""Fields of the models, keyed by number of parameters."""
 
 TORCHTITAN_PROGRAM = Program(compiled=True, repeats_last=True, repeats_keys=True, overlaps_context=False)
 """Properties of torchtitan with PyTorch's `context_parallel`: compiled layers, and keys and values that are repeated
@@ -48,7 +48,7 @@ class TorchtitanRow(NamedTuple):
     """Row of one of torchtitan's tables."""
 
     model: str
-    """Number of parameters, the key of a Llama 3.1 model."""
+    """Key of the model in `MODELS`: its number of parameters."""
     tokens_per_second: float
     """Published tokens per second of one GPU."""
     sequence_length: int

@@ -14,8 +14,8 @@ from crosscut.planner.search.plans import Plan
 from crosscut.planner.stages import stage_sizes
 
 _WORTHWHILE = 0.99
-"""Longest time that a step may take with another cut, as a share of its time with the default cut. If the gain is
-smaller, a plan keeps the default cut, which needs no setting."""
+"""Longest time that a step may take with another cut, as a share of its time with the default cut. If the step takes
+longer, the plan keeps the default cut, which needs no setting."""
 _MOST_RECEIVERS = 4
 """Number of stages that are tried as receivers of a layer."""
 

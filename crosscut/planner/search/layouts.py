@@ -37,11 +37,11 @@ from crosscut.planner.time import step_time
 
 
 def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
-    """Search the layouts of `run` on `num_ranks` devices. From the layout of `run`, the search keeps only the context
-    ranks, the way of their attention, and `layout.symmetric_memory`.
+    """Search the layouts of `run` on `num_ranks` devices. Of the layout of `run`, the search keeps only the number of
+    context ranks, their attention algorithm, and `layout.symmetric_memory`.
 
     Raises `ConfigError` if no layout is possible. Examples are a `num_ranks` out of range, a precision that the device
-    does not have, a `training.device` that is not the kind of the hardware, and a batch that no layout can divide.
+    does not support, a `training.device` that is not the kind of the hardware, and a batch that no layout can divide.
     """
     require_ranks(hardware, num_ranks)
     run = resolve(run, device=hardware.device, precision=hardware.fast_precision).config

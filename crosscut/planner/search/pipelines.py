@@ -55,8 +55,9 @@ def search_pipelines(
 
     A layout is kept if it is among the `MOST_PIPELINES` fastest of all layouts. The search tries
 
-    - the schedules 1F1B, 1F1B with the smallest and the largest number of stages per rank that divides the layers of a
-      rank (if the micro-batches are a multiple of the ranks), and zero bubble (if layers need not be compiled),
+    - three kinds of schedule: 1F1B with one stage per rank; 1F1B with several stages per rank, whose number is the
+      smallest or the largest that divides the layers of a rank (if the number of micro-batches is a multiple of the
+      pipeline ranks); and zero bubble (if layers need not be compiled),
     - whole copies of the state, and ZeRO-2 over all data ranks. In a pipeline, ZeRO-3 holds and sends as much as
       ZeRO-2,
     - micro-batch sizes that give a step at least as many micro-batches as the pipeline has ranks,
@@ -120,7 +121,7 @@ class _Search:
 
     @property
     def limit(self) -> float:
-        """Longest step, in seconds, with which a layout is kept."""
+        """Longest time of a step, in seconds, with which a layout is kept."""
         return self.times[MOST_PIPELINES - 1] if len(self.times) >= MOST_PIPELINES else float("inf")
 
     def kept(self) -> list[Plan]:
@@ -156,7 +157,7 @@ class _Search:
         return min(rejected, key=lambda entry: entry.needed)
 
     def tries(self, layouts: Iterable[Layout]) -> Iterator[_Try]:
-        """All candidates with these layouts, which have the same arrangement of ranks."""
+        """All candidates with these layouts, which all have the same arrangement of ranks."""
         settings: dict[tuple[int, ...], list[TrainingConfig]] = {}
         for layout in layouts:
             micro_batches = _micro_batches(self.run, layout)

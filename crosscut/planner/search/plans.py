@@ -127,5 +127,5 @@ def _kind(candidate: Candidate) -> tuple[object, ...]:
 
 
 def _nearness(rejected: Rejected) -> tuple[bool, bool, int]:
-    """Sort key that puts the rejected layout first that comes closest to fitting into memory."""
+    """Sort key: the rejected layout that comes closest to fitting into memory is first."""
     return not rejected.needed, rejected.candidate.layout.pipeline > 1, rejected.needed

@@ -24,8 +24,8 @@ def reason_against_arrangement(run: RunConfig, layout: Layout) -> str:
         return f"{run.model.num_layers} layers cannot be cut into {layout.pipeline} pipeline stages"
     if batch // layout.data < layout.pipeline:
         return (
-            f"a data rank's share of the batch ({batch // layout.data} sequences) makes fewer micro-batches than "
-            f"{layout.pipeline} pipeline stages"
+            f"a data rank's share of the batch ({batch // layout.data} sequences) gives fewer micro-batches than "
+            f"the {layout.pipeline} pipeline ranks need"
         )
     return ""
 
@@ -39,8 +39,8 @@ def reason_against_several_stages(run: RunConfig, layout: Layout) -> str:
         return f"{layers} layers cannot be divided evenly over {layout.pipeline} ranks with several stages each"
     if each % layout.pipeline:
         return (
-            f"with several stages per rank, the number of micro-batches must be a multiple of the {layout.pipeline} "
-            f"pipeline ranks, but a data rank has {each} sequences per step"
+            f"with several stages per rank, the number of micro-batches must be a multiple of the number of pipeline "
+            f"ranks ({layout.pipeline}), but a data rank has {each} sequences per step"
         )
     return ""
 

@@ -65,8 +65,8 @@ def schedule_of_run(run: Planned) -> Schedule:
 
 
 def schedule_of_flights(run: Planned) -> Schedule:
-    """Schedule with few micro-batches that has the same flights (`architecture.pipeline.flight`) as the schedule of the
-    run.
+    """Return the schedule of the run with as few micro-batches as suffice to find all flights
+    (`architecture.pipeline.flight`).
     """
     return schedule_of(run.layout, min(run.num_micro_batches, PERIODS * run.layout.pipeline))
 

@@ -164,13 +164,13 @@ def test_pipelines_that_are_not_possible_have_a_reason() -> None:
     few = search_layouts(run_of(batch=4), H100, 8)
     reasons = {entry.label: entry.reason for entry in few.rejected if entry.candidate.layout.pipeline > 1}
     assert reasons["tensor 1 x data 2 x pipeline 4"] == (
-        "a data rank's share of the batch (2 sequences) makes fewer micro-batches than 4 pipeline stages"
+        "a data rank's share of the batch (2 sequences) gives fewer micro-batches than the 4 pipeline ranks need"
     )
     odd = search_layouts(run_of(batch=6), H100, 4)
     reasons = {entry.label: entry.reason for entry in odd.rejected if entry.candidate.layout.pipeline > 1}
     assert reasons["tensor 1 x data 1 x pipeline 4, 2 stages per rank"] == (
-        "with several stages per rank, the number of micro-batches must be a multiple of the 4 pipeline ranks, but a "
-        "data rank has 6 sequences per step"
+        "with several stages per rank, the number of micro-batches must be a multiple of the number of pipeline "
+        "ranks (4), but a data rank has 6 sequences per step"
     )
 
 
