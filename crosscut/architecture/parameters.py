@@ -45,7 +45,7 @@ class Role(Enum):
 
     @property
     def group(self) -> ParameterGroup:
-        """Group of parameters that have the same learning rate."""
+        """Group of parameters that this role belongs to. All parameters of a group have the same learning rate."""
         return _GROUPS[self]
 
 
@@ -81,8 +81,7 @@ class Parameter:
     role: Role
     cut: Cut = Cut.WHOLE
     heads: int = 0
-    """Number of heads of a parameter with `Cut.HEADS`, of which every rank holds only whole heads; 0 for other
-    parameters."""
+    """Number of heads of a parameter that ranks divide only between heads (`Cut.HEADS`); 0 for other parameters."""
     num_matrices: int = 1
     """Number of matrices that the parameter stores. The rows of several matrices alternate by head: first the rows of
     head 0 of each matrix, then the rows of head 1 of each matrix."""

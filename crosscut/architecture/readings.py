@@ -125,8 +125,8 @@ def _purpose(value: Value, inside: str) -> str:
 
 @lru_cache(maxsize=16384)
 def cheap_inside(layer: Layer, target: Target) -> int:
-    """Bytes of the values inside the parallel regions that are not kept for the backward pass with
-    `training.recompute = "operators"`.
+    """Bytes of the values inside the parallel regions that `training.recompute = "operators"` does not keep for the
+    backward pass.
 
     The backward pass computes these values again.
     """

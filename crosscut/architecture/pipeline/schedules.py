@@ -73,11 +73,11 @@ class Schedule:
     """Actions of all ranks of a pipeline in one step, in order."""
 
     num_ranks: int
-    """Number of ranks P."""
+    """Number P of ranks."""
     num_chunks: int
-    """Number of stages per rank V."""
+    """Number V of stages per rank."""
     num_micro_batches: int
-    """Number of micro-batches m of the step."""
+    """Number m of micro-batches in the step."""
     actions: tuple[tuple[Action, ...], ...]
     """Actions of each rank, in the order in which the rank performs them."""
 
@@ -145,8 +145,8 @@ class Schedule:
         return found
 
     def num_in_flight(self, rank: int) -> int:
-        """Largest number of micro-batches whose activations a rank holds at once. A micro-batch counts once for each
-        stage of the rank that holds its activations.
+        """Largest number of micro-batches whose activations a rank holds at once. A micro-batch counts once for each of
+        the rank's stages that hold its activations.
 
         The rank holds the activations from the forward pass to the backward pass. If the schedule computes weight
         gradients separately, the rank holds the activations until the weight gradients are computed.
@@ -198,7 +198,7 @@ def interleaved(num_ranks: int, num_micro_batches: int, num_chunks: int) -> Sche
 
 
 def _nth(kind: Pass, number: int, num_ranks: int, num_chunks: int) -> Action:
-    """Return the forward or backward pass of a rank with this number, from 0. Backward passes start with the last
+    """Return a rank's forward or backward pass with the index `number`, from 0. Backward passes start with the last
     chunk.
     """
     if num_chunks == 1:

@@ -41,14 +41,14 @@ class Timeline:
 
     @property
     def bubble(self) -> float:
-        """Idle time as a share of the computing time, for the rank that computes longest."""
+        """Ratio of idle time to computing time, for the rank that computes longest."""
         longest = max(self.busy(rank) for rank in range(self.schedule.num_ranks))
         return (self.total - longest) / longest
 
     @property
     def mean_bubble(self) -> float:
-        """Idle time of all ranks as a share of the computing time of all ranks. If all ranks compute for the same time,
-        the result equals `bubble`.
+        """Ratio of the idle time of all ranks to the computing time of all ranks. If all ranks compute for the same
+        time, the result equals `bubble`.
         """
         busy = sum(self.busy(rank) for rank in range(self.schedule.num_ranks))
         return (self.total * self.schedule.num_ranks - busy) / busy

@@ -44,8 +44,8 @@ def context_messages(attention: "Attention", target: Target) -> tuple[Messages, 
 
 
 def exchanged_heads(attention: "Attention", target: Target) -> tuple[int, int, int]:
-    """Numbers of query heads, key heads and value heads that a rank sends in an all-to-all. The rank then has fewer
-    heads, but of all tokens.
+    """Numbers of query heads, key heads and value heads that a rank sends in an all-to-all. After the all-to-all, the
+    rank holds fewer heads, but of all tokens.
     """
     heads, kv_heads = _heads_of_rank(attention, target)
     repeated = kv_heads * repeats_of_heads(heads, kv_heads, target.context)

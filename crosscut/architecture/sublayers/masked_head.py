@@ -37,7 +37,7 @@ class MaskedPrediction:
 
     @classmethod
     def of(cls, model: ModelConfig) -> "MaskedPrediction":
-        """Describe the layers of a model that predict masked tokens."""
+        """Describe the layers with which a model predicts masked tokens."""
         hidden = model.hidden_size
         weight = Parameter("prediction.dense.weight", (hidden, hidden), Role.MATRIX, inside=True)
         return cls(

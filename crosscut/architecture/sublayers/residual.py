@@ -9,7 +9,7 @@ from crosscut.architecture.target import Kind, Target
 
 
 def add_residual(name: str, x: Value, *, around: Value, dropout: float) -> tuple[Value, list[Step]]:
-    """Return the sum of `around` and `x`, with dropout of `x`, and the steps that compute the sum.
+    """Apply dropout to `x` and add the result to `around`. Return the sum, and the steps that compute it.
 
     A separate step draws the dropout mask. This step reads no value, so recomputation can repeat it alone.
     """
@@ -42,7 +42,7 @@ class Drop(Pointwise):
     def passes(self, target: Target) -> Passes:
         """Bytes that dropout reads and writes: the residual stream twice, and a mask of one byte per element.
 
-        If compiled, the forward pass counts only the mask.
+        In a compiled layer, only the mask is counted for the forward pass.
         """
         stream, mask = self.gives[0].bytes(target), self.gives[0].elements(target)
         return Passes(forward=mask if target.compiled else 2 * stream + mask, backward=2 * stream + mask)
