@@ -233,10 +233,10 @@ class _HalfLayer(nn.Module):
 
 
 def _on_host(device: torch.device) -> list[Callable[[], object]]:
-    """Return the work that measures how long the host takes to start operators. The tensors are tiny, so that the
-    operators themselves take almost no time. There are three pieces of work: the forward pass of one `_HalfLayer`; its
-    forward and backward pass; and gradient norm, clipping and AdamW for the parameters of eight such modules
-    (`_HALVES`).
+    """Return three pieces of work that show how long the host takes to start operators. The tensors are tiny, so that
+    the operators themselves take almost no time. The first piece is the forward pass of one `_HalfLayer`, and the
+    second is a forward and a backward pass of this module. The third piece computes gradient norm, clipping and AdamW
+    for the parameters of eight such modules (`_HALVES`).
     """
     layers, x = nn.Sequential(*(_HalfLayer(device) for _ in range(_HALVES))), torch.ones(1, 8, 32, device=device)
     layers(x).sum().backward()

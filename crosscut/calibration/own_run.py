@@ -16,10 +16,11 @@ from crosscut.planner.candidate import target_of
 from crosscut.planner.hardware import Hardware, make_hardware
 
 _MOST_TOKENS, _LONGEST = 2048, 512
-"""Maximum number of tokens in the measured products, and of a sequence in the measured attention."""
+"""Maximum number of tokens in the measured products, and maximum length of a sequence in the measured attention."""
 _ELEMENTS = 1 << 22
 _MESSAGES = (1 << 17, 1 << 20)
-"""Numbers of float32 elements of the measured messages: activations and gradients of small models."""
+"""Number of float32 elements in each measured message. The sizes are those of activations and gradients of small
+models."""
 _TURNS = 2
 
 
