@@ -58,9 +58,7 @@ def print_rehearsal(rehearsal: Rehearsal) -> None:
 
 
 def _gigabytes(size: int, largest: int) -> str:
-    """Format `size` bytes in GB. The number of decimals is the one that gives the size `largest` four significant
-    digits.
-    """
+    """Format `size` bytes in GB, with as many decimals as the size `largest` needs for four significant digits."""
     return f"{size / 1e9:,.{_decimals(largest / 1e9)}f}"
 
 
