@@ -1,4 +1,4 @@
-"""Complete measured study, from the user's arguments to the results."""
+"""The whole measured study, from the user's arguments to the results."""
 
 import platform
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ def _hardware(name: str, run: RunConfig, devices: Devices) -> Hardware:
     if hardware.device != devices.kind:
         raise ConfigError(
             f"`--gpu` must describe the measured device ({devices.kind}), but `{name}` describes {hardware.device}. "
-            "`crosscut plan --calibrate FILE.toml` writes a file for this machine."
+            "Write a file for this machine with `crosscut plan --calibrate FILE.toml`."
         )
     require_precision(run, hardware)
     return hardware

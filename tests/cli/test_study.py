@@ -43,8 +43,8 @@ def fails(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
         (
             ("--gpu", "h100-sxm"),
             (
-                "`--gpu` must describe the measured device (cpu), but `h100-sxm` describes cuda. `crosscut plan "
-                "--calibrate FILE.toml` writes a file for this machine."
+                "`--gpu` must describe the measured device (cpu), but `h100-sxm` describes cuda. Write a "
+                "file for this machine with `crosscut plan --calibrate FILE.toml`."
             ),
         ),
         (
