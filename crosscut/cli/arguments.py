@@ -195,7 +195,7 @@ def precision_option(command: _Command) -> _Command:
 
 def last_weights_option(command: _Command) -> _Command:
     """Add the option `--last-weights` to a command that reads a finished model."""
-    told = "Use the last weights of a checkpoint, even if it holds a moving average of the weights."
+    told = "Use the weights of the last step, even if the checkpoint also holds a moving average."
     return click.option("--last-weights", is_flag=True, help=told)(command)
 
 

@@ -17,7 +17,7 @@ from crosscut.cli.arguments import device_option, last_weights_option, naming_op
     "--max-tokens",
     default=0,
     help="Cut texts after this number of tokens.  [default: the length in the model's sentence_bert_config.json, or "
-    "the model's longest sequence]",
+    "the model's maximum sequence length]",
 )
 @click.option("--tensor", default=1, show_default=True, help="Number of tensor ranks that share the model.")
 @device_option

@@ -95,7 +95,12 @@ class EvaluateOptions:
     help="Tokens by which the window moves each time; the Megatron-LM paper calls this number the overlap.  "
     "[default: 32 for WikiText-103, half a window for --text]",
 )
-@click.option("--mask-seed", default=0, show_default=True, help="Seed of the masks in --text, with a BERT.")
+@click.option(
+    "--mask-seed",
+    default=0,
+    show_default=True,
+    help="With a BERT: random seed that chooses which words of --text are masked.",
+)
 @click.option(
     "--detokenizer",
     type=click.Choice(Detokenizer.values()),

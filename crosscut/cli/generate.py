@@ -90,7 +90,7 @@ def generate(place: str, prompt: str | None, file: Path | None, **options: Any) 
     """Generate text with the model at PLACE.
 
     PLACE is a run's folder (its newest checkpoint is used, even while the run is training), one of its checkpoints, or
-    a Hugging Face folder. A single text appears while it is being generated. Several samples appear side by side.
+    a Hugging Face folder. A single text is printed as it is generated. Several samples appear side by side.
 
     A BERT with a head for masked tokens fills in masked words instead: the command prints the likeliest words in place
     of each [MASK] of the prompt, with their probabilities.

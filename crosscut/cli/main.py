@@ -106,7 +106,7 @@ def _end(error: BaseException) -> NoReturn:
             _fail(error, 2, f"`{name}` must be a path that this command can use, but is not: {error.strerror}. "
                   f"{room} another path.")  # fmt: skip
         case ValueError() if "null byte" in str(error):
-            _fail(error, 2, "A path must not contain a NUL character, but one does. Choose another path.")
+            _fail(error, 2, "A path must not contain a NUL character, but the given path does. Choose another path.")
         case RankFailure():
             _fail(error, 1, str(error), begin="")
         case RunStopped():

@@ -263,5 +263,5 @@ def test_the_doctor_needs_records(tmp_path: Path):
     error = CliRunner().invoke(doctor, ["--attach", str(tmp_path)]).exception
     assert str(error) == (
         f"`--attach` must name the folder of a run that is training, but `{tmp_path}` has no records of ranks (in "
-        f"`{tmp_path}/watch`). Check the path. A run that has ended has no records."
+        f"`{tmp_path}/watch`). A run that has ended has no records. Check the path."
     )

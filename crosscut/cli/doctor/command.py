@@ -39,7 +39,7 @@ def doctor(run: Path) -> None:
     if not records:
         raise ConfigError(
             f"`--attach` must name the folder of a run that is training, but `{run}` has no records of ranks (in "
-            f"`{folder}`). Check the path. A run that has ended has no records."
+            f"`{folder}`). A run that has ended has no records. Check the path."
         )
     now = time.monotonic_ns()
     answering = {

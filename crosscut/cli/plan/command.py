@@ -118,17 +118,17 @@ class _Plan(RunCommand):
 )
 @_json
 @file_option("--html", help="Write an interactive page with figures of this run and its layouts.")
-@file_option("--write", help="Write the run with the fastest layout, as a file for `crosscut train`.")
+@file_option("--write", help="Write a RUN.toml with the fastest layout, for `crosscut train`.")
 @gathered(ForecastOptions)
 def plan(options: ForecastOptions) -> None:
     """Forecast the memory and the speed of each layout of a model.
 
-    The plan shows which layouts fit into the device's memory, and which of them is the fastest. Give a run's file or a
+    The plan shows which layouts fit into the device's memory, and which of them is the fastest. Give a RUN.toml or a
     preset (--model 8.3B), the device (--gpu) and the number of devices (--gpus). Any key can be overridden, for example
     with training.batch_size=1024. The plan covers every layout that the model and the batch allow. It also tries the
-    useful recomputation modes and micro-batch sizes, even if the run's file sets these keys. For each layout, the plan
-    gives the memory of a rank, the messages that a rank sends and the time of a step. docs/planner.md explains the
-    formulas and compares forecasts with measurements.
+    useful recomputation modes and micro-batch sizes, even if RUN.toml sets these keys. For each layout, the plan gives
+    the memory of a rank, the messages that a rank sends and the time of a step. docs/planner.md explains the formulas
+    and compares forecasts with measurements.
     """
     show_forecast(options)
 
@@ -145,12 +145,13 @@ refuse_options(
     dry_run,
     plan,
     message="`{option}` must be omitted with `--dry-run`, but is {value}. A dry run is one step of one rank, on the "
-    "run's layout or on `--layout`.",
+    "run's layout or on `--layout`. Remove `{option}`.",
     hidden=True,
 )
 refuse_options(
     calibration,
     plan,
-    message="`{option}` must be omitted with `--calibrate`, but is {value}. A calibration only measures the device.",
+    message="`{option}` must be omitted with `--calibrate`, but is {value}. A calibration only measures the device. "
+    "Remove `{option}`.",
     hidden=True,
 )

@@ -57,7 +57,7 @@ def columns(plans: "Plans", options: "ForecastOptions") -> list[Column]:
         Column("waits\ns", [seconds_text(plan.time.exposed) for plan in shown],
                "part of the step in which the rank only waits for messages"),
         Column("bub-\nble", [_share(plan.time.bubble_share) for plan in shown],
-               "time in which a rank has no work in the pipeline, as a share of the rest of the step"),
+               "time in which a rank has no work in the pipeline, relative to the rest of the step"),
         Column("TF/s", [_teraflops(plan.flops_per_second) for plan in shown], "model FLOP/s of one device"),
         Column("of\npeak", [f"{plan.utilisation:.0%}" for plan in shown], f"share of the stated peak, {peak}"),
         *_costs(shown, plans, options),
@@ -187,7 +187,7 @@ def _teraflops(rate: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Seconds with three digits, for a cell or a sentence."""
+    """Format a number of seconds for a cell or a sentence."""
     if seconds >= 100:
         return f"{seconds:,.0f}"
     if seconds >= 1 or not seconds:
@@ -196,12 +196,12 @@ def seconds_text(seconds: float) -> str:
 
 
 def three_digits(number: float) -> str:
-    """Format a number with three digits, such as 0.0123 or 1,340."""
+    """Format a number with three significant digits, such as 0.0123 or 1,340."""
     return f"{float(f'{number:.3g}'):,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def short(number: float) -> str:
-    """Format a number with three digits and a unit letter, such as 8.31B."""
+    """Format a number with three significant digits and a unit letter, such as 8.31B."""
     number = float(f"{number:.3g}")  # so that 999,999 is 1M
     for scale, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
         if number >= scale:

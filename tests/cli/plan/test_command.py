@@ -505,10 +505,11 @@ def test_what_calibration_would_ignore_is_told(ignored: str, tmp_path: Path) -> 
     option, _, value = ignored.partition(" ")
     assert message("plan", "--calibrate", str(tmp_path / "here.toml"), *ignored.split()) == (
         f"`{option}` must be omitted with `--calibrate`, but is {value or 'given'}. A calibration only measures the "
-        "device."
+        f"device. Remove `{option}`."
     )
     assert message("plan", "run.toml", "--calibrate", "here.toml") == (
-        "`RUN.toml` must be omitted with `--calibrate`, but is run.toml. A calibration only measures the device."
+        "`RUN.toml` must be omitted with `--calibrate`, but is run.toml. A calibration only measures the device. "
+        "Remove `RUN.toml`."
     )
 
 

@@ -90,7 +90,7 @@ def test_what_a_dry_run_would_ignore_is_told(ignored: str) -> None:
     option, value = ignored.split()
     assert message(*SMALL, option, value) == (
         f"`{option}` must be omitted with `--dry-run`, but is {value}. A dry run is one step of one rank, on the run's "
-        "layout or on `--layout`."
+        f"layout or on `--layout`. Remove `{option}`."
     )
 
 
