@@ -139,7 +139,7 @@ def _settings(plan: Plan | Rejected) -> dict[str, Any]:
 
 
 def _of_context(candidate: Candidate) -> dict[str, Any]:
-    """Number of context ranks, and the way in which they compute attention; empty without context ranks."""
+    """Number of context ranks, and their attention algorithm; empty without context ranks."""
     if candidate.layout.context == 1:
         return {}
     return {"context": candidate.layout.context, "context_attention": candidate.context_attention.way}

@@ -283,8 +283,8 @@ class _Step:
         stage, and the activations whose copy to the host is not finished."""
 
     def during(self, flight: Flight, steps: Sequence["_Step"]) -> "_Step":
-        """Return a copy of this step during the backward pass `flight` of a pipeline. The copy includes the bytes that
-        the rank holds for other passes. `steps` are the steps of all stages of the rank.
+        """Return a copy of this step for the backward pass `flight` of a pipeline. The copy includes the bytes that the
+        rank holds for other passes. `steps` are the steps of all stages of the rank.
         """
         weights = activations = gradients = 0
         for step, number, waiting, has_gradients, has_begun in zip(steps, *flight[1:5], strict=True):

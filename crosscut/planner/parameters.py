@@ -37,7 +37,7 @@ def _tensors(part: Decoder, tensor: int) -> tuple[tuple[LocalParameter, int], ..
 
 def parameters_per_rank(model: ModelConfig, layout: Layout) -> int:
     """Number of parameters on each tensor rank: its shards, with padding, and all replicated parameters. For a
-    pipeline, the result is the sum over all stages, with one tensor rank of each stage.
+    pipeline, the result is the sum over one tensor rank of each stage.
 
     The vocabulary is padded to a multiple of 128 x `layout.tensor` (paper, section 5.1). `layout.tensor` must divide
     the model evenly, which `RunConfig` checks. Raises `ConfigError` if `model.vocab_size` is still 0.

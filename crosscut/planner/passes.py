@@ -43,9 +43,10 @@ class LayerPasses(NamedTuple):
     forward: float
     backward: float
     cheap: float
-    """Bytes of norms and activation functions in the forward pass, which `training.recompute = "operators"` repeats."""
+    """Bytes of the forward operators that `training.recompute = "operators"` repeats: norms and activation
+    functions."""
     core: float
-    """Bytes of unfused attention in the forward pass, which `training.recompute = "selective"` repeats."""
+    """Bytes of the forward operators that `training.recompute = "selective"` repeats: unfused attention."""
     forward_kernels: int
     backward_kernels: int
     gelu: int

@@ -26,7 +26,7 @@ class Row:
     num_heads: int
     parameters: int
     parameters_per_rank: int
-    """Parameters on one tensor rank. For a pipeline, the sum over all stages, with one tensor rank of each stage."""
+    """Parameters on one tensor rank. For a pipeline, the sum over one tensor rank of each stage."""
     axes: Mapping[str, int]
     """Number of ranks along each axis in use, keyed by the axis's field in `Layout`, outermost first."""
     setting: str
