@@ -467,7 +467,7 @@ class _Step:
         return layer.size if layer.trained == layer.share else layer.trained * self.run.layout.shard_size
 
     def _reduction(self) -> MemoryForecast:
-        """Peak when the last bucket, with the token embedding, is filled.
+        """Peak when the last bucket, which holds the gradient of the token embedding, is filled.
 
         The other gradients have already moved into their buckets.
         """

@@ -68,7 +68,7 @@ class Peak:
 
     total: int
     parts: dict[tuple[str, str], int]
-    """Bytes by (category, module). The module names are the keys of `modules`."""
+    """Bytes, keyed by (category, module). The module names are the keys of `modules`."""
     categories: dict[str, int]
     modules: dict[str, int]
     """Bytes of each module, largest first. `*` in a module's name stands for any layer number."""

@@ -79,7 +79,7 @@ class Cases(NamedTuple):
     """Cases of every study, and the numbers of ranks that the studies leave out."""
 
     studies: Mapping[Study, list[Case]]
-    """Cases by study, in ascending order of their numbers of ranks. A case may belong to several studies."""
+    """Cases, keyed by study, in ascending order of their numbers of ranks. A case may belong to several studies."""
     left_out: Sequence[str]
     """Sentences that name the numbers of ranks that the run does not allow, with the reason. There is at most one
     sentence for each study of strong scaling."""

@@ -66,7 +66,7 @@ class Link:
     """Seconds of one step around a ring, excluding the time to transfer the bytes."""
 
     measured: Mapping[str, MeasuredMessage] = field(default_factory=dict)
-    """Measured latency and rates by operation, which replace `bandwidth`, `attained` and `latency`."""
+    """Measured latency and rates, keyed by operation. They replace `bandwidth`, `attained` and `latency`."""
 
     @property
     def rate(self) -> float:
@@ -102,8 +102,8 @@ class Hardware:
     """Share of `memory_bandwidth` that memory-bound operators attain."""
 
     flops: Mapping[str, float]
-    """Stated FLOP/s of dense matrix products by precision: `float64`, `float32` (true float32), `tf32`, `float16`,
-    `bfloat16`, `float8`. A precision that the device's matrix units do not support is missing."""
+    """Stated FLOP/s of dense matrix products, keyed by precision: `float64`, `float32` (true float32), `tf32`,
+    `float16`, `bfloat16`, `float8`. A precision that the device's matrix units do not support is missing."""
 
     multiprocessors: int
     """Number of multiprocessors that compute the tiles of a product; 0 on devices without tile quantisation."""
@@ -115,7 +115,8 @@ class Hardware:
     """Share of `flops` that a fused attention kernel attains. Only FLOPs of the unmasked half of the scores count."""
 
     measured: Mapping[str, tuple[MeasuredProduct, ...]]
-    """Measured FLOP/s of products by precision. The measured FLOP/s replace `flops` times `products_attained`."""
+    """Measured FLOP/s of products, keyed by precision. The measured FLOP/s replace `flops` times
+    `products_attained`."""
 
     start: float
     """Seconds between the end of a kernel and the start of the next kernel."""
@@ -145,7 +146,7 @@ class Hardware:
     """Bytes per second between device memory and host memory, in one direction; 0 if the device uses host memory."""
 
     sources: Mapping[str, str]
-    """Source of the figures, by section of the file."""
+    """Source of the figures, keyed by section of the file."""
 
     @property
     def fast_precision(self) -> str:

@@ -149,7 +149,7 @@ def _known() -> Mapping[str, Hardware]:
 
 
 KNOWN_HARDWARE = _known()
-"""All devices that come with Crosscut, by their name for `--gpu`."""
+"""All devices that come with Crosscut, keyed by their name for `--gpu`."""
 
 HARDWARE = tuple(hardware for hardware in KNOWN_HARDWARE.values() if hardware.device_names)
 """Devices of `KNOWN_HARDWARE` that `find_hardware` can find by the device name that torch reports."""

@@ -30,16 +30,16 @@ PAPER_SCALING = {"megatron-1.2b": 1, "megatron-2.5b": 2, "megatron-4.2b": 4, "me
 """Table 1: tensor ranks of each model. Runs with data parallelism use 64 times as many GPUs."""
 
 PAPER_WEAK_SCALING = {(8, 1): 0.77, (8, 64): 0.74}
-"""Figure 6 (values from section 5.1.1): share of linear scaling from one GPU, by (tensor, data) ranks."""
+"""Figure 6 (values from section 5.1.1): share of linear scaling from one GPU, keyed by (tensor, data) ranks."""
 
 PAPER_HEADS = {16: 0.82, 24: 0.80, 32: 0.77}
-"""Table 2: share of linear scaling of the 8.3B model on 8 tensor ranks, by number of attention heads."""
+"""Table 2: share of linear scaling of the 8.3B model on 8 tensor ranks, keyed by number of attention heads."""
 
 PAPER_SPEED_UPS = {2: 1.64, 4: 2.34, 8: 2.98}
-"""Table 3: speed-up of the 1.2B model over one GPU, by tensor ranks, with a fixed batch of 8 sequences."""
+"""Table 3: speed-up of the 1.2B model over one GPU with a fixed batch of 8 sequences, keyed by tensor ranks."""
 
 PAPER_EPOCHS = {("megatron-355m", 1): 0.86, ("megatron-2.5b", 2): 2.27, ("megatron-8.3b-24-heads", 8): 2.10}
-"""Table 4: days for 68,507 steps of 512 sequences, by model and tensor ranks, with 64 data ranks."""
+"""Table 4: days for 68,507 steps of 512 sequences with 64 data ranks, keyed by model and tensor ranks."""
 
 EPOCH_STEPS = 68_507
 _MOST_STEPS, _PRECISION = 24, 1e-9

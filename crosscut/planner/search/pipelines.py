@@ -117,7 +117,7 @@ class _Search:
         self._seconds: dict[tuple[object, ...], float] = {}
         self._ends: dict[Layout, float] = {}
         self._misfits: dict[tuple[Layout, Recompute, int], int] = {}
-        """Smallest micro-batch that does not fit, by layout and recomputation."""
+        """Smallest micro-batch that does not fit, keyed by layout and recomputation."""
 
     @property
     def limit(self) -> float:

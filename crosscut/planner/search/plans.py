@@ -89,9 +89,9 @@ class Plans:
     """Layouts that fit into memory, the fastest first. All layouts without a pipeline are listed. Layouts with a
     pipeline are listed if they are among the `MOST_PIPELINES` fastest of all layouts."""
     rejected: tuple[Rejected, ...]
-    """Layouts that are impossible or do not fit into memory. For layouts with a pipeline, there is one entry for each
-    arrangement of ranks for which no layout is possible or fits, and one for each arrangement whose ranks cannot have
-    several stages each."""
+    """Layouts that are impossible or do not fit into memory. Layouts with a pipeline are grouped by arrangement of
+    ranks. An arrangement has an entry if none of its layouts is possible or fits, and another entry if its ranks cannot
+    have several stages each."""
 
     def is_near_limit(self, plan: Plan) -> bool:
         """Whether the plan needs more than `NEAR_LIMIT` of a rank's memory."""
