@@ -64,8 +64,8 @@ MASKED_FRACTION = 0.15
 
 def predicted_rows(num_masked: int | None, num_tokens: int, fraction: float) -> int:
     """Number of tokens for which the head of a masked language model computes logits. The micro-batch has `num_tokens`
-    tokens, and `num_masked` of them are masked. If `num_masked` is None, it stands for the expected number, `fraction`
-    x `num_tokens`.
+    tokens, and `num_masked` of them are masked. If `num_masked` is None, the expected number is used instead:
+    `fraction` x `num_tokens`.
 
     The result is at least the expected number and at most `num_tokens`. It is rounded up to a multiple of an eighth of
     the expected number, so that kernels and compiled code run with only a few different shapes.
@@ -115,8 +115,8 @@ def keeps_scores(compute: str, *, capability: tuple[int, int]) -> bool:
 
 
 OVERLAPPED_ELEMENTS = 1 << 22
-"""Minimum number of elements of a piece that is sent in a separate collective: 8 MiB in bfloat16. Smaller pieces gain
-no time, because a message of this size already ends before the product with which it overlaps."""
+"""Minimum number of elements of a piece that is sent in a separate collective: 8 MiB in bfloat16. Smaller pieces would
+save no time, because a message of this size already ends before the product with which it overlaps."""
 
 
 def num_pieces(sequences: int, elements: int) -> int:

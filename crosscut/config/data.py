@@ -73,7 +73,7 @@ class DataConfig:
     predicts their order. With `false`, documents are packed into full sequences, as in RoBERTa."""
 
     mask_fraction: float = 0.15
-    """Fraction of the words that are masked with `objective = "masked"`. BERT uses 0.15."""
+    """Fraction of the words to mask, with `objective = "masked"`. BERT uses 0.15."""
 
     mask_words: int = 3
     """Maximum number of consecutive words that are masked together. A group of n words is chosen with a probability

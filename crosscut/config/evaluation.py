@@ -49,7 +49,7 @@ class EvaluationConfig:
     overlap: int = 0
     """Stride: number of tokens by which the window advances (the paper's overlap o). Each window except the first
     scores only its last `overlap` tokens. 0 means 32 for `wikitext103`, as in the paper, and half of the window for
-    `text`. With a window of 1024, half of the window takes a sixteenth of the time that a stride of 32 takes."""
+    `text`. With a window of 1024, a stride of half the window takes a sixteenth of the time of a stride of 32."""
 
     detokenizer: Detokenizer = Detokenizer.PAPER
     """Rules that convert WikiText's words to text. `paper` uses the rules of the paper's authors, which reproduce the

@@ -72,7 +72,8 @@ class Layout:
     context_attention: ContextAttention = ContextAttention.AUTO
     """Method of computing attention over a sequence that several ranks share. `gather` gives each rank all keys and
     values. `all_to_all` exchanges heads for tokens, so that each rank has all tokens of some heads. `ring` passes keys
-    and values from rank to rank, so that no rank holds all of them. `auto` chooses by the heads and the memory.
+    and values from rank to rank, so that no rank holds all of them. `auto` chooses a method that suits the number of
+    heads and the available memory.
     """
 
     pipeline: int = 1
@@ -99,8 +100,8 @@ class Layout:
     """Number of ranks that share the experts of a layer. Must be 1: Crosscut has no experts yet."""
 
     sequence_parallel: bool = False
-    """Whether layer norms, dropout and residuals are also split over the tensor ranks, along the sequence. The split
-    reduces the memory of the activations of these operations to 1 / `tensor`. In return, the backward pass sends 1.5
+    """Whether layer norms, dropout and residuals are also split over the tensor ranks, along the sequence. The
+    activations of these operations then take only 1 / `tensor` of the memory. In return, the backward pass sends 1.5
     times as much data.
     """
 
@@ -110,8 +111,8 @@ class Layout:
     """
 
     shard_group: int = 0
-    """Number of adjacent data ranks that together hold one copy of the state that `sharding` shards, such as the ranks
-    of a node. 0 means that all data ranks together hold one copy.
+    """Number of adjacent data ranks, such as the ranks of a node, that together hold one copy of the sharded state. 0
+    means that all data ranks together hold one copy.
     """
 
     symmetric_memory: bool = False
@@ -228,7 +229,7 @@ class Layout:
 
     @property
     def num_replicas(self) -> int:
-        """Number of whole copies of gradients and optimizer state along the data and the context axis."""
+        """Number of whole copies of gradients and optimizer state along the data and context axes."""
         return self.data * self.context // self.shard_size
 
     @property

@@ -67,7 +67,7 @@ class OptimizerConfig:
     the paper); `linear` falls in a straight line; `wsd` (warm-up, stable, decay) stays at the maximum and falls in a
     straight line over the last `decay_steps` steps; `constant` stays at the maximum. A straight line reaches
     `min_learning_rate` one step after the last step, so the last step still learns. While the rate is at its maximum, a
-    run can be extended without a jump of the rate (docs/recipe.md)."""
+    run can be extended without a jump in the rate (docs/recipe.md)."""
 
     min_learning_rate: float = 1e-5
     """Learning rate at the end of the decay. 0 means a decay to zero."""
@@ -94,7 +94,7 @@ class OptimizerConfig:
     """Maximum global gradient norm. Larger gradients are scaled down to this norm."""
 
     ema_decay: float = 0.0
-    """Decay of an exponential moving average (EMA) of the weights. The average is used instead of the last weights for
+    """Decay of an exponential moving average (EMA) of the weights. The average replaces the current weights for
     validation, evaluation, samples and the finished model. A usual value is 0.999. In the first steps, the decay is
     lower (docs/recipe.md). 0 keeps no average."""
 

@@ -1,6 +1,6 @@
 """Named recipes: defaults for the settings that a run leaves out.
 
-`RECIPES[name]` gives the settings in which a recipe differs from the paper's. The dataclasses of a run hold the paper's
+`RECIPES[name]` gives the settings in which a recipe differs from the paper. The dataclasses of a run hold the paper's
 values, so the recipe "paper" is empty. A setting of the run always replaces the recipe's.
 """
 

@@ -35,8 +35,8 @@ class CheckpointConfig:
 
     in_memory: int = 0
     """Number of steps between checkpoints in the memory of the machines (docs/elastic.md). Each machine also holds the
-    checkpoint of a neighbour, so that a run under torchrun can continue without reading the disk after it has lost one
-    machine. 0 writes no checkpoints to memory.
+    checkpoint of a neighbour, so that a run under torchrun can lose one machine and continue without reading the disk.
+    0 writes no checkpoints to memory.
     """
 
     keep: int = 2
@@ -222,9 +222,9 @@ class RunConfig:
         (name, batch), at_once = self.training.smallest_batch, layout.data * self.micro_batch_size
         if batch // at_once % layout.pipeline:
             raise LayoutError(
-                f"`layout.stages_per_rank` is {layout.stages_per_rank}. The number of micro-batches per step must then "
-                f"be a multiple of `layout.pipeline` ({layout.pipeline}), but is {batch // at_once} (`{name}` {batch} "
-                f"/ `layout.data` {layout.data} / {self.micro_batch_size} sequences). Change "
+                f"With `layout.stages_per_rank` {layout.stages_per_rank}, the number of micro-batches per step must be "
+                f"a multiple of `layout.pipeline` ({layout.pipeline}), but is {batch // at_once} (`{name}` {batch} / "
+                f"`layout.data` {layout.data} / {self.micro_batch_size} sequences). Change "
                 "`training.micro_batch_size`, or remove `layout.stages_per_rank`."
             )
 

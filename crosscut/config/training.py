@@ -73,8 +73,8 @@ class TrainingConfig:
     """Number of sequences per step, summed over all data ranks."""
 
     initial_batch_size: int = 0
-    """Number of sequences of the first steps, summed over all data ranks. During the first `ramp_steps` steps, the
-    batch grows to `batch_size` in increments of this number. Must divide `batch_size`. 0 means that all steps have
+    """Number of sequences in each of the first steps, summed over all data ranks. During the first `ramp_steps` steps,
+    the batch grows to `batch_size` in increments of this number. Must divide `batch_size`. 0 means that all steps have
     `batch_size` sequences."""
 
     ramp_steps: int = 0

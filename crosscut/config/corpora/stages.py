@@ -58,13 +58,13 @@ class UrlsConfig:
 @dataclass(frozen=True, kw_only=True)
 class CleaningConfig:
     """Repair of text with the library ftfy, for all sources. Each key is one of ftfy's steps. The defaults repair
-    damage and leave correct text of every language unchanged. Set all keys for ftfy's own defaults, which suit English
-    (docs/corpus-text.md).
+    damage and leave correct text of every language unchanged. Switch on all keys to get ftfy's own defaults, which suit
+    English (docs/corpus-text.md).
     """
 
     fix_encoding: bool = True
-    """Whether to repair mojibake, which is text that was decoded with a wrong charset. Also repairs the control
-    characters of Latin-1, and replaces halves of surrogate pairs with U+FFFD."""
+    """Whether to repair mojibake, which is text that was decoded with a wrong charset. This key also repairs the
+    control characters of Latin-1, and replaces halves of surrogate pairs with U+FFFD."""
 
     unescape_html: bool = True
     """Whether to decode HTML entities such as `&amp;`. The decoding of a text stops at its first line that contains a
@@ -189,7 +189,7 @@ class LeakageConfig:
 
     action: LeakageAction = LeakageAction.PASSAGE
     """Treatment of a document that shares n-grams with a test set: `passage` cuts out the n-grams with a margin,
-    `document` drops the document, `report` only counts."""
+    `document` drops the document, `report` only counts the document."""
 
     margin: int = 200
     """Number of characters to cut on each side of a shared passage."""

@@ -80,8 +80,8 @@ def require_context(model: ModelConfig, layout: Layout, training: TrainingConfig
     way = layout.context_attention
     if way is ContextAttention.ALL_TO_ALL and heads % layout.context:
         raise LayoutError(
-            f"`layout.context` must divide the {heads} heads of a tensor rank (`model.num_heads` {model.num_heads} / "
-            f'`layout.tensor` {layout.tensor}) with layout.context_attention="all_to_all", but is {layout.context}. '
+            f"For all-to-all attention, `layout.context` must divide the {heads} heads of a tensor rank "
+            f"(`model.num_heads` {model.num_heads} / `layout.tensor` {layout.tensor}), but is {layout.context}. "
             f'Try {listed(divisors(heads))}, or set layout.context_attention="auto".'
         )
     if way is ContextAttention.RING and model.dropout:

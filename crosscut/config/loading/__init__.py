@@ -1,4 +1,4 @@
-"""Loading of a checked `RunConfig` or `CorpusConfig` from a TOML file and command-line overrides, and writing to TOML.
+"""Load a checked `RunConfig` or `CorpusConfig` from a TOML file and command-line overrides, and write it as TOML.
 
 All mistakes in the file and on the command line are collected and reported together, each with its line number.
 """

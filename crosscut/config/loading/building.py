@@ -131,8 +131,8 @@ class Builder:
         return None if failed else values
 
     def _missing(self, kind: type, table: Mapping[str, Any], path: str, place: str) -> list[str]:
-        """Required fields that the table does not give. They are recorded as mistakes, unless the table has a key that
-        resembles no known key: this key may be a wrong name of a required field.
+        """Required fields that the table does not give. They are recorded as mistakes, unless the table also has an
+        unknown key that resembles no known one, because that key may be a required field under a wrong name.
         """
         missing = [key for key in _required(kind) if key not in table]
         names = [name for key in missing if not self._mistakes.is_doubtful(name := _joined(path, key))]

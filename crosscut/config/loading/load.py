@@ -1,6 +1,4 @@
-"""Loading of a checked `RunConfig` or `CorpusConfig` from a TOML file and command-line overrides, and writing to
-TOML.
-"""
+"""Load a checked `RunConfig` or `CorpusConfig` from a TOML file and command-line overrides, and write it as TOML."""
 
 import dataclasses
 import re

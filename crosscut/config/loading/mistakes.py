@@ -79,7 +79,7 @@ class Mistakes:
 
     def _line(self, names: list[str]) -> int | None:
         """Return the line number of the first of `names` that the file contains or, if the file contains none of them,
-        of the section of the first name. None if the command line sets a name that comes earlier in `names`.
+        of the section of the first name. None if the command line sets this name or an earlier one.
         """
         if self._file is None:
             return None

@@ -156,5 +156,5 @@ end: SmolLM2 (arXiv 2502.02737), Qwen2.5 (arXiv 2412.15115) and Qwen3 (arXiv 250
 
 
 def sequence_length_of(preset: str) -> int:
-    """Number of tokens per sequence on which a preset's model was trained."""
+    """Length, in tokens, of the sequences on which a preset's model was trained."""
     return _TRAINED_ON.get(preset) or PRESETS[preset].get("max_sequence_length", ModelConfig.max_sequence_length)

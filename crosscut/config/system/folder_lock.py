@@ -34,10 +34,10 @@ BEAT = 5.0
 STALE = 60.0
 """Age in seconds from which the lock of another machine counts as abandoned."""
 _MOST_BYTES = 1 << 20
-"""Maximum size of a lock file. A process takes about 30 bytes."""
+"""Maximum size of a lock file. Each process adds about 30 bytes."""
 _ENDING = 1.0
-"""Seconds within which a killed process ends. A process that was killed before the lock was read has ended after this
-time."""
+"""Seconds to wait before looking again whether the processes of a lock still run. A process that was killed before the
+first look has ended by then."""
 _SETTLE = 0.5
 """Seconds to wait after taking an abandoned lock. If two processes have taken the same lock, both then see which of
 them holds it."""

@@ -40,8 +40,8 @@ def _run(layout: dict[str, Any], *overrides: str, **model: Any) -> Any:
             {"context": 8, "tensor": 3, "context_attention": "all_to_all"},
             [],
             (
-                "`layout.context` must divide the 4 heads of a tensor rank (`model.num_heads` 12 / `layout.tensor` 3) "
-                'with layout.context_attention="all_to_all", but is 8. Try 1, 2 or 4, or set '
+                "For all-to-all attention, `layout.context` must divide the 4 heads of a tensor rank "
+                "(`model.num_heads` 12 / `layout.tensor` 3), but is 8. Try 1, 2 or 4, or set "
                 'layout.context_attention="auto".'
             ),
         ),

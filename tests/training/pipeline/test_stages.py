@@ -150,7 +150,7 @@ def test_layers_that_do_not_divide_into_interleaved_stages_are_refused():
 def test_micro_batches_that_are_no_multiple_of_interleaved_ranks_are_refused():
     batch = ("training.batch_size=6", "training.micro_batch_size=2")
     assert refusal("layout.pipeline=2", "layout.stages_per_rank=2", *batch) == (
-        "`layout.stages_per_rank` is 2. The number of micro-batches per step must then be a multiple of "
+        "With `layout.stages_per_rank` 2, the number of micro-batches per step must be a multiple of "
         "`layout.pipeline` (2), but is 3 (`training.batch_size` 6 / `layout.data` 1 / 2 sequences). Change "
         "`training.micro_batch_size`, or remove `layout.stages_per_rank`."
     )
