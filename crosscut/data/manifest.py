@@ -105,8 +105,8 @@ class SourceEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardEntry:
-    """Description of one shard: of the files `name.tokens` and `name.index` and, for masked language modelling,
-    `name.sentences`.
+    """Description of one shard, which consists of the files `name.tokens` and `name.index` and, for masked language
+    modelling, `name.sentences`.
     """
 
     name: str

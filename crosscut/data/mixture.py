@@ -198,8 +198,8 @@ class MixedSampler(Samples):
         """For each block and folder, the number of the block's samples from this folder and all folders before it,
         [blocks, F].
 
-        Each folder has a part of the interval from 0 to 1, whose length is the folder's share. Slot i of a block
-        belongs to the folder whose part contains (i + offset) / N.
+        Each folder has a part of the interval from 0 to 1. The length of this part is the folder's share. Slot i of a
+        block belongs to the folder whose part contains (i + offset) / N.
         """
         offsets = (blocks * _GOLDEN_RATIO) % 1.0
         slots: Ids = np.ceil(self._ends * BLOCK_SAMPLES - offsets[:, None]).clip(0, BLOCK_SAMPLES).astype(np.int64)

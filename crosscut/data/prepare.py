@@ -25,7 +25,7 @@ from crosscut.data.tokenization.encoding import EncodedBatch, encode_documents
 from crosscut.data.tokenization.tokenizer import Tokenizer, token_dtype
 
 SMALL_CORPUS_BYTES = 16 << 20
-"""Minimum size on disk, in bytes, of a corpus that several processes encode. For less text, starting the processes
+"""Minimum size on disk, in bytes, for which several processes encode a corpus. For less text, starting the processes
 takes longer than encoding in one process.
 """
 

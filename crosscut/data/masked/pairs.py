@@ -100,8 +100,8 @@ class PairSampler(Rows):
         self._shards, self._seed, self._special = tuple(shards), seed, special
         if any(shard.sentences is None for shard in shards):
             raise DataError(
-                "The tokens must have an index of sentences for pairs of segments, but have none. Prepare the tokens "
-                'again with data.objective="masked".'
+                "Pairs of segments need tokens with an index of sentences, but these tokens have none. Prepare the "
+                'tokens again with data.objective="masked".'
             )
         self._found: tuple[int, Pairs] | None = None
         self._order: tuple[tuple[int, int], Ids] | None = None
@@ -109,8 +109,8 @@ class PairSampler(Rows):
         self.samples_per_epoch = sum(self._num_pairs)
         if not self.samples_per_epoch:
             raise DataError(
-                "The tokens must have a document with at least 2 sentences for pairs of segments, but have none. "
-                "Provide longer documents, or set data.pairs=false."
+                "Pairs of segments need a document with at least 2 sentences, but the tokenized text contains no such "
+                "document. Provide longer documents, or set data.pairs=false."
             )
 
     def batch_at(self, first_sample: int, count: int) -> Ids:

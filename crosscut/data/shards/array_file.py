@@ -1,7 +1,7 @@
 """Numbers in a file, read on demand and without a memory map.
 
 If another program truncates a file that is mapped into memory, the next access kills this process with SIGBUS, without
-a message. A read from an open file only returns fewer bytes, which is an error that can be reported.
+a message. A read from an open file merely returns fewer bytes, and this can be reported as an error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reading of a token folder as shards, which are checked against the manifest when they are opened."""
+"""Read a token folder as shards, which are checked against the manifest when they are opened."""
 
 from __future__ import annotations
 

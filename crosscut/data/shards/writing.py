@@ -1,10 +1,10 @@
-"""Writing of token shards: the split into training and validation, and the division into equal training shards, in one
-pass.
+"""Write token shards: split the documents into training and validation, and divide the training documents into equal
+shards, in one pass.
 
 The paper (section 4.1.3) splits documents 29:1 at random and divides the training documents into 5 equal shards, with
-an end of text after each document. The split and the division are decided while the documents are streamed, so only one
-document is held back. The order of documents within a shard does not matter, because training shuffles the documents in
-every epoch.
+an end of text after each document. The split and the division are decided while the documents are streamed, so at most
+one document waits in memory. The order of documents within a shard does not matter, because training shuffles the
+documents in every epoch.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Streaming of documents from files.
+"""Read documents from files as a stream.
 
 A line of a .jsonl file or a row of a .parquet file is one document. A .txt file has no document boundaries. Such a file
 is cut at ends of paragraphs into documents of at most 16,384 characters, so that a single book can be split into
@@ -84,8 +84,8 @@ def read_sources(sources: Sequence[Source], *, text_key: str, blank: bool = Fals
 
 @contextmanager
 def _damage_told_first(source: Source) -> Iterator[None]:
-    """Context in which a damaged compressed source is reported as damaged, and not by an error in its text. The text
-    may be wrong because the data is damaged, and gzip detects damage only at the end of the data.
+    """Context that reports damage in a compressed source before any error in its text. The text may be wrong because
+    the data is damaged, and gzip detects damage only at the end of the data.
     """
     try:
         yield

@@ -1,6 +1,4 @@
-"""Parsing of JSON records from untrusted files. Every fault raises the same exception, with a short reason for
-messages.
-"""
+"""Parse JSON records from untrusted files. Every fault raises the same exception, with a short reason for messages."""
 
 import json
 import sys

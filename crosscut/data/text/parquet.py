@@ -1,4 +1,4 @@
-"""Reading of the text column of a parquet file, row by row.
+"""Read the text column of a parquet file, row by row.
 
 pyarrow reads the format. pyarrow is imported only here, because it is large and most corpora do not need it. Only a few
 hundred rows are in memory at a time.

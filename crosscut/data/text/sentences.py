@@ -3,8 +3,8 @@
 A new sentence begins
 
 1. after a blank line;
-2. after `.`, `!`, `?` or the like (`Terminals.spaced`), closing quotes and brackets, and a blank, unless the next
-   letter is in lower case, or a full stop belongs to an initial (`J.`) or to one of `ABBREVIATIONS`;
+2. after `.`, `!`, `?` or the like (`Terminals.spaced`), closing quotes and brackets, and a blank. Exceptions: the
+   next letter is in lower case, or the full stop belongs to an initial (`J.`) or to one of `ABBREVIATIONS`;
 3. after a terminal of a script such as Chinese, Hindi or Amharic (`Terminals.own`), and closing quotes and brackets,
    with or without a blank.
 

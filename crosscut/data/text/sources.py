@@ -242,7 +242,7 @@ def _zstd() -> tuple[Callable[[], Decompressor], type[Exception]]:
 
 
 def zstd_with(dictionary: bytes = b"") -> tuple[Callable[[], Decompressor], type[Exception]]:
-    """Return the same as the zstd function in `DECOMPRESSORS`, but for data that was compressed with a dictionary."""
+    """Return a pair, as the zstd function in `DECOMPRESSORS` does, for data that was compressed with `dictionary`."""
     import zstandard
 
     trained = zstandard.ZstdCompressionDict(dictionary) if dictionary else None

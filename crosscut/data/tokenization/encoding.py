@@ -1,4 +1,4 @@
-"""Encoding of documents to token ids on all cores, in the order of the documents.
+"""Encode documents to token ids on all cores, in the order of the documents.
 
 Text is sent to worker processes in batches of about 262,144 characters, and the results are collected in the same
 order. The result therefore does not depend on the number of workers. The number of batches in progress is limited, so

@@ -5,8 +5,8 @@ The first source that names a token is used:
 
 1. `manifest.json` of a token folder, because the documents in the folder already end with this token.
 2. `eos_token` in `tokenizer_config.json` or `special_tokens_map.json`, with which `transformers` ends texts.
-3. `eos_token_id` in `config.json`, then in `generation_config.json`. If there are several ids, the first is used. A
-   model stops generation at these ids, and the ids of a chat model often include the end of a turn.
+3. `eos_token_id` in `config.json`, then in `generation_config.json`. If there are several ids, the first is
+   used. Generation stops at each of these ids, and in a chat model one of them often ends a turn.
 """
 
 from __future__ import annotations

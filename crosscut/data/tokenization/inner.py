@@ -1,4 +1,4 @@
-"""Reading of a `tokenizer.json`, or of BERT's `vocab.txt`, with the tokenizers library."""
+"""Read a `tokenizer.json`, or BERT's `vocab.txt`, with the tokenizers library."""
 
 from __future__ import annotations
 

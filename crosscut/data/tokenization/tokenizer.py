@@ -103,14 +103,14 @@ class Tokenizer:
 
         The vocabulary has `vocab_size` entries, with `<|endoftext|>` as entry 0. The vocabulary has fewer entries if
         the text has too few pairs of tokens that occur at least twice. Raises `DataError` for a `vocab_size` below 257
-        (256 bytes and the end of text).
+        (256 bytes and the end-of-text token).
         """
         from tokenizers import Tokenizer as Inner
         from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
         if vocab_size < 257:
             raise DataError(
-                f"`data.vocab_size` must be at least 257 (256 bytes and the end of text), but is {vocab_size}. "
+                f"`data.vocab_size` must be at least 257 (256 bytes and the end-of-text token), but is {vocab_size}. "
                 "Set a larger `data.vocab_size`."
             )
         inner = Inner(models.BPE())

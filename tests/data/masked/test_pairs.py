@@ -166,8 +166,8 @@ def test_tokens_without_sentences_are_an_error() -> None:
     with pytest.raises(DataError) as error:
         PairSampler([bare], sequence_length=S, seed=1, special=SPECIAL)
     assert str(error.value) == (
-        "The tokens must have an index of sentences for pairs of segments, but have none. Prepare the tokens again "
-        'with data.objective="masked".'
+        "Pairs of segments need tokens with an index of sentences, but these tokens have none. Prepare the tokens "
+        'again with data.objective="masked".'
     )
 
 
@@ -175,6 +175,6 @@ def test_documents_of_one_sentence_are_an_error() -> None:
     with pytest.raises(DataError) as error:
         PairSampler([make_shard([[3], [4]])], sequence_length=S, seed=1, special=SPECIAL)
     assert str(error.value) == (
-        "The tokens must have a document with at least 2 sentences for pairs of segments, but have none. Provide "
-        "longer documents, or set data.pairs=false."
+        "Pairs of segments need a document with at least 2 sentences, but the tokenized text contains no such "
+        "document. Provide longer documents, or set data.pairs=false."
     )

@@ -225,7 +225,7 @@ def test_vocabulary_smaller_than_the_bytes_is_an_error() -> None:
     with pytest.raises(DataError) as error:
         Tokenizer.train(TEXTS, vocab_size=256)
     assert str(error.value) == (
-        "`data.vocab_size` must be at least 257 (256 bytes and the end of text), but is 256. "
+        "`data.vocab_size` must be at least 257 (256 bytes and the end-of-text token), but is 256. "
         "Set a larger `data.vocab_size`."
     )
 
