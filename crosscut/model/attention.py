@@ -55,7 +55,7 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """Let every position attend to all positions or, in causal attention, to itself and all earlier positions,
         including the positions in `cache`. If `mask` is given, a position attends only to the positions that the mask
-        shows, on all ranks that share the sequence.
+        shows. Other ranks that share the sequence may hold some of these positions.
         """
         query, key_value = self.qkv(x)
         q = query.unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # [B, A/T, S, D]

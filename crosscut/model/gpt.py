@@ -138,7 +138,7 @@ class GPT(nn.Module):
 
     @property
     def padded_rows(self) -> dict[str, int]:
-        """Number of rows without padding of each parameter that is padded, by parameter name. Loading a checkpoint of
+        """Number of rows of each padded parameter, not counting the padding, by parameter name. Loading a checkpoint of
         another layout needs these numbers, because the padding depends on the layout.
         """
         own = {name for name, _ in self.named_parameters()}
@@ -475,7 +475,7 @@ class GPT(nn.Module):
         if self.task is not None:
             raise ConfigError(
                 f'`model.head` must be "next_token" or "masked_tokens" for the scores of tokens, but is '
-                f'"{self.config.head}". `task_logits` returns the scores of a task.'
+                f'"{self.config.head}". Call `task_logits` for the scores of a task.'
             )
         products = ORDINARY if self.output is None else self.output.products
         if self.prediction is not None:

@@ -22,7 +22,7 @@ def pack_weights(model: nn.Module, mesh: ParallelMesh, *, num_texts: int) -> Non
     """Pack a model's weights in place for generating `num_texts` texts at once: the weights of linear layers, and of
     the output layer unless it is tied to the embedding.
 
-    The call does nothing unless the model is on the CPU in float32, oneDNN is available, the weights are not sharded
+    The weights are packed only if the model is on the CPU in float32, oneDNN is available, the weights are not sharded
     over data ranks, and products for `num_texts` texts are faster with packed weights. A packed model only runs without
     gradients, and cannot be trained, saved or compared. During packing, one weight at a time is in memory twice.
     """
