@@ -34,7 +34,7 @@ def load_arrays(
     kind: type[_Arrays], path: Path, fits: Callable[[_Arrays], bool], *, content: str, remedy: str
 ) -> _Arrays:
     """Read a dataclass that `save_arrays` wrote. Raises `DataError` if the file cannot be read, or if `fits` returns
-    false because the types, shapes and numbers of the arrays contradict each other. In the message, `content` says what
+    false because the types, shapes and values of the arrays contradict each other. In the message, `content` says what
     the file must hold, and `remedy` says what to do.
     """
     try:
@@ -42,7 +42,7 @@ def load_arrays(
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             found = kind(**{field.name: arrays[field.name] for field in fields(kind)})
         if not fits(found):
-            raise ValueError("the types, shapes or numbers of its arrays contradict each other")
+            raise ValueError("the types, shapes or values of its arrays contradict each other")
     except _DAMAGES as error:
         raise DataError(f"`{path}` must hold {content} of the run, but cannot be read: {error}. {remedy}") from None
     return found

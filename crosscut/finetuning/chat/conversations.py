@@ -35,7 +35,7 @@ class Conversation:
 def read_conversations(files: Iterable[str | Path]) -> list[Conversation]:
     """Read the conversations of several files, in order. Blank lines are skipped.
 
-    Raises `DataError` if a record is not a conversation with an answer, with the record's file and line in the message.
+    Raises `DataError` if a record is not a conversation with an answer. The message gives the record's file and line.
     Also raises `DataError` if there is no conversation.
     """
     names = list(files)

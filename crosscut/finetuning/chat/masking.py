@@ -4,7 +4,7 @@ The chat template of the model renders the conversation. There are two ways to f
 
 - The template marks answers with `{% generation %}`. The mask covers what the template writes between the marks, as in
   TRL (`assistant_only_loss`).
-- The template has no marks. An answer then reaches from the end of its prompt (the messages before, rendered with the
+- The template has no marks. An answer then reaches from the end of its prompt (the earlier messages, rendered with the
   generation prompt) to the end of its message (the messages up to the answer, rendered without the generation prompt).
   Both renderings must be prefixes of the whole text.
 
@@ -58,8 +58,8 @@ class Masker:
         self.template = found
 
     def encode(self, conversation: Conversation) -> Encoded:
-        """Return the tokens of a conversation with their mask. Raises `DataError`, with the file and the line, if
-        the template rejects the conversation or the loss would cover no token.
+        """Return the tokens of a conversation with their mask. Raises `DataError` if the template rejects the
+        conversation or the loss would cover no token. The message gives the file and the line.
         """
         try:
             text, spans = self._answers(conversation)

@@ -107,7 +107,7 @@ class Packed:
 
 
 def _fit(packed: Packed) -> bool:
-    """Whether the types, shapes and numbers of the arrays agree with each other."""
+    """Whether the types, shapes and values of the arrays agree with each other."""
     arrays = (packed.tokens, packed.targets, packed.documents, packed.positions)
     if packed.tokens.ndim != 2 or not packed.tokens.size or packed.places.shape != packed.tokens.shape[:1]:
         return False
@@ -122,7 +122,7 @@ def pack(conversations: Sequence[Encoded], *, length: int, padding: int) -> Pack
     """Pack conversations into sequences of `length` tokens. `padding` is the token id that fills the rest of a
     sequence.
 
-    Raises `DataError` if conversations do not fit into a sequence. The message gives their number.
+    Raises `DataError` if any conversations do not fit into a sequence. The message gives their number.
     """
     require_fit(conversations, length)
     groups = _groups(conversations, length)

@@ -183,8 +183,8 @@ def _job(run: ResolvedRun, identity: Mapping[str, Any]) -> _Job:
 
 
 def _identity(kept: Kept) -> dict[str, Any]:
-    """Return the settings and the hashes of the examples that a checkpoint and the run that resumes from it must share,
-    apart from the seed.
+    """Return the settings, except the seed, and the hashes of the examples. A run can resume from a checkpoint only if
+    all of these values are the same.
     """
     fingerprints = [kept.rows(part).fingerprint for part in (TRAIN, DEV)]
     return {**identity_of_settings(kept.run), "data.task": [kept.task.name, *fingerprints]}
@@ -321,7 +321,7 @@ def _train(prepared: _Prepared, job: _Job, rows: Mapping[str, Rows], mesh: Paral
 
 
 def _score_best(prepared: _Prepared, loop: Loop, rows: Mapping[str, Rows], outcome: Outcome) -> None:
-    """Score the checkpoint with the best development score on all parts except training, and write the result."""
+    """Pick the checkpoint with the best development score, score it on all parts but training, and write the result."""
     kept, run, model = prepared.kept, loop.run, loop.trainer.model
     assert loop.evaluations is not None
     best = loop.evaluations.best_step or outcome.last_step  # a resumed run whose metrics are lost has no scores

@@ -32,10 +32,10 @@ def task_outputs(
     """Return the logits of a task, computed without dropout: [E, C], or [T, 2] for spans. Every rank must call this
     function and gets the same result.
 
-    A data rank reads `batch_size` examples together. `padding` is the token id that fills up short rows. A rank reads
-    its examples in rounds, one batch per round. The generator function `follow` receives the rounds and yields them
-    again; it can act before and after each round. Communication: the forward passes' collectives, and one all-reduce of
-    the table over `mesh.tokens`, the data axis.
+    Each data rank reads `batch_size` examples at a time. `padding` is the token id that fills up short rows. A rank
+    reads its examples in rounds, one batch per round. The generator function `follow` receives the rounds and yields
+    them again; it can act before and after each round. Communication: the forward passes' collectives, and one
+    all-reduce of the table over `mesh.tokens`, the data axis.
     """
     was_training, device = model.training, model.mesh.device
     model.eval()

@@ -38,7 +38,7 @@ def plot_confusion(table: Any, names: tuple[str, ...], path: Path) -> None:
 
 
 def _escaped(name: str) -> str:
-    """Return a label on one line, at most 30 characters of it, with escaped dollar signs. matplotlib would read a
-    dollar sign as the start of a formula.
+    """Return a label on one line, cut to 30 characters, with escaped dollar signs. matplotlib would read a dollar sign
+    as the start of a formula.
     """
     return " ".join(name.split())[:30].replace("$", r"\$")

@@ -138,7 +138,7 @@ def _lines(results: Results, table: Any, names: tuple[str, ...]) -> Iterator[str
     for part, path in kept.files.items():
         yield f"- {part}: `{path}`, {kept.rows(part).num_examples:,} examples"
     yield ""
-    yield "Scores are times 100. The test score belongs to the checkpoint with the best development score."
+    yield "Scores are multiplied by 100. The test score belongs to the checkpoint with the best development score."
     yield ""
     yield from _markdown(*_score_table(results))
     yield from ["", "## Scores by step", ""]

@@ -41,10 +41,11 @@ class TaskOrder:
     ensemble: bool = False
     """Whether to also score the mean of the runs' probabilities."""
     epochs: float | None = None
-    """Number of times that a run reads all examples. None means the value in the settings file or, without it, 3."""
+    """Number of times that a run reads all examples. None means the value in the settings file or, if the file gives
+    none, 3."""
     warmup: float | None = None
-    """Fraction of the steps during which the learning rate rises. None means the value in the settings file or, without
-    it, 0.06."""
+    """Fraction of the steps during which the learning rate rises. None means the value in the settings file or, if the
+    file gives none, 0.06."""
     resume: bool = False
     settings: str = ""
     """File with settings; empty for none."""

@@ -61,8 +61,8 @@ def best_answers(
     overlap.
 
     `scores` holds one array [S, 2] for each window: the scores of each token as the first and as the last token of a
-    span. `contexts` maps a question's index to the question's text. The summary token is a window's last token if
-    `is_causal` is true, and otherwise its first token.
+    span. `contexts` maps a question's index to the text that the question is about. The summary token is a window's
+    last token if `is_causal` is true, and otherwise its first token.
     """
     found: dict[int, list[tuple[float, int, int]]] = {}
     empty: dict[int, float] = {}

@@ -80,9 +80,8 @@ def _require_room(encoder: TextEncoder, questions: Sequence[str], name: str, str
     room = encoder.length - encoder.num_special(is_pair=True)
     if not 0 <= stride < room - 1:
         raise ConfigError(
-            f"`--stride` must be at least 0 and below {room - 1} (`training.sequence_length` without the special "
-            f"tokens and one token of the question), but is {stride}. Lower --stride, or raise "
-            "`training.sequence_length`."
+            f"`--stride` must be at least 0 and below {room - 1} (`training.sequence_length` minus the special tokens "
+            f"and minus one question token), but is {stride}. Lower --stride, or raise `training.sequence_length`."
         )
     counts = encoder.count(questions)
     if long := sum(count >= room - stride for count in counts):

@@ -176,7 +176,7 @@ class Rows:
 
 
 def _fit(rows: Rows) -> bool:
-    """Whether the types, shapes and numbers of the arrays agree with each other."""
+    """Whether the types, shapes and values of the arrays agree with each other."""
     flat, number = (rows.ids, rows.types, rows.ends, rows.sources), len(rows.sources) if rows.sources.ndim else 0
     shapes = {(number,), (number, 2)}, {(0, 2), (rows.ids.size, 2)}
     has_shapes = all(array.ndim == 1 for array in flat) and rows.labels.shape in shapes[0]

@@ -28,10 +28,10 @@ class GlueTask:
     """Official scores: `accuracy`, `f1` (of the label with index 1) or `matthews`."""
 
     header: tuple[str, ...] = ()
-    """Column names for files that have labels but no header. Empty if such files have a header."""
+    """Column names, if the task's files with labels have no header. Empty if these files have a header."""
 
     drops_short_lines: bool = False
-    """Whether lines with too few columns are left out, because the published training file has such lines."""
+    """Whether to leave out lines with too few columns. The published training file of some tasks has such lines."""
 
 
 GLUE = {

@@ -1,6 +1,6 @@
 """Official scores of the tasks: accuracy, F1 and Matthews correlation for classification, and SQuAD's EM and F1.
 
-Scores are fractions from 0 to 1 (Matthews correlation: -1 to 1). SQuAD's own program prints them times 100.
+Scores are fractions from 0 to 1 (Matthews correlation: -1 to 1). SQuAD's own program prints them multiplied by 100.
 """
 
 import re

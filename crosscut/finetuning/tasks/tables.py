@@ -52,8 +52,7 @@ class Examples:
     """Names of the labels, by index."""
 
     skipped: int = 0
-    """Number of lines that were left out because columns are missing, for a task whose published file has such lines.
-    """
+    """Number of lines that were left out because columns are missing. Published files of some tasks have such lines."""
 
 
 def read_table(path: Path, *, columns: Columns, labels: Sequence[str] = ()) -> Examples:

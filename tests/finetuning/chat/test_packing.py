@@ -84,7 +84,7 @@ def test_sequences_are_stored(tmp_path):
 )
 def test_arrays_that_contradict_each_other_are_not_read(tmp_path, name, value):
     replace(pack(encoded(5, 4), length=8, padding=7), **{name: value}).save(tmp_path / "chats.npz")
-    with pytest.raises(DataError, match="cannot be read: the types, shapes or numbers of its arrays contradict"):
+    with pytest.raises(DataError, match="cannot be read: the types, shapes or values of its arrays contradict"):
         Packed.load(tmp_path / "chats.npz")
 
 

@@ -83,7 +83,7 @@ def test_arrays_that_contradict_each_other_are_not_read(tmp_path: Path, name: st
     rows = rows_of([2, 5, 3])
     assert (rows.num_examples, rows.ids.size) == (3, 10)
     replace(rows, **{name: value}).save(tmp_path / "rows.npz")
-    with pytest.raises(DataError, match="cannot be read: the types, shapes or numbers of its arrays contradict"):
+    with pytest.raises(DataError, match="cannot be read: the types, shapes or values of its arrays contradict"):
         Rows.load(tmp_path / "rows.npz")
 
 
