@@ -150,8 +150,8 @@ def look_into(root: Path) -> dict[int, Held]:
 
 
 def newest_complete(held: Sequence[Mapping[int, Held]]) -> Found | None:
-    """Find the newest step of which every file is held by some rank, all under the same manifest. Return None if there
-    is no such step. `held` has one entry per rank.
+    """Find the newest step for which every file is held by at least one rank. The files must all belong to the same
+    manifest. Return None if there is no such step. `held` has one entry per rank.
     """
     for step in sorted({step for of_rank in held for step in of_rank}, reverse=True):
         for digest in dict.fromkeys(of_rank[step].manifest for of_rank in held if step in of_rank):

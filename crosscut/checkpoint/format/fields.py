@@ -49,7 +49,7 @@ def counts_of(table: Mapping[str, Any], name: str) -> tuple[int, ...]:
 def checked_file(name: str) -> str:
     """Check that `name` is the name of a file directly in the checkpoint's folder, and return `name`."""
     if name in {"", ".", ".."} or any(character in name for character in "/\\\0"):
-        raise ValueError(f"every file must be directly in the checkpoint's folder, but one is {reprlib.repr(name)}")
+        raise ValueError(f"every file must be directly in the checkpoint's folder, but {reprlib.repr(name)} is not")
     return name
 
 

@@ -27,8 +27,8 @@ _READABLE = (1, FORMAT)
 _NAME = re.compile(r"step-([0-9]{8,18})")
 
 MODEL, AVERAGE = "model", "average"
-"""Groups of a checkpoint's tensors: the last weights and, if the run keeps a moving average of the weights, this
-average. In both groups, the tensors have the names of the parameters."""
+"""Groups of a checkpoint's tensors: the weights after the checkpoint's step and, if the run keeps a moving average of
+the weights, this average. In both groups, the tensors have the names of the parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class Manifest:
 
 
 def holds_average(manifest: Manifest) -> bool:
-    """Whether a checkpoint holds a moving average of the weights in addition to the last weights."""
+    """Whether a checkpoint holds a moving average of the weights in addition to the weights themselves."""
     return any(name.startswith(f"{AVERAGE}.") for name in manifest.tensors)
 
 

@@ -43,7 +43,7 @@ _PLAIN_TYPES: Mapping[tuple[str, str], type] = {
     ("torch.serialization", "_get_layout"): str,
 }
 _DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
-"""Names in the module `torch` that the reader replaces with the same name as a string."""
+"""Names in the module `torch` that the reader replaces with strings of the same name."""
 
 _LOCAL_HEADER = 30
 """Number of bytes in a zip entry's header before the name. The last four bytes are the lengths of the name and of the
@@ -147,8 +147,8 @@ def _read_value(folder: Folder, place: Mapping[str, Any]) -> Value:
 
 
 def without_archive(file: IO[bytes], part: Part) -> Part:
-    """Return a part that gives the position of the tensor's bytes instead of the position of their zip archive, and the
-    CRC-32 from the archive. A part of a newer checkpoint has no archive and is returned unchanged.
+    """Return a part that gives the CRC-32 from the zip archive, and the position of the tensor's bytes instead of the
+    archive's position. A part of a newer checkpoint has no archive and is returned unchanged.
     """
     if not part.archive_bytes:
         return part

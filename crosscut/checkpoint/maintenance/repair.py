@@ -31,7 +31,7 @@ from crosscut.config import CheckpointError
 
 ASIDE = "damaged-"
 _SECONDS_IN_USE = 600
-"""Number of seconds after its last change during which a draft may still belong to an active run."""
+"""A draft whose last change is less than this number of seconds ago may still belong to an active run."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _rebuilt(folder: Folder, good: list[Folder]) -> Manifest:
 
 def _progress(step: int, neighbour: Progress) -> Progress:
     """Return the progress of a run at `step`, derived from `neighbour`, the progress of the same run at another step.
-    The number of samples is computed as if every step had consumed equally many.
+    The number of samples is computed as if every step had consumed the same number of samples.
     """
     per_step = neighbour.samples // neighbour.step if neighbour.step else 0
     return dataclasses.replace(neighbour, step=step, samples=per_step * step)

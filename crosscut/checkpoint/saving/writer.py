@@ -6,7 +6,8 @@ results. When all ranks have written their files, the coordinator adds the index
 folder. Therefore, if `dcp.save` returns on one rank, the checkpoint is complete, and if `dcp.save` raises an error on
 one rank, it raises an error on all ranks.
 
-The module relies on PyTorch passing the lists that `write_data` returns on the ranks to `finish` unchanged.
+The module relies on PyTorch to collect the lists that `write_data` returns on the ranks, and to pass them to `finish`
+unchanged.
 """
 
 import dataclasses
