@@ -87,7 +87,8 @@ class DataConfig:
 
     train_to_validation: int = 29
     """Number of training documents per validation document. The paper splits 29:1. A .txt file belongs as a whole
-    either to training or to validation, unless it is larger than the share of the text that is used for validation."""
+    either to training or to validation. Such a file is split only if it is larger than 64 MiB, or larger than the share
+    of the text that is used for validation."""
 
     verify: bool = True
     """Whether to check every shard against the manifest's hashes before the run starts."""

@@ -125,7 +125,7 @@ class OptimizerConfig:
             if getattr(self, name) and not self.learning_rate:
                 raise ConfigError(
                     f"`optimizer.learning_rate` must be above 0 if `optimizer.{name}` is set, but is "
-                    f"{self.learning_rate}. Set the rate of the other parameters, or remove `optimizer.{name}`."
+                    f"{self.learning_rate}. Set the rate that the other parameters use, or remove `optimizer.{name}`."
                 )
 
     def _check_decay(self) -> None:

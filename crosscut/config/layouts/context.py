@@ -93,8 +93,8 @@ def require_context(model: ModelConfig, layout: Layout, training: TrainingConfig
 
 
 def _require_pieces(layout: Layout, length: int) -> None:
-    """Raise `LayoutError` unless the sequence can be cut into two equal pieces per context rank and, under sequence
-    parallelism, each piece can be cut over the tensor ranks.
+    """Raise `LayoutError` if the sequence cannot be cut into two equal pieces per context rank or, under sequence
+    parallelism, if a piece cannot be cut evenly over the tensor ranks.
     """
     split = layout.tensor if layout.splits_sequence else 1
     multiple = 2 * layout.context * split

@@ -1,4 +1,4 @@
-"""Expansion of a run's `recipe` into settings, and of the settings whose defaults depend on other settings."""
+"""Expand a run's `recipe` into settings, and compute the settings whose defaults depend on other settings."""
 
 import dataclasses
 from typing import Any

@@ -77,8 +77,8 @@ class Holder:
 
     @property
     def runs(self) -> bool | None:
-        """Whether a process of the holder is still running. None on another machine, where only the age of the lock
-        shows this.
+        """Whether a process of the holder is still running. None if the holder is on another machine, because only the
+        age of the lock then shows whether it still runs.
         """
         if self.machine != machine_identity():
             return None
