@@ -352,7 +352,8 @@ class ModelConfig:
         scaling, factor = self.rotary_scaling, self.rotary_factor
         if self.positions == "rotary" and self.head_size % 2:
             raise ConfigError(
-                f"`model.head_size` must be even, but is {self.head_size}. Rotary positions rotate pairs of elements."
+                f"`model.head_size` must be even, but is {self.head_size}. Rotary positions rotate pairs of elements. "
+                "Choose an even head size."
             )
         if factor > 1 and self.positions != "rotary":
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Run with a definite device and precision, even if the run's file leaves these settings open.
+"""A run whose device and precision are decided, even if the run's file leaves these settings open.
 
 A run's file may set `training.device` and `training.precision` to "auto". `resolve` decides these settings once, before
 any rank starts. The trainer, the loop and the forecasts then use the same values.

@@ -107,7 +107,9 @@ def test_a_pooler_is_cut_over_the_ranks() -> None:
 def test_rotations_turn_pairs() -> None:
     with pytest.raises(ConfigError) as error:
         ModelConfig(num_layers=1, hidden_size=9, num_heads=3, positions="rotary")
-    assert str(error.value) == ("`model.head_size` must be even, but is 3. Rotary positions rotate pairs of elements.")
+    assert str(error.value) == (
+        "`model.head_size` must be even, but is 3. Rotary positions rotate pairs of elements. Choose an even head size."
+    )
 
 
 ROTARY = {"num_layers": 1, "hidden_size": 8, "num_heads": 2, "positions": "rotary"}

@@ -23,7 +23,7 @@ RING_BYTES = 1 << 30
 
 
 class ContextChoice(NamedTuple):
-    """A method of computing attention, and the reason for its choice."""
+    """A method of computing attention, and the reason why it was chosen."""
 
     way: ContextAttention
     """Method of computing attention. Never `auto`."""

@@ -35,8 +35,8 @@ _ENDLESS = {
 
 
 class NotRegularError(OSError):
-    """Error for a named pipe, a socket or a device in place of a file. Reading it may block or never end, and it cannot
-    be read a second time.
+    """Error for a named pipe, a socket or a device in place of a file. Reading such a file may block or never end, and
+    its content cannot be read a second time.
     """
 
 

@@ -59,7 +59,7 @@ class Holder:
 
     @classmethod
     def here(cls, token: str) -> "Holder":
-        """Return this process as the holder."""
+        """Return a holder that describes this process."""
         started = {str(os.getpid()): process_start(os.getpid()) or ""}
         return cls(token, socket.gethostname(), machine_identity(), started, time.strftime("%Y-%m-%d %H:%M:%S"))
 
