@@ -135,7 +135,7 @@ class Batch:
     def chunk(self, num_parts: int) -> list[Self]:
         """Split the sequences into `num_parts` equal parts, in order. Sequences that share a label stay together.
         Raises `ConfigError` if the number of sequences, or of labels, is not a multiple of `num_parts`. Call
-        `with_predicted` on the parts, not before.
+        `with_predicted` on the parts, not on the whole batch.
         """
         assert self.predicted is None and self.places is None, "the indexes of a whole batch are not those of its parts"
         what, number = "sequences", len(self.tokens)

@@ -365,8 +365,8 @@ class GPT(nn.Module):
         sequences.
 
         `tokens` is [B, S]; S may be any length. The logits of spans include padding. For `classes` and `choice` of a
-        model with causal attention, padding must be at the ends of the sequences. No other token attends to padding
-        there, so attention needs no mask. Raises `ConfigError` if the model solves no task, or if `num_choices` does
+        model with causal attention, padding must be at the ends of the sequences. No other token attends to such
+        padding, so attention needs no mask. Raises `ConfigError` if the model solves no task, or if `num_choices` does
         not divide B.
         """
         if self.task is None:
