@@ -1,4 +1,4 @@
-"""Code that fine-tuning on conversations and fine-tuning for tasks share."""
+"""Code shared by fine-tuning on conversations and fine-tuning for tasks."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Predict the labels or answers for the examples in a file with a fine-tuned run, on any layout."""
+"""Use a fine-tuned run to predict the labels or answers for the examples in a file, on any layout."""
 
 import dataclasses
 import json

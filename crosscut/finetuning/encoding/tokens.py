@@ -1,7 +1,7 @@
 """Token ids of a text or a pair of texts, as a model expects them.
 
-The special tokens of an encoder come from its own `tokenizer.json`, such as `[CLS] a [SEP] b [SEP]` in BERT. The last
-token of a decoder's row is its end-of-text token, from which the model predicts the label:
+An encoder's own `tokenizer.json` gives its special tokens, for example `[CLS] a [SEP] b [SEP]` in BERT. The last token
+of a decoder's row is its end-of-text token, from which the model predicts the label:
 
     [begin of text] a [line break] b <end of text>
 """
