@@ -120,8 +120,8 @@ def load_model(
     `names` maps the names of the parameters to load to their names in the checkpoint; all other parameters keep their
     values. By default, all parameters are loaded under their own names.
 
-    Each rank reads its own parts. Ranks that serve a model exchange no pickled objects, and PyTorch would pickle its
-    plans if the ranks read together.
+    Each rank reads its own parts alone. If the ranks read together, PyTorch would exchange its plans as pickled
+    objects, and ranks that serve a model must not exchange pickled objects.
     """
     folder = folder_at(checkpoint)
     progress = read_manifest(folder).progress

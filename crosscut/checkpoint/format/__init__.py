@@ -1,1 +1,3 @@
-"""Formats of a checkpoint's files, and strict readers, because anybody may have written the files."""
+"""Formats of a checkpoint's files, and their readers. The readers are strict, because anybody may have written the
+files.
+"""
