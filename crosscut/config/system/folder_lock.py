@@ -78,7 +78,7 @@ class Holder:
     @property
     def runs(self) -> bool | None:
         """Whether a process of the holder is still running. None if the holder is on another machine, because only the
-        age of the lock then shows whether it still runs.
+        age of the lock then shows whether the process still runs.
         """
         if self.machine != machine_identity():
             return None
@@ -253,7 +253,7 @@ class FolderLock:
 
 
 def _create(folder: Path) -> None:
-    """Create a folder that may exist. Raises `ConfigError` if that is not possible."""
+    """Create a folder if it does not exist. Raises `ConfigError` if that is not possible."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
