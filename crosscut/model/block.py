@@ -25,8 +25,8 @@ class Block(nn.Module):
     """One layer: x + attention(norm(x)), then x + mlp(norm(x)); or, with the norms after the residual sums,
     norm(x + attention(x)), then norm(x + mlp(x)). Maps [B, S, H] to [B, S, H].
 
-    `build` is the builder of the layer's modules. Its runner calls the layer and the functions inside the layer. The
-    plain runner adds nothing to these calls.
+    `build` is the builder of the layer's modules. The builder's runner calls the layer and the functions inside the
+    layer. The plain runner adds nothing to these calls.
     """
 
     def __init__(self, part: architecture.Layer, build: Builder) -> None:

@@ -457,8 +457,8 @@ class GPT(nn.Module):
         return hidden
 
     def hidden_form(self, tokens: Tensor) -> tuple[tuple[int, int, int], torch.dtype]:
-        """Return the shape and element type of the hidden states of `tokens` [B, S] between two stages: [B, S, H], or,
-        under sequence parallelism, [B, S/T, H].
+        """Return the shape and element type that the hidden states of `tokens` [B, S] have between two stages. The
+        shape is [B, S, H] or, under sequence parallelism, [B, S/T, H].
         """
         parts = self.mesh.tensor.size if self.mesh.sequence_parallel else 1
         return (tokens.shape[0], tokens.shape[1] // parts, self.config.hidden_size), self.compute_dtype

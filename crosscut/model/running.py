@@ -59,8 +59,8 @@ class Runner:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LossRunner:
-    """Runner of the loss. It gives the loss compiled functions to call, and limits the number of tokens whose logits
-    are in memory at once.
+    """Runner of the loss. It provides compiled functions for the loss to call, and limits the number of tokens whose
+    logits are in memory at once.
 
     By default, nothing is compiled, and the device's default number of tokens is used.
     """
