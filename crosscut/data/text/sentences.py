@@ -45,7 +45,7 @@ _VERSION = 2
 
 
 def sentence_rules() -> str:
-    """Name of the rules that find sentences. The name changes whenever a change of the rules can split a text
+    """Name of the rules that find sentences. The name changes whenever the rules change in a way that can split a text
     differently.
     """
     return f"{_VERSION}, terminals {terminals_digest()}"
