@@ -132,7 +132,7 @@ class Desk(Generic[PartT]):
         self._inbox.put(None)
 
     def open(self) -> None:
-        """Register the current thread as the clients' thread, with its event loop."""
+        """Register the current thread and its event loop as those of the clients' thread."""
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -161,8 +161,8 @@ class Desk(Generic[PartT]):
         most = min(num_free, max(1, num_free // _SHARE))
         if len(orders) > most:
             raise Refusal(
-                f"A request must have at most {most} texts while the server has room for {num_free} more, but has "
-                f"{len(orders)}. Try again later, or send fewer texts at once.",
+                f"A request must have at most {most} texts at the moment, but has {len(orders)}. One request may take "
+                f"only a part of the server's free places ({num_free}). Try again later, or send fewer texts at once.",
                 status=503,
                 code="overloaded",
                 retry=True,
@@ -198,7 +198,9 @@ class Desk(Generic[PartT]):
         return News(tuple(orders.values()), tuple(self._forget(key) for key in cancelled if key in self._numbers), end)
 
     def _next_orders(self) -> dict[int, Order]:
-        """Remove the texts that begin now from the arrived texts, and return them by key, first come first served."""
+        """Choose the texts that begin now, first come first served. Remove them from the arrived texts, and return them
+        by key.
+        """
         sizes = accumulate(len(order.prompt) for order in self._arrived.values())
         num_next = max(1, sum(1 for _ in takewhile(lambda size: size <= self._most_begun, sizes)))
         return {key: self._arrived.pop(key) for key in list(islice(self._arrived, num_next))}

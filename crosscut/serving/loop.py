@@ -29,11 +29,11 @@ def write_texts(decoder: Decoder, desk: Desk[Piece] | None) -> None:
     """Generate the texts that arrive at the first rank's `desk` until the server ends. On all other ranks, `desk` is
     None.
 
-    If the server runs on several ranks, an error inside a shared forward pass ends it, because the other ranks wait for
-    this rank's part of an all-reduce. A request can hardly cause such an error: every request is checked before the
-    pass (`_begin`), the number of prompt tokens per pass is limited, and the cache grows before the pass, after all
-    ranks have agreed that they have the memory (`Decoder.step`). The remaining causes are a broken device, a lost rank,
-    and a device with too little free memory for the forward pass of a long prompt.
+    If the server runs on several ranks, an error inside a shared forward pass ends the server, because the other ranks
+    wait for this rank's part of an all-reduce. A request can hardly cause such an error: every request is checked
+    before the pass (`_begin`), the number of prompt tokens per pass is limited, and the cache grows before the pass,
+    after all ranks have agreed that they have the memory (`Decoder.step`). The remaining causes are a broken device, a
+    lost rank, and a device with too little free memory for the forward pass of a long prompt.
     """
 
     def begin(order: Order) -> int:

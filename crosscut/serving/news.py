@@ -19,7 +19,8 @@ class Order:
     sampling: Sampling | None
     """Sampling options; None for a text to embed."""
     sample: int
-    """Index among the texts with the same prompt and seed. For a text to embed, index within its request."""
+    """Index of the text among the texts with the same prompt and seed. For a text to embed, its index in the request.
+    """
 
 
 @dataclass(frozen=True)

@@ -73,8 +73,7 @@ class ServerOptions:
     """Whether texts may become longer than the model's window. The model no longer sees the beginning of such a long
     text."""
     last_weights: bool = False
-    """Whether to serve the last weights of a checkpoint even if the checkpoint also holds a moving average of the
-    weights."""
+    """Whether to serve the weights of the last step, even if the checkpoint also holds a moving average."""
     adapter: str = ""
     """Folder of an adapter that is merged into the model; empty for none."""
 

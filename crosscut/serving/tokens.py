@@ -1,6 +1,4 @@
-"""Splitting of a text into the parts that its tokens spell. A character that several tokens spell together is not
-split.
-"""
+"""Split a text into the parts that its tokens spell. A character that several tokens spell together is not split."""
 
 import codecs
 from collections.abc import Iterable

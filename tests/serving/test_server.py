@@ -81,10 +81,12 @@ def test_a_key_is_asked_for_and_an_interrupt_ends_it_well(model_folder):
     """One server for both, since starting one takes seconds."""
     server = start(model_folder, "--host", "0.0.0.0", CROSSCUT_API_KEY="secret")
     server.url = server.url.replace("0.0.0.0", "127.0.0.1")
-    for headers, what in (({}, "is missing"), ({"Authorization": "Bearer wrong"}, "is a different key")):
+    for headers, what in (({}, "is missing"), ({"Authorization": "Bearer wrong"}, "has a different value")):
         status, content = server.ask("/v1/models", headers=headers)
         assert (status, content["error"]["code"]) == (401, "invalid_api_key")
-        assert f"`Authorization` must be `Bearer` and the server's key, but {what}." in content["error"]["message"]
+        assert (
+            f"`Authorization` must be `Bearer` followed by the server's key, but {what}." in content["error"]["message"]
+        )
     assert server.ask("/v1/models", headers=KEY | {"Host": "model.example"})[0] == 200
     with closing(post(server, LONG, headers=KEY)) as connection:
         server.wait_for(running=4)  # without a key

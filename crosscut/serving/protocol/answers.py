@@ -69,7 +69,7 @@ class Answer(ABC):
         return self._chunk([self.delta(which, piece)])
 
     def closing(self) -> Iterator[Json]:
-        """Yield a chunk with the token counts after all tokens, if the client requested the counts."""
+        """After all tokens, yield a chunk with the token counts if the client requested them."""
         if self.request.include_usage:
             yield self._chunk([]) | {"usage": self._usage()}
 
@@ -101,7 +101,7 @@ class CompletionAnswer(Answer):
         texts = zip(request.prompts, request.echoed, strict=True) if self._tells_prompt else ()
         parts = [parts_of(text, map(spell, prompt)) for prompt, text in texts]
         self._parts = [iter(one) for one in parts for _ in range(request.num_choices)]
-        """Iterator for each choice over the parts of its prompt's text, one part per token."""
+        """For each choice, an iterator over the parts of the text of its prompt, one part per token."""
 
     def opening(self, which: int) -> Json | None:
         """Return the entry for the prompt if the prompt is echoed as a whole, otherwise None."""

@@ -1,5 +1,5 @@
-"""Conversion of chat messages to the tokens that the model was tuned on, with the chat template from the model's
-folder.
+"""Conversion of chat messages to tokens. The chat template from the model's folder gives the messages the form that the
+model was tuned on.
 
 The template is a Jinja program that comes with the model. It runs in a sandbox in a process of its own (`rendering`),
 with the same settings and names as in `transformers`. A message must not contain the model's special tokens. Such a

@@ -1,4 +1,4 @@
-"""Field-by-field reading of a JSON object. An invalid field raises a `Refusal` that names the field.
+"""Read a JSON object field by field. An invalid field raises a `Refusal` that names the field.
 
 A null field counts as missing, because some clients send null for unused fields. Code that uses an object reads every
 field that it knows and then calls `finish`, which refuses all other fields. No field is therefore silently ignored.

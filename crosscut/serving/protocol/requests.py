@@ -139,7 +139,7 @@ def read_chat(body: object, served: Served) -> Request:
         fields.refuse("top_logprobs", "be omitted unless `logprobs` is true")
     old, new = (fields.integer(name, 1, MOST) for name in ("max_tokens", "max_completion_tokens"))
     if old and new and old != new:
-        fields.refuse("max_tokens", f"be `max_completion_tokens` ({new}) or omitted")
+        fields.refuse("max_tokens", f"equal `max_completion_tokens` ({new}) or be omitted")
     wanted = _Wanted(
         prompts=(prompt,),
         num_choices=num_choices,
@@ -250,15 +250,15 @@ def _include_usage(fields: Fields, *, stream: bool) -> bool:
 def _within_window(
     prompts: tuple[tuple[int, ...], ...], num_tokens: int | None, served: Served, *, tell_prompt: bool
 ) -> int:
-    """Return the maximum number of tokens to generate per text. If `num_tokens` is None, the text may fill the window,
-    and if the server slides the window, half a window is always available. Raises `Refusal` if the prompt or the text
-    is too long.
+    """Return the maximum number of tokens to generate per text. If `num_tokens` is None, the text may fill the window.
+    If the server also slides the window, the text may always have at least half a window of new tokens. Raises
+    `Refusal` if the prompt or the text is too long.
     """
     longest, window = max(len(prompt) for prompt in prompts), served.window
     if longest > (most := max(window, MOST_SLIDING)) and served.slide:
         raise Refusal(
-            f"The prompt must have at most {most} tokens, but has {longest}. The model sees only the last tokens of a "
-            "long prompt. Shorten the prompt.",
+            f"The prompt must have at most {most} tokens, but has {longest}. The model would ignore the beginning of "
+            "such a long prompt in any case. Shorten the prompt.",
             code="context_length_exceeded",
             field="prompt",
         )

@@ -1,1 +1,1 @@
-"""Rendering of chat templates in a separate process. A template is a Jinja program that the model's author wrote."""
+"""Render chat templates in a separate process. A template is a Jinja program that the model's author wrote."""

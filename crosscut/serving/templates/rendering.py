@@ -1,4 +1,4 @@
-"""Rendering of a chat template in a separate process (`program`), which is kept from request to request."""
+"""Render a chat template in a separate process (`program`), which is kept from request to request."""
 
 import os
 import select

@@ -84,9 +84,10 @@ class Guard:
         elif scope["path"].startswith(_PROTECTED):
             given = headers.get("authorization", "").encode()
             if not hmac.compare_digest(given, self._key):
-                what = "is a different key" if given else "is missing"
+                what = "has a different value" if given else "is missing"
                 raise Refusal(
-                    f"`Authorization` must be `Bearer` and the server's key, but {what}. Set the client's API key.",
+                    f"`Authorization` must be `Bearer` followed by the server's key, but {what}. Set the client's API "
+                    "key.",
                     status=401,
                     code="invalid_api_key",
                 )

@@ -1,4 +1,4 @@
-"""Reading of requests: wait for the body of a request, then parse and check it in another thread."""
+"""Read requests: wait for the body of a request, then parse and check it in another thread."""
 
 from collections.abc import Callable
 from typing import TypeVar

@@ -1,4 +1,6 @@
-"""Waiting, in the thread that serves clients, until another thread finishes its work or a client disconnects."""
+"""Functions and classes with which the clients' thread waits until another thread finishes its work or a client
+disconnects.
+"""
 
 import asyncio
 import threading

@@ -151,7 +151,10 @@ CHATS: list[tuple[object, str]] = [
     (says("word " * 300), "The prompt and an answer must fit in the model's window of 256 tokens"),
     (chat(top_logprobs=2), "`top_logprobs` must be omitted unless `logprobs` is true, but is 2."),
     (chat(logprobs=3), "`logprobs` must be true or false, but is 3."),
-    (chat(max_tokens=3, max_completion_tokens=4), "`max_tokens` must be `max_completion_tokens` (4) or omitted, but"),
+    (
+        chat(max_tokens=3, max_completion_tokens=4),
+        "`max_tokens` must equal `max_completion_tokens` (4) or be omitted, but",
+    ),
     (chat(tools=[{"type": "function"}]), '`tools` must be omitted or [], but is [{"type": "function"}]. Tools are'),
     (chat(response_format={"type": "json_object"}), '`response_format` must be omitted or {"type": "text"}, but is'),
     (chat(max_tokens=0), "`max_tokens` must be a whole number from 1 to 2147483647, but is 0."),
