@@ -1,5 +1,5 @@
-"""Assembly of the parts of a tensor on all ranks into one tensor, which is then compared with the uncut model's tensor.
-The uncut model is the whole model on one rank.
+"""Assembly of one tensor from its parts on all ranks. The result is then compared with the uncut model's tensor. The
+uncut model is the whole model on one rank.
 
 A parameter's placement says how the parameter is sharded. An activation has no placement, so the assembly compares
 shapes: if a dimension of the uncut tensor is larger than on one rank, the ranks of an axis hold shards along this
@@ -43,8 +43,8 @@ class Grid:
         return [[rank + place * stride for place in range(size)] for rank in firsts]
 
     def line(self, role: Role) -> list[Tensor]:
-        """Return the parts of the ranks that have position 0 on every axis with another role, in the order of the
-        ranks.
+        """Return the parts of the ranks that have position 0 on every axis whose role is not `role`. The parts are in
+        the order of the ranks.
         """
         others = [(self._stride(name), size) for name, size in self.axes.items() if role_of(name) is not role]
         ranks = range(len(self.parts))
@@ -55,8 +55,8 @@ class Grid:
         return prod(self.axes[name] for name in names[names.index(axis) + 1 :])
 
     def reduced(self, axis: str, parts: list[Tensor], size: int = 1) -> "Grid":
-        """Return a grid with `size` ranks along `axis`, in which ranks of this grid have been combined. `parts` are the
-        tensors of the new grid's ranks, in the order of these ranks.
+        """Return a grid in which ranks of this grid have been combined, so that `axis` has `size` ranks. `parts` are
+        the tensors of the new grid's ranks, in the order of the new ranks.
         """
         return Grid({**self.axes, axis: size}, parts)
 
@@ -100,8 +100,8 @@ def assemble_parameter(grid: Grid, cut_dim: int | None, like: Tensor) -> Assembl
 
 
 def _fit_rows(whole: Tensor, rows: int) -> Tensor:
-    """Return the first `rows` rows. Missing rows are filled with zeros. If a row beyond them is not zero, the last row
-    becomes infinite.
+    """Return the first `rows` rows of a tensor. If the tensor has fewer rows, rows of zeros are appended. If it has
+    more, and one of the further rows is not zero, the last returned row becomes infinite.
     """
     kept = whole[:rows].clone()
     if whole[rows:].any():

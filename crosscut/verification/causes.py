@@ -16,7 +16,7 @@ from crosscut.verification.assembly import Assembled, Grid, distance
 
 class Difference(NamedTuple):
     """First tensor that differs between the cut model (split over the ranks) and the uncut model (whole, on one rank),
-    in both forms.
+    with its values in both models.
     """
 
     kind: str
@@ -143,8 +143,8 @@ _SUM_IS_MISSING = (
     "replicated parameter, the sum of its gradients under sequence parallelism."
 )
 _OFF_BY_A_VECTOR = (
-    "The output is off by the same vector at every token: a bias is added once per rank, is missing, or is not this "
-    "rank's part of the bias."
+    "The output is off by the same vector at every token: every rank adds a bias that only one rank should add, "
+    "no rank adds it, or a rank adds the wrong part of it."
 )
 _REORDERED = (
     "The same numbers appear in another order: check how columns, heads or the sequence are distributed over the ranks."

@@ -20,8 +20,9 @@ from crosscut.verification.report import AVERAGES, ROUNDING, Check, First, Row
 from crosscut.verification.tolerance import MOST, ROUNDINGS, Bounds
 
 _FLOOR = 1e-3
-"""Smallest reference for the relative difference of a gradient, as a fraction of the largest gradient of the same kind.
-Without this bound, a gradient that cancels to almost zero would always differ.
+"""Fraction of the largest element among all tensors of a kind, such as all gradients. The difference of a tensor that
+is not an output is divided by the tensor's largest element, or by this fraction of its kind's largest element if that
+is more. Without this bound, a gradient that cancels to almost zero would always differ.
 """
 
 
@@ -54,8 +55,8 @@ class Comparison:
             for kind in ("parameter", "average")
             for name, factor in amplification.items()
         }
-        """Allowed differences between cut and uncut tensors that are larger than the tolerance, keyed by the tensor's
-        kind and name.
+        """Allowed differences between cut and uncut tensors, keyed by the tensor's kind and name. The bound of a tensor
+        that is not listed is the tolerance.
         """
         self._rounded: dict[tuple[str, str], float] = {}
         """Difference between each uncut tensor and the exact one, keyed by the tensor's kind and name."""
@@ -64,7 +65,8 @@ class Comparison:
 
     def run(self) -> None:
         """Gather the tensors of all ranks on the first rank and compare them. If an error occurs on the first rank, it
-        is raised after all ranks have sent their tensors. Raises `TrainingError` if the uncut step is not finite.
+        is raised after all ranks have sent their tensors. Raises `TrainingError` if the loss or the gradient norm of
+        the uncut step is not finite.
         """
         failure: Exception | None = None if self.uncut is None else _failure_to_be_finite(self.uncut)
         self._numbers = gather_to_first((self.cut.loss, self.cut.norm)) or self._numbers
@@ -292,8 +294,8 @@ class Comparison:
         return max(_apart(loss, self.uncut.loss) for loss, _ in self._numbers)
 
     def _worst(self, title: str, kind: str) -> Check:
-        """Return the check for the largest difference of a kind. If differences exceed their own bounds, return the
-        check for the largest one among them.
+        """Return the check for the largest difference of a kind. If any differences exceed their own bounds, return the
+        check for the largest of those.
         """
         keys = [key for key in self._differences if key[0] == kind]
         worst = max(keys, key=lambda key: (not self._agrees(key), self._differences[key]))
@@ -314,9 +316,9 @@ _LOSS_CAUSE = (
 
 
 def _stages_with(parts: list[Any], mesh: ParallelMesh) -> list[list[Any]]:
-    """Split the parts of a tensor by pipeline stage, and return the stages that hold the tensor. `parts` has one entry
-    per rank; an entry is None if the rank holds no part. Without a pipeline, or if no rank holds the tensor, all parts
-    count as one stage.
+    """Split the parts of a tensor by pipeline stage, and return the parts of each stage that holds the tensor. `parts`
+    has one entry per rank; an entry is None if the rank holds no part. Without a pipeline, or if no rank holds the
+    tensor, all parts count as one stage.
     """
     size = len(parts) // (1 if mesh.pipeline is None else mesh.pipeline.size)
     stages = [parts[start : start + size] for start in range(0, len(parts), size)]  # the pipeline is outermost
@@ -330,8 +332,8 @@ def _failure_to_be_finite(uncut: Recording) -> Exception | None:
     if math.isfinite(uncut.loss) and math.isfinite(uncut.norm):
         return None
     return TrainingError(
-        "The step of the uncut model must be finite for a comparison, but its loss is "
-        f"{uncut.loss:g} and its gradient norm is {uncut.norm:g}. Verify in a precision with a larger range."
+        "The loss and the gradient norm of the uncut model must be finite for a comparison, but are "
+        f"{uncut.loss:g} and {uncut.norm:g}. Verify in a precision with a larger range."
     )
 
 

@@ -119,8 +119,8 @@ def _judge(one: Draw, other: Draw, *, same_data: bool) -> str:
 
 
 class _Draws(TorchDispatchMode):
-    """Context that records every draw inside a module's forward call. Draws outside all modules belong to the making of
-    the batch and are ignored.
+    """Context that records every draw inside a module's forward call. Draws outside all modules serve to make the batch
+    and are ignored.
     """
 
     def __init__(self, model: nn.Module, mesh: ParallelMesh) -> None:

@@ -35,7 +35,7 @@ def verify_module(
 
     The proof watches modules through their forward calls. Dropout is off when numbers are compared (`model.eval()`) and
     on when random draws are compared. `name` is the name of the model in the report. Raises `ConfigError` for a model
-    without parameters, and `TrainingError` if the step on one rank is not finite.
+    without parameters, and `TrainingError` if the loss or the gradient norm of the step on one rank is not finite.
 
         report = verify_module(build, loss, make_mesh(Layout(tensor=2), device))
         assert report.same, report.first

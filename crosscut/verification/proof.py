@@ -81,7 +81,7 @@ def prove(claim: Claim, mesh: ParallelMesh) -> Report:
 
     The cut and the uncut model first run the step with dropout, to compare the random draws. Dropout is off when
     numbers are compared, because each rank drops different elements by design. An error on the first rank is raised on
-    all ranks. Raises `TrainingError` if the uncut step is not finite.
+    all ranks. Raises `TrainingError` if the loss or the gradient norm of the uncut step is not finite.
     """
     start = time.perf_counter()
     uncut = _uncut(claim.make_uncut or claim.make_step, mesh)
@@ -283,6 +283,6 @@ _CHECK_CAUSES = {
 
 
 def _first_failed(checks: tuple[Check, ...]) -> First | None:
-    """Return the first failed check. Rounding comes last: if only rounding fails, the cut need not be the cause."""
+    """Return the first failed check. Rounding comes last: if only rounding fails, the layout need not be the cause."""
     failed = next((check for check in checks if not check.same), None)
     return None if failed is None else First(failed.name, "step", _CHECK_CAUSES.get(failed.name, failed.told))

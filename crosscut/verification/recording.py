@@ -87,9 +87,10 @@ class Recording:
         return replace(self, outputs=outputs, returned=returned)
 
     def of_stages(self, *, has_loss: bool = True) -> "Recording":
-        """Return a copy in a form in which pipeline stages and the uncut model can be compared: tensors from the whole
-        model's own code are left out, and the first of several outputs has the name of its call. On a stage without the
-        loss (`has_loss` is false), the gradients that the next stage sent are also left out.
+        """Return a copy in a form in which pipeline stages and the uncut model can be compared. Tensors that the
+        top-level module itself computes are left out. If a call has several outputs, the first is named after the call
+        alone. On a stage without the loss (`has_loss` is false), the gradients that the next stage sent are also left
+        out.
         """
         outputs, returned = (
             {self.firsts.get(name, name): tensor for name, tensor in seen.items() if not self._is_of_root(name)}

@@ -56,7 +56,7 @@ any length.
 """
 SHORTEST_SEQUENCE = 2
 """Minimum length of a verified sequence, in tokens. A sequence of one token is extended, because a single token attends
-only to itself with weight 1 in every head. Bugs in the order of heads would stay hidden.
+only to itself, with weight 1 in every head, and bugs in the order of heads would stay hidden.
 """
 
 

@@ -1,9 +1,9 @@
 """Check that packed documents give the same results as the same documents in separate sequences.
 
 With `training.document_mask`, a sequence holds several documents that do not attend to each other. The check runs the
-cut model on packed sequences, and again on one sequence per document without mask and with ordinary positions. Both
-runs must have the same loss and the same gradients. Plain Python code here cuts out the documents. It shares nothing
-with the code that finds documents during training.
+cut model on packed sequences, and again on one sequence per document, without the mask and with ordinary positions.
+Both runs must have the same loss and the same gradients. Plain Python code here cuts out the documents. It shares
+nothing with the code that finds documents during training.
 
 Shapes: B sequences, S tokens per sequence, D documents per sequence.
 """
@@ -27,8 +27,9 @@ MOST_DOCUMENTS = 4
 """Maximum number of documents in a verified sequence."""
 
 _FLOOR = 1e-3
-"""Smallest reference for the relative difference of a gradient, as a fraction of the largest gradient. Without this
-bound, gradients that consist of rounding alone, such as the gradients of key biases, would always differ.
+"""Fraction of the largest gradient. The difference of a gradient is divided by the gradient's largest element, or by
+this fraction of the largest gradient if that is more. Without this bound, gradients that consist of rounding alone,
+such as the gradients of key biases, would always differ.
 """
 
 
@@ -65,10 +66,10 @@ def separated(batch: Batch, *, end_of_text: int) -> list[Batch]:
 def compare_documents(
     trainer: Trainer, micro_batches: Sequence[Batch], *, end_of_text: int, tolerance: float
 ) -> list[Check]:
-    """Check that the packed `micro_batches` of this data rank have the same loss and the same gradients as their
-    documents in separate sequences. `micro_batches` hold whole sequences, and this function takes the part of each
-    context rank. Every rank must call this function. The list has one check on the first rank and is empty on the
-    others.
+    """Compare the `micro_batches` of this data rank, whose sequences are packed, with their documents in separate
+    sequences. Check that both give the same loss and the same gradients. `micro_batches` hold whole sequences, and this
+    function takes the part of each context rank. Every rank must call this function. The list has one check on the
+    first rank and is empty on the others.
     """
     apart = [part for batch in micro_batches for part in separated(batch, end_of_text=end_of_text)]
     with uncompiled(trainer.model):  # the shapes are as in training, but there is no mask
