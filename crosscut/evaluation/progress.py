@@ -18,8 +18,8 @@ _MEASURED_SECONDS = 1.0
 """Minimum time in seconds that is measured for the forecast."""
 
 _LONG_BATCH_SECONDS = 10.0
-"""Minimum time in seconds of a first batch that counts for the forecast. A shorter first batch does not count, because
-the start-up of the device makes it slower than the other batches.
+"""Minimum time in seconds that the first batch must take to count for the forecast. A first batch that takes less time
+is left out, because the start-up of the device makes it slower than the other batches.
 """
 
 

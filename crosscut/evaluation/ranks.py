@@ -25,8 +25,8 @@ module level, because it is sent to other processes.
 
 @dataclass(frozen=True, kw_only=True)
 class Machinery:
-    """Layout, device, precision and choice of the weights with which a model is scored. The layout and the device
-    change only the last digits of a score.
+    """Layout, device, precision and weights with which a model is scored. The layout and the device change only the
+    last digits of a score.
     """
 
     layout: Layout = field(default_factory=Layout)
@@ -34,8 +34,7 @@ class Machinery:
     precision: str = "float32"
     """Precision of the weights and the matrix products."""
     last_weights: bool = False
-    """Whether to score a checkpoint's last weights even if the checkpoint also holds a moving average of the weights.
-    """
+    """Whether to score the weights of the last step, even if the checkpoint also holds a moving average."""
     adapter: str = ""
     """Folder of an adapter that is merged into the model; empty for none."""
 

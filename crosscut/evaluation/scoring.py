@@ -26,7 +26,8 @@ from crosscut.parallel.collectives import all_reduce
 Ids = npt.NDArray[np.int64]
 
 Rounds = Iterable[Sequence[int]]
-"""Indices of the windows that a rank reads: one sequence per round. The windows of a round are read together."""
+"""Indices of the windows that a rank reads: one sequence per round. The rank reads the windows of a round in one batch.
+"""
 
 Follow = Callable[[Rounds], Rounds]
 """Generator function around the rounds of a rank: it yields each round that it receives, and can act before and after
@@ -62,10 +63,10 @@ def score_windows(
 
     The targets are the next tokens of a text, or its masked tokens.
 
-    A data or context rank reads `batch_size` windows together. The rank takes its rounds from the generator
+    Each data or context rank reads `batch_size` windows at a time. The rank takes its rounds from the generator
     `follow(rounds)`, which can act before and after each round. Communication: the messages of the forward passes, and
-    one all-reduce of three elements per window over `mesh.tokens`, the data and the context axis. In a pipeline, also
-    one all-reduce over the stages.
+    one all-reduce of three elements per window over `mesh.tokens`, the data and context axes. In a pipeline, also one
+    all-reduce over the stages.
     """
     was_training = model.training
     model.eval()

@@ -145,8 +145,11 @@ def _refused(source: ModelSource, ids: list[int]) -> str:
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        ([], "A text must have from 1 to 16 tokens (the model's longest sequence), but has 0. "),
-        ([5] * 17, "A text must have from 1 to 16 tokens (the model's longest sequence), but has 17. Split the text."),
+        ([], "A text must have from 1 to 16 tokens (the model's maximum sequence length), but has 0. "),
+        (
+            [5] * 17,
+            "A text must have from 1 to 16 tokens (the model's maximum sequence length), but has 17. Split the text.",
+        ),
         ([5, V], f"A text's token ids must be from 0 to {V - 1}, the model's last vocabulary entry, but are from 5 to"),
         ([-1], f"A text's token ids must be from 0 to {V - 1}, the model's last vocabulary entry, but are from -1 to"),
     ],

@@ -1,4 +1,4 @@
-"""Embedding of texts that arrive one after another, from many clients. Texts of several clients share a forward pass.
+"""Embed texts that arrive one after another, from many clients. Texts of several clients share a forward pass.
 
 Texts are taken in the order of fair queueing (Demers, Keshav and Shenker 1989). Text i of a request gets a time: the
 value of a clock at the request's arrival, plus i. The text with the lowest time is taken next, and the clock advances
@@ -20,7 +20,9 @@ from crosscut.evaluation.embeddings.vectors import embeddings
 from crosscut.model import GPT
 
 _PASSES = 2
-"""Number of passes whose texts are sorted by length together. A text that arrives meanwhile waits for these passes."""
+"""Number of passes whose texts are sorted together by length. A text that arrives while these passes run waits for
+them.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,13 +70,13 @@ class Embedder:
         request.
 
         Raises `ConfigError` for a text without tokens, an id outside the vocabulary, and a text that is longer than the
-        model's longest sequence.
+        model's maximum sequence length.
         """
         config = self._model.config
         if not 1 <= len(ids) <= config.max_sequence_length:
             raise ConfigError(
-                f"A text must have from 1 to {config.max_sequence_length} tokens (the model's longest sequence), but "
-                f"has {len(ids)}. Split the text."
+                f"A text must have from 1 to {config.max_sequence_length} tokens (the model's maximum sequence "
+                f"length), but has {len(ids)}. Split the text."
             )
         if not 0 <= min(ids) <= max(ids) < config.vocab_size:
             raise ConfigError(

@@ -1,5 +1,5 @@
-"""Texts to embed: reading of lines, encoding to token ids, and checks of the settings files that a
-sentence-transformers model has beside its weights.
+"""Texts to embed: read lines, encode them to token ids, and check the settings files that a sentence-transformers model
+has beside its weights.
 """
 
 import sys
@@ -92,7 +92,7 @@ def encode_texts(place: str, read: Callable[[], Sequence[str]], on: Machinery, m
 def longest_text(source: ModelSource, asked: int = 0) -> int:
     """Return the maximum number of tokens of a text to embed. `asked` is the maximum that the user requested. If
     `asked` is 0, the maximum is `max_seq_length` in the model's `sentence_bert_config.json` or, without this setting,
-    the length of the model's longest sequence. Raises `ConfigError` if `asked` exceeds the model's longest sequence, or
+    the model's maximum sequence length. Raises `ConfigError` if `asked` exceeds the model's maximum sequence length, or
     if `max_seq_length` is not a whole number of at least 1.
     """
     most = source.model.max_sequence_length

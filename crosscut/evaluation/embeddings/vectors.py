@@ -41,8 +41,8 @@ def embed(
     """Return the embedding of each text that `read` returns, with the encoder at `place`, on the ranks of `on`.
 
     Texts of similar length share a batch of `batch_size` texts. A text is cut after `max_tokens` tokens; 0 means the
-    length in the model's `sentence_bert_config.json`, or, without this file, the model's longest sequence. `tell` is
-    called with messages about heads that are not loaded and texts that are cut. Before a rank starts, raises
+    length in the model's `sentence_bert_config.json` or, without this file, the model's maximum sequence length. `tell`
+    is called with messages about heads that are not loaded and texts that are cut. Before a rank starts, raises
     `ConfigError` for a model that is not an encoder or whose embeddings are computed differently, `DataError` for a
     text without tokens, and the errors of `read` and of `find_model`.
     """
