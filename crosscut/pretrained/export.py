@@ -55,7 +55,7 @@ class Exported:
     num_bytes: int
     """Total size of the tensors in bytes."""
     is_averaged: bool = False
-    """Whether the tensors are the moving average in a checkpoint instead of the last weights."""
+    """Whether the tensors are the moving average in a checkpoint instead of the weights of the last step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,8 +236,8 @@ def _with_adapter(source: ModelSource, tensors: Iterator[Tensor]) -> Iterator[Te
 
 
 def _require_tensors(stored: StoredTensors, config: ModelConfig, dtype: torch.dtype, group: str) -> None:
-    """Raise `CheckpointError` unless the checkpoint holds all tensors of the model in this group, in the shapes of the
-    model and in one type.
+    """Raise `CheckpointError` unless the checkpoint's `group` of tensors holds all tensors of the model, with the
+    model's shapes and the type `dtype`.
     """
     for weight in weights_of(config):
         entry, (rows, *columns) = stored.entry(f"{group}.{weight.name}"), weight.shape
@@ -307,8 +307,8 @@ def _published(
 
 
 def _put_together(pieces: list[tuple[Weight, int]], read: Callable[[str], Tensor]) -> Tensor:
-    """Assemble one published tensor. `pieces` lists the Crosscut parameters that contribute rows, each with the index
-    of the published tensor among this parameter's sources.
+    """Assemble one published tensor. `pieces` lists the Crosscut parameters that contribute rows, each with the
+    position of the published tensor in that parameter's list of sources.
     """
     found: Tensor | None = None
     for weight, index in pieces:

@@ -1,6 +1,6 @@
 """Names and layouts of published weights: one table per model family, used for reading and for writing.
 
-A published model has the same matrices under other names and in other layouts. Five things differ:
+A published model has the same matrices as Crosscut's model, under other names and in other layouts. Five things differ:
 
 - Queries, keys and values are three tensors (in GPT-2: stacked in one tensor). In Crosscut, one parameter holds the
   queries, and a second parameter holds keys and values, which alternate head by head.
@@ -94,8 +94,8 @@ class _Names:
     block: Mapping[str, tuple[Source, ...]]
     """Sources of modules in a layer, keyed by Crosscut's name of the module."""
     buffers: str
-    """Pattern for names of buffers that older versions stored with the parameters. Newer versions compute the
-    buffers.
+    """Pattern for names of buffers that older versions of `transformers` stored with the parameters. Newer versions
+    compute the buffers.
     """
     optional_prefix: str = ""
     """Pattern for the prefix of the names in files that also hold a head. Files of the bare model omit the prefix."""
@@ -331,7 +331,7 @@ def count_layers(config: ModelConfig, names: Iterable[str]) -> int:
 
 def is_harmless(config: ModelConfig, name: str) -> bool:
     """Whether a file may contain this tensor although the tensor is not a parameter of the model: a copy of tied
-    weights, or a buffer that newer versions compute.
+    weights, or a buffer that newer versions of `transformers` compute.
     """
     tied = config.tied and name == f"{_OUTPUT.name}.weight"
     return tied or re.fullmatch(_names_of(config).buffers, name) is not None

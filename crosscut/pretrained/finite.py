@@ -22,8 +22,8 @@ def require_finite(model: GPT, place: object, *, is_published: bool) -> None:
     and the message uses the tensor's published name.
 
     Every rank must call this. Each rank checks its own part of each parameter. Communication: for each parameter, the
-    offsets of the rank's part, and the number of its values that are not finite. A rank sends zeros for parameters of
-    other pipeline stages.
+    offsets of the rank's part, and the number of values in this part that are not finite. A rank sends zeros for
+    parameters of other pipeline stages.
     """
     parameters = dict(model.named_parameters())
     described = list(describe(model.config).parameters())

@@ -1,4 +1,4 @@
-"""Loading of a published model's files into a sharded model. Every rank reads only its own rows and columns."""
+"""Load a published model's files into a sharded model. Every rank reads only its own rows and columns."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path

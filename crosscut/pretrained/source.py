@@ -1,6 +1,4 @@
-"""Search for a model in a run's folder, a checkpoint or a Hugging Face folder, and loading of the model on each
-rank.
-"""
+"""Find a model in a run's folder, a checkpoint or a Hugging Face folder, and load it on each rank."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -58,7 +56,7 @@ class ModelSource:
     is_published: bool = False
     """Whether `folder` holds a published model. If not, the folder is a checkpoint."""
     is_averaged: bool = False
-    """Whether the weights are the moving average in the checkpoint instead of the last weights."""
+    """Whether the weights are the moving average in the checkpoint instead of the weights of the last step."""
     adapter: str = ""
     """Folder of an adapter in PEFT's format that is merged into the weights; empty for none."""
     left_out: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Partial reading of the safetensors files of a folder.
+"""Read parts of the tensors in the safetensors files of a folder.
 
 A rank requests the rows and columns that it holds, and receives them in blocks. A file that is mapped into memory
 counts as the rank's own memory, and the operating system maps more pages than the rank reads. The file is therefore

@@ -1,5 +1,5 @@
-"""Loading of a model's layers into a model with a different head. For example, the layers of a BERT for masked tokens
-are loaded into a BERT for classes.
+"""Load a model's layers into a model with a different head. For example, the layers of a BERT for masked tokens are
+loaded into a BERT for classes.
 """
 
 from collections.abc import Iterable, Mapping
@@ -121,8 +121,8 @@ def _candidates(name: str, ours: ModelConfig, theirs: ModelConfig) -> Iterable[s
 
 
 def _only_heads(new: list[str], source: ModelSource) -> tuple[str, ...]:
-    """Return the names `new` of parameters that the source lacks. Raises `CheckpointError` if one of these parameters
-    belongs to no head.
+    """Return `new`, the names of the parameters that the source lacks. Raises `CheckpointError` if one of these
+    parameters belongs to no head.
     """
     if missing := [name for name in new if not name.startswith(_HEADS)]:
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Writing of safetensors files, one tensor at a time, split into files of limited size.
+"""Write safetensors files of limited size, one tensor at a time.
 
 The tensors have the names and the order that `families` defines. `checkpoint.format.tensor_file` describes the format.
 """
