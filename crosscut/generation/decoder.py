@@ -52,8 +52,9 @@ _FIRST_CAPACITY = 64
 """Initial number of tokens per row in the cache. When a row needs more, the cache grows by half, up to the window."""
 
 _YIELDED = 512
-"""Number of later texts that may overtake a waiting text, per position of the text in its request. At most `_YIELDED` x
-i texts overtake the text with index i (`sample`), so no text waits forever."""
+"""Limit on the later texts that overtake a waiting text. At most `_YIELDED` x i texts overtake the text with index i in
+its request (`sample`), so no text waits forever.
+"""
 
 _FAILED = -1
 """Placeholder for the next token if an error was raised when the token was chosen."""
@@ -425,7 +426,7 @@ def _no_room(num_tokens: int, failure: Exception | None) -> GenerationError:
 
 
 def _agreed(choices: list[int], mesh: ParallelMesh) -> list[int]:
-    """Make all ranks that the layers are sharded over choose the same tokens. Otherwise, different kinds of devices
+    """Make all ranks over which the layers are sharded choose the same tokens. Otherwise, different kinds of devices
     might round nearly equal scores differently and choose different tokens.
     """
     if mesh.sharding is None or not choices:

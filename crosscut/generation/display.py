@@ -75,7 +75,7 @@ class Silent(Display):
 
 @final
 class Stream(Display):
-    """Display of a single text that grows while the text is generated."""
+    """Display that prints a single text as it is generated."""
 
     def __init__(self, texts: Sequence[Written]) -> None:
         super().__init__(texts)
@@ -91,8 +91,8 @@ class Stream(Display):
 
 @final
 class InOrder(Display):
-    """Display of complete texts, in the order of the prompts. A text is printed once it and all earlier texts have
-    ended, either below a heading with the text's number or as a line of JSON.
+    """Display of complete texts, in the order of the prompts. A text is printed when it and all earlier texts have
+    ended. It is printed below a heading with its number, or as a line of JSON.
     """
 
     def __init__(self, texts: Sequence[Written], *, as_json: bool) -> None:

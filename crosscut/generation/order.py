@@ -53,7 +53,7 @@ class Order:
     device: str
     precision: str
     last_weights: bool = False
-    """Whether to use a checkpoint's last weights even if the checkpoint also holds a moving average of the weights."""
+    """Whether to use the weights of the last step, even if the checkpoint also holds a moving average."""
     adapter: str = ""
     """Folder of an adapter that is merged into the model; empty for none."""
     num_words: int = USUAL_WORDS

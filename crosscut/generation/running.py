@@ -49,8 +49,9 @@ class Text:
         self.history = History(sampling, prompt)
         self.num_prompt, self.most_tokens = len(prompt), len(prompt) + sampling.num_tokens
         self.num_told = 0 if sampling.tell_prompt else len(prompt) - (sampling.num_tokens == 0)
-        """Number of prompt tokens that have been reported or need not be. If no tokens are generated, at least the last
-        prompt token is reported."""
+        """Number of prompt tokens that have been reported or need not be reported. If no tokens are generated, at least
+        the last prompt token is reported.
+        """
         self.first = 0
         """Index of the first token that the model sees."""
         self.num_read = 0

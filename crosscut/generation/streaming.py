@@ -113,8 +113,8 @@ class _Match:
         """
 
     def push(self, character: str) -> bool:
-        """Add a character, and return whether the text now ends with the whole string. After that, no character may be
-        added.
+        """Add a character, and return whether the text now ends with the whole string. If it does, no further character
+        may be added.
         """
         self.length = self._longer(self.length, character)
         if self.length > len(self._borders):
