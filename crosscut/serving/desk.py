@@ -38,7 +38,7 @@ MOST_EMBEDDED_BEGUN = 1 << 17
 because the embedder only checks the token ids of a text to accept it, which takes little time."""
 
 MOST_UNREAD = 4096
-"""Maximum number of generated tokens of a request that the client has not read yet."""
+"""Maximum number of tokens that have been generated for a request, but not yet read by its client."""
 
 HEARTBEAT = 30.0
 """Interval in seconds at which the first rank of an idle server sends the other ranks a sign of life."""
@@ -112,16 +112,20 @@ class Desk(Generic[PartT]):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._keys = count()
         self._jobs: dict[int, tuple[Job[PartT], int]] = {}
-        """Job of each unfinished text, and the text's index within this job, by the text's key. Belongs to the clients'
-        thread."""
+        """Maps the key of each unfinished text to the text's job and to the index of the text within this job. Belongs
+        to the clients' thread.
+        """
         self._arrived: dict[int, Order] = {}
         """Orders (texts to start) that have arrived but not begun, by key. Belongs to the computing thread."""
         self._beginning: list[int] = []
         self._numbers: dict[int, int] = {}
-        """Number that the decoder or the embedder gave each text, by the text's key. Belongs to the computing thread.
+        """Maps the key of each text to the number that the decoder or the embedder gave the text. Belongs to the
+        computing thread.
         """
         self._known: dict[int, int] = {}
-        """Key of each text, by the number that the decoder or the embedder gave it. Belongs to the computing thread."""
+        """Maps the number that the decoder or the embedder gave a text to the text's key. Belongs to the computing
+        thread.
+        """
 
     def stop(self) -> None:
         """Refuse new requests from now on, and end the server when all accepted requests are answered or the grace time
