@@ -65,8 +65,8 @@ def compare_draws(mine: list[Draw], mesh: ParallelMesh) -> Disagreement | None:
 
 
 def draws_of_stages(mine: list[Draw], mesh: ParallelMesh) -> list[Draw] | None:
-    """Return the draws of each pipeline stage's first rank, stage by stage. Every rank must call this function. Returns
-    None on all ranks except the first. Without a pipeline, returns `mine` on every rank.
+    """Return the draws of each pipeline stage's first rank, stage by stage, on the first rank. Return None on the other
+    ranks. Without a pipeline, return `mine` on every rank. Every rank must call this function.
     """
     if mesh.pipeline is None:
         return mine

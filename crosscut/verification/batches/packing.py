@@ -37,8 +37,9 @@ def pack(tokens: Tensor, *, end_of_text: int, num_free: int, generator: torch.Ge
     """Write end-of-text tokens into `tokens` [B, S + 1], in place, so that every sequence has D documents of random
     lengths.
 
-    D is `MOST_DOCUMENTS`, or fewer if a sequence is too short. Only the tokens 1 to `num_free` of a sequence may be
-    overwritten. No other token of the batch remains an end-of-text token.
+    D is `MOST_DOCUMENTS`, or fewer if a sequence is too short. End-of-text tokens that `tokens` already holds are first
+    replaced by another token. The new end-of-text tokens are written only to the positions 1 to `num_free` of a
+    sequence.
     """
     tokens[tokens == end_of_text] = end_of_text - 1 if end_of_text else 1
     num_borders = max(min(MOST_DOCUMENTS - 1, num_free), 0)
