@@ -135,8 +135,8 @@ def _batch(texts: Sequence[Ids], windows: Sequence[Window]) -> tuple[Batch, Tens
 
 
 def _masked_batch(texts: MaskedTexts, windows: Sequence[Window]) -> tuple[Batch, Tensor]:
-    """Return the batch of windows over texts with masked tokens, in the same form as `_batch` does. The batch also has
-    a mask that is false for padding.
+    """Do the work of `_batch` for windows over texts with masked tokens. The returned batch also has a mask that is
+    false for padding.
     """
     size = (max(1, len(windows)), max((window.length for window in windows), default=1))
     tokens, targets = np.zeros(size, dtype=np.int64), np.full(size, IGNORED, dtype=np.int64)

@@ -235,8 +235,9 @@ def _chances(scores: Tensor, temperature: float) -> Tensor:
 
 
 def _likeliest(chances: Tensor, mass: float) -> tuple[Tensor, Tensor]:
-    """Return probabilities and tokens in descending order, enough of them that the probabilities reach `mass`. A small
-    number of tokens is tried first, because this is faster than sorting all tokens.
+    """Return the probabilities of the likeliest tokens, in descending order, and these tokens. There are enough tokens
+    for a total probability of at least `mass`. A small number of tokens is tried first, because this is faster than
+    sorting all tokens.
     """
     values, tokens = chances.topk(min(_LIKELIEST, chances.numel()))
     return (values, tokens) if float(values.sum()) >= mass else chances.sort(descending=True)
