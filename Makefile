@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow check format docs benchmarks clean
+.PHONY: demo test test-slow test-gpu check format docs benchmarks clean
 
 demo: .venv/ready
 	@folder=runs/demo; number=1; \
@@ -15,6 +15,9 @@ test: .venv/ready
 
 test-slow: .venv/ready-slow
 	$(BIN)/python -m pytest -m slow
+
+test-gpu: .venv/ready
+	$(BIN)/python -m pytest -m gpu
 
 check: .venv/ready
 	$(BIN)/ruff check .

@@ -28,6 +28,14 @@ hypothesis.settings.register_profile("project", deadline=None)
 hypothesis.settings.load_profile("project")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide the machine's GPUs from all tests but those of `make test-gpu`. The device of a run is `auto` by default,
+    and most tests expect the figures of a CPU.
+    """
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 PROGRAMS = frozenset({"benchmarks", "cli", "docs", "launch", "serving"})
 """Folders of tests that start programs. Their files have few tests, and each test takes many seconds."""
 
@@ -45,6 +53,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if num_cases[of_test] % chosen.args[0]:
                 item.add_marker("slow")
             num_cases[of_test] += 1
+        if item.get_closest_marker("gpu") and not _has_gpu():
+            item.add_marker(pytest.mark.skip(reason="needs a GPU (make test-gpu)"))
     if not hasattr(config, "workerinput"):
         return
     root = Path(__file__).parent
@@ -52,6 +62,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(
         key=lambda item: (item.path.relative_to(root).parts[0] not in PROGRAMS, -num_tests[item.path], item.path)
     )
+
+
+def _has_gpu() -> bool:
+    """Whether PyTorch finds a GPU that is not hidden from the tests."""
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def pytest_collection_finish() -> None:

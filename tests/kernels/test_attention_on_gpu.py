@@ -15,7 +15,7 @@ from crosscut.kernels.attention import (
     plain_attention_backward,
 )
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.gpu
 
 CLOSE = 1e-2
 """Largest difference in bfloat16, relative to the norm of the result in float64."""

@@ -185,7 +185,7 @@ ON_A_GPU = {
 }  # fmt: skip
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch tells of waits for a GPU only where there is one")
+@pytest.mark.gpu
 @pytest.mark.parametrize("options", ON_A_GPU.values(), ids=ON_A_GPU)
 def test_host_does_not_wait_for_a_gpu(ranks, run_with, options):
     if options in FLOAT8.values() and torch.cuda.get_device_capability() < FLOAT8_CAPABILITY:

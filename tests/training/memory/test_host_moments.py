@@ -138,7 +138,7 @@ def home_of(run: Any) -> str:
     return type(parts(run)[0].optimizer.home).__name__
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no other memory than the host's without a GPU")
+@pytest.mark.gpu
 def test_on_a_gpu_moments_lie_in_pinned_host_memory_and_give_the_same_numbers():
     for one, other in zip(updated(OnDevice(), "cuda"), updated(InHostMemory(2048), "cuda"), strict=True):
         assert torch.equal(one, other)

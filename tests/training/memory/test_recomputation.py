@@ -261,7 +261,7 @@ def test_host_memory_fetches_one_tensor_ahead():
     assert [waiting.device is None for waiting in (*put, later)] == [True] * 4, "an earlier pass has had its own"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there are no streams and no other memory without a GPU")
+@pytest.mark.gpu
 def test_device_memory_stays_small_however_far_the_host_runs_ahead():
     device, num, size = torch.device("cuda"), 16, 1 << 22
     memory = HostActivations(device)

@@ -192,7 +192,7 @@ def test_momentum_in_host_memory_gives_the_same_bits(ranks, run_with):
     assert all(torch.equal(weight, there["weights"][name]) for name, weight in here["weights"].items())
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no other memory than the host's without a GPU")
+@pytest.mark.gpu
 def test_on_a_gpu_momentum_lies_in_pinned_host_memory_between_steps():
     weight, home = torch.nn.Parameter(torch.zeros(8, 8, device="cuda")), InHostMemory()
     moment = home.new(weight)
