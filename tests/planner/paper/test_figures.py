@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingConfig, load_run
 from crosscut.planner import forecast_memory
 from crosscut.planner.hardware import KNOWN_HARDWARE
+from crosscut.planner.paper import figures
 from crosscut.planner.paper.figures import page
 from crosscut.planner.search import Plans, search_layouts
 from crosscut.planner.time import model_flops_per_second, step_time
@@ -46,6 +47,14 @@ def forecast(*, tensor: int, micro: int, recompute: str, sharding: str) -> tuple
     return f"{memory:.1f} GB" if memory >= 10 else f"{memory:.2f} GB", f"{time.total * 1e3:.1f} ms, {share:.1f}%"
 
 
+def page_beside(plans: Plans, others: Sequence[str]) -> str:
+    """The page of a search, with fewer models to compare the run's model with. The page `text` has all of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "_OTHERS", others)
+        patch.setattr(figures, "_LARGER", {})
+        return page(plans)
+
+
 def stored_in(text: str) -> dict[str, Any]:
     return json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])  # type: ignore[index]
 
@@ -73,7 +82,7 @@ def test_the_page_holds_every_setting_that_the_heads_and_the_batch_allow(plans: 
 def test_the_page_opens_on_the_fastest_layout_of_the_run() -> None:
     run = load_run({"model": {"preset": "llama3-8b"}, "training": {"batch_size": 32}})
     plans = search_layouts(run, KNOWN_HARDWARE["h100-sxm"], 8)
-    stored, best = stored_in(page(plans)), plans.fitting[0]
+    stored, best = stored_in(page_beside(plans, ("gpt2-small", "llama3-8b"))), plans.fitting[0]
     assert stored["title"] == "llama3-8b on 8 x H100 SXM"
     assert "32 sequences per step, in bfloat16" in stored["conditions"]
     first = stored["first"]
@@ -89,7 +98,7 @@ def test_the_page_opens_on_the_fastest_layout_of_the_run() -> None:
 def test_a_model_of_ones_own_is_on_the_page() -> None:
     model = {"num_layers": 2, "hidden_size": 96, "num_heads": 6, "vocab_size": 300}
     run = load_run({"model": model, "training": {"batch_size": 12, "sequence_length": 100}})
-    stored = stored_in(page(search_layouts(run, KNOWN_HARDWARE["h100-sxm"], 6)))
+    stored = stored_in(page_beside(search_layouts(run, KNOWN_HARDWARE["h100-sxm"], 6), ("gpt2-small",)))
     assert stored["tensors"] == [1, 2, 3, 6]
     assert stored["models"][stored["first"]["model"]]["words"].startswith("The run's model (0.000")
     assert stored["models"][stored["first"]["model"]]["words"].endswith("sequences of 100 tokens)")
@@ -100,7 +109,8 @@ def processor() -> str:
     """The page of eight ranks that share a processor's 16 GB."""
     training = {"batch_size": 8, "sequence_length": 256}
     run = load_run({"model": {"preset": "gpt2-small"}, "training": training})
-    return page(search_layouts(run, KNOWN_HARDWARE["laptop"], 8))
+    plans = search_layouts(run, KNOWN_HARDWARE["laptop"], 8)
+    return page_beside(plans, ("gpt2-small", "gpt2-large", "llama2-7b"))
 
 
 @pytest.mark.slow
