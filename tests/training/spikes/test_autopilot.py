@@ -14,12 +14,14 @@ from tests.training.conftest import tiny_run
 from tests.training.spikes.jobs import same_bits, spoiled_run
 from tests.training.test_resume import checkpoint_of
 
-SKIP = ("training.on_spike=skip", "training.steps=24", "checkpoint.every=4", "checkpoint.keep=100")
+PLAIN = ("training.steps=24", "training.validate_every=0", "checkpoint.every=0")
+SKIP = (*PLAIN, "training.on_spike=skip")
+SAVED = ("checkpoint.every=4", "checkpoint.keep=100")
 BAD = 17 * 4
 """Position of the batch of step 17, counted from 0. Its gradients are not finite in these tests."""
 SKIPS = (Skip(10, 32),)
 """The run returns from step 17 to its copy of step 10, and leaves out the eight batches of steps 10 to 17."""
-JUMP = ("training.steps=40", "training.validate_every=0")
+JUMP = ("training.steps=40", "training.validate_every=0", "checkpoint.every=0")
 """The shortest run in which the rule, which needs 32 steps, finds a jump of the norm."""
 SMALL = ("model.num_layers=1", "training.sequence_length=16")
 MUON = ("optimizer.matrices=muon", "optimizer.matrix_learning_rate=0.02", "optimizer.ema_decay=0.9")
@@ -35,7 +37,7 @@ def run_with(run_with):
 def with_record(ranks, tokens_folder, tmp_path_factory):
     """Run with Muon on one rank that leaves the batches out from the start, because its record says so."""
     folder = tmp_path_factory.mktemp("with_record") / "run"
-    run = tiny_run(tokens_folder, folder, *SMALL, "training.steps=24", *MUON)
+    run = tiny_run(tokens_folder, folder, *SMALL, *PLAIN, *MUON)
     return train(ranks, run, {BAD: math.nan}, SKIPS)[0]
 
 
@@ -46,7 +48,7 @@ def train(ranks, run, spoiled, skips=(), resume_from=None, *, fault=None, share=
 
 
 def test_a_run_returns_leaves_the_batches_out_and_repeats_from_its_record(ranks, run_with, with_record):
-    run = run_with(*SKIP, *MUON)
+    run = run_with(*SKIP, *SAVED, "training.validate_every=3", *MUON)
     (result,) = train(ranks, run, {BAD: math.nan})
     folder = Path(run.output.folder)
     assert result["skips"] == own_record(folder).skips == SKIPS
@@ -67,7 +69,7 @@ def test_a_run_returns_leaves_the_batches_out_and_repeats_from_its_record(ranks,
 
 
 def test_a_jump_of_the_norm_is_found_by_the_rule(ranks, run_with):
-    run = run_with("training.on_spike=skip", *JUMP, "checkpoint.every=0")
+    run = run_with("training.on_spike=skip", *JUMP)
     (result,) = train(ranks, run, {35 * 4: 1e4})
     assert result["skips"] == (Skip(30, 24),)
     (event,) = own_record(Path(run.output.folder)).events
@@ -97,14 +99,15 @@ LAYOUTS = {
 def test_a_run_on_a_layout_is_the_run_with_the_record_on_one_rank(ranks, run_with, layout):
     num_layers = 2 if layout == "pipeline 2" else 1
     exact = ("model.dropout=0.0", "training.precision=float64", f"model.num_layers={num_layers}", *MUON)
+    exact = ("training.steps=20", *exact)
     run = run_with(*SKIP, *exact, *LAYOUTS[layout])
     results = train(ranks, run, {BAD: math.nan})
     assert {result["skips"] for result in results} == {SKIPS}
-    (alone,) = train(ranks, run_with("training.steps=24", *exact), {BAD: math.nan}, SKIPS)
+    (alone,) = train(ranks, run_with(*PLAIN, *exact), {BAD: math.nan}, SKIPS)
     for result in results:
         assert result["losses"] == pytest.approx(alone["losses"], rel=1e-10)
         assert result["bits"] == results[0]["bits"]
-    repeated = train(ranks, run_with("training.steps=24", *exact, *LAYOUTS[layout]), {BAD: math.nan}, SKIPS)
+    repeated = train(ranks, run_with(*PLAIN, *exact, *LAYOUTS[layout]), {BAD: math.nan}, SKIPS)
     assert all(same_bits(ours, theirs) for ours, theirs in zip(results, repeated, strict=True))
 
 
@@ -176,14 +179,14 @@ def test_stop_ends_the_run_and_names_the_checkpoint_before_the_spike(ranks, run_
 
 
 def test_off_takes_no_copies_and_finds_nothing(ranks, run_with):
-    run = run_with(*JUMP, "checkpoint.every=0")
+    run = run_with(*JUMP)
     (result,) = train(ranks, run, {35 * 4: 1e4})
     assert (result["skips"], result["error"]) == ((), "")
     assert not (Path(run.output.folder) / "spikes").exists()
 
 
 def test_beyond_the_bound_the_run_stops_with_a_checkpoint_of_the_good_state(ranks, run_with):
-    run = run_with(*SKIP, "training.steps=20")  # a tenth of the run is two batches
+    run = run_with(*SKIP, *SAVED, "training.steps=20")  # a tenth of the run is two batches
     (result,) = train(ranks, run, {BAD: math.nan}, share=0.1)
     assert (
         "leave out at most 8 sequences (10% of the run), but this would be rollback 1, with 32 sequences left"
@@ -195,22 +198,22 @@ def test_beyond_the_bound_the_run_stops_with_a_checkpoint_of_the_good_state(rank
 
 @pytest.mark.slow  # the return of the first test, to a checkpoint
 def test_without_room_for_copies_a_run_returns_to_a_checkpoint(ranks, run_with):
-    run = run_with(*SKIP)
+    run = run_with(*SKIP, *SAVED)
     (result,) = train(ranks, run, {BAD: math.nan}, fault=_no_room)
     assert result["skips"] == (Skip(12, 24),)
-    (again,) = train(ranks, run_with("training.steps=24"), {BAD: math.nan}, (Skip(12, 24),))
+    (again,) = train(ranks, run_with(*PLAIN), {BAD: math.nan}, (Skip(12, 24),))
     assert same_bits(result, again)
 
 
 def test_without_an_earlier_state_the_run_stops(ranks, run_with):
-    (result,) = train(ranks, run_with(*SKIP, "checkpoint.every=0"), {BAD: math.nan}, fault=_no_room)
+    (result,) = train(ranks, run_with(*SKIP), {BAD: math.nan}, fault=_no_room)
     assert result["error"].startswith(
         "A rollback after a spike needs an earlier state, but there is no checkpoint from before the spike at step 18 "
     )
 
 
 def test_a_skip_that_cannot_be_recorded_stops_the_run(ranks, run_with):
-    run = run_with(*SKIP)
+    run = run_with(*SKIP, "training.validate_every=3")
     Path(run.output.folder).mkdir(parents=True)
     (Path(run.output.folder) / "spikes").write_text("taken")
     (result,) = train(ranks, run, {BAD: math.nan})
@@ -224,7 +227,7 @@ def _no_room(patch):
 
 @pytest.mark.slow  # `test_job.py` resumes a run with a record
 def test_a_resume_before_the_return_leaves_out_the_same_batches(ranks, run_with):
-    run = run_with(*SKIP)
+    run = run_with(*SKIP, *SAVED)
     (result,) = train(ranks, run, {BAD: math.nan})
     (resumed,) = train(ranks, run, {BAD: math.nan}, own_record(Path(run.output.folder)).skips, checkpoint_of(run, 8))
     assert {step: loss for step, loss in result["losses"].items() if step >= 8} == resumed["losses"]
