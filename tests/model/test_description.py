@@ -6,7 +6,7 @@ from torch import nn
 from crosscut.architecture import describe
 from crosscut.config import Layout, ModelConfig
 from crosscut.model import GPT
-from crosscut.parallel import RandomStreams, make_repeated_mesh
+from crosscut.parallel import ParallelMesh, RandomStreams, make_repeated_mesh
 from crosscut.parallel.state.parameters import cut_dim, local_part
 from tests.ranks import RankPool
 
@@ -23,8 +23,13 @@ MODELS = (
 )
 
 
-def found_and_described(config: ModelConfig, tensor: int) -> tuple[list[object], list[object]]:
+def found_and_described_of_all(tensor: int) -> list[tuple[list[object], list[object]]]:
     mesh = make_repeated_mesh(Layout(tensor=tensor), torch.device("cpu"))
+    return [found_and_described(config, mesh) for config in MODELS]
+
+
+def found_and_described(config: ModelConfig, mesh: ParallelMesh) -> tuple[list[object], list[object]]:
+    tensor = mesh.tensor.size
     model = GPT(config, mesh=mesh, streams=RandomStreams(mesh, 0))
     found: list[object] = [
         (name, tuple(parameter.shape), cut_dim(parameter), tuple(local_part(parameter).shape))
@@ -39,7 +44,8 @@ def found_and_described(config: ModelConfig, tensor: int) -> tuple[list[object],
 
 
 def test_parameters_have_the_names_shapes_and_cuts_of_the_description(ranks: RankPool) -> None:
-    for config in MODELS:
-        for tensor in (1, 2, 4):
-            for found, described in ranks.run(4, found_and_described, config, tensor):
+    for tensor in (1, 2, 4):
+        for of_models in ranks.run(4, found_and_described_of_all, tensor):
+            assert len(of_models) == len(MODELS)
+            for found, described in of_models:
                 assert sorted(found, key=str) == sorted(described, key=str)
