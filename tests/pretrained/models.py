@@ -1,9 +1,11 @@
 """Tiny random models of every family, made by `transformers`, and what it computes with them."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -107,3 +109,9 @@ def edit(folder: Path, **changes: Any) -> None:
     """Change keys of a folder's `config.json`."""
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def parameters_in_session(request: pytest.FixtureRequest, test: Callable[..., None]) -> list[dict[str, Any]]:
+    """Parameters of the cases of a test that this session runs, so that a fixture computes nothing for other cases."""
+    items = (item for item in request.session.items if isinstance(item, pytest.Function))
+    return [dict(item.callspec.params) for item in items if item.function is test]

@@ -17,6 +17,7 @@ from crosscut.pretrained import ModelSource, find_model
 from crosscut.pretrained.families import weights_of
 from tests.pretrained import jobs
 from tests.pretrained.encoders import ENCODERS, IN_THREES, MASK, TOKENS, context_of, make_encoder, their_hidden_states
+from tests.pretrained.models import parameters_in_session
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-5}
 """Tolerances relative to the largest hidden state."""
@@ -44,14 +45,18 @@ def encoder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def ours(ranks, encoder):
-    """Gives, for a precision, the hidden states of every encoder on each rank of each layout."""
+def ours(ranks, encoder, request):
+    """Gives, for a precision, the hidden states of every encoder that this session tests, on each rank of each
+    layout.
+    """
+    tested = parameters_in_session(request, test_hidden_states_are_those_of_transformers)
 
     @cache
     def hidden_states(precision: str) -> dict[str, list[tuple[Layout, Tensor]]]:
         found: dict[str, list[tuple[Layout, Tensor]]] = {}
+        chosen = {given["name"] for given in tested if given["precision"] == precision}
         for names, layouts in ((ENCODERS, LAYOUTS), (IN_THREES, LAYOUTS_IN_THREES)):
-            cases = {name: (find_model(encoder(name)), TOKENS, context_of(name)) for name in names}
+            cases = {name: (find_model(encoder(name)), TOKENS, context_of(name)) for name in names if name in chosen}
             for layout in layouts:
                 for told in ranks.run(layout.world_size, jobs.hidden_states_of_all, cases, layout, precision):
                     for name, hidden in told.items():

@@ -13,7 +13,7 @@ from crosscut.config.published.folders import read_published
 from crosscut.pretrained import find_model, require_weights
 from crosscut.pretrained.families import weights_of
 from tests.pretrained import jobs
-from tests.pretrained.models import FAMILIES, IN_THREES, make, their_logits
+from tests.pretrained.models import FAMILIES, IN_THREES, make, parameters_in_session, their_logits
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4}
 """Tolerances relative to the largest logit."""
@@ -33,14 +33,16 @@ LAYOUTS_IN_THREES = [Layout(tensor=3), Layout(tensor=3, sequence_parallel=True)]
 
 
 @pytest.fixture(scope="module")
-def ours(ranks, published):
-    """Gives, for a precision, the logits of every model on each rank of each layout."""
+def ours(ranks, published, request):
+    """Gives, for a precision, the logits of every model that this session tests, on each rank of each layout."""
+    tested = parameters_in_session(request, test_logits_are_those_of_transformers)
 
     @cache
     def logits(precision: str) -> dict[str, list[tuple[Layout, torch.Tensor]]]:
         found: dict[str, list[tuple[Layout, torch.Tensor]]] = {}
+        chosen = {given["name"] for given in tested if given["precision"] == precision}
         for names, layouts in ((FAMILIES, LAYOUTS), (IN_THREES, LAYOUTS_IN_THREES)):
-            sources = {name: find_model(published(name)) for name in names}
+            sources = {name: find_model(published(name)) for name in names if name in chosen}
             for layout in layouts:
                 for told in ranks.run(layout.world_size, jobs.logits_of_all, sources, layout, precision):
                     for name, of_model in told.items():
