@@ -99,7 +99,7 @@ def _verify(name: str, layout: Layout, options: dict[str, Any]) -> Report:
         return verify_on_mesh(run, make_mesh(layout, CPU))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_of_an_adapter_is_found_and_its_module_named(ranks: RankPool, name: str) -> None:
     _, module, layout, options = FAULTS[name]

@@ -19,7 +19,7 @@ PAGE = DOCS / "verification.md"
 FAULTS = (DOCS / "mutations.md").read_text(encoding="utf-8").splitlines()
 
 
-@pytest.mark.one_in(11)
+@pytest.mark.one_in(17)
 @pytest.mark.parametrize("index", range(len(MUTATIONS)), ids=[m.fault for m in MUTATIONS])
 def test_fault_is_found_and_its_module_named(ranks: RankPool, index: int) -> None:
     mutation = MUTATIONS[index]
@@ -48,6 +48,7 @@ def test_without_a_fault_the_same_verification_passes(ranks: RankPool, layout: L
     assert report.same, report.first
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("layout", [Layout(tensor=2), Layout(data=2), Layout(tensor=2, data=2)], ids=str)
 def test_without_a_fault_a_model_of_one_s_own_passes(ranks: RankPool, layout: Layout) -> None:
     report = ranks.run(layout.world_size, verify_with, None, layout, True)[0]
