@@ -399,6 +399,7 @@ def unlink_both(path: Path) -> None:
     (path.parents[1] / "work" / "packing" / path.name).unlink()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "harm", "is_told"),
     [
@@ -450,6 +451,7 @@ def rename_shard(path: Path) -> None:
 KEPT, REJECTED = "web/web.jsonl#1", "web/web.jsonl#4"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("document", "pattern", "harm", "told"),
     [
