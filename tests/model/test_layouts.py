@@ -12,6 +12,9 @@ from tests.model.twins import CONFIG, LAYOUTS, train
 from tests.ranks import RankPool
 
 NUM_STEPS = 17
+"""Steps on one device, in which the model learns."""
+NUM_COMPARED = 6
+"""Steps on every other layout."""
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +37,10 @@ def test_float64_training_agrees_to_ten_digits(
 ) -> None:
     expected = one_device[torch.float64]
     assert expected["losses"][-1] < 0.8 * expected["losses"][0], "nothing was learned"
-    assert max(expected["norms"]) > 1.0, "nothing was clipped"
-    for result in ranks.run(layout.world_size, train, layout, torch.float64, NUM_STEPS):
-        assert result["losses"] == pytest.approx(expected["losses"], rel=1e-10, abs=0.0)
-        assert result["norms"] == pytest.approx(expected["norms"], rel=1e-8, abs=0.0)
+    assert max(expected["norms"][:NUM_COMPARED]) > 1.0, "nothing was clipped"
+    for result in ranks.run(layout.world_size, train, layout, torch.float64, NUM_COMPARED):
+        assert result["losses"] == pytest.approx(expected["losses"][:NUM_COMPARED], rel=1e-10, abs=0.0)
+        assert result["norms"] == pytest.approx(expected["norms"][:NUM_COMPARED], rel=1e-8, abs=0.0)
         _assert_same(result["gradients"], expected["gradients"], 1e-10)
 
 
@@ -54,9 +57,9 @@ def test_float32_training_agrees_to_five_digits_and_ranks_to_the_last_bit(
     ranks: RankPool, one_device: dict[torch.dtype, dict[str, Any]], layout: Layout
 ) -> None:
     expected = one_device[torch.float32]
-    results = ranks.run(layout.world_size, train, layout, torch.float32, NUM_STEPS)
+    results = ranks.run(layout.world_size, train, layout, torch.float32, NUM_COMPARED)
     for result in results:
-        assert result["losses"] == pytest.approx(expected["losses"], rel=1e-5, abs=0.0)
+        assert result["losses"] == pytest.approx(expected["losses"][:NUM_COMPARED], rel=1e-5, abs=0.0)
         _assert_same(result["gradients"], expected["gradients"], 1e-5)
     for other in results[1:]:
         for name, parameter in results[0]["parameters"].items():
@@ -73,7 +76,7 @@ def _train_with_onednn(layout: Layout) -> tuple[dict[str, Any], int]:
 
     onednn.is_faster, onednn._LEAST_FLOPS, onednn._linear = (lambda: onednn.IS_THERE), 0, linear
     try:
-        return train(layout, torch.float32, NUM_STEPS), len(calls)
+        return train(layout, torch.float32, NUM_COMPARED), len(calls)
     finally:
         onednn.is_faster, onednn._LEAST_FLOPS, onednn._linear = before
 
@@ -87,8 +90,8 @@ def test_float32_training_by_onednn_agrees_to_five_digits(
     expected = one_device[torch.float32]
     for result, num_calls in ranks.run(layout.world_size, _train_with_onednn, layout):
         # Of a layer four matrices, each forward and backward; of the loss three products in blocks.
-        assert num_calls >= NUM_STEPS * (CONFIG.num_layers * 4 * 3 + 3)
-        assert result["losses"] == pytest.approx(expected["losses"], rel=1e-5, abs=0.0)
+        assert num_calls >= NUM_COMPARED * (CONFIG.num_layers * 4 * 3 + 3)
+        assert result["losses"] == pytest.approx(expected["losses"][:NUM_COMPARED], rel=1e-5, abs=0.0)
         _assert_same(result["gradients"], expected["gradients"], 1e-5)
 
 

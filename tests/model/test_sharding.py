@@ -10,12 +10,14 @@ from tests.model.test_layouts import _assert_same
 from tests.model.twins import SHARDED, train
 from tests.ranks import RankPool
 
-NUM_STEPS = 20
+NUM_STEPS = 6
 
 
 @pytest.fixture(scope="module")
 def one_device(ranks: RankPool) -> dict[str, Any]:
-    """The run that all others must repeat."""
+    """The run that all others must repeat. With more steps, it learns."""
+    losses = ranks.run(1, train, Layout(), torch.float64, 20)[0]["losses"]
+    assert losses[-1] < 0.8 * losses[0], "nothing was learned"
     return ranks.run(1, train, Layout(), torch.float64, NUM_STEPS)[0]
 
 
@@ -28,7 +30,6 @@ SLOW = [pytest.param(layout, marks=pytest.mark.slow) for layout in SHARDED if la
 def test_accumulated_and_clipped_steps_are_those_of_one_device(
     ranks: RankPool, one_device: dict[str, Any], layout: Layout
 ) -> None:
-    assert one_device["losses"][-1] < 0.8 * one_device["losses"][0], "nothing was learned"
     assert max(one_device["norms"]) > 1.0, "nothing was clipped"
     num_micro_batches = 2 if layout.data == 2 else 1  # of the batch's four sequences
     for result in ranks.run(layout.world_size, train, layout, torch.float64, NUM_STEPS, num_micro_batches):
