@@ -27,6 +27,12 @@ def rows(speeches: TokenFolder, config: DataConfig) -> np.ndarray:
     return np.where(batch.targets == IGNORED, batch.tokens, batch.targets)
 
 
+@pytest.fixture(scope="module")
+def words(rows: np.ndarray, vocabulary: Vocabulary) -> list[list[slice]]:
+    """The words of `rows`, found once for all tests."""
+    return words_of(rows, vocabulary)
+
+
 def words_of(rows: np.ndarray, vocabulary: Vocabulary) -> list[list[slice]]:
     """The words of each row as ranges of places, found token by token."""
     found = []
@@ -60,11 +66,10 @@ def masked(rows: np.ndarray, vocabulary: Vocabulary, *, fraction: float = 0.15, 
 
 @pytest.mark.parametrize(("fraction", "max_words"), [(0.15, 3), (0.15, 1), (0.3, 3)])
 def test_fraction_of_masked_words_and_tokens(
-    rows: np.ndarray, vocabulary: Vocabulary, fraction: float, max_words: int
+    rows: np.ndarray, words: list[list[slice]], vocabulary: Vocabulary, fraction: float, max_words: int
 ) -> None:
     targets = masked(rows, vocabulary, fraction=fraction, max_words=max_words).targets
     mean_words = max_words / sum(1 / n for n in range(1, max_words + 1))
-    words = words_of(rows, vocabulary)
     counts = np.array([sum(targets[number, word.start] != IGNORED for word in row) for number, row in enumerate(words)])
     num_words = np.array([len(row) for row in words])
     enough = num_words >= 10  # in a shorter row, n-grams may not fit
@@ -76,10 +81,12 @@ def test_fraction_of_masked_words_and_tokens(
     assert within_three_sigma((targets != IGNORED).sum(axis=1)[enough], (share * num_tokens)[enough])
 
 
-def test_words_are_masked_as_wholes_and_special_tokens_never(rows: np.ndarray, vocabulary: Vocabulary) -> None:
+def test_words_are_masked_as_wholes_and_special_tokens_never(
+    rows: np.ndarray, words: list[list[slice]], vocabulary: Vocabulary
+) -> None:
     read, targets = masked(rows, vocabulary)
-    for number, words in enumerate(words_of(rows, vocabulary)):
-        for word in words:
+    for number, row in enumerate(words):
+        for word in row:
             assert len(set((targets[number, word] != IGNORED).tolist())) == 1
     is_text = vocabulary.is_text(rows)
     assert (targets[~is_text] == IGNORED).all()
@@ -88,8 +95,8 @@ def test_words_are_masked_as_wholes_and_special_tokens_never(rows: np.ndarray, v
     assert (targets != IGNORED).any(axis=1).all(), "every row has something to predict"
 
 
-def test_lengths_of_ngrams_are_proportional_to_one_over_n(rows: np.ndarray, vocabulary: Vocabulary) -> None:
-    num_words = np.array([len(words) for words in words_of(rows, vocabulary)])
+def test_lengths_of_ngrams_are_proportional_to_one_over_n(words: list[list[slice]], vocabulary: Vocabulary) -> None:
+    num_words = np.array([len(row) for row in words])
     num_words = num_words[num_words >= 20]
     masking = Masking(vocabulary, fraction=0.15, max_words=3)
     starts, lengths = masking._spans(num_words, random_bits(key_of(5), range(len(num_words)), 1 + 2 * S))
