@@ -40,6 +40,22 @@ PROGRAMS = frozenset({"benchmarks", "cli", "docs", "launch", "serving"})
 """Folders of tests that start programs. Their files have few tests, and each test takes many seconds."""
 
 
+MEMORY = Path("/dev/shm")
+ROOM = 8 << 30
+"""Bytes that must be free in `MEMORY`. All tests together write about 1 GB."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Put the files of the tests into memory if there is room. Crosscut flushes what it writes to the disk, so the
+    tests of corpora and checkpoints would wait for a slow disk thousands of times.
+    """
+    if config.option.basetemp or not MEMORY.is_dir():
+        return
+    disk = os.statvfs(MEMORY)
+    if disk.f_bavail * disk.f_frsize >= ROOM and not disk.f_flag & os.ST_NOEXEC:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark every case of `one_in(n)` as slow, except one in n. If several processes run the tests, one file at a time
