@@ -16,6 +16,7 @@ other sees that the pipe is closed. The ranks are forks of a server that has imp
 
 import atexit
 import faulthandler
+import functools
 import importlib
 import multiprocessing.process
 import os
@@ -221,6 +222,7 @@ def _serve(connection: Connection, port: int) -> None:
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     meshes = _meshes_made_from_now_on()
+    _measure_matrix_rates_once()
     connection.send_bytes(READY)
     while True:
         try:
@@ -293,6 +295,15 @@ def _meshes_made_from_now_on() -> list[Any]:
 
     DeviceMesh.__init__ = make_and_note
     return made
+
+
+def _measure_matrix_rates_once() -> None:
+    """Measure the rate of this rank's matrix products once per precision. Otherwise, every run of a test would measure
+    it for a tenth of a second, on all of its ranks.
+    """
+    from crosscut.training.watching import throughput
+
+    throughput.measure_matrix_rate = functools.cache(throughput.measure_matrix_rate)
 
 
 def _forget(meshes: list[Any]) -> None:
