@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.serving.conftest import ENCODER, NAME, Server, start
+from tests.serving.conftest import NAME, Server, start
 
 DESK, PHONE = {"width": 1200, "height": 800}, {"width": 390, "height": 844}
 
@@ -53,10 +53,20 @@ def test_a_text_appears_with_its_probabilities(page):
     assert len(set(surprises)) > 1
 
 
-def test_an_encoder_is_told_and_writes_nothing(browser, encoder: Server):
+def as_encoder(route: Any) -> None:
+    """Answer with the server's own list of models, in which the model is an encoder (see test_embeddings.py)."""
+    answer = route.fetch()
+    told = answer.json()
+    for model in told["data"]:
+        model |= {"chat": False, "embeddings": True}
+    route.fulfill(response=answer, json=told)
+
+
+def test_an_encoder_is_told_and_writes_nothing(browser, whole: Server):
     page = browser.new_page()
-    page.goto(encoder.url)
-    page.locator("#model", has_text=ENCODER).wait_for()
+    page.route("**/v1/models", as_encoder)
+    page.goto(whole.url)
+    page.locator("#model", has_text=NAME).wait_for()
     assert page.locator("#hint").inner_text().startswith("This model is an encoder. It writes no text: ")
     assert page.locator("#prompt").is_disabled()
     assert page.locator("#run").is_disabled()
