@@ -74,6 +74,7 @@ def all_candidates(plans: Plans, num_ranks: int) -> Iterator[Candidate]:
                     yield Candidate(run.model, layout, training, run.optimizer)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("run", "hardware", "num_ranks"),
     [
