@@ -39,11 +39,19 @@ def train_with_identity(run) -> None:
     loop(run, identity=identity_of(run, tokens_of(run)))
 
 
+@pytest.fixture(scope="module")
+def trained_once(ranks, tokens_folder, tmp_path_factory) -> Path:
+    """The folder of a run of 6 steps with checkpoints after 3 and 6."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    ranks.run(1, train_with_identity, tiny_run(tokens_folder, folder))
+    return folder
+
+
 @pytest.fixture
-def trained(ranks, run_with):
-    """A run of 6 steps with checkpoints after 3 and 6."""
+def trained(trained_once, run_with):
+    """That run, in a copy of the folder."""
     run = run_with()
-    ranks.run(1, train_with_identity, run)
+    shutil.copytree(trained_once, run.output.folder)
     return run
 
 
