@@ -259,6 +259,7 @@ def spoil(path: Path) -> None:
         file.write(b"\xff" * 3000)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "write", "harm"),
     [
@@ -407,6 +408,7 @@ def disk_takes(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("room", [0, 100, 1_500_000])
 def test_disk_that_takes_no_more_stops_the_task_and_leaves_nothing_of_it(tmp_path: Path, room: int) -> None:
     letters = random.Random(1)

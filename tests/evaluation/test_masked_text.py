@@ -61,6 +61,7 @@ def their_loss(folder: Path, task: MaskedText) -> tuple[float, int, int]:
     return loss, count, hits
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("layout", [Layout(), Layout(tensor=2), Layout(data=2), Layout(tensor=2, data=2)], ids=str)
 def test_figures_are_those_of_transformers(model, text, layout):
     on = Machinery(layout=layout, device="cpu", precision="float64")

@@ -1,29 +1,33 @@
 """A machine without ports or shared memory for the ranks is told before a rank waits."""
 
+import ctypes
 import errno
 import os
 import resource
-import shutil
 import socket
 import subprocess
 import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 from crosscut.config import ConfigError
 from crosscut.launch.room import require_ports, shared_memory_told
+from tests.nursery import forked
 
-FEW_PORTS = """
-from pathlib import Path
-Path("/proc/sys/net/ipv4/ip_local_port_range").write_text("20000 20003")
-from crosscut.config import ConfigError
-from crosscut.launch.room import require_ports
-try:
-    require_ports("127.0.0.1", 2)
-except ConfigError as error:
-    print(error)
-"""
+CLONE_NEWNET = 0x40000000  # <linux/sched.h>
+
+
+def require_ports_of_four(told: Connection) -> None:
+    """In a process of its own: send the message that comes in a network with four ports."""
+    assert ctypes.CDLL(None).unshare(CLONE_NEWNET) == 0
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    Path("/proc/sys/net/ipv4/ip_local_port_range").write_text("20000 20003")
+    try:
+        require_ports("127.0.0.1", 2)
+    except ConfigError as error:
+        told.send(str(error))
 
 
 def descriptors() -> set[int]:
@@ -36,15 +40,18 @@ def test_enough_ports_leave_nothing_open():
     assert descriptors() == before
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="namespaces need root and unshare")
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="namespaces need root on Linux")
 def test_too_few_ports_are_told():
-    shell = f'ip link set lo up; exec {sys.executable} -c "$0"'
-    command = ["unshare", "-n", "sh", "-c", shell, FEW_PORTS]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert told == (
+    ours, theirs = forked().Pipe(duplex=False)
+    process = forked().Process(target=require_ports_of_four, args=(theirs,))
+    process.start()
+    theirs.close()
+    assert ours.poll(60)
+    assert ours.recv() == (
         "At 127.0.0.1, there must be at least 16 free ports for the connections of 2 ranks, but there are only 4: "
-        "Address already in use. End programs that hold ports, or widen `net.ipv4.ip_local_port_range`.\n"
+        "Address already in use. End programs that hold ports, or widen `net.ipv4.ip_local_port_range`."
     )
+    process.join(20)
 
 
 def test_limit_on_open_files_is_told():

@@ -83,6 +83,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_no_layout_changes_them(ranks: RankPool, layout: Layout) -> None:
     expected = ranks.run(1, _weights, Layout(), CONFIG)[0]

@@ -64,6 +64,7 @@ def logits_with(published: Path, deltas: Mapping[str, Tensor]) -> Tensor:
         return model(TOKENS).logits
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", LINEAR)
 @pytest.mark.parametrize("layout", [Layout(tensor=4), Layout(tensor=2, data=2, sharding="zero3")], ids=str)
 def test_an_adapter_beside_its_model_is_merged_on_any_layout(ranks, published, tmp_path, name, layout):

@@ -208,6 +208,7 @@ def assert_apart(boxes: list[dict[str, float]]) -> None:
             assert apart_x or apart_y
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("missing", ["ingest", "audit", "near", "overlap", ""])
 def test_a_page_of_fewer_stages_opens(opened, audited, tmp_path, missing):
     results = [one for one in audited.results if one.name != missing] if missing else []

@@ -108,6 +108,7 @@ def whole(ranks: RankPool) -> dict[str, Any]:
     return ranks.run(1, _train_once, Layout(), 1, 1)[0]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("bucket_bytes", "num_micro_batches"), [(1, 1), (3000, 2)])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_gradients_norm_and_clipping_are_those_of_one_device(
