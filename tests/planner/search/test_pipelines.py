@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from itertools import combinations, pairwise, product
 
 import pytest
@@ -32,6 +33,11 @@ def run_of(*overrides: str, batch: int = 16, **model: object) -> RunConfig:
     size = {"num_layers": 8, "hidden_size": 1024, "num_heads": 4, "vocab_size": 32_000, "dropout": 0.0, **model}
     training = {"batch_size": batch, "sequence_length": 512, "precision": "bfloat16"}
     return load_run({"model": size, "training": training}, overrides)
+
+
+@cache
+def plans_over_slow_links(memory: float, num_ranks: int) -> Plans:
+    return search_layouts(run_of(), slow_links(memory), num_ranks)
 
 
 def with_pipeline(plans: Plans) -> list[Candidate]:
@@ -105,7 +111,7 @@ def test_where_messages_outweigh_the_logits_the_cut_is_not_by_flops() -> None:
     """Two tensor ranks send as much in every layer. The last stage, which also computes the logits, can therefore have
     more layers than its FLOPs suggest.
     """
-    plans = search_layouts(run_of(), slow_links(0.7e9), 8)
+    plans = plans_over_slow_links(0.7e9, 8)
     speed = Speed(plans.hardware, plans.asked.training.precision, ranks=8)
     fastest = plans.fitting[0]
     candidate = fastest.candidate
@@ -118,7 +124,7 @@ def test_where_messages_outweigh_the_logits_the_cut_is_not_by_flops() -> None:
 
 
 def test_another_cut_fits_into_memory_and_is_worth_a_setting() -> None:
-    for plans in (search_layouts(run_of(), slow_links(0.7e9), 8), search_layouts(run_of(), slow_links(), 4)):
+    for plans in (plans_over_slow_links(0.7e9, 8), plans_over_slow_links(80e9, 4)):
         speed = Speed(plans.hardware, plans.asked.training.precision, ranks=plans.num_ranks)
         for plan in (plan for plan in plans.fitting if plan.candidate.layout.pipeline > 1):
             candidate = plan.candidate
