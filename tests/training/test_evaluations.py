@@ -28,7 +28,7 @@ FIGURES = {
 def texts(tmp_path: Path) -> tuple[str, ...]:
     """The overrides that name them."""
     (tmp_path / "wiki.tokens").write_text(
-        " The Congress of the United @-@ States met , and the people were glad . \n" * 20
+        " The Congress of the United @-@ States met , and the people were glad . \n" * 8
     )
     (tmp_path / "lambada.txt").write_text("the people of the United States\nI have the honor to report\n")
     return (

@@ -49,7 +49,7 @@ def killed(ranks, run_with, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """
     run = run_with(
         "layout.data=2", "layout.sharding=zero2", "layout.elastic=data", "checkpoint.in_memory=2", "model.dropout=0.0",
-        "training.precision=float64",
+        "training.precision=float64", "training.validate_every=0",
     )  # fmt: skip
     tops = [tmp_path / "first", tmp_path / "second"]
     ranks.run(2, on_machines, run, tops, 5)
@@ -67,6 +67,7 @@ def undisturbed(ranks, tokens_folder: Path, tmp_path_factory: pytest.TempPathFac
     from tests.training.conftest import tiny_run
 
     settings = ("layout.data=2", "layout.sharding=zero2", "model.dropout=0.0", "training.precision=float64")
+    settings = (*settings, "training.validate_every=0")
     run = tiny_run(tokens_folder, tmp_path_factory.mktemp("whole") / "run", *settings)
     ranks.run(2, whole_run, run)
     return losses_of(Path(run.output.folder))

@@ -16,7 +16,7 @@ from crosscut.training.loop import Loop
 from tests.checkpoint.forged import fit_hashes
 from tests.training.jobs import parts
 
-HERE = "checkpoint.keep=100"
+HERE = ("checkpoint.keep=100", "training.validate_every=0")
 
 
 def record(run: RunConfig, resume_from: Path | None = None) -> dict:
@@ -96,7 +96,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("1x1", "data 2",
 @pytest.mark.parametrize("layout", [*SLOW, "zero3"])
 def test_same_layout_goes_on_to_the_last_bit(ranks, run_with, layout):
     """With dropout on: the random streams are functions of the step, so nothing of them needs storing."""
-    run = run_with(HERE, "model.dropout=0.1", *LAYOUTS[layout])
+    run = run_with(*HERE, "model.dropout=0.1", *LAYOUTS[layout])
     whole, resumed = train(ranks, run), train(ranks, run, checkpoint_of(run, 3))
     for ours, theirs in zip(whole, resumed, strict=True):
         assert sorted(theirs["losses"]) == [3, 4, 5]
@@ -110,7 +110,7 @@ def test_same_layout_goes_on_to_the_last_bit(ranks, run_with, layout):
 @pytest.mark.slow  # what float32 does, and one number more
 @pytest.mark.parametrize("layout", ["data 2", "2x2"])
 def test_float16_goes_on_to_the_last_bit(ranks, run_with, layout):
-    run = run_with(HERE, "training.precision=float16", "checkpoint.every=1", *LAYOUTS[layout])
+    run = run_with(*HERE, "training.precision=float16", "checkpoint.every=1", *LAYOUTS[layout])
     whole = train(ranks, run)
     scales = whole[0]["scales"]
     num_skipped = sum(scales[step + 1] < scales[step] for step in range(5))
@@ -133,7 +133,7 @@ def test_float16_goes_on_to_the_last_bit(ranks, run_with, layout):
 )
 def test_loss_scale_is_the_same_on_any_layout(ranks, run_with, pair):
     saved_by, resumed_by = pair
-    base = (HERE, "training.precision=float16", "model.dropout=0.0", "training.steps=8", "checkpoint.every=7")
+    base = (*HERE, "training.precision=float16", "model.dropout=0.0", "training.steps=8", "checkpoint.every=7")
     whole = train(ranks, run_with(*base, *LAYOUTS[saved_by]))
     other = run_with(*base, *LAYOUTS[resumed_by])
     for told in train(ranks, other, checkpoint_of(other, 7)):
@@ -142,9 +142,9 @@ def test_loss_scale_is_the_same_on_any_layout(ranks, run_with, pair):
 
 
 def test_run_takes_up_a_loss_scale_where_the_checkpoint_has_none(ranks, run_with):
-    run = run_with(HERE)
+    run = run_with(*HERE)
     train(ranks, run)
-    half = train(ranks, run_with(HERE, "training.precision=float16"), checkpoint_of(run, 3))
+    half = train(ranks, run_with(*HERE, "training.precision=float16"), checkpoint_of(run, 3))
     assert half[0]["scales"][3] == 2.0**20
     assert train(ranks, run, checkpoint_of(run, 6 - 3))[0]["scale"] is None
 
@@ -157,7 +157,7 @@ def test_run_takes_up_a_loss_scale_where_the_checkpoint_has_none(ranks, run_with
     ids=["nan", "inf", "0", "-65536", "good steps"],
 )
 def test_loss_scale_that_no_run_can_use_is_refused(ranks, run_with, name, content):
-    run = run_with(HERE, "training.precision=float16", "training.steps=3")
+    run = run_with(*HERE, "training.precision=float16", "training.steps=3")
     train(ranks, run)
     checkpoint = checkpoint_of(run, 3)
     (part,) = json.loads((checkpoint / "tensors.json").read_text())["tensors"][f"loss_scale.{name}"]["parts"]
@@ -166,7 +166,7 @@ def test_loss_scale_that_no_run_can_use_is_refused(ranks, run_with, name, conten
         file.write(content)
     fit_hashes(checkpoint)
     with pytest.raises(CheckpointError, match=r"must hold a loss scale that is a positive number, and .* but holds "):
-        train(ranks, run_with(HERE, "training.precision=float16"), checkpoint)
+        train(ranks, run_with(*HERE, "training.precision=float16"), checkpoint)
 
 
 def compare_over_layouts(ranks, run_with, pair, base, *, at: int, tolerance: float) -> None:
@@ -193,11 +193,11 @@ def compare_over_layouts(ranks, run_with, pair, base, *, at: int, tolerance: flo
     "pair", [("2x2", "4x1"), ("4x1 split", "data 2"), ("1x1", "2x2 split"), ("2x2 split zero2", "1x1")], ids=" to ".join
 )
 def test_other_layout_goes_on_up_to_rounding(ranks, run_with, pair):
-    base = (HERE, "model.dropout=0.0", "training.precision=float64")
+    base = (*HERE, "model.dropout=0.0", "training.precision=float64")
     compare_over_layouts(ranks, run_with, pair, base, at=3, tolerance=1e-10)
 
 
-FIFTY = (HERE, "model.dropout=0.0", "training.steps=60", "training.validate_every=0", "checkpoint.every=10")
+FIFTY = (*HERE, "model.dropout=0.0", "training.steps=60", "checkpoint.every=10")
 ROUND_TRIP = [("2x2", "4x1"), ("4x1", "1x1"), ("1x1", "2x2"), ("2x2 split", "tensor 2"), ("tensor 2", "data 2")]
 
 
@@ -215,7 +215,7 @@ GROWING = ("training.batch_size=8", "training.initial_batch_size=4", "training.r
 
 @pytest.mark.parametrize("layout", ["data 2", pytest.param("zero3", marks=pytest.mark.slow)])
 def test_a_growing_batch_goes_on_to_the_last_bit(ranks, run_with, layout):
-    run = run_with(HERE, *GROWING, *LAYOUTS[layout])
+    run = run_with(*HERE, *GROWING, *LAYOUTS[layout])
     whole, resumed = train(ranks, run), train(ranks, run, checkpoint_of(run, 3))
     assert read_manifest(LocalFolder(checkpoint_of(run, 6))).progress.samples == 4 * 4 + 2 * 8
     for ours, theirs in zip(whole, resumed, strict=True):

@@ -146,7 +146,7 @@ LAYOUTS = {
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_run_with_all_options_of_the_recipe_goes_on_to_the_last_bit(ranks, mixed_run, layout):
-    run = mixed_run(HERE, *ALL, *LAYOUTS[layout])
+    run = mixed_run(*HERE, *ALL, *LAYOUTS[layout])
     whole, resumed = train(ranks, run), train(ranks, run, checkpoint_of(run, DONE))
     assert [first_difference(ours, theirs) for ours, theirs in zip(whole, resumed, strict=True)] == ["", ""]
     assert sorted(resumed[0]["losses"]) == [3, 4, 5]
@@ -155,7 +155,7 @@ def test_a_run_with_all_options_of_the_recipe_goes_on_to_the_last_bit(ranks, mix
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_a_resume_is_found(ranks, mixed_run, fault):
-    run = mixed_run(HERE, *ALL)
+    run = mixed_run(*HERE, *ALL)
     (whole,) = train(ranks, run)
     (resumed,) = ranks.run(1, record_with, fault, run, checkpoint_of(run, DONE), time_limit=240)
     assert first_difference(whole, resumed) == FAULTS[fault].differs

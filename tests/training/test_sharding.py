@@ -30,6 +30,7 @@ def held(run) -> dict[str, int]:
     }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "options",
     [("layout.data=2", ZERO_2), ("layout.data=2", ZERO_3, *SPLIT), ("layout.data=4", ZERO_3, "layout.shard_group=2")],

@@ -72,7 +72,8 @@ def test_bfloat16_arithmetic_stays_near_float32(ranks, run_with):
     assert rough != exact
 
 
-@pytest.mark.parametrize("options", [("layout.tensor=1",), ("layout.tensor=2", "layout.sequence_parallel=true")])
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("options", [("layout.tensor=2", "layout.sequence_parallel=true"), ("layout.tensor=1",)])
 def test_float8_products_train_near_bfloat16(ranks, run_with, options):
     base = ("model.dropout=0.0", "training.steps=12")
     wide = ranks.run(1, losses_of, run_with(*base, "training.precision=bfloat16"), 12)[0]

@@ -110,6 +110,7 @@ def record_comparison(run) -> list[tuple[str, str, int]]:
     return [tuple(sent) for sent in recorder.sent]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", COMPARED, ids=[" ".join(o) or "one rank" for o in COMPARED])
 def test_recorded_comparison_of_replicas_is_the_planned_one(ranks, run_with, options):
     run = run_with(*options)

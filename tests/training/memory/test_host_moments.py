@@ -105,6 +105,7 @@ def steps_in_pieces(run: Any, watched: bool) -> tuple[list[torch.Tensor], int]:
     return [t.detach().to_local() for t in tensors], home.largest if isinstance(home, Watched) else 0
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("options", LAYOUTS.values(), ids=LAYOUTS)
 def test_model_trains_bit_for_bit_alike_in_pieces(ranks, run_with, options):
     run = run_with(*options)

@@ -130,7 +130,7 @@ def test_validation_is_of_the_average_in_the_checkpoint(ranks, run_with, layout)
 @pytest.mark.slow  # test_resume_faults.py resumes a run with all options of the recipe
 @pytest.mark.parametrize("layout", ["1x1", "2x2 split zero2"])
 def test_a_resumed_run_is_the_run_that_never_stopped(ranks, run_with, layout):
-    run = run_with(HERE, *EMA, *MUON, *LAYOUTS[layout])
+    run = run_with(*HERE, *EMA, *MUON, *LAYOUTS[layout])
     whole, resumed = train(ranks, run), train(ranks, run, checkpoint_of(run, 3))
     for ours, theirs in zip(whole, resumed, strict=True):
         assert ours["averages"]
@@ -139,20 +139,20 @@ def test_a_resumed_run_is_the_run_that_never_stopped(ranks, run_with, layout):
 
 
 def test_the_average_goes_on_on_another_layout(ranks, run_with):
-    whole = train(ranks, run_with(HERE, *EXACT, *EMA))[0]
-    other = run_with(HERE, *EXACT, *EMA, "layout.tensor=2", "layout.data=2", "layout.sharding=zero3")
+    whole = train(ranks, run_with(*HERE, *EXACT, *EMA))[0]
+    other = run_with(*HERE, *EXACT, *EMA, "layout.tensor=2", "layout.data=2", "layout.sharding=zero3")
     resumed = train(ranks, other, checkpoint_of(other, 3))[0]
     for name, average in whole["averages"].items():
         assert (average - resumed["averages"][name]).abs().max() < 1e-10, name
 
 
 def test_an_average_that_a_resume_adds_begins_with_the_weights_of_the_checkpoint(ranks, run_with):
-    run = run_with(HERE)
+    run = run_with(*HERE)
     train(ranks, run)
-    added = run_with(HERE, *EMA)
+    added = run_with(*HERE, *EMA)
     assert "holds no moving average of the weights. With `optimizer.ema_decay`, the average begins with" in note(added)
     assert note(run) == ""
-    told = train(ranks, run_with(HERE, *EMA, "training.steps=4"), checkpoint_of(run, 3))[0]  # the decay is 0.3 by now
+    told = train(ranks, run_with(*HERE, *EMA, "training.steps=4"), checkpoint_of(run, 3))[0]  # the decay is 0.3 by now
     start = ranks.run(1, weights_of, run, checkpoint_of(run, 3))[0]
     for name, average in told["averages"].items():
         expected = 0.3 * start[name] + 0.7 * told["weights"][name]
@@ -160,9 +160,9 @@ def test_an_average_that_a_resume_adds_begins_with_the_weights_of_the_checkpoint
 
 
 def test_an_average_that_a_resume_drops_is_told(ranks, run_with):
-    run = run_with(HERE, *EMA)
+    run = run_with(*HERE, *EMA)
     train(ranks, run)
-    dropped = run_with(HERE)
+    dropped = run_with(*HERE)
     assert "holds a moving average of the weights, but `optimizer.ema_decay` is 0. The run drops" in note(dropped)
     assert note(run) == note(run_with("optimizer.ema_decay=0.5")) == ""
     told = train(ranks, dropped, checkpoint_of(run, 3))[0]
@@ -183,7 +183,7 @@ def weights_of(run: RunConfig, checkpoint: Path) -> dict[str, Tensor]:
 
 def test_steps_that_a_loss_scale_holds_leave_the_average_finite(ranks, run_with):
     """The scale begins too high: the first steps overflow."""
-    run = run_with(HERE, *EMA, "training.precision=float16")
+    run = run_with(*HERE, *EMA, "training.precision=float16")
     whole = train(ranks, run)[0]
     assert whole["scales"][0] > whole["scales"][5]
     assert all(average.isfinite().all() for average in whole["averages"].values())

@@ -91,7 +91,7 @@ ON_EIGHT_OR_SIXTEEN = {
 
 
 def check(ranks: RankPool, run_with: Any, case: Case) -> None:
-    num_steps = 5
+    num_steps = 3
     settings = (*EXACT, *MODELS[case.model], *case.options, "model.dropout=0.0", f"training.steps={num_steps}")
     (expected,) = ranks.run(1, course, run_with(*settings), num_steps, time_limit=300.0)
     run = run_with(*settings, *layout_of(case.layout))
@@ -141,7 +141,7 @@ def test_the_replica_guard_compares_context_ranks_of_a_stage_and_both_ends(ranks
 
 def test_a_whole_run_trains_validates_and_saves(ranks, run_with, tmp_path):
     folder = tmp_path / "run"
-    settings = ("training.micro_batch_size=1", "model.dropout=0.0", f"output.folder={folder}")
+    settings = ("training.micro_batch_size=2", "training.steps=3", "model.dropout=0.0", f"output.folder={folder}")
     printed = ranks.run(4, whole_run, run_with(*settings, *layout_of("pipeline=2 context=2 context_attention=ring")))[0]
     assert "pipeline 2" in printed
     assert "16 tokens of each sequence per rank" in " ".join(printed.replace("│", "").split())

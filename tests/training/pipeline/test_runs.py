@@ -125,7 +125,8 @@ def loss_of_source(folder: str, run) -> float:
 
 
 def test_other_commands_read_the_model_of_a_pipeline(ranks, run_with, tmp_path):
-    settings = ("training.micro_batch_size=1", "layout.pipeline=2", f"output.folder={tmp_path / 'run'}")
+    settings = ("training.micro_batch_size=2", "training.steps=3", "layout.pipeline=2")
+    settings = (*settings, f"output.folder={tmp_path / 'run'}")
     printed = ranks.run(2, whole_run, run_with(*settings))
     assert "pipeline 2" in printed[0]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -135,7 +136,7 @@ def test_other_commands_read_the_model_of_a_pipeline(ranks, run_with, tmp_path):
 
 
 def test_the_loop_validates_and_keeps_an_average(ranks, run_with, tmp_path):
-    settings = (*SETTINGS, "optimizer.ema_decay=0.9")
+    settings = (*SETTINGS, "optimizer.ema_decay=0.9", "training.steps=3", "training.validate_every=2")
     alone = ranks.run(1, loop, run_with(*settings, f"output.folder={tmp_path / 'one'}"))[0]
     for found in ranks.run(2, loop, run_with(*settings, "layout.pipeline=2", f"output.folder={tmp_path / 'two'}")):
         assert found["before"] == pytest.approx(alone["before"], rel=1e-10)
