@@ -16,14 +16,11 @@ from crosscut.pretrained import find_model
 from crosscut.training.evaluations import Evaluations
 from crosscut.training.job import _few_micro_batches
 from tests.training.jobs import loop, parts, whole_run
-from tests.training.pipeline.jobs import EXACT
-from tests.training.pipeline.test_equality import layout_of
+from tests.training.pipeline.test_equality import FOUR, layout_of
 from tests.training.test_resume import record
 
-SETTINGS = (*EXACT, "model.dropout=0.0", "checkpoint.keep=100")
-RESUMED = (
-    *SETTINGS, "training.micro_batch_size=2", "training.steps=4", "checkpoint.every=2", "training.validate_every=0"
-)  # fmt: skip
+SETTINGS = (*FOUR, "model.dropout=0.0", "checkpoint.keep=100")
+RESUMED = (*SETTINGS, "training.steps=4", "checkpoint.every=2", "training.validate_every=0")
 
 
 def validation_loss(run) -> float:

@@ -14,7 +14,7 @@ from tests.training.pipeline.jobs import (
     most_leaving,
     sent_by_stage,
 )
-from tests.training.pipeline.test_equality import layout_of
+from tests.training.pipeline.test_equality import FOUR, layout_of
 
 SCHEDULES = ["pipeline=2", "pipeline=2 stages_per_rank=2", "pipeline=2 schedule=zero_bubble"]
 
@@ -22,7 +22,7 @@ SCHEDULES = ["pipeline=2", "pipeline=2 stages_per_rank=2", "pipeline=2 schedule=
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_no_schedule_computes_a_product_twice(ranks, run_with, recompute):
-    settings = (*EXACT, f"training.recompute={recompute}")
+    settings = (*FOUR, f"training.recompute={recompute}")
     alone = ranks.run(1, flops_of_step, run_with(*settings))[0]
     for schedule in SCHEDULES:
         found = ranks.run(2, flops_of_step, run_with(*settings, *layout_of(schedule)))
@@ -79,7 +79,7 @@ def test_a_split_sequence_sends_each_rank_s_part(ranks, run_with):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_gradients_are_summed_once_per_step(ranks, run_with, schedule, sharding):
     """Not once per micro-batch, whatever the schedule; the tied embedding once more, over both ends."""
-    run = run_with(*EXACT, *layout_of(f"{schedule} data=2 sharding={sharding}"))
+    run = run_with(*FOUR, *layout_of(f"{schedule} data=2 sharding={sharding}"))
     for rank, sent in enumerate(ranks.run(4, record_step, run)):
         own = [operation for operation, axis, elements, _ in sent if axis == "data" and elements > 2]
         units = 1 + 2  # the root, and the layers of a rank
@@ -118,7 +118,7 @@ def drift_after_on_last_stage(run):
 @pytest.mark.parametrize("layer", [0, 3])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_all_stages_skip_a_step_that_is_not_finite_and_name_the_origin(ranks, run_with, layer, schedule):
-    run = run_with(*EXACT, *layout_of(schedule))
+    run = run_with(*FOUR, *layout_of(schedule))
     name = f"blocks.{layer}.mlp.expand.bias"
     for found in ranks.run(2, poisoned_step, run, name, float("nan")):
         assert found["unchanged"]
