@@ -29,6 +29,12 @@ hypothesis.settings.load_profile("project")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Choose what the tests see of the machine, before any test is collected."""
+    _hide_gpus(config)
+    _put_files_into_memory(config)
+
+
+def _hide_gpus(config: pytest.Config) -> None:
     """Hide the machine's GPUs from all tests but those of `make test-gpu`. The device of a run is `auto` by default,
     and most tests expect the figures of a CPU.
     """
@@ -45,7 +51,7 @@ ROOM = 8 << 30
 """Bytes that must be free in `MEMORY`. All tests together write about 1 GB."""
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def _put_files_into_memory(config: pytest.Config) -> None:
     """Put the files of the tests into memory if there is room. Crosscut flushes what it writes to the disk, so the
     tests of corpora and checkpoints would wait for a slow disk thousands of times.
     """

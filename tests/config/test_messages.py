@@ -297,8 +297,8 @@ def test_a_rate_of_a_group_needs_a_rate_of_the_others() -> None:
     with pytest.raises(ConfigError) as error:
         OptimizerConfig(learning_rate=0, min_learning_rate=0, head_learning_rate=0.1)
     assert str(error.value) == (
-        "`optimizer.learning_rate` must be above 0 if `optimizer.head_learning_rate` is set, but is 0. Set the rate that "
-        "the other parameters use, or remove `optimizer.head_learning_rate`."
+        "`optimizer.learning_rate` must be above 0 if `optimizer.head_learning_rate` is set, but is 0. Set the rate "
+        "that the other parameters use, or remove `optimizer.head_learning_rate`."
     )
 
 
