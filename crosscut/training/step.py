@@ -87,9 +87,7 @@ class Trainer:
         scales_loss = needs_loss_scale(run.precision) if scales_loss is None else scales_loss
         self.loss_scale = LossScale(mesh.device) if scales_loss else None
         self._held = torch.zeros((), dtype=torch.float32, device=mesh.device)
-        """1 once a step has failed and no later step may change the weights; 0 until then. A float32 scalar on the
-        device.
-        """
+        """Float32 scalar on the device: 1 once a step has failed and no later step may change the weights, else 0."""
 
     def _make_model(self, loss_chunk_tokens: int | None) -> GPT:
         """Create the model, sharded over the data ranks, with its initial weights."""

@@ -167,7 +167,7 @@ def test_encodings_are_undone(tmp_path: Path, headers: list[str], encode) -> Non
 @pytest.mark.parametrize(
     ("header", "body"),
     [
-        ("Content-Encoding: gzip", gzip.compress(page("cut off") * 9)[:-20]),
+        ("Content-Encoding: gzip", gzip.compress(page("cut off") * 9, mtime=0)[:-20]),
         ("Content-Encoding: br", brotli.compress(bytes(range(256)) * 9)[:-20]),
         ("Content-Encoding: zstd", zstandard.compress(page("cut off") * 9)[:-5]),
         ("Content-Encoding: deflate", zlib.compress(page("cut off") * 9)[:-5]),
