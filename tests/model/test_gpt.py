@@ -55,7 +55,7 @@ def short(context: Context) -> Context:
     return Context(segments=segments, mask=mask)
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("layout", [Layout(), *[layout for layout in LAYOUTS if layout.data == 1]], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_is_the_plain_model(ranks: RankPool, family: str, layout: Layout) -> None:
