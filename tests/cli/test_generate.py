@@ -173,7 +173,7 @@ def test_what_cannot_be_is_told_before_a_rank_starts(fail, tmp_path):
 def test_a_file_without_prompts_is_told(fail, tmp_path):
     file = tmp_path / "prompts.jsonl"
     assert fail("--prompts", str(file)) == (
-        f"`{file}` must be a readable file of prompts, but is not: No such file or directory. Name a UTF-8 file with "
+        f"`{file}` must be a readable file of prompts, but is not: No such file or directory. Use a UTF-8 file with "
         "one prompt per line."
     )
     file.write_text("\n")
