@@ -13,8 +13,12 @@ from tests.cli.conftest import TINY, handlers_restored
 
 
 @pytest.fixture
-def fail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    """Runs a command that must fail, in this process and with `launch` out of reach; gives its message."""
+def fail(forked_ranks: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """Runs a command that must fail, in this process and with `launch` out of reach; gives its message.
+
+    The server of the ranks runs already. A command would start it in the test's folder, which may be gone before the
+    server has started.
+    """
 
     def no_launch(*_arguments: object, **_options: object) -> None:
         raise AssertionError("a process was about to start")
