@@ -4,7 +4,8 @@ The clients' thread calls `submit` with the texts of a request and gets a `Job`,
 results: the tokens of each generated text, or one embedding per text. The clients' thread calls `withdraw` when the
 client no longer waits for the job. The computing thread calls `take` to collect the changes since the last step; if
 there is nothing else to do, `take` waits. The computing thread then calls `began` and `deliver` to report the results.
-The threads communicate only through one queue and one call per step. All other state belongs to one of the two threads.
+The clients' thread writes to one queue, which the computing thread reads. The computing thread schedules calls in the
+clients' event loop, usually one per step. All other state belongs to one of the two threads.
 """
 
 import asyncio
@@ -81,7 +82,7 @@ class Job(Generic[PartT]):
 
     async def __anext__(self) -> tuple[int, PartT]:
         """Wait for the next part of an answer. Raises `Refusal` if a text fails, if the client reads too slowly, or if
-        the server ends before the texts do.
+        the server stops before the texts are complete.
         """
         if not self._num_open:
             raise StopAsyncIteration
@@ -123,12 +124,10 @@ class Desk(Generic[PartT]):
         computing thread.
         """
         self._known: dict[int, int] = {}
-        """Maps the number that the decoder or the embedder gave a text to the text's key. Belongs to the computing
-        thread.
-        """
+        """Inverse of `_numbers`: maps the number of each text to the text's key. Belongs to the computing thread."""
 
     def stop(self) -> None:
-        """Refuse new requests from now on, and end the server when all accepted requests are answered or the grace time
+        """Refuse new requests from now on. The server stops when all accepted requests are answered or the grace time
         is over. May be called from any thread.
         """
         if self._stopped_at is None:
@@ -184,8 +183,8 @@ class Desk(Generic[PartT]):
                 self._inbox.put(key)
 
     def take(self, *, idle: bool) -> News | None:
-        """Return the changes since the last step, or None if nothing has changed. If `idle` is true, the model has no
-        texts to work on, and the call waits up to `HEARTBEAT` seconds for changes. Only the computing thread calls
+        """Return the changes since the last step, or None if nothing has changed. `idle` says whether the model has no
+        texts to work on. If so, the call waits up to `HEARTBEAT` seconds for changes. Only the computing thread calls
         this.
         """
         cancelled = []

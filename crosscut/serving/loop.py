@@ -26,7 +26,7 @@ class _Worker(Protocol[_PartT]):
 
 
 def write_texts(decoder: Decoder, desk: Desk[Piece] | None) -> None:
-    """Generate the texts that arrive at the first rank's `desk` until the server ends. On all other ranks, `desk` is
+    """Generate the texts that arrive at the first rank's `desk`, until the server stops. On all other ranks, `desk` is
     None.
 
     If the server runs on several ranks, an error inside a shared forward pass ends the server, because the other ranks
@@ -44,7 +44,8 @@ def write_texts(decoder: Decoder, desk: Desk[Piece] | None) -> None:
 
 
 def embed_texts(embedder: Embedder, desk: Desk[Embedded] | None) -> None:
-    """Embed the texts that arrive at the first rank's `desk` until the server ends. On all other ranks, `desk` is None.
+    """Embed the texts that arrive at the first rank's `desk`, until the server stops. On all other ranks, `desk` is
+    None.
 
     As in `write_texts`, an error inside a forward pass ends a server that runs on several ranks.
     """
@@ -52,7 +53,7 @@ def embed_texts(embedder: Embedder, desk: Desk[Embedded] | None) -> None:
 
 
 def _work(worker: _Worker[_PartT], begin: Callable[[Order], int], desk: Desk[_PartT] | None) -> None:
-    """Begin the texts that arrive and run steps, until the server ends. `begin` begins a text and returns its number.
+    """Begin the texts that arrive and run steps, until the server stops. `begin` begins a text and returns its number.
 
     Before every step, the first rank sends the changes to all ranks, or 8 bytes if there are none. While there is
     nothing to do, it sends 8 bytes every `desk.HEARTBEAT` seconds. An error in one text is delivered to the request

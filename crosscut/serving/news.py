@@ -32,7 +32,7 @@ class News:
     cancelled: tuple[int, ...] = ()
     """Numbers of the texts to cancel, as assigned by the decoder or the embedder."""
     end: bool = False
-    """Whether the server ends now."""
+    """Whether the server stops now."""
 
     def to_json(self) -> bytes:
         """Encode the changes for the other ranks."""
@@ -51,7 +51,7 @@ class News:
 
 
 def _sampling(table: dict[str, Any] | None) -> Sampling | None:
-    """Sampling options from their JSON object. JSON has no tuples, so its lists are converted."""
+    """Convert a JSON object to sampling options. JSON has no tuples, so lists become tuples."""
     if table is None:
         return None
     return Sampling(**{**table, "bias": tuple(map(tuple, table["bias"])), "stop": tuple(table["stop"])})

@@ -224,7 +224,7 @@ def _bound(options: ServerOptions) -> Iterator[socket.socket]:
         except OSError as error:
             raise ConfigError(
                 f"`--host` and `--port` must name a free address of this machine, but {options.host} with port "
-                f"{options.port} is not: {error}. Try another port."
+                f"{options.port} is not available: {error}. Try another port."
             ) from None
         yield listener
 

@@ -6,11 +6,11 @@ from itertools import accumulate, pairwise
 
 
 def parts_of(text: str, spelled: Iterable[bytes]) -> list[str]:
-    """Split a text into the parts that its tokens add to it, given the bytes of each token.
+    """Split a text into parts, one for each of its tokens. `spelled` holds the bytes of each token.
 
     A character belongs to the token that completes it. The parts are measured from the end of the text, because the
-    first tokens may spell something that the text does not contain: the token that a model expects at the start, or a
-    space that the tokenizer adds.
+    first tokens may add something that the text does not contain: a start token that the model expects, or a space from
+    the tokenizer.
     """
     decode = codecs.getincrementaldecoder("utf-8")("replace").decode
     ends = list(accumulate(len(decode(one)) for one in spelled))

@@ -101,7 +101,7 @@ class CompletionAnswer(Answer):
         texts = zip(request.prompts, request.echoed, strict=True) if self._tells_prompt else ()
         parts = [parts_of(text, map(spell, prompt)) for prompt, text in texts]
         self._parts = [iter(one) for one in parts for _ in range(request.num_choices)]
-        """For each choice, an iterator over the parts of the text of its prompt, one part per token."""
+        """One iterator per choice, over the text of the choice's prompt, token by token."""
 
     def opening(self, which: int) -> Json | None:
         """Return the entry for the prompt if the prompt is echoed as a whole, otherwise None."""
@@ -145,8 +145,8 @@ class CompletionAnswer(Answer):
         return logprobs
 
     def _likeliest(self, piece: Piece) -> dict[str, float] | None:
-        """Log probabilities of the likeliest tokens and of the token in `piece`, keyed by the token's spelling. None
-        for the first token of a text, which has no probability.
+        """Log probabilities of the likeliest tokens and of the token in `piece`, keyed by spelling. None for the first
+        token of a text, which has no probability.
         """
         if piece.logprob is None:
             return None

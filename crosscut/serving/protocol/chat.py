@@ -25,7 +25,9 @@ SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 _LONGEST_TOKEN = 1000
-"""Maximum number of characters of a named special token, which a template may repeat in every message."""
+"""Maximum number of characters of a special token that has a name, such as `bos_token`. The length is limited because a
+template may repeat the token in every message.
+"""
 
 _LONGEST_TEMPLATE = 1 << 20
 """Maximum number of characters of a template. Published templates have up to 20,000."""
@@ -38,7 +40,8 @@ class ChatTemplate:
     """Chat template from a model's folder, with the model's tokenizer.
 
     `names` maps the names that the template may use, such as `bos_token`, to special tokens. `place` names the
-    template's file in errors. Raises `ConfigError` if the template is invalid or exceeds the `limits` for a short chat.
+    template's file in errors. Raises `ConfigError` if the template is invalid, or if it exceeds the `limits` even for a
+    short chat.
     """
 
     def __init__(

@@ -93,8 +93,8 @@ def _in_base64(vector: Tensor) -> str:
 
 
 def _texts(fields: Fields, served: ServedEncoder) -> tuple[tuple[int, ...], ...]:
-    """Return the token ids of the texts in `input`, which holds one or several texts, all as strings or all as token
-    ids.
+    """Return the token ids of the texts in `input`. The field holds one or several texts, either all as strings or all
+    as token ids.
     """
     value = fields.get("input")
     inputs = value if isinstance(value, list) and not _is_ids(value) else [value]

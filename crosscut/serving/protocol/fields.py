@@ -37,7 +37,9 @@ class Fields:
         return f"{self._place}.{name}" if self._place else name
 
     def refuse(self, name: str, must: str, do: str = "") -> NoReturn:
-        """Raise a `Refusal` for this field. The message says what the field `must` be, its value, and what to `do`."""
+        """Raise a `Refusal` for this field. The message says what the field `must` be, what its value is, and what the
+        client can `do`.
+        """
         path, value = self.path(name), self._values.get(name)
         what = "is missing" if value is None else f"is {shown(value)}"
         raise Refusal(f"`{path}` must {must}, but {what}.{f' {do}' if do else ''}", field=path)
@@ -139,5 +141,5 @@ def parse(body: bytes) -> object:
 
 
 def _same(one: object, other: object) -> bool:
-    """Equality that distinguishes true from 1."""
+    """Whether two JSON values are equal. Unlike in Python, true does not equal 1."""
     return one == other and isinstance(one, bool) == isinstance(other, bool)

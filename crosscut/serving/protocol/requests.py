@@ -207,8 +207,7 @@ def _prompts(fields: Fields, served: Served) -> tuple[tuple[tuple[int, ...], str
 
 def _prompt(fields: Fields, prompt: object, served: Served) -> tuple[tuple[int, ...], str]:
     """Read one prompt, a string or a list of token ids. Returns its token ids and its text. A string is encoded with
-    the start token, if the model expects one, and special tokens that are spelled out in the string are encoded as
-    special tokens.
+    the start token if the model expects one. Special tokens that are spelled out in the string become special tokens.
     """
     if is_text(prompt):
         ids = tuple(served.tokenizer.encode_prompt(prompt, begin=served.begin) or [served.end_of_text])

@@ -1,5 +1,5 @@
-"""Protocol fields that this server does not support: the values that have no effect and are accepted, and the reason
-for refusing all other values.
+"""Protocol fields that this server does not support. Each field is listed with the values that are accepted because
+they have no effect, and with the reason for refusing all other values.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,8 @@
 """Program that renders a chat template in a separate process, with limits on time, memory and output.
 
 A template is a program that the model's author wrote. Inside the server's own process, it could loop for hours, take
-all memory or crash the interpreter. `rendering` starts this file by its path, so that the process imports Jinja and
-nothing of Crosscut.
+all memory or crash the interpreter. `rendering` starts this file by its path, so that the process imports Jinja but no
+part of Crosscut.
 
 The first message on the standard input holds the limits and the template. Each further message holds the template's
 variables for one rendering. The program answers each message on the standard output: with `{"text": ...}`, with

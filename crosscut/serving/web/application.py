@@ -43,8 +43,8 @@ def make_application(
     key: str | None,
     names: Iterable[str],
 ) -> Starlette:
-    """Build the application that serves a model. The `endpoints` use the model, and the `desk` passes their texts to
-    the computing thread.
+    """Build the application that serves a model. The `endpoints` use the model. They pass the texts of requests to the
+    computing thread through the `desk`.
 
     `key` and `names` decide which clients are allowed; see `Guard`.
     """

@@ -1,9 +1,9 @@
 """Connections of a server, with limits on their number and on the time that a client takes to send a request.
 
-uvicorn starts a request when its head is complete, and waits for this head for as long as the client is connected. The
-classes here close a connection whose client does not send a request in time. If there are too many connections, the
-connection that has waited longest for a request is closed. Clients that only hold connections open therefore cannot
-keep other clients out. `Guard` limits the time for the body of a request.
+uvicorn starts to handle a request when the request's head is complete, and waits for this head for as long as the
+client is connected. The classes here close a connection whose client does not send a request in time. If there are too
+many connections, the connection that has waited longest for a request is closed. Clients that only hold connections
+open therefore cannot keep other clients out. `Guard` limits the time for the body of a request.
 """
 
 import asyncio

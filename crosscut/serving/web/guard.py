@@ -20,7 +20,9 @@ LARGEST_BODY = 8 << 20
 """Maximum size of a request in bytes."""
 
 SMALL_BODY = 64 << 10
-"""Maximum size of a small request in bytes. Small requests are accepted even above the total `MOST_HELD`."""
+"""Maximum size of a small request in bytes. Small requests are accepted even if the server already holds `MOST_HELD`
+bytes.
+"""
 
 MOST_HELD = 256 << 20
 """Maximum total size in bytes of the requests that the server holds. Above this total, only small requests are

@@ -13,7 +13,7 @@ _ServedT = TypeVar("_ServedT")
 _RequestT = TypeVar("_RequestT")
 
 _SMALL = 1 << 16
-"""Maximum size in bytes of a body that is read at once. A larger body is read only when it is the request's turn."""
+"""Maximum size in bytes of a body that is read before the request's turn. A larger body is read when the turn comes."""
 
 _INTERVAL, _BYTES_PER_SECOND = 0.004, 50e6
 """Pace of the requests that are read while the model computes: seconds per request, and bytes per second. Both allow

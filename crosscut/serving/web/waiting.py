@@ -21,8 +21,8 @@ _Job = tuple[Callable[[], object], "Future[Any]"]
 
 
 class Readers:
-    """Threads that read requests, at most `count` at a time, so that other streams continue while a long prompt is
-    encoded.
+    """Threads that read at most `count` requests at a time. The streams of other requests continue while a long prompt
+    is encoded.
 
     Unlike the threads of `asyncio.to_thread`, these threads do not delay the end of the process. Idle threads are kept,
     because the start of a new thread would delay the caller by some milliseconds while the model computes.
@@ -91,7 +91,7 @@ class Pace:
             self._next = time.monotonic() + self._seconds
 
     def charge(self, num_bytes: int) -> None:
-        """Delay the next request by the time that reading `num_bytes` of this request takes."""
+        """Delay the next request by the time that it takes to read `num_bytes` bytes."""
         self._next += num_bytes / self._bytes_per_second
 
 
