@@ -5,7 +5,7 @@ A parameter's placement says how the parameter is sharded. An activation has no 
 shapes: if a dimension of the uncut tensor is larger than on one rank, the ranks of an axis hold shards along this
 dimension. If no dimension is larger, the ranks hold copies. Adjacent ranks may also hold copies of the same shard, for
 example if there are fewer key and value heads than ranks. If two arrangements fit the shapes, the assembly takes the
-arrangement whose result is closer to the uncut tensor. A bug makes both results differ.
+arrangement whose result is closer to the uncut tensor. If there is a bug, both results differ from the uncut tensor.
 
 The ranks form a grid over the layout's axes (`Layout.axes`). By default, the axes are data and tensor, and a rank's
 number is its data rank x the number of tensor ranks + its tensor rank. Each axis has a role (`config.axes`): ranks
@@ -27,7 +27,7 @@ from crosscut.parallel.context import join_zigzag
 
 @dataclass(frozen=True)
 class Grid:
-    """One tensor as all ranks hold it. Each rank holds a part: a shard, a copy or a summand of the tensor."""
+    """Parts of one tensor on all ranks. A part is a shard, a copy or a summand of the tensor."""
 
     axes: Mapping[str, int]
     """Number of ranks along each axis, by the axis's name, outermost axis first."""
@@ -43,8 +43,8 @@ class Grid:
         return [[rank + place * stride for place in range(size)] for rank in firsts]
 
     def line(self, role: Role) -> list[Tensor]:
-        """Return the parts of the ranks that have position 0 on every axis whose role is not `role`. The parts are in
-        the order of the ranks.
+        """Return the parts along the axes with the role `role`, in the order of the ranks. On all other axes, only the
+        ranks at position 0 are taken.
         """
         others = [(self._stride(name), size) for name, size in self.axes.items() if role_of(name) is not role]
         ranks = range(len(self.parts))
@@ -144,9 +144,9 @@ def assemble_activation(grid: Grid, like: Tensor, *, is_gradient: bool, is_insid
 def _summed_or_not(
     grid: Grid, like: Tensor, how: _Arrangement, is_gradient: bool, is_inside: bool
 ) -> Iterator[tuple[Grid, _Arrangement]]:
-    """Yield the grids to try, each with its arrangement: the parts unchanged, and sums of the parts if they may be
-    summands. If data ranks hold copies of an activation that is not a scalar, the parts of its gradient must be
-    summands, so only sums are yielded.
+    """Yield the grids to try, each with its arrangement. One grid usually has the parts unchanged. If the parts may be
+    summands, other grids have sums of the parts. If data ranks hold copies of an activation that is not a scalar, the
+    parts of its gradient must be summands, so only sums are yielded.
     """
     whole = [name for name, share in how.items() if role_of(name) is Role.TOKENS and share.dim is None]
     sums = is_gradient and bool(whole)
@@ -169,7 +169,7 @@ def _summed(grid: Grid, axis: str, how: _Arrangement, *, len_of_group: int) -> t
 
 
 def _arrangements(grid: Grid, like: Tensor) -> Iterator[_Arrangement]:
-    """Yield the ways in which each axis may have cut a tensor of `like`'s shape."""
+    """Yield the possible distributions of a tensor of `like`'s shape over the axes."""
     shape = grid.parts[0].shape
     if len(shape) != like.dim() or any(part.shape != shape for part in grid.parts):
         return

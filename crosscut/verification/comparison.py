@@ -20,9 +20,9 @@ from crosscut.verification.report import AVERAGES, ROUNDING, Check, First, Row
 from crosscut.verification.tolerance import MOST, ROUNDINGS, Bounds
 
 _FLOOR = 1e-3
-"""Fraction of the largest element among all tensors of a kind, such as all gradients. The difference of a tensor that
-is not an output is divided by the tensor's largest element, or by this fraction of its kind's largest element if that
-is more. Without this bound, a gradient that cancels to almost zero would always differ.
+"""Fraction of the largest element among all tensors of a kind, such as all gradients. For an output, the difference is
+divided by the output's own largest element. For any other tensor, it is divided by the tensor's own largest element or
+by this fraction, whichever is larger. Without the fraction, a gradient that cancels to almost zero would always differ.
 """
 
 
@@ -105,9 +105,7 @@ class Comparison:
 
     @property
     def largest_allowed(self) -> float:
-        """Largest relative difference that is allowed for any tensor: the tolerance, or the largest bound of a single
-        tensor if this bound exceeds the tolerance.
-        """
+        """Largest bound on the relative difference, over all tensors. It is at least the tolerance."""
         return max([self.tolerance, *self._allowed.values()])
 
     def _output_difference(self, call: str) -> float | None:
@@ -149,8 +147,8 @@ class Comparison:
         ]
 
     def rounding(self) -> list[Check]:
-        """Check that the uncut step differs only by rounding from the exact step, which is the uncut step in the
-        parameters' own type. The list of checks is empty if there is no exact step.
+        """Check that the uncut step differs only by rounding from the exact step. The exact step is the same step of
+        the uncut model, computed in the parameters' own type. The list of checks is empty if there is no exact step.
 
         Each check names the tensor that differs most. Parameters after the step are not checked: AdamW divides by the
         size of the gradients and therefore enlarges gradients that consist of rounding alone.
@@ -294,8 +292,8 @@ class Comparison:
         return max(_apart(loss, self.uncut.loss) for loss, _ in self._numbers)
 
     def _worst(self, title: str, kind: str) -> Check:
-        """Return the check for the largest difference of a kind. If any differences exceed their own bounds, return the
-        check for the largest of those.
+        """Return the check for the largest difference of a kind. If some tensors exceed their bounds, only these
+        tensors count.
         """
         keys = [key for key in self._differences if key[0] == kind]
         worst = max(keys, key=lambda key: (not self._agrees(key), self._differences[key]))

@@ -40,8 +40,8 @@ class Draw(NamedTuple):
 
 
 class Disagreement(NamedTuple):
-    """First pair of draws on two ranks that breaks the rule at the top of this module. `told` describes how the pair
-    breaks the rule.
+    """First two draws, on two ranks, that break the rule in the module's docstring. `told` describes how they break the
+    rule.
     """
 
     module: str
@@ -65,8 +65,8 @@ def compare_draws(mine: list[Draw], mesh: ParallelMesh) -> Disagreement | None:
 
 
 def draws_of_stages(mine: list[Draw], mesh: ParallelMesh) -> list[Draw] | None:
-    """Return the draws of each pipeline stage's first rank, stage by stage, on the first rank. Return None on the other
-    ranks. Without a pipeline, return `mine` on every rank. Every rank must call this function.
+    """Gather the draws of each pipeline stage's first rank. The first rank gets these draws, stage by stage, and the
+    other ranks get None. Without a pipeline, every rank gets `mine`. Every rank must call this function.
     """
     if mesh.pipeline is None:
         return mine
@@ -119,8 +119,8 @@ def _judge(one: Draw, other: Draw, *, same_data: bool) -> str:
 
 
 class _Draws(TorchDispatchMode):
-    """Context that records every draw inside a module's forward call. Draws outside all modules serve to make the batch
-    and are ignored.
+    """Context that records every draw inside a module's forward call. Draws outside all modules are ignored, because
+    they only make the batch.
     """
 
     def __init__(self, model: nn.Module, mesh: ParallelMesh) -> None:
@@ -183,8 +183,8 @@ class _Draws(TorchDispatchMode):
                 self._noise[id(tensor)] = (tensor, draws)
 
     def _meet(self, args: tuple[Any, ...]) -> frozenset[int]:
-        """If an operator combines random numbers with another tensor, record that the draws of these numbers drop
-        elements of this tensor. Call this before the operator runs.
+        """If an operator combines random numbers with another tensor, record this tensor as the one from which the
+        draws of these numbers drop elements. Call this before the operator runs.
 
         If there is no other tensor, return the draws on which the operator's result depends.
         """

@@ -1,7 +1,8 @@
 """Check that a mixture draws samples from its token folders in the proportions of `data.mixture`, on every layout.
 
 The check counts the tokens of each folder in the batches of all data ranks. The folders are made up: they have
-different numbers of files, and every token has the number of its folder as its id. Their weights come from the run.
+different numbers of files, and every token has the number of its folder as its id. The weights of the folders come from
+the run.
 """
 
 from collections.abc import Sequence

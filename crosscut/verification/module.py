@@ -47,7 +47,7 @@ def verify_module(
 
 
 class _OwnStep:
-    """One AdamW step with clipping on a given loss."""
+    """One AdamW step on a given loss, with clipping."""
 
     watches_again = True  # a loss may call the model twice
     averages: Mapping[str, Tensor] = MappingProxyType({})

@@ -47,8 +47,8 @@ class Claim:
     make_step: MakeStep
     """Builds the step of the cut model."""
     make_uncut: MakeStep | None = None
-    """Builds the step of the uncut model on one rank; None means `make_step`. A function that builds the model from
-    plainer code exposes bugs that both steps would share if `make_step` built both.
+    """Builds the step of the uncut model on one rank; None means `make_step`. If `make_step` builds both steps, its
+    bugs are in both and do not show. A function that builds the model from plainer code exposes such bugs.
     """
     make_exact: MakeStep | None = None
     """Builds the step of the uncut model in the parameters' type; None if products and activations already have this

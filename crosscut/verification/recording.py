@@ -225,8 +225,8 @@ class _Watch:
             self._entering.consumers.append(call)
 
     def entered(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """Let a wrapped input count as the module's input. Sharding wraps a module's input in a hook that runs after
-        `enter`; this function runs after that hook.
+        """Treat a replaced input as the module's input. If the module is sharded, a hook replaces the module's input
+        after `enter` has run. This function runs after that hook.
         """
         if self._looks_away():
             return

@@ -39,7 +39,7 @@ _ACCUMULATION = {torch.bfloat16: torch.float32, torch.float16: torch.float32, to
 
 
 def tolerance_of(dtype: torch.dtype, *, num_layers: int, num_summands: int) -> float:
-    """Largest relative difference that rounding explains, for activations of type `dtype`. `num_layers` is N and
+    """Largest relative difference that rounding can explain, for activations of type `dtype`. `num_layers` is N and
     `num_summands` is K in the formula of this module.
     """
     own, sums = unit_roundoff(dtype), unit_roundoff(_ACCUMULATION.get(dtype, dtype))
@@ -58,7 +58,7 @@ class Rounding:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Differences that rounding explains, relative to the largest element of each tensor."""
+    """Largest differences that rounding can explain, relative to the largest element of each tensor."""
 
     tolerance: float
     """Allowed difference between the cut and the uncut step."""
@@ -67,7 +67,7 @@ class Bounds:
 
 
 def rounding_of(dtype: torch.dtype, *, num_layers: int, num_summands: int) -> Rounding:
-    """Largest relative differences that rounding explains, for matrix products with factors of type `dtype`.
+    """Largest relative differences that rounding can explain, for matrix products with factors of type `dtype`.
     `num_layers` is N and `num_summands` is K in the formula of this module.
     """
     tolerance = tolerance_of(dtype, num_layers=num_layers, num_summands=num_summands)

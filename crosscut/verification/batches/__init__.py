@@ -1,3 +1,3 @@
-"""Batches of the verified step, with made-up tokens, targets and labels, and the comparison of packed documents with
+"""Made-up batches of the verified step (tokens, targets and labels), and a check that compares packed documents with
 separate ones.
 """

@@ -61,9 +61,9 @@ def made_up_batch(run: RunConfig) -> Batch:
 
 
 def _few(run: RunConfig, targets: Tensor) -> Tensor:
-    """Remove targets until each micro-batch of a data rank has about the number of targets that masked language
-    modelling would give it. This number differs between the data ranks. The last targets of the sequences are kept,
-    because they include the edges of the vocabulary's shards.
+    """Remove targets until each micro-batch of a data rank has about as many targets as in masked language modelling.
+    This number differs between the data ranks. The last targets of the sequences are kept, because they include the
+    edges of the vocabulary's shards.
     """
     parts = []
     for i, part in enumerate(targets.split(run.micro_batch_size)):

@@ -27,9 +27,9 @@ MOST_DOCUMENTS = 4
 """Maximum number of documents in a verified sequence."""
 
 _FLOOR = 1e-3
-"""Fraction of the largest gradient. The difference of a gradient is divided by the gradient's largest element, or by
-this fraction of the largest gradient if that is more. Without this bound, gradients that consist of rounding alone,
-such as the gradients of key biases, would always differ.
+"""Fraction of the largest element among all gradients. The difference of a gradient is divided by the gradient's own
+largest element or by this fraction, whichever is larger. Without the fraction, gradients that consist of rounding
+alone, such as the gradients of key biases, would always differ.
 """
 
 
@@ -67,10 +67,10 @@ def separated(batch: Batch, *, end_of_text: int) -> list[Batch]:
 def compare_documents(
     trainer: Trainer, micro_batches: Sequence[Batch], *, end_of_text: int, tolerance: float
 ) -> list[Check]:
-    """Compare the `micro_batches` of this data rank, whose sequences are packed, with their documents in separate
-    sequences. Check that both give the same loss and the same gradients. `micro_batches` hold whole sequences, and this
-    function takes the part of each context rank. Every rank must call this function. The list has one check on the
-    first rank and is empty on the others.
+    """Compare packed sequences with the same documents in separate sequences. Check that both give the same loss and
+    the same gradients. `micro_batches` are the packed micro-batches of this data rank. They hold whole sequences, of
+    which this function takes the part of each context rank. Every rank must call this function. The list has one check
+    on the first rank and is empty on the others.
     """
     apart = [part for batch in micro_batches for part in separated(batch, end_of_text=end_of_text)]
     with uncompiled(trainer.model):  # the shapes are as in training, but there is no mask
