@@ -57,8 +57,9 @@ def evaluate_loss(model: GPT, batches: Iterable[Batch], *, num_bytes: int = 0) -
 
     `batches` are the batches of this data rank. Every data rank must have the same number of batches; fill up with
     batches of ignored targets. `num_bytes` is the size in UTF-8 bytes of the text that the targets on all ranks spell.
-    Communication: the forward passes' collectives, and one all-reduce of two elements over `mesh.tokens`, the data
-    axis. In a pipeline, also the hidden states between stages, and one all-reduce of one element over the stages.
+    Communication: the forward passes' collectives, and one all-reduce of two elements over `mesh.tokens`, the data and
+    context axes. In a pipeline, also the hidden states between stages, and one all-reduce of one element over the
+    stages.
     """
     was_training = model.training
     model.eval()

@@ -14,8 +14,9 @@ _COUNTED = {
     "documents_blank": ("blank document left out", "blank documents left out"),
     "masked_tokens": ("masked token", "masked tokens"),
 }
-"""Words to show after a count, in the singular and in the plural. Other counts are shown with the words of their
-names."""
+"""Words to show after a count, in the singular and in the plural. A count that is not listed is shown with the words of
+its own name.
+"""
 
 _PROTOCOL = {
     "first_id": "each text begins with the token id",

@@ -58,7 +58,7 @@ class Embedder:
         self._time = 0
         self._num_added = 0
         self._is_alone = all(axis.size == 1 for axis in model.mesh.axes)
-        """Whether this rank computes a pass alone. The rank can then abandon a pass after any error."""
+        """Whether this rank computes a pass alone. If so, it can abandon a pass after any error."""
 
     @property
     def is_idle(self) -> bool:
@@ -94,7 +94,7 @@ class Embedder:
         self._waiting.pop(number, None)
 
     def step(self) -> list[Embedded]:
-        """Embed the texts of the next pass. Every rank must call this method, and only if there is a waiting text.
+        """Embed the texts of the next pass. Call this method only if a text is waiting, and then on every rank.
 
         If an embedding is not finite, only its text gets an error. If a pass fails, only the texts of this pass get the
         error. On several ranks, the error of a pass is raised instead: the other ranks may have no error, and would

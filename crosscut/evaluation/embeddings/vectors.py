@@ -38,7 +38,8 @@ def embed(
     max_tokens: int = 0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> list[list[float]]:
-    """Return the embedding of each text that `read` returns, with the encoder at `place`, on the ranks of `on`.
+    """Call `read` for the texts, and embed them with the encoder at `place` on the ranks of `on`. Returns one embedding
+    per text.
 
     Texts of similar length share a batch of `batch_size` texts. A text is cut after `max_tokens` tokens; 0 means the
     length in the model's `sentence_bert_config.json` or, without this file, the model's maximum sequence length. `tell`
@@ -69,9 +70,9 @@ def print_embeddings(
     tensor: int,
     **choices: Any,
 ) -> None:
-    """Print embeddings as lines of JSON. If `texts` is empty, the lines of `file` are embedded; if `file` is None, the
-    lines of standard input. `choices` are the fields of `Machinery` other than the layout. Raises the same errors as
-    `embed`, and `DataError` if the lines cannot be read.
+    """Print embeddings as lines of JSON. If `texts` is empty, the lines of `file` are embedded instead. If `file` is
+    also None, the lines come from standard input. `choices` are the fields of `Machinery` other than the layout. Raises
+    the same errors as `embed`, and `DataError` if the lines cannot be read.
     """
     on = Machinery(layout=Layout(tensor=tensor), **choices)
     vectors = embed(
@@ -95,7 +96,7 @@ def _embed(on: Machinery, batch_size: int, encoded: Encoded, device: torch.devic
 
 @torch.no_grad()
 def embeddings(model: GPT, ids: Sequence[Sequence[int]], *, batch_size: int = 32) -> Tensor:
-    """Return the embeddings [N, H] of N texts, each given by at least one token id, on the CPU. Every rank of the
+    """Embed N texts, each given by at least one token id. Returns the embeddings [N, H] on the CPU. Every rank of the
     model's layout must call this function, and gets all embeddings.
     """
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))

@@ -27,8 +27,9 @@ FRACTION, MOST_WORDS = DataConfig.mask_fraction, DataConfig.mask_words
 """Fraction of masked words, and maximum number of consecutive words that are masked together."""
 
 _KEY = 12
-"""Stream of random numbers for the masks of this task. Training and validation use other streams of the same seed
-(`data.masked.samples`)."""
+"""Number of the stream of random numbers for this task's masks. Training and validation use other streams of the same
+seed (`data.masked.samples`).
+"""
 
 
 class MaskedText:
