@@ -1,12 +1,13 @@
 """Low-rank adapters (LoRA) in PEFT's file format: `adapter_config.json` and `adapter_model.safetensors`.
 
 PEFT names an adapter's matrices A [r, inputs] and B [outputs, r] after the published tensor W that the adapter changes:
-W + scale x B A. Crosscut reads an adapter beside its model and merges it into the weights, on any layout: each rank
-computes only its own rows and columns of B A. A run with adapters (`model.lora_rank`) is written in the same format.
+W + scale x B A. Crosscut reads an adapter in addition to its model and merges the adapter into the weights, on any
+layout: each rank computes only its own rows and columns of B A. A run with adapters (`model.lora_rank`) is written in
+the same format.
 
 Published queries, keys and values are separate tensors, or one stacked tensor (GPT-2). A stacked tensor has one A and
-one B, so the adapters of queries, keys and values become the blocks of a block-diagonal B, and the rank is three times
-as high.
+one B, so the adapters of queries, keys and values become the blocks of a block-diagonal B, and the LoRA rank is three
+times as high.
 """
 
 import json

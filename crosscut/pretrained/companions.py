@@ -81,8 +81,8 @@ class Speech(NamedTuple):
 
 
 def speech(tokenizer: Path, models: Iterable[Path]) -> Speech:
-    """Find the special token ids for a tokenizer. The ids that a model's own files name are read from the first folder
-    in `models` that has this tokenizer.
+    """Find the special token ids for a tokenizer. A model's own files may name further ids. They are read from the
+    first folder in `models` that has this tokenizer.
 
     If the tokenizer is in a folder of token shards, the shards' manifest gives the end-of-text id. If the model's
     folder gives a different end-of-text id, that id becomes an additional stop. Raises `DataError` for a tokenizer that

@@ -211,7 +211,7 @@ def _reader(source: ModelSource) -> tuple[torch.dtype, Callable[[str], Tensor]]:
 
 
 def _of_published(source: ModelSource, advance: Callable[[str], None]) -> tuple[torch.dtype, Iterator[Tensor]]:
-    """Return the type and the tensors of a published model, to merge an adapter into the model."""
+    """Return the type and the tensors of a published model into which an adapter will be merged."""
     if not source.adapter:
         raise ConfigError(
             f"`{source.folder}` must be a run or a checkpoint, but is already a Hugging Face folder. Copy this "
@@ -236,8 +236,8 @@ def _with_adapter(source: ModelSource, tensors: Iterator[Tensor]) -> Iterator[Te
 
 
 def _require_tensors(stored: StoredTensors, config: ModelConfig, dtype: torch.dtype, group: str) -> None:
-    """Raise `CheckpointError` unless the checkpoint's `group` of tensors holds all tensors of the model, with the
-    model's shapes and the type `dtype`.
+    """Check that the checkpoint's `group` of tensors holds all tensors of the model, with the model's shapes and the
+    type `dtype`. Raises `CheckpointError` if it does not.
     """
     for weight in weights_of(config):
         entry, (rows, *columns) = stored.entry(f"{group}.{weight.name}"), weight.shape
@@ -260,8 +260,8 @@ def export_model(
 ) -> None:
     """Write a model in memory, on any layout and sharding, to a new Hugging Face folder, with its `tokenizer.json`.
 
-    The tokenizer's end-of-text id and the ids in `stops` are stored as ids that end a text, and `labels` as the names
-    of the classes of a model with `head = "classes"`. Every rank must call this function; the first rank writes.
+    The tokenizer's end-of-text id and the ids in `stops` are stored as ids that end a text. `labels` are stored as the
+    names of the classes if the model has `head = "classes"`. Every rank must call this function; the first rank writes.
     Communication: the tensors are gathered one after the other. On all ranks, raises `ConfigError` for a model that no
     published family can express and for a folder that is not empty, and `CheckpointError` if a file cannot be written.
     """

@@ -107,7 +107,7 @@ _OUTPUT = Source("lm_head")
 _CLASSES, _SPANS, _SCORE = Source("classifier"), Source("qa_outputs"), Source("score")
 """Sources of the classifiers of tasks. The name `score` belongs to the classifier of a decoder."""
 _BESIDE = (_OUTPUT.name, "cls.", _CLASSES.name, _SPANS.name, _SCORE.name)
-"""Beginnings of the names of heads, which have no prefix because they are not part of the bare model."""
+"""Beginnings of the names of heads. These names have no prefix, because heads are not part of the bare model."""
 
 _GPT2 = _Names(
     prefix="transformer.",

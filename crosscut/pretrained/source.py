@@ -192,7 +192,8 @@ def _in_checkpoint(folder: Folder, manifest: Manifest, place: str | Path, last_w
 
 
 def _run_of(config: Mapping[str, Any], folder: Folder) -> tuple[RunConfig, Path | None]:
-    """Return the run that wrote a checkpoint, and the published model's folder from which the run started, if any.
+    """Return the run that wrote a checkpoint, and the folder of the published model from which the run started, or None
+    if there is no such model.
 
     The model's shape comes from the checkpoint, because the published folder may have changed since.
     """
