@@ -18,7 +18,7 @@ the text's length:
 
 An error in the work for one text ends only that text. All ranks see the same scores, so they all meet the same error.
 Running out of memory is different, because it can happen on one rank alone. Only the cache grows with a text, so before
-each pass the ranks agree whether every rank could enlarge its cache. If any rank could not, the texts that need more
+each pass all ranks learn whether every rank could enlarge its cache. If any rank could not, the texts that need more
 room end on all ranks. A rank that fails inside a pass cannot tell the other ranks, which wait for it in a collective.
 Its error is raised and ends all ranks.
 
@@ -97,7 +97,7 @@ class Decoder:
         """
         self._num_added = 0
         self._is_alone = all(axis.size == 1 for axis in model.mesh.axes)
-        """Whether this rank alone computes a pass, so that a pass can be abandoned after any error."""
+        """Whether this rank computes a pass alone. If so, it can abandon a pass after any error."""
 
     @property
     def is_idle(self) -> bool:
@@ -205,8 +205,9 @@ class Decoder:
         return {row: 1 for row, text in enumerate(self._rows) if text is not None and text.unread == 1}
 
     def _reading(self) -> dict[int, int]:
-        """Return the row whose prompt has waited longest and the following rows whose prompts can be read in the same
-        pass, each with its number of tokens to read.
+        """Return the rows whose prompts are read in the next pass, each with its number of tokens to read. The first is
+        the row whose prompt has waited longest. The others are the rows directly after it whose prompts fit in the same
+        pass.
         """
         waiting = {row: text for row, text in enumerate(self._rows) if text is not None and text.unread > 1}
         if not waiting:
@@ -249,8 +250,8 @@ class Decoder:
         return told + self._follow(going_on, logits.float(), first_row=rows.start)
 
     def _read(self, rows: range, counts: dict[int, int]) -> tuple[Tensor, Tensor]:
-        """Read the next tokens of adjacent rows. Return their last hidden states [B, S or more, H], and the scores [B,
-        V] after each row's last token.
+        """Read the next tokens of adjacent rows. Return the tokens' last hidden states [B, S or more, H], and the
+        scores [B, V] after each row's last token.
         """
         length = max(counts.values())
         ids, ends = [], []
@@ -333,8 +334,8 @@ class Decoder:
 
     def _likelihoods(self, hidden: Tensor, tokens: Sequence[int], num_alternatives: int | None) -> list[Likelihood]:
         """Return the likelihoods of N `tokens`. Row i of the last hidden states `hidden` [at least N, H] gives the
-        likelihood of token i. If `num_alternatives` is None, the likelihoods are empty. Raises `GenerationError` if
-        scores are not finite.
+        likelihood of token i. If `num_alternatives` is None, the list holds N times `Likelihood()`, which has no
+        probabilities. Raises `GenerationError` if scores are not finite.
         """
         if num_alternatives is None:
             return [Likelihood()] * len(tokens)

@@ -99,7 +99,7 @@ class _Stops:
 class _Match:
     """Search for one string in text that arrives character by character (Knuth, Morris and Pratt, 1977).
 
-    The number of operations is proportional to the length of the text for strings of any length, because the table of
+    The number of operations is proportional to the length of the text, however long the string is, because the table of
     borders covers only the part of the string that the text has reached.
     """
 
