@@ -37,9 +37,7 @@ class Answer(ABC):
 
     @abstractmethod
     def opening(self, which: int) -> Json | None:
-        """Return the chunk that precedes the tokens of choice number `which`, or None if no chunk precedes the
-        tokens.
-        """
+        """Return the chunk that precedes the tokens of choice number `which`, or None if there is no such chunk."""
 
     @abstractmethod
     def delta(self, which: int, piece: Piece) -> Json:

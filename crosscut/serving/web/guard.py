@@ -45,7 +45,7 @@ _PROTECTED = "/v1/"
 
 
 class Guard:
-    """Middleware that refuses requests that are too large and requests without permission. If `key` is given, every
+    """Middleware that refuses requests without permission and requests that are too large. If `key` is given, every
     request for a path under /v1/ must carry this key. Otherwise, the `Host` header of every request must be one of
     `names`.
 
