@@ -55,11 +55,11 @@ def bits_per_byte(loss: float, num_bytes: int) -> float:
 def evaluate_loss(model: GPT, batches: Iterable[Batch], *, num_bytes: int = 0) -> Score:
     """Score a model without dropout. The result is the same on every rank.
 
-    `batches` are the batches of this data rank. Every data rank must have the same number of batches; fill up with
-    batches of ignored targets. `num_bytes` is the size in UTF-8 bytes of the text that the targets on all ranks spell.
-    Communication: the forward passes' collectives, and one all-reduce of two elements over `mesh.tokens`, the data and
-    context axes. In a pipeline, also the hidden states between stages, and one all-reduce of one element over the
-    stages.
+    `batches` are the batches of this data rank. Every data rank must have the same number of batches. If a rank has
+    fewer, add batches that have only ignored targets. `num_bytes` is the size in UTF-8 bytes of the text that the
+    targets on all ranks spell. Communication: the forward passes' collectives, and one all-reduce of two elements over
+    `mesh.tokens`, the data and context axes. In a pipeline, also the hidden states between stages, and one all-reduce
+    of one element over the stages.
     """
     was_training = model.training
     model.eval()

@@ -19,7 +19,9 @@ class Window(NamedTuple):
     start: int
     stop: int
     first: int
-    """Index in the text of the first token that is scored. All later tokens of the window are also scored."""
+    """Index of the first scored token, counted from the start of the text. All later tokens of the window are also
+    scored.
+    """
 
     @property
     def length(self) -> int:
