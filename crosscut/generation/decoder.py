@@ -52,8 +52,8 @@ _FIRST_CAPACITY = 64
 """Initial number of tokens per row in the cache. When a row needs more, the cache grows by half, up to the window."""
 
 _YIELDED = 512
-"""Limit on the later texts that overtake a waiting text. At most `_YIELDED` x i texts overtake the text with index i in
-its request (`sample`), so no text waits forever.
+"""Limit on how many later texts may overtake a waiting text. At most `_YIELDED` x i texts overtake the text with index
+i in its request (`sample`), so no text waits forever.
 """
 
 _FAILED = -1
@@ -92,8 +92,8 @@ class Decoder:
         self._waiting: dict[int, Text] = {}
         """Texts that wait for a row, by number."""
         self._queue: list[tuple[int, int]] = []
-        """Heap of (turn, number) for the waiting texts and for texts that were cancelled while they waited. The lowest
-        turn is next.
+        """Heap of (turn, number) for the waiting texts and for texts that were cancelled while they waited. The text
+        with the lowest turn starts next.
         """
         self._num_added = 0
         self._is_alone = all(axis.size == 1 for axis in model.mesh.axes)
