@@ -36,7 +36,7 @@ _FEED_FORWARDS: dict[FeedForward, type[MLP] | type[GatedMLP]] = {
     **dict.fromkeys(mlp.KINDS, MLP),
     **dict.fromkeys(gated_mlp.KINDS, GatedMLP),
 }
-"""Class that describes a feed-forward part, keyed by the kind of the part."""
+"""Classes that describe feed-forward parts, keyed by the kind of the part."""
 
 
 class Sublayer(Protocol):

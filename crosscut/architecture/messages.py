@@ -31,7 +31,7 @@ class Sent:
     """Name of the step that sends the message."""
     message: Message
     again: bool = False
-    """Whether recomputation sends this message of the forward pass a second time, in the backward pass."""
+    """Whether this message is a forward message that recomputation repeats in the backward pass."""
 
     @property
     def label(self) -> str:

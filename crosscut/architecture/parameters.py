@@ -215,7 +215,7 @@ class Matrix:
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """The weight, and the bias and the matrices of the adapter if the layer has them."""
+        """The weight and, if the layer has them, the bias and the adapter's matrices."""
         bias = () if self.bias is None else (self.bias,)
         return (self.weight, *bias, *(() if self.adapter is None else self.adapter.parameters))
 

@@ -31,8 +31,9 @@ class Flight(NamedTuple):
 
 
 PERIODS = 4
-"""Number of micro-batches per pipeline rank that is enough to find all flights of a schedule. With more micro-batches,
-the ranks only repeat the same order of passes."""
+"""Number of micro-batches per pipeline rank with which all flights of a schedule occur. With more micro-batches, the
+ranks only repeat the same order of passes.
+"""
 
 
 @lru_cache(maxsize=1024)
@@ -79,5 +80,5 @@ def _count(action: Action, held: list[int], deferred: list[int], *, separates: b
 
 
 def _numbers(flight: Flight) -> tuple[int, ...]:
-    """Return everything that the rank holds during the flight as numbers. A flight with larger numbers holds more."""
+    """Return, as a tuple of numbers, what the rank holds in this flight. Larger numbers stand for more."""
     return (*flight.held, *flight.deferred, *flight.has_gradients, *flight.has_begun, flight.receives)

@@ -127,11 +127,13 @@ class Schedule:
             yield from (message for action in actions if (message := self.sent(rank, action)) is not None)
 
     def acknowledged(self, rank: int) -> dict[Message, tuple[Message, ...]]:
-        """Map each message that `rank` receives to the messages from `rank` that it acknowledges.
+        """Map each message that `rank` receives to the earlier messages of `rank` that the received message
+        acknowledges.
 
-        The sender of a message has already received everything that its actions so far needed, so `rank` may free the
-        tensors that it sent for these actions. A message from `rank` is listed only under the first message that
-        acknowledges it. If no message does, it is left out.
+        Before another rank sends a message, it has received all inputs of its actions so far. When this message
+        arrives, `rank` may therefore free the tensors that it sent as these inputs. Each message of `rank` is listed
+        only once, under the first message that acknowledges it. A message of `rank` that is never acknowledged is left
+        out.
         """
         found: dict[Message, tuple[Message, ...]] = {}
         for sender, actions in enumerate(self.actions):

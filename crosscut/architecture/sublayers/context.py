@@ -44,8 +44,8 @@ def context_messages(attention: "Attention", target: Target) -> tuple[Messages, 
 
 
 def exchanged_heads(attention: "Attention", target: Target) -> tuple[int, int, int]:
-    """Numbers of query heads, key heads and value heads that a rank sends in an all-to-all. After the all-to-all, the
-    rank holds fewer heads, but of all tokens.
+    """Numbers of query heads, key heads and value heads that a rank sends in an all-to-all. Before the all-to-all, the
+    rank has these heads for its own tokens. Afterwards, it has fewer heads, but for all tokens.
     """
     heads, kv_heads = _heads_of_rank(attention, target)
     repeated = kv_heads * repeats_of_heads(heads, kv_heads, target.context)
