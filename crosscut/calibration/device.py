@@ -164,8 +164,8 @@ def _numbers(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Tensor:
 
 
 def _product(shape: tuple[int, int, int], numbers: Tensor, *, is_of_weight: bool) -> Callable[[], object]:
-    """Return a function that computes a matrix product with the operator that training uses: that of the loss if one
-    side is very long, and otherwise that of a layer.
+    """Return a function that computes a matrix product with the same operator as training. If one side is very long,
+    this is the operator of the loss; otherwise, it is the operator of a layer.
 
     If there are enough numbers, each call uses different numbers, so that the factors are not in the cache, as in a
     training step.

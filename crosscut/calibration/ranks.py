@@ -5,9 +5,9 @@ On a CPU, each of the two ranks uses half of the cores, and both ranks work at t
 step waits for the slower rank, so each measurement uses the seconds of the slower rank. The rate of both ranks together
 is twice the rate of the slower rank.
 
-Each message follows a matrix product, as in a training step. Each rank times the message from the end of its own
-product. The rank that ends its product first also waits for the other rank, so the measurement uses the shorter of the
-two times.
+Each message follows a matrix product, as in a training step. Each rank measures the time from the end of its own
+product to the end of the message. The rank that ends its product first also waits for the other rank, so the
+measurement uses the shorter of the two times.
 """
 
 import math
