@@ -120,8 +120,8 @@ def has_file(arguments: tuple[str, ...]) -> bool:
 
 
 def on_devices_there(run: RunConfig, advice: str = "") -> RunConfig:
-    """Move the run to the CPU, and say so on the error stream, when `device` is auto and this machine has GPUs, but
-    fewer GPUs than the run has ranks. The message ends with `advice`. Any other run is returned unchanged.
+    """Move the run to the CPU if `device` is auto and this machine has GPUs, but fewer GPUs than the run has ranks. A
+    message on the error stream says so and ends with `advice`. Any other run is returned unchanged.
     """
     from crosscut.launch.processes import has_too_few_gpus
 

@@ -19,14 +19,14 @@ from crosscut.cli.arguments import (
 from crosscut.config import ConfigError
 
 _TASKS = {
-    "mnli": "classify whether a sentence follows from another sentence",
-    "qqp": "classify whether two questions mean the same thing",
-    "sst-2": "classify whether a sentence is positive",
-    "rte": "classify whether a sentence follows from a text",
-    "cola": "classify whether a sentence is grammatical",
-    "qnli": "classify whether a sentence answers a question",
+    "mnli": "judge whether a sentence follows from another sentence",
+    "qqp": "judge whether two questions mean the same thing",
+    "sst-2": "judge whether a sentence is positive",
+    "rte": "judge whether a sentence follows from a text",
+    "cola": "judge whether a sentence is grammatical",
+    "qnli": "judge whether a sentence answers a question",
     "squad": "answer questions about a text (SQuAD 1.1 or 2.0)",
-    "race": "answer four-option multiple-choice questions about a text",
+    "race": "answer multiple-choice questions about a text, with four options each",
     "table": "classify texts with your own labels, from a .tsv or .jsonl file with named columns",
 }
 """Tasks with their descriptions."""

@@ -62,13 +62,13 @@ _USUAL_TOP_K = 50
     "--presence-penalty",
     default=0.0,
     show_default=True,
-    help="Number from -2 to 2 to subtract from the logit of every token that was already generated.",
+    help="Subtract this number, from -2 to 2, from the logit of every token that was already generated.",
 )
 @click.option(
     "--frequency-penalty",
     default=0.0,
     show_default=True,
-    help="Number from -2 to 2 to subtract from a token's logit, once for each time the token was generated.",
+    help="Subtract this number, from -2 to 2, from a token's logit once for each time the token was generated.",
 )
 @click.option("--stop", multiple=True, help="End the text before this string; repeatable.")
 @click.option("--seed", default=0, show_default=True, help="Random seed.")

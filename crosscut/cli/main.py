@@ -75,7 +75,7 @@ commands.add_command(doctor)
 def main() -> None:
     """Run the command line and set the exit status.
 
-    - 2 after a user's mistake, such as a path that cannot be used. The error is one message.
+    - 2 after a user's mistake, such as a path that cannot be used. One message is printed.
     - 65 after a damaged file, unless the damage is allowed. On a terminal, the message is red.
     - 1 after a failed rank, whose traceback is printed, and after any other error. Control characters in a traceback
       are escaped, because the error's message may contain untrusted text.

@@ -13,7 +13,7 @@ _SIZES = tuple(f"layout.{option}=" for option in OPTIONS)
 class _TrainCommand(RunCommand):
     """Command that reads `--resume` as `--resume=newest` unless the next word is `auto`.
 
-    click would take any word after an option with an optional value as the value, even the run's file or an override.
+    click alone would take the next word as the value of `--resume`, even if the word is the run's file or an override.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -37,8 +37,8 @@ class _TrainCommand(RunCommand):
 @click.option(
     "--profile",
     is_flag=True,
-    help="Profile three steps after two warm-up steps, then continue training. Write to the run's folder a "
-    "trace for ui.perfetto.dev, the shares of compute, communication and idle time, the slowest operators, and the "
+    help="Profile three steps after two warm-up steps, then continue training. The run's folder then holds "
+    "a trace for ui.perfetto.dev, the shares of compute, communication and idle time, the slowest operators, and the "
     "memory peak.",
 )
 def train(arguments: tuple[str, ...], resume: Literal["newest", "auto"] | None, profile: bool) -> None:

@@ -43,8 +43,8 @@ def recipe_of_batch(arguments: tuple[str, ...], model: str | None) -> str:
 
 def with_vocabulary(run: RunConfig) -> RunConfig:
     """Return the run with a known vocabulary size. If `model.vocab_size` is not given, it becomes the vocabulary size
-    of the tokenizer that the run trains. If `data.tokenizer` names a finished tokenizer, the run is returned unchanged,
-    and must give `model.vocab_size`.
+    of the tokenizer that the run trains. A run whose `data.tokenizer` names a finished tokenizer is returned unchanged.
+    Such a run must give `model.vocab_size`.
     """
     return run if run.data.tokenizer else run.with_vocabulary()
 

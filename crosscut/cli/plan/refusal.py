@@ -11,8 +11,8 @@ from crosscut.config import ConfigError
 
 
 def refuse_options(command: click.Command, *others: click.Command, message: str, hidden: bool) -> None:
-    """Let a command refuse the parameters that only the commands in `others` have, with a reason. Without this, click
-    would call the parameters unknown.
+    """Make a command refuse the parameters that only the commands in `others` have. The refusal states the reason.
+    click alone would call the parameters unknown.
 
     `message` is the text of the `ConfigError`. `{option}` and `{value}` stand for the option and the value that the
     user typed. The command's help shows the refused options unless `hidden` is true.
