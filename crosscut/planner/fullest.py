@@ -1,10 +1,10 @@
 """Find the rank of a pipeline with the highest memory peak.
 
 The ranks of a pipeline hold different layers, and different numbers of micro-batches at once. Some ranks do the same
-work. Among these ranks, each rank has fewer micro-batches between their forward and their backward pass than the rank
-before it. With the zero-bubble schedule, each rank also has more micro-batches that wait for their weight gradients
-than the rank before it, and both numbers change by the same amount. The bytes at an instant are linear in both numbers,
-so the peak is highest on the first or on the last of these ranks.
+work. Each of these ranks has fewer micro-batches in flight (forward pass done, backward pass not yet run) than the rank
+before it. With the zero-bubble schedule, each of these ranks also has more micro-batches that wait for their weight
+gradients than the rank before it. Both numbers change by the same amount from rank to rank. The bytes at an instant are
+linear in both numbers, so the peak is highest on the first or on the last of these ranks.
 """
 
 from crosscut.architecture import Device

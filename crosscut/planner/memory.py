@@ -144,9 +144,9 @@ class _Pass(NamedTuple):
     deferred: int
     """Bytes that are held for weight gradients that the schedule computes later."""
     gradients: int
-    """Gradients of all parameters of the stage, which exist from its first complete backward pass on."""
+    """Gradients of all parameters of the stage. They exist once one backward pass through the stage is complete."""
     root_gradients: int
-    """Gradients of the parameters outside of the layers, which exist from the start of the first backward pass on."""
+    """Gradients of the parameters outside of the layers. They exist once the first backward pass has started."""
 
 
 class _Root(NamedTuple):
@@ -283,8 +283,9 @@ class _Step:
         stage, and the activations whose copy to the host is not finished."""
 
     def during(self, flight: Flight, steps: Sequence["_Step"]) -> "_Step":
-        """Return a copy of this step for the backward pass `flight` of a pipeline. The copy includes the bytes that the
-        rank holds for other passes. `steps` are the steps of all stages of the rank.
+        """Return a copy of this step for one backward pass in a pipeline. `flight` is the work in progress when this
+        pass starts, and the copy includes the bytes that the rank holds for it. `steps` are the steps of all stages of
+        the rank.
         """
         weights = activations = gradients = 0
         for step, number, waiting, has_gradients, has_begun in zip(steps, *flight[1:5], strict=True):

@@ -28,8 +28,8 @@ MUON_KERNELS = 12
 
 
 def muon_parameters(run: Planned) -> Counter[Parameter]:
-    """Parameters on one rank that Muon updates, and how many equal parameters there are of each; empty without Muon. In
-    a pipeline, these are the parameters of the stages of rank `Candidate.pipeline_rank`.
+    """Parameters on one rank that Muon updates. Equal parameters share one key, whose value is their number. Empty
+    without Muon. In a pipeline, these are the parameters of the stages of rank `Candidate.pipeline_rank`.
     """
     return _matrices(part_of(run)) if run.optimizer.matrices is MatrixOptimizer.MUON else Counter()
 

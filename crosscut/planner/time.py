@@ -184,7 +184,7 @@ def _times_of_ranks(run: Candidate, hardware: Hardware, program: Program, speed:
 
 
 def shortest_step(run: Candidate, hardware: Hardware, *, speed: Speed) -> float:
-    """Lower bound of the seconds of a step with a pipeline, without a simulation of the schedule.
+    """Lower bound on the time of a step with a pipeline, in seconds. It needs no simulation of the schedule.
 
     A rank starts when its first micro-batch has passed the stages before it. After its last backward pass, the gradient
     still passes back through these stages to the first rank. In between, the rank has the work of all micro-batches. If

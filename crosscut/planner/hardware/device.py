@@ -140,7 +140,7 @@ class Hardware:
     """Link inside a node."""
 
     network: Link | None
-    """Link between nodes, as one rank's share of the node's network adapters; None if there is only one node."""
+    """Link between nodes: one rank's share of the node's network adapters. None if there is only one node."""
 
     host_bandwidth: float
     """Bytes per second between device memory and host memory, in one direction; 0 if the device uses host memory."""

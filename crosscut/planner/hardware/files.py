@@ -190,7 +190,7 @@ def named_hardware(name: str) -> Hardware:
 
 
 def other_matches(name: str) -> list[str]:
-    """Names of the other devices that match a value of `--gpu`, besides the most common device, which `named_hardware`
+    """Names of the devices that match a value of `--gpu`, except for the most common one, which `named_hardware`
     returns. Empty if the value matches only one device.
     """
     common = _MOST_COMMON.get(_plain(name))

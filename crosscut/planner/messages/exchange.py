@@ -235,7 +235,7 @@ def _shift_waits(collective: Collective, each: float, beside: Beside) -> float:
 
 
 def _shares_waited_for(collective: Collective, each: float, run: Planned, beside: Beside) -> float:
-    """Seconds that the step waits for gathering the weights of sharded layers or scattering their gradients.
+    """Seconds that the step waits while weights of sharded layers are gathered or their gradients are scattered.
 
     Weights are gathered one layer ahead and gradients are scattered one layer behind, so each message overlaps with the
     computation of one layer. All messages of a backward pass share the link. The first gather and the last scatter of a

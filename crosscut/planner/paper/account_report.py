@@ -108,7 +108,7 @@ def _worst(seconds: _Seconds) -> str:
 
 
 def _outside_steps() -> float:
-    """Extra time of Table 4's epoch of the 8.3B model over what Table 2 and Figure 6 imply, in seconds per step."""
+    """Seconds per step by which the 8.3B model's epoch in Table 4 is longer than Table 2 and Figure 6 imply."""
     preset, tensor = "megatron-8.3b-24-heads", 8
     run = paper_run(preset, tensor, 64)
     scaling = PAPER_HEADS[24] * PAPER_WEAK_SCALING[8, 64] / PAPER_WEAK_SCALING[8, 1]

@@ -2,7 +2,7 @@
 
 The layouts, the micro-batches and the stages per rank come from the authors' script, `examples/sc21/run_table_1.sh` in
 NVIDIA/Megatron-LM. All models have a vocabulary of 51,200 tokens and sequences of 2,048 tokens, and recompute whole
-layers. The published FLOP/s include recomputed FLOPs. One row calibrates the A100.
+layers. The published FLOP/s include recomputed FLOPs. One row calibrates the forecasts of all rows.
 """
 
 from typing import NamedTuple
@@ -57,8 +57,9 @@ NARAYANAN_ROWS = (
     NarayananRow("1008B", 160, 25_600, 128, 8, 64, 3072, 3072, 1, 1, 163),
 )
 NARAYANAN_CALIBRATION = NARAYANAN_ROWS[1]
-"""Row that calibrates the A100, chosen by the same rule as `MEGATRON_CALIBRATION`: the smallest model with both tensor
-and data parallelism."""
+"""Row that calibrates the forecasts for the A100, chosen by the same rule as `MEGATRON_CALIBRATION`: the smallest model
+with both tensor and data parallelism.
+"""
 
 
 def narayanan_program(row: NarayananRow) -> Program:
@@ -122,7 +123,9 @@ def narayanan_attained(row: NarayananRow = NARAYANAN_CALIBRATION) -> float:
 
 
 def narayanan_shares(calibration: NarayananRow = NARAYANAN_CALIBRATION) -> dict[str, tuple[float, float]]:
-    """Published and forecast FLOP/s of each row, as shares of the peak. The row `calibration` calibrates the A100."""
+    """Published and forecast FLOP/s of each row, as shares of the peak. The forecasts are calibrated with the published
+    FLOP/s of the row `calibration`.
+    """
     hardware, peak = attaining(_A100, narayanan_attained(calibration)), _A100.flops[Precision.FLOAT16]
     return {
         row.name: (row.teraflops * 1e12 / peak, narayanan_flops_per_second(row, hardware) / peak)

@@ -2,8 +2,8 @@
 
 The paper (arXiv 1909.08053) states 39 TFLOP/s for the 1.2B model on one GPU. This figure calibrates the share of the
 peak that the V100's products attain, and the forecast then predicts Figure 6 and Tables 2 to 4. NVIDIA's Megatron-Core
-(r0.8.0, README) states the throughput of nine models on H100s. One of these rows calibrates the H100, and the forecast
-predicts the other eight.
+(r0.8.0, README) states the throughput of nine models on H100s. One of these rows calibrates the forecasts for the H100,
+which then predict the other eight rows.
 
 The paper's FLOP/s include recomputed FLOPs. Megatron-Core's runs do not recompute.
 """
@@ -126,8 +126,9 @@ MEGATRON_ROWS = (
     MegatronRow("462B", 144, 18432, 112, 8, 16, 3072, 459.9),
 )
 MEGATRON_CALIBRATION = MEGATRON_ROWS[1]
-"""Row that calibrates the H100: the smallest model with both tensor and data parallelism. The choice matters, so
-`planner.paper.study` shows the errors for every choice."""
+"""Row that calibrates the forecasts for the H100: the smallest model with both tensor and data parallelism. The choice
+matters, so `planner.paper.study` shows the errors for every choice.
+"""
 
 _DATA, _LENGTH, _VOCABULARY = 48, 4096, 131_072
 _MICRO_BATCHES = (1, 2, 4)
@@ -174,8 +175,8 @@ def _megatron_rate(row: MegatronRow, micro: int, hardware: Hardware) -> float:
 
 
 def megatron_errors(calibration: MegatronRow) -> dict[str, float]:
-    """Error of the forecast of each row: forecast minus published FLOP/s, as a share of the peak. The published FLOP/s
-    of the row `calibration` calibrate the H100.
+    """Error of the forecast of each row: forecast minus published FLOP/s, as a share of the peak. The forecasts are
+    calibrated with the published FLOP/s of the row `calibration`.
     """
     attained = megatron_attained(calibration)
     hardware = attaining(_H100, attained)

@@ -136,7 +136,7 @@ def torchtitan_attained(row: TorchtitanRow, program: Program = TORCHTITAN_PROGRA
 
 
 def torchtitan_forecast(rows: tuple[TorchtitanRow, ...], program: Program = TORCHTITAN_PROGRAM) -> list[float]:
-    """Forecast of the tokens per second of each row of a table. The first row calibrates the H100."""
+    """Forecast of the tokens per second of each row of a table. The first row calibrates the forecast."""
     hardware = attaining(_H100, torchtitan_attained(rows[0], program))
     return [torchtitan_tokens_per_second(row, hardware, program) for row in rows]
 

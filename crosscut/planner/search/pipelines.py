@@ -1,8 +1,9 @@
 """Search over layouts with a pipeline.
 
-There are many more layouts with a pipeline than without. The search therefore sorts them by a lower bound of their time
-that needs no simulation, and forecasts them in this order. It stops when the bound exceeds the time of the layouts that
-it keeps, so the result is the same as if all layouts were forecast.
+There are many more layouts with a pipeline than without. For each of them, the search first computes a lower bound on
+the time of a step, which needs no simulation. The search then forecasts the layouts in the order of their bounds. It
+stops when the bound exceeds the time of the layouts that it keeps, so the result is the same as if all layouts were
+forecast.
 
 A rank that takes t seconds for its part of a micro-batch cannot end its m micro-batches before
 
@@ -50,8 +51,8 @@ def search_pipelines(
     run: RunConfig, hardware: Hardware, speed: Speed, arranged: Iterable[Layout], others: Iterable[float]
 ) -> tuple[list[Plan], list[Rejected]]:
     """Return the fastest layouts with a pipeline, and the arrangements of ranks for which no layout is possible or
-    fits. `arranged` has the arrangements to try, which all have a pipeline. `others` has the seconds of a step with
-    each layout without a pipeline.
+    fits. `arranged` has the arrangements to try, which all have a pipeline. For each layout without a pipeline,
+    `others` has the seconds of a step.
 
     A layout is kept if it is among the `MOST_PIPELINES` fastest of all layouts. The search tries
 
@@ -96,7 +97,7 @@ class _Try(NamedTuple):
     """A candidate that has no forecast yet."""
 
     bound: float
-    """Lower bound of the seconds of a step."""
+    """Lower bound on the time of a step, in seconds."""
     number: int
     """Number of the candidate. Candidates with equal bounds are tried in the order of their numbers."""
     is_second: bool
@@ -197,15 +198,15 @@ class _Search:
         return smallest is not None and candidate.micro_batch_size >= smallest
 
     def _bound(self, layout: Layout, training: TrainingConfig) -> float:
-        """Lower bound of the seconds of a step. The module's docstring derives it."""
+        """Lower bound on the time of a step, in seconds. The module's docstring derives it."""
         seconds, P = self._micro_batch_seconds(layout, training), layout.pipeline
         m = training.batch_size // (layout.data * training.micro_batch_size)
         share = _LEAST_FORWARD if separates_weights(layout) else 1 / layout.stages_per_rank
         return share * seconds / (1 - (1 - share / m) ** P) + self._around(layout)
 
     def _around(self, layout: Layout) -> float:
-        """Lower bound of the seconds after all passes of a step, for gradient sums and the optimizer. The bound assumes
-        one stage per rank and the longest passes, with which most messages overlap.
+        """Lower bound on the time after all passes of a step, in seconds. This time is for gradient sums and the
+        optimizer. The bound assumes one stage per rank and the longest passes, with which most messages overlap.
         """
         plain = replace(layout, stages_per_rank=1)
         if plain not in self._ends:
@@ -255,7 +256,7 @@ class _Search:
 
 
 def _layouts(run: RunConfig, hardware: Hardware, plain: Layout) -> Iterator[Layout]:
-    """Layouts with the arrangement of `plain`, and with each combination of options and schedules that is tried."""
+    """Layouts with the arrangement of `plain`: one for each combination of options and schedules that is tried."""
     layers = run.model.num_layers
     for layout in layouts_of(run, hardware, plain):
         if layout.sharding is ZeroStage.ZERO3 or layout.shard_group or reason_against_asked_compiling(run, layout):

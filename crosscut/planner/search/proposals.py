@@ -72,7 +72,7 @@ def plain_layouts(run: RunConfig, num_ranks: int) -> Iterator[Layout]:
 
 
 def layouts_of(run: RunConfig, hardware: Hardware, plain: Layout) -> Iterator[Layout]:
-    """Layouts with the arrangement of `plain` and with each combination of options that the search compares."""
+    """Layouts with the arrangement of `plain`: one for each combination of options that the search compares."""
     tensor, data = plain.tensor, plain.data
     pieces = 2 * plain.context if plain.context > 1 else 1
     can_split = tensor > 1 and run.training.sequence_length % (pieces * tensor) == 0
