@@ -285,6 +285,6 @@ _COUNTS: dict[Any, Callable[..., int]] = {
     aten._scaled_dot_product_flash_attention_for_cpu: _forward,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward,
 }
-"""Functions that count an operator's FLOPs: for operators without a formula in PyTorch, and for attention, which is
-counted in the same way as in the planner (`planner.compute`).
+"""Functions that count an operator's FLOPs. They are for operators without a formula in PyTorch, and for attention,
+which is counted in the same way as in the planner (`planner.compute`).
 """

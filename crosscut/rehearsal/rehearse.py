@@ -96,7 +96,7 @@ def _count(run: ResolvedRun, mesh: ParallelMesh) -> tuple[Ledger, CollectiveReco
 
 
 def _enter_state(ledger: Ledger, trainer: Trainer) -> None:
-    """Record the weights, their moving average and, unless they are in host memory, the moments."""
+    """Record the weights and their moving average. Also record the moments, unless the moments are in host memory."""
     precision = trainer.run.numbers
     is_mixed = precision.compute != precision.accumulation
     parameters = dict(trainer.model.named_parameters())
