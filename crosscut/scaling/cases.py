@@ -209,8 +209,9 @@ def _micro_batch_size(batch: int, asked: int, pipeline: int) -> int:
     """Return the number of sequences per micro-batch of a case with `pipeline` pipeline ranks.
 
     `batch` is the number of sequences per data rank, and `asked` is the run's own micro-batch size, or 0 if the run has
-    none. Without a pipeline, the result is `asked`. With a pipeline, a step has `_MICRO_BATCHES` micro-batches or more
-    for each rank, unless the batch has too few sequences, and no micro-batch is larger than `asked`.
+    none. Without a pipeline, the result is `asked`. With a pipeline, the result is small enough that a step has at
+    least `_MICRO_BATCHES` micro-batches for each rank, if the batch has enough sequences. The result is never larger
+    than an `asked` above 0.
     """
     if pipeline == 1:
         return asked
