@@ -138,7 +138,7 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def explain_document(config: CorpusConfig, document_id: str) -> str:
-    """Describe, as text to print, what each stage did to one document of a prepared corpus.
+    """Describe what each stage did to one document of a prepared corpus. Returns a text to print.
 
     `document_id` is `source/file#record`. Raises `DataError` if the corpus has no document with this id.
     """
@@ -203,7 +203,7 @@ class _StageList:
         """Append a filter: a stage that decides for each document whether to drop the document.
 
         `make(*arguments)` returns the function that judges the documents of one part (an Arrow file of documents). The
-        result depends on `settings`, as JSON values, and on the files `inputs`. If a setting or a file changes, the
+        result depends on `settings` (JSON values) and on the files `inputs`. If a setting or a file changes, the
         filter runs again.
         """
         self.add(

@@ -113,8 +113,8 @@ def _version(package: str) -> str | None:
 
 
 def _add_samples(flow: Sequence[dict[str, Any]], counts: Counts, config: CorpusConfig, runs: Runs) -> None:
-    """Add sampled documents to each rule of each stage in `flow`. If a sample matches another document, for example as
-    its duplicate, the sample also gets the text of the other document.
+    """Add sampled documents to each rule of each stage in `flow`. If a sample was dropped because it matches another
+    document, an excerpt of the other document is added to the sample.
     """
     samples = merge_samples(runs.work)
     dropped = [one for of_rule in samples.values() for one in of_rule if "at" in one]
@@ -155,10 +155,10 @@ class _Texts:
         return excerpt(self._texts[self._places[name]]) if name in self._places else ""
 
     def beside(self, sample: dict[str, Any], place: Place) -> dict[str, Any]:
-        """Add the text of the matching document to a sample. Both excerpts start near the first difference between the
-        texts.
+        """Add excerpts of both texts to a sample that matches another document: its own text and the text of the match.
 
-        A sample without a known match is returned unchanged.
+        Both excerpts start shortly before the first difference between the texts. A sample without a known match is
+        returned unchanged.
         """
         if sample.get("other") not in self._places:
             return sample
@@ -263,7 +263,7 @@ def _leakage(counts: Counts, config: CorpusConfig) -> dict[str, Any]:
 
 
 def _sources(counts: Counts, config: CorpusConfig, ratio: float | None) -> list[dict[str, Any]]:
-    """Amounts that were read, kept and written, by source.
+    """For each source, the amounts that were read, kept and written.
 
     The written amount includes end-of-text tokens, and counts a document several times if the weight of its source
     repeats the document.

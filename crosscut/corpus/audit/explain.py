@@ -1,8 +1,8 @@
 """History of one document: its source, the changes by each stage with their reasons, and the shards that hold its
 tokens.
 
-The search for the document reads the ids of the whole corpus. Texts are read only for the explained document and for
-the document that a stage reported as its match.
+To find the document, the ids of the whole corpus are searched, but no texts are read. Then the texts of at most two
+documents are read: the explained document, and the document that a stage reported as its match.
 """
 
 from __future__ import annotations

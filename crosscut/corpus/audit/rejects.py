@@ -1,8 +1,9 @@
 r"""Records that did not become documents: records that could not be read, and records that were skipped.
 
 The stage `ingest` wrote both kinds to files. An unreadable record has the id `source/file#place`, such as
-`mail/a.mbox#message 3`. All ids name files in the same way, so samples do not depend on where the files are. In file
-names and excerpts, bytes that are not UTF-8 are escaped (`\udcff`), because pages and terminals accept only valid text.
+`mail/a.mbox#message 3`. The ids contain the same file names as document ids, so samples do not depend on where the
+files are. In file names and excerpts, bytes that are not UTF-8 are escaped (`\udcff`), because pages and terminals
+accept only valid text.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def _choose(records: Iterable[tuple[str, str, Mapping[str, Any]]], seed: int) ->
 def explain_rejected(work: Path, wanted: str) -> tuple[str, str, str] | None:
     """Explain why the record with the id `wanted` could not be read. Returns a label, the reason, and an excerpt.
 
-    The id may end with the full place of the record (`line 17`) or only with its number. Returns None if no rejected
+    The id may end with the full position of the record (`line 17`) or only with its number. Returns None if no rejected
     record has this id.
     """
     name, _, record = wanted.rpartition("#")

@@ -80,11 +80,11 @@ def _cleaners_of(
 
 
 def cleaning_settings(config: CleaningConfig, cleaners: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
-    """Return all values, apart from the texts, on which the result of `clean_part` depends, as JSON values.
+    """Return the settings on which the result of `clean_part` depends, as JSON values.
 
-    Older versions of Crosscut could only switch all repairs on or all repairs off. Their finished tasks stay valid: for
-    these two settings, the returned values are the same as in older versions, except if a source has a cleaner whose
-    output has changed since then.
+    Older versions of Crosscut could only switch all repairs on or all repairs off. In these two cases, the values are
+    the same as in older versions, so finished tasks of older versions stay valid. The values differ only if a source
+    has a cleaner, because the output of a cleaner has changed since then.
     """
     older = {CleaningConfig.all_or_none(unicode): {"unicode": unicode} for unicode in (True, False)}
     repairs: Mapping[str, Any] = older.get(config) or asdict(config)

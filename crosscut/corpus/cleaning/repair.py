@@ -231,8 +231,8 @@ class _Search:
 
 
 def _searching(first: str, rest: Sequence[str]) -> Callable[..., re.Match[str] | None]:
-    """Make a function that searches a text for a character of the set `first` after which one of the expressions in
-    `rest` matches.
+    """Make a function that searches a text for a character of the set `first`. One of the expressions in `rest` must
+    match directly after this character.
     """
     return re.compile(f"{first}(?:{'|'.join(rest)})" if rest else "(?!)").search
 

@@ -69,8 +69,9 @@ class Pairs(NamedTuple):
 class Share(NamedTuple):
     """One task's share of the search for documents with an equal band.
 
-    A key is the hash of a document's values in a band (see `band_keys`). The keys of the bands `bands` are divided
-    among `of` tasks. The task with index `which` gets the keys whose remainder modulo `of` is `which`.
+    A key is the hash of a document's values in a band (see `band_keys`). Several tasks divide the keys of the bands
+    `bands` among themselves. Their number is `of`. The task with index `which` gets the keys whose remainder modulo
+    `of` is `which`.
     """
 
     bands: tuple[int, ...]
@@ -162,10 +163,10 @@ def band_keys(values: Values) -> Hashes:
 
 
 def group(keys: Hashes, numbers: Numbers) -> Iterator[tuple[Numbers, int]]:
-    """Group documents with equal keys. Yields pairs of an array of document numbers and a group size.
+    """Group documents with equal keys. Yields arrays of document numbers, each together with a group size.
 
-    Groups of up to `GROUP_LIMIT` documents that have the same size are concatenated into one array. Each larger group
-    has its own array.
+    An array holds either one group of more than `GROUP_LIMIT` documents, or all smaller groups of one size, one after
+    the other.
     """
     order = np.argsort(keys, kind="stable")
     keys, numbers = keys[order], numbers[order]

@@ -1,8 +1,9 @@
 """Form clusters of near-duplicates, and keep the best document of each cluster.
 
-A cluster is a set of documents that are connected by chains of near-duplicates. Documents of earlier runs are preferred
-to documents of this run, then longer documents to shorter ones, and then documents that come earlier in the corpus.
-Memory is about 100 bytes for each pair of near-duplicates. Texts are not read.
+A cluster is a set of documents that are connected by chains of near-duplicates. The best document of a cluster is the
+first one in this order: documents of earlier runs come before documents of this run, then longer documents before
+shorter ones, and then documents with lower numbers before documents with higher numbers. Memory is about 100 bytes for
+each pair of near-duplicates. Texts are not read.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ from crosscut.corpus.parts import PartStage, files_of, find_parts
 
 EXACT = "exact"
 _SAMPLED = 16
-"""Interval between sampled pairs: every n-th pair is sampled, to divide the pairs evenly among the tasks."""
+"""One of every `_SAMPLED` pairs is sampled. The sample is used to divide all pairs evenly among the tasks."""
 
 
 def duplicate_stages(config: CorpusConfig, filters: tuple[str, ...], cleaned: bool) -> list[Stage]:

@@ -93,9 +93,9 @@ def url_key(document: Document) -> str:
 def canonical_url(url: str) -> str:
     """Convert a URL to its canonical spelling. URLs with the same canonical spelling lead to the same page.
 
-    The result has no scheme, user, `www.`, default port, fragment (except a fragment that begins with `#!`, which names
-    a page), final slash, or parameters that only track visitors (`TRACKING`). The host is in lower case and ASCII, the
-    parameters are in alphabetical order, and only characters that must be escaped are escaped.
+    The result has no scheme, user, `www.`, default port, fragment, final slash, or parameters that only track visitors
+    (`TRACKING`). Only a fragment that begins with `#!` stays, because it names a page. The host is in lower case and
+    ASCII. The parameters are in alphabetical order. Only characters that must be escaped are escaped.
     """
     scheme, authority, path, query, fragment = _split(url)
     host, port = _host_and_port(authority)

@@ -56,8 +56,8 @@ class Passage(NamedTuple):
 
     test_set: int
     item: int
-    """The item (a text of the test set) that contains the most n-grams of the passage. If several items contain equally
-    many, this is the first of them."""
+    """The item (a text of the test set) that contains the most n-grams of the passage. If several items contain the
+    same number, this is the first of them."""
 
     num_grams: int
     span: Span

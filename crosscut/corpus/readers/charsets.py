@@ -31,7 +31,8 @@ _IN_PAGE = re.compile(
     re.IGNORECASE,
 )
 _IN_PAGE_BYTES = 1024
-"""Number of bytes at the beginning of a page that must contain the declaration, as HTML requires."""
+"""Number of bytes at the beginning of a page that are searched for its charset declaration. HTML requires that the
+declaration is within these bytes."""
 
 
 def charset_in_page(data: bytes) -> str:

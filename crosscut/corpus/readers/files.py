@@ -152,8 +152,9 @@ def _name(files: Sequence[_Found], taken: Mapping[str, str]) -> list[str]:
     """Name the files of one entry of `sources.files`, all relative to the same folder.
 
     `taken` maps the names of the files of earlier entries to their paths. The names are relative to the folder that the
-    entry names. If one of these names is taken, the last folders of the entry's path are put in front of all names: as
-    many folders as are needed so that no path of an earlier file ends with one of the names.
+    entry names. If one of these names is taken, the last folder of the entry's path is put in front of all names. If
+    this is not enough, the folder before it is added too, and so on, until no path of an earlier file ends with one of
+    the names.
     """
     names = [file.name for file in files]
     if taken.keys().isdisjoint(names):
@@ -381,8 +382,8 @@ def _tokens_of(url: str) -> os.stat_result:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Split a file's name, in lower case, into the name without a compression suffix and the compression suffix, which
-    may be empty.
+    """Split a file's name into the name without its compression suffix, and this suffix, which may be empty. Both are
+    in lower case.
 
     The page range of a dump in pieces is removed too. A dump may also end in .7z, which no reader can unpack.
     """

@@ -83,8 +83,8 @@ def limit_nesting(markup: str) -> Markup:
 
 
 def _may_have_long_tag(markup: str) -> bool:
-    """Whether `MAX_TAG_CHARACTERS` characters without a `<` follow a `<`. The search looks at only a few of the
-    characters.
+    """Whether a `<` is followed by `MAX_TAG_CHARACTERS` characters without another `<`. The function is fast, because
+    it looks at only a few of the characters.
     """
     start = markup.find("<")
     while 0 <= start < len(markup) - MAX_TAG_CHARACTERS:
@@ -115,8 +115,8 @@ class _Names:
 
 
 def _depths(pieces: _Names, groups: Mapping[str, str], spelled: Iterable[str]) -> Counter[str]:
-    """Count how many elements of each group are open at once, at most. `groups` maps the names of elements to their
-    groups, and `spelled` has all names of tags as the page spells them.
+    """For each group, find the maximum number of elements that are open at the same time. `groups` maps the names of
+    elements to their groups, and `spelled` has all names of tags as the page spells them.
     """
     steps = {}
     for name in spelled:

@@ -11,7 +11,7 @@ from crosscut.data.shards.megatron import IndexedTokens
 
 
 def read_megatron(file: File, reading: Reading) -> Iterator[Item]:
-    """Yield the documents of a pair of files as text, without end-of-text tokens.
+    """Yield the texts of the documents in a pair of files. End-of-text tokens are left out.
 
     The tokenizer `reading.tokenizer` decodes the token ids. A document with token ids outside the tokenizer's
     vocabulary is rejected, because another tokenizer made it.

@@ -76,8 +76,8 @@ class Selection:
         """Decide whether a file belongs to the source, and count the file if not.
 
         `stem` is the name of the file in lower case without a compression suffix. `read_start` returns the first bytes
-        of the file, or None if the file cannot be read. An unreadable file is taken, because its reader then reports
-        the reason.
+        of the file, or None if the file cannot be read. An unreadable file counts as a file of the source, because
+        its reader then reports the reason.
         """
         if stem.endswith(self._suffixes):
             return True

@@ -1,4 +1,4 @@
-"""The stage `tokens`: encode the remaining documents, without the passages cut from them, as token ids.
+"""The stage `tokens`: encode the remaining documents as token ids. Passages that were cut from documents are left out.
 
     work/tokens/000002-0001.tokens         token ids of all texts, with an end-of-text token after each text
     work/tokens/000002-0001.index.arrow    row, piece, tokens, file, record: length and origin of each text

@@ -82,8 +82,8 @@ def _hash_block(text: str) -> tuple[Hashes, Places]:
 
 
 def _bytes_beyond(codes: npt.NDArray[np.uint32], places: Places) -> Places:
-    """For each of `places`, compute how many more UTF-8 bytes than characters the text has before it. `codes` are the
-    character codes of the text.
+    """For each of `places`, return the number of UTF-8 bytes minus the number of characters in the text before that
+    place. `codes` are the character codes of the text.
     """
     wide = np.flatnonzero(codes >= 0x80)
     more = 1 + (codes[wide] >= 0x800) + (codes[wide] >= 0x10000).astype(np.int64)

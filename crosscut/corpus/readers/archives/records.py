@@ -1,8 +1,9 @@
 """Split a web archive into records, and find the next record after garbage, a wrong length or damage.
 
-A record consists of a line such as `WARC/1.0`, header lines, a blank line, the number of bytes that `Content-Length`
-gives, and two line ends. Nothing else marks the end of a record, so a wrong `Content-Length` hides all later records
-from a reader that trusts it. This module checks that another record or the end of a member follows each record.
+A record consists of a line such as `WARC/1.0`, header lines, a blank line, the content, and two line ends. The header
+line `Content-Length` gives the size of the content in bytes. Nothing else marks the end of a record, so a wrong
+`Content-Length` hides all later records from a reader that trusts it. This module checks that another record or the end
+of a member follows each record.
 """
 
 import re
@@ -51,7 +52,7 @@ class Record(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Position of the record, as reports show it."""
+        """Position of the record for reports, such as `byte 1024`."""
         return f"byte {self.number}"
 
 

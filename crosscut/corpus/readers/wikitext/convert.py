@@ -280,9 +280,9 @@ def _signed(amount: float, text: str) -> str:
 def _precision(conversion: _Conversion, value: _Value, amount: float, unit: Unit) -> int:
     """Number of decimals that makes a result as precise as the value that it comes from.
 
-    If the conversion shrinks the number to between 1/50 and 1/5, the result gets one more decimal, and so on. A result
-    has at least two significant digits. A temperature is at least as precise as three significant digits of its value
-    in kelvins.
+    If the result is between 1/50 and 1/5 of the value, it has one decimal more than the value. For every further factor
+    of 10, the number of decimals changes by one. A result has at least two significant digits. A temperature is at
+    least as precise as three significant digits of its value in kelvins.
     """
     source = conversion.unit
     if source.is_temperature:

@@ -45,7 +45,7 @@ class _Links:
         self._depth = 0
 
     def show(self, start: int, end: int) -> str:
-        """Return the markup between two positions, with each link replaced by its text."""
+        """Return the markup from `start` to `end`, with each link replaced by its text."""
         text = self._text
         pieces = []
         position = start
@@ -61,7 +61,7 @@ class _Links:
         return "".join(pieces)
 
     def _link(self, start: int, end: int) -> str:
-        """Text of the link between two positions."""
+        """Text to show for a link. The markup from `start` to `end` is the content of its brackets."""
         bar = self._text.find("|", start, end)
         target = self._text[start : bar if bar >= 0 else end].strip()
         if "\n" in target or self._depth > MAX_DEPTH:

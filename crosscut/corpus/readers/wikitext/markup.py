@@ -99,7 +99,7 @@ class Templates:
         return "".join(pieces)
 
     def _render(self, start: int, end: int) -> str:
-        """Render the template whose name and arguments are between two positions."""
+        """Render a template. The markup from `start` to `end` is the content of its braces."""
         bar = self._text.find("|", start, end)
         head = self._text[start : bar if bar >= 0 else end]
         name = _PREFIX.sub("", " ".join(head.replace("_", " ").split()).lower())

@@ -79,7 +79,7 @@ def _elements(markup: str) -> list[tuple[int, int, str]]:
 
 
 def _replacement(name: str, content: str) -> str:
-    """Text of an element. Empty for `<nowiki/>`, which separates two pieces of markup."""
+    """Text that replaces an element. Empty for `<nowiki/>`, which separates two pieces of markup."""
     write = _WRITTEN.get(name)
     return write(content) if write else GAP
 

@@ -15,8 +15,8 @@ from urllib.parse import quote
 WORDS = Path(__file__).parents[2] / "lists" / "wikipedia.toml"
 
 ARTICLES, FILES, CATEGORIES, MEDIA = 0, 6, 14, -2
-"""Numbers of MediaWiki's namespaces that contain the articles, the files and the categories, and the number of the
-namespace that stands for a file itself."""
+"""MediaWiki's numbers of four namespaces: articles, pages about files, categories, and links that lead directly to a
+file."""
 
 _ENGLISH = ("en", "simple", "sco")
 """Languages of wikis whose templates write English."""
@@ -36,7 +36,7 @@ class Wiki:
     """Code of the language, such as `en`."""
 
     base: str = ""
-    """URL of the articles without the title. Empty if the dump does not name it."""
+    """Beginning of the URLs of articles, up to the slash before the title. Empty if the dump does not name it."""
 
     unseen: frozenset[str] = field(default_factory=lambda: _names("en", {}, (FILES, CATEGORIES, MEDIA)))
     """Names, in lower case, of the namespaces of files and categories. A link into one of these namespaces shows no
