@@ -1,5 +1,5 @@
-"""Flight recorder: a record of the messages and the position of each rank. The record is a small block of shared
-memory, which other processes can read while the rank hangs.
+"""Flight recorder: each rank records its recent messages and its position in the program. The record is a small block
+of shared memory, which other processes can read while the rank hangs.
 
 The module `record` has the writer, `reading` reads the records of a run, `analysis` finds the ranks that block all
 others, `traces` has the collectives of PyTorch's own Flight Recorder, and `report` writes the report about a hang. The

@@ -74,9 +74,10 @@ def find_causes(records: Mapping[int, RankRecord], silent: Mapping[int, Process]
 
 
 def _awaited(record: RankRecord, records: Mapping[int, RankRecord]) -> Message | None:
-    """Return the message that a rank waits for, or None. A process with a GPU rarely waits for a message itself,
-    because the GPU waits. The result is then the first message of the rank that another member of the group has not
-    started.
+    """Return the message that a rank waits for, or None.
+
+    A process with a GPU rarely waits for a message itself, because the GPU waits. The function then returns the rank's
+    first message that another member of the message's group has not started.
     """
     if not record.waits_for_device or record.awaited is not None:
         return record.awaited

@@ -1,8 +1,8 @@
-"""Record which place in the model this process is running, so that a report about a hang can name the place.
+"""Record which part of the model this process is running, so that a report about a hang can name it.
 
-A place is a part of the model, such as the attention of layer 3. The forward pass records each place directly. For the
-backward pass, the output of a part gets a hook: when the output's gradient arrives, the backward pass of the part
-begins.
+A *place* is a part of the model together with its layer, such as the attention of layer 3. The forward pass records
+each place directly. For the backward pass, the output of a part gets a hook: when the output's gradient arrives, the
+backward pass of the part begins.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 from crosscut.flight.record import RECORD, Part
 
 _LAYER = 8
-"""Number of low bits of a place that hold the part. The other bits hold the layer."""
+"""Number of bits for the part in the integer that stands for a place. The higher bits hold the layer."""
 
 
 class _HasGradient(Protocol):

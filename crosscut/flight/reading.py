@@ -85,8 +85,8 @@ class RankRecord:
     awaited: Message | None = None
     """Message that the process waits for."""
     waits_for_device: bool = False
-    """Whether collectives run on a GPU. The GPU then waits for them, and `awaited` is None unless the process itself
-    waits, for example for a vote."""
+    """Whether collectives run on a GPU. The GPU then waits for them. `awaited` is then None, except while the process
+    itself waits, for example for the ranks' vote on stopping."""
     words: tuple[int, ...] = ()
     """Integers of the header (`record.Word`)."""
 
@@ -133,7 +133,7 @@ def trace_path(folder: Path, rank: int) -> Path:
 def read_records(folder: Path) -> dict[int, RankRecord]:
     """Read the records of all ranks, keyed by rank. `folder` is the folder `watch` of a run. The record of a rank on
     this machine is read from the rank's memory, and any other record from its copy in the folder. Files that are not a
-    record are left out. Ranks that only an earlier start of the run had are left out too.
+    record are left out. If the run had more ranks when it was started earlier, the surplus ranks are left out too.
     """
     found: dict[int, RankRecord] = {}
     for path in sorted(folder.glob("rank-*")):

@@ -1,5 +1,5 @@
-"""Write the report about a hang: the ranks that did not arrive, the message that is missing, and the state of the other
-ranks.
+"""Write the report about a hang: the ranks that block the others, the messages that they have not started, and the
+state of the other ranks.
 """
 
 from collections.abc import Mapping
@@ -63,7 +63,7 @@ _MOST_GROUPS = 16
 
 @dataclass(frozen=True)
 class Hang:
-    """A run that makes no progress, as seen by one process."""
+    """State of a run that hangs or may hang, as seen by one process."""
 
     seconds: float
     """Time without progress, in seconds."""
@@ -78,7 +78,7 @@ class Hang:
     outside: Mapping[int, str] = field(default_factory=dict)
     """Python stacks of ranks that do not answer, read from outside the process, keyed by rank."""
     traces: Traces = field(default_factory=dict)
-    """Collectives in PyTorch's Flight Recorder of each rank that answers, keyed by rank."""
+    """Traces from PyTorch's Flight Recorder of the ranks that answer, keyed by rank."""
 
     @property
     def step(self) -> int:
@@ -157,7 +157,7 @@ def _where(phase: Phase, place: int, step: int) -> str:
 
 
 def _cause(hang: Hang, rank: int) -> list[str]:
-    """Write the lines about a rank that did not arrive."""
+    """Write the lines about a rank that blocks the others."""
     record = hang.records.get(rank)
     if record is None:
         return [f"DID NOT ARRIVE: rank {rank}, which has left no record."]

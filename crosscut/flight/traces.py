@@ -74,7 +74,7 @@ class Trace(NamedTuple):
 
 
 Traces = Mapping[int, Sequence[Trace]]
-"""Traces of all groups of a rank, for each rank that has answered, keyed by rank."""
+"""Traces of the ranks that have answered, keyed by rank. A rank has one trace for each of its groups."""
 
 
 class Difference(NamedTuple):
