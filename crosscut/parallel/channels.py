@@ -52,7 +52,7 @@ class Channels:
         return [group.group_name for group in self._groups.values()]
 
     def send(self, message: Message, x: Tensor) -> None:
-        """Start to send `x` to the receiver of `message`. `x` must not be changed before `release` or `finish`.
+        """Start sending `x` to the receiver of `message`. `x` must not be changed before `release` or `finish`.
 
         The method returns immediately, unless an earlier `send` of the same message has not finished yet.
         """
@@ -67,8 +67,8 @@ class Channels:
         self._leaving[message] = work, x
 
     def start_receiving(self, message: Message, shape: Sequence[int], dtype: torch.dtype) -> Arriving:
-        """Start to receive the tensor of `message`. Call this method for the messages of a channel in the order in
-        which the other rank sends them.
+        """Start receiving the tensor of `message`. Call this method for the messages of a channel in the order in which
+        the other rank sends them.
         """
         buffer = torch.empty(tuple(shape), dtype=dtype, device=self.device)
         channel = message.channel

@@ -100,7 +100,7 @@ def start_all_to_all(x: Tensor, axis: Axis) -> Tensor:
 
 
 def start_shift(x: Tensor, axis: Axis) -> Tensor:
-    """Start to send `x` to the next rank of the axis; the last rank sends to the first one. The returned tensor comes
+    """Start sending `x` to the next rank of the axis; the last rank sends to the first one. The returned tensor comes
     from the previous rank, and is valid after `wait`.
     """
     if axis.size == 1:
@@ -171,8 +171,8 @@ def begin_blocking(kind: Kind, group: dist.ProcessGroup | None, axis: str, eleme
     """Record that this rank starts a message and waits for its end. Return the number of the message for
     `RECORD.waited`, or 0 if no record is open.
 
-    `place` is the place in the model that the message belongs to. By default, this is the place that the rank is
-    currently running.
+    `place` names the part of the model that the message belongs to (`flight.places`). By default, this is the part that
+    the rank is running.
     """
     if not RECORD.is_open or group is None:
         return 0

@@ -20,7 +20,8 @@ from crosscut.parallel.state.parameters import local, local_on_sequence, replica
 
 @final
 class TiedWeight:
-    """Token embedding weight [V/T, H] that the output projection also uses. Only one product may use this weight.
+    """Token embedding weight [V/T, H] that the output projection also uses. Only one matrix product may use this
+    weight.
 
     The weight is wrapped in this class to hide it from `fully_shard`, which would treat a tensor in a module's output
     as an activation, even inside a tuple or a dataclass.

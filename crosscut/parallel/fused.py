@@ -123,14 +123,14 @@ class _EnterAndMultiply(Function):
 
 
 def _is_alone(mesh: ParallelMesh) -> bool:
-    """Whether only the products are left to do, because there is one tensor rank and no backward pass. For a single
-    token, the rest of an autograd function takes as long as a small product.
+    """Whether the products can be computed without an autograd function, because there is only one tensor rank and no
+    backward pass. For a single token, the overhead of an autograd function takes as long as a small product.
     """
     return mesh.tensor.size == 1 and not torch.is_grad_enabled()
 
 
 class LowRank(NamedTuple):
-    """Factors of the product of a low-rank adapter. The product is added to X_i A_i before g."""
+    """Two factors whose product is the output of a low-rank adapter. This product is added to X_i A_i before g."""
 
     low: Tensor
     """First factor, [B, S, r]: the input times the adapter's first matrix."""
@@ -290,8 +290,8 @@ def _weight_gradient(products: Products, grad: Tensor, x: Tensor, weight: Tensor
 def _factor_gradients_in_pieces(
     leaving: Sequence[Tensor], mesh: ParallelMesh, factors: Sequence[_Factors]
 ) -> list[tuple[Tensor | None, Tensor | None]]:
-    """Return the gradients of the factors of several products, of which the forward pass computed the sum. `leaving` is
-    the gradient of the sum, which arrives in pieces along the batch.
+    """Return the gradients of the factors of several products. The forward pass added up these products. `leaving` is
+    the gradient of their sum, in pieces along the batch, as `start_gather` returns them.
     """
     grads = [  # contiguous, even if x is not
         (x.new_empty(x.shape) if needs_x else None, torch.empty_like(weight) if needs_weight else None)

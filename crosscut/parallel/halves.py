@@ -21,14 +21,14 @@ from crosscut.parallel.operators import SEQUENCE_DIM
 
 
 def start_gather(x: Tensor, mesh: ParallelMesh) -> Tensor:
-    """Start to gather the sequence of `x` [B, S/T, H]. `finish_gather` returns the result. Without sequence
+    """Start gathering the sequence of `x` [B, S/T, H]. `finish_gather` returns the result. Without sequence
     parallelism, return `x` unchanged.
     """
     return start_all_gather(x, mesh.tensor) if mesh.sequence_parallel else x
 
 
 def start_gather_again(x: Tensor, grad: Tensor, mesh: ParallelMesh) -> Tensor:
-    """Start to gather the sequence of `x` [B, S/T, H] again in the backward pass, so that the sequence gathered in the
+    """Start gathering the sequence of `x` [B, S/T, H] again in the backward pass, so that the sequence gathered in the
     forward pass need not stay in memory. `finish_gather` returns the result. Without sequence parallelism, return `x`
     unchanged.
 
@@ -48,7 +48,7 @@ def finish_gather(started: Tensor, mesh: ParallelMesh) -> Tensor:
 
 
 def start_sum(product: Tensor, mesh: ParallelMesh) -> Tensor:
-    """Start to sum `product` [B, S, H] over the tensor ranks. `collectives.wait` returns the sum [B, S, H]. Under
+    """Start summing `product` [B, S, H] over the tensor ranks. `collectives.wait` returns the sum [B, S, H]. Under
     sequence parallelism, `wait` returns only this rank's part of the sum [B, S/T, H].
 
     The sum may overwrite `product`, so no other code may hold `product`.
@@ -59,8 +59,8 @@ def start_sum(product: Tensor, mesh: ParallelMesh) -> Tensor:
 
 
 def summed_shape(x: Tensor, mesh: ParallelMesh) -> tuple[int, ...]:
-    """Return the shape, without the last dimension, of the sum that `start_sum` computes for a product of `x` [B, S,
-    I]: (B, S), or (B, S/T) under sequence parallelism.
+    """Return the leading dimensions (B, S) of the sum that `start_sum` computes for a product of `x` [B, S, I]. Under
+    sequence parallelism, they are (B, S/T).
     """
     parts = mesh.tensor.size if mesh.sequence_parallel else 1
     return tuple(size // parts if dim == SEQUENCE_DIM else size for dim, size in enumerate(x.shape[:-1]))

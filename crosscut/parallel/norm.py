@@ -17,8 +17,8 @@ class NormPlace(NamedTuple):
     """Place of a norm: inside or outside the parallel regions."""
 
     inside: bool = False
-    """Whether the norm is inside a parallel region, for example if it normalises a rank's own heads. If so, each rank's
-    gradient of the norm's parameters is partial, with every layout.
+    """Whether the norm is inside a parallel region, for example if it normalises a rank's own heads. If true, each rank
+    computes only a partial gradient of the norm's parameters, with or without sequence parallelism.
     """
     call: Call = call
     """Function that calls the computation of the norm, for example with recomputation in the backward pass."""

@@ -85,8 +85,8 @@ def gather_and_multiply(x: Tensor, weights: Sequence[Tensor], mesh: ParallelMesh
     """Gather the sequence of `x` [B, S/T, I] and multiply the result by each weight [O, I]. Returns one output [B, S,
     O] per weight.
 
-    Forward: an all-gather, in pieces. Backward: an all-gather, overlapped with a product and a reduce-scatter in
-    pieces.
+    Forward: an all-gather, in pieces. Backward: a product with a reduce-scatter in pieces, and an all-gather that
+    overlaps with this product.
     """
     products: tuple[Tensor, ...] = run(_GatherAndMultiply, x, mesh, *weights)
     return products
@@ -119,8 +119,8 @@ def _scattered_product(x: Tensor, matrix: Tensor, axis: Axis) -> Tensor:
 
 
 def enable_symmetric_memory(mesh: ParallelMesh) -> None:
-    """Prepare the tensor ranks of the mesh for access to each other's memory. Does nothing if the layout does not use
-    symmetric memory, or on the CPU. Every rank must call this function.
+    """Prepare the tensor ranks of the mesh for access to each other's memory. Does nothing on the CPU, or if the layout
+    does not use symmetric memory. Every rank must call this function.
     """
     if not mesh.symmetric_memory or mesh.device.type != "cuda":
         return
@@ -135,7 +135,7 @@ def require_symmetric_memory(layout: Layout, device: torch.device) -> None:
     if layout.symmetric_memory and (reason := _reason_against(layout, device)):
         raise LayoutError(
             f"`layout.symmetric_memory` must be false here, but is true. {reason}. Set "
-            "layout.symmetric_memory=false. Messages then still overlap with products, but in larger pieces."
+            "layout.symmetric_memory=false. Messages then still overlap with matrix products, but in larger pieces."
         )
 
 

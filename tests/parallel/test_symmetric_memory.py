@@ -57,7 +57,8 @@ def test_symmetric_memory_is_refused_on_the_cpu() -> None:
         require_symmetric_memory(Layout(tensor=2, sequence_parallel=True, symmetric_memory=True), CPU)
     assert str(error.value) == (
         "`layout.symmetric_memory` must be false here, but is true. Symmetric memory needs GPUs, but the run is on "
-        "the CPU. Set layout.symmetric_memory=false. Messages then still overlap with products, but in larger pieces."
+        "the CPU. Set layout.symmetric_memory=false. Messages then still overlap with matrix products, but in "
+        "larger pieces."
     )
     require_symmetric_memory(Layout(tensor=2, sequence_parallel=True), CPU)
 

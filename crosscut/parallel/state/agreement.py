@@ -215,8 +215,8 @@ def _describe(mine: dict[str, tuple[int, bool]], mesh: ParallelMesh) -> Drift:
 
 
 def _same_ranks(layout: Layout, is_replicated: bool) -> list[list[int]]:
-    """Group the ranks of the layout. All ranks of a group that hold a parameter should hold the same bits of the
-    parameter. `is_replicated` is true for a parameter that the tensor axis does not cut.
+    """Divide the ranks of the layout into groups. If several ranks of one group hold a parameter, they should hold the
+    same bits of it. `is_replicated` is true for a parameter that the tensor axis does not cut.
     """
     shared = (Role.OWNS, Role.CUTS) if is_replicated else (Role.OWNS,)
     distinct = [row.name for row in AXES if not (layout.holds_copies(row) or row.role in shared)]
@@ -242,9 +242,9 @@ class FirstRankNews:
         self._sent: tuple[dist.Work, Tensor] | None = None
 
     def pass_on(self, happened: bool) -> bool:
-        """Start to send whether the event has happened on the first rank, and return the value that the previous call
-        sent. On a single rank, return `happened` itself. Only the first rank's argument matters. Every rank must call
-        this method.
+        """Start sending the first rank's `happened` to all ranks, and return the value that the previous call sent. On
+        a single rank, return `happened` itself. Only the first rank's argument matters. Every rank must call this
+        method.
         """
         if self._group is None:
             return happened

@@ -131,7 +131,7 @@ class GradientReducer:
             self._num_sent += 1
 
     def _send(self, bucket: _Bucket) -> None:
-        """Start to sum a bucket over the token axis. The gradients are removed from their parameters to save memory."""
+        """Start summing a bucket over the token axis. Remove the gradients from their parameters to save memory."""
         flat = torch.cat([_flat_gradient(p) for p in bucket.parameters])
         bucket.placements = [_placements(p.grad) for p in bucket.parameters]
         for parameter in bucket.parameters:

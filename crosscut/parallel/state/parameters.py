@@ -250,8 +250,8 @@ def _chunk(size: int, num_parts: int, index: int) -> tuple[int, int]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return a whole distributed tensor on every rank of the tensor's mesh, for example to write the tensor to disk.
-    Every rank of the mesh must call this function.
+    """Gather the parts of a distributed tensor, and return the whole tensor on every rank of its mesh, for example to
+    write the tensor to disk. Every rank of the mesh must call this function.
 
     Communication: an all-gather along each axis that cuts the tensor.
     """
