@@ -16,10 +16,11 @@ from crosscut.kernels.functions import run
 
 
 def look_up(weight: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows of `weight` [V, H] at `index` [...], as [..., H], and the weight [V, H] for its second use.
+    """Return two tensors: the rows of `weight` [V, H] at `index` [...], with the shape [..., H], and the weight [V, H]
+    itself for its second use.
 
-    Use the returned weight exactly once. Backward: the gradients of the rows are added in place to the gradient that
-    the second use gives the weight. No other code may hold this gradient.
+    Use the returned weight exactly once. Backward: the gradients of the rows are added in place to the weight's
+    gradient from the second use. No other code may hold this gradient.
     """
     rows, again = run(_LookUp, weight, index, twin=_plain)
     return rows, again
