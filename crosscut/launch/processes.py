@@ -113,8 +113,8 @@ def process_group(device: torch.device, num_ranks: int | None = None) -> Iterato
     The group contains the first `num_ranks` of the ranks that a launcher started (by default all ranks). Without a
     launcher, the group contains only this process.
 
-    On the CPU, the group uses gloo, and every rank gets the number of threads of the rank with the fewest threads. On
-    CUDA, the group uses nccl for device tensors and gloo for host tensors, and `device` becomes the current device.
+    On the CPU, the group uses gloo, and every rank uses as many threads as the rank with the fewest threads. On CUDA,
+    the group uses nccl for device tensors and gloo for host tensors, and `device` becomes the current device.
 
     On exit, the group is destroyed. After an error, a group of several ranks is not destroyed, because destroying the
     group could wait for a failed rank. The process must end after such an error.
@@ -168,7 +168,7 @@ def share_cores() -> None:
 
 
 def _take_as_many_threads() -> None:
-    """Set PyTorch's number of threads on every rank to that of the rank with the fewest threads.
+    """Make PyTorch on every rank use as many threads as on the rank with the fewest threads.
 
     The last bits of a kernel's sums depend on the number of threads. Without this function, replicas on machines with
     different numbers of cores would diverge.

@@ -1,6 +1,6 @@
 """Checks that the machine has free ports and shared memory for the ranks.
 
-Without these checks, PyTorch would try for half an hour to connect if no port is free, and an error about shared memory
+Without these checks, PyTorch would try to connect for half an hour if no port is free. An error about shared memory
 would not say which memory is full.
 """
 
