@@ -307,7 +307,7 @@ class BatchesAhead:
         self._thread.shutdown(cancel_futures=True)
 
     def take(self, step: int) -> list[Batch]:
-        """Return `Batches.micro_batches(step)` and start to fetch the batch of the next step. Raises any error of the
+        """Return `Batches.micro_batches(step)` and start fetching the batch of the next step. Raises any error of the
         fetch.
         """
         RECORD.phase(Phase.DATA, step)

@@ -82,8 +82,9 @@ class Restart:
 
     @classmethod
     def of(cls, run: RunConfig, progress: Progress | None, restored_from: str = "disk") -> "Restart | None":
-        """Return the restart of a run from a checkpoint with this progress. Call this method before the rows of later
-        steps are removed from the metrics. Returns None if the run is not elastic, or if this is the run's first start.
+        """Describe this start of the run as a restart. `progress` is the progress in the checkpoint from which the run
+        continues, or None without a checkpoint. Call this method before the rows of later steps are removed from the
+        metrics. Returns None if the run is not elastic, or if this is the run's first start.
         """
         step, folder = progress.step if progress else 0, Path(run.output.folder)
         if not is_elastic(run) or not (progress or (folder / METRICS_FILE).exists()):

@@ -293,8 +293,8 @@ def _require_no_checkpoints(run: RunConfig) -> None:
 
 
 def _fill_folder(run: RunConfig, folder: Path, good: GoodCheckpoint | None) -> None:
-    """Create the run's folder. A new run's config is written; a resumed run marks the damaged checkpoints
-    that it skips.
+    """Create the run's folder. For a new run, also write its config. For a resumed run, mark the damaged checkpoints
+    that the run skips.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if good is not None:  # the old config stays until this run has written its first checkpoint
@@ -447,8 +447,8 @@ def _loop_of(prepared: _Prepared, trainer: Trainer, samples: RunSamples) -> Loop
 
 def _require_written(run: RunConfig, saver: Saver, unwritten: str) -> None:
     """Raise an error unless the last checkpoint and the report are written. `unwritten` is the reason why a file of the
-    report is missing, or empty. If the checkpoint is missing, the error is a `CheckpointError`, which also gives this
-    reason. If only the report is missing, the error is a `TrainingError`.
+    report is missing; it is empty if no file is missing. If the checkpoint is missing, the error is a
+    `CheckpointError`, which also gives this reason. If only the report is missing, the error is a `TrainingError`.
     """
     try:
         saver.require_saved()

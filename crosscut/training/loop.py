@@ -295,7 +295,7 @@ class Loop:
         )
 
     def save(self, step: int, *, final: bool = False) -> None:
-        """Start to write a checkpoint of the state after `step` steps. When the checkpoint is complete, also write the
+        """Start writing a checkpoint of the state after `step` steps. When the checkpoint is complete, also write the
         run's config.
 
         Raises `CheckpointError` if the previous checkpoint could not be written and `checkpoint.on_failure` is `stop`.
@@ -307,7 +307,7 @@ class Loop:
         self.saver.save(progress, written=lambda: write_toml(self.run, self.folder / CONFIG_FILE), final=final)
 
     def save_in_memory(self, step: int) -> None:
-        """Start to write a checkpoint of the state after `step` steps to the memory of the machines. If that fails, the
+        """Start writing a checkpoint of the state after `step` steps to the memory of the machines. If that fails, the
         run continues, and the failure is reported.
         """
         assert self.memory_saver is not None

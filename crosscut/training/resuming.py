@@ -34,9 +34,9 @@ _MASKED = ("objective", "pairs", "mask_fraction", "mask_words")
 
 
 def identity_of(run: RunConfig, tokens: Tokens) -> dict[str, Any]:
-    """Return the values that must be equal in the run and in a checkpoint for the run to resume from the checkpoint.
-    They are the model's settings except dropout, the settings that determine the batches, the optimizer for matrices, a
-    hash of the tokens, a hash of the sentences if the samples are pairs of segments, and each token folder's share of a
+    """Return the values in which the run and a checkpoint must agree for the run to resume from the checkpoint. They
+    are the model's settings except dropout, the settings that determine the batches, the optimizer for matrices, a hash
+    of the tokens, a hash of the sentences if the samples are pairs of segments, and each token folder's share of a
     mixture.
     """
     folders = folders_of(tokens)
@@ -103,8 +103,8 @@ def can_resume_after_hang(folder: Path, checkpoints: str | Path) -> bool:
 
 
 def describe_new_settings(run: RunConfig, progress: Progress) -> list[str]:
-    """Return one message for each change of the learning rate or of the loss that new settings cause when a run
-    resumes. `progress` holds the settings in the checkpoint. The list is empty if nothing changes at the next step, or
+    """Describe how new settings change the learning rate or the loss of a run that resumes. Return one message for each
+    change. `progress` holds the settings in the checkpoint. The list is empty if nothing changes at the next step, or
     if the checkpoint has no readable config.
     """
     training = progress.config.get("training")

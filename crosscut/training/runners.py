@@ -1,5 +1,5 @@
-"""Runners of the layers. A runner calls the functions of one layer, with the compilation, the recomputation and the
-matrix products that the run asks for.
+"""Runners for the layers of a model. A runner calls the functions of a layer, with the compilation, the recomputation
+and the matrix products that the run asks for.
 """
 
 from collections.abc import Callable

@@ -260,8 +260,8 @@ class Trainer:
     def _hold(self, loss: Tensor, norm: Tensor) -> Tensor:
         """Return 1 if this step must not change the weights, else 0: a float32 scalar on the device.
 
-        All ranks get the same value, because `norm` is NaN on all ranks if a gradient or a part of the loss is not
-        finite on one rank, and the loss is summed over all ranks.
+        All ranks get the same value: the loss is summed over all ranks, and `norm` is NaN on all ranks if a gradient or
+        a part of the loss is not finite on any rank.
         """
         finite = loss.isfinite() & norm.isfinite()
         if self.loss_scale is not None:

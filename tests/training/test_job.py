@@ -320,7 +320,7 @@ def test_disk_without_room_for_the_metrics_is_told(trained, tmp_path):
         run = dataclasses.replace(trained, output=dataclasses.replace(trained.output, folder=str(folder)))
         rows = (folder / "metrics.jsonl").read_bytes()
         fill(disk, leave=4 << 10)  # enough for the lock
-        with pytest.raises(TrainingError, match=r"must be a folder that can be written, but is not: No space left on"):
+        with pytest.raises(TrainingError, match=r"must be a writable folder, but is not: No space left on"):
             run_training(run, resume="auto")
         assert (folder / "metrics.jsonl").read_bytes() == rows
 

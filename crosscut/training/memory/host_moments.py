@@ -128,7 +128,7 @@ class _Copies:
         self._main.wait_stream(self._outward)
 
     def _load(self, number: int) -> Piece:
-        """Begin to copy a piece to the device, into the buffer that piece `number` - 2 has used."""
+        """Start copying a piece to the device, into the buffer that piece `number` - 2 has used."""
         with torch.cuda.stream(self._inward):
             if number >= 2:
                 self._inward.wait_event(self._stored[number - 2])
@@ -140,7 +140,7 @@ class _Copies:
         return there
 
     def _store(self, number: int, piece: Piece) -> None:
-        """Begin to copy an updated piece back to host memory."""
+        """Start copying an updated piece back to host memory."""
         self._outward.wait_stream(self._main)
         with torch.cuda.stream(self._outward):
             host = _of(self._flat, self._cuts[number])

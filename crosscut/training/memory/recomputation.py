@@ -90,8 +90,8 @@ class _Recipe(NamedTuple):
 
 @final
 class CheapOutputs:
-    """Callables for a layer and for the cheap functions inside the layer. Autograd saves a recipe for recomputing the
-    output of a cheap function, instead of the output itself.
+    """Two methods that call a layer (`layer`) and the cheap functions inside the layer (`cheap`). Autograd saves a
+    recipe for recomputing the output of a cheap function, instead of the output itself.
 
     If an output was changed in place after the function returned, or was replaced by a hook, autograd saves the tensor
     itself. The layers of a model run one after the other, so they can share one object.

@@ -92,7 +92,7 @@ class Autopilot:
         return self.choice is not OnSpike.OFF
 
     def begin(self, done: int) -> str:
-        """Start to watch after `done` steps. Returns a note for the user, or an empty text."""
+        """Start watching after `done` steps. Returns a note for the user, or an empty text."""
         if not self.is_on:
             return ""
         self._news = FirstRankNews()
@@ -245,7 +245,7 @@ class Autopilot:
             drop_later(self.run, target)
         except (OSError, CrosscutError) as error:
             return TrainingError(
-                f"`{self.folder / SPIKES_FOLDER}` must be a folder that can be written, but is not: "
+                f"`{self.folder / SPIKES_FOLDER}` must be a writable folder, but is not: "
                 f"{getattr(error, 'strerror', None) or error}. The run must record there which sequences it leaves out "
                 f"after the spike at step {alarm.step + 1}. The earlier checkpoints are safe. Free space or grant "
                 "access, and run again with --resume auto."

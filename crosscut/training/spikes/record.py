@@ -118,7 +118,7 @@ def new_record(run: RunConfig) -> SkipRecord:
             (folder / SPIKES_FOLDER / RECORD_FILE).unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"`{folder}` must be a folder that can be written, but is not: {error.strerror}. Grant access, or choose "
+            f"`{folder}` must be a writable folder, but is not: {error.strerror}. Grant access, or choose "
             "another `output.folder`."
         ) from None
     return record

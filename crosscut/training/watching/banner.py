@@ -1,4 +1,4 @@
-"""Facts of a run that are printed before its first step: model, layout, corpus, folder and expected time."""
+"""Facts about a run, printed before its first step: model, layout, corpus, folder and expected time."""
 
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
@@ -33,7 +33,7 @@ def print_banner(
     *,
     done: int,
 ) -> None:
-    """Print the facts of a run before its first step. `hardware` is the result of `hardware_for`, and `done` is the
+    """Print the facts about a run before its first step. `hardware` is the result of `hardware_for`, and `done` is the
     number of steps that were done before a restart.
     """
     config, training = run.config, run.training

@@ -15,7 +15,9 @@ from crosscut.training.batches import RunSamples
 from crosscut.training.watching.throughput import Peak
 
 _WORTH_A_NOTE = 1.05
-"""Minimum speed-up of one rank over several ranks, according to the forecast, for which a note is printed."""
+"""Threshold for a note. The note is printed if, according to the forecast, one rank would be more than this many times
+as fast as all ranks of the run together.
+"""
 
 _WORTH_MEASURING = 20.0
 """Minimum duration of a run, in seconds, for which the CPU is measured. The duration comes from a forecast without

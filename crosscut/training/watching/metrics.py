@@ -58,7 +58,7 @@ class Metrics:
             self._board = Board(folder / TENSORBOARD_FOLDER, first_step=start + 1 if start else 0)
         except OSError as error:
             raise TrainingError(
-                f"`{folder}` must be a folder that can be written, but is not: {error.strerror}. Free space or grant "
+                f"`{folder}` must be a writable folder, but is not: {error.strerror}. Free space or grant "
                 "access, and start again with --resume auto."
             ) from None
         self._validated = {row["step"] for row in kept if "validation_loss" in row}

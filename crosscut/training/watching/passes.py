@@ -9,7 +9,7 @@ The records of all ranks of a pipeline give four shares of a step's time, which 
 
 T is the time from the start of the first pass to the end of the last pass of all ranks. T0 is what T would be if
 messages took no time and no rank paused between two passes (`architecture.pipeline.without_messages`). The rest of a
-step is spent on counting the targets, summing the gradients, and the optimizer.
+step is spent on counting the targets, summing the gradients and running the optimizer.
 """
 
 import platform

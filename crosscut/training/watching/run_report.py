@@ -191,7 +191,7 @@ def _spikes(folder: Path) -> tuple[Event, ...]:
 
 
 def _told(row: dict[str, Any], per: str) -> str:
-    """Return the text for the last validation pass in the legend of the plot. Rows from older versions have no bits per
+    """Return the text about the last validation pass for the plot's legend. Rows from older versions have no bits per
     byte.
     """
     if per != "token":
@@ -220,7 +220,7 @@ def print_summary(
     *,
     unwritten: Collection[str] = (),
 ) -> None:
-    """Print the samples by their titles, the results of the run, the paths of its files and commands to type next.
+    """Print the samples with their titles, the results of the run, the paths of its files and commands to type next.
     Files that do not exist are left out, and so are the files in `unwritten`, which may belong to an earlier report.
     """
     for title, text in samples.items():

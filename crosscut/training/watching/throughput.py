@@ -25,7 +25,7 @@ rows."""
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """Peak matrix rate, to which utilisation refers."""
+    """Peak rate of matrix products. Utilisation is the share of this rate that a run attains."""
 
     name: str
     flops_per_second: float
