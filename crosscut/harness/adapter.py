@@ -61,8 +61,8 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     def create_from_arg_obj(
         cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
     ) -> "CrosscutLM":
-        """Load the model that `--model_args` names (`arg_dict`) on the ranks that have been started. Every rank must
-        call this function. `additional_config` holds lm-eval's options, such as `--batch_size`.
+        """Load the model that `--model_args` (`arg_dict`) names. The ranks must already have been started, and every
+        rank must call this function. `additional_config` holds lm-eval's options, such as `--batch_size`.
 
         Raises `ConfigError` or `LayoutError` for invalid arguments, and the errors of `joined_model`.
         """
