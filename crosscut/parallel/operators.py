@@ -1,7 +1,7 @@
 """Operators at which ranks communicate inside a model: the paper's f and g, and their sequence-parallel counterparts.
 
 Two operators are conjugate if the backward pass of each operator is the forward pass of the other. The table has three
-conjugate pairs: f and g, `gather_from_sequence_parallel` and `reduce_scatter_to_sequence_parallel`, and
+conjugate pairs: f and g; `gather_from_sequence_parallel` and `reduce_scatter_to_sequence_parallel`;
 `scatter_to_sequence_parallel` and `join_from_sequence_parallel`.
 
 | operator                              | forward        | backward       |

@@ -3,9 +3,9 @@
     for each of C steps:  attend to the current block of keys and values while the next one arrives
 
 A block is the keys and values of one rank. A rank never holds more than two blocks. The results for all blocks are
-merged with the log-sum-exps of the scores, relative to the largest log-sum-exp, so that no exponential overflows. In
-the backward pass, the blocks travel around again, and the accumulated gradients of each block follow one step later.
-Source: Liu et al. 2023, arXiv 2310.01889.
+merged by means of the log-sum-exps of the scores. All exponentials are relative to the largest log-sum-exp, so no
+exponential overflows. In the backward pass, the blocks travel around again, and the accumulated gradients of each block
+follow one step later. Source: Liu et al. 2023, arXiv 2310.01889.
 
 Each rank has an early piece and a late piece of the sequence (see `zigzag`). In causal attention, a rank's early piece
 sees the early pieces of all lower ranks. Its late piece sees the early pieces of all ranks, and the late pieces of all

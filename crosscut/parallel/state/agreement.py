@@ -87,9 +87,9 @@ def find_drift(parameters: Mapping[str, Tensor], mesh: ParallelMesh) -> Drift | 
     - over the first and the last stage of a pipeline: an all-reduce of two int64 per parameter that both hold, and over
       all stages an all-reduce of one int64.
 
-    If replicas differ, the ranks also send all hashes. In addition, they send twice the local size of the first
-    differing parameter over each axis along which the parameter has replicas. If all replicas agree, the host waits for
-    the device once.
+    If replicas differ, the ranks also send all hashes. In addition, for the first differing parameter, they send twice
+    its local size over each axis along which it has replicas. If all replicas agree, the host waits for the device
+    once.
     """
     if (mesh.tensor.size == 1 and mesh.copies is None and not mesh.owners) or not parameters:
         return None

@@ -3,8 +3,8 @@
 The data ranks that share one copy of the model form a *shard group*. While a parameter is not in use, the parameter,
 its gradient and its optimizer state are cut over the shard group, along the rows of the tensor rank's part. A *unit* is
 one layer of the model. Before a unit runs, the unit's parameters are gathered in the element type of the products. In
-every backward pass, one reduce-scatter sums the unit's gradients over the shard group. A rank therefore never holds
-more whole gradients than those of one unit and of the root. If there are several copies of the model
+every backward pass, one reduce-scatter sums the unit's gradients over the shard group. At any time, a rank therefore
+holds the whole gradients of at most one unit and of the root. If there are several copies of the model
 (`layout.shard_group`), the gradients of the shards are also summed over the copies, once per step.
 
 The *root* is an additional unit with the parameters outside of all layers, such as tied embeddings and the last norm.

@@ -69,7 +69,7 @@ class _Level(NamedTuple):
     """Maximum number of tensors that each rank of the axis holds after the exchange."""
 
     def taken(self, held: list[Tensor], empty: Tensor) -> list[Tensor]:
-        """Send this rank's parts to the ranks that take the tensors. Return the tensors that this rank takes, joined
+        """Send this rank's parts to the ranks that get the tensors. Return the tensors that this rank gets, joined
         along this axis. `empty` has the element type and the device of the tensors.
         """
         present = len(held)
@@ -83,8 +83,8 @@ class _Level(NamedTuple):
         return joined[: max(0, present - self.axis.rank * self.number)]
 
     def given_back(self, held: list[Tensor], empty: Tensor) -> list[Tensor]:
-        """Send back the tensors that this rank has taken, in parts, and return this rank's parts of all tensors.
-        `empty` has the element type and the device of the tensors.
+        """Send back, in parts, the tensors that this rank got from `taken`, and return this rank's parts of all
+        tensors. `empty` has the element type and the device of the tensors.
         """
         sent = empty.new_zeros(self.axis.size, self.number, *self._even_part())
         for place, tensor in zip(sent.unbind(1), held, strict=False):
