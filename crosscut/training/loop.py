@@ -58,8 +58,8 @@ class Outcome:
     seconds: float
     """Time that the training steps of this process took, in seconds, without validation and checkpoints."""
     stopped: bool
-    """Whether a scheduler or a user ended the run early. If true, `after` may be older than `last_step`, and the
-    checkpoint of `last_step` has been written.
+    """Whether a scheduler or a user ended the run early. If true, `after` may be the score of a step before
+    `last_step`, and the checkpoint of `last_step` has been written.
     """
     interrupted: bool
     """Whether a user ended the run early with Ctrl-C."""

@@ -28,8 +28,9 @@ SPREAD = 128
 """Number of steps whose excesses determine the scale."""
 
 LEAST = 32
-"""Number of steps that the rule must have seen before a finite value can be an alarm. Half of these steps determine
-the first usual value, and the other half the first scale."""
+"""Number of steps that the rule must have seen before a finite value can be an alarm. Half of these steps determine the
+first usual value, and the other half determine the first scale.
+"""
 
 REMEMBERED = 1024
 """Minimum number of recent steps that the rule keeps."""
