@@ -44,7 +44,9 @@ SIZE = TABLE * 8 + TABLE_BYTES
 
 
 class Word(IntEnum):
-    """Positions of the header's integers. Times are in nanoseconds of the machine's monotonic clock."""
+    """Positions of the header's integers. Times are in nanoseconds of the machine's monotonic clock, unless an
+    attribute says otherwise.
+    """
 
     MAGIC = 0
     RANK = 1
@@ -82,7 +84,7 @@ class Word(IntEnum):
     MOVED_AT = 23
     """Last time at which the watching thread saw progress, on the wall clock, in nanoseconds since 1970."""
     THREAD = 24
-    """CPU time of the watching thread."""
+    """CPU time of the watching thread, in nanoseconds."""
     SENDING_SINCE = 25
     SPENT = 32
     """Total time that the rank has spent in the first phase. The times of the other phases follow, in the order of
