@@ -18,7 +18,7 @@ from crosscut.config.errors import LayoutError
 
 @dataclass(frozen=True, kw_only=True)
 class Durations:
-    """Time of each kind of action for one stage, in any unit, and time of a message."""
+    """Times for one stage, in any unit: of each kind of action, and of a message."""
 
     forward: float = 1.0
     backward: float = 2.0
@@ -136,7 +136,7 @@ _EARLIER = {Pass.BACKWARD: Pass.FORWARD, Pass.WEIGHTS: Pass.BACKWARD}
 
 
 class _Run:
-    """Run of a schedule that ignores durations and only finds an order in which all actions can be performed."""
+    """Trial run of a schedule. It ignores durations and only finds an order in which all actions can be performed."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule

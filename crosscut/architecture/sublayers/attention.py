@@ -163,8 +163,9 @@ class Attend(Step):
         Without a fused kernel, scores, softmax and mask are saved in float32 or wider, and so are copies of queries,
         keys and values. The CPU has no fused kernel with dropout.
 
-        If context ranks share the sequences, the step sends messages. With `gather`, keys and values of the whole
-        sequence are saved; with `all_to_all`, queries, keys and values of all tokens, for a part of the heads.
+        If context ranks share the sequences, the step sends messages. With `gather`, the keys and values of the whole
+        sequence are saved. With `all_to_all`, the queries, keys and values of all tokens are saved, but only for a part
+        of the heads.
         """
         if target.context > 1:
             forward, backward = context_messages(self.attention, target)
