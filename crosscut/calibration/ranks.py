@@ -69,8 +69,9 @@ def measure_ranks(device: str, sizes: Sizes | None) -> tuple[Rates | None, Links
 
 def measure_on(mesh: ParallelMesh, sizes: Sizes, large: Sequence[int]) -> tuple[Rates, Links | None]:
     """Measure the rates of a CPU with the ranks of a mesh, which have already started and all work at the same time.
-    Also measure the link between tensor ranks, with large messages of `large` float32 elements. The returned links are
-    None if there is only one tensor rank. Every rank must call this function, and all ranks get the same figures.
+    Also measure the link between tensor ranks. `large` has the sizes of its large messages, in float32 elements. The
+    returned links are None if there is only one tensor rank. Every rank must call this function, and all ranks get the
+    same figures.
     """
     messages = _messages(mesh, large) if mesh.tensor.size > 1 else []
     seconds, waits = _slower_and_later(pieces(mesh.device, sizes), messages, sizes.turns, mesh)
