@@ -50,8 +50,8 @@ def with_vocabulary(run: RunConfig) -> RunConfig:
 
 
 def asked_device(name: str, *, as_json: bool) -> "Hardware":
-    """Return the device that `--gpu` names. If the name matches several devices, print which of them is used, on the
-    error stream if the output is JSON.
+    """Return the device that `--gpu` names. If the name matches several devices, print which of them is used. If the
+    output is JSON, this line goes to the error stream.
     """
     from crosscut.planner.hardware import named_hardware, other_matches
 

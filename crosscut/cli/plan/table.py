@@ -29,7 +29,7 @@ _MOST_REJECTED = 8
 def show_plans(plans: "Plans", options: "ForecastOptions", asked: RunConfig) -> None:
     """Print the ranking, details of the fastest layout, and the reasons why other layouts do not fit.
 
-    Lines before the ranking name the model and the batch of the run `asked`, and the overrides that have no effect,
+    The first lines state the model and the batch of the run `asked`. They also list the overrides that have no effect
     because the plan chooses their values.
     """
     console = new_console(width=_WIDTH)
