@@ -98,8 +98,8 @@ def _largest(parameter: Parameter) -> int:
 
 def muon_messages(run: Planned) -> list[Collective]:
     """All-to-alls of one step. In each turn, the data ranks that shard a copy of the model, and then the tensor ranks,
-    exchange parts of updates, so that each rank gets one whole update. Afterwards, the ranks exchange the results back.
-    A turn with fewer parameters than ranks sends as many elements as any other turn.
+    exchange parts of updates, so that each rank gets one whole update. Afterwards, the ranks send the results back. A
+    turn with fewer parameters than ranks sends as many elements as any other turn.
     """
     layout = run.layout
     exchange = partial(

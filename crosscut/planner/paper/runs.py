@@ -30,7 +30,7 @@ PAPER_SCALING = {"megatron-1.2b": 1, "megatron-2.5b": 2, "megatron-4.2b": 4, "me
 """Table 1: tensor ranks of each model. Runs with data parallelism use 64 times as many GPUs."""
 
 PAPER_WEAK_SCALING = {(8, 1): 0.77, (8, 64): 0.74}
-"""Figure 6 (values from section 5.1.1): share of linear scaling from one GPU, keyed by (tensor, data) ranks."""
+"""Figure 6 (values from section 5.1.1): share of linear scaling relative to one GPU, keyed by (tensor, data) ranks."""
 
 PAPER_HEADS = {16: 0.82, 24: 0.80, 32: 0.77}
 """Table 2: share of linear scaling of the 8.3B model on 8 tensor ranks, keyed by number of attention heads."""

@@ -10,9 +10,9 @@ from crosscut.planner.stages.cut import stage_sizes
 
 
 def alike_ranks(run: Planned) -> tuple[tuple[int, ...], ...]:
-    """Group the ranks of a run's pipeline that do the same work. In a group, the stages of all ranks have equal layers
-    and recompute equal layers, and either all or none of the ranks have the embedding or the head. The ranks of a group
-    and the groups are in ascending order.
+    """Group the ranks of a run's pipeline that do the same work. The ranks of a group have stages with equal layers,
+    and recompute equal layers. If one of these ranks has the embedding or the head, all of them have it. The ranks of a
+    group and the groups are in ascending order.
     """
     return _alike(describe(run.model), stage_sizes(run), run.layout.pipeline, recomputation_step(run))
 
