@@ -35,8 +35,8 @@ Device = Literal["cpu", "cuda"]
 class WithoutMemory(FakeTensorMode):
     """Context manager under which new tensors have no memory.
 
-    An operator runs for real if all its input tensors have memory, such as the tensor of a mesh's ranks or the state of
-    a random generator. All other operators return fake tensors.
+    An operator runs for real if all its input tensors have memory. Examples of such tensors are the ranks of a mesh and
+    the state of a random generator. All other operators return fake tensors.
     """
 
     def __torch_dispatch__(
