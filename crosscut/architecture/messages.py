@@ -31,7 +31,7 @@ class Sent:
     """Name of the step that sends the message."""
     message: Message
     again: bool = False
-    """Whether this message is a forward message that recomputation repeats in the backward pass."""
+    """Whether this message repeats a forward message in the backward pass, because of recomputation."""
 
     @property
     def label(self) -> str:
