@@ -85,7 +85,7 @@ PIECE_ELEMENTS = 1 << 24
 elements of each moment in a piece. In float32, these elements take 64 MiB, which a bus of 25 GB/s moves in 3 ms."""
 
 AMPERE = (8, 0)
-"""Compute capability of NVIDIA's Ampere, the first architecture with bfloat16 products and the first that
+"""Compute capability of NVIDIA's Ampere, the first architecture with matrix products in bfloat16, and the first that
 FlashAttention supports."""
 
 

@@ -116,9 +116,9 @@ class Layout:
     """
 
     symmetric_memory: bool = False
-    """Whether the tensor ranks split each matrix product into pieces, and send or receive one piece while another piece
-    is multiplied, through PyTorch's symmetric memory. Needs sequence parallelism, and GPUs that can access each other's
-    memory.
+    """Whether the tensor ranks split each matrix product into pieces, and use PyTorch's symmetric memory to send or
+    receive one piece while another piece is multiplied. Needs sequence parallelism, and GPUs that can access each
+    other's memory.
     """
 
     elastic: Elastic = Elastic.OFF
@@ -321,7 +321,7 @@ class Layout:
 
     def stride_of(self, axis: str) -> int:
         """Difference between the numbers of two neighbouring ranks along an axis. This is the product of the sizes of
-        all axes inside it.
+        all axes inside that axis.
         """
         return self._strides[axis]
 

@@ -282,8 +282,8 @@ class ModelConfig:
         require_at_least("model.lora_alpha", self.lora_alpha, 0)
         if self.lora_alpha and not self.lora_rank:
             raise ConfigError(
-                "`model.lora_rank` must be at least 1 with `model.lora_alpha`, but is 0. Set model.lora_rank=16, or "
-                "remove `model.lora_alpha`."
+                "`model.lora_rank` must be at least 1 if `model.lora_alpha` is set, but is 0. Set model.lora_rank=16, "
+                "or remove `model.lora_alpha`."
             )
         if not self.lora_alpha:
             object.__setattr__(self, "lora_alpha", 2.0 * self.lora_rank)

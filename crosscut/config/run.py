@@ -224,7 +224,7 @@ class RunConfig:
             raise LayoutError(
                 f"With `layout.stages_per_rank` {layout.stages_per_rank}, the number of micro-batches per step must be "
                 f"a multiple of `layout.pipeline` ({layout.pipeline}), but is {batch // at_once} (`{name}` {batch} / "
-                f"`layout.data` {layout.data} / {self.micro_batch_size} sequences). Change "
+                f"`layout.data` {layout.data} / {self.micro_batch_size} sequences per micro-batch). Change "
                 "`training.micro_batch_size`, or remove `layout.stages_per_rank`."
             )
 
@@ -237,7 +237,7 @@ class RunConfig:
             )
         if (decay := self.optimizer.decay_steps) > steps - warm_up:
             raise ConfigError(
-                f"`optimizer.decay_steps` must be at most the {steps - warm_up} steps after the warm-up "
+                f"`optimizer.decay_steps` must be at most {steps - warm_up}, the number of steps after the warm-up "
                 f"(`training.steps` {steps} - `optimizer.warmup_steps` {warm_up}), but is {decay}. "
                 f"Try {max(1, steps // 10)}."
             )

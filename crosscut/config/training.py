@@ -160,7 +160,7 @@ class TrainingConfig:
     on_spike: OnSpike = OnSpike.OFF
     """Reaction to a spike of the loss or of the gradient norm (docs/spikes.md). `off` looks for no spikes. `stop` ends
     the run with a message. `skip` rolls back to the state before the spike, skips the batches since then, and
-    continues. It does the same if the loss or the gradient is not finite."""
+    continues. `skip` does the same if the loss or the gradient is not finite."""
 
     skips: str = ""
     """File that lists the batches that an earlier run skipped (`spikes/skips.json` in that run's folder). A new run

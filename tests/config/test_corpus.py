@@ -135,7 +135,9 @@ def test_messages_of_sources(case):
 
 
 def test_two_sources_have_two_names():
-    assert refused(SOURCE, SOURCE) == "`sources.name` must be unique, but web is used more than once. Rename a source."
+    assert refused(SOURCE, SOURCE) == (
+        "`sources.name` must be unique, but several sources have the name web. Rename a source."
+    )
 
 
 @pytest.mark.parametrize(

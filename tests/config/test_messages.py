@@ -311,7 +311,7 @@ def test_a_decay_fits_between_the_warm_up_and_the_end() -> None:
     with pytest.raises(ConfigError) as error:
         make(81)
     assert str(error.value) == (
-        "`optimizer.decay_steps` must be at most the 80 steps after the warm-up (`training.steps` 100 - "
+        "`optimizer.decay_steps` must be at most 80, the number of steps after the warm-up (`training.steps` 100 - "
         "`optimizer.warmup_steps` 20), but is 81. Try 10."
     )
 

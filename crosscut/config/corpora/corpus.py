@@ -56,7 +56,7 @@ class CorpusConfig:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ConfigError(
-                f"`sources.name` must be unique, but {listed(twice)} is used more than once. Rename a source."
+                f"`sources.name` must be unique, but several sources have the name {listed(twice)}. Rename a source."
             )
         if any(source.format == SourceFormat.MEGATRON for source in self.sources) and not self.tokens.tokenizer:
             raise ConfigError(

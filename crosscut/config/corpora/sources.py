@@ -128,7 +128,8 @@ class IngestConfig:
 
     part_mb: int = 16
     """Size of a part in megabytes of text. A corpus is processed in parts, and a process holds one part at a time.
-    After a run is killed, only the unfinished tasks are repeated: parts, or whole files in the stage `ingest`."""
+    After a run is killed, only its unfinished tasks are repeated. A task covers one part or, in the stage `ingest`, one
+    or more whole files."""
 
     def __post_init__(self) -> None:
         require_fraction("ingest.max_rejects", self.max_rejects)

@@ -4,7 +4,7 @@ Each of C context ranks has 1 / C of the tokens. Per layer and micro-batch, a ra
 
     gather:      the keys and values of the other ranks' tokens
     all_to_all:  the queries, keys and values of its share of the heads, and then the results of its tokens
-    ring:        the same keys and values as with `gather`, in C - 1 parts, and holds one part at a time
+    ring:        the same keys and values as with `gather`, in C - 1 parts; the rank holds one part at a time
 
 With `gather` and `ring`, a rank computes attention for the queries of its own tokens. With `all_to_all`, a rank
 computes attention for all tokens, with its share of the heads.
@@ -19,7 +19,8 @@ from crosscut.config.model import HeadKind, ModelConfig
 from crosscut.config.training import TrainingConfig
 
 RING_BYTES = 1 << 30
-"""Bytes of a layer's gathered keys and values, and of the mask, above which `auto` prefers the ring to the gather."""
+"""Limit, in bytes, for a layer's gathered keys and values together with the mask. Above this limit, `auto` prefers the
+ring to the gather."""
 
 
 class ContextChoice(NamedTuple):
@@ -34,9 +35,10 @@ class ContextChoice(NamedTuple):
 def choose_context_attention(model: ModelConfig, layout: Layout, training: TrainingConfig) -> ContextChoice:
     """Choose how the context ranks of a run compute attention. `layout.context_attention` decides, unless it is `auto`.
 
-    `auto` chooses all-to-all if the heads of a rank allow it without repeated keys and values: each rank then runs the
-    usual kernel on whole sequences. Otherwise, `auto` chooses the gather, or the ring if the gathered keys and values,
-    with the mask of causal attention, would take more than `RING_BYTES`. With dropout, only gather and all-to-all work.
+    `auto` chooses all-to-all if the heads of a rank allow it without repeated keys and values, because each rank then
+    runs the usual kernel on whole sequences. Otherwise, `auto` chooses the gather, or the ring if the gathered keys and
+    values, with the mask of causal attention, would take more than `RING_BYTES`. With dropout, only gather and
+    all-to-all work.
     """
     if layout.context_attention is not ContextAttention.AUTO:
         return ContextChoice(layout.context_attention, "`layout.context_attention` selects it")

@@ -19,8 +19,8 @@ _LONGEST_NAME = 100
 """Longest name that is compared with the keys, in characters. The comparison takes quadratic time."""
 
 _SAME_SECTION = 0.15
-"""Amount that is added to the similarity of a key in the section that the user named. Identical names have a similarity
-of 1."""
+"""Bonus that is added to the similarity of a key if the key is in the section that the user named. For comparison:
+identical names have a similarity of 1."""
 
 _CLOSE = 0.6
 """Minimum similarity of two names for a suggestion."""

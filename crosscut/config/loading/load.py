@@ -145,8 +145,8 @@ def _read_toml(path: Path) -> tuple[Table, str]:
         found = meant_settings(str(path))
         remedy = f" To set `{found[0]}`, type {found[0]}=VALUE." if found and not path.suffix else ""
         raise ConfigError(
-            f"`{path}` must be a TOML file, but does not exist.{remedy} Try `examples/gpt2-small.toml`, or name no "
-            "file to run a demo."
+            f"`{path}` must be a TOML file, but does not exist.{remedy} Try `examples/gpt2-small.toml`, or leave "
+            "out the file to run the demo."
         ) from None
     except OSError as error:
         raise ConfigError(f"`{path}` must be a readable TOML file, but is not: {error.strerror}.") from None

@@ -78,8 +78,9 @@ class Mistakes:
         return f"{self._file}:{line}: {message}" if line else message
 
     def _line(self, names: list[str]) -> int | None:
-        """Return the line number of the first of `names` that the file contains or, if the file contains none of them,
-        of the section of the first name. None if the command line sets this name or an earlier one.
+        """Return the line number of the first of `names` that the file contains. If the file contains none of them,
+        return the line number of the section of the first name. None if the file does not contain this section either,
+        or if the command line sets the name that was found or one before it.
         """
         if self._file is None:
             return None

@@ -209,8 +209,8 @@ def _family_of(table: PublishedTable) -> Family:
 
 
 def _heads(table: PublishedTable, family: Family) -> Mapping[str, Any]:
-    """Fields for the heads of the file's architecture. Empty if Crosscut does not support these heads: an output
-    projection for masked tokens that is not tied, or a classifier that predicts numbers or several classes at once.
+    """Fields for the heads of the file's architecture. Empty if Crosscut does not support these heads: an untied output
+    projection for masked tokens, or a classifier that predicts numbers or several classes at once.
     """
     architectures = table.get("architectures", [])
     if not isinstance(architectures, list) or len(architectures) != 1:

@@ -18,7 +18,7 @@ _REQUIRED: dict[RotaryScaling, dict[str, Any]] = {
     RotaryScaling.LLAMA3: {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
     RotaryScaling.YARN: {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True},
 }
-"""Keys that change the scaled frequencies. Crosscut supports only these values. A Llama 3 file must give all of its
+"""Keys that change the scaled frequencies. Crosscut supports only these values. A Llama 3 file must give all of these
 keys. A YaRN file may omit a key, because the values are the defaults of `transformers`."""
 
 

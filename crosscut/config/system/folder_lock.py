@@ -32,12 +32,12 @@ LOCK_FILE = ".lock"
 BEAT = 5.0
 """Seconds between two renewals of a lock."""
 STALE = 60.0
-"""Age in seconds from which the lock of another machine counts as abandoned."""
+"""Age in seconds after which the lock of another machine counts as abandoned."""
 _MOST_BYTES = 1 << 20
 """Maximum size of a lock file. Each process adds about 30 bytes."""
 _ENDING = 1.0
-"""Seconds to wait before looking again whether the processes of a lock still run. A process that was killed before the
-first look has ended by then."""
+"""Seconds to wait before checking again whether the processes of a lock still run. A process that was killed before the
+first check has ended by then."""
 _SETTLE = 0.5
 """Seconds to wait after taking an abandoned lock. If two processes have taken the same lock, both then see which of
 them holds it."""

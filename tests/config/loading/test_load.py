@@ -196,7 +196,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     path = tmp_path / "none.toml"
     assert (
         message_of(path) == f"`{path}` must be a TOML file, but does not exist. Try `examples/gpt2-small.toml`, or "
-        "name no file to run a demo."
+        "leave out the file to run the demo."
     )
 
 

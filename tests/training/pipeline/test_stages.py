@@ -151,8 +151,8 @@ def test_micro_batches_that_are_no_multiple_of_interleaved_ranks_are_refused():
     batch = ("training.batch_size=6", "training.micro_batch_size=2")
     assert refusal("layout.pipeline=2", "layout.stages_per_rank=2", *batch) == (
         "With `layout.stages_per_rank` 2, the number of micro-batches per step must be a multiple of "
-        "`layout.pipeline` (2), but is 3 (`training.batch_size` 6 / `layout.data` 1 / 2 sequences). Change "
-        "`training.micro_batch_size`, or remove `layout.stages_per_rank`."
+        "`layout.pipeline` (2), but is 3 (`training.batch_size` 6 / `layout.data` 1 / 2 sequences per micro-batch). "
+        "Change `training.micro_batch_size`, or remove `layout.stages_per_rank`."
     )
 
 
