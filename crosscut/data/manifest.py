@@ -59,7 +59,7 @@ class Settings:
 
     sentences: str = ""
     """Name of the rules that found the sentences (`sentence_rules`). Empty if there is no index of sentences, if the
-    tokens belong to a corpus, or if an older version, whose rules covered fewer languages, made the folder."""
+    tokens belong to a corpus, or if the folder was made by an older version, whose rules covered fewer languages."""
 
     @classmethod
     def of(cls, config: DataConfig, seed: int) -> Self:

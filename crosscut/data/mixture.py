@@ -1,8 +1,9 @@
 """Mixture of several token folders: each folder gives a share of the training tokens.
 
-All samples have the same number of tokens, so a share of the tokens is a share of the samples. The samples come in
-blocks. Every block has each folder's share of samples, rounded up or down, in an order that depends only on (seed,
-block). The rounding alternates between blocks, so that the shares of the whole run are exact up to a few samples.
+All samples have the same number of tokens, so a folder's share of the tokens is also its share of the samples. The
+samples come in blocks. Every block has each folder's share of samples, rounded up or down, in an order that depends
+only on (seed, block). The rounding alternates between blocks, so that the shares of the whole run are exact up to a few
+samples.
 
 Within a folder, samples come in the order in which `Sampler` gives them to a run on this folder alone. The folder of a
 sample, and the sample's position in the folder's order, are a function of the seed, the shares and the sample's index.
@@ -211,9 +212,9 @@ class MixedSampler(Samples):
 class MixedValidationSampler(ValidationSamples):
     """Samples from the validation shards of several token folders, one folder after the other.
 
-    Each folder's number of samples is proportional to its weight, so that the loss is the loss of the mixture. Without
-    a limit, the total is the largest number for which every folder has enough samples. Every folder gives at least one
-    sample.
+    Each folder's number of samples is proportional to its weight, so that the mean loss of the samples is the loss on
+    the mixture. Without a limit, the total is the largest number for which every folder has enough samples. Every
+    folder gives at least one sample.
     """
 
     def __init__(self, samplers: Sequence[ValidationSampler], weights: Sequence[float]) -> None:

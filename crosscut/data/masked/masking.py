@@ -77,8 +77,8 @@ class Masking:
         return np.maximum(numbers - 1, 0), numbers[:, -1]
 
     def _spans(self, num_words: Ids, bits: Bits) -> tuple[Ids, Ids]:
-        """Return the index of the first word of each n-gram, and its number of words, each [R, N]. A row with fewer
-        than N n-grams is padded with n-grams of 0 words.
+        """Return the index of each n-gram's first word, and each n-gram's number of words. Both arrays are [R, N]. A
+        row with fewer than N n-grams is padded with n-grams of 0 words.
 
         An arrangement of the n-grams among the other words is a choice of slots: each slot holds an n-gram or one word
         that is not masked.

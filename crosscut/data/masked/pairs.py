@@ -1,7 +1,7 @@
 """Pairs of consecutive segments of one document, for masked language modelling with sentence order.
 
-The sentences of every document are grouped, in order, into pairs that fit a sequence. A pair is cut between two of its
-sentences, at random, into segments A and B, and becomes
+The sentences of every document are grouped, in order, into pairs that fit a sequence. A pair is cut at random, between
+two of its sentences, into segments A and B. The pair then becomes
 
     [CLS] A [SEP] B [SEP] [PAD] ...
 

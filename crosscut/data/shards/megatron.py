@@ -192,6 +192,6 @@ def _check_documents(path: Path, documents: Numbers, num_sequences: int) -> None
     whole = len(documents) > 0 and documents[0] == 0 and documents[-1] == num_sequences
     if not whole or np.any(documents[1:] < documents[:-1]):
         raise DataError(
-            f"`{path}` must list its documents in ascending order from sequence 0 to {num_sequences:,}, but does not. "
-            "Create the `.idx` file and its `.bin` file again."
+            f"`{path}` must list the first sequence of each document in ascending order, starting at 0 and ending with "
+            f"{num_sequences:,}, but does not. Create the `.idx` file and its `.bin` file again."
         )

@@ -24,7 +24,7 @@ ABBREVIATIONS = frozenset(
         "vol vols pp ed eds ch sec jan feb mar apr jun jul aug sept oct nov dec ca bzw vgl nr bd str art",
     )
 )
-"""Abbreviations that usually stand before another word, in lower case and without the full stop."""
+"""Abbreviations that usually stand before another word. They are listed in lower case and without the full stop."""
 
 _AROUND_NUMBERS = "\u0964\u0965"
 """Strokes that end a sentence in Hindi, and stand on both sides of the number of a verse in Sanskrit."""
@@ -53,8 +53,8 @@ def sentence_rules() -> str:
 
 @cache
 def _candidates() -> re.Pattern[str]:
-    """Pattern for the places where a sentence may end. Each run of terminals is tried once, from its first terminal, so
-    that the time of a search does not grow with the square of a run's length.
+    """Pattern for the places where a sentence may end. Each run of terminals is tried only once, from its first
+    terminal, so that the search time is not quadratic in the length of the run.
     """
     marks = terminals()
     all_marks = re.escape(marks.all)

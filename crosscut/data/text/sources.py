@@ -242,7 +242,9 @@ def _zstd() -> tuple[Callable[[], Decompressor], type[Exception]]:
 
 
 def zstd_with(dictionary: bytes = b"") -> tuple[Callable[[], Decompressor], type[Exception]]:
-    """Return a pair, as the zstd function in `DECOMPRESSORS` does, for data that was compressed with `dictionary`."""
+    """Return the same pair as the zstd function in `DECOMPRESSORS`, but for data that was compressed with
+    `dictionary`.
+    """
     import zstandard
 
     trained = zstandard.ZstdCompressionDict(dictionary) if dictionary else None
@@ -256,5 +258,5 @@ def _bzip2() -> tuple[Callable[[], Decompressor], type[Exception]]:
 
 
 DECOMPRESSORS = {".gz": _gzip, ".zst": _zstd, ".bz2": _bzip2}
-"""Functions, keyed by the suffix of compressed files. Each function returns another function that makes a decompressor,
-and the type of the exception for damaged data."""
+"""Functions, keyed by the suffix of compressed files. Each function returns a pair: another function, which makes a
+decompressor, and the type of the exception for damaged data."""

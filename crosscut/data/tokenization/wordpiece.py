@@ -82,8 +82,8 @@ def _count_words(texts: Iterable[str], inner: tokenizers.Tokenizer) -> Counter[s
 
 
 def _alphabet(words: Mapping[str, int], inner: tokenizers.Tokenizer, most: int) -> tuple[list[str], list[str]]:
-    """Return the `most` most frequent characters, and the characters among them that continue a word, each in ascending
-    order.
+    """Return the most frequent characters (at most `most` of them), and those of these characters that continue a word.
+    Both lists are in ascending order.
     """
     assert inner.pre_tokenizer is not None
     counts: Counter[str] = Counter()

@@ -82,8 +82,8 @@ def test_type_without_a_code_is_refused(tmp_path: Path) -> None:
         (18, struct.pack("<Q", 5), "must be 134 bytes long, but has 122 bytes. The file is truncated"),
         (34, struct.pack("<i", 2), "sequence 1 with 1 ids begins at byte 6 instead of 4"),
         (34, struct.pack("<i", -3), "sequence 0 with -3 ids begins at byte 0"),
-        (122 - 8, struct.pack("<q", 3), "must list its documents in ascending order from sequence 0 to 4"),
-        (122 - 32, struct.pack("<q", 4), "must list its documents in ascending order"),
+        (122 - 8, struct.pack("<q", 3), "in ascending order, starting at 0 and ending with 4, but"),
+        (122 - 32, struct.pack("<q", 4), "must list the first sequence of each document"),
         (46, struct.pack("<i", 5), r"some\.bin` must hold the 9 ids of 2 bytes .* but is 12 bytes long"),
     ],
 )
