@@ -25,7 +25,7 @@ another method (`RuntimeError`), or larger than the memory."""
 
 
 def save_arrays(arrays: "DataclassInstance", path: Path) -> None:
-    """Write a dataclass whose fields are arrays to a file."""
+    """Write a dataclass of arrays to a file."""
     with path.open("wb") as file:
         np.savez_compressed(file, **{field.name: getattr(arrays, field.name) for field in fields(arrays)})
 

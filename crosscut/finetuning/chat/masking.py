@@ -115,9 +115,9 @@ class Masker:
             through = self.template.render(messages[: i + 1])
             if not through.startswith(prompt) or not text.startswith(through):
                 raise DataError(
-                    f"{conversation.place}: The chat template must not change earlier messages when later messages "
-                    f"follow, but changes the messages up to `messages[{i}]`. Mark the answers in the template with "
-                    "`{% generation %}` and `{% endgeneration %}`."
+                    f"{conversation.place}: The chat template must render messages in the same way whatever follows "
+                    f"them, but renders the messages up to `messages[{i}]` differently. Mark the answers in the "
+                    "template with `{% generation %}` and `{% endgeneration %}`."
                 )
             spans.append((len(prompt), len(through)))
         return text, spans

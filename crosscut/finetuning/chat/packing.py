@@ -167,7 +167,7 @@ def _groups(conversations: Sequence[Encoded], length: int) -> list[list[int]]:
     order = sorted(range(len(conversations)), key=lambda i: -len(conversations[i].ids))
     groups: list[list[int]] = []
     rooms: list[tuple[int, int]] = []
-    """Free tokens and number of each sequence, sorted."""
+    """Pairs (number of free tokens, index of the sequence), one for each sequence, in ascending order."""
     for index in order:
         size = len(conversations[index].ids) - 1
         place = bisect_left(rooms, (size, -1))

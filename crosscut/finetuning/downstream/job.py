@@ -183,7 +183,7 @@ def _job(run: ResolvedRun, identity: Mapping[str, Any]) -> _Job:
 
 
 def _identity(kept: Kept) -> dict[str, Any]:
-    """Return the settings, except the seed, and the hashes of the examples. A run can resume from a checkpoint only if
+    """Return the hashes of the examples, and all settings except the seed. A run can resume from a checkpoint only if
     all of these values are the same.
     """
     fingerprints = [kept.rows(part).fingerprint for part in (TRAIN, DEV)]

@@ -68,7 +68,7 @@ def predict(task: Task, rows: Rows, examples: Sequence[Any], probabilities: Outp
 
 
 def scores_of(task: Task, predictions: Sequence[Prediction], examples: Sequence[Any]) -> dict[str, float]:
-    """Return the task's scores of `predictions`, keyed by name (`Task.score_names`). The result is empty if the
+    """Return the task's scores for `predictions`, keyed by name (`Task.score_names`). The result is empty if the
     examples have no labels.
     """
     if task.head is HeadKind.SPANS:

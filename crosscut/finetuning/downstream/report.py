@@ -119,7 +119,7 @@ def _gold(task: Task, example: Any) -> int:
 
 
 def _confusion(results: Results) -> tuple[Any, tuple[str, ...]]:
-    """Return the confusion matrix of the development examples, and the names of its rows. If the names are empty, the
+    """Return the confusion matrix of the development examples, and the names of its rows. If there are no names, the
     report shows no matrix.
     """
     task = results.kept.task

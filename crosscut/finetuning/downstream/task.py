@@ -171,7 +171,8 @@ def files_of(name: str, folder: str, given: Mapping[str, str]) -> dict[str, Path
         if len(found) > 1 and part not in files:
             told = " and ".join(f"`{path}`" for path in found)
             raise ConfigError(
-                f"`--data` must name a folder with one file for --{part}, but the folder has {told}. Pass --{part}."
+                f"`--data` must name a folder with exactly one file that can serve as --{part}, but the folder has "
+                f"{told}. Name the file with --{part}."
             )
         if found:
             files.setdefault(part, found[0])

@@ -56,7 +56,7 @@ def _examples(file: Path) -> Iterator[ChoiceExample]:
         if not is_list or not isinstance(question, str) or answer not in list(_LETTERS[: len(options)]):
             raise DataError(
                 f"Question {number} in `{file}` must have a text, a list of options and an answer from A to D, but "
-                f"has the answer {answer!r:.20} to {question!r:.60}. Correct the file."
+                f"the question {question!r:.60} has the answer {answer!r:.20}. Correct the file."
             )
         yield ChoiceExample(
             passage=table["article"], question=question, options=tuple(options), label=_LETTERS.index(answer)

@@ -59,8 +59,8 @@ def confusion(predicted: Labels, labels: Labels, *, num_labels: int = 0) -> npt.
     theirs, ours = np.asarray(labels, dtype=np.int64), np.asarray(predicted, dtype=np.int64)
     if len(theirs) != len(ours) or not len(theirs):
         raise DataError(
-            f"A score needs equally many predictions and labels, at least one of each, but has {len(ours):,} "
-            f"predictions and {len(theirs):,} labels."
+            f"A score needs the same number of predictions and labels, and at least one of each, but there are "
+            f"{len(ours):,} predictions and {len(theirs):,} labels."
         )
     size = max(int(theirs.max()), int(ours.max()), num_labels - 1) + 1
     return np.bincount(theirs * size + ours, minlength=size * size).reshape(size, size)
@@ -73,7 +73,7 @@ class SpanScores(NamedTuple):
     """Fraction of predictions that equal an answer if case, punctuation, articles and spacing are ignored."""
 
     f1: float
-    """Mean over the questions of the F1 score between the words of the prediction and the words of the answer. If a
+    """F1 score between the words of the prediction and the words of the answer, averaged over the questions. If a
     question has several answers, the highest F1 counts."""
 
     exact_with_answer: float

@@ -105,7 +105,8 @@ def test_a_folder_with_both_versions_of_squad_is_told(bert, tmp_path):
     for version in ("1.1", "2.0"):
         (tmp_path / f"train-v{version}.json").write_text("{}")
     with pytest.raises(
-        ConfigError, match=r"`--data` must name a folder with one file for --train, but .* Pass --train."
+        ConfigError,
+        match=r"`--data` must name a folder with exactly one file .* as --train, but .* Name the file with --train.",
     ):
         finetune("squad", "--model", bert, "--data", tmp_path, "--output", tmp_path / "run", *PLAIN)
 

@@ -46,6 +46,6 @@ def test_other_numbers_of_predictions_and_labels_are_an_error(predicted: list[in
     with pytest.raises(DataError) as error:
         accuracy(predicted, labels)
     assert str(error.value) == (
-        f"A score needs equally many predictions and labels, at least one of each, but has {len(predicted)} "
-        f"predictions and {len(labels)} labels."
+        "A score needs the same number of predictions and labels, and at least one of each, but there are "
+        f"{len(predicted)} predictions and {len(labels)} labels."
     )

@@ -155,8 +155,8 @@ def test_faults_of_race_are_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         read_race(tmp_path)
     assert str(error.value) == (
-        f"Question 2 in `{path}` must have a text, a list of options and an answer from A to D, but has the answer "
-        "'E' to 'Which letter is _ ?'. Correct the file."
+        f"Question 2 in `{path}` must have a text, a list of options and an answer from A to D, but the question "
+        "'Which letter is _ ?' has the answer 'E'. Correct the file."
     )
 
 
