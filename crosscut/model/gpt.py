@@ -164,8 +164,8 @@ class GPT(nn.Module):
 
     @property
     def tied_copies(self) -> list[nn.Parameter]:
-        """This rank's copy of the tied embedding, if it has one. The rank with the first stage counts the original in
-        sums over all stages.
+        """List with this rank's copy of the tied embedding; empty if the rank has no copy. Sums over all stages leave
+        the copy out, because the rank with the first stage counts the original.
         """
         return [self.output_weight] if self.has_copy else []
 

@@ -22,8 +22,8 @@ Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of the angles, which are the same in all layers."""
 
 _LLAMA3_TURNS, _YARN_TURNS = (1.0, 4.0), (1.0, 32.0)
-"""Limits below which a frequency counts as low, and above which it counts as high, in turns per
-`rotary_original_length` positions."""
+"""Limits of low and of high frequencies, in turns per `rotary_original_length` positions. A frequency below the first
+limit counts as low, and a frequency above the second limit counts as high."""
 
 
 def rotations(places: Tensor, config: ModelConfig, dtype: torch.dtype, *, length: int = 0) -> Rotation:

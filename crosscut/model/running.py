@@ -25,8 +25,8 @@ class Pausable(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Runner:
-    """Runner of one layer: calls the layer's functions and chooses how its linear layers compute their matrix products.
-    Several layers may share a runner.
+    """Object that calls the functions of a layer, and chooses how the layer's linear layers compute their matrix
+    products. Several layers may share a runner.
     """
 
     layer: Call = call

@@ -61,8 +61,8 @@ class StageStep:
     """Observer of each action; None if the actions are not observed."""
 
     def run(self) -> Tensor:
-        """Perform all actions of the rank, and leave the gradients in `.grad`. Return the sum of the losses of all
-        micro-batches on the last stage, and zero on the other stages: a scalar.
+        """Perform all actions of the rank, and leave the gradients in `.grad`. On the last stage, return the sum of the
+        losses of all micro-batches; on the other stages, return zero. The result is a scalar.
         """
         return _Step(self).run()
 

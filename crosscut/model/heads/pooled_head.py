@@ -16,7 +16,7 @@ class PooledHead(nn.Module):
     """Dense layer (the pooler), tanh, dropout and a classifier. Maps [B, H] to [B, C] through [B, H/T].
 
     The pooler is cut by columns and the classifier by rows, like the matrices of an MLP. Forward: all-reduce of the
-    logits. Backward: nothing is sent; the entry into the parallel region sums the gradient of the input.
+    logits. Backward: this head sends nothing, and its caller sums the gradient of the input over the tensor ranks.
     """
 
     def __init__(self, part: architecture.PooledHead, build: Builder) -> None:

@@ -42,8 +42,8 @@ class TokenHead(nn.Module):
     """Classifier of every token, which maps [B, S, H] to [B, S, C].
 
     Under sequence parallelism, each rank computes the logits of its own tokens. Forward: all-gather of the logits.
-    Backward: nothing is sent, because every rank computes the whole loss; the partial gradients of the weight are
-    summed over the tensor ranks once per step.
+    Backward: no communication, because every rank computes the whole loss. The gradients of the weight on different
+    ranks come from different tokens; they are summed over the tensor ranks once per step.
     """
 
     def __init__(self, matrix: Matrix, build: Builder) -> None:
@@ -103,7 +103,7 @@ def take_summaries(hidden: Tensor, last: Tensor | None, mesh: ParallelMesh) -> T
     """Return the hidden states [B, H] of one token of each sequence, the same on every tensor rank. `last` [B] are
     the indexes of these tokens in their sequences; None means the first token of each sequence.
 
-    Under sequence parallelism, the rank that holds a token sends it. Forward: all-reduce. Backward: nothing is sent,
+    Under sequence parallelism, the rank that holds a token sends it. Forward: all-reduce. Backward: no communication,
     because every rank already has the same gradient.
     """
     if not mesh.sequence_parallel:
