@@ -160,7 +160,7 @@ class LocalFolder(Folder):
         self.path.mkdir(parents=True)
 
     def publish(self, draft: "LocalFolder", last: str) -> None:
-        """Rename `draft`, to which the checkpoint was written, to the name of this folder. An existing folder with this
+        """Give `draft`, the folder with the complete checkpoint, the name of this folder. An existing folder with this
         name is removed first.
         """
         flush_to_disk(draft.path)

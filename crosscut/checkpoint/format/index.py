@@ -110,7 +110,7 @@ def dump_index(index: Index) -> bytes:
 
 
 def _sealed(body: bytes) -> bytes:
-    """Append the hash of `body` and the closing brace to `body`, which is JSON without its closing brace."""
+    """Complete `body`, which is JSON without its closing brace: append the hash of `body`, and then the brace."""
     return body + _seal(body)
 
 

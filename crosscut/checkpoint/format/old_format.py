@@ -50,8 +50,8 @@ _LOCAL_HEADER = 30
 extra field."""
 
 _MOST_READ = 1 << 24
-"""Maximum size in bytes of a value, or of the directory of a tensor's archive. Their usual size is a few hundred
-bytes."""
+"""Maximum size in bytes of a value, or of the table of contents of a tensor's archive. The usual size of both is a few
+hundred bytes."""
 
 
 class _Unpickler(pickle.Unpickler):
@@ -164,8 +164,8 @@ def without_archive(file: IO[bytes], part: Part) -> Part:
 
 
 class _FileSlice(io.RawIOBase):
-    """A section of a file, with the interface of a file. The class is used only to read values and the directories of
-    archives. Both are small, so `read` raises `ValueError` for more than `_MOST_READ` bytes.
+    """A section of a file, with the interface of a file. The class is used only to read values and the tables of
+    contents of archives. Both are small, so `read` raises `ValueError` for more than `_MOST_READ` bytes.
     """
 
     def __init__(self, file: IO[bytes], offset: int, length: int) -> None:
@@ -195,7 +195,9 @@ class _FileSlice(io.RawIOBase):
         left = max(0, self.length - self.position)
         wanted = left if size < 0 else min(size, left)
         if wanted > _MOST_READ:
-            raise ValueError(f"a value or an archive's directory must have at most {_MOST_READ:,} bytes")
+            raise ValueError(
+                f"a value, or an archive's table of contents, is larger than the allowed {_MOST_READ:,} bytes"
+            )
         self.file.seek(self.offset + self.position)
         content = self.file.read(wanted)
         self.position += len(content)

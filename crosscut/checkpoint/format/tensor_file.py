@@ -41,7 +41,7 @@ class Form(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Size of the elements in bytes."""
+        """Total size of all elements, in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 

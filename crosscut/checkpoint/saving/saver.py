@@ -77,7 +77,7 @@ class Saver:
         self.failure: CheckpointError | None = None
         """Error of the most recent save. None if that save succeeded, and before the first save."""
         self.seconds_held = 0.0
-        """Total number of seconds that calls of `save` have taken. `copying.seconds_held` is the number of seconds that
+        """Total number of seconds that calls to `save` have taken. `copying.seconds_held` is the number of seconds that
         optimizer steps have waited for a copy."""
         self.copying = CopyGuard(optimizer)
         self.copies: NeighbourCopies | None = None
