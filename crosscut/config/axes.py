@@ -107,8 +107,8 @@ AXES = (
 """All axes, outermost first."""
 
 OPTIONS = {option: tuple(rows) for option, rows in groupby(AXES, key=lambda row: row.option)}
-"""Rows of `AXES`, keyed by the field of `Layout` that sets the size. If several axes share a field, the outermost axis
-comes first."""
+"""Rows of `AXES`, keyed by the field of `Layout` that sets the size of the axis. If several axes share a field, the
+outermost axis comes first."""
 
 
 _ROLES = {name: row.role for row in AXES for name in (row.name, row.option)}

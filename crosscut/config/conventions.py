@@ -116,7 +116,7 @@ def keeps_scores(compute: str, *, capability: tuple[int, int]) -> bool:
 
 OVERLAPPED_ELEMENTS = 1 << 22
 """Minimum number of elements of a piece that is sent in a separate collective: 8 MiB in bfloat16. Smaller pieces would
-save no time, because a message of this size already ends before the product with which it overlaps."""
+save no time, because even a message of this size ends before the matrix product with which it overlaps."""
 
 
 def num_pieces(sequences: int, elements: int) -> int:

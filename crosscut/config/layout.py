@@ -93,7 +93,7 @@ class Layout:
 
     stages: tuple[int, ...] = ()
     """Number of layers of each pipeline stage, in the order of the layers. If the list is empty, Crosscut cuts the
-    layers so that all stages take about the same time, including the embedding and the loss.
+    layers so that all stages take about the same time. The time of the embedding and of the loss counts, too.
     """
 
     expert: int = 1
