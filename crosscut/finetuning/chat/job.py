@@ -62,7 +62,7 @@ ADAPTER_FOLDER = "adapter"
 """Folder of the trained adapter in a run's folder, in PEFT's format."""
 _PARTS = ("training", "validation")
 _HELD_OUT = 20
-"""Every n-th conversation is held out for validation if no validation file is given."""
+"""If no validation file is given, one conversation in this many is held out for validation."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
