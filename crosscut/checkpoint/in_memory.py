@@ -3,8 +3,8 @@
 Each machine has a folder in memory (a tmpfs such as /dev/shm) with one subfolder per checkpoint, in the format of a
 checkpoint on disk. A subfolder holds the files of the machine's own ranks and the files of a neighbour, the previous
 machine. If one machine is lost, the other machines therefore still hold all files. When the run starts again, it looks
-for the newest step of which every file is undamaged on at least one machine. It then sends each machine the files that
-this machine lacks.
+for the newest step for which an undamaged copy of every file is on some machine. It then sends each machine the files
+that this machine lacks.
 """
 
 import hashlib
