@@ -101,6 +101,18 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(trylast=True)  # after the processes that run the tests have ended
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Remove the files of the tests from memory if no test failed. Pytest could remove the folder of each test after
+    the test, but a server that forks ranks may still have to start in that folder.
+    """
+    if hasattr(session.config, "workerinput") or exitstatus not in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
+        return
+    folder = session.config._tmp_path_factory._basetemp  # type: ignore[attr-defined]
+    if folder is not None and folder.is_relative_to(MEMORY):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[RankPool]:
     """Pool of four ranks for tests on several ranks. The ranks start with the first job (see `tests/ranks.py`)."""
