@@ -94,7 +94,7 @@ def sizes_for(device: torch.device) -> Sizes:
 
 
 def measure(device: torch.device, sizes: Sizes) -> Rates:
-    """Measure all rates of a device that need only one rank."""
+    """Measure those rates of a device that can be measured with one rank."""
     seconds = in_turns(pieces(device, sizes), sizes.turns)
     return rates_of([typical(turns) for turns in seconds], device, sizes)
 

@@ -64,7 +64,7 @@ class CheckpointReader(dcp.StorageReader):
         return Metadata({**described, **dict.fromkeys(self._index.values, BytesStorageMetadata())})
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any) -> None:  # noqa: ARG002
-        """Raise the error if the index could not be read. PyTorch then raises the error on all ranks."""
+        """If reading the index failed, raise the stored error. PyTorch then raises the error on all ranks."""
         if self._failed is not None:
             raise self._failed
         tensors = self._index.tensors.items()

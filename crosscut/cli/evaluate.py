@@ -117,7 +117,7 @@ class EvaluateOptions:
 @click.option("--shots", default=-1, help="Worked examples before each lm-eval question.  [default: the task's own]")
 @click.option("--batch-size", default=8, show_default=True, help="Windows per forward pass on each data rank.")
 @click.option("--tensor", default=1, show_default=True, help="Number of tensor ranks that share the model.")
-@click.option("--data", default=1, show_default=True, help="Number of data ranks: model copies that share the windows.")
+@click.option("--data", default=1, show_default=True, help="Number of data ranks: model copies that split the windows.")
 @device_option
 @precision_option
 @last_weights_option

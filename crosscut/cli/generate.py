@@ -95,8 +95,8 @@ def generate(place: str, prompt: str | None, file: Path | None, **options: Any) 
     A BERT with a head for masked tokens fills in masked words instead: the command prints the likeliest words in place
     of each [MASK] of the prompt, with their probabilities.
 
-    Without --prompt and --prompts, the command asks for prompts until Ctrl-D. If there is no terminal, or with --json,
-    the command generates a new document instead.
+    With neither --prompt nor --prompts, the command asks for prompts until Ctrl-D. If there is no terminal, or with
+    --json, the command generates a new document instead.
     """
     from crosscut.generation import Sampling
     from crosscut.generation.order import Order, write_order

@@ -247,7 +247,7 @@ def _open_collective(hang: Hang, rank: int) -> str:
 
 
 def _stacks(hang: Hang) -> list[str]:
-    """Write the Python stacks of the causes and of one waiting rank."""
+    """Return lines with the Python stacks of the ranks that cause the hang and of one waiting rank."""
     ranks = [*hang.finding.causes[:_MOST_RANKS], *hang.finding.waiting[:1]]
     lines: list[str] = []
     for rank in ranks:

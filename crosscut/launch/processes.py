@@ -95,7 +95,7 @@ def require_devices(name: str, num_ranks: int, axes: str) -> None:
     num_devices = torch.cuda.device_count()
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
-            "The device must be cpu on this machine, which has no GPU, but is cuda. Set the device to cpu "
+            "This machine has no GPU, so the device must be cpu, but is cuda. Set the device to cpu "
             "(`training.device` in a run's file, `--device` in other commands)."
         )
     if choose_device(name).type == "cuda" and num_ranks > num_devices:

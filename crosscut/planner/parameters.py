@@ -27,8 +27,8 @@ def count_parameters(model: ModelConfig) -> int:
 
 @lru_cache(maxsize=4096)
 def _tensors(part: Decoder, tensor: int) -> tuple[tuple[LocalParameter, int], ...]:
-    """Parameters on one tensor rank, each with the number of equal parameters. The parameters outside of the layers
-    come first, then those of the layers.
+    """Distinct parameters on one tensor rank, each with the number of times that it occurs. The parameters outside of
+    the layers come first, then those of the layers.
     """
     root = [(parameter, 1) for parameter in root_parameters(part, tensor)]
     layers = [(p, count) for layer, count in part.kinds.items() for p in layer_parameters(layer, tensor)]

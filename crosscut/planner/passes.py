@@ -5,7 +5,7 @@ The unit is the residual stream of one micro-batch on one rank (b s h elements, 
 
 |                                            | compiled: forward | backward | uncompiled: forward | backward |
 |--------------------------------------------|---|---|---|---|
-| norm; backward, also the sum with the gradient of the residual path | 2 | 4 | 2 | 5 + 3 for the sum |
+| norm (the backward pass also adds the gradient of the residual path) | 2 | 4 | 2 | 5 + 3 for the sum |
 | bias after the second matrix; its gradient | 0 | 1 | 2 | 1 |
 | dropout, with a mask of m bytes per element | m | 2 + m | 2 + m | 2 + m |
 | residual sum                               | 3 | 0 | 3 | 0 |
@@ -92,8 +92,8 @@ def ends_passes(run: Planned, target: Target) -> tuple[float, float]:
     """Bytes that embedding and loss read and write in one micro-batch, as (forward, backward).
 
     In a pipeline, only the first rank has the embedding, and only the last rank has the loss. In each pass, the
-    embedding counts as two streams: it reads rows and writes them to the stream, or reads the gradient of the
-    stream and adds it to the gradient of rows.
+    embedding moves twice the bytes of the residual stream. The forward pass reads rows and writes them to the stream.
+    The backward pass reads the stream's gradient and adds it to the rows' gradient.
     """
     known_vocab_size(run.model)
     part, ends = part_of(run), describe(run.model).loss.ends_passes(target)

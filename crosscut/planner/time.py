@@ -203,7 +203,7 @@ def shortest_step(run: Candidate, hardware: Hardware, *, speed: Speed) -> float:
 
 
 def times_of_stages(run: Candidate, hardware: Hardware, *, speed: Speed) -> list[float]:
-    """Seconds of a micro-batch in each stage of a pipeline whose ranks have one stage each."""
+    """Seconds that a micro-batch takes in each stage of a pipeline with one stage per rank."""
     ranks = _times_of_ranks(run, hardware, crosscut_program(run, hardware), speed)
     return [stage.forward + stage.backward + stage.weights for rank in ranks for stage in rank.stages]
 

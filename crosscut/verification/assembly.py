@@ -144,9 +144,9 @@ def assemble_activation(grid: Grid, like: Tensor, *, is_gradient: bool, is_insid
 def _summed_or_not(
     grid: Grid, like: Tensor, how: _Arrangement, is_gradient: bool, is_inside: bool
 ) -> Iterator[tuple[Grid, _Arrangement]]:
-    """Yield the grids to try, each with its arrangement. One grid usually has the parts unchanged. If the parts may be
-    summands, other grids have sums of the parts. If data ranks hold copies of an activation that is not a scalar, the
-    parts of its gradient must be summands, so only sums are yielded.
+    """Yield the grids to try, each with its arrangement. In most cases, one of the grids holds the parts unchanged. If
+    the parts may be summands, other grids have sums of the parts. If data ranks hold copies of an activation that is
+    not a scalar, the parts of its gradient must be summands, so only sums are yielded.
     """
     whole = [name for name, share in how.items() if role_of(name) is Role.TOKENS and share.dim is None]
     sums = is_gradient and bool(whole)

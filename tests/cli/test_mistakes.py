@@ -161,7 +161,7 @@ def test_generating_without_a_run_is_told(fail):
 def test_cuda_without_a_device_is_told(fail, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert fail("train", *TINY, "training.device=cuda").startswith(
-        "The device must be cpu on this machine, which has no GPU, but is cuda"
+        "This machine has no GPU, so the device must be cpu, but is cuda"
     )
 
 

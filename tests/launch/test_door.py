@@ -159,7 +159,7 @@ def test_ranks_must_be_as_many_as_were_started(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.usefixtures("alone")
 def test_ranks_must_have_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ConfigError, match="The device must be cpu on this machine, which has no GPU, but is cuda"):
+    with pytest.raises(ConfigError, match="This machine has no GPU, so the device must be cpu, but is cuda"):
         Ranks(device="cuda")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)

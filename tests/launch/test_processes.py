@@ -346,7 +346,7 @@ def test_the_device_is_the_one_that_is_named_or_the_one_that_is_there(monkeypatc
 
 def test_cuda_where_there_is_none_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ConfigError, match="The device must be cpu on this machine, which has no GPU, but is cuda"):
+    with pytest.raises(ConfigError, match="This machine has no GPU, so the device must be cpu, but is cuda"):
         require_devices("cuda", 1, "`layout.tensor`")
 
 

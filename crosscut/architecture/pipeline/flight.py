@@ -38,7 +38,7 @@ ranks only repeat the same order of passes.
 
 @lru_cache(maxsize=1024)
 def flights(schedule: Schedule, rank: int) -> tuple[Flight, ...]:
-    """Return the flights (states at the start of a backward pass) at which the memory of a rank may peak. A flight is
+    """Return the states at the start of a backward pass (flights) in which the memory of a rank may peak. A flight is
     left out if another flight of the same stage holds at least as much of everything.
     """
     found = {flight: _numbers(flight) for flight in _walk(schedule, rank)}

@@ -105,7 +105,7 @@ class _Plan(RunCommand):
     "--tokens",
     metavar="300B",
     callback=number_of_tokens,
-    help="Also print how many days this many tokens take and, with --price, what they cost.",
+    help="Also print how many days training on this many tokens takes and, with --price, what it costs.",
 )
 @click.option(
     "--price",

@@ -168,8 +168,8 @@ class Builder:
                     return None
 
     def _leave_out(self, kind: type, values: dict[str, Any], names: Iterable[str], path: str) -> bool:
-        """Find the first key of `names` that the user gave, and replace its value with the default. A size of the model
-        without a default gets a stand-in. Returns whether a value was replaced.
+        """Find the first key of `names` that the user gave, and replace its value with the default. A model size
+        that has no default gets a stand-in. Returns whether a value was replaced.
 
         `values` holds the values of a section or, at the top level, whole sections.
         """

@@ -20,7 +20,7 @@ from crosscut.corpus.execution.stages import Counts, read_records
 
 
 class Gathered(NamedTuple):
-    """Reference to a collection: the data from which `collect` builds the collection. Instances can be pickled."""
+    """Data that `collect` needs to build a collection. Instances can be pickled."""
 
     work: Path
     earlier: tuple[str, ...]

@@ -136,7 +136,7 @@ def find_files(source: SourceConfig) -> list[File]:
 
 
 def find_source(source: SourceConfig) -> FoundFiles:
-    """Find the files of a source as `find_files` does, and count the files that were left out of folders."""
+    """Find the files of a source as `find_files` does, and count the files in its folders that were skipped."""
     files: dict[str, File] = {}
     paths: dict[str, str] = {}
     selection = Selection(source.format, _suffixes(source.format))

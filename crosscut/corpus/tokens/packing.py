@@ -96,8 +96,8 @@ class PackingStage:
 
 
 def objective_setting(settings: TokensConfig) -> dict[str, str]:
-    """Return the setting `objective` for a task whose result depends on the training objective. The result is empty for
-    the default objective, so that finished tasks of versions without this setting stay valid.
+    """Return the setting `objective` for a task whose result depends on the training objective. The returned
+    dictionary is empty for the default objective, so that tasks of versions that lacked this setting stay valid.
     """
     return {"objective": settings.objective.value} if settings.objective is Objective.MASKED else {}
 

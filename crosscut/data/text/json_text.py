@@ -25,7 +25,7 @@ def parse_record(text: str, *, control_characters: bool = False) -> Any:
 
 
 def encodable(text: str) -> bool:
-    """Whether UTF-8 can encode the text. A JSON text can escape half of a surrogate pair, which UTF-8 cannot encode."""
+    """Whether UTF-8 can encode the text. JSON can contain the escape of a lone surrogate, which UTF-8 cannot encode."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

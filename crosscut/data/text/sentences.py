@@ -3,10 +3,11 @@
 A new sentence begins
 
 1. after a blank line;
-2. after `.`, `!`, `?` or the like (`Terminals.spaced`), closing quotes and brackets, and a blank. Exceptions: the
-   next letter is in lower case, or the full stop belongs to an initial (`J.`) or to one of `ABBREVIATIONS`;
-3. after a terminal of a script such as Chinese, Hindi or Amharic (`Terminals.own`), and closing quotes and brackets,
-   with or without a blank.
+2. after `.`, `!`, `?` or the like (`Terminals.spaced`), followed by any closing quotes and brackets and then a space.
+   Exceptions: the next letter is in lower case, or the full stop belongs to an initial (`J.`) or to one of
+   `ABBREVIATIONS`;
+3. after a terminal of a script such as Chinese, Hindi or Amharic (`Terminals.own`), followed by any closing quotes and
+   brackets, with or without a space.
 
 The aim is pairs of consecutive segments for pretraining, as for BERT. A missing or additional boundary only makes a
 segment longer or shorter, and does not change any token.

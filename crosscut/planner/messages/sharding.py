@@ -89,7 +89,7 @@ def _padded(parameters: Sequence[LocalParameter], num_shares: int) -> int:
 
 
 def _of_unit(run: Planned, unit: _Unit) -> list[Collective]:
-    """Collectives of all units of one kind, in the order of a step.
+    """Collectives of all units of one kind, in the order in which a step runs them.
 
     Partial gradients are summed over the tensor ranks before the reduce-scatter, which uses the accumulation type.
     """

@@ -2,7 +2,7 @@
 
 The default cut balances FLOPs (`planner.stages`). This is not always the fastest cut. For example, every layer sends
 more data between tensor ranks than the output projection. If this communication is slow, the last stage can have more
-layers than its FLOPs suggest. The planner knows the seconds of each stage on the hardware, so it can compare cuts by
+layers than its FLOPs suggest. The planner knows how long each stage takes on the hardware, so it can compare cuts by
 the time of a step.
 """
 

@@ -92,7 +92,7 @@ class Autopilot:
         return self.choice is not OnSpike.OFF
 
     def begin(self, done: int) -> str:
-        """Start watching after `done` steps. Returns a note for the user, or an empty text."""
+        """Start watching after `done` steps. Returns a note for the user, or an empty string."""
         if not self.is_on:
             return ""
         self._news = FirstRankNews()

@@ -190,7 +190,7 @@ def test_sparse_file_of_an_old_checkpoint_takes_no_memory(old, values):
         file.write(b"PK\5\6" + struct.pack("<HHHHIIH", 0, 0, 1, 1, 0xFFFFFFFF, 0xFFFFFFFF, 0))
         assert file.tell() == size
     move(old, "more.distcp", values=values, offset=0, length=size)
-    with at_most(1 << 26), pytest.raises(CheckpointError, match=r"must have at most 16,777,216 bytes"):
+    with at_most(1 << 26), pytest.raises(CheckpointError, match=r"is larger than the allowed 16,777,216 bytes"):
         stored = StoredTensors(LocalFolder(old))
         stored.read(next(iter(stored.tensors)))
 

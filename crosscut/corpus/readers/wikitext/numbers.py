@@ -44,7 +44,7 @@ def parse(text: str) -> float | None:
 
 
 def clean(text: str) -> str:
-    """Remove the spaces and the separators of thousands from a number."""
+    """Remove spaces and thousands separators from a number."""
     return re.sub(r"[\s,\u00a0]|&nbsp;|&thinsp;", "", text).replace("−", "-").replace("&minus;", "-")
 
 
