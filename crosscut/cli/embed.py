@@ -27,9 +27,10 @@ from crosscut.cli.arguments import device_option, last_weights_option, naming_op
 def embed(place: str, file: Path | None, texts: tuple[str, ...], **options: Any) -> None:
     """Print an embedding of each line of FILE, from the encoder at PLACE.
 
-    PLACE is a Hugging Face folder that holds a BERT model, such as all-MiniLM-L6-v2. With neither FILE nor
-    --text, the command reads lines from standard input. Each embedding is a line of JSON: a list of numbers whose
-    squares sum to 1. The dot product of two embeddings is the cosine similarity of their texts.
+    PLACE is a Hugging Face folder that holds a BERT model, such as all-MiniLM-L6-v2, or the folder of a run or a
+    checkpoint that trained an encoder. With neither FILE nor --text, the command reads lines from standard input.
+    Each embedding is a line of JSON: a list of numbers whose squares sum to 1. The dot product of two embeddings is
+    the cosine similarity of their texts.
     """
     from crosscut.evaluation.embeddings.vectors import print_embeddings
 
