@@ -112,7 +112,7 @@ class Watch:
         """Begin a file. Returns the loss if an earlier attempt could not read the file to its end."""
         self._file, self.num_items = name, 0
         if self._note is not None:
-            self._between(BYTES_AT_ONCE)
+            self._between(BYTES_AT_ONCE, 0)
         return self._lost.get((name, ""))
 
     def advance(self, num_bytes: int) -> None:
@@ -121,7 +121,7 @@ class Watch:
             return
         self._unread += num_bytes
         if self._unread >= BYTES_AT_ONCE:
-            self._between(self._unread)
+            self._between(self._unread, self.num_items)
 
     def begin(self, place: str, size: int) -> Loss | None:
         """Begin a record. Returns its loss if an earlier attempt could not read the record."""
@@ -137,7 +137,7 @@ class Watch:
         """End a record."""
         if self._note is not None:
             self._lift_memory()
-            self._between(BYTES_AT_ONCE)
+            self._between(BYTES_AT_ONCE, self.num_items + 1)  # the caller counts the record when it is yielded
 
     def stop(self) -> None:
         """Lift all limits, because the task is done."""
@@ -147,10 +147,10 @@ class Watch:
             os.close(self._status) if self._status >= 0 else None
             self._note = None
 
-    def _between(self, num_bytes: int) -> None:
+    def _between(self, num_bytes: int, num_items: int) -> None:
         self._unread = 0
         signal.setitimer(signal.ITIMER_PROF, seconds_for(num_bytes))  # first, so that no signal ends half a note
-        self._write(f"{self._file}\0\0{num_bytes}\0{self.num_items}")
+        self._write(f"{self._file}\0\0{num_bytes}\0{num_items}")
 
     def _write(self, text: str) -> None:
         assert self._note is not None

@@ -202,7 +202,8 @@ def execute(folder: Path, task: Task, key: str, note: Any = None) -> Record:
     Raises `DataError` if the files cannot be written, and passes on all other exceptions of the task. After an
     exception, the task's unfinished files are removed.
     """
-    temporary = folder / f".{task.name}.{socket.gethostname()}.{os.getpid()}.unfinished"
+    owner = os.getpid() if note is None else os.getppid()  # the supervisor, so that a second attempt clears the first
+    temporary = folder / f".{task.name}.{socket.gethostname()}.{owner}.unfinished"
     started = time.monotonic()
     try:
         shutil.rmtree(temporary, ignore_errors=True)
