@@ -48,6 +48,8 @@ class Job:
     arguments: tuple[str, ...]
     terminal: str = "dumb"
     """Value of TERM."""
+    processor: float = 0.0
+    """Seconds of processor time after which the kernel ends the process, even inside a library. 0 means no limit."""
 
 
 @dataclass
@@ -197,7 +199,9 @@ def _work(jobs: Sequence[Job], terminal: int, results: int, stacks: int) -> None
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
         faulthandler.dump_traceback_later(LONGEST - 1, file=stacks)
         began, used = time.monotonic(), sum(os.times()[:4])
+        signal.setitimer(signal.ITIMER_PROF, job.processor)
         fields = attempt(lambda job=job: _command(job.arguments))  # type: ignore[misc]
+        signal.setitimer(signal.ITIMER_PROF, 0)
         fields["seconds"], fields["processor"] = time.monotonic() - began, sum(os.times()[:4]) - used
         faulthandler.cancel_dump_traceback_later()
         children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024

@@ -8,6 +8,7 @@ nesting.
 import bz2
 import gzip
 import io
+import json
 import tomllib
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,11 +23,15 @@ SIZES = (64_000, 1_000_000, 16_000_000)
 """Sizes of the files in bytes, before they are compressed."""
 
 
+PREPARE, TOKENIZE = "prepare", "data.text"
+"""In place of a reader: texts that pass all stages of a corpus, or that `data.text` of a training run names."""
+
+
 class Pattern(NamedTuple):
     """A file of any size."""
 
     reader: str
-    """Format of the file, or `prepare` for a text that passes all stages."""
+    """Format of the file, `PREPARE` or `TOKENIZE`."""
 
     name: str
     suffix: str
@@ -52,6 +57,10 @@ def repeat(start: str, piece: str, end: str, size: int) -> bytes:
     return head + unit * max(1, (size - len(head) - len(tail)) // len(unit)) + tail
 
 
+def _line(start: str, piece: str, end: str, size: int) -> bytes:
+    return json.dumps({"text": repeat(start, piece, end, size).decode()}).encode() + b"\n"
+
+
 def patterns() -> Iterator[Pattern]:
     """All patterns, reader by reader."""
     yield from _pages()
@@ -60,7 +69,8 @@ def patterns() -> Iterator[Pattern]:
     yield from _archives()
     yield from _plain_formats()
     for name, *pieces in _pieces("documents"):
-        yield Pattern("prepare", name, ".txt", partial(repeat, *pieces))
+        yield Pattern(PREPARE, name, ".txt", partial(repeat, *pieces))
+        yield Pattern(TOKENIZE, name, ".jsonl", partial(_line, *pieces))
 
 
 def _page(start: str, piece: str, size: int) -> bytes:

@@ -5,7 +5,6 @@ limits is a finding. The larger files of its pattern are then left out.
 """
 
 import json
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.fuzzing.cases import Case
 from benchmarks.fuzzing.findings import Finding
-from benchmarks.fuzzing.repetition.patterns import SIZES, Pattern, patterns
+from benchmarks.fuzzing.repetition.patterns import PREPARE, SIZES, TOKENIZE, Pattern, patterns
 from benchmarks.fuzzing.sandbox import Job, Outcome, run
 from crosscut.config.corpora import SourceConfig
 from crosscut.corpus.readers import Reading, find_reader
@@ -34,7 +33,8 @@ BYTES, BYTES_PER_BYTE = 128 << 20, 100
 """Memory that reading a file may take."""
 
 PREPARE_SECONDS, PREPARE_SECONDS_PER_BYTE = 10.0, 10e-6
-"""Processor time that all stages of `prepare` may take for a document. The first seconds are imports."""
+"""Processor time that all stages of `prepare` may take for a document. The first seconds are for small files, imports
+and the start of processes."""
 
 PREPARE_BYTES, PREPARE_BYTES_PER_BYTE = 512 << 20, 100
 """Memory that all stages of `prepare` may take for a document."""
@@ -43,14 +43,25 @@ _CORPUS = """\
 folder = "out"
 language.keep = []
 length.min_tokens = 0
-tokens = {{vocab_size = 400, num_shards = 1, train_to_validation = 1}}
+tokens = {vocab_size = 400, num_shards = 1, train_to_validation = 1}
 engine.workers = 1
 leakage.test_sets = ["test.jsonl"]
 
 [[sources]]
 name = "s"
-files = [{files}]
+files = ["a.txt", "more.txt"]
 """
+
+
+_RUN = """\
+data = {text = ["a.jsonl", "more.txt"], vocab_size = 400, num_shards = 1}
+model = {num_layers = 2, hidden_size = 32, num_heads = 4, max_sequence_length = 64}
+training = {sequence_length = 32, validation_sequences = 1}
+output.folder = "out"
+"""
+
+_COMMANDS = {PREPARE: ("corpus.toml", _CORPUS), TOKENIZE: ("run.toml", _RUN)}
+"""Name and content of the file that `crosscut prepare` gets, by the patterns' `reader`."""
 
 
 @dataclass
@@ -107,26 +118,28 @@ def run_one(case: Case, scratch: Path) -> tuple[list[Finding], Outcome, Rates]:
         content = pattern.build(size)
         (folder / f"a{pattern.suffix}").write_bytes(content)
         seconds, most = limits(pattern.reader, max(size, len(content)))
-        if pattern.reader == "prepare":
-            _write_corpus(folder)
-            job = Job(folder, ("prepare", "corpus.toml"))
+        if pattern.reader in _COMMANDS:
+            name, content = _COMMANDS[pattern.reader]
+            (folder / name).write_text(content)
+            _write_texts(folder)
+            job = Job(folder, ("prepare", name), processor=seconds + 1)
         else:
-            job = Job(folder, (READ, f"a{pattern.suffix}", pattern.reader, str(seconds)))
-        (outcome,) = run([job], longest=60 + 20 * seconds)
+            job = Job(folder, (READ, f"a{pattern.suffix}", pattern.reader), processor=seconds + 1)
+        (outcome,) = run([job], longest=60 + 10 * seconds)
     rates = Rates()
     rates.note(size, pattern.name, outcome)
     found = [
         Finding(kind=REPETITION, failure=failure, place=name, detail=detail, case=case,
                 reproduction=f"python benchmarks/fuzz.py --replay 0/{REPETITION}/{case.number}", trace=outcome.trace,
                 output=outcome.output)
-        for failure, detail in _judge(outcome, size, seconds, most, is_read=pattern.reader != "prepare")
+        for failure, detail in _judge(outcome, size, seconds, most, is_read=pattern.reader not in _COMMANDS)
     ]  # fmt: skip
     return found, outcome, rates
 
 
 def limits(reader: str, size: int) -> tuple[float, int]:
     """Processor time in seconds and memory in bytes that a file of `size` bytes may take."""
-    if reader == "prepare":
+    if reader in _COMMANDS:
         return PREPARE_SECONDS + PREPARE_SECONDS_PER_BYTE * size, PREPARE_BYTES + PREPARE_BYTES_PER_BYTE * size
     return SECONDS + SECONDS_PER_BYTE * size, BYTES + BYTES_PER_BYTE * size
 
@@ -144,21 +157,18 @@ def _judge(outcome: Outcome, size: int, seconds: float, most: int, *, is_read: b
         yield "memory", f"{outcome.peak >> 20:,} MiB for {size:,} bytes, but at most {most >> 20:,} MiB are allowed"
 
 
-def _write_corpus(folder: Path) -> None:
-    """Describe a corpus of the file and of some text that can be trained on."""
-    lines = (f"{number} is a number, and the numbers after it are {number + 1} and more." for number in range(200))
-    (folder / "more.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+def _write_texts(folder: Path) -> None:
+    """Write some text that can be trained on, and a test set."""
+    lines = [f"{number} is a number, and the numbers after it are {number + 1} and more." for number in range(2000)]
+    (folder / "more.txt").write_text("\n".join(lines))
     (folder / "test.jsonl").write_text(
         json.dumps({"text": "the curious passage that only the test set contains, twice"})
     )
-    (folder / "corpus.toml").write_text(_CORPUS.format(files='"a.txt", "more.jsonl"'))
 
 
-def read(path: str, kind: str, seconds: str) -> int:
-    """Read a file. The kernel ends the process when the time is over, even inside a library."""
+def read(path: str, kind: str) -> int:
+    """Read a file with the reader of its format."""
     (file,) = find_files(SourceConfig(name="s", files=(path,), format=kind))
-    signal.setitimer(signal.ITIMER_PROF, float(seconds) + 0.5)
     num_items = sum(1 for _ in find_reader(file.format)(file, Reading()))
-    signal.setitimer(signal.ITIMER_PROF, 0)
     sys.stdout.write(f"{num_items} items\n")
     return 0

@@ -15,6 +15,7 @@ import json
 import os
 import resource
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,13 +36,17 @@ compressed in its record, and a page of 16 MB takes 1 GB."""
 MEMORY_PER_BYTE = 64
 """Additional memory for each byte of a record, in bytes. A page usually takes up to 60 bytes for each of its bytes."""
 
-BYTES_AT_ONCE = 1 << 18
-"""Number of bytes between two records, such as damaged data or blank lines, after which the time starts anew."""
+SMALL = 1 << 18
+"""Size in bytes up to which records share their limits (see `Watch`)."""
+
+GRACE = 1.0
+"""Seconds after which the limits of small records are set anew."""
 
 NOTE_BYTES = 1 << 16
 """Size of the shared memory for the note. Paths on Linux have at most 4,096 bytes."""
 
-_LENGTH = 4  # bytes of the note that hold its length
+_HEAD = 32  # bytes at the start of the note, which hold four numbers:
+_IS_RECORD, _SIZE, _NUM_ITEMS, _TEXT_BYTES = range(4)
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 _STATUS_FILE = "/proc/self/statm"
 _DATA_FIELD = 5  # pages of private memory that can be written
@@ -97,106 +102,113 @@ def memory_for(size: int) -> int:
 
 
 class Watch:
-    """Limits on the records of one task. Without a note, nothing is limited, and no record is lost."""
+    """Limits on the records of one task. Without a note, nothing is limited, and no record is lost.
+
+    System calls cost more than a short record. The limits are therefore set anew for large records, and otherwise only
+    after `GRACE` seconds. So each record has at least its own budget, and at most `GRACE` seconds and the budget of a
+    record of `SMALL` bytes.
+    """
 
     def __init__(self, note: Any = None, losses: Sequence[Loss] = ()) -> None:
-        self._note = memoryview(note).cast("B") if note is not None else None
         self._lost: Mapping[tuple[str, str], Loss] = {(loss.file, loss.place): loss for loss in losses}
+        self._is_limited = note is not None
         self._file = ""
-        self._unread = 0
-        self._status = os.open(_STATUS_FILE, os.O_RDONLY) if note is not None and Path(_STATUS_FILE).exists() else -1
+        self._armed = -GRACE
+        self._is_large = False
         self.num_items = 0
         """Number of items that the reader has yielded for the current file. The reader's caller counts them."""
+        if note is not None:
+            whole = memoryview(note).cast("B")
+            self._head, self._text = whole[:_HEAD].cast("Q"), whole[_HEAD:]
+            self._status = os.open(_STATUS_FILE, os.O_RDONLY) if Path(_STATUS_FILE).exists() else -1
+            self._hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
 
     def begin_file(self, name: str) -> Loss | None:
         """Begin a file. Returns the loss if an earlier attempt could not read the file to its end."""
         self._file, self.num_items = name, 0
-        if self._note is not None:
-            self._between(BYTES_AT_ONCE, 0)
+        if self._is_limited:
+            self._allow(0)
+            self._write("", 0)
+            self._head[_IS_RECORD], self._head[_NUM_ITEMS] = 0, 0
         return self._lost.get((name, ""))
 
     def advance(self, num_bytes: int) -> None:
-        """Count bytes that were read outside of a record. Their time starts anew after some of them."""
-        if self._note is None:
-            return
-        self._unread += num_bytes
-        if self._unread >= BYTES_AT_ONCE:
-            self._between(self._unread, self.num_items)
+        """Count bytes that are read or written outside of a record, such as compressed data. Their time starts anew."""
+        if self._is_limited:
+            self._allow(num_bytes)
 
     def begin(self, place: str, size: int) -> Loss | None:
         """Begin a record. Returns its loss if an earlier attempt could not read the record."""
         if self._lost and (loss := self._lost.get((self._file, place))):
             return loss
-        if self._note is not None:
-            signal.setitimer(signal.ITIMER_PROF, seconds_for(size))
-            self._write(f"{self._file}\0{place}\0{size}")
-            self._limit_memory(memory_for(size))
+        if self._is_limited:
+            self._allow(size)
+            self._write(place, size)
+            self._head[_IS_RECORD] = 1
         return None
 
     def end(self) -> None:
         """End a record."""
-        if self._note is not None:
-            self._lift_memory()
-            self._between(BYTES_AT_ONCE, self.num_items + 1)  # the caller counts the record when it is yielded
+        if self._is_limited:
+            self._head[_NUM_ITEMS] = self.num_items + 1  # the caller counts the record when it is yielded
+            self._head[_IS_RECORD] = 0
 
     def stop(self) -> None:
-        """Lift all limits, because the task is done."""
-        if self._note is not None:
+        """Lift all limits, because all records are read."""
+        if self._is_limited:
+            self._is_limited = False
             signal.setitimer(signal.ITIMER_PROF, 0)
-            self._lift_memory()
-            os.close(self._status) if self._status >= 0 else None
-            self._note = None
+            if self._status >= 0:
+                resource.setrlimit(resource.RLIMIT_DATA, (self._hard, self._hard))
+                os.close(self._status)
 
-    def _between(self, num_bytes: int, num_items: int) -> None:
-        self._unread = 0
-        signal.setitimer(signal.ITIMER_PROF, seconds_for(num_bytes))  # first, so that no signal ends half a note
-        self._write(f"{self._file}\0\0{num_bytes}\0{num_items}")
-
-    def _write(self, text: str) -> None:
-        assert self._note is not None
-        content = text.encode("utf-8", "surrogatepass")
-        self._note[_LENGTH : _LENGTH + len(content)] = content
-        self._note[:_LENGTH] = len(content).to_bytes(_LENGTH, "little")
-
-    def _limit_memory(self, more: int) -> None:
+    def _allow(self, size: int) -> None:
+        """Set the limits for a record of `size` bytes, unless the present limits leave enough."""
+        now = time.monotonic()
+        if size <= SMALL and not self._is_large and now - self._armed < GRACE:
+            return
+        self._armed, self._is_large = now, size > SMALL
+        signal.setitimer(signal.ITIMER_PROF, seconds_for(max(size, SMALL)) + GRACE)
         if self._status >= 0:
             used = int(os.pread(self._status, 128, 0).split()[_DATA_FIELD]) * resource.getpagesize()
-            _set_data_limit(used + more)
+            most = used + memory_for(max(size, SMALL))
+            if self._hard == resource.RLIM_INFINITY or most < self._hard:
+                resource.setrlimit(resource.RLIMIT_DATA, (most, self._hard))
 
-    def _lift_memory(self) -> None:
-        if self._status >= 0:
-            _set_data_limit(resource.RLIM_INFINITY)
-
-
-def _set_data_limit(most: int) -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    if hard != resource.RLIM_INFINITY and (most == resource.RLIM_INFINITY or most > hard):
-        most = hard
-    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    def _write(self, place: str, size: int) -> None:
+        content = f"{self._file}\0{place}".encode("utf-8", "surrogatepass")
+        self._text[: len(content)] = content
+        self._head[_SIZE], self._head[_TEXT_BYTES] = size, len(content)
 
 
 def clear_note(note: Any) -> None:
     """Note that no record is being read."""
-    memoryview(note).cast("B")[:_LENGTH] = bytes(_LENGTH)
+    memoryview(note).cast("B")[:_HEAD] = bytes(_HEAD)
 
 
 def find_loss(note: Any, exit_code: int | None, *, out_of_memory: bool = False) -> Loss | None:
     """Return the loss that ended a worker with this exit code or a lack of memory. Returns None if the worker ended for
     another reason, for example because the whole machine had too little memory.
     """
-    content = bytes(memoryview(note).cast("B"))
-    text = content[_LENGTH : _LENGTH + int.from_bytes(content[:_LENGTH], "little")].decode("utf-8", "surrogatepass")
-    if not text:
+    whole = memoryview(note).cast("B")
+    is_record, size, after, length = whole[:_HEAD].cast("Q")
+    if not length:
         return None
-    file, place, size, after = (*text.split("\0"), "0")[:4]
-    what = f"the record of {int(size):,} bytes" if place else f"the file after {int(after):,} records"
+    file, place = bytes(whole[_HEAD : _HEAD + length]).decode("utf-8", "surrogatepass").split("\0")
+    what = f"the record of {size:,} bytes"
+    if out_of_memory and not is_record:
+        return None  # the task needs memory for other things, too
+    if not is_record:
+        place, size, what = "", 0, f"the file after {after:,} records"
+    ended = _describe_end(size, exit_code, out_of_memory=out_of_memory)
+    return Loss(file, place, 0 if place else after, ended[0], f"{what} {ended[1]}") if ended else None
+
+
+def _describe_end(size: int, exit_code: int | None, *, out_of_memory: bool) -> tuple[str, str] | None:
     if out_of_memory:
-        most = f"more than {memory_for(int(size)) >> 20:,} MiB of memory"
-        return Loss(file, place, int(after), "took too much memory", f"{what} took {most}") if place else None
+        return "took too much memory", f"took more than {memory_for(size) >> 20:,} MiB of memory"
     if exit_code == -signal.SIGPROF:
-        most = f"more than {seconds_for(int(size)):.1f} s of processor time"
-        return Loss(file, place, int(after), "took too long", f"{what} took {most}")
+        return "took too long", f"took more than {seconds_for(size):.1f} s of processor time"
     if exit_code is not None and -exit_code in _CRASHES:
-        name = signal.Signals(-exit_code).name
-        return Loss(file, place, int(after), "crashed the reader", f"{what} ended the process with {name}")
+        return "crashed the reader", f"ended the process with {signal.Signals(-exit_code).name}"
     return None

@@ -48,7 +48,7 @@ FAULTS = {b"STUCK": take_for_ever, b"LARGE": take_all_memory, b"CRASH": crash}
 
 def with_faults(read: Callable[[Output], Counts], output: Output) -> Counts:
     """Run a task of `ingest` in which some messages have a fault that no reader has any more."""
-    budget.SECONDS, right = 0.3, mail._read_message
+    budget.SECONDS, budget.SMALL, budget.GRACE, right = 0.3, 0, 0, mail._read_message
 
     def read_message(raw: bytes, number: int, position: int) -> Item:
         for name, fault in FAULTS.items():
@@ -62,7 +62,7 @@ def with_faults(read: Callable[[Output], Counts], output: Output) -> Counts:
 
 def stuck_after_one(read: Callable[[Output], Counts], output: Output) -> Counts:
     """Run a task of `ingest` in which the second message of a file is never found."""
-    budget.SECONDS, budget.BYTES_AT_ONCE, split = 0.3, 0, mail._split
+    budget.SECONDS, budget.SMALL, budget.GRACE, split = 0.3, 0, 0, mail._split
 
     def find(*arguments: Any) -> Iterator[tuple[bytes, int]]:
         yield next(split(*arguments))
