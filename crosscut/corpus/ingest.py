@@ -153,12 +153,7 @@ def ingest_files(share: Share, output: Output) -> Counts:
     ):
         dropped = _Dropped(source, rejects, skipped)
         for file in files:
-            before = parts.num_documents
-            for item in _read(file, f"{source}/{file.name}", share.reading, output.watch):
-                if isinstance(item, Text):
-                    parts.add(f"{source}/{file.name}#{item.record}", item)
-                else:
-                    dropped.add(item, file, parts.num_documents - before)
+            _ingest_file(file, share, parts, dropped, output.watch)
     output.watch.stop()
     parts.write()
     size, written = sum(file.size for file in files), sum(parts.sizes.values())
@@ -183,6 +178,15 @@ def ingest_files(share: Share, output: Output) -> Counts:
         "sources": {source: of_source},
         **({"left_out": {source: share.left_out}} if share.left_out else {}),
     }
+
+
+def _ingest_file(file: File, share: Share, parts: "_Parts", dropped: "_Dropped", watch: Watch) -> None:
+    name, before = f"{share.source}/{file.name}", parts.num_documents
+    for item in _read(file, name, share.reading, watch):
+        if isinstance(item, Text):
+            parts.add(f"{name}#{item.record}", item)
+        else:
+            dropped.add(item, file, parts.num_documents - before)
 
 
 def _read(file: File, name: str, reading: Reading, watch: Watch) -> Iterator[Item]:

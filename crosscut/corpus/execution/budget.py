@@ -15,6 +15,7 @@ import json
 import os
 import resource
 import signal
+import struct
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -45,8 +46,10 @@ GRACE = 1.0
 NOTE_BYTES = 1 << 16
 """Size of the shared memory for the note. Paths on Linux have at most 4,096 bytes."""
 
-_HEAD = 32  # bytes at the start of the note, which hold four numbers:
-_IS_RECORD, _SIZE, _NUM_ITEMS, _TEXT_BYTES = range(4)
+_HEADER = struct.Struct("=QQQQ")
+"""Start of the note: whether a record is being read, its size, the items before it if not, and the length of the rest,
+which is the name of the file, NUL, and the place of the record."""
+
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 _STATUS_FILE = "/proc/self/statm"
 _DATA_FIELD = 5  # pages of private memory that can be written
@@ -118,8 +121,9 @@ class Watch:
         self.num_items = 0
         """Number of items that the reader has yielded for the current file. The reader's caller counts them."""
         if note is not None:
-            whole = memoryview(note).cast("B")
-            self._head, self._text = whole[:_HEAD].cast("Q"), whole[_HEAD:]
+            self._note = memoryview(note).cast("B")
+            self._text = self._place = self._note[_HEADER.size :]
+            self._name_bytes = 0
             self._status = os.open(_STATUS_FILE, os.O_RDONLY) if Path(_STATUS_FILE).exists() else -1
             self._hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
 
@@ -128,8 +132,11 @@ class Watch:
         self._file, self.num_items = name, 0
         if self._is_limited:
             self._allow(0)
-            self._write("", 0)
-            self._head[_IS_RECORD], self._head[_NUM_ITEMS] = 0, 0
+            content = f"{name}\0".encode("utf-8", "surrogatepass")
+            self._text[: len(content)] = content
+            self._place = self._text[len(content) :]
+            self._name_bytes = len(content)
+            _HEADER.pack_into(self._note, 0, 0, 0, 0, self._name_bytes)
         return self._lost.get((name, ""))
 
     def advance(self, num_bytes: int) -> None:
@@ -143,20 +150,22 @@ class Watch:
             return loss
         if self._is_limited:
             self._allow(size)
-            self._write(place, size)
-            self._head[_IS_RECORD] = 1
+            content = place.encode()
+            self._place[: len(content)] = content
+            _HEADER.pack_into(self._note, 0, 1, size, 0, self._name_bytes + len(content))
         return None
 
     def end(self) -> None:
         """End a record."""
         if self._is_limited:
-            self._head[_NUM_ITEMS] = self.num_items + 1  # the caller counts the record when it is yielded
-            self._head[_IS_RECORD] = 0
+            # The caller counts the record only when it is yielded.
+            _HEADER.pack_into(self._note, 0, 0, 0, self.num_items + 1, self._name_bytes)
 
     def stop(self) -> None:
         """Lift all limits, because all records are read."""
         if self._is_limited:
             self._is_limited = False
+            clear_note(self._note)
             signal.setitimer(signal.ITIMER_PROF, 0)
             if self._status >= 0:
                 resource.setrlimit(resource.RLIMIT_DATA, (self._hard, self._hard))
@@ -175,15 +184,10 @@ class Watch:
             if self._hard == resource.RLIM_INFINITY or most < self._hard:
                 resource.setrlimit(resource.RLIMIT_DATA, (most, self._hard))
 
-    def _write(self, place: str, size: int) -> None:
-        content = f"{self._file}\0{place}".encode("utf-8", "surrogatepass")
-        self._text[: len(content)] = content
-        self._head[_SIZE], self._head[_TEXT_BYTES] = size, len(content)
-
 
 def clear_note(note: Any) -> None:
     """Note that no record is being read."""
-    memoryview(note).cast("B")[:_HEAD] = bytes(_HEAD)
+    memoryview(note).cast("B")[: _HEADER.size] = bytes(_HEADER.size)
 
 
 def find_loss(note: Any, exit_code: int | None, *, out_of_memory: bool = False) -> Loss | None:
@@ -191,10 +195,10 @@ def find_loss(note: Any, exit_code: int | None, *, out_of_memory: bool = False) 
     another reason, for example because the whole machine had too little memory.
     """
     whole = memoryview(note).cast("B")
-    is_record, size, after, length = whole[:_HEAD].cast("Q")
+    is_record, size, after, length = _HEADER.unpack_from(whole)
     if not length:
         return None
-    file, place = bytes(whole[_HEAD : _HEAD + length]).decode("utf-8", "surrogatepass").split("\0")
+    file, place = bytes(whole[_HEADER.size :][:length]).decode("utf-8", "surrogatepass").split("\0")
     what = f"the record of {size:,} bytes"
     if out_of_memory and not is_record:
         return None  # the task needs memory for other things, too

@@ -185,10 +185,11 @@ class Worker:
         self.leave(at_once=True)
         self.join()
         if loss is None:
-            name = f"One of the {num_workers} worker processes" if num_workers > 1 else "The worker process"
+            is_one = num_workers == 1
+            name = "The worker process" if is_one else f"One of the {num_workers} worker processes"
+            remedy = "Free some memory" if is_one else "Free some memory or set a lower `engine.workers`"
             raise DataError(
-                f"{name} died, perhaps because memory ran out. Finished tasks are kept. Free some memory or set a "
-                "lower `engine.workers`, then start again."
+                f"{name} died, perhaps because memory ran out. Finished tasks are kept. {remedy}, then start again."
             )
         try:
             add_loss(self._call.folder, self._call.task.name, self._call.key, loss)

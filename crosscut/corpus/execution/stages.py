@@ -208,7 +208,7 @@ def execute(folder: Path, task: Task, key: str, note: Any = None) -> Record:
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        watch = Watch(note, read_losses(folder, task.name, key) if task.is_watched else ())
+        watch = Watch(note, read_losses(folder, task.name, key)) if task.is_watched else Watch()
         counts = task.function(Output(temporary, watch))
         watch.stop()
         written = sorted(temporary.iterdir())
