@@ -93,6 +93,37 @@ def test_each_kind_of_failure_is_seen(tmp_path, monkeypatch):
     assert found == [["traceback"], ["memory"], ["raw"], ["status"], [], ["hang"]]
 
 
+def test_files_built_by_repetition_have_their_size_and_no_name_twice():
+    from benchmarks.fuzzing.repetition.run import SIZES, all_patterns, cases
+
+    patterns = all_patterns()
+    assert len(cases()) == len(SIZES) * len(patterns)
+    assert {case.base.split(": ")[1] for case in cases()[: len(patterns)]} >= {"html", "mail", "wikipedia", "warc"}
+    for name, pattern in patterns.items():
+        if not pattern.suffix.endswith((".gz", ".bz2", ".zst", ".parquet")):
+            assert 0.9 * 64_000 < len(pattern.build(64_000)) < 1.4 * 64_000, name
+
+
+@pytest.mark.parametrize(
+    ("fields", "failure"),
+    [
+        ({"status": 0, "processor": 2.9, "peak": 200 << 20}, None),
+        ({"status": 0, "processor": 3.1}, "slow"),
+        ({"ended_by": "SIGPROF"}, "slow"),
+        ({"status": 0, "peak": 300 << 20}, "memory"),
+        ({"error": "MemoryError: "}, "memory"),
+        ({"ended_by": "SIGSEGV"}, "crash"),
+        ({"status": 1}, "status"),
+    ],
+)
+def test_file_above_its_limits_is_a_finding(fields, failure):
+    from benchmarks.fuzzing.repetition.run import _judge, limits
+    from benchmarks.fuzzing.sandbox import Outcome
+
+    found = [kind for kind, _ in _judge(Outcome(**fields), 10**6, *limits("html", 10**6), is_read=True)]
+    assert found == [failure] * bool(failure)
+
+
 def test_colours_of_tables_are_not_raw():
     from benchmarks.fuzzing.findings import raw_in
 
@@ -111,6 +142,7 @@ def test_every_kind_runs(tmp_path):  # starts a server, and imports PyTorch five
     told = json.loads(figures.read_text())
     assert list(told["kinds"]) == [
         "configs", "requests", "folders", "checkpoints", "corpora", "embeddings", "tasks", "chats", "encoders",
+        "repetition",
     ]  # fmt: skip
     assert all(kind["cases"] for kind in told["kinds"].values()), done.stderr
     assert done.returncode == (0 if told["well"] else 1), done.stderr
