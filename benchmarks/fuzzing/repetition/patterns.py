@@ -58,7 +58,8 @@ def repeat(start: str, piece: str, end: str, size: int) -> bytes:
 
 
 def _line(start: str, piece: str, end: str, size: int) -> bytes:
-    return json.dumps({"text": repeat(start, piece, end, size).decode()}).encode() + b"\n"
+    text = repeat(start, piece, end, size).decode()
+    return json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n"
 
 
 def patterns() -> Iterator[Pattern]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import multiprocessing
+import os
 import resource
 import signal
 import traceback
@@ -141,6 +142,10 @@ class _Processes:
         return self._all[-1]
 
 
+class DeadWorkerError(DataError):
+    """Error for a worker process that has ended, but not because of a record."""
+
+
 class Worker:
     """A process that runs one task at a time, and is replaced if a record ends it."""
 
@@ -188,7 +193,7 @@ class Worker:
             is_one = num_workers == 1
             name = "The worker process" if is_one else f"One of the {num_workers} worker processes"
             remedy = "Free some memory" if is_one else "Free some memory or set a lower `engine.workers`"
-            raise DataError(
+            raise DeadWorkerError(
                 f"{name} died, perhaps because memory ran out. Finished tasks are kept. {remedy}, then start again."
             )
         try:
@@ -274,11 +279,16 @@ def _own_worker() -> Worker:
 
 
 def _supervise(*call: Any) -> Record:
-    """Run a task in a child of this process, which is a worker of Ray."""
+    """Run a task in a child of this process, which is a worker of Ray. If the child dies, this process ends too, so that
+    Ray runs the task elsewhere.
+    """
     worker = _own_worker()
     worker.start(Call(*call))
-    while not (record := worker.finish(1)):
-        pass
+    try:
+        while not (record := worker.finish(1)):
+            pass
+    except DeadWorkerError:
+        os._exit(1)
     return record
 
 
