@@ -68,7 +68,6 @@ from crosscut.config.system.machine import available_cores
 TINY = 24
 """Cases of each kind with `--tiny`."""
 
-_BEGIN, _END = "<!-- fuzz: begin -->", "<!-- fuzz: end -->"
 _PACKAGES = ("torch", "tokenizers", "safetensors", "hypothesis")
 
 
@@ -244,17 +243,23 @@ def printable(text: str, most: int = 400) -> str:
 
 
 def write_page(result: Result, page: Path) -> None:
-    """Replace the figures on a page of the documentation."""
-    lines: list[str] = []
-    for rows in filter(None, (table(result), rates_table(result))):
-        lines += ["", f"| {' | '.join(rows[0])} |", "|" + "---|" * len(rows[0])]
-        lines += [f"| {' | '.join(row)} |" for row in rows[1:]]
+    """Replace the figures on a page of the documentation: those of the kinds that have run."""
+    others = replace(result, figures={name: one for name, one in result.figures.items() if name != REPETITION})
+    for name, rows in (("fuzz", table(others) if others.figures else []), (REPETITION, rates_table(result))):
+        if rows:
+            _write_section(page, name, rows, result.seed)
+
+
+def _write_section(page: Path, name: str, rows: list[list[str]], seed: int) -> None:
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    lines.insert(1, "|" + "---|" * len(rows[0]))
     machine = ", ".join(f"{name} {value}" for name, value in describe_machine(*_PACKAGES).items())
-    content = "\n".join([_BEGIN, *lines, "", f"Seed {result.seed}; {machine}.", "", _END])
+    content = "\n".join([begin, "", *lines, "", f"Seed {seed}; {machine}.", "", end])
     text = page.read_text(encoding="utf-8")
-    if text.count(_BEGIN) != 1 or text.count(_END) != 1:
-        sys.exit(f"`{page}` must hold the lines `{_BEGIN}` and `{_END}` once each, but does not.")
-    page.write_text(re.sub(f"{_BEGIN}.*{_END}", lambda _: content, text, flags=re.DOTALL), encoding="utf-8")
+    if text.count(begin) != 1 or text.count(end) != 1:
+        sys.exit(f"`{page}` must hold the lines `{begin}` and `{end}` once each, but does not.")
+    page.write_text(re.sub(f"{begin}.*{end}", lambda _: content, text, flags=re.DOTALL), encoding="utf-8")
 
 
 def replay(name: str, setting: Setting) -> bool:

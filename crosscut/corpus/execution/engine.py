@@ -279,8 +279,8 @@ def _own_worker() -> Worker:
 
 
 def _supervise(*call: Any) -> Record:
-    """Run a task in a child of this process, which is a worker of Ray. If the child dies, this process ends too, so that
-    Ray runs the task elsewhere.
+    """Run a task in a child of this process, which is a worker of Ray. If the child dies, this process ends, too. Ray
+    then runs the task elsewhere.
     """
     worker = _own_worker()
     worker.start(Call(*call))

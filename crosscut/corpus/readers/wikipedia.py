@@ -31,7 +31,8 @@ def read_wikipedia(file: File, reading: Reading) -> Iterator[Item]:
             for page in pages.feed(chunk):
                 start = page.pieces[0] if page.pieces else ""
                 read = partial(_read_page, page, pages, reading.max_bytes, position)
-                yield within_budget(file.watch, f"page {page.number}", start, read, size=page.length)
+                size = min(page.length, reading.max_bytes)
+                yield within_budget(file.watch, f"page {page.number}", start, read, size=size)
     except BrokenOffError as error:
         yield broken_off(file, error, f"page {pages.first_lost}")
         return

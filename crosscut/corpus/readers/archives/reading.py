@@ -29,7 +29,7 @@ def read_archive(file: File, reading: Reading, read_record: ReadRecord) -> Itera
             item = record
         else:
             read = partial(read_record, record, reading, urls)
-            item = within_budget(file.watch, record.place, record.content, read, size=record.length)
+            item = within_budget(file.watch, record.place, record.content, read)
         yield item._replace(record=record.number) if isinstance(item, Skip) and isinstance(record, Record) else item
     if item is None:
         yield Skip("blank")
