@@ -6,7 +6,7 @@
     python benchmarks/fuzz.py --replay findings/.../case.json
     python benchmarks/fuzz.py --tiny
 
-Nine kinds of cases run one after another, each until its number of cases is reached or its share of the time has
+Ten kinds of cases run one after another, each until its number of cases is reached or its share of the time has
 passed. A case is a valid input, made by Crosscut itself, with one to four edits: numbers that are huge, negative or not
 a number, integers of 5,000 digits, lone surrogates, NUL, terminal escapes, 100,000 brackets, wrong types, missing and
 repeated keys, flipped, cut and removed bytes, and folders, pipes and loops in place of files. The real commands run, in
@@ -17,9 +17,12 @@ memory above the idle process, no control character on the terminal, and no exit
 damaged checkpoint must not verify, and damaged sources must be told. An honest request must be answered in time, and as
 before, after every batch of requests.
 
-Hypothesis draws the cases from the seed. Each finding is written to `--keep`, one folder per cause (the innermost place
-in the package), with its inputs, its output, and `case.json`, which `--replay` and `tests/benchmarks/test_fuzz.py`
-take. The exit status is 1 if there is a finding.
+The last kind is files of 64 kB to 16 MB that repeat one piece of a format, such as a tag that is never closed. Each
+reader, and `prepare` with all its stages, must stay below a stated processor time and memory per byte.
+
+Hypothesis draws the other cases from the seed. Each finding is written to `--keep`, one folder per cause (the
+innermost place in the package), with its inputs, its output, and `case.json`, which `--replay` and
+`tests/benchmarks/test_fuzz.py` take. The exit status is 1 if there is a finding.
 """
 
 import argparse
@@ -53,6 +56,8 @@ import crosscut.training  # noqa: F401
 from benchmarks.fuzzing.cases import BATCH, Case, draw
 from benchmarks.fuzzing.findings import CLASSES
 from benchmarks.fuzzing.kinds import KINDS, Kind
+from benchmarks.fuzzing.repetition.run import REPETITION
+from benchmarks.fuzzing.repetition.run import cases as repeated_cases
 from benchmarks.fuzzing.requests import SERVICES, Server, run_requests
 from benchmarks.fuzzing.sandbox import LONGEST, MEMORY_BYTES
 from benchmarks.fuzzing.valid import make_valid
@@ -63,7 +68,6 @@ from crosscut.config.system.machine import available_cores
 TINY = 24
 """Cases of each kind with `--tiny`."""
 
-_BEGIN, _END = "<!-- fuzz: begin -->", "<!-- fuzz: end -->"
 _PACKAGES = ("torch", "tokenizers", "safetensors", "hypothesis")
 
 
@@ -84,7 +88,8 @@ class Result:
         """Return all figures as values for JSON."""
         kinds = {}
         for name, figures in self.figures.items():
-            fields = {key: value for key, value in vars(figures).items() if key != "findings"}
+            fields = {key: value for key, value in vars(figures).items() if key not in ("findings", "rates")}
+            fields["rates"] = {reader: vars(rates) for reader, rates in figures.rates.items()}
             findings = [finding.to_json() for finding in figures.findings.values()]
             kinds[name] = {
                 **fields,
@@ -193,14 +198,30 @@ def table(result: Result) -> list[list[str]]:
     return rows
 
 
+def rates_table(result: Result) -> list[list[str]]:
+    """Rows of the table of readers, its head first. Empty if no files were built by repetition."""
+    found = {reader: rates for figures in result.figures.values() for reader, rates in figures.rates.items()}
+    if not found:
+        return []
+    rows = [["reader", "files", "size, MB", "most time, s", "µs per byte", "pattern", "most memory, MiB",
+             "bytes per byte", "pattern"]]  # fmt: skip
+    for reader, rates in sorted(found.items()):
+        for size in sorted(rates.seconds):
+            (seconds, slow), (used, large) = rates.seconds[size], rates.bytes[size]
+            rows.append([reader, f"{rates.cases:,}", f"{size / 1e6:g}", f"{seconds:.2f}", f"{seconds / size * 1e6:.2f}",
+                         f"`{slow}`", f"{used >> 20:,}", f"{used / size:.0f}", f"`{large}`"])  # fmt: skip
+    return rows
+
+
 def report(result: Result) -> None:
-    """Print the table and the findings."""
+    """Print the tables and the findings."""
     print_machine(*_PACKAGES)
     print(f"seed {result.seed}; bounds: {LONGEST:.0f} s and {MEMORY_BYTES >> 20:,} MiB above the idle process\n")
-    rows = table(result)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for rows in filter(None, (table(result), rates_table(result))):
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        for row in rows:
+            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print()
     for figures in result.figures.values():
         for finding in sorted(figures.findings.values(), key=lambda one: one.key):
             print(f"\n{finding.failure} x {finding.count}  {finding.seed}/{finding.kind}/{finding.case.number}  "
@@ -222,16 +243,23 @@ def printable(text: str, most: int = 400) -> str:
 
 
 def write_page(result: Result, page: Path) -> None:
-    """Replace the figures on a page of the documentation."""
-    rows = table(result)
+    """Replace the figures on a page of the documentation: those of the kinds that have run."""
+    others = replace(result, figures={name: one for name, one in result.figures.items() if name != REPETITION})
+    for name, rows in (("fuzz", table(others) if others.figures else []), (REPETITION, rates_table(result))):
+        if rows:
+            _write_section(page, name, rows, result.seed)
+
+
+def _write_section(page: Path, name: str, rows: list[list[str]], seed: int) -> None:
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     lines = [f"| {' | '.join(row)} |" for row in rows]
     lines.insert(1, "|" + "---|" * len(rows[0]))
     machine = ", ".join(f"{name} {value}" for name, value in describe_machine(*_PACKAGES).items())
-    content = "\n".join([_BEGIN, "", *lines, "", f"Seed {result.seed}; {machine}.", "", _END])
+    content = "\n".join([begin, "", *lines, "", f"Seed {seed}; {machine}.", "", end])
     text = page.read_text(encoding="utf-8")
-    if text.count(_BEGIN) != 1 or text.count(_END) != 1:
-        sys.exit(f"`{page}` must hold the lines `{_BEGIN}` and `{_END}` once each, but does not.")
-    page.write_text(re.sub(f"{_BEGIN}.*{_END}", lambda _: content, text, flags=re.DOTALL), encoding="utf-8")
+    if text.count(begin) != 1 or text.count(end) != 1:
+        sys.exit(f"`{page}` must hold the lines `{begin}` and `{end}` once each, but does not.")
+    page.write_text(re.sub(f"{begin}.*{end}", lambda _: content, text, flags=re.DOTALL), encoding="utf-8")
 
 
 def replay(name: str, setting: Setting) -> bool:
@@ -240,16 +268,19 @@ def replay(name: str, setting: Setting) -> bool:
         case = Case.read(json.loads(Path(name).read_text(encoding="utf-8")))
     else:
         seed, kind, number = name.split("/")
-        batch = draw(strategy_of(kind, setting.valid), int(seed), kind, int(number) // BATCH)
-        case = batch[int(number) % BATCH]
+        if kind == REPETITION:
+            case = repeated_cases()[int(number)]
+        else:
+            batch = draw(strategy_of(kind, setting.valid), int(seed), kind, int(number) // BATCH)
+            case = batch[int(number) % BATCH]
     for edit in case.edits:
         print(f"edit  {printable(str(edit))}")
     if case.kind in SERVICES:
         sys.exit("a request runs with its batch: see `request.bin` in the folder of the finding")
     findings, outcome = run_case(case, setting)
-    print(
-        f"ended with {outcome.status} after {outcome.seconds:.2f} s, {outcome.peak >> 20:,} MiB above the idle process"
-    )
+    print(case.base)
+    print(f"ended with {outcome.ended_by or outcome.status} after {outcome.seconds:.2f} s, {outcome.processor:.2f} s "
+          f"of the processor, {outcome.peak >> 20:,} MiB above the idle process")  # fmt: skip
     print(printable(outcome.output.decode(errors="backslashreplace"), most=4000))
     print(printable(outcome.trace, most=8000).replace("\\x0a", "\n"))
     for finding in findings:
@@ -279,7 +310,7 @@ def main(arguments: list[str] | None = None) -> None:
     scratch = Path(tempfile.mkdtemp(prefix="crosscut-fuzz-", dir=memory if memory.is_dir() else None))
     try:
         valid = (options.valid or scratch / "valid").resolve()
-        if not (valid / "requests").is_dir():
+        if not (valid / "requests").is_dir() and options.only != [REPETITION]:
             make_valid(valid, tensor=1 if options.tiny else 2)
         setting = Setting(valid, scratch, options.keep and options.keep.resolve(), options.seed)
         if options.replay:

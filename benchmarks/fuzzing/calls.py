@@ -1,5 +1,6 @@
 """Parts of Crosscut that cases reach by a call, because the command that uses them would not end by itself."""
 
+from benchmarks.fuzzing.repetition.run import READ, read
 from crosscut.config import CrosscutError
 from crosscut.config.system.terminal import echo, printable
 from crosscut.pretrained import find_model
@@ -39,4 +40,4 @@ def _encode(template: ChatTemplate, messages: list[dict[str, str]]) -> None:
         assert 400 <= refusal.status < 500, refusal.status
 
 
-CALLS = {CHAT: chat}
+CALLS = {CHAT: chat, READ: read}

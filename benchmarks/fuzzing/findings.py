@@ -16,7 +16,8 @@ from benchmarks.fuzzing.sandbox import LONGEST, MEMORY_BYTES, Outcome, frames_in
 CLASSES = {
     "traceback": "an exception reached the user",
     "hang": f"no end within {LONGEST:.0f} s",
-    "memory": f"more than {MEMORY_BYTES >> 20:,} MiB above the idle process",
+    "slow": "more processor time than the file's size allows",
+    "memory": f"more than {MEMORY_BYTES >> 20:,} MiB above the idle process, or more than the file's size allows",
     "raw": "a control character reached the terminal",
     "status": "an exit status (or an HTTP status) that is not documented, or an answer that is not JSON",
     "crash": "a signal ended the process",

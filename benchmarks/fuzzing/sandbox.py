@@ -48,6 +48,8 @@ class Job:
     arguments: tuple[str, ...]
     terminal: str = "dumb"
     """Value of TERM."""
+    processor: float = 0.0
+    """Seconds of processor time after which the kernel ends the process, even inside a library. 0 means no limit."""
 
 
 @dataclass
@@ -62,6 +64,8 @@ class Outcome:
     """Innermost place in the package, `file.py:line function`, of an exception or a hang."""
     trace: str = ""
     seconds: float = 0.0
+    processor: float = 0.0
+    """Seconds of processor time, with the processes that the case started."""
     peak: int = 0
     """Bytes of resident memory above the idle process."""
     hung: bool = False
@@ -184,6 +188,7 @@ def _work(jobs: Sequence[Job], terminal: int, results: int, stacks: int) -> None
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", encoding="utf-8", errors="strict", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
+    del sys.modules["__main__"].__file__  # new processes of `multiprocessing` do not import the benchmark again
     limit_memory()
     idle, before = _status_bytes("VmRSS"), set(sys.modules)
     for job in jobs:
@@ -193,9 +198,11 @@ def _work(jobs: Sequence[Job], terminal: int, results: int, stacks: int) -> None
         os.lseek(stacks, 0, os.SEEK_SET)
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
         faulthandler.dump_traceback_later(LONGEST - 1, file=stacks)
-        began = time.monotonic()
+        began, used = time.monotonic(), sum(os.times()[:4])
+        signal.setitimer(signal.ITIMER_PROF, job.processor)
         fields = attempt(lambda job=job: _command(job.arguments))  # type: ignore[misc]
-        fields["seconds"] = time.monotonic() - began
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        fields["seconds"], fields["processor"] = time.monotonic() - began, sum(os.times()[:4]) - used
         faulthandler.cancel_dump_traceback_later()
         children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
         fields["peak"] = max(0, max(_status_bytes("VmHWM"), children) - idle)

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from hypothesis.strategies import SearchStrategy
 
-from benchmarks.fuzzing.cases import Case, cases_of, draw
+from benchmarks.fuzzing.cases import BATCH, Case, cases_of, draw
 from benchmarks.fuzzing.edits import Edit
-from benchmarks.fuzzing.findings import Finding, command_line, judge
+from benchmarks.fuzzing.findings import Finding, command_line, judge, keep
 from benchmarks.fuzzing.kinds import KINDS, Kind, build
+from benchmarks.fuzzing.repetition.run import REPETITION, Rates, cases, run_one
 from benchmarks.fuzzing.sandbox import Job, Outcome, run
 
 
@@ -32,6 +33,8 @@ class Figures:
     peak: int = 0
     peak_case: str = ""
     findings: dict[tuple[str, str, str], Finding] = field(default_factory=dict)
+    rates: dict[str, Rates] = field(default_factory=dict)
+    """Figures of the readers, for files that are built by repetition."""
 
     def note(self, name: str, seconds: float, peak: int) -> None:
         """Count one case."""
@@ -58,6 +61,8 @@ class Figures:
             self.peak, self.peak_case = other.peak, other.peak_case
         for finding in other.findings.values():
             self.add(finding)
+        for reader, rates in other.rates.items():
+            self.rates.setdefault(reader, Rates()).join(rates)
 
 
 @dataclass(frozen=True)
@@ -81,18 +86,41 @@ def run_batch(kind_name: str, batch: int, most: int, setting: Setting) -> Figure
     """Run the first `most` cases of a batch."""
     kind = KINDS[kind_name]
     prepare_process()
+    if kind_name == REPETITION:
+        return _run_repeated(cases()[batch * BATCH :][:most], setting)
     warm_up(kind.name, setting.valid, setting.scratch)
-    figures, cases = Figures(), draw(strategy_of(kind.name, setting.valid), setting.seed, kind.name, batch)[:most]
-    for start in range(0, len(cases), kind.together):
+    figures, drawn = Figures(), draw(strategy_of(kind.name, setting.valid), setting.seed, kind.name, batch)[:most]
+    for start in range(0, len(drawn), kind.together):
         if time.monotonic() > setting.deadline:
             break
-        _run_group(kind, cases[start : start + kind.together], setting, figures)
+        _run_group(kind, drawn[start : start + kind.together], setting, figures)
+    return figures
+
+
+def _run_repeated(repeated: list[Case], setting: Setting) -> Figures:
+    """Run files that are built by repetition. Patterns with a finding are left out in larger files."""
+    figures = Figures()
+    for case in repeated:
+        reader, _, name = case.base.partition(": ")[2].partition(": ")
+        slow = {place for _, _, place in (*setting.known, *figures.findings)}
+        if time.monotonic() > setting.deadline or f"{reader}: {name}" in slow:
+            continue
+        found, outcome, rates = run_one(case, setting.scratch)
+        figures.note(f"{setting.seed}/{REPETITION}/{case.number}", outcome.processor, outcome.peak)
+        figures.rates.setdefault(reader, Rates()).join(rates)
+        for finding in found:
+            figures.add(finding)
+            if setting.keep is not None:
+                keep(setting.keep, finding, None)
     return figures
 
 
 def run_case(case: Case, setting: Setting) -> tuple[list[Finding], Outcome]:
     """Run one case, for a replay."""
     prepare_process()
+    if case.kind == REPETITION:
+        found, outcome, _ = run_one(case, setting.scratch)
+        return found, outcome
     warm_up(case.kind, setting.valid, setting.scratch)
     with _folder(setting) as folder:
         ((found, outcome),) = _run(KINDS[case.kind], [case], setting, folder)
@@ -118,8 +146,6 @@ def _publish(kind: Kind, finding: Finding, setting: Setting, figures: Figures) -
         return
     figures.findings[finding.key] = smaller
     if setting.keep is not None:
-        from benchmarks.fuzzing.findings import keep
-
         with _folder(setting) as folder:
             with suppress(Exception):
                 build(kind.base(smaller.case), smaller.case, setting.valid, folder / "case")

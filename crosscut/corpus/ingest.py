@@ -9,22 +9,25 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from crosscut.config.corpora import CorpusConfig, SourceConfig
 from crosscut.config.errors import DamagedDataError, DataError
 from crosscut.corpus.documents import DOCUMENTS, INGEST, count_bytes, write_table
+from crosscut.corpus.execution.budget import Watch
 from crosscut.corpus.execution.stages import Counts, Output, Record, Task
 from crosscut.corpus.extraction.careful import check_installed
 from crosscut.corpus.filters.urls import UrlFilter
 from crosscut.corpus.finished import WORK_FOLDER
 from crosscut.corpus.json_rows import REJECT_KEYS, read_rows
 from crosscut.corpus.origins import Skipped, SkippedWriter, files_name, skipped_name, write_files
-from crosscut.corpus.readers import Reading, Reject, Skip, Text, find_reader
+from crosscut.corpus.readers import Item, Reading, Reject, Skip, Text, find_reader
 from crosscut.corpus.readers.files import File, find_source
+from crosscut.corpus.readers.record import too_long
 from crosscut.data.hashing import sha256
 from crosscut.data.text.sources import unreadable
 
@@ -45,7 +48,7 @@ class IngestStage:
 
     config: CorpusConfig
     name: str = field(default=INGEST, init=False)
-    version: int = field(default=5, init=False)
+    version: int = field(default=6, init=False)
 
     def tasks(self, work: Path) -> list[Task]:  # noqa: ARG002 - no stage comes before
         """List the tasks. Each task reads some files of one source.
@@ -73,6 +76,7 @@ class IngestStage:
                         function=partial(ingest_files, share),
                         settings={**settings, "files": described, **({"left_out": left_out} if left_out else {})},
                         size=sum(file.size for file in files),
+                        is_watched=True,
                     )
                 )
                 left_out = {}
@@ -149,12 +153,8 @@ def ingest_files(share: Share, output: Output) -> Counts:
     ):
         dropped = _Dropped(source, rejects, skipped)
         for file in files:
-            before = parts.num_documents
-            for item in find_reader(file.format)(file, share.reading):
-                if isinstance(item, Text):
-                    parts.add(f"{source}/{file.name}#{item.record}", item)
-                else:
-                    dropped.add(item, file, parts.num_documents - before)
+            _ingest_file(file, share, parts, dropped, output.watch)
+    output.watch.stop()
     parts.write()
     size, written = sum(file.size for file in files), sum(parts.sizes.values())
     of_source = {
@@ -178,6 +178,34 @@ def ingest_files(share: Share, output: Output) -> Counts:
         "sources": {source: of_source},
         **({"left_out": {source: share.left_out}} if share.left_out else {}),
     }
+
+
+def _ingest_file(file: File, share: Share, parts: "_Parts", dropped: "_Dropped", watch: Watch) -> None:
+    name, before = f"{share.source}/{file.name}", parts.num_documents
+    for item in _read(file, name, share.reading, watch):
+        if isinstance(item, Text):
+            parts.add(f"{name}#{item.record}", item)
+        else:
+            dropped.add(item, file, parts.num_documents - before)
+
+
+def _read(file: File, name: str, reading: Reading, watch: Watch) -> Iterator[Item]:
+    """Read a file within the limits of its records. If an earlier attempt could not read the file to its end, the items
+    before that place are followed by a reject that stands for the rest.
+    """
+    loss = watch.begin_file(name)
+    items = find_reader(file.format)(replace(file, watch=watch), reading)
+    position = 0
+    for item in islice(items, loss.after) if loss else items:
+        watch.num_items += 1
+        if isinstance(item, Text):
+            position = item.position
+            if len(item.text) > reading.max_bytes:  # nested lists may make a text much longer than its page
+                item = too_long(f"record {item.record}", "the text", item.text, reading.max_bytes)
+        yield item
+    if loss:
+        place = f"after record {loss.after}" if loss.after else "byte 0"
+        yield Reject(place, loss.rule, loss.reason, lost=max(file.size - position, 1))
 
 
 def _described(source: str, file: File, reject: Reject) -> dict[str, Any]:
@@ -252,6 +280,7 @@ class _Parts:
     def write(self) -> None:
         if not self._columns["id"]:
             return
+        self._output.watch.advance(self._num_bytes)
         part = f"{self._task}-{len(self.sizes):04d}"
         write_table(self._output.path(f"{part}.arrow"), self._columns, DOCUMENTS, packed=True)
         self.sizes[part] = self._num_bytes

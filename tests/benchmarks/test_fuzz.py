@@ -93,6 +93,57 @@ def test_each_kind_of_failure_is_seen(tmp_path, monkeypatch):
     assert found == [["traceback"], ["memory"], ["raw"], ["status"], [], ["hang"]]
 
 
+def test_files_built_by_repetition_have_their_size_and_no_name_twice():
+    from benchmarks.fuzzing.repetition.run import SIZES, all_patterns, cases
+
+    patterns = all_patterns()
+    assert len(cases()) == len(SIZES) * len(patterns)
+    assert {case.base.split(": ")[1] for case in cases()[: len(patterns)]} >= {"html", "mail", "wikipedia", "warc"}
+    for name, pattern in patterns.items():
+        if not pattern.suffix.endswith((".gz", ".bz2", ".zst", ".parquet")):
+            assert 0.9 * 64_000 < len(pattern.build(64_000)) < 2.3 * 64_000, name  # JSON escapes some
+
+
+@pytest.mark.parametrize(
+    ("fields", "failure"),
+    [
+        ({"status": 0, "processor": 2.9, "peak": 200 << 20}, None),
+        ({"status": 0, "processor": 3.1}, "slow"),
+        ({"ended_by": "SIGPROF"}, "slow"),
+        ({"status": 0, "peak": 300 << 20}, "memory"),
+        ({"error": "MemoryError: "}, "memory"),
+        ({"ended_by": "SIGSEGV"}, "crash"),
+        ({"status": 1}, "status"),
+    ],
+)
+def test_file_above_its_limits_is_a_finding(fields, failure):
+    from benchmarks.fuzzing.repetition.run import _judge, limits
+    from benchmarks.fuzzing.sandbox import Outcome
+
+    found = [kind for kind, _ in _judge(Outcome(**fields), 10**6, *limits("html", 10**6), is_read=True)]
+    assert found == [failure] * bool(failure)
+
+
+def test_page_gets_the_figures_of_the_kinds_that_have_run(tmp_path):
+    from benchmarks.fuzz import Result, write_page
+    from benchmarks.fuzzing.repetition.run import Rates
+    from benchmarks.fuzzing.sandbox import Outcome
+    from benchmarks.fuzzing.worker import Figures
+
+    page = tmp_path / "page.md"
+    page.write_text(
+        "<!-- fuzz: begin -->old<!-- fuzz: end -->\n<!-- repetition: begin -->old<!-- repetition: end -->\n"
+    )
+    rates = Rates()
+    rates.note(10**6, "open <p>", Outcome(processor=0.5, peak=50 << 20))
+    write_page(Result(0, {"repetition": 1}, {"repetition": Figures(cases=1, rates={"html": rates})}), page)
+    assert "begin -->old<!-- fuzz" in page.read_text()
+    assert "| html | 1 | 1 | 0.50 | 0.50 | `open <p>` | 50 | 52 | `open <p>` |" in page.read_text()
+    write_page(Result(0, {"configs": 1}, {"configs": Figures(cases=1)}), page)
+    assert "| configs and command lines | 1 of 1 | none |" in page.read_text()
+    assert "`open <p>`" in page.read_text()
+
+
 def test_colours_of_tables_are_not_raw():
     from benchmarks.fuzzing.findings import raw_in
 
@@ -106,11 +157,13 @@ def test_colours_of_tables_are_not_raw():
 @pytest.mark.slow
 def test_every_kind_runs(tmp_path):  # starts a server, and imports PyTorch five times
     figures, page = tmp_path / "figures.json", tmp_path / "page.md"
-    page.write_text("before\n<!-- fuzz: begin -->\n<!-- fuzz: end -->\nafter\n")
+    sections = "".join(f"<!-- {name}: begin -->\n<!-- {name}: end -->\n" for name in ("fuzz", "repetition"))
+    page.write_text(f"before\n{sections}after\n")
     done = fuzz("--tiny", "--minutes", 6, "--json", figures, "--keep", tmp_path / "keep", "--write", page, timeout=600)
     told = json.loads(figures.read_text())
     assert list(told["kinds"]) == [
         "configs", "requests", "folders", "checkpoints", "corpora", "embeddings", "tasks", "chats", "encoders",
+        "repetition",
     ]  # fmt: skip
     assert all(kind["cases"] for kind in told["kinds"].values()), done.stderr
     assert done.returncode == (0 if told["well"] else 1), done.stderr

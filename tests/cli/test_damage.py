@@ -67,6 +67,7 @@ def test_a_share_of_bad_lines_is_a_mistake_and_no_damage(crosscut_here, folder: 
     assert crosscut_here("prepare", "corpus.toml").returncode == 2
 
 
+@pytest.mark.slow  # the whole command; tests/corpus/test_ingest.py has the rule
 def test_damage_that_is_allowed_is_no_error(crosscut_here, folder: Path) -> None:
     cut(folder / "pages.jsonl.gz")
     allowed = ("ingest.max_damaged_files=1", "ingest.max_rejects=0.9")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from crosscut.corpus.documents import CLEANING, DOCUMENTS, INGEST, TEXTS, Part, write_table
-from crosscut.corpus.execution.engine import _Here
+from crosscut.corpus.execution.engine import _Processes
 from crosscut.corpus.execution.running import StageResult, run_stage
 from crosscut.corpus.execution.stages import Digests, Output, Record, Stage, Task, execute
 from crosscut.data.progress import ProgressBar
@@ -51,5 +51,5 @@ def run(work: Path, stages: Sequence[Stage]) -> dict[str, StageResult]:
             record = Record.read(path)
             if record is not None:
                 digests.learn(folder, record)
-    with ProgressBar(shown=False) as bar:
-        return {stage.name: run_stage(stage, work, engine=_Here(), digests=digests, bar=bar) for stage in stages}
+    with _Processes(1, work / ".workers.lock") as engine, ProgressBar(shown=False) as bar:
+        return {stage.name: run_stage(stage, work, engine=engine, digests=digests, bar=bar) for stage in stages}

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from crosscut.config import DataError
 from crosscut.config.corpora import CorpusConfig, IngestConfig, SourceConfig, UrlsConfig
 from crosscut.corpus.documents import DOCUMENTS, Part, read_table
 from crosscut.corpus.execution.stages import Output, Record, add_counts, execute
-from crosscut.corpus.ingest import SLOWNESS, TASK_BYTES, IngestStage, check_damage, check_rejects
+from crosscut.corpus.ingest import SLOWNESS, TASK_BYTES, IngestStage, check_damage, check_rejects, ingest_files
 
 
 def corpus(folder: Path, *sources: SourceConfig, **ingest: Any) -> CorpusConfig:
@@ -422,6 +423,22 @@ def test_disk_that_takes_no_more_stops_the_task_and_leaves_nothing_of_it(tmp_pat
     assert str(error.value).startswith(f"`{folder}` must be writable, but writing failed: ")
     assert list(folder.iterdir()) == []
     assert len(documents(config, run(config))) == 400
+
+
+def test_text_that_is_much_longer_than_its_record_is_rejected(tmp_path: Path) -> None:
+    page = "<page><title>T</title><ns>0</ns><id>1</id><revision><text>%s</text></revision></page>"
+    articles = page % ("{{convert|9|km|mi}} " * 90) + page % "short"
+    (tmp_path / "a.xml").write_text(f"<mediawiki xml:lang='en'>{articles}</mediawiki>")
+    config = corpus(tmp_path, source("wiki", tmp_path / "a.xml"))
+    (task,) = IngestStage(config).tasks(tmp_path)
+    (share,) = task.function.args
+    share = share._replace(reading=replace(share.reading, max_bytes=1900))
+    work = Path(config.folder) / "work"
+    records = [execute(work / "ingest", replace(task, function=partial(ingest_files, share)), "key")]
+    assert documents(config, records) == [("wiki/a.xml#2", "short")]
+    (reject,) = rejects(config, records)
+    assert (reject["place"], reject["rule"]) == ("record 1", "too long")
+    assert reject["reason"] == "the text is longer than 0.0019 MB (`ingest.max_document_mb`)"
 
 
 MEMORY = """

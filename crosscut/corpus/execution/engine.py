@@ -1,7 +1,8 @@
 """Engines run tasks: in processes on this machine, or on an existing Ray cluster. Every engine calls `execute`.
 
 A task reads and writes files, so an engine only has to call the task in some process and return its record. All
-machines of a Ray cluster must see the corpus's folder under the same path.
+machines of a Ray cluster must see the corpus's folder under the same path. If a record exceeds its budget and ends the
+process of the task, the process is replaced and the task starts again without the record (see `budget`).
 """
 
 from __future__ import annotations
@@ -9,26 +10,31 @@ from __future__ import annotations
 import fcntl
 import logging
 import multiprocessing
+import os
+import resource
 import signal
+import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple, Protocol, Self
 
 from crosscut.config.corpora import EngineConfig
-from crosscut.config.errors import DataError
+from crosscut.config.errors import CrosscutError, DataError
 from crosscut.config.system.files import require_regular
 from crosscut.config.system.machine import available_cores, leave_with_parent, require_room
+from crosscut.corpus.execution.budget import NOTE_BYTES, add_loss, clear_note, find_loss
 from crosscut.corpus.execution.stages import Record, Task, execute
+from crosscut.data.folders import unwritable
 
 WORKERS_LOCK = ".workers.lock"
 """Lock file in the work folder. Every worker process holds a shared lock on this file until the process ends."""
 
 AHEAD = 2
-"""Number of tasks that are submitted ahead for each worker, so that no worker waits for its next task."""
+"""Number of tasks that are submitted to Ray for each core, so that no core waits for its next task."""
 
 
 class Call(NamedTuple):
@@ -70,21 +76,9 @@ def start_engine(config: EngineConfig, work: Path) -> Iterator[Engine]:
     if config.kind == "ray":
         with _ray(config) as engine:
             yield engine
-    elif workers == 1:
-        yield _Here()
     else:
-        # Spawn, because a fork would copy locks that threads of libraries may hold.
-        context = multiprocessing.get_context("spawn")
-        others = set(multiprocessing.active_children())
-        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(lock,))
-        try:
-            yield _Processes(pool, workers)
-        except BaseException:
-            for process in set(multiprocessing.active_children()) - others:  # the next run repeats their tasks
-                process.terminate()
-            raise
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        with _Processes(workers, lock) as processes:
+            yield processes
 
 
 def _opened(lock: Path) -> IO[str]:
@@ -101,49 +95,154 @@ def _opened(lock: Path) -> IO[str]:
     return lock.open("a")
 
 
-class _Here:
-    def run(self, calls: Sequence[Call]) -> Iterator[Record]:
-        for call in calls:
-            yield execute(*call)
-
-
 class _Processes:
-    def __init__(self, pool: ProcessPoolExecutor, workers: int) -> None:
-        self._pool = pool
+    """Worker processes on this machine, started when they are needed. With one worker, only tasks that limit their
+    records run in a process of their own.
+    """
+
+    def __init__(self, workers: int, lock: Path) -> None:
         self._workers = workers
+        self._lock = lock
+        self._idle: list[Worker] = []
+        self._all: list[Worker] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for worker in self._all:
+            worker.leave(at_once=kind is not None)  # the next run repeats unfinished tasks
+        for worker in self._all:
+            worker.join()
 
     def run(self, calls: Sequence[Call]) -> Iterator[Record]:
         waiting = deque(calls)
-        under_way: dict[Future[Record], str] = {}
+        busy: dict[Any, Worker] = {}  # by connection
+        while waiting or busy:
+            if waiting and self._workers == 1 and not waiting[0].task.is_watched:
+                yield execute(*waiting.popleft())
+                continue
+            while waiting and len(busy) < self._workers:
+                worker = self._take()
+                worker.start(waiting.popleft())
+                busy[worker.connection] = worker
+            for connection in wait(list(busy)):
+                worker = busy.pop(connection)
+                record = worker.finish(self._workers)
+                if record is None:
+                    busy[worker.connection] = worker
+                else:
+                    self._idle.append(worker)
+                    yield record
+
+    def _take(self) -> Worker:
+        if self._idle:
+            return self._idle.pop()
+        self._all.append(Worker(self._lock))
+        return self._all[-1]
+
+
+class DeadWorkerError(DataError):
+    """Error for a worker process that has ended, but not because of a record."""
+
+
+class Worker:
+    """A process that runs one task at a time, and is replaced if a record ends it."""
+
+    def __init__(self, lock: Path | None) -> None:
+        self._lock = lock
+        self._call: Call | None = None
+        # Spawn, because a fork would copy locks that threads of libraries may hold.
+        self._context = multiprocessing.get_context("spawn")
+        self._note = self._context.RawArray("B", NOTE_BYTES)
+        self._begin()
+
+    def _begin(self) -> None:
+        clear_note(self._note)
+        self.connection, other = self._context.Pipe()
+        self._process = self._context.Process(target=_work, args=(other, self._note, self._lock), daemon=True)
+        self._process.start()
+        other.close()
+
+    def start(self, call: Call) -> None:
+        """Start a task. `connection` is ready when the task is done or the process has ended."""
+        self._call = call
+        with suppress(ConnectionError):  # if the process has ended, `finish` finds out
+            self.connection.send(call)
+
+    def finish(self, num_workers: int) -> Record | None:
+        """Return the record of the task that is done, or raise its exception. If a record of the task has ended the
+        process, start the task again and return None. `num_workers` is the number of processes, for the message.
+        """
+        assert self._call is not None
+        answer: Record | BaseException | None
         try:
-            while waiting or under_way:
-                while waiting and len(under_way) < AHEAD * self._workers:
-                    call = waiting.popleft()
-                    under_way[self._pool.submit(execute, *call)] = call.task.name
-                done, _ = wait(under_way, return_when=FIRST_COMPLETED)
-                for future in done:
-                    del under_way[future]
-                    yield future.result()
-        except BrokenProcessPool:
-            raise DataError(
-                f"One of the {self._workers} worker processes died, perhaps because memory ran out. Finished tasks are "
-                "kept. Free some memory or set a lower `engine.workers`, then start again."
-            ) from None
-        finally:
-            for future in under_way:
-                future.cancel()
+            answer = self.connection.recv()
+        except (EOFError, ConnectionError):
+            answer = None
+        if isinstance(answer, Record):
+            return answer
+        if answer is not None and not isinstance(answer, MemoryError):
+            raise answer
+        if answer is None:
+            self._process.join()
+        loss = find_loss(self._note, self._process.exitcode, out_of_memory=answer is not None)
+        self.leave(at_once=True)
+        self.join()
+        if loss is None:
+            is_one = num_workers == 1
+            name = "The worker process" if is_one else f"One of the {num_workers} worker processes"
+            remedy = "Free some memory" if is_one else "Free some memory or set a lower `engine.workers`"
+            raise DeadWorkerError(
+                f"{name} died, perhaps because memory ran out. Finished tasks are kept. {remedy}, then start again."
+            )
+        try:
+            add_loss(self._call.folder, self._call.task.name, self._call.key, loss)
+        except OSError as error:
+            raise unwritable(self._call.folder, error, setting="folder", kept="Finished tasks are kept.") from None
+        self._begin()
+        self.start(self._call)
+        return None
+
+    def leave(self, *, at_once: bool) -> None:
+        """Tell the process to end: at once, or as soon as it waits for a task."""
+        if at_once:
+            self._process.terminate()
+        self.connection.close()
+
+    def join(self) -> None:
+        """Wait until the process has ended."""
+        self._process.join()
 
 
 _held: list[IO[str]] = []  # keeps the lock file open until the process ends
 
 
-def _start_worker(lock: Path) -> None:
-    file = _opened(lock)
-    fcntl.flock(file, fcntl.LOCK_SH)
-    _held.append(file)
+def _work(connection: Connection, note: Any, lock: Path | None) -> None:
+    """Run tasks in a worker process until the other end of the connection closes."""
+    if lock:
+        file = _opened(lock)
+        fcntl.flock(file, fcntl.LOCK_SH)
+        _held.append(file)
     for number in (signal.SIGINT, signal.SIGUSR1):  # the parent process handles these signals and stops the workers
         signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     leave_with_parent()
+    with suppress(EOFError, ConnectionError):
+        while True:
+            call: Call = connection.recv()
+            clear_note(note)
+            connection.send(_answer(call, note))
+
+
+def _answer(call: Call, note: Any) -> Record | BaseException:
+    try:
+        return execute(*call, note)
+    except BaseException as error:
+        if not isinstance(error, CrosscutError):
+            error.add_note("".join(traceback.format_exception(error)))  # a pickled exception loses its traceback
+        return error
 
 
 @contextmanager
@@ -174,11 +273,30 @@ def _ray(config: EngineConfig) -> Iterator[Engine]:
         ray.shutdown()
 
 
+@cache
+def _own_worker() -> Worker:
+    return Worker(None)
+
+
+def _supervise(*call: Any) -> Record:
+    """Run a task in a child of this process, which is a worker of Ray. If the child dies, this process ends, too. Ray
+    then runs the task elsewhere.
+    """
+    worker = _own_worker()
+    worker.start(Call(*call))
+    try:
+        while not (record := worker.finish(1)):
+            pass
+    except DeadWorkerError:
+        os._exit(1)
+    return record
+
+
 class _Cluster:
     def __init__(self, ray: Any, at_once: int) -> None:
         self._ray = ray
         self._at_once = at_once
-        self._execute: Any = ray.remote(execute)
+        self._execute: Any = ray.remote(_supervise)
 
     def run(self, calls: Sequence[Call]) -> Iterator[Record]:
         waiting = deque(calls)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from crosscut.config.system.files import flush_to_disk, parse_json, read_small, write_whole
+from crosscut.corpus.execution.budget import Watch, losses_name, read_losses
 from crosscut.data.folders import unwritable
 from crosscut.data.hashing import sha256
 
@@ -33,8 +34,10 @@ Counts = dict[str, Any]
 class Output:
     """Temporary folder for the files that a task writes. The files move to the stage's folder when the task is done."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, watch: Watch | None = None) -> None:
         self._folder = folder
+        self.watch = watch or Watch()
+        """Limits on the records that the task reads."""
 
     def path(self, name: str) -> Path:
         """Path in the temporary folder for the file that will have the name `name` in the stage's folder."""
@@ -60,6 +63,10 @@ class Task:
 
     size: int = 0
     """Bytes of text that the task works on, for the progress bar."""
+
+    is_watched: bool = False
+    """Whether the task limits its records (`Output.watch`). It then runs in a process of its own, even if there is only
+    one worker."""
 
 
 class Stage(Protocol):
@@ -188,18 +195,22 @@ def _is_as_written(path: Path, record: Record, written: int) -> bool:
     return now.st_mtime_ns <= written or sha256(path) == record.files[path.name]
 
 
-def execute(folder: Path, task: Task, key: str) -> Record:
+def execute(folder: Path, task: Task, key: str, note: Any = None) -> Record:
     """Run a task, move its files into `folder`, and write its record last.
 
+    If there is a `note`, shared memory for the record that the task reads, the records have limits (see `budget`).
     Raises `DataError` if the files cannot be written, and passes on all other exceptions of the task. After an
     exception, the task's unfinished files are removed.
     """
-    temporary = folder / f".{task.name}.{socket.gethostname()}.{os.getpid()}.unfinished"
+    owner = os.getpid() if note is None else os.getppid()  # the supervisor, so that a second attempt clears the first
+    temporary = folder / f".{task.name}.{socket.gethostname()}.{owner}.unfinished"
     started = time.monotonic()
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        counts = task.function(Output(temporary))
+        watch = Watch(note, read_losses(folder, task.name, key)) if task.is_watched else Watch()
+        counts = task.function(Output(temporary, watch))
+        watch.stop()
         written = sorted(temporary.iterdir())
         files = {path.name: sha256(path) for path in written}
         sizes = {path.name: path.stat().st_size for path in written}
@@ -224,7 +235,7 @@ def execute(folder: Path, task: Task, key: str) -> Record:
 def remove_others(folder: Path, tasks: Sequence[Task]) -> None:
     """Remove the files of tasks that the stage no longer has, and the unfinished files of killed tasks."""
     names = {task.name for task in tasks}
-    kept: set[str] = set()
+    kept = {losses_name(name) for name in names}
     for record in _records_in(folder):
         if record.task in names:
             kept |= {*record.files, f"{record.task}.json"}

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
@@ -20,6 +20,7 @@ from crosscut.config.checks import listed
 from crosscut.config.corpora import SourceConfig
 from crosscut.config.errors import DataError
 from crosscut.config.system.files import require_regular
+from crosscut.corpus.execution.budget import Watch
 from crosscut.corpus.readers.selection import JUDGED_BY_CONTENT, START_BYTES, Selection
 from crosscut.data.text.sources import BUILTIN_CORPORA, unpack, unreadable
 
@@ -72,6 +73,9 @@ class File:
     version: str
     """Text that changes when the file changes: the time of the last change, or a version that the store reports."""
 
+    watch: Watch = field(default=Watch(), compare=False, repr=False)
+    """Limits on the records of the file (see `within_budget`)."""
+
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
         """Open the file without decompressing it. Raises `DataError` if opening or reading fails."""
@@ -87,7 +91,9 @@ class File:
         Raises `DataError` if the file cannot be read, and `BrokenOffError` if compressed data is damaged or incomplete.
         """
         with self.open() as file:
-            yield from unpack(file, name=self.url, compression=self.compression)
+            for data, position in unpack(file, name=self.url, compression=self.compression):
+                self.watch.advance(len(data))
+                yield data, position
 
 
 def _open(url: str) -> IO[bytes]:

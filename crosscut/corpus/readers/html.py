@@ -17,7 +17,7 @@ from crosscut.corpus.readers.charsets import charset_in_page, decode
 from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.lines import read_whole
 from crosscut.corpus.readers.markup import Markup, limit_nesting
-from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long
+from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long, within_budget
 
 MAX_PAGE_BYTES = 16 * 10**6
 """Maximum size of a page in bytes. Parsing a page takes memory of up to 60 times its size, and about a second for every
@@ -39,8 +39,15 @@ class Page(NamedTuple):
 def read_html(file: File, reading: Reading) -> Iterator[Item]:
     """Yield the document of a page. The function `decode` chooses the charset."""
     data = read_whole(file, reading.max_bytes)
-    page = data if isinstance(data, Reject) else read_page(data, reading.extraction, place="byte 0")
-    yield Text(page.text, 1, file.size, title=page.title, note=page.note) if isinstance(page, Page) else page
+    if isinstance(data, Reject):
+        yield data
+    else:
+        yield within_budget(file.watch, "byte 0", data, lambda: _read_file(data, file, reading))
+
+
+def _read_file(data: bytes, file: File, reading: Reading) -> Item:
+    page = read_page(data, reading.extraction, place="byte 0")
+    return Text(page.text, 1, file.size, title=page.title, note=page.note) if isinstance(page, Page) else page
 
 
 def read_page(data: bytes, extraction: Extraction, *, place: str, charset: str = "") -> Page | Reject | Skip:

@@ -13,6 +13,7 @@ import email.policy
 import re
 from collections.abc import Iterator
 from email.message import Message
+from functools import partial
 
 from resiliparse.parse.encoding import detect_encoding
 
@@ -20,7 +21,7 @@ from crosscut.corpus.readers.charsets import decode
 from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.html import extract
 from crosscut.corpus.readers.lines import broken_off
-from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long
+from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long, within_budget
 from crosscut.data.text.json_text import encodable
 from crosscut.data.text.sources import BrokenOffError
 
@@ -40,7 +41,8 @@ def read_mail(file: File, reading: Reading) -> Iterator[Item]:
             if len(message) > reading.max_bytes:
                 yield too_long(f"message {number}", "the message", message, reading.max_bytes)
             elif message:
-                yield _read_message(message, number, position)
+                read = partial(_read_message, message, number, position)
+                yield within_budget(file.watch, f"message {number}", message, read)
     except BrokenOffError as error:
         yield broken_off(file, error, "a message")
 

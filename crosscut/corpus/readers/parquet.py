@@ -41,6 +41,7 @@ def read_parquet(file: File, reading: Reading) -> Iterator[Item]:
 
 def _read_group(file: File, parquet: pq.ParquetFile, group: int, start: int, reading: Reading) -> Iterator[Item]:
     row, num_rows = start, parquet.metadata.num_rows
+    file.watch.advance(file.size)
     columns = _columns(parquet.schema_arrow, reading)
     try:
         for batch in parquet.iter_batches(batch_size=ROWS_AT_ONCE, row_groups=[group], columns=columns):

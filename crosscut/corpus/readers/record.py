@@ -1,9 +1,11 @@
 """Items that readers yield: documents (`Text`), unreadable records (`Reject`) and records to ignore (`Skip`)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from crosscut.config.corpora import CorpusConfig, Extraction, SourceConfig, UrlsConfig
+from crosscut.corpus.execution.budget import Watch
 
 EXCERPT_CHARACTERS = 200
 
@@ -97,6 +99,22 @@ class Reading:
             tokenizer=config.tokens.tokenizer,
             urls=config.urls,
         )
+
+
+def within_budget(
+    watch: Watch, place: str, data: bytes | str, read: Callable[[], Item], *, size: int | None = None
+) -> Item:
+    """Read a record within its budget of processor time and memory, and return the result of `read`.
+
+    `data` is the record, or its beginning if `size` has the number of bytes. A record that has exceeded its budget in
+    an earlier attempt is not read. The result is then a reject.
+    """
+    loss = watch.begin(place, len(data) if size is None else size)
+    if loss:
+        return Reject(place, loss.rule, loss.reason, excerpt(data))
+    item = read()
+    watch.end()
+    return item
 
 
 def excerpt(data: bytes | str) -> str:

@@ -7,11 +7,12 @@ links at the end, and templates that carry no words.
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from crosscut.corpus.readers.dumps import EXCERPT, Page, Pages
 from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.lines import broken_off
-from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long
+from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long, within_budget
 from crosscut.corpus.readers.wikitext.prose import prose
 from crosscut.corpus.readers.wikitext.wiki import ARTICLES
 from crosscut.data.text.sources import BrokenOffError
@@ -28,7 +29,10 @@ def read_wikipedia(file: File, reading: Reading) -> Iterator[Item]:
     try:
         for chunk, position in file.chunks():
             for page in pages.feed(chunk):
-                yield _read_page(page, pages, reading.max_bytes, position)
+                start = page.pieces[0] if page.pieces else ""
+                read = partial(_read_page, page, pages, reading.max_bytes, position)
+                size = min(page.length, reading.max_bytes)
+                yield within_budget(file.watch, f"page {page.number}", start, read, size=size)
     except BrokenOffError as error:
         yield broken_off(file, error, f"page {pages.first_lost}")
         return

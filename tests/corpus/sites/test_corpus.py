@@ -86,6 +86,7 @@ def test_one_of_many_versions_of_a_text_stays_whole(tmp_path: Path) -> None:
     assert texts(tmp_path, CLEANING) == texts(tmp_path, INGEST)
 
 
+@pytest.mark.slow  # prepares two corpora
 def test_parts_without_pages_are_not_cleaned_again(tmp_path: Path) -> None:
     write_site(tmp_path / "pages", "book", 20, NOTICES["first"])
     (tmp_path / "notes.txt").write_text(" ".join(WORDS * 30))
@@ -95,6 +96,7 @@ def test_parts_without_pages_are_not_cleaned_again(tmp_path: Path) -> None:
     assert run["site-lines"] == run["cleaning"] == 1
 
 
+@pytest.mark.slow  # the opposite of test_each_book_loses_its_notice
 def test_a_setting_leaves_the_notices_where_they_are(folder: Path) -> None:
     result = prepare(folder, site_boilerplate=False)
     assert texts(folder, CLEANING) == texts(folder, INGEST)

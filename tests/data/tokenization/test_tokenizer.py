@@ -1,6 +1,8 @@
 """Text to ids and back, and which id ends a text."""
 
 import json
+import re
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from crosscut.config import DataError
 from crosscut.data import Tokenizer
 from crosscut.data.tokenization import tokenizer
-from crosscut.data.tokenization.tokenizer import token_dtype
+from crosscut.data.tokenization.tokenizer import _cut_long_words, token_dtype
 from tests.data.conftest import write_sentencepiece
 
 TEXTS = ["the cut model is the uncut one"] * 50
@@ -303,3 +305,21 @@ def test_bytes_of_words_are_those_of_the_decoded_text(tmp_path: Path) -> None:
     """A tokenizer without a decoder, whose words are joined by spaces."""
     inner = Tokenizer.load(write_tokenizer(tmp_path / "tokenizer.json", {"a": 0, "grüße": 1, "</s>": 2}))
     assert inner.num_bytes([0, 1, 0, 2]) == len(inner.decode([0, 1, 0]).encode()) == len("a grüße a".encode())
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("train", [Tokenizer.train, Tokenizer.train_wordpiece])
+@pytest.mark.parametrize("piece", ["a", "7", "!", " ", "\n", "é", "e\u0301", "中", "a1"])
+def test_training_takes_no_time_for_a_word_without_end(train, piece):
+    began = time.process_time()
+    train([piece * (100_000 // len(piece)), "some words"], vocab_size=300)
+    assert time.process_time() - began < 1.5
+
+
+def test_only_words_of_more_than_a_thousand_characters_are_cut_for_training():
+    text = "a sentence with 1,000 words, " * 500 + "a" * 990 + " " + "!" * 990 + "e\u0301" * 300
+    assert list(_cut_long_words(text)) == [text]
+    long = "so " + "a" * 5000 + "\n" * 3000 + "the end"
+    pieces = list(_cut_long_words(long))
+    assert "".join(pieces) == long
+    assert max(len(word) for piece in pieces for word in re.findall(r"\S+|\s+", piece)) < 2000

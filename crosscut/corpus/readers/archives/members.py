@@ -8,6 +8,7 @@ next member. Files that are compressed as a whole are read too.
 from collections.abc import Callable, Iterator
 from typing import IO, NamedTuple
 
+from crosscut.corpus.execution.budget import Watch
 from crosscut.corpus.readers.files import File
 from crosscut.data.text.sources import CHUNK_BYTES, DECOMPRESSORS, PACKED_BYTES, Decompressor, unreadable, zstd_with
 
@@ -58,7 +59,8 @@ def unpack_members(file: File) -> Iterator[Chunk | Damage]:
 
     Raises `DataError` if the operating system cannot read the file.
     """
-    with file.open() as stream:
+    with file.open() as opened:
+        stream = _Stream(opened, file.watch)
         try:
             if file.compression:
                 yield from _Members(stream, file.compression).chunks()
@@ -68,7 +70,19 @@ def unpack_members(file: File) -> Iterator[Chunk | Damage]:
             raise unreadable(file.url, error) from None
 
 
-def _plain(stream: IO[bytes]) -> Iterator[Chunk]:
+class _Stream(NamedTuple):
+    """An open file whose bytes are counted when they are read."""
+
+    file: IO[bytes]
+    watch: Watch
+
+    def read(self, size: int) -> bytes:
+        data = self.file.read(size)
+        self.watch.advance(len(data))
+        return data
+
+
+def _plain(stream: _Stream) -> Iterator[Chunk]:
     position = 0
     while data := stream.read(CHUNK_BYTES):
         position += len(data)
@@ -78,7 +92,7 @@ def _plain(stream: IO[bytes]) -> Iterator[Chunk]:
 class _Members:
     """Members of a compressed file, read one after another."""
 
-    def __init__(self, stream: IO[bytes], compression: str) -> None:
+    def __init__(self, stream: _Stream, compression: str) -> None:
         self._stream = stream
         self._compression = compression
         self._held = b""  # packed bytes, of which the first `_used` are used up

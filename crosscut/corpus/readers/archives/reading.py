@@ -3,12 +3,13 @@ texts.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from crosscut.corpus.filters.urls import UrlFilter
 from crosscut.corpus.readers.archives.records import Record, read_records
 from crosscut.corpus.readers.charsets import decode
 from crosscut.corpus.readers.files import File
-from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt
+from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, within_budget
 
 ReadRecord = Callable[[Record, Reading, UrlFilter], Item]
 
@@ -24,7 +25,11 @@ def read_archive(file: File, reading: Reading, read_record: ReadRecord) -> Itera
     urls = UrlFilter(reading.urls)
     item: Item | None = None
     for record in read_records(file, reading.max_bytes):
-        item = record if isinstance(record, Reject) else read_record(record, reading, urls)
+        if isinstance(record, Reject):
+            item = record
+        else:
+            read = partial(read_record, record, reading, urls)
+            item = within_budget(file.watch, record.place, record.content, read)
         yield item._replace(record=record.number) if isinstance(item, Skip) and isinstance(record, Record) else item
     if item is None:
         yield Skip("blank")
