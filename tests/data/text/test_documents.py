@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosscut.config import DamagedDataError, DataError
+from crosscut.config.system.extras import install_command
 from crosscut.data import read_documents
 from crosscut.data.text import sources
 from crosscut.data.text.documents import PIECE_CHARACTERS
@@ -255,7 +256,7 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatc
     path = tmp_path / "a.parquet"
     path.write_bytes(b"")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    check_message(path, f"`{path}` needs pyarrow, but pyarrow is not installed. Run `pip install 'crosscut[parquet]'`.")
+    check_message(path, f"`{path}` needs pyarrow, but pyarrow is not installed. Run `{install_command('parquet')}`.")
 
 
 def test_faulty_parquet_is_an_error(tmp_path: Path) -> None:
