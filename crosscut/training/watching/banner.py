@@ -12,6 +12,7 @@ from rich.text import Text
 
 from crosscut.config import ResolvedRun, RunConfig
 from crosscut.config.data import Objective
+from crosscut.config.recipes import describe_recipe
 from crosscut.config.system.machine import processor_name
 from crosscut.data import folders_of
 from crosscut.planner import count_parameters
@@ -48,6 +49,7 @@ def print_banner(
         ("device", device_name(device)),
         ("corpus", f"{short(corpus, COUNTS)} tokens for training, {validated} for validation"),
         ("training", f"{_steps(done, training.steps)} of {batch} tokens: {epochs} epoch{'' if epochs == '1' else 's'}"),
+        ("recipe", describe_recipe(config)),
         *_context_rows(config),
         *mixture_rows(mixture_facts(config, samples)),
         *average_rows(config),

@@ -94,7 +94,9 @@ def test_a_written_run_replaces_the_one_before(tmp_path: Path) -> None:
 def test_a_dump_holds_every_field() -> None:
     run = load_run(with_model())
     dumped = tomllib.loads(dump_toml(run))
-    for section in dataclasses.fields(run):
+    assert dumped.pop("recipe") == run.recipe == "small"
+    assert [*dumped] == [field.name for field in dataclasses.fields(run) if field.name != "recipe"]
+    for section in (field for field in dataclasses.fields(run) if field.name != "recipe"):
         names = {field.name for field in dataclasses.fields(getattr(run, section.name))}
         assert set(dumped[section.name]) == names
 
