@@ -156,7 +156,7 @@ def test_recipe_and_learning_rate_are_told_and_written(tmp_path: Path) -> None:
 
     def told(*arguments: str, sizes: str) -> list[str]:
         path.write_text(f"[model]\n{sizes}")
-        options = ("--gpu", "h100-sxm", "--gpus", "64", "--top", "1", "--write", str(best))
+        options = ("--gpu", "h100-sxm", "--gpus", "8", "--top", "1", "--write", str(best))
         return run("plan", str(path), *arguments, *options).splitlines()[2:3]
 
     large = "num_layers = 40\nhidden_size = 5120\nnum_heads = 40\nvocab_size = 50257\n"
