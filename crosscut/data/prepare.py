@@ -76,7 +76,7 @@ def _check_made_from(config: DataConfig, target: Path, sources: Sequence[Source]
     differences = list(_differences(made=manifest.settings, asked=settings))
     if settings.given_tokenizer and settings.given_tokenizer == manifest.settings.given_tokenizer:
         # A file beside the tokenizer may name this token. The hash of the tokenizer does not cover that file.
-        end = Tokenizer.load(Path(config.tokenizer)).end_of_text
+        end = Tokenizer.load(Path(config.tokenizer), setting="data.tokenizer").end_of_text
         if end != manifest.end_of_text:
             differences.append(f"documents that end with id {manifest.end_of_text} instead of {end}")
     if not _same_text(sources, manifest.sources):
@@ -182,7 +182,7 @@ def _entries(sources: Sequence[Source], hashes: Sequence[str]) -> tuple[SourceEn
 
 def _make_tokenizer(config: DataConfig, sources: Sequence[Source], path: Path, bar: ProgressBar) -> Tokenizer:
     if config.tokenizer:
-        tokenizer = Tokenizer.load(Path(config.tokenizer))
+        tokenizer = Tokenizer.load(Path(config.tokenizer), setting="data.tokenizer")
         tokenizer.check_supports(config.objective)
         tokenizer.copy_given(Path(config.tokenizer), path)
     else:
