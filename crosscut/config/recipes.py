@@ -73,6 +73,13 @@ def default_recipe(model: ModelConfig | None, *, preset: str, initialize_from: o
     return "paper" if model is not None and num_parameters(model) >= LARGE else "small"
 
 
+def steps_between_validations(steps: int) -> int:
+    """Number of steps between the validation passes of a run of `steps` steps that does not set it: a run of at least
+    100 steps has ten passes, and a shorter one has four, so that a short run does not mainly validate.
+    """
+    return max(1, steps // 10, min(10, -(-steps // 4)))
+
+
 def num_parameters(model: ModelConfig) -> int:
     """Number of parameters in the matrices of a model, without biases and norms. If the vocabulary is the tokenizer's,
     the default of `data.vocab_size` is used. The planner counts all parameters exactly.

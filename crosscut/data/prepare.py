@@ -5,6 +5,7 @@ reused if it was made from the same text with the same settings. A folder with o
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -125,9 +126,9 @@ def _same_text(sources: Sequence[Source], entries: Sequence[SourceEntry]) -> boo
     return _hash([source for source, _ in moved]) == [entry.sha256 for _, entry in moved]
 
 
-def _hash(sources: Sequence[Source]) -> list[str]:
+def _hash(sources: Sequence[Source], *, shown: bool = False) -> list[str]:
     try:
-        return sha256_of_all([source.path for source in sources])
+        return sha256_of_all([source.path for source in sources], description="hash text" if shown else "")
     except OSError as error:
         raise unreadable(str(error.filename), error) from None
 
@@ -144,8 +145,10 @@ def _make(
     size, sentences = sum(source.size for source in sources), config.has_sentences
     if workers is None:
         workers = 1 if size < SMALL_CORPUS_BYTES else available_cores()
-    with beside(target, setting="data.tokens") as temporary, ProgressBar(shown=progress) as bar:
-        hashes = _hash(sources)
+    with ExitStack() as stack:
+        temporary = stack.enter_context(beside(target, setting="data.tokens"))
+        hashes = _hash(sources, shown=progress)
+        bar = stack.enter_context(ProgressBar(shown=progress))
         tokenizer = _make_tokenizer(config, sources, temporary / TOKENIZER_NAME, bar)
         batches = encode_documents(
             read_sources(sources, text_key=config.text_key),

@@ -11,12 +11,12 @@ from crosscut.config.loading.mistakes import Mistakes
 from crosscut.config.model import ModelConfig
 from crosscut.config.optimizer import MatrixOptimizer, OptimizerConfig
 from crosscut.config.published.presets import PRESETS, sequence_length_of
-from crosscut.config.recipes import RECIPES, default_recipe
+from crosscut.config.recipes import RECIPES, default_recipe, steps_between_validations
 from crosscut.config.training import TrainingConfig
 
-_WARM_UP_SHARE, _VALIDATIONS, _DECAY = 20, 10, 10
-"""Limits for settings that the run does not give: the warm-up takes at most a twentieth of the steps, a run has at
-least ten validation passes, and the learning rate falls at least to a tenth of its maximum."""
+_WARM_UP_SHARE, _DECAY = 20, 10
+"""Limits for settings that the run does not give: the warm-up takes at most a twentieth of the steps, and the learning
+rate falls at least to a tenth of its maximum."""
 
 _INITIAL_WEIGHTS = ("initial_spread", "zero_initial_outputs")
 """Keys of `[training]` for random initial weights. A run that starts from published weights does not have these
@@ -94,7 +94,7 @@ def _limit(table: dict[str, Any], defaults: dict[str, dict[str, Any]], preset: s
     if steps is not None:
         warm_up, every = defaults["optimizer"]["warmup_steps"], defaults["training"]["validate_every"]
         optimizer.setdefault("warmup_steps", min(warm_up, int(steps) // _WARM_UP_SHARE))
-        training.setdefault("validate_every", min(every, max(1, int(steps) // _VALIDATIONS)))
+        training.setdefault("validate_every", min(every, steps_between_validations(int(steps))))
     if rate is not None and "learning_rate" in optimizer:
         optimizer.setdefault("min_learning_rate", min(defaults["optimizer"]["min_learning_rate"], rate / _DECAY))
     layout, batch = table.get("layout"), defaults["training"]["batch_size"]

@@ -23,6 +23,13 @@ _CONTROLS = re.compile(
 lone surrogates. Marks of ordinary text, such as the joiner in an emoji, are not included."""
 
 
+_WIDEST = 10_000
+"""Maximum number of columns of a table that does not go to a terminal."""
+
+_FRAME = 8
+"""Number of columns of a panel's border and padding."""
+
+
 def printable(text: str) -> str:
     """Replace control characters with visible escapes. All other characters of all languages are unchanged."""
     return _CONTROLS.sub(lambda match: _escape(ord(match[0])), text)
@@ -50,20 +57,41 @@ def _has_colours() -> bool:
 
 def new_console(*, stderr: bool = False, width: int | None = None) -> "Console":
     """Make a console for tables and progress bars. Strings are printed as they are, without rich's markup and emoji
-    codes. A `width` applies to text that does not go to a terminal.
+    codes.
+
+    Output that does not go to a terminal has `width` columns. By default, it has 80 columns, but a table is as wide as
+    its text, and no word is cut: a file or a pipe has no edge.
     """
     from rich.console import Console, ConsoleOptions
+    from rich.measure import Measurement
+    from rich.panel import Panel
     from rich.segment import Segment
+    from rich.table import Table
     from rich.text import Text
 
     class _PrintableConsole(Console):
         def render_str(self, text: str, **options: Any) -> Text:  # cells of tables, before their width is measured
             return super().render_str(printable(text) if self.is_terminal else text, **options)
 
+        def print(self, *objects: Any, **options: Any) -> None:
+            super().print(*objects, **({"crop": self.is_terminal} | options))
+
         def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            options = options or self.options
+            if width is None and not self.is_terminal and options.max_width == self.width:
+                options = options.update(width=max(self.width, self._needed(renderable, options)))
             for segment in super().render(renderable, options):
                 is_safe = segment.control or not self.is_terminal
                 yield segment if is_safe else segment._replace(text=printable(segment.text))
+
+        def _needed(self, renderable: Any, options: ConsoleOptions) -> int:
+            """Number of columns without which a table would wrap, or a word would be cut."""
+            wide = options.update(max_width=_WIDEST)
+            if isinstance(renderable, Table):
+                return Measurement.get(self, wide, renderable).maximum
+            if isinstance(renderable, Panel):
+                return Measurement.get(self, wide, renderable.renderable).minimum + _FRAME
+            return Measurement.get(self, wide, renderable).minimum if isinstance(renderable, Text) else 0
 
     console = _PrintableConsole(stderr=stderr, markup=False, emoji=False)
     if width is not None and not console.is_terminal:

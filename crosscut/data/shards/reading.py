@@ -157,7 +157,7 @@ def _check_lengths(path: Path, manifest: Manifest, entries: tuple[ShardEntry, ..
 
 def _check_hashes(path: Path, manifest: Manifest, entries: tuple[ShardEntry, ...]) -> None:
     files = list(_files(manifest, entries))
-    actual = sha256_of_all([path / name for name, _, _ in files])
+    actual = sha256_of_all([path / name for name, _, _ in files], description=f"check {path}")
     for (name, _, expected), found in zip(files, actual, strict=True):
         if found != expected:
             raise DamagedDataError(

@@ -124,7 +124,10 @@ def test_what_the_run_gives_replaces_the_recipe() -> None:
     assert run.optimizer.learning_rate == 1e-3
 
 
-@pytest.mark.parametrize(("steps", "warm_up", "every"), [(1, 0, 1), (10, 0, 1), (200, 10, 20), (300_000, 3000, 1000)])
+@pytest.mark.parametrize(
+    ("steps", "warm_up", "every"),
+    [(1, 0, 1), (4, 0, 1), (8, 0, 2), (10, 0, 3), (39, 1, 10), (100, 5, 10), (200, 10, 20), (300_000, 3000, 1000)],
+)
 def test_warm_up_and_validation_fit_the_steps(steps: int, warm_up: int, every: int) -> None:
     run = load(f"training.steps={steps}")
     assert (run.optimizer.warmup_steps, run.training.validate_every) == (warm_up, every)
