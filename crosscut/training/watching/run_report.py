@@ -277,10 +277,11 @@ def _summary_rows(run: RunConfig, summary: dict[str, Any]) -> Iterator[tuple[str
         yield "evaluation", Text(in_a_line(summary["evaluation"]))
     if summary["tokens_per_second"]:
         rate, peak = (short(summary[f"{name}flops_per_second"], _RATES) for name in ("model_", "peak_"))
-        share = f"{summary['utilisation']:.0%} of {peak}FLOP/s ({summary['peak']})"
-        if summary["utilisation"] > 1:
-            share += "; above 100%, because the machine was busy with other work when the peak was measured"
-        yield "speed", Text(f"{summary['tokens_per_second']:,.0f} tokens/s, {rate}FLOP/s: {share}")
+        peak, share = f"{peak}FLOP/s ({summary['peak']})", summary["utilisation"]
+        told = f": {share:.0%} of {peak}"
+        if share is None or share > 1:
+            told = f": above {peak}, as the machine was busy when this rate was measured, so no share is given"
+        yield "speed", Text(f"{summary['tokens_per_second']:,.0f} tokens/s, {rate}FLOP/s{told}")
     if (gain := summary["gain_of_one_rank"]) > 1:
         yield "note", f"one rank would be about {gain:.2f} times as fast here: layout.tensor=1 layout.data=1"
 

@@ -80,11 +80,17 @@ def test_summary_says_where_one_rank_would_be_faster(tmp_path):
     assert "one rank would be about 1.42 times as fast here" in printed(tmp_path / "again", "", gain_of_one_rank=1.4234)
 
 
-def test_a_utilisation_above_one_has_its_reason(tmp_path):
-    assert "busy" not in printed(tmp_path, "", utilisation=1.0)
-    (tmp_path / "again").mkdir()
-    out = " ".join(printed(tmp_path / "again", "", utilisation=2.62).split())
-    assert "262% of 3.6 TFLOP/s (bfloat16 matrix rate measured on 2 ranks at once); above 100%, because the" in out
+@pytest.mark.parametrize("utilisation", [None, 1.12, 2.62])
+def test_a_share_above_one_is_not_given(tmp_path, utilisation):
+    out = " ".join(printed(tmp_path, "", utilisation=utilisation).split())
+    assert "above 3.6 TFLOP/s (bfloat16 matrix rate measured on 2 ranks at once), as the machine was busy when" in out
+    assert "%" not in out.partition("speed")[2].partition("files")[0]
+
+
+def test_a_share_of_one_is_given(tmp_path):
+    out = printed(tmp_path, "", utilisation=1.0)
+    assert "100% of 3.6 TFLOP/s" in " ".join(out.split())
+    assert "busy" not in out
 
 
 def test_text_is_printed_as_it_is(tmp_path):
