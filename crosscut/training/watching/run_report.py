@@ -278,9 +278,9 @@ def _summary_rows(run: RunConfig, summary: dict[str, Any]) -> Iterator[tuple[str
     if summary["tokens_per_second"]:
         rate, peak = (short(summary[f"{name}flops_per_second"], _RATES) for name in ("model_", "peak_"))
         peak, share = f"{peak}FLOP/s ({summary['peak']})", summary["utilisation"]
-        told = f": {share:.0%} of {peak}"
-        if share is None or share > 1:
-            told = f": above {peak}, as the machine was busy when this rate was measured, so no share is given"
+        told = f": above {peak}, as the machine was busy when this rate was measured, so no share is given"
+        if share is not None and share <= 1:
+            told = f": {share:.0%} of {peak}"
         yield "speed", Text(f"{summary['tokens_per_second']:,.0f} tokens/s, {rate}FLOP/s{told}")
     if (gain := summary["gain_of_one_rank"]) > 1:
         yield "note", f"one rank would be about {gain:.2f} times as fast here: layout.tensor=1 layout.data=1"
