@@ -143,8 +143,7 @@ def _make(
     progress: bool,
 ) -> None:
     size, sentences = sum(source.size for source in sources), config.has_sentences
-    if workers is None:
-        workers = 1 if size < SMALL_CORPUS_BYTES else available_cores()
+    workers = workers or (1 if size < SMALL_CORPUS_BYTES else available_cores())
     with ExitStack() as stack:
         temporary = stack.enter_context(beside(target, setting="data.tokens"))
         hashes = _hash(sources, shown=progress)
@@ -157,10 +156,9 @@ def _make(
             end_of_text=tokenizer.end_of_text,
             sentences=sentences,
         )
-        ratio = settings.train_to_validation
-        whole = _held_whole(sources, ratio)
+        whole = _held_whole(sources, settings.train_to_validation)
         items = _whole_items(_counted(batches, bar.phase("Tokens", size)), whole)
-        split = split_at_random(items, train_to_validation=ratio, seed=settings.seed)
+        split = split_at_random(items, train_to_validation=settings.train_to_validation, seed=settings.seed)
         train, validation = write_shards(_pieces(split), temporary, num_shards=settings.num_shards, sentences=sentences)
         _check_unchanged(sources)
         Manifest(

@@ -8,8 +8,7 @@ in all text for a terminal, and in all errors. Text that goes to a file or a pip
 import os
 import re
 import sys
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -21,13 +20,6 @@ _CONTROLS = re.compile(
 )
 """Control characters of ASCII and Latin-1 except tabs and line ends; characters that reorder the text around them; and
 lone surrogates. Marks of ordinary text, such as the joiner in an emoji, are not included."""
-
-
-_WIDEST = 10_000
-"""Maximum number of columns of a table that does not go to a terminal."""
-
-_FRAME = 8
-"""Number of columns of a panel's border and padding."""
 
 
 def printable(text: str) -> str:
@@ -62,38 +54,10 @@ def new_console(*, stderr: bool = False, width: int | None = None) -> "Console":
     Output that does not go to a terminal has `width` columns. By default, it has 80 columns, but a table is as wide as
     its text, and no word is cut: a file or a pipe has no edge.
     """
-    from rich.console import Console, ConsoleOptions
-    from rich.measure import Measurement
-    from rich.panel import Panel
-    from rich.segment import Segment
-    from rich.table import Table
-    from rich.text import Text
+    from crosscut.config.system.console import PrintableConsole
 
-    class _PrintableConsole(Console):
-        def render_str(self, text: str, **options: Any) -> Text:  # cells of tables, before their width is measured
-            return super().render_str(printable(text) if self.is_terminal else text, **options)
-
-        def print(self, *objects: Any, **options: Any) -> None:
-            super().print(*objects, **({"crop": self.is_terminal} | options))
-
-        def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-            options = options or self.options
-            if width is None and not self.is_terminal and options.max_width == self.width:
-                options = options.update(width=max(self.width, self._needed(renderable, options)))
-            for segment in super().render(renderable, options):
-                is_safe = segment.control or not self.is_terminal
-                yield segment if is_safe else segment._replace(text=printable(segment.text))
-
-        def _needed(self, renderable: Any, options: ConsoleOptions) -> int:
-            """Number of columns without which a table would wrap, or a word would be cut."""
-            wide = options.update(max_width=_WIDEST)
-            if isinstance(renderable, Table):
-                return Measurement.get(self, wide, renderable).maximum
-            if isinstance(renderable, Panel):
-                return Measurement.get(self, wide, renderable.renderable).minimum + _FRAME
-            return Measurement.get(self, wide, renderable).minimum if isinstance(renderable, Text) else 0
-
-    console = _PrintableConsole(stderr=stderr, markup=False, emoji=False)
+    console = PrintableConsole(stderr=stderr, markup=False, emoji=False)
+    console.has_edge = console.is_terminal or width is not None
     if width is not None and not console.is_terminal:
         console.width = width
     return console

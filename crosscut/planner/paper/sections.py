@@ -24,7 +24,7 @@ class Section(NamedTuple):
     """Name and figures of each row of bars. A row has one figure for each entry of `legend`, at most three."""
     legend: tuple[str, ...] = ("published", "ours")
     unit: str = ""
-    """What the bars show, for the caption of the drawing. Markdown has no bars."""
+    """Unit of the bars, for the caption of the drawing. Markdown has no bars."""
 
 
 class Report(NamedTuple):

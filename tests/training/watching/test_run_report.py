@@ -13,7 +13,7 @@ from crosscut.data import Tokens
 from crosscut.generation import Sampling, continue_text
 from crosscut.model import GPT
 from crosscut.training.watching import run_report
-from crosscut.training.watching.run_report import plot_losses, print_summary
+from crosscut.training.watching.run_report import plot_losses, print_summary, typed_command
 from tests.training.conftest import tiny_run
 from tests.training.jobs import whole_run
 
@@ -66,6 +66,32 @@ def test_summary_says_what_came_out_and_what_comes_next(tmp_path):
     ):  # fmt: skip
         assert expected in out, expected
     assert f"generate '{tmp_path}/a run' --prompt 'It'\"'\"'s' --temperature 0.5" in out
+
+
+def test_a_bert_is_followed_by_commands_for_a_bert(tmp_path):
+    bert = ("model.attention=bidirectional", "model.head=masked_tokens", "data.objective=masked")
+    lines = printed(tmp_path, "", *bert).splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("next"))
+    run = f"'{tmp_path}/a run'"
+    assert [line[7:].removeprefix(typed_command() + " ") for line in lines[first:]] == [
+        f"generate {run} --prompt 'It was a [MASK] day.'",
+        f"embed {run} --text 'It was a fine day.'",
+        f"finetune table --model {run} --train TRAIN.tsv --dev DEV.tsv --text COLUMN --label COLUMN",
+        f"train '{tmp_path}/a run/config.toml' --resume training.steps=600",
+        f"python -m tensorboard.main --logdir {run}",
+    ]
+
+
+@pytest.mark.parametrize("typed", ["bin/crosscut", "crosscut", "bin/__main__.py"])
+def test_tensorboard_is_that_of_the_environment(tmp_path, monkeypatch, typed):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bin").mkdir()
+    for name in ("crosscut", "tensorboard"):
+        (tmp_path / "bin" / name).touch()
+    monkeypatch.setattr("sys.argv", [typed])
+    told = printed(tmp_path, "").splitlines()[-1].split()[:-1]
+    wanted = {"bin/crosscut": "bin/tensorboard", "crosscut": "tensorboard"}.get(typed, "python -m tensorboard.main")
+    assert " ".join(told).startswith(f"{wanted} --logdir")
 
 
 def test_resumed_run_says_at_which_step_it_began(tmp_path):
