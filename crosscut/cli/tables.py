@@ -41,8 +41,8 @@ def show_checkpoint(facts: Mapping[str, Any]) -> None:
     console.print(table)
     config = _table("setting", "value")
     for section, fields in facts["config"].items():
-        for key, value in fields.items():
-            config.add_row(Text(f"{section}.{key}"), Text(str(value)))
+        for key, value in fields.items() if isinstance(fields, Mapping) else (("", fields),):
+            config.add_row(Text(f"{section}.{key}".rstrip(".")), Text(str(value)))
     if facts["config"]:
         console.print(config)
 
