@@ -124,13 +124,16 @@ A recipe is a set of defaults with a name: `recipe = "paper"` in the first lines
 command line. A setting of the run always replaces the recipe's. A run without a recipe has
 
 - `continued`, if it trains published weights further (`training.initialize_from`);
-- `paper`, if its `model.preset` is a model of the paper or another published model;
 - `modern`, if its `model.preset` is `demo`, or if the command line has no file: the run then has the demo's model;
-- `small` otherwise.
+- `small`, if its model has fewer than 100 million parameters in its matrices;
+- `paper` otherwise.
+
+The banner of a run, the output of `plan` and the file of a run name the recipe and the learning rate.
 
 Some defaults depend on other settings. The warm-up takes at most a twentieth of the steps.
-The validation set is scored at least ten times. The sequences are no longer than the model's positions, and for a
-preset, they have the length on which the preset was trained. The batch is raised to the next multiple of `layout.data`.
+The validation set is scored at least ten times, or four times in a run of fewer than 40 steps.
+The sequences are no longer than the model's positions, and for a preset, they have the length on which the preset was
+trained. The batch is raised to the next multiple of `layout.data`.
 If the run gives a learning rate, its minimum is at most a tenth of this rate, and the rates by role stay those of the
 recipe. The recipe's `matrix_learning_rate` is Muon's, so it is left out if the run sets `optimizer.matrices = "adamw"`.
 

@@ -6,27 +6,23 @@ says what is wrong.
 
 import hashlib
 import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 from crosscut.checkpoint.format.manifest import MANIFEST_FILE, FileEntry, Manifest, read_manifest, step_of
 from crosscut.checkpoint.storage import Folder, reason
 from crosscut.config import CheckpointError, DamagedCheckpointError
-from crosscut.config.system.terminal import new_console
+from crosscut.config.system.byte_progress import byte_progress
 
 DATA_SUFFIX = ".safetensors"
 _DATA_SUFFIXES = (DATA_SUFFIX, ".distcp")
 """Endings of files that hold tensors, in checkpoints of any format."""
 _BLOCK = 1 << 20
-_LARGE = 1 << 28
-"""Minimum number of bytes for which a progress bar is shown."""
 
 
 def find_damage(folder: Folder, *, progress: bool = False) -> list[str]:
     """Return one message per damaged file of a checkpoint. The list is empty if the checkpoint is undamaged. If
-    `progress` is true and the checkpoint is large, a progress bar is shown on a terminal.
+    `progress` is true, long work shows its rate and the remaining time (`byte_progress`).
     """
     try:
         manifest = read_manifest(folder)
@@ -79,7 +75,7 @@ def _size_damage(folder: Folder, name: str, entry: FileEntry, present: dict[str,
 
 def _hash_damage(folder: Folder, names: list[str], manifest: Manifest, progress: bool) -> list[str]:
     total = sum(manifest.files[name].size for name in names)
-    with _bar(f"check {folder.name}", total, shown=progress and total >= _LARGE and sys.stderr.isatty()) as advance:
+    with byte_progress(f"check {folder.name}", total, shown=progress) as advance:
 
         def damage_of(name: str) -> str | None:
             try:
@@ -109,25 +105,3 @@ def sha256_of(folder: Folder, name: str, advance: Callable[[int], None] = lambda
             digest.update(block)
             advance(len(block))
     return digest.hexdigest()
-
-
-@contextmanager
-def _bar(description: str, total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on the error stream, with the throughput and the remaining time. Yields the function that
-    advances the bar.
-    """
-    if not shown:
-        yield lambda _: None
-        return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=new_console(stderr=True)) as bar:
-        task = bar.add_task(description, total=total)
-        yield lambda num_bytes: bar.update(task, advance=num_bytes)

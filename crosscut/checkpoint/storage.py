@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from crosscut.config import CheckpointError
+from crosscut.config.system.extras import install_command
 from crosscut.config.system.files import MOST_BYTES, flush_to_disk, require_regular, too_large
 
 DRAFT_SUFFIX = ".partial"
@@ -294,7 +295,7 @@ def folder_at(location: "str | Path | Folder") -> Folder:
 
         get_filesystem_class(split_protocol(text)[0])
     except (ImportError, ValueError) as error:
-        hint = " Try `pip install crosscut[s3]`." if text.startswith("s3://") else ""
+        hint = f" Run `{install_command('s3')}`." if text.startswith("s3://") else ""
         raise CheckpointError(
             f"`checkpoint.folder` must be a path or a URL that fsspec can open, but is `{text}`: "
             f"{str(error).rstrip('.')}.{hint}"

@@ -86,7 +86,7 @@ class EvaluateOptions:
     "--task", "tasks", multiple=True, metavar="NAME=FILE", help="Test set to score: wikitext103=FILE or lambada=FILE."
 )
 @click.option("--text", multiple=True, metavar="FILE", help="Your own text: a file, folder or glob; repeatable.")
-@click.option("--text-key", default="text", show_default=True, help="Key or column of the text in jsonl and parquet.")
+@click.option("--text-key", default="text", show_default=True, help="Key or column of the text (jsonl, parquet, tsv).")
 @click.option("--window", default=0, help="Tokens per window.  [default: 1024, or the model's maximum if that is less]")
 @click.option(
     "--stride",

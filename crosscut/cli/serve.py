@@ -14,6 +14,7 @@ from crosscut.cli.arguments import (
     precision_option,
 )
 from crosscut.config import ConfigError
+from crosscut.config.system.extras import install_command
 
 _PACKAGES = ("jinja2", "starlette", "uvicorn")
 """Packages of the extra `serve`."""
@@ -72,5 +73,5 @@ def _require_packages() -> None:
     if missing := [name for name in _PACKAGES if find_spec(name) is None]:
         raise ConfigError(
             f"`crosscut serve` needs the packages of the extra `serve`, but {' and '.join(missing)} cannot be found. "
-            "Install them: pip install 'crosscut[serve]'."
+            f"Run `{install_command('serve')}`."
         )

@@ -102,7 +102,7 @@ def _show(report: "Report") -> None:
     from rich import box
     from rich.table import Table
 
-    console = new_console(width=120)
+    console = new_console()
     for section in report.sections:
         table = Table(*section.header, title=section.title, title_justify="left", box=box.SIMPLE, pad_edge=False)
         for row in section.rows:

@@ -1,5 +1,6 @@
 """Terminal tables and progress bars of the commands that read checkpoints."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from crosscut.config.system.terminal import new_console
+from crosscut.config.system.byte_progress import SECONDS_BETWEEN_LINES
+from crosscut.config.system.terminal import echo, new_console
 
 if TYPE_CHECKING:
     from crosscut.checkpoint.maintenance.comparison import Comparison
@@ -39,8 +41,8 @@ def show_checkpoint(facts: Mapping[str, Any]) -> None:
     console.print(table)
     config = _table("setting", "value")
     for section, fields in facts["config"].items():
-        for key, value in fields.items():
-            config.add_row(Text(f"{section}.{key}"), Text(str(value)))
+        for key, value in fields.items() if isinstance(fields, Mapping) else (("", fields),):
+            config.add_row(Text(f"{section}.{key}".rstrip(".")), Text(str(value)))
     if facts["config"]:
         console.print(config)
 
@@ -71,8 +73,8 @@ def show_comparison(result: "Comparison") -> None:
 
 
 def _console() -> Console:
-    """Console with the width of the terminal. Output to a file has 160 columns, so that long names fit."""
-    return new_console(width=160)
+    """Console with the width of the terminal. In a file, tables are as wide as their text."""
+    return new_console()
 
 
 def _table(*columns: str | tuple[str, str]) -> Table:
@@ -86,9 +88,19 @@ def _table(*columns: str | tuple[str, str]) -> Table:
 @contextmanager
 def counting(description: str, *, shown: bool) -> Iterator[Callable[[str], None]]:
     """Show a progress line on the error stream. The line names the current item, such as a tensor. The context yields a
-    function that sets this name.
+    function that sets this name. In a file or a pipe, a line appears every ten seconds.
     """
     console = new_console(stderr=True)
+    if shown and not console.is_terminal:
+        last = [time.monotonic()]
+
+        def told(name: str) -> None:
+            if time.monotonic() - last[0] > SECONDS_BETWEEN_LINES:
+                last[0] = time.monotonic()
+                echo(f"{description} {name}", err=True)
+
+        yield told
+        return
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
         task = bar.add_task(description)

@@ -43,8 +43,9 @@ class DataConfig:
     """Text or tokens on which the run trains (paper, section 4.1.3)."""
 
     text: tuple[str, ...] = ()
-    """Raw text to train on: .txt, .jsonl and .parquet files, folders of these files, or globs. Files in .txt and .jsonl
-    may be compressed (.gz or .zst). `builtin:state-of-the-union` is the corpus that comes with Crosscut. Leave `text`
+    """Raw text to train on: .txt, .jsonl, .parquet and .tsv files, folders of the first three, or globs. Files in .txt,
+    .jsonl and .tsv may be compressed (.gz or .zst). On the command line, several names need only commas between them:
+    `data.text=a.txt,b.txt`. `builtin:state-of-the-union` is the corpus that comes with Crosscut. Leave `text`
     empty if `tokens` already holds shards."""
 
     tokens: str = ""
@@ -80,7 +81,7 @@ class DataConfig:
     proportional to 1 / n. With 1, only single words are masked."""
 
     text_key: str = "text"
-    """Key (jsonl) or column (parquet) of the text."""
+    """Key (jsonl) or column (parquet, tsv) of the text."""
 
     num_shards: int = 5
     """Number of training shards. The order of the shards is shuffled in every epoch. The paper uses 5."""

@@ -40,7 +40,7 @@ class EvaluationConfig:
     and per document, and the bits per byte. Empty skips this task."""
 
     text_key: str = "text"
-    """Key (jsonl) or column (parquet) of the text."""
+    """Key (jsonl) or column (parquet, tsv) of the text."""
 
     window: int = 0
     """Number of tokens that the model sees at once. 0 means 1024 as in the paper, or the model's maximum if the maximum

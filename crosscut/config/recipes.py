@@ -6,7 +6,10 @@ values, so the recipe "paper" is empty. A setting of the run always replaces the
 
 from typing import Any
 
-from crosscut.config.published.presets import DEMO_PRESET, LAPTOP_PRESETS, MODERN, PRESETS
+from crosscut.config.data import DataConfig
+from crosscut.config.model import FeedForward, ModelConfig
+from crosscut.config.published.presets import DEMO_PRESET, MODERN
+from crosscut.config.run import RunConfig
 
 RECIPES: dict[str, dict[str, dict[str, Any]]] = {
     # Sections 4.1.1 and 4.1.3 of the paper, for models of hundreds of millions of parameters on a cluster.
@@ -48,15 +51,57 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-def default_recipe(*, preset: str, initialize_from: object) -> str:
-    """Name of the recipe for a run without `recipe`. `preset` and `initialize_from` are the run's `model.preset` and
-    `training.initialize_from`, or empty.
+LARGE = 100_000_000
+"""Number of parameters from which a model has the recipe "paper" by default, and not "small"."""
 
-    A run from published weights has the recipe "continued", the preset of the demo has "modern", a preset of the paper
-    or of another published model has "paper", and every other model has "small".
+_DEFAULTS = {"small": "the default below 100M parameters", "paper": "the default from 100M parameters on"}
+
+_GATED = (FeedForward.SWIGLU, FeedForward.GEGLU)
+
+
+def default_recipe(model: ModelConfig | None, *, preset: str, initialize_from: object) -> str:
+    """Name of the recipe for a run without `recipe`. `preset` and `initialize_from` are the run's `model.preset` and
+    `training.initialize_from`, or empty. `model` is None if its settings are wrong.
+
+    A run from published weights has the recipe "continued", and the preset of the demo has "modern". Every other model
+    has "small" below `LARGE` parameters, and "paper" otherwise.
     """
     if initialize_from:
         return "continued"
     if preset == DEMO_PRESET:
         return "modern"
-    return "paper" if preset in PRESETS and preset not in LAPTOP_PRESETS else "small"
+    return "paper" if model is not None and num_parameters(model) >= LARGE else "small"
+
+
+def steps_between_validations(steps: int) -> int:
+    """Number of steps between the validation passes of a run of `steps` steps that does not set it: a run of at least
+    100 steps has ten passes, and a shorter one has four, so that a short run does not mainly validate.
+    """
+    return max(1, steps // 10, min(10, -(-steps // 4)))
+
+
+def num_parameters(model: ModelConfig) -> int:
+    """Number of parameters in the matrices of a model, without biases and norms. If the vocabulary is the tokenizer's,
+    the default of `data.vocab_size` is used. The planner counts all parameters exactly.
+    """
+    attention = model.hidden_size * (2 * model.query_size + model.key_value_size)
+    num_matrices = sum(3 if model.mlp_of(layer) in _GATED else 2 for layer in range(model.num_layers))
+    rows = (model.vocab_size or DataConfig.vocab_size) * (1 if model.tied else 2)
+    rows += model.max_sequence_length if model.positions == "learned" else 0
+    return model.num_layers * attention + model.hidden_size * (num_matrices * model.mlp_size + rows)
+
+
+def describe_recipe(run: RunConfig) -> str:
+    """Recipe and learning rates of a run in words, for its banner and its plan."""
+    rates = {
+        "learning rate": run.optimizer.learning_rate,
+        "matrices": run.optimizer.matrix_learning_rate,
+        "embedding": run.optimizer.embedding_learning_rate,
+        "head": run.optimizer.head_learning_rate,
+    }
+    told = ", ".join(f"{name} {rate:g}" for name, rate in rates.items() if rate)
+    if not run.recipe:
+        return told
+    is_default = run.recipe == default_recipe(run.model, preset="", initialize_from=run.training.initialize_from)
+    reason = f" ({_DEFAULTS[run.recipe]})" if is_default and run.recipe in _DEFAULTS else ""
+    return f"{run.recipe}{reason}: {told}"

@@ -105,6 +105,10 @@ class RunConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
 
+    recipe: str = field(default="", compare=False)
+    """Name of the recipe that gave the settings which the run left out. The settings of a resolved run no longer depend
+    on it. Empty if the run gave all settings."""
+
     def __post_init__(self) -> None:
         require_tensor_axis(self.model, self.layout.tensor)
         self._check_batch()

@@ -151,7 +151,8 @@ class TrainingConfig:
     only these two steps have one."""
 
     validation_sequences: int = 1024
-    """Number of sequences per validation pass. All passes use the same sequences. 0 uses the whole validation set."""
+    """Number of sequences per validation pass. All passes use the same sequences, which are spread evenly over the
+    held-out documents (docs/data.md). 0 uses the whole validation set."""
 
     compare_replicas_every: int = 100
     """Number of steps between comparisons of the parameters that several ranks replicate. The comparison also runs

@@ -17,9 +17,11 @@ import numpy as np
 
 from crosscut.config.data import DataConfig, Objective
 from crosscut.config.errors import DamagedDataError, DataError
+from crosscut.config.published.folders import MODEL_FILE
 from crosscut.config.system.files import read_json, require_regular
 from crosscut.data.text.sentences import sentence_rules
 from crosscut.data.text.sources import unreadable
+from crosscut.data.tokenization.inner import require_tokenizer
 from crosscut.data.tokenization.wordpiece import digest_of_given
 
 MANIFEST_NAME = "manifest.json"
@@ -66,6 +68,8 @@ class Settings:
         """Return the settings of a run. Raises `DataError` if the run's tokenizer file cannot be read."""
         given = ""
         if config.tokenizer:
+            if Path(config.tokenizer).with_name(MODEL_FILE).is_file():  # the folder of a published model
+                require_tokenizer(Path(config.tokenizer))
             try:
                 given = digest_of_given(Path(config.tokenizer))
             except OSError as error:

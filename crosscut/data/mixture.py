@@ -210,7 +210,8 @@ class MixedSampler(Samples):
 
 @final
 class MixedValidationSampler(ValidationSamples):
-    """Samples from the validation shards of several token folders, one folder after the other.
+    """Samples from the validation shards of several token folders, one folder after the other, at equal distances in
+    each folder.
 
     Each folder's number of samples is proportional to its weight, so that the mean loss of the samples is the loss on
     the mixture. Without a limit, the total is the largest number for which every folder has enough samples. Every
@@ -229,9 +230,10 @@ class MixedValidationSampler(ValidationSamples):
 
     def sample_at(self, position: int, limit: int) -> tuple[Ids, Ids]:
         """Return the tokens and targets, each [S], of the sample at `position`, counted over all folders."""
-        ends = list(accumulate(self._counts(limit)))
+        counts = self._counts(limit)
+        ends = list(accumulate(counts))
         number = bisect_right(ends, position)
-        return self._samplers[number].sample(position - (ends[number - 1] if number else 0))
+        return self._samplers[number].sample_at(position - (ends[number - 1] if number else 0), counts[number])
 
     def check_unchanged(self) -> None:
         """Raise `DataError` if a file has been written to or truncated since it was opened."""

@@ -5,6 +5,7 @@ reused if it was made from the same text with the same settings. A folder with o
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -76,7 +77,7 @@ def _check_made_from(config: DataConfig, target: Path, sources: Sequence[Source]
     differences = list(_differences(made=manifest.settings, asked=settings))
     if settings.given_tokenizer and settings.given_tokenizer == manifest.settings.given_tokenizer:
         # A file beside the tokenizer may name this token. The hash of the tokenizer does not cover that file.
-        end = Tokenizer.load(Path(config.tokenizer)).end_of_text
+        end = Tokenizer.load(Path(config.tokenizer), setting="data.tokenizer").end_of_text
         if end != manifest.end_of_text:
             differences.append(f"documents that end with id {manifest.end_of_text} instead of {end}")
     if not _same_text(sources, manifest.sources):
@@ -125,9 +126,9 @@ def _same_text(sources: Sequence[Source], entries: Sequence[SourceEntry]) -> boo
     return _hash([source for source, _ in moved]) == [entry.sha256 for _, entry in moved]
 
 
-def _hash(sources: Sequence[Source]) -> list[str]:
+def _hash(sources: Sequence[Source], *, shown: bool = False) -> list[str]:
     try:
-        return sha256_of_all([source.path for source in sources])
+        return sha256_of_all([source.path for source in sources], description="hash text" if shown else "")
     except OSError as error:
         raise unreadable(str(error.filename), error) from None
 
@@ -142,10 +143,11 @@ def _make(
     progress: bool,
 ) -> None:
     size, sentences = sum(source.size for source in sources), config.has_sentences
-    if workers is None:
-        workers = 1 if size < SMALL_CORPUS_BYTES else available_cores()
-    with beside(target, setting="data.tokens") as temporary, ProgressBar(shown=progress) as bar:
-        hashes = _hash(sources)
+    workers = workers or (1 if size < SMALL_CORPUS_BYTES else available_cores())
+    with ExitStack() as stack:
+        temporary = stack.enter_context(beside(target, setting="data.tokens"))
+        hashes = _hash(sources, shown=progress)
+        bar = stack.enter_context(ProgressBar(shown=progress))
         tokenizer = _make_tokenizer(config, sources, temporary / TOKENIZER_NAME, bar)
         batches = encode_documents(
             read_sources(sources, text_key=config.text_key),
@@ -154,10 +156,9 @@ def _make(
             end_of_text=tokenizer.end_of_text,
             sentences=sentences,
         )
-        ratio = settings.train_to_validation
-        whole = _held_whole(sources, ratio)
+        whole = _held_whole(sources, settings.train_to_validation)
         items = _whole_items(_counted(batches, bar.phase("Tokens", size)), whole)
-        split = split_at_random(items, train_to_validation=ratio, seed=settings.seed)
+        split = split_at_random(items, train_to_validation=settings.train_to_validation, seed=settings.seed)
         train, validation = write_shards(_pieces(split), temporary, num_shards=settings.num_shards, sentences=sentences)
         _check_unchanged(sources)
         Manifest(
@@ -182,7 +183,7 @@ def _entries(sources: Sequence[Source], hashes: Sequence[str]) -> tuple[SourceEn
 
 def _make_tokenizer(config: DataConfig, sources: Sequence[Source], path: Path, bar: ProgressBar) -> Tokenizer:
     if config.tokenizer:
-        tokenizer = Tokenizer.load(Path(config.tokenizer))
+        tokenizer = Tokenizer.load(Path(config.tokenizer), setting="data.tokenizer")
         tokenizer.check_supports(config.objective)
         tokenizer.copy_given(Path(config.tokenizer), path)
     else:

@@ -1,4 +1,4 @@
-"""Order of the validation samples. Every validation pass reads the same samples.
+"""Order of the validation samples. Every validation pass reads the same samples, spread evenly over the held-out text.
 
 Shapes: B batch, S sequence.
 """
@@ -15,9 +15,14 @@ from crosscut.data.sampler import Ids, share_of_batch
 from crosscut.data.shards.reading import Shard
 from crosscut.data.tokenization.tokenizer import Tokenizer
 
+_CONTEXT = 16
+"""Number of tokens in front of a sample with which the sample's bytes are counted: more than a character has."""
+
 
 class ValidationSamples(ABC):
-    """Samples for validation, in a fixed order. With a limit, a validation pass reads only a part of the samples."""
+    """Samples for validation, in a fixed order. With a limit, a validation pass reads only a part of the samples, at
+    equal distances.
+    """
 
     sequence_length: int
     """Number of tokens of a sample."""
@@ -94,11 +99,14 @@ class ValidationSampler(ValidationSamples):
         return min(limit, self.num_samples) if limit else self.num_samples
 
     def sample_at(self, position: int, limit: int) -> tuple[Ids, Ids]:
-        """Return the sample at `position`. `limit` has no effect, because every validation pass starts with the first
-        sample.
+        """Return the sample at `position` of a validation pass. The samples of a pass have equal distances, up to
+        rounding, so that they come from all held-out documents and not only from the first ones.
         """
-        del limit
-        return self.sample(position)
+        return self.sample(self._index(position, self.count(limit)))
+
+    def _index(self, position: int, count: int) -> int:
+        """Index of a sample of a pass over `count` samples: the middle of its part of the shard."""
+        return (2 * position + 1) * self.num_samples // (2 * count)
 
     def check_unchanged(self) -> None:
         """Raise `DataError` if a file of the shard has been written to or truncated since it was opened."""
@@ -106,13 +114,25 @@ class ValidationSampler(ValidationSamples):
 
     def num_bytes(self, tokenizer: Tokenizer, *, limit: int = 0) -> int:
         """Return the number of bytes of the text of all targets; see `ValidationSamples.num_bytes`."""
-        stop = self.count(limit) * self.sequence_length + 1
-        start, total = 0, -tokenizer.num_bytes(self._shard.tokens[:1])
-        for end in self._shard.ends.tolist():
-            if start >= stop:
-                break
-            total += tokenizer.num_bytes(self._shard.tokens[start : min(end, stop)])
-            start = end
+        count, ends = self.count(limit), self._shard.ends.astype(np.int64)
+        if count == self.num_samples:
+            return self._bytes_between(tokenizer, ends, 1, self._shard.num_tokens)
+        firsts = [self._index(position, count) * self.sequence_length + 1 for position in range(count)]
+        return sum(self._bytes_between(tokenizer, ends, first, first + self.sequence_length) for first in firsts)
+
+    def _bytes_between(self, tokenizer: Tokenizer, ends: Ids, first: int, stop: int) -> int:
+        """Number of bytes of the tokens from `first` to `stop` (exclusive). `ends` are the ends of the documents.
+
+        The bytes of a token can depend on the tokens in front of it in its document, such as the first bytes of the
+        same character. The count therefore is the difference of two texts that begin at the same earlier token.
+        """
+        number, last = np.searchsorted(ends, (first, stop - 1), side="right").tolist()
+        total, begin, tokens = 0, int(ends[number - 1]) if number else 0, self._shard.tokens
+        for end in ends[number : last + 1].tolist():
+            start = max(begin, first)
+            before = max(begin, start - _CONTEXT)
+            total += tokenizer.num_bytes(tokens[before : min(end, stop)]) - tokenizer.num_bytes(tokens[before:start])
+            begin = end
         return total
 
 

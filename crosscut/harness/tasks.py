@@ -11,6 +11,7 @@ from typing import Any
 
 from crosscut.config import ConfigError
 from crosscut.config.checks import require_at_least
+from crosscut.config.system.extras import install_command
 from crosscut.evaluation.places import described, require_writable, write_report
 from crosscut.evaluation.ranks import Machinery, with_model
 from crosscut.model import GPT
@@ -91,9 +92,7 @@ def _task_manager(harness: Harness) -> Any:
 def require_installed(asked: str) -> None:
     """Raise `ConfigError` if lm-eval is not installed. The message begins with the command or option in `asked`."""
     if find_spec("lm_eval") is None:
-        raise ConfigError(
-            f"{asked} needs lm-eval, but lm-eval is not installed. Run `pip install 'crosscut[harness]'`."
-        )
+        raise ConfigError(f"{asked} needs lm-eval, but lm-eval is not installed. Run `{install_command('harness')}`.")
 
 
 def _require_tasks(harness: Harness) -> None:

@@ -86,11 +86,12 @@ def _weak(results: Results, title: str, words: str, rows: Sequence[Row]) -> Sect
     header = ("ranks", f"per {_device(results)}", "model", "parameters per rank")
     return Section(
         title,
-        f"{words} The bars show {unit}.",
+        words,
         (*header, *_SECONDS, unit, "of linear", *_forecast_header(one)),
         cells,
         [(_name(row), bars) for row, bars in zip(rows, figures, strict=True)],
         _LEGEND[: len(figures[0])],
+        unit,
     )
 
 
@@ -114,13 +115,11 @@ def _strong(results: Results, axis: str, rows: Sequence[Row]) -> Section:
         (_name(row), (float(row.num_ranks), speed_up, *forecast))
         for row, speed_up, forecast in zip(rows, speed_ups, forecasts, strict=True)
     ]
-    words = (
-        f"One model and one batch on more {axis} ranks. These ranks share {OPTIONS[axis][0].shares}. The bars show the "
-        "speed-up over one rank."
-    )
+    words = f"One model and one batch on more {axis} ranks. These ranks share {OPTIONS[axis][0].shares}."
     header = ["ranks", f"per {_device(results)}", *(["setting"] if has_settings else []), *_SECONDS, "speed-up"]
     header += ["of linear", *_forecast_header(one)]
-    return Section(f"Strong scaling: {axis} ranks", words, tuple(header), cells, bars, _LEGEND[: len(bars[0][1])])
+    legend = _LEGEND[: len(bars[0][1])]
+    return Section(f"Strong scaling: {axis} ranks", words, tuple(header), cells, bars, legend, "speed-up over one rank")
 
 
 def _process(results: Results) -> Section:

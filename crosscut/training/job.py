@@ -56,7 +56,13 @@ from crosscut.training.requirements import (
     require_objective,
     require_own_names,
 )
-from crosscut.training.resuming import describe_new_average, describe_new_settings, identity_of, require_resumable
+from crosscut.training.resuming import (
+    describe_new_average,
+    describe_new_settings,
+    identity_of,
+    newest_checkpoint_told,
+    require_resumable,
+)
 from crosscut.training.spikes.order import Skip
 from crosscut.training.spikes.record import drop_abandoned, is_abandoned, new_record, resumed_record
 from crosscut.training.step import Trainer
@@ -138,9 +144,9 @@ def run_training(run: RunConfig, *, resume: Resume = False, profile: bool = Fals
             f"{stop.step} of {run.training.steps}. Its checkpoint is "
             f"`{checkpoint_folder(run.checkpoints_folder, stop.step)}`. "
             + (
-                f"{advice} with {again}."
+                f"{advice} with `{again}`."
                 if stop.step < run.training.steps
-                else f"Only the report is missing: write it with {again}."
+                else f"Only the report is missing: write it with `{again}`."
             ),
             interrupted=stop.interrupted,
         )
@@ -156,7 +162,8 @@ def _trained(run: ResolvedRun, ranks: Ranks, resume: Resume, profile: bool) -> _
             prepare = partial(_prepare_unless_complete, run, resume, profile, until_the_end, memory)
             beforehand = memory.find if resume else lambda: None
             try:
-                return in_ranks(ranks, partial(_train, memory=memory), prepare=prepare, beforehand=beforehand)
+                with newest_checkpoint_told([run.config.checkpoints_folder], _again(run.config)):
+                    return in_ranks(ranks, partial(_train, memory=memory), prepare=prepare, beforehand=beforehand)
             except RunHung as hung:
                 _require_restart(run.config, hung)
         resume = "auto"
@@ -165,7 +172,7 @@ def _trained(run: ResolvedRun, ranks: Ranks, resume: Resume, profile: bool) -> _
 def _again(run: RunConfig) -> str:
     """Return the command that resumes a run."""
     config = shlex.quote(str(Path(run.output.folder) / CONFIG_FILE))
-    return f"`{typed_command()} train {config} --resume auto`"
+    return f"{typed_command()} train {config} --resume auto"
 
 
 def _require_restart(run: RunConfig, hung: RunHung) -> None:
@@ -177,7 +184,7 @@ def _require_restart(run: RunConfig, hung: RunHung) -> None:
     ignore_requests()
     raise RunStopped(
         f"The run hung and has ended. The report above is also in `{run.output.folder}`. The last checkpoint is "
-        f"`{newest}`. Requeue the job, or resume with {_again(run)}."
+        f"`{newest}`. Requeue the job, or resume with `{_again(run)}`."
     ) from None
 
 

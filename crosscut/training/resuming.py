@@ -4,16 +4,19 @@ the learning rate, a different z-loss, and the beginning or end of a moving aver
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from crosscut.checkpoint import Folder, Manifest, Progress, holds_average, list_checkpoints, require_identity
+from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import (
     ConfigError,
     CrosscutError,
     ModelConfig,
     OptimizerConfig,
+    RankFailure,
     RunConfig,
     TrainingConfig,
     load_run,
@@ -88,6 +91,24 @@ def require_resumable(run: RunConfig, checkpoint: Folder, identity: Mapping[str,
             f"Try training.steps={2 * done}."
         )
     return progress
+
+
+@contextmanager
+def newest_checkpoint_told(checkpoints: Iterable[str | Path], again: str) -> Iterator[None]:
+    """Add to a `RankFailure` inside the context that the run has checkpoints, and how it continues from the newest one.
+    `checkpoints` are the folders of the checkpoints, and `again` is the command that resumes the run.
+    """
+    try:
+        yield
+    except RankFailure as failure:
+        found = [each[-1] for each in map(list_checkpoints, checkpoints) if each]
+        if not found:
+            raise
+        newest = max(found, key=lambda folder: folder.path.stat().st_mtime if isinstance(folder, LocalFolder) else 0.0)
+        step = int(newest.name.removeprefix("step-"))
+        raise RankFailure(
+            f"{failure}\nThe newest checkpoint is that of step {step:,}, `{newest}`. Continue from it with `{again}`."
+        ) from None
 
 
 def can_resume_after_hang(folder: Path, checkpoints: str | Path) -> bool:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -241,9 +242,16 @@ def test_all_damaged_is_an_error_that_lists_them(checkpoint):
 
 
 def test_large_checkpoints_show_how_far_the_check_is(checkpoint, monkeypatch, capsys):
-    import crosscut.checkpoint.damage as damage
-
-    monkeypatch.setattr(damage, "_LARGE", 1)
+    monkeypatch.setattr("crosscut.config.system.byte_progress.LARGE", 1)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     find_damage(LocalFolder(checkpoint), progress=True)
     assert "check step-00000002" in capsys.readouterr().err
+
+
+def test_a_long_check_writes_lines_into_a_log(checkpoint, monkeypatch, capsys):
+    monkeypatch.setattr("crosscut.config.system.byte_progress.SECONDS_BETWEEN_LINES", -1.0)
+    assert not find_damage(LocalFolder(checkpoint), progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"check step-00000002  0\.0 of 0\.0 GB  [\d,]+ MB/s  0:00:00 left", lines[-1])
+    assert not find_damage(LocalFolder(checkpoint))
+    assert capsys.readouterr().err == ""

@@ -128,7 +128,7 @@ def test_url_that_needs_a_package_says_which(monkeypatch):
     monkeypatch.setitem(sys.modules, "s3fs", None)
     importlib.import_module("fsspec.registry")  # whose name in the package is a dictionary
     monkeypatch.setattr(sys.modules["fsspec.registry"], "_registry", {})
-    with pytest.raises(CheckpointError, match=r"Try `pip install crosscut\[s3\]`\."):
+    with pytest.raises(CheckpointError, match=r"Run `.* -m pip install -e .*\[s3\]'`\."):
         folder_at("s3://bucket/run")
 
 

@@ -139,4 +139,4 @@ def test_report_is_written_without_a_sample_if_the_tokenizer_is_gone(crosscut_he
     assert (tmp_path / "run" / "summary.json").exists()
     sample = (tmp_path / "run" / "sample.txt").read_text()
     assert sample.startswith("No text. `")
-    assert "tokens/tokenizer.json` must be a readable `tokenizer.json`, but is not: No such file" in sample
+    assert "tokens/tokenizer.json` must exist, but is missing. " in sample

@@ -126,7 +126,10 @@ def test_killed_rank_ends_the_run_in_seconds_and_leaves_the_last_checkpoint(book
     assert time.monotonic() - killed < 30, "in seconds, on a busy machine"
     assert process.returncode == 1
     assert "was ended by SIGKILL" in errors
-    assert list((run / "checkpoints").glob("step-*"))
+    newest = sorted((run / "checkpoints").glob("step-*"))[-1]
+    step = int(newest.name.removeprefix("step-"))
+    assert f"The newest checkpoint is that of step {step:,}, `{newest}`." in errors
+    assert f"Continue from it with `python -m crosscut train {run}/config.toml --resume auto`." in errors
 
 
 def test_diverging_run_says_where_and_keeps_the_last_good_checkpoint(crosscut_here, run):

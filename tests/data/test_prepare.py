@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from crosscut.config import DataConfig, DataError
-from crosscut.data import Shard, TokenFolder, prepare
+from crosscut.data import Shard, TokenFolder, masked_validation, prepare, validation_samples
 from tests.endless import ENDLESS
 
 prepare_module = sys.modules["crosscut.data.prepare"]  # as an attribute of the room, the name is the function's
@@ -101,6 +101,27 @@ def test_a_text_file_larger_than_the_share_of_validation_is_split_by_its_pieces(
     train, validation = ({name for name, _ in origins_of(part)} for part in (tokens.train, [tokens.validation]))
     assert {Path(name).name for name in train & validation} == {"00.txt"}
     assert 0 < tokens.validation.num_tokens < 0.3 * sum(shard.num_tokens for shard in tokens.train)
+
+
+@pytest.mark.parametrize("objective", ["causal", "masked"])
+def test_validation_on_two_books_reads_both(tmp_path: Path, objective: str) -> None:
+    texts = [f"The {word} book has a sentence here. It is the {word} one of two.\n\n" for word in ("first", "second")]
+    for name, text in zip("ab", texts, strict=True):
+        (tmp_path / f"{name}.txt").write_text(text * 5000)
+    books = (str(tmp_path / "a.txt"), str(tmp_path / "b.txt"))
+    config = DataConfig(text=books, vocab_size=300, num_shards=1, objective=objective, train_to_validation=4)
+    tokens = prepare(config, tmp_path / "tokens", seed=5, progress=False)
+    assert tokens.validation.files() == list(books)
+    options = {"sequence_length": 64}
+    samples = (
+        masked_validation(tokens, config, seed=5, **options)
+        if objective == "masked"
+        else validation_samples(tokens, **options)
+    )
+    assert samples.count(0) > 8
+    rows = np.concatenate([batch[0] for batch in samples.batches(batch_size=4, limit=8)])
+    counts = Counter(word for row in rows for word in tokens.tokenizer().decode(row.tolist()).split())
+    assert min(counts["first"], counts["second"]) > 5, "sequences come from both books"
 
 
 def test_a_text_file_of_many_documents_is_split_by_its_pieces(

@@ -183,8 +183,33 @@ def test_validation_counts_every_token_once_over_all_ranks(
     assert pairs == [(token, token + 1) for token in range(1, num_tokens)]
 
 
-def test_validation_can_be_limited_to_its_first_samples(make_shard: MakeShard) -> None:
-    sampler = ValidationSampler(make_shard([100]), sequence_length=10)
+@given(num_tokens=st.integers(2, 400), sequence_length=st.integers(1, 12), limit=st.integers(1, 60))
+def test_a_limited_validation_is_spread_over_the_whole_shard(num_tokens: int, sequence_length: int, limit: int) -> None:
+    tokens = np.arange(num_tokens, dtype=np.uint16)
+    shard = Shard("validation", tokens, np.array([(num_tokens, 1, 0)], dtype=INDEX_DTYPE), ("a",))
+    sampler = ValidationSampler(shard, sequence_length=sequence_length)
+    count = sampler.count(limit)
+    firsts = np.array([sampler.sample_at(position, limit)[0][0] for position in range(count)]) // sequence_length
+    gaps = np.diff(firsts, prepend=-1, append=sampler.num_samples)
+    assert gaps.min() >= 1
+    inner = gaps[1:-1]
+    assert inner.size == 0 or inner.max() - inner.min() <= 1
+    assert gaps.max() <= -(-sampler.num_samples // count) + 1
+
+
+@pytest.mark.parametrize("limit", [2, 3, 8])
+def test_a_limited_validation_reads_both_of_two_documents(make_shard: MakeShard, limit: int) -> None:
+    """The first sequences would all come from the first book."""
+    sampler = ValidationSampler(make_shard([1000, 1000]), sequence_length=10)
+    ranks = [np.concatenate([t for t, _ in sampler.batches(batch_size=4, rank=r, size=2, limit=limit)]) for r in (0, 1)]
+    whole = np.concatenate([tokens for tokens, _ in sampler.batches(batch_size=4, limit=limit)])
+    from_second = int((whole[:limit, 0] >= 1000).sum())
+    assert limit // 2 <= from_second <= (limit + 1) // 2
+    assert sorted(map(tuple, np.concatenate(ranks).tolist())) == sorted(map(tuple, whole.tolist()))
+
+
+def test_validation_can_be_limited(make_shard: MakeShard) -> None:
+    sampler = ValidationSampler(make_shard([101]), sequence_length=10)
     assert sampler.num_samples == 10
     batches = list(sampler.batches(batch_size=4, limit=5))
     assert len(batches) == 2
@@ -207,13 +232,14 @@ def test_validation_bytes_are_those_of_the_targets(tokenizer_file: Path, tmp_pat
     texts = ["hello world", "\N{EURO SIGN}" * 5, "hello hello \N{EURO SIGN}", "world"]
     shard = shard_of([[*tokenizer.encode(text), tokenizer.end_of_text] for text in texts])
     sampler = ValidationSampler(shard, sequence_length=S)
-    targets = np.concatenate([targets.ravel() for _, targets in sampler.batches(batch_size=1, limit=limit)])
+    read, targets = (
+        np.concatenate(rows).ravel() for rows in zip(*sampler.batches(batch_size=1, limit=limit), strict=True)
+    )
     scored = targets[targets != IGNORED].tolist()
     spell = TokenBytes.load(file)
     expected = sum(len(spell(token)) for token in scored if token != tokenizer.end_of_text)
     if make == "sentencepiece":  # the decoder drops the space before each text, except before the first, not a target
-        begun = [row for row, token in enumerate(scored) if token == tokenizer.end_of_text and row + 1 < len(scored)]
-        expected -= len(begun)
+        expected -= int(((read == tokenizer.end_of_text) & (targets != IGNORED)).sum())
     assert sampler.num_bytes(tokenizer, limit=limit) == expected
     first = len(texts[0].encode()) - tokenizer.num_bytes(shard.tokens[:1])
     if limit in (0, 1000):

@@ -3,6 +3,7 @@ from click.testing import CliRunner
 
 from crosscut.cli.main import commands
 from crosscut.config import ConfigError
+from crosscut.config.system.extras import install_command
 
 
 @pytest.mark.parametrize(
@@ -18,5 +19,5 @@ def test_without_lm_eval_it_is_said_how_to_get_it(typed, asked, monkeypatch):
     result = CliRunner().invoke(commands, typed)
     assert isinstance(result.exception, ConfigError), result.exception
     assert str(result.exception) == (
-        f"{asked} needs lm-eval, but lm-eval is not installed. Run `pip install 'crosscut[harness]'`."
+        f"{asked} needs lm-eval, but lm-eval is not installed. Run `{install_command('harness')}`."
     )

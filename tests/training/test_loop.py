@@ -47,16 +47,17 @@ def bits_by_hand(run) -> tuple[float, int]:
     trainer, batches = parts(run)
     tokens, tokenizer = batches._tokens, batches._tokens.tokenizer()
     length, count = run.training.sequence_length, run.training.validation_sequences
-    ids = torch.from_numpy(tokens.validation.tokens[: count * length + 1].astype("int64"))
-    bits = 0.0
+    ids = torch.from_numpy(tokens.validation.tokens[:].astype("int64"))
+    every = (len(ids) - 2) // length + 1
+    bits, num_bytes = 0.0, 0
     model = trainer.model.eval()
     with torch.no_grad():
-        for start in range(0, count * length, length):
+        for number in range(count):
+            start = int((number + 0.5) / count * every) * length  # the middle of each part of the held-out text
             logits = model.logits_of(model.hidden_states(ids[start : start + length].unsqueeze(0))[0])
-            chosen = logits.double().log_softmax(1).gather(1, ids[start + 1 : start + length + 1].unsqueeze(1))
-            bits -= chosen.sum().item() / math.log(2)
-    text = tokenizer.decode(ids.tolist())
-    num_bytes = len(text.encode()) - len(tokenizer.decode(ids[:1].tolist()).encode())
+            targets = ids[start + 1 : start + length + 1]
+            bits -= logits.double().log_softmax(1).gather(1, targets.unsqueeze(1)).sum().item() / math.log(2)
+            num_bytes += len(tokenizer.decode(targets.tolist()).encode())
     return bits / num_bytes, num_bytes
 
 

@@ -11,10 +11,11 @@ import torch
 
 from crosscut.checkpoint import read_manifest
 from crosscut.checkpoint.storage import LocalFolder
-from crosscut.config import CheckpointError, RunConfig
+from crosscut.config import CheckpointError, RankFailure, RunConfig
 from crosscut.training.loop import Loop
+from crosscut.training.resuming import newest_checkpoint_told
 from tests.checkpoint.forged import fit_hashes
-from tests.training.jobs import parts
+from tests.training.jobs import loop, parts
 
 HERE = ("checkpoint.keep=100", "training.validate_every=0")
 
@@ -267,3 +268,19 @@ def test_failed_checkpoint_stops_the_run_or_does_not(ranks, run_with, capfd):
         ranks.run(2, record, run_with(*settings, "layout.tensor=2"))
     results = ranks.run(2, record, run_with(*settings, "layout.tensor=2", "checkpoint.on_failure=continue"))
     assert all(sorted(result["losses"]) == [0, 1, 2, 3] for result in results)
+
+
+def test_a_failed_rank_names_the_newest_checkpoint_and_how_to_resume(ranks, run_with, tmp_path):
+    run = run_with("training.steps=4", "checkpoint.every=2")
+    ranks.run(1, loop, run)
+    folder = Path(run.checkpoints_folder)
+    with pytest.raises(RankFailure) as told, newest_checkpoint_told([tmp_path / "none", folder], "crosscut again"):
+        raise RankFailure("Rank 1 was ended by SIGKILL; the other ranks were stopped.")
+    assert str(told.value).splitlines() == [
+        "Rank 1 was ended by SIGKILL; the other ranks were stopped.",
+        f"The newest checkpoint is that of step 4, `{folder}/step-00000004`. Continue from it with `crosscut again`.",
+    ]
+    with pytest.raises(RankFailure, match=r"^early$"), newest_checkpoint_told([tmp_path / "none"], "crosscut again"):
+        raise RankFailure("early")
+    with pytest.raises(CheckpointError, match=r"^mistake$"), newest_checkpoint_told([folder], "crosscut again"):
+        raise CheckpointError("mistake")

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from crosscut.cli.arguments import has_file
 from crosscut.config import PRESETS, ConfigError, Layout, RunConfig, load_run
 from crosscut.config.checks import listed
-from crosscut.config.recipes import default_recipe
 from crosscut.config.system.terminal import echo
 
 if TYPE_CHECKING:
@@ -28,17 +27,6 @@ def asked_run(arguments: tuple[str, ...], model: str | None, *, layout: Layout |
     if has_file(arguments):
         return load_run(Path(arguments[0]), arguments[1:], layout=layout)
     return load_run({"model": {"preset": _preset(str(model))}}, arguments, layout=layout)
-
-
-def recipe_of_batch(arguments: tuple[str, ...], model: str | None) -> str:
-    """Name of the recipe that sets the batch size of the preset `model`. Empty if an override or a file may set the
-    batch size.
-    """
-    given = {name: value.strip("\"'") for name, _, value in (argument.partition("=") for argument in arguments)}
-    if model is None or "training.batch_size" in given:
-        return ""
-    own = default_recipe(preset=_preset(model), initialize_from=given.get("training.initialize_from", ""))
-    return given.get("recipe") or own
 
 
 def with_vocabulary(run: RunConfig) -> RunConfig:

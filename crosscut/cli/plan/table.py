@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from crosscut.cli.plan.asked import recipe_of_batch
 from crosscut.cli.plan.ranking import columns, legend, ranking, seconds_text, three_digits
 from crosscut.config import RunConfig
+from crosscut.config.recipes import describe_recipe
 from crosscut.config.system.terminal import new_console
 from crosscut.planner.facts import MEMORY_CATEGORIES, traffic_facts
 from crosscut.planner.messages.traffic import reason_against_halves
@@ -40,9 +40,8 @@ def show_plans(plans: "Plans", options: "ForecastOptions", asked: RunConfig) -> 
     batch = f"{training.batch_size:,} sequences of {training.sequence_length:,} tokens per step"
     if training.initial_batch_size:
         batch += f" ({training.initial_batch_size:,} at the start, growing over {training.ramp_steps:,} steps)"
-    if recipe := recipe_of_batch(options.arguments, options.model):
-        vocabulary += f"; training.batch_size={training.batch_size} is the default of recipe={recipe}"
     console.print(Text(f"{batch}{vocabulary}"))
+    console.print(Text(f"recipe {describe_recipe(asked)}" if asked.recipe else describe_recipe(asked)))
     given = [name for name in (argument.partition("=")[0] for argument in options.arguments) if name in CHOSEN]
     if given:
         console.print(Text(f"The plan chooses the values of {', '.join(given)}; the given values have no effect."))

@@ -1,11 +1,14 @@
 """Build a config dataclass from nested tables. All mistakes are recorded, not only the first one."""
 
 import dataclasses
+import glob
+import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from math import isnan
+from pathlib import Path
 from typing import Any
 
 from crosscut.config.checks import MOST_SEED, Choice, require_one_of, require_text, shown
@@ -19,6 +22,8 @@ from crosscut.config.system.files import parse_toml
 
 _MOST_SECTIONS = 1000
 """Maximum number of sections in an array of sections, such as the folders of a mixture."""
+_MOST_COMMAS = 8
+"""Maximum number of commas in the name of a file in a list without quotes, plus 1."""
 _MOST_UNKNOWN = 100
 """Maximum number of unknown keys to report per section. For each unknown key, the search for the key that the user
 meant takes time."""
@@ -34,6 +39,54 @@ class Override(str):
         except ValueError:
             return str(self)
         return table["value"] if len(table) == 1 else str(self)  # a string with line breaks may parse as several keys
+
+    def items(self) -> Any:
+        """The value of a key that takes a list: a TOML array, or items with commas between them, as in `a.txt,b.txt`
+        and `[a.txt, b.txt]`. Each item is an `Override`. The name of an existing file and a glob that matches files may
+        contain commas and brackets.
+        """
+        value, inner = self.parsed(), self.strip()
+        if isinstance(value, list | dict):
+            return value
+        if value != self or _is_path(self):  # quoted, a number, or the name of a file
+            return [self]
+        if inner.startswith("[") and inner.endswith("]"):
+            inner = inner[1:-1].rstrip().removesuffix(",")
+        elif _is_file(self):
+            return [self]
+        return [Override(item) for item in _joined_files(_ITEM.findall(inner))]
+
+    def as_text(self) -> str:
+        """The value of a key that takes a string. A title 1984 stays a string."""
+        plain = self.parsed()
+        return plain if isinstance(plain, str) else str(self)
+
+
+_ITEM = re.compile(r"""(?:^|(?<=,))(?:\s*(?:"[^"]*"|'[^']*')\s*(?=,|$)|[^,]*)""")
+"""An item between commas. Commas between quotes belong to the item."""
+
+
+def _is_path(text: str) -> bool:
+    """Whether a text is the path of a file or folder."""
+    try:
+        return Path(text).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):
+        return False
+
+
+def _is_file(text: str) -> bool:
+    """Whether a text is the path of a file or folder, or a glob that matches one."""
+    return _is_path(text) or (glob.has_magic(text) and any(glob.iglob(text, recursive=True)))  # noqa: PTH207 - Path.glob takes no absolute pattern
+
+
+def _joined_files(parts: list[str]) -> Iterator[str]:
+    """Yield the items of a list that was split at commas. Parts that together are the name of a file are one item."""
+    start = 0
+    while start < len(parts):
+        ends = range(min(len(parts), start + _MOST_COMMAS), start + 1, -1)
+        end = next((end for end in ends if _is_file(",".join(parts[start:end]).strip())), start + 1)
+        yield ",".join(parts[start:end]).strip()
+        start = end
 
 
 def parsed(value: Any) -> Any:
@@ -197,8 +250,8 @@ class Builder:
                 require_one_of(name, value, kind)
             return self._convert(str, value, name, place)  # the dataclass replaces the string with a member
         if isinstance(value, Override):
-            plain = value.parsed()
-            value = str(value) if kind is str and not isinstance(plain, str) else plain  # a title 1984 stays a string
+            is_list = typing.get_origin(kind) is tuple and not section_of(kind)
+            value = value.items() if is_list else value.as_text() if kind is str else value.parsed()
         if dataclasses.is_dataclass(kind):
             return self.build(typing.cast(type, kind), value, name, place)
         if section_of(kind):
@@ -227,6 +280,8 @@ class Builder:
 
 def _strings(value: Any, name: str) -> tuple[str, ...]:
     items = [value] if isinstance(value, str) else value
+    if isinstance(items, list | tuple):
+        items = [item.as_text() if isinstance(item, Override) else item for item in items]
     if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
         raise ConfigError(f"`{name}` must be a list of strings, but is {shown(value)}.")
     for item in items:
@@ -235,6 +290,8 @@ def _strings(value: Any, name: str) -> tuple[str, ...]:
 
 
 def _integers(value: Any, name: str) -> tuple[int, ...]:
+    if isinstance(value, list | tuple):
+        value = [parsed(item) for item in value]
     if not isinstance(value, list | tuple) or not all(type(item) is int for item in value):
         raise ConfigError(f"`{name}` must be a list of integers, but is {shown(value)}.")
     for item in value:

@@ -13,7 +13,6 @@ from types import MappingProxyType
 
 from crosscut.config.checks import listed
 from crosscut.config.model import ModelConfig
-from crosscut.config.run import RunConfig
 
 _LONGEST_NAME = 100
 """Longest name that is compared with the keys, in characters. The comparison takes quadratic time."""
@@ -94,8 +93,7 @@ def keys_of(kind: type, prefix: str = "") -> tuple[str, ...]:
         section = section_of(hints[field.name])
         name = f"{prefix}{field.name}"
         keys += [name] if section is None else keys_of(section, f"{name}.")
-    more = {ModelConfig: ("preset",), RunConfig: ("recipe",)}.get(kind, ())
-    return (*keys, *(f"{prefix}{name}" for name in more))
+    return (*keys, f"{prefix}preset") if kind is ModelConfig else tuple(keys)
 
 
 def section_of(annotation: object) -> type | None:

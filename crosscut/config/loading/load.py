@@ -19,7 +19,7 @@ from crosscut.config.loading.moved import replace_moved
 from crosscut.config.loading.recipe import expand_recipe
 from crosscut.config.loading.toml_lines import key_lines
 from crosscut.config.published.folders import TOKENIZER_FILE, is_published, read_published
-from crosscut.config.published.presets import PRESETS
+from crosscut.config.published.presets import MODERN, PRESETS
 from crosscut.config.run import RunConfig
 from crosscut.config.system.files import parse_toml, read_small, write_whole
 
@@ -177,10 +177,13 @@ def _not_toml(path: Path, text: str, reason: str) -> str:
 
 def _leave_model_out(table: Table) -> None:
     """Remove the file's model section if it names no preset. Otherwise its keys would change the preset that an
-    override names.
+    override names. If the section gives all that a recipe sets in a model, as the resolved file of a run does, the
+    recipe goes too: it would set the same keys again.
     """
     if isinstance(model := table.get("model"), dict) and "preset" not in model:
         del table["model"]
+        if MODERN.keys() <= model.keys():
+            table.pop("recipe", None)
 
 
 def _override(table: Table, overrides: Iterable[str], mistakes: Mistakes) -> None:

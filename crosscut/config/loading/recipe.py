@@ -8,14 +8,15 @@ from crosscut.config.errors import ConfigError
 from crosscut.config.loading.building import parsed
 from crosscut.config.loading.keys import advice, nearest
 from crosscut.config.loading.mistakes import Mistakes
+from crosscut.config.model import ModelConfig
 from crosscut.config.optimizer import MatrixOptimizer, OptimizerConfig
 from crosscut.config.published.presets import PRESETS, sequence_length_of
-from crosscut.config.recipes import RECIPES, default_recipe
+from crosscut.config.recipes import RECIPES, default_recipe, steps_between_validations
 from crosscut.config.training import TrainingConfig
 
-_WARM_UP_SHARE, _VALIDATIONS, _DECAY = 20, 10, 10
-"""Limits for settings that the run does not give: the warm-up takes at most a twentieth of the steps, a run has at
-least ten validation passes, and the learning rate falls at least to a tenth of its maximum."""
+_WARM_UP_SHARE, _DECAY = 20, 10
+"""Limits for settings that the run does not give: the warm-up takes at most a twentieth of the steps, and the learning
+rate falls at least to a tenth of its maximum."""
 
 _INITIAL_WEIGHTS = ("initial_spread", "zero_initial_outputs")
 """Keys of `[training]` for random initial weights. A run that starts from published weights does not have these
@@ -23,8 +24,9 @@ keys."""
 
 
 def expand_recipe(table: dict[str, Any], preset: str, mistakes: Mistakes) -> None:
-    """Replace the key `recipe` with the recipe's settings, except those that the run gives. If the key is missing,
-    `default_recipe` chooses a recipe for the model. `preset` is the name of the model's preset, or empty.
+    """Add the settings of the recipe that the key `recipe` names, except those that the run gives. If the key is
+    missing or empty, `default_recipe` chooses a recipe for the model, and the key becomes its name; it stays empty if
+    the run leaves nothing to the recipe. `preset` is the name of the model's preset, or empty.
 
     For some settings, the recipe gives only a maximum, and a run with few steps, short sequences or a low learning rate
     gets a lower value: `optimizer.warmup_steps`, `training.validate_every`, `training.sequence_length` and
@@ -38,11 +40,14 @@ def expand_recipe(table: dict[str, Any], preset: str, mistakes: Mistakes) -> Non
     """
     training = table.get("training")
     initial = parsed(training.get("initialize_from", "")) if isinstance(training, dict) else ""
-    name = parsed(table.pop("recipe", default_recipe(preset=preset, initialize_from=initial)))
+    default = default_recipe(_model_of(table), preset=preset, initialize_from=initial)
+    given = parsed(table.get("recipe", ""))
+    name = given or default
     if not isinstance(name, str) or name not in RECIPES:
         close = [found for found in (nearest(shown(name), RECIPES),) if found]
         mistakes.note(ConfigError(f"`recipe` must name a recipe, but is {shown(name)}.{advice(close, RECIPES)}"))
-        name = close[0] if close else default_recipe(preset=preset, initialize_from=initial)
+        name = close[0] if close else default
+    table["recipe"] = name if given or not _is_complete(table) else ""
     recipe = _for_published_weights(RECIPES[name]) if initial else RECIPES[name]
     defaults = {
         "training": {**_plain(TrainingConfig), **recipe.get("training", {})},
@@ -55,6 +60,25 @@ def expand_recipe(table: dict[str, Any], preset: str, mistakes: Mistakes) -> Non
     for section, values in recipe.items():
         if isinstance(table.setdefault(section, {}), dict):
             table[section] = {**values, **table[section]}
+
+
+def _model_of(table: dict[str, Any]) -> ModelConfig | None:
+    """Model of the run, or None if the settings of the model are wrong, which is reported later."""
+    section, names = table.get("model"), {field.name for field in dataclasses.fields(ModelConfig)}
+    try:
+        return (
+            ModelConfig(**{key: parsed(value) for key, value in section.items() if key in names}) if section else None
+        )
+    except (ConfigError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def _is_complete(table: dict[str, Any]) -> bool:
+    """Whether the run gives every setting that the recipe "small" sets, as the resolved file of a run does."""
+    return all(
+        isinstance(table.get(section), dict) and values.keys() <= table[section].keys()
+        for section, values in RECIPES["small"].items()
+    )
 
 
 def _for_published_weights(recipe: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -70,7 +94,7 @@ def _limit(table: dict[str, Any], defaults: dict[str, dict[str, Any]], preset: s
     if steps is not None:
         warm_up, every = defaults["optimizer"]["warmup_steps"], defaults["training"]["validate_every"]
         optimizer.setdefault("warmup_steps", min(warm_up, int(steps) // _WARM_UP_SHARE))
-        training.setdefault("validate_every", min(every, max(1, int(steps) // _VALIDATIONS)))
+        training.setdefault("validate_every", min(every, steps_between_validations(int(steps))))
     if rate is not None and "learning_rate" in optimizer:
         optimizer.setdefault("min_learning_rate", min(defaults["optimizer"]["min_learning_rate"], rate / _DECAY))
     layout, batch = table.get("layout"), defaults["training"]["batch_size"]

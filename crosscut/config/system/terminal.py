@@ -8,8 +8,7 @@ in all text for a terminal, and in all errors. Text that goes to a file or a pip
 import os
 import re
 import sys
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -50,22 +49,15 @@ def _has_colours() -> bool:
 
 def new_console(*, stderr: bool = False, width: int | None = None) -> "Console":
     """Make a console for tables and progress bars. Strings are printed as they are, without rich's markup and emoji
-    codes. A `width` applies to text that does not go to a terminal.
+    codes.
+
+    Output that does not go to a terminal has `width` columns. By default, it has 80 columns, but a table is as wide as
+    its text, and no word is cut: a file or a pipe has no edge.
     """
-    from rich.console import Console, ConsoleOptions
-    from rich.segment import Segment
-    from rich.text import Text
+    from crosscut.config.system.console import PrintableConsole
 
-    class _PrintableConsole(Console):
-        def render_str(self, text: str, **options: Any) -> Text:  # cells of tables, before their width is measured
-            return super().render_str(printable(text) if self.is_terminal else text, **options)
-
-        def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-            for segment in super().render(renderable, options):
-                is_safe = segment.control or not self.is_terminal
-                yield segment if is_safe else segment._replace(text=printable(segment.text))
-
-    console = _PrintableConsole(stderr=stderr, markup=False, emoji=False)
+    console = PrintableConsole(stderr=stderr, markup=False, emoji=False)
+    console.has_edge = console.is_terminal or width is not None
     if width is not None and not console.is_terminal:
         console.width = width
     return console

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from crosscut.config.corpora import CleaningConfig, Normalization
 from crosscut.config.errors import DataError
+from crosscut.config.system.extras import install_command
 
 DOUBLE_QUOTES = "\u201c\u201d\u201e\u201f"
 """Characters that ftfy's `uncurl_quotes` replaces with a straight double quote."""
@@ -243,6 +244,6 @@ def _engine(config: CleaningConfig) -> _Engine:
         import ftfy
     except ImportError:
         raise DataError(
-            "`cleaning` needs the package ftfy, but ftfy is not installed. Run `pip install 'crosscut[corpus]'`."
+            f"`cleaning` needs the package ftfy, but ftfy is not installed. Run `{install_command('corpus')}`."
         ) from None
     return _Engine(ftfy, config)

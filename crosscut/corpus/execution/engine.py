@@ -24,6 +24,7 @@ from typing import IO, Any, NamedTuple, Protocol, Self
 
 from crosscut.config.corpora import EngineConfig
 from crosscut.config.errors import CrosscutError, DataError
+from crosscut.config.system.extras import install_command
 from crosscut.config.system.files import require_regular
 from crosscut.config.system.machine import available_cores, leave_with_parent, require_room
 from crosscut.corpus.execution.budget import NOTE_BYTES, add_loss, clear_note, find_loss
@@ -251,7 +252,7 @@ def _ray(config: EngineConfig) -> Iterator[Engine]:
         import ray
     except ImportError:
         raise DataError(
-            "`engine.kind` \"ray\" needs Ray, but Ray is not installed. Run `pip install 'crosscut[ray]'`."
+            f'`engine.kind` "ray" needs Ray, but Ray is not installed. Run `{install_command("ray")}`.'
         ) from None
     try:
         ray.init(

@@ -8,6 +8,7 @@ from typing import Any
 
 from crosscut.config.corpora import Extraction
 from crosscut.config.errors import DataError
+from crosscut.config.system.extras import install_command
 
 _PARAGRAPH = "\n\n"
 _BREAKS = {
@@ -25,7 +26,7 @@ def check_installed(extraction: Extraction) -> None:
     if extraction is Extraction.CAREFUL and find_spec("trafilatura") is None:
         raise DataError(
             '`html.extraction` "careful" needs the package trafilatura, but trafilatura is not installed. Run '
-            "`pip install 'crosscut[careful]'`."
+            f"`{install_command('careful')}`."
         )
 
 

@@ -22,6 +22,7 @@ import pyarrow as pa
 from crosscut.config.checks import listed
 from crosscut.config.corpora import LanguageConfig
 from crosscut.config.errors import ConfigError, DataError
+from crosscut.config.system.extras import install_command
 from crosscut.corpus.documents import Document, Drop, Judgement
 
 PASSAGE = 1000
@@ -113,8 +114,8 @@ def _eldc() -> Detector:
         import eldc
     except ImportError:
         raise DataError(
-            '`language.detector` "eldc" needs the package eldc, but eldc is not installed. Run `pip install '
-            "'crosscut[corpus]'`."
+            '`language.detector` "eldc" needs the package eldc, but eldc is not installed. Run '
+            f"`{install_command('corpus')}`."
         ) from None
     eldc.init()
     detector = eldc.instance()
@@ -134,7 +135,7 @@ def _langdetect() -> Detector:
     except ImportError:
         raise DataError(
             '`language.detector` "langdetect" needs the package langdetect, but langdetect is not installed. Run '
-            "`pip install 'crosscut[langdetect]'`."
+            f"`{install_command('langdetect')}`."
         ) from None
     # langdetect adds up scores in the order in which it loads the profiles. Sorted files always give the same rounding.
     factory = langdetect.DetectorFactory()

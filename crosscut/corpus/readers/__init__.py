@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 
 from crosscut.config.errors import DataError
+from crosscut.config.system.extras import install_command
 from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text
 
@@ -27,7 +28,7 @@ def find_reader(kind: str) -> Reader:
     except ModuleNotFoundError as error:
         raise DataError(
             f"Files of the format `{kind}` need the package `{error.name}`, but `{error.name}` is not installed. "
-            f"Run `pip install 'crosscut[corpus]'`."
+            f"Run `{install_command('corpus')}`."
         ) from None
     reader: Reader = getattr(module, f"read_{kind}")
     return reader

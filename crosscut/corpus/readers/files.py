@@ -19,6 +19,7 @@ from typing import IO, Any, NamedTuple, cast
 from crosscut.config.checks import listed
 from crosscut.config.corpora import SourceConfig
 from crosscut.config.errors import DataError
+from crosscut.config.system.extras import install_command
 from crosscut.config.system.files import require_regular
 from crosscut.corpus.execution.budget import Watch
 from crosscut.corpus.readers.selection import JUDGED_BY_CONTENT, START_BYTES, Selection
@@ -211,7 +212,7 @@ def _match(source: SourceConfig, pattern: str, selection: Selection) -> list[_Fo
     except OSError as error:
         raise unreadable(error.filename or pattern, error) from None
     except Exception as error:  # each store has its own exceptions, and fsspec raises several kinds for invalid URLs
-        hint = " If s3fs is missing, run `pip install 'crosscut[s3]'`." if pattern.startswith("s3://") else ""
+        hint = f" If s3fs is missing, run `{install_command('s3')}`." if pattern.startswith("s3://") else ""
         raise DataError(
             f"`sources.files` of `{source.name}` must name readable files, but `{pattern}` cannot be read: "
             f"{str(error).rstrip('.') or type(error).__name__}. Check the path and the access rights.{hint}"

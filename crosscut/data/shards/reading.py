@@ -60,6 +60,12 @@ class Shard:
         blocks = (self.index[start : start + _AT_ONCE]["end"] for start in range(0, max(len(self.index), 1), _AT_ONCE))
         return np.concatenate(list(blocks))
 
+    def files(self) -> list[str]:
+        """Names of the files from which the documents come, in the order of the corpus."""
+        blocks = range(0, len(self.index), _AT_ONCE)
+        found = {int(n) for start in blocks for n in np.unique(self.index[start : start + _AT_ONCE]["source"])}
+        return [self.source_names[number] for number in sorted(found)]
+
     def document(self, number: int) -> Tokens:
         """Return the ids of one document, including its end of text."""
         ends = self.index[max(number - 1, 0) : number + 1]["end"].tolist()
@@ -151,7 +157,7 @@ def _check_lengths(path: Path, manifest: Manifest, entries: tuple[ShardEntry, ..
 
 def _check_hashes(path: Path, manifest: Manifest, entries: tuple[ShardEntry, ...]) -> None:
     files = list(_files(manifest, entries))
-    actual = sha256_of_all([path / name for name, _, _ in files])
+    actual = sha256_of_all([path / name for name, _, _ in files], description=f"check {path}")
     for (name, _, expected), found in zip(files, actual, strict=True):
         if found != expected:
             raise DamagedDataError(

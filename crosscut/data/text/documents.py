@@ -1,6 +1,6 @@
 """Read documents from files as a stream.
 
-A line of a .jsonl file or a row of a .parquet file is one document. A .txt file has no document boundaries. Such a file
+A line of a .jsonl or .tsv file or a row of a .parquet file is one document. A .txt file has no document boundaries and
 is cut at ends of paragraphs into documents of at most 16,384 characters, so that a single book can be split into
 training and validation. Only one part of one file is in memory at a time.
 """
@@ -65,7 +65,7 @@ def read_documents(
 
 def read_sources(sources: Sequence[Source], *, text_key: str, blank: bool = False) -> Iterator[Document]:
     """Read the documents of given sources; see `read_documents`."""
-    readers = {"text": _read_text, "jsonl": _read_jsonl, "parquet": read_parquet}
+    readers = {"text": _read_text, "jsonl": _read_jsonl, "parquet": read_parquet, "tsv": _read_tsv}
     empty = True
     starts = accumulate((source.size for source in sources), initial=0)
     for source, start in zip(sources, starts, strict=False):
@@ -165,6 +165,34 @@ def _undecodable(source: Source, offset: int) -> DataError:
 
 
 def _read_jsonl(source: Source, text_key: str) -> Iterator[_Record]:
+    for line, number, position in _decoded_lines(source):
+        if line and not line.isspace():
+            yield _parse_line(source, number, line, text_key), number, position
+
+
+def _read_tsv(source: Source, text_key: str) -> Iterator[_Record]:
+    """Read a table with a header. Fields are taken as they are: quotes have no special meaning."""
+    columns: list[str] = []
+    for line, number, position in _decoded_lines(source):
+        fields = line.removesuffix("\r").split("\t")
+        if not columns:
+            columns = fields
+            if text_key not in columns:
+                raise DataError(
+                    f"`{source.name}` must have a column `{text_key}`, but its columns are: {', '.join(columns)}. Set "
+                    f"`data.text_key` (or `evaluation.text_key`) to the column of the text."
+                )
+        elif len(fields) == len(columns):
+            yield fields[columns.index(text_key)], number, position
+        elif any(fields):
+            raise DataError(
+                f"`{source.name}`, line {number}, must have {len(columns)} columns, like the first line, but has "
+                f"{len(fields)}. Correct the line."
+            )
+
+
+def _decoded_lines(source: Source) -> Iterator[_Record]:
+    """Yield each line of a file, its number, and the number of bytes on disk read so far."""
     offset = 0
     for number, (line, position) in enumerate(_lines(source), start=1):
         try:
@@ -172,8 +200,7 @@ def _read_jsonl(source: Source, text_key: str) -> Iterator[_Record]:
         except UnicodeDecodeError as error:
             raise _undecodable(source, offset + error.start) from None
         offset += len(line) + 1
-        if decoded and not decoded.isspace():
-            yield _parse_line(source, number, decoded, text_key), number, position
+        yield decoded, number, position
 
 
 def _lines(source: Source) -> Iterator[tuple[bytes, int]]:

@@ -7,6 +7,7 @@ hundred rows are in memory at a time.
 from collections.abc import Iterator
 
 from crosscut.config.errors import DamagedDataError, DataError
+from crosscut.config.system.extras import install_command
 from crosscut.data.text.sources import Source, unreadable
 
 ROWS_AT_ONCE = 256
@@ -24,7 +25,7 @@ def read_parquet(source: Source, text_key: str) -> Iterator[tuple[str, int, int]
         import pyarrow.parquet as pq
     except ImportError:
         raise DataError(
-            f"`{source.name}` needs pyarrow, but pyarrow is not installed. Run `pip install 'crosscut[parquet]'`."
+            f"`{source.name}` needs pyarrow, but pyarrow is not installed. Run `{install_command('parquet')}`."
         ) from None
     row = 0
     try:

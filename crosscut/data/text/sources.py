@@ -20,9 +20,13 @@ from crosscut.config.system.files import NotRegularError, require_regular
 
 BUILTIN_CORPORA = {"builtin:state-of-the-union": Path(__file__).parents[1] / "corpora" / "state_of_the_union.jsonl.zst"}
 
-FORMATS = {".txt": "text", ".jsonl": "jsonl", ".parquet": "parquet"}
+FORMATS = {".txt": "text", ".jsonl": "jsonl", ".parquet": "parquet", ".tsv": "tsv"}
 COMPRESSIONS = (".gz", ".zst")
-SUFFIXES = (*FORMATS, *(f"{suffix}{packed}" for suffix in (".txt", ".jsonl") for packed in COMPRESSIONS))
+SUFFIXES = (*FORMATS, *(f"{suffix}{packed}" for suffix in (".txt", ".jsonl", ".tsv") for packed in COMPRESSIONS))
+
+_OF_FOLDERS = tuple(suffix for suffix in SUFFIXES if not suffix.startswith(".tsv"))
+"""Endings of the files that are read if `data.text` names a folder. Tables are read only if they are named, because
+tables in a folder of text usually hold something else, such as labels."""
 
 CHUNK_BYTES = 64 * 1024
 
@@ -46,7 +50,7 @@ class Source:
     """Path of the file."""
 
     format: str
-    """`text`, `jsonl` or `parquet`."""
+    """`text`, `jsonl`, `parquet` or `tsv`."""
 
     compression: str
     """Empty, `.gz` or `.zst`."""
@@ -93,7 +97,9 @@ def _match(pattern: str, setting: str) -> list[tuple[str, Path]]:
     if not matches:
         raise DataError(f"`{setting}` must name existing files, but nothing matches `{pattern}`. Check the path.")
     if not files:
-        raise DataError(f"`{pattern}` must hold a file ending in {listed(SUFFIXES)}, but holds none. Check the path.")
+        raise DataError(
+            f"`{pattern}` must hold a file ending in {listed(_OF_FOLDERS)}, but holds none. Check the path."
+        )
     return [(file.as_posix(), file) for file in files]
 
 
@@ -107,7 +113,7 @@ def _folder(folder: Path) -> list[Path]:
     return sorted(
         file
         for file in folder.rglob("*")
-        if file.name.lower().endswith(SUFFIXES)
+        if file.name.lower().endswith(_OF_FOLDERS)
         and not file.is_dir()
         and not any(part.startswith(".") for part in file.relative_to(folder).parts)
     )

@@ -80,9 +80,9 @@ class Tokenizer:
         """Id that follows each document."""
 
     @classmethod
-    def load(cls, path: Path, *, setting: str = "data.tokenizer", end_of_text: int | None = None) -> Tokenizer:
+    def load(cls, path: Path, *, setting: str = "", end_of_text: int | None = None) -> Tokenizer:
         """Load a `tokenizer.json`, or BERT's `vocab.txt`. `setting` is the name of the option that holds its path, for
-        messages.
+        messages. It is empty if the path follows from the folder of a model or of tokens.
 
         The end-of-text id is the first of these that exists: `end_of_text`, the id that a file beside the tokenizer
         names (see the module `end_of_text`), and the id of the first known name in the vocabulary

@@ -29,6 +29,7 @@ from crosscut.config import (
 )
 from crosscut.config.conventions import CHAT_FOLDER, CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
 from crosscut.config.published.folders import TOKENIZER_FILE, is_published
+from crosscut.config.recipes import steps_between_validations
 from crosscut.config.system.folder_lock import FolderLock
 from crosscut.config.system.terminal import new_console
 from crosscut.data import Tokenizer
@@ -53,7 +54,7 @@ from crosscut.pretrained import (
 from crosscut.training.loop import Loop, Outcome
 from crosscut.training.precision import resolve_on
 from crosscut.training.requirements import require_capabilities, require_no_spikes, require_objective, require_own_names
-from crosscut.training.resuming import identity_of_settings, require_resumable
+from crosscut.training.resuming import identity_of_settings, newest_checkpoint_told, require_resumable
 from crosscut.training.step import Trainer
 from crosscut.training.watching.banner import COUNTS, device_name, facts_panel, model_rows, short
 from crosscut.training.watching.run_report import SUMMARY_FILE, plot_losses, summarize, typed_command
@@ -112,11 +113,13 @@ def finetune_chat(order: ChatOrder) -> None:
     require_no_spikes(asked)
     ranks = Ranks(layout=asked.layout, device=asked.training.device, signals=INTERRUPTIBLE)
     with contextlib.ExitStack() as until_the_end:
+        again = f"finetune chat --resume --output {shlex.quote(order.output)}"
+        until_the_end.enter_context(newest_checkpoint_told([asked.checkpoints_folder], f"{typed_command()} {again}"))
         stopped = in_ranks(ranks, _train, prepare=lambda: _prepare(order, resolved, until_the_end))
     if stopped is not None:
         ignore_requests()
         step, interrupted = stopped
-        raise run_stopped(step, f"finetune chat --resume --output {shlex.quote(order.output)}", interrupted=interrupted)
+        raise run_stopped(step, again, interrupted=interrupted)
     if is_first_started():
         _finish(asked)
 
@@ -155,7 +158,7 @@ def _run_of(order: ChatOrder, num_sequences: int = 0) -> RunConfig:
     if not num_sequences or any(override.startswith("training.steps=") for override in order.overrides):
         return run
     steps = max(1, math.ceil(order.epochs * num_sequences / run.training.batch_size))
-    table["training"].update(steps=steps, validate_every=max(1, steps // 10))
+    table["training"].update(steps=steps, validate_every=steps_between_validations(steps))
     table["optimizer"]["warmup_steps"] = steps // 30
     return load_run(table, order.overrides)
 

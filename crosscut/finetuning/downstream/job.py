@@ -20,7 +20,7 @@ import torch
 from crosscut.checkpoint import Folder, checkpoint_folder, latest_good_checkpoint, list_checkpoints, load_model
 from crosscut.checkpoint.format.manifest import current_versions
 from crosscut.config import ConfigError, DataError, ModelConfig, ResolvedRun, RunConfig, write_toml, write_whole
-from crosscut.config.conventions import CONFIG_FILE, TOKENS_FOLDER
+from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE, TOKENS_FOLDER
 from crosscut.config.published.folders import TOKENIZER_FILE
 from crosscut.config.system.folder_lock import FolderLock
 from crosscut.config.system.terminal import new_console
@@ -43,7 +43,7 @@ from crosscut.pretrained.companions import COMPANIONS
 from crosscut.training.loop import Loop, Outcome
 from crosscut.training.precision import resolve_on
 from crosscut.training.requirements import require_capabilities, require_no_spikes, require_own_names
-from crosscut.training.resuming import identity_of_settings, require_resumable
+from crosscut.training.resuming import identity_of_settings, newest_checkpoint_told, require_resumable
 from crosscut.training.step import Trainer
 from crosscut.training.watching.banner import device_name, facts_panel, model_rows
 from crosscut.training.watching.metrics import read_metrics
@@ -94,11 +94,13 @@ def finetune_task(order: TaskOrder) -> None:
     require_capabilities(resolved)
     require_no_spikes(asked)
     ranks = Ranks(layout=asked.layout, device=asked.training.device, signals=INTERRUPTIBLE)
-    with contextlib.ExitStack() as until_the_end:
+    again = f"finetune {order.task.name} --resume --output {shlex.quote(order.output)}"
+    checkpoints = Path(order.output).rglob(CHECKPOINTS_FOLDER)  # of each seed, and only after a failure
+    told = newest_checkpoint_told(checkpoints, f"{typed_command()} {again}")
+    with told, contextlib.ExitStack() as until_the_end:
         stop = in_ranks(ranks, _train_all, prepare=lambda: _prepare(order, resolved, source, until_the_end))
     if stop is not None:
         ignore_requests()
-        again = f"finetune {order.task.name} --resume --output {shlex.quote(order.output)}"
         raise run_stopped(stop.step, again, interrupted=stop.interrupted)
     if is_first_started():
         _finish(Path(order.output))

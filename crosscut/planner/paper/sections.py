@@ -23,6 +23,8 @@ class Section(NamedTuple):
     bars: Sequence[tuple[str, tuple[float, ...]]] = ()
     """Name and figures of each row of bars. A row has one figure for each entry of `legend`, at most three."""
     legend: tuple[str, ...] = ("published", "ours")
+    unit: str = ""
+    """Unit of the bars, for the caption of the drawing. Markdown has no bars."""
 
 
 class Report(NamedTuple):
@@ -97,4 +99,5 @@ def _bars(section: Section) -> str:
     )
     view = f'viewBox="0 0 {_WIDTH} {len(section.bars) * height + 4}"'
     drawing = f'<svg {view} role="img" aria-label="{escape(section.title)}">{"".join(drawn)}</svg>'
-    return f'{drawing}<div class="legend">{keys}</div>'
+    unit = f"<span>{escape(section.unit)}</span>" if section.unit else ""
+    return f'{drawing}<div class="legend">{unit}{keys}</div>'

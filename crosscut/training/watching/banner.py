@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from crosscut.config import ResolvedRun, RunConfig
 from crosscut.config.data import Objective
+from crosscut.config.recipes import describe_recipe
 from crosscut.config.system.machine import processor_name
 from crosscut.data import folders_of
 from crosscut.planner import count_parameters
@@ -19,6 +21,9 @@ from crosscut.planner.hardware import Hardware
 from crosscut.training.batches import RunSamples
 from crosscut.training.optimization.averaging import SCORED
 from crosscut.training.watching.forecast import expected_seconds
+
+_MOST_FILES = 3
+"""Maximum number of files whose names the banner gives."""
 
 COUNTS = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
 """Unit letters with which `short` formats numbers of parameters and tokens."""
@@ -47,7 +52,9 @@ def print_banner(
         *model_rows(config),
         ("device", device_name(device)),
         ("corpus", f"{short(corpus, COUNTS)} tokens for training, {validated} for validation"),
+        ("validation", _validated(config, samples)),
         ("training", f"{_steps(done, training.steps)} of {batch} tokens: {epochs} epoch{'' if epochs == '1' else 's'}"),
+        ("recipe", describe_recipe(config)),
         *_context_rows(config),
         *mixture_rows(mixture_facts(config, samples)),
         *average_rows(config),
@@ -56,6 +63,18 @@ def print_banner(
     if expected := expected_seconds(run.config, samples, hardware, done=done):
         rows.append(("expected time", str(timedelta(seconds=round(expected)))))
     console.print(facts_panel("run", rows))
+
+
+def _validated(run: RunConfig, samples: RunSamples) -> str:
+    """Text that says how many sequences a validation pass reads, and from which held-out documents and files."""
+    folders, validation = folders_of(samples.tokens), samples.validation
+    files = [Path(name).name for folder in folders for name in folder.validation.files()]
+    documents = _counted(sum(folder.validation.num_documents for folder in folders), "held-out document")
+    chosen, every = validation.count(run.training.validation_sequences), validation.count(0)
+    kind = "random " if run.data.objective is Objective.MASKED else "evenly spread "
+    sequences = f"{chosen:,} {kind}sequences" if chosen < every else f"all {_counted(every, 'sequence')}"
+    where = ", ".join(files) if len(files) <= _MOST_FILES else f"{len(files):,} files"
+    return f"{sequences} of {documents} from {where}"
 
 
 def _context_rows(run: RunConfig) -> list[tuple[str, str]]:

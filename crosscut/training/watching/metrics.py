@@ -242,9 +242,9 @@ class _Display:
         told = (
             f"Training  step {step}/{self.num_steps}  {self._left(step)}loss {value['loss']:.4f}  "
             f"norm {value['gradient_norm']:.2f}  rate {value['learning_rate']:.1e}  {_scale(value)}"
-            f"{value['tokens_per_second']:,.0f} tokens/s  {value['model_flops_per_second'] / 1e12:.2f} TFLOP/s "
-            f"({value['utilisation']:.0%})"
+            f"{value['tokens_per_second']:,.0f} tokens/s  {value['model_flops_per_second'] / 1e12:.2f} TFLOP/s"
         )
+        told += f" ({value['utilisation']:.0%})" if "utilisation" in value else ""
         self._bar.update(self._task, completed=step, told=told)
         if not self.console.is_terminal and time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()

@@ -230,20 +230,27 @@ def print_summary(
     files = [name for name in _NAMES if name not in unwritten and (Path(folder) / name).exists()]
     if list_checkpoints(Path(folder) / CHECKPOINTS_FOLDER):
         files.append(CHECKPOINTS_FOLDER)
-    command, more = typed_command(), 2 * summary["steps"]
-    options = f" --prompt {shlex.quote(run.output.sample_prompt)}" if run.output.sample_prompt else ""
-    if run.output.sample_temperature != Sampling.temperature:
-        options += f" --temperature {run.output.sample_temperature:g}"
-    next_commands = [
-        f"{command} generate {shlex.quote(folder)}{options}",
-        f"{command} train {shlex.quote(f'{folder}/{CONFIG_FILE}')} --resume training.steps={more}",
-        f"tensorboard --logdir {shlex.quote(folder)}",
-    ]
     lines = [f"files  {folder}/: {', '.join(files)}"]
-    for line in next_commands[run.model.predicts_masked :]:
+    for line in _next_commands(run, summary["steps"]):
         lines.append(f"{'next' if len(lines) == 1 else '':7}{line}")
     for line in lines:
         console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+def _next_commands(run: RunConfig, steps: int) -> Iterator[str]:
+    """Commands to type after a run: use the model, train it longer, look at its curves."""
+    command, folder = typed_command(), shlex.quote(run.output.folder)
+    if run.model.predicts_masked:
+        yield f"{command} generate {folder} --prompt 'It was a [MASK] day.'"
+        yield f"{command} embed {folder} --text 'It was a fine day.'"
+        yield f"{command} finetune table --model {folder} --train TRAIN.tsv --dev DEV.tsv --text COLUMN --label COLUMN"
+    else:
+        options = f" --prompt {shlex.quote(run.output.sample_prompt)}" if run.output.sample_prompt else ""
+        if run.output.sample_temperature != Sampling.temperature:
+            options += f" --temperature {run.output.sample_temperature:g}"
+        yield f"{command} generate {folder}{options}"
+    yield f"{command} train {shlex.quote(f'{run.output.folder}/{CONFIG_FILE}')} --resume training.steps={2 * steps}"
+    yield f"{_tensorboard()} --logdir {folder}"
 
 
 def _summary_rows(run: RunConfig, summary: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
@@ -270,16 +277,26 @@ def _summary_rows(run: RunConfig, summary: dict[str, Any]) -> Iterator[tuple[str
         yield "evaluation", Text(in_a_line(summary["evaluation"]))
     if summary["tokens_per_second"]:
         rate, peak = (short(summary[f"{name}flops_per_second"], _RATES) for name in ("model_", "peak_"))
-        share = f"{summary['utilisation']:.0%} of {peak}FLOP/s ({summary['peak']})"
-        if summary["utilisation"] > 1:
-            share += "; above 100%, because the machine was busy with other work when the peak was measured"
-        yield "speed", Text(f"{summary['tokens_per_second']:,.0f} tokens/s, {rate}FLOP/s: {share}")
+        peak, share = f"{peak}FLOP/s ({summary['peak']})", summary["utilisation"]
+        told = f": above {peak}, as the machine was busy when this rate was measured, so no share is given"
+        if share is not None and share <= 1:
+            told = f": {share:.0%} of {peak}"
+        yield "speed", Text(f"{summary['tokens_per_second']:,.0f} tokens/s, {rate}FLOP/s{told}")
     if (gain := summary["gain_of_one_rank"]) > 1:
         yield "note", f"one rank would be about {gain:.2f} times as fast here: layout.tensor=1 layout.data=1"
 
 
 _SIZES = ((1e9, " G"), (1e6, " M"), (1e3, " k"), (1.0, " "))
 _RATES = ((1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M"))
+
+
+def _tensorboard() -> str:
+    """Command that starts TensorBoard in the environment of this program, which may not be on the path."""
+    typed = Path(sys.argv[0])
+    if typed.name == "__main__.py":
+        return "python -m tensorboard.main"
+    beside = typed.with_name("tensorboard")
+    return shlex.quote(str(beside)) if typed.parent != Path() and beside.is_file() else "tensorboard"
 
 
 def typed_command() -> str:

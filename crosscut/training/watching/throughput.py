@@ -50,17 +50,22 @@ class Throughput:
             peak=find_peak(run.precision, mesh),
         )
 
-    def rates(self, seconds: float, *, num_tokens: int) -> dict[str, float]:
+    def rates(self, seconds: float, *, num_tokens: int) -> dict[str, float | None]:
         """Return tokens per second, model FLOP/s and utilisation (0 to 1), if all ranks together train on `num_tokens`
         tokens in `seconds` seconds.
+
+        The utilisation is None if the FLOP/s are above the peak. The peak of a CPU is measured once, when the run
+        starts. If other programs use the cores at this moment, the result is not the peak, and a share of it would
+        mean nothing.
         """
         tokens_per_second = num_tokens / seconds
         flops_per_second = tokens_per_second * self.flops_per_token
+        utilisation = flops_per_second / self.peak.flops_per_second
         return {
             "seconds": seconds,
             "tokens_per_second": tokens_per_second,
             "model_flops_per_second": flops_per_second,
-            "utilisation": flops_per_second / self.peak.flops_per_second,
+            "utilisation": utilisation if utilisation <= 1 else None,
         }
 
 

@@ -45,9 +45,10 @@ def test_the_table_is_readable_at_a_hundred_columns() -> None:
     lines = text.splitlines()
     assert max(map(len, lines)) <= 100
     assert "…" not in text
-    assert lines[:2] == [
+    assert lines[:3] == [
         "8.31 billion parameters on 512 x V100 SXM3 32 GB (DGX-2H), in float16",
-        "512 sequences of 1,024 tokens per step; training.batch_size=512 is the default of recipe=paper",
+        "512 sequences of 1,024 tokens per step",
+        "recipe paper (the default from 100M parameters on): learning rate 0.00015",
     ]
     assert sum(" x " in line and "%" in line for line in lines) == 12
     assert "  tensor 1 x data 512, not sharded: weights and optimizer need 100 GB per rank; the GPU has 32 GB" in lines
@@ -75,7 +76,7 @@ def test_days_and_costs_of_long_runs_are_readable(model: str, gpu: str) -> None:
 def test_a_table_that_is_wider_than_a_hundred_columns_is_whole() -> None:
     currency = "currency" * 5
     text = run(*PAPER, "--tokens", "157B", "--price", f"2.5{currency}")
-    assert text.splitlines()[3].endswith(f" {currency}")
+    assert text.splitlines()[4].endswith(f" {currency}")
     assert "…" not in text
 
 
@@ -150,18 +151,24 @@ def test_a_gpu_of_several_kinds_is_the_most_common_one_and_the_plan_says_so() ->
     assert "most common" not in run(*small[:-1], "h100-sxm")
 
 
-def test_the_recipe_that_gives_the_batch_is_told(tmp_path: Path) -> None:
-    small = ("plan", "--gpu", "laptop", "--top", "1")
+def test_recipe_and_learning_rate_are_told_and_written(tmp_path: Path) -> None:
+    path, best = tmp_path / "run.toml", tmp_path / "best.toml"
 
-    def told(*arguments: str) -> str:
-        return " ".join(run(*small, *arguments).split())
+    def told(*arguments: str, sizes: str) -> list[str]:
+        path.write_text(f"[model]\n{sizes}")
+        options = ("--gpu", "h100-sxm", "--gpus", "8", "--top", "1", "--write", str(best))
+        return run("plan", str(path), *arguments, *options).splitlines()[2:3]
 
-    assert "training.batch_size=8 is the default of recipe=small" in told("--model", "laptop-small")
-    assert "=8 is the default of recipe=modern" in told("--model", "laptop-small", "recipe=modern")
-    assert "recipe" not in told("--model", "laptop-small", "training.batch_size=8")
-    path = tmp_path / "run.toml"
-    path.write_text('[model]\npreset = "laptop-small"\n')
-    assert "recipe" not in told(str(path))
+    large = "num_layers = 40\nhidden_size = 5120\nnum_heads = 40\nvocab_size = 50257\n"
+    small = "num_layers = 4\nhidden_size = 256\nnum_heads = 4\n"
+    assert told(sizes=large) == ["recipe paper (the default from 100M parameters on): learning rate 0.00015"]
+    written = best.read_text()
+    assert 'recipe = "paper"' in written and "learning_rate = 0.00015" in written
+    assert load_run(best, ["training.seed=7"]).recipe == "paper"
+    assert told(sizes=small) == ["recipe small (the default below 100M parameters): learning rate 0.001"]
+    assert told("recipe=small", sizes=large) == ["recipe small: learning rate 0.001"]
+    modern = ["recipe modern: learning rate 0.006, matrices 0.012, embedding 0.05, head 0.005"]
+    assert told("recipe=modern", sizes=small) == modern
 
 
 def test_the_numbers_of_layouts_are_sentences() -> None:
@@ -247,7 +254,7 @@ def test_files_that_are_written_are_named_with_the_next_step(tmp_path: Path) -> 
 )
 def test_a_cost_has_its_unit_and_its_source(price: str, heading: str, source: str) -> None:
     text = run(*PAPER, "--tokens", "157B", "--price", price)
-    assert text.splitlines()[3].endswith(f" {heading}")
+    assert text.splitlines()[4].endswith(f" {heading}")
     assert f"days x 24 hours x 512 devices {source}" in " ".join(text.split())
     cost = json.loads(run(*PAPER, "--tokens", "157B", "--price", price, "--json"))["plans"][0]["budget"]
     assert cost["currency"] == heading.replace("cost", "")

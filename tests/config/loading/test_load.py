@@ -94,7 +94,9 @@ def test_a_written_run_replaces_the_one_before(tmp_path: Path) -> None:
 def test_a_dump_holds_every_field() -> None:
     run = load_run(with_model())
     dumped = tomllib.loads(dump_toml(run))
-    for section in dataclasses.fields(run):
+    assert dumped.pop("recipe") == run.recipe == "small"
+    assert [*dumped] == [field.name for field in dataclasses.fields(run) if field.name != "recipe"]
+    for section in (field for field in dataclasses.fields(run) if field.name != "recipe"):
         names = {field.name for field in dataclasses.fields(getattr(run, section.name))}
         assert set(dumped[section.name]) == names
 
@@ -352,3 +354,50 @@ def test_value_that_no_run_can_have_is_told(override, message):
     told = message_of(with_model(), override)
     assert told.startswith(message)
     assert len(told) < 500
+
+
+LISTS = {
+    "a.txt,b.txt": ("a.txt", "b.txt"),
+    "[a.txt,b.txt]": ("a.txt", "b.txt"),
+    "[ a.txt , b.txt, ]": ("a.txt", "b.txt"),
+    "a.txt, b.txt": ("a.txt", "b.txt"),
+    '["a.txt","b.txt"]': ("a.txt", "b.txt"),
+    '"a,1.txt",b.txt': ("a,1.txt", "b.txt"),
+    "['a,1.txt', b.txt]": ("a,1.txt", "b.txt"),
+    "[a.txt]": ("a.txt",),
+    "1984,1985": ("1984", "1985"),
+    "1984": ("1984",),
+    "my book.txt,it's.txt": ("my book.txt", "it's.txt"),
+    "books/*.txt,c[12].txt": ("books/*.txt", "c[12].txt"),
+    "builtin:state-of-the-union,a.txt": ("builtin:state-of-the-union", "a.txt"),
+    "[]": (),
+    "a.txt,": ("a.txt", ""),
+}
+
+
+@pytest.mark.parametrize("typed", LISTS)
+def test_a_list_on_the_command_line_needs_no_quotes(typed: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "b").touch()  # as a glob, [a.txt,b.txt] would match this file
+    assert load_run(with_model(), [f"data.text={typed}"]).data.text == LISTS[typed]
+    assert load_run(with_model(), [f"evaluation.text={typed}"]).evaluation.text == LISTS[typed]
+
+
+@pytest.mark.parametrize("name", ["a.txt,b.txt", "[a.txt,b.txt]", "a, b.txt"])
+def test_a_file_whose_name_contains_the_comma_wins(name: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in (name, "a.txt", "b.txt"):
+        (tmp_path / file).touch()
+    assert load_run(with_model(), [f"data.text={name}"]).data.text == (name,)
+    if not name.startswith("["):
+        assert load_run(with_model(), [f"data.text=c.txt,{name},a.txt"]).data.text == ("c.txt", name, "a.txt")
+        assert load_run(with_model(), [f"data.text=[{name},c.txt]"]).data.text == (name, "c.txt")
+        assert load_run(with_model(), [f"data.text={name[:-5]}*"]).data.text == (f"{name[:-5]}*",)
+
+
+def test_lists_of_numbers_and_of_names_need_no_quotes() -> None:
+    run = load_run(with_model(), ["layout.pipeline=2", "layout.stages=1,1", "model.mlp_pattern=gelu,relu2"])
+    assert (run.layout.stages, run.model.mlp_pattern) == ((1, 1), ("gelu", "relu2"))
+    assert load_run(with_model(), ["training.offload=[optimizer]"]).training.offload == ("optimizer",)
+    with pytest.raises(ConfigError, match=r"`layout.stages` must be a list of integers"):
+        load_run(with_model(), ["layout.stages=1,x"])

@@ -1,12 +1,25 @@
+import dataclasses
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from crosscut.cli.arguments import run_from
-from crosscut.config import PRESETS, ConfigError, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig, load_run
+from crosscut.config import (
+    PRESETS,
+    ConfigError,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    TrainingConfig,
+    dump_toml,
+    load_run,
+)
 from crosscut.config.published.presets import DEMO_PRESET, LAPTOP_PRESETS
-from crosscut.config.recipes import RECIPES
+from crosscut.config.recipes import RECIPES, describe_recipe, num_parameters
+from crosscut.planner import count_parameters
 from tests.config.published.test_folders import GPT2, LLAMA, write
 
 MODEL = {"num_layers": 2, "hidden_size": 48, "num_heads": 6}
@@ -40,10 +53,69 @@ def test_published_models_have_the_papers_recipe_and_others_are_small(preset: st
     assert (run.training.batch_size == 512) == (name == "paper")
 
 
-def test_a_model_of_ones_own_is_small() -> None:
+def test_a_small_model_of_ones_own_is_small() -> None:
     run = load()
     assert run == load("recipe=small")
     assert (run.training.batch_size, run.training.sequence_length, run.training.steps) == (8, 256, 500)
+
+
+SHAPES = {
+    "GPT-2 of 99M": ("hidden_size=768", "num_heads=12", "num_layers=13", "vocab_size=8000"),
+    "GPT-2 of 106M": ("hidden_size=768", "num_heads=12", "num_layers=14", "vocab_size=8000"),
+    "vocabulary of 120M": ("hidden_size=768", "num_heads=12", "num_layers=1", "vocab_size=150000"),
+    "untied": ("hidden_size=768", "num_heads=12", "num_layers=1", "vocab_size=64000", "tied=false"),
+    "Llama of 82M": ("hidden_size=1024", "num_heads=16", "num_layers=6", "vocab_size=7000", "mlp=swiglu"),
+    "Llama of 104M": ("hidden_size=1024", "num_heads=16", "num_layers=6", "vocab_size=7000", "mlp=swiglu"),
+    "13B": ("hidden_size=5120", "num_heads=40", "num_layers=40", "vocab_size=50257"),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_large_model_of_ones_own_has_the_papers_recipe(name: str) -> None:
+    shape = [f"model.{value}" for value in SHAPES[name]] + ["model.max_sequence_length=256"]
+    shape += ["model.mlp_size=2048"] if name == "Llama of 82M" else []
+    run = load_run({}, shape)
+    large = count_parameters(run.model) >= 100_000_000
+    assert large == (name not in ("GPT-2 of 99M", "Llama of 82M"))
+    assert run.recipe == ("paper" if large else "small")
+    assert run == load_run({}, [*shape, f"recipe={run.recipe}"])
+    assert run.optimizer.learning_rate == (1.5e-4 if large else 1e-3)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_parameters_are_counted_as_the_planner_does(preset: str) -> None:
+    model = (
+        ModelConfig(**PRESETS[preset]).with_head("next_token") if "bert" in preset else ModelConfig(**PRESETS[preset])
+    )
+    counted = dataclasses.replace(model, vocab_size=model.vocab_size or DataConfig.vocab_size, attention="causal")
+    assert num_parameters(model) == pytest.approx(count_parameters(counted), rel=0.005)
+
+
+def test_a_resolved_run_keeps_its_numbers_and_the_name_of_its_recipe() -> None:
+    for shape in (SHAPES["13B"], SHAPES["GPT-2 of 99M"]):
+        run = load_run({}, [f"model.{value}" for value in shape])
+        resolved = tomllib.loads(dump_toml(run))
+        assert load_run(resolved) == run
+        assert load_run(resolved).recipe == run.recipe
+
+
+def test_a_run_folder_without_a_recipe_keeps_its_numbers() -> None:
+    """Folders of earlier versions hold a model of 13B with the settings of "small" and no name of a recipe."""
+    run = load_run({}, [*(f"model.{value}" for value in SHAPES["13B"]), "recipe=small"])
+    resolved = tomllib.loads(dump_toml(run))
+    del resolved["recipe"]
+    assert load_run(resolved) == run
+    assert load_run(resolved).recipe == ""
+    assert describe_recipe(load_run(resolved)) == "learning rate 0.001"
+    assert load_run(tomllib.loads(dump_toml(load_run(resolved)))).recipe == ""
+
+
+def test_another_preset_for_the_file_of_a_finished_demo_is_that_preset() -> None:
+    demo = tomllib.loads(dump_toml(run_from(())))
+    other = ["model.preset=laptop-small", "optimizer.head_learning_rate=0"]
+    assert load_run(demo, other).model == ModelConfig(**PRESETS["laptop-small"])
+    mine = {"recipe": "modern", "model": MODEL}
+    assert load_run(mine, ["model.preset=laptop-small"]).model.mlp == "relu2"
 
 
 def test_what_the_run_gives_replaces_the_recipe() -> None:
@@ -52,7 +124,10 @@ def test_what_the_run_gives_replaces_the_recipe() -> None:
     assert run.optimizer.learning_rate == 1e-3
 
 
-@pytest.mark.parametrize(("steps", "warm_up", "every"), [(1, 0, 1), (10, 0, 1), (200, 10, 20), (300_000, 3000, 1000)])
+@pytest.mark.parametrize(
+    ("steps", "warm_up", "every"),
+    [(1, 0, 1), (4, 0, 1), (8, 0, 2), (10, 0, 3), (39, 1, 10), (100, 5, 10), (200, 10, 20), (300_000, 3000, 1000)],
+)
 def test_warm_up_and_validation_fit_the_steps(steps: int, warm_up: int, every: int) -> None:
     run = load(f"training.steps={steps}")
     assert (run.optimizer.warmup_steps, run.training.validate_every) == (warm_up, every)

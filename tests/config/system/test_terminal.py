@@ -9,6 +9,7 @@ import pytest
 
 import crosscut
 from crosscut.config.system.terminal import echo, new_console, printable
+from tests.terminal import Terminal
 
 PACKAGE = Path(crosscut.__file__).parent
 
@@ -85,3 +86,50 @@ def test_only_the_terminals_module_prints():
                 )
                 if name == "TextColumn":
                     assert any(word.arg == "markup" for word in node.keywords), f"{path}, line {node.lineno}: markup"
+
+
+NAME = "/very/long/" + "x" * 120
+
+
+def test_a_name_is_never_cut_in_a_file(capsys):
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from crosscut.training.watching.banner import facts_panel
+
+    table = Table("module", "verdict", box=None)
+    table.add_row(f"blocks.0.{NAME}", "the same in many more words than fit into eighty columns " * 3)
+    console = new_console()
+    for shown in (table, Group(Text("title"), table), facts_panel("run", [("folder", NAME)]), Text(f"see {NAME} now")):
+        console.print(shown)
+        told = capsys.readouterr().out
+        assert NAME in told
+        assert "\u2026" not in told
+        if shown is table:
+            assert len(told.splitlines()) == 2, "a header and a row"
+
+
+def test_sentences_in_a_file_still_have_lines_of_80_columns(capsys):
+    from rich.text import Text
+
+    from crosscut.training.watching.banner import facts_panel
+
+    for shown in (Text("word " * 100), facts_panel("run", [("note", "word " * 100)])):
+        new_console().print(shown)
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= 80
+        assert len(lines) > 5
+
+
+def test_a_terminal_keeps_its_width(monkeypatch):
+    from rich.table import Table
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "60")
+    table = Table("module", box=None)
+    table.add_row("word " * 40)
+    console = new_console()
+    console.print(table)
+    assert max(len(line) for line in terminal.lines()) <= 60

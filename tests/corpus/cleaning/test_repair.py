@@ -150,7 +150,7 @@ def test_only_suspicious_lines_go_through_ftfy(monkeypatch: pytest.MonkeyPatch) 
 
 def test_missing_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ftfy", None)
-    with pytest.raises(DataError, match=r"needs the package ftfy.*pip install 'crosscut\[corpus\]'"):
+    with pytest.raises(DataError, match=r"needs the package ftfy.*Run `.* -m pip install -e .*\[corpus\]'`"):
         module._engine.__wrapped__(DEFAULT)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from crosscut.config.corpora import CorpusConfig, Extraction, HtmlConfig, SourceConfig
 from crosscut.config.errors import DataError
+from crosscut.config.system.extras import install_command
 from crosscut.corpus.execution.stages import Output
 from crosscut.corpus.ingest import IngestStage, Share, ingest_files
 from crosscut.corpus.readers import Reading, Text
@@ -85,5 +86,5 @@ def test_missing_library_is_told_before_anything_starts(tmp_path: Path, monkeypa
             IngestStage(config).tasks(tmp_path)
     assert str(raised.value) == (
         '`html.extraction` "careful" needs the package trafilatura, but trafilatura is not installed. Run '
-        "`pip install 'crosscut[careful]'`."
+        f"`{install_command('careful')}`."
     )

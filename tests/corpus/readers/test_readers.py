@@ -7,6 +7,7 @@ import pytest
 
 from crosscut.config import DataError
 from crosscut.config.corpora import SourceFormat
+from crosscut.config.system.extras import install_command
 from crosscut.corpus.readers import find_reader
 from crosscut.corpus.readers.files import SUFFIXES
 
@@ -34,5 +35,5 @@ def test_library_that_is_not_installed_is_an_error_that_names_it(monkeypatch: py
         find_reader("html")
     assert str(error.value) == (
         "Files of the format `html` need the package `resiliparse`, but `resiliparse` is not installed. "
-        "Run `pip install 'crosscut[corpus]'`."
+        f"Run `{install_command('corpus')}`."
     )

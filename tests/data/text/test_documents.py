@@ -3,6 +3,7 @@
 import gzip
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosscut.config import DamagedDataError, DataError
+from crosscut.config.system.extras import install_command
 from crosscut.data import read_documents
 from crosscut.data.text import sources
 from crosscut.data.text.documents import PIECE_CHARACTERS
@@ -251,11 +253,35 @@ def test_faulty_line_is_named(tmp_path: Path, line: bytes, message: str) -> None
     check_message(path, f"`{path}`, line 3, {message}")
 
 
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_rows_of_a_table_are_documents(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    path = tmp_path / ("a.tsv" if pack is bytes else "a.tsv.gz")
+    path.write_bytes(pack('\ufeffkind\tbody\r\nx\tsays "hi", twice\r\ny\t\r\nz\tlast\n\n'.encode()))
+    found = [(d.text, d.record) for d in read_documents([str(path)], text_key="body")]
+    assert found == [('says "hi", twice', 2), ("last", 4)]
+    with pytest.raises(DataError) as error:
+        list(read_documents([str(path)]))
+    assert str(error.value) == (
+        f"`{path}` must have a column `text`, but its columns are: kind, body. Set `data.text_key` (or "
+        "`evaluation.text_key`) to the column of the text."
+    )
+    path.write_bytes(pack(b"kind\tbody\nx\n"))
+    with pytest.raises(DataError, match=r", line 2, must have 2 columns, like the first line, but has 1\."):
+        list(read_documents([str(path)], text_key="body"))
+
+
+def test_a_table_is_read_only_if_it_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("prose")
+    (tmp_path / "labels.tsv").write_text("id\tlabel\n1\tx\n")
+    assert [d.text for d in read_documents([str(tmp_path)])] == ["prose"]
+    assert [d.text for d in read_documents([str(tmp_path / "*.tsv")], text_key="label")] == ["x"]
+
+
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.parquet"
     path.write_bytes(b"")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    check_message(path, f"`{path}` needs pyarrow, but pyarrow is not installed. Run `pip install 'crosscut[parquet]'`.")
+    check_message(path, f"`{path}` needs pyarrow, but pyarrow is not installed. Run `{install_command('parquet')}`.")
 
 
 def test_faulty_parquet_is_an_error(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from crosscut.config import DataError
 from crosscut.data.text.sources import find_sources, read_chunks
 from tests.endless import ENDLESS
 
-SUFFIXES = ".txt, .jsonl, .parquet, .txt.gz, .txt.zst, .jsonl.gz or .jsonl.zst"
+SUFFIXES = ".txt, .jsonl, .parquet, .tsv, .txt.gz, .txt.zst, .jsonl.gz, .jsonl.zst, .tsv.gz or .tsv.zst"
+IN_FOLDERS = ".txt, .jsonl, .parquet, .txt.gz, .txt.zst, .jsonl.gz or .jsonl.zst"
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -131,7 +132,7 @@ def test_pattern_that_matches_nothing_is_an_error(tmp_path: Path) -> None:
 def test_folder_without_text_is_an_error(tmp_path: Path) -> None:
     touch(tmp_path, "a.md")
     check_message(
-        [str(tmp_path)], f"`{tmp_path}` must hold a file ending in {SUFFIXES}, but holds none. Check the path."
+        [str(tmp_path)], f"`{tmp_path}` must hold a file ending in {IN_FOLDERS}, but holds none. Check the path."
     )
 
 

@@ -191,10 +191,27 @@ def test_two_bytes_hold_a_token_where_the_vocabulary_allows(vocab_size: int, nam
     assert token_dtype(vocab_size).name == name
 
 
-def check_message(path: Path, message: str) -> None:
+def check_message(path: Path, message: str, *, setting: str = "data.tokenizer") -> None:
     with pytest.raises(DataError) as error:
-        Tokenizer.load(path)
+        Tokenizer.load(path, setting=setting)
     assert str(error.value) == message
+
+
+def test_folder_without_a_tokenizer_names_no_setting(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    start = f"`{path}` must exist, but is missing. The folder must hold the tokenizer of the model. "
+    check_message(path, start + "Copy `tokenizer.json` from the place where the folder comes from.", setting="")
+    (tmp_path / "vocab.json").touch()
+    made = f'AutoTokenizer.from_pretrained("{tmp_path}").save_pretrained("{tmp_path}").'
+    check_message(path, f"{start}Make the file from the folder's other files with transformers: {made}", setting="")
+    path.write_bytes(b"\xff")
+    told = f"`{path}` must be a readable `tokenizer.json`, but is not: it is not UTF-8. Copy the file again."
+    check_message(path, told, setting="")
+    gone = tmp_path / "vocab.txt"
+    gone.write_bytes(b"\xff")
+    check_message(
+        gone, f"`{gone}` must be a readable vocabulary, but is not: it is not UTF-8. Check `{gone}`.", setting=""
+    )
 
 
 def test_tokenizer_that_is_not_there_is_an_error(tmp_path: Path) -> None:

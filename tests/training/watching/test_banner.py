@@ -1,9 +1,11 @@
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from crosscut.config.recipes import describe_recipe
 from crosscut.data import TokenFolder
 from crosscut.planner.hardware import KNOWN_HARDWARE
 from crosscut.training.batches import samples_of
@@ -30,6 +32,33 @@ def test_banner_says_what_will_be_trained_on_what_and_for_how_long(run_with):
     ):  # fmt: skip
         assert fact in text, fact
     assert "steps 7 to 9,000 of 4 x 32 tokens" in printed(run, done=6)
+
+
+def test_banner_says_on_which_documents_the_run_validates(run_with):
+    run = run_with("training.validation_sequences=3")
+    shard = TokenFolder.open(Path(run.tokens_folder)).validation
+    documents, files = f"{shard.num_documents} held-out document", ", ".join(Path(n).name for n in shard.files())
+    assert shard.num_documents == 1
+    assert f"3 evenly spread sequences of {documents} from {files}" in printed(run)
+    every = -(-(shard.num_tokens - 1) // 32)
+    assert f"all {every} sequences of {documents}" in printed(run_with("training.validation_sequences=0"))
+    assert f"all {every} sequences of {documents}" in printed(run_with("training.validation_sequences=100000"))
+
+
+def test_banner_counts_the_files_if_there_are_many(run_with, monkeypatch):
+    names = [f"books/{number}.txt" for number in range(4)]
+    monkeypatch.setattr("crosscut.data.shards.reading.Shard.files", lambda shard: names)
+    assert "from 4 files" in printed(run_with())
+    monkeypatch.setattr("crosscut.data.shards.reading.Shard.files", lambda shard: names[:2])
+    assert "from 0.txt, 1.txt" in printed(run_with())
+
+
+def test_banner_says_the_recipe_and_the_learning_rate(run_with):
+    run = run_with("optimizer.learning_rate=2e-3")
+    row = next(line for line in printed(run).splitlines() if " recipe " in line)
+    assert row.strip("│ ").split(maxsplit=1)[1] == "small (the default below 100M parameters): learning rate 0.002"
+    assert describe_recipe(replace(run, recipe="paper")) == "paper: learning rate 0.002"
+    assert describe_recipe(replace(run, recipe="")) == "learning rate 0.002"
 
 
 def test_a_model_of_one_layer_has_no_layers(run_with):

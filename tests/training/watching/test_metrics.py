@@ -127,6 +127,16 @@ def test_lines_tell_loss_norm_rate_and_speed(tmp_path, capsys, monkeypatch):
         assert expected in out, expected
 
 
+def test_a_line_gives_no_share_of_a_peak_that_was_exceeded(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("crosscut.training.watching.metrics._SECONDS_BETWEEN_LINES", 0.0)
+    with Metrics(tmp_path, num_steps=2, start=0, active=True) as metrics:
+        metrics.step(1, {**VALUES, "utilisation": None})
+    line = capsys.readouterr().out.strip()
+    assert line.endswith("100 tokens/s  0.00 TFLOP/s")
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["utilisation"] is None
+    assert read_metrics(tmp_path)[0]["loss"] == 2.5
+
+
 def test_lines_tell_the_loss_scale_where_there_is_one(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("crosscut.training.watching.metrics._SECONDS_BETWEEN_LINES", 0.0)
     note(tmp_path, [1])

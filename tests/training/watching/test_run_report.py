@@ -13,7 +13,7 @@ from crosscut.data import Tokens
 from crosscut.generation import Sampling, continue_text
 from crosscut.model import GPT
 from crosscut.training.watching import run_report
-from crosscut.training.watching.run_report import plot_losses, print_summary
+from crosscut.training.watching.run_report import plot_losses, print_summary, typed_command
 from tests.training.conftest import tiny_run
 from tests.training.jobs import whole_run
 
@@ -62,10 +62,36 @@ def test_summary_says_what_came_out_and_what_comes_next(tmp_path):
         "a processor; torch 2.13.0", "bits per byte", "3.210 before, 1.765 after; over 61.2 kB of text",
         "6,789 tokens/s, 1.23 TFLOP/s: 34% of 3.6 TFLOP/s", "And so it was.", '─ sample that continues "It" ─',
         "training.steps=600",
-        "tensorboard --logdir", "sample.txt", "lambada accuracy 45.18%, wikitext103 perplexity 19.31",
+        "-m tensorboard.main --logdir", "sample.txt", "lambada accuracy 45.18%, wikitext103 perplexity 19.31",
     ):  # fmt: skip
         assert expected in out, expected
     assert f"generate '{tmp_path}/a run' --prompt 'It'\"'\"'s' --temperature 0.5" in out
+
+
+def test_a_bert_is_followed_by_commands_for_a_bert(tmp_path):
+    bert = ("model.attention=bidirectional", "model.head=masked_tokens", "data.objective=masked")
+    lines = printed(tmp_path, "", *bert).splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("next"))
+    run = f"'{tmp_path}/a run'"
+    assert [line[7:].removeprefix(typed_command() + " ") for line in lines[first:]] == [
+        f"generate {run} --prompt 'It was a [MASK] day.'",
+        f"embed {run} --text 'It was a fine day.'",
+        f"finetune table --model {run} --train TRAIN.tsv --dev DEV.tsv --text COLUMN --label COLUMN",
+        f"train '{tmp_path}/a run/config.toml' --resume training.steps=600",
+        f"python -m tensorboard.main --logdir {run}",
+    ]
+
+
+@pytest.mark.parametrize("typed", ["bin/crosscut", "crosscut", "bin/__main__.py"])
+def test_tensorboard_is_that_of_the_environment(tmp_path, monkeypatch, typed):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bin").mkdir()
+    for name in ("crosscut", "tensorboard"):
+        (tmp_path / "bin" / name).touch()
+    monkeypatch.setattr("sys.argv", [typed])
+    told = printed(tmp_path, "").splitlines()[-1].split()[:-1]
+    wanted = {"bin/crosscut": "bin/tensorboard", "crosscut": "tensorboard"}.get(typed, "python -m tensorboard.main")
+    assert " ".join(told).startswith(f"{wanted} --logdir")
 
 
 def test_resumed_run_says_at_which_step_it_began(tmp_path):
@@ -80,11 +106,17 @@ def test_summary_says_where_one_rank_would_be_faster(tmp_path):
     assert "one rank would be about 1.42 times as fast here" in printed(tmp_path / "again", "", gain_of_one_rank=1.4234)
 
 
-def test_a_utilisation_above_one_has_its_reason(tmp_path):
-    assert "busy" not in printed(tmp_path, "", utilisation=1.0)
-    (tmp_path / "again").mkdir()
-    out = " ".join(printed(tmp_path / "again", "", utilisation=2.62).split())
-    assert "262% of 3.6 TFLOP/s (bfloat16 matrix rate measured on 2 ranks at once); above 100%, because the" in out
+@pytest.mark.parametrize("utilisation", [None, 1.12, 2.62])
+def test_a_share_above_one_is_not_given(tmp_path, utilisation):
+    out = " ".join(printed(tmp_path, "", utilisation=utilisation).split())
+    assert "above 3.6 TFLOP/s (bfloat16 matrix rate measured on 2 ranks at once), as the machine was busy when" in out
+    assert "%" not in out.partition("speed")[2].partition("files")[0]
+
+
+def test_a_share_of_one_is_given(tmp_path):
+    out = printed(tmp_path, "", utilisation=1.0)
+    assert "100% of 3.6 TFLOP/s" in " ".join(out.split())
+    assert "busy" not in out
 
 
 def test_text_is_printed_as_it_is(tmp_path):

@@ -21,6 +21,11 @@ def test_rates_are_the_planners_flops(ranks, run_with):
     assert rates["model_flops_per_second"] == rates["tokens_per_second"] * model_flops_per_token(run.model, 32)
     assert rates["utilisation"] == rates["model_flops_per_second"] / found.peak.flops_per_second
     assert found.peak.name == "float32 matrix rate measured"
+    fastest = 4 * 32 * found.flops_per_token / found.peak.flops_per_second
+    assert found.rates(fastest * 1.001, num_tokens=4 * 32)["utilisation"] == pytest.approx(1, rel=0.01)
+    faster = found.rates(fastest / 1.12, num_tokens=4 * 32)
+    assert faster["utilisation"] is None, "112% of a peak is no peak"
+    assert faster["model_flops_per_second"] > found.peak.flops_per_second
 
 
 def test_measured_peak_is_of_all_ranks_together(ranks, run_with):
