@@ -49,7 +49,7 @@ def without_ends(text: str) -> str:
 def _find_prose(lines: Iterable[tuple[int, str]]) -> int | None:
     for number, line in lines:
         is_long = len(line) >= PROSE_BYTES or len(line.encode("utf-8", "replace")) >= PROSE_BYTES
-        if is_long and line.rstrip()[-1:] in SENTENCE_ENDS:
+        if is_long and line.rstrip().endswith(SENTENCE_ENDS):
             return number
     return None
 

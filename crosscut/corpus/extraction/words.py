@@ -11,7 +11,7 @@ WORDS = Path(__file__).parents[1] / "lists" / "boilerplate.toml"
 _TABLE: dict[str, Any] = tomllib.loads(WORDS.read_text(encoding="utf-8"))
 _AROUND = " \t\n\r\xa0" + _TABLE["signs"]["around"]
 
-SENTENCE_ENDS: str = _TABLE["signs"]["sentence_ends"]
+SENTENCE_ENDS = tuple(_TABLE["signs"]["sentence_ends"])
 """Signs at the end of a line of prose."""
 
 

@@ -5,6 +5,7 @@ import time
 import pytest
 from resiliparse.parse.html import HTMLTree
 
+from crosscut.corpus.extraction.ends import without_ends
 from crosscut.corpus.extraction.main_text import find_main_text
 
 SENTENCES = {
@@ -120,6 +121,11 @@ def test_one_word_before_a_colon_is_no_label(label: str) -> None:
 def test_page_of_links_keeps_its_labels() -> None:
     links = "".join(f'<p><a href="{number}">Hafen {number}</a> im Norden</p>' for number in range(40))
     assert "Mehr zum Thema" in main_text(f"<div><p>Mehr zum Thema</p>{links}</div>")
+
+
+def test_line_of_spaces_is_no_prose() -> None:
+    text = "\n".join([SENTENCES["de"] * 3, "Mehr zum Thema", " " * 200, "Der Hafen im Norden"])
+    assert without_ends(text) == (SENTENCES["de"] * 3).strip()
 
 
 @pytest.mark.parametrize("place", ["{}", "<div>{}</div>", "<div><div>{}</div></div>"])
