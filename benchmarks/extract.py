@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="measure only these contenders")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each contender; default: %(default)s")
     parser.add_argument("--kinds", action="store_true", help="also print the figures of each kind of page")
+    parser.add_argument("--languages", action="store_true", help="also print the figures of each language")
     parser.add_argument("--failures", metavar="NAME", help="list this contender's misses and leaks of the half `work`")
     options = parser.parse_args()
     try:
@@ -59,7 +60,10 @@ def main() -> None:
     print_machine("resiliparse", "trafilatura", "readability-lxml")
     texts, rates = measure(contenders, cases, options.repeats)
     for half in HALVES:
-        print_figures(f"half {half}", [case for case in cases if case.page.half == half], texts, rates)
+        of_half = [case for case in cases if case.page.half == half]
+        print_figures(f"half {half}", of_half, texts, rates)
+        for name, of_group in by_language(of_half, each=options.languages).items():
+            print_figures(f"half {half}, {name}", of_group, texts, {})
     if options.kinds:
         for kind in sorted({case.page.kind for case in cases}):
             print_figures(kind, [case for case in cases if case.page.kind == kind], texts, {})
@@ -142,6 +146,17 @@ def extracted(extractor: Extractor, markup: str) -> str:
         return extractor(markup)
     except Exception:
         return ""
+
+
+def by_language(cases: Sequence[Case], *, each: bool) -> dict[str, list[Case]]:
+    """Return the English pages and the others. If `each` is true, the pages of each other language are added."""
+    groups: dict[str, list[Case]] = {"English": [], "other languages": []}
+    for case in cases:
+        groups["English" if case.page.language == "en" else "other languages"].append(case)
+    if each:
+        for language in sorted({case.page.language for case in cases} - {"en"}):
+            groups[language] = [case for case in cases if case.page.language == language]
+    return groups
 
 
 def print_figures(

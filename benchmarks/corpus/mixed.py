@@ -2,7 +2,7 @@
 
     python benchmarks/corpus/mixed.py --folder FOLDER
 
-The folder has the 377 pages of `benchmarks/extract.py`, which are in 21 languages, the articles of
+The folder has the pages of `benchmarks/extract.py`, which are in 22 languages, the articles of
 `benchmarks/corpus/wikipedia_dump.py`, the mails with which CPython tests its module `email`, the State of the Union
 addresses, and `DAMAGE`. One source with the format `auto` reads everything, and the three languages with the most pages
 are kept. The benchmark prints the seconds of each stage and every loss with its reason, and fails if a damage is not

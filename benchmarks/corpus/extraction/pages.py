@@ -4,7 +4,8 @@ The pages are divided into two halves by site: no site has pages in both halves.
 extraction. The half `held` is only for measuring it.
 
 `expected.json` has strings that the extracted text of each page must contain, and strings that it must not contain.
-The strings were written by reading the pages, before any extractor had run on them.
+The strings were written by reading the pages, before any extractor had run on them. For the pages of ten languages that
+were added later, the blocks of visible text were read and chosen, and a few words of each block are the string.
 """
 
 import json

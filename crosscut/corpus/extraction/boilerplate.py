@@ -8,6 +8,8 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
+from crosscut.corpus.extraction.words import NAMES
+
 
 class Rule(NamedTuple):
     """A kind of boilerplate, found by the words in the classes and the id of an element."""
@@ -62,12 +64,13 @@ RULES = (
         r"related|recommend(?:ed|ations?)?|popular|trending|most ?(?:read|viewed|popular)|read ?more"
         r"|more (?:from|stories)|also like|outbrain|taboola|promos?|promotions?|promoted|teasers?"
         r"|recent (?:posts|comments)|recently ?viewed|top stories|highly rated posts|recirc|recirculation|endslate"
-        r"|suggested|similar|featured items|advert|adverts|advertisement|adsense|sponsor|sponsored|sponsors|banners?",
+        r"|suggested|similar|also bought|featured items|advert|adverts|advertisement|adsense|sponsor|sponsored|sponsors"
+        r"|banners?",
     ),
     # Who wrote the article, at its end.
     Rule(
         "author",
-        r"bios?|about (?:the )?author|author (?:bios?|profile|box|info|details|masthead)|authorbox|contributors?"
+        r"bios?|about (?:the )?author|author (?:bios?|profile|box|info|details|masthead|popup)|authorbox|contributors?"
         r"|article authors|post ?metadata",
     ),
     # Messages of the site or of the browser.
@@ -77,7 +80,11 @@ RULES = (
         spares_prose=True,
     ),
     # Boxes that the software of a site adds to every page.
-    Rule("widget", r"widgets?|forum ?rules|quick ?reply|reply form", spares_prose=True),
+    Rule(
+        "widget",
+        r"(?<!elementor )widgets?|forum ?rules|quick ?reply|reply form|ratings?|post ratings",
+        spares_prose=True,
+    ),
 )
 
 FRAME = Rule("frame", "", keeps_names=True)
@@ -85,6 +92,10 @@ FRAME = Rule("frame", "", keeps_names=True)
 
 _WORDS = [(rule, re.compile(f" (?:{rule.words}) ")) for rule in RULES]
 _ANY = re.compile(f" (?:{'|'.join(rule.words for rule in RULES)}) ")
+_PHRASES = {phrase: rule for rule in reversed(RULES) for phrase in NAMES.get(rule.name, ())}
+"""Words of other languages, and the rules that they belong to."""
+_FIRST_WORDS = {phrase.split()[0] for phrase in _PHRASES}
+_LONGEST_PHRASE = max(len(phrase.split()) for phrase in _PHRASES)
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _SEPARATORS = re.compile(r"[\W_]+")
 _STATES = re.compile(r" (?:has|with|no|without|is|js|hide|show) ")
@@ -97,6 +108,17 @@ def find_rule(classes: str, identity: str) -> Rule | None:
     """Return the first rule whose words occur in the classes or the id of an element, or None."""
     for name in (*classes.split(), identity):
         words = f" {_SEPARATORS.sub(' ', _CAMEL.sub(' ', name)).lower().strip()} "
-        if _ANY.search(words) and not _STATES.match(words):
-            return next(rule for rule, pattern in _WORDS if pattern.search(words))
+        if not _STATES.match(words) and (rule := _find(words)):
+            return rule
+    return None
+
+
+def _find(words: str) -> Rule | None:
+    if _ANY.search(words):
+        return next(rule for rule, pattern in _WORDS if pattern.search(words))
+    parts = words.split()
+    for start in (number for number, part in enumerate(parts) if part in _FIRST_WORDS):
+        for end in range(start + 1, min(start + _LONGEST_PHRASE, len(parts)) + 1):
+            if rule := _PHRASES.get(" ".join(parts[start:end])):
+                return rule
     return None

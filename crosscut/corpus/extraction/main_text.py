@@ -4,12 +4,15 @@ The elements that the rules of `boilerplate` find are removed from the page, and
 main text of the rest. If too little remains, the page is extracted with fewer rules.
 """
 
+from collections import defaultdict
 from typing import Any
 
 from resiliparse.extract.html2text import extract_plain_text
-from resiliparse.parse.html import ElementNode, HTMLTree
+from resiliparse.parse.html import ElementNode, HTMLTree, Node
 
 from crosscut.corpus.extraction.boilerplate import FRAME, Rule, find_rule
+from crosscut.corpus.extraction.ends import LABEL_CHARACTERS, without_ends
+from crosscut.corpus.extraction.words import LABELS, plain
 
 LITTLE_TEXT = 250
 """Number of characters below which a main text is suspiciously short, if the page is long."""
@@ -29,18 +32,32 @@ Without this limit, the time would grow with the square of the number of nested 
 
 FRAME_TAGS = ["nav", "footer", "form"]
 """Elements that are left out even if nothing remains of a page."""
-FRAMES = "form, body > address"
-"""Elements that are boilerplate whatever their classes and ids are. Resiliparse itself leaves out more elements, such
-as `nav`."""
 _UNJUDGED = (
-    "a, abbr, article, b, cite, code, em, figcaption, figure, h1, i, img, input, kbd, main, path, pre, small, span"
-    ", strong, svg, time"
+    "a, abbr, article, b, cite, code, dd, details, dt, em, figcaption, figure, h1, i, img, input, kbd, label, li, main"
+    ", option, path, pre, small, span, strong, svg, time, tr"
 )
 NAMED = f"[class]:not({_UNJUDGED}), [id]:not({_UNJUDGED})"
 """Elements that a rule may remove because of their classes or ids. Elements inside a line of text or code are excluded,
 because their classes mean something else, such as rustdoc's `comment`."""
-ANCHORS = ("h1", "main, [role=main], [itemprop=articleBody]")
-"""Elements that belong to the article or contain the article. The first element of each kind is never removed."""
+ARTICLE = "main, [role=main], [itemprop=articleBody]"
+"""Elements that contain the article."""
+HIGH_LISTS = "body > ul, body > * > ul, body > * > * > ul"
+"""Lists that resiliparse takes for the menu of the site, because few elements are around them."""
+KNOWN = f"h1, h2, h3, h4, h5, h6, nav, form, body > address, {ARTICLE}, {HIGH_LISTS}"
+"""Elements that are known by their tag, role or place. One search finds all of them, because a search takes time."""
+LABELLED_SHARE, LABELLED_PER_LINK = 0.3, 400
+"""Maximum share of the page's text that a part with a label may have, and its maximum number of characters per link:
+each link may have a teaser."""
+WRAPPERS = 5
+"""Maximum number of elements between the heading that is a label and the part that it opens."""
+
+_KINDS = {
+    **dict.fromkeys(("h2", "h3", "h4", "h5", "h6"), "heading"),
+    **dict.fromkeys(("nav", "form", "address"), "frame"),
+    "h1": "title",
+    "ul": "list",
+}
+"""Kinds of the elements that `KNOWN` finds, by tag. All others are of the kind `article`."""
 
 
 def find_main_text(tree: HTMLTree, markup: str) -> str:
@@ -51,9 +68,8 @@ def find_main_text(tree: HTMLTree, markup: str) -> str:
     """
     if tree.body is None:
         return ""
-    page = len(tree.body.text or "")
-    remove_boilerplate(tree.body, page)
-    text = _extract(tree, main_content=True)
+    _remove_boilerplate(tree, tree.body)
+    text = without_ends(_extract(tree, main_content=True))
     if len(text) >= LITTLE_TEXT:
         return text
     whole = _extract(tree, main_content=False, skip_elements=[*FRAME_TAGS, "aside", "header"])
@@ -67,23 +83,33 @@ def _extract(tree: HTMLTree, **options: Any) -> str:
     return extract_plain_text(tree, alt_texts=False, comments=False, **options).strip()
 
 
-def remove_boilerplate(body: ElementNode, page: int) -> None:
-    """Remove the elements that a rule finds. `page` is the number of characters of the page.
+def _remove_boilerplate(tree: HTMLTree, body: ElementNode) -> None:
+    """Remove the elements that a rule finds, and the parts of the page that a label opens.
 
     If an element that a rule finds contains the article, the element stays but loses its classes and id, so that
-    resiliparse keeps it too.
+    resiliparse keeps it too. The first `<h1>` and the first element of `ARTICLE` belong to the article.
     """
-    anchors = [found for found in map(body.query_selector, ANCHORS) if found is not None]
-    unread = READ_PER_PAGE * page
+    known: defaultdict[str, list[ElementNode]] = defaultdict(list)
     # A slice copies the list once. To iterate over the list itself would search the page again for each element.
-    frames = [(element, FRAME) for element in body.query_selector_all(FRAMES)[:]]
-    named = [
-        (element, find_rule(element.class_name or "", element.id or ""))
-        for element in body.query_selector_all(NAMED)[:]
-    ]
-    for element, rule in frames + [(element, rule) for element, rule in named if rule]:
+    for element in body.query_selector_all(KNOWN)[:]:
+        known[_KINDS.get(element.tag or "", "article")].append(element)
+    anchors = [*known["title"][:1], *known["article"][:1]]
+    page = len(body.text or "")
+    unread = READ_PER_PAGE * page
+    for element in known["frame"]:
         if unread > 0 and body.contains(element):
+            unread -= _judge(element, FRAME, page, anchors)
+    for element in body.query_selector_all(NAMED)[:]:
+        rule = find_rule(element.class_name or "", element.id or "")
+        if rule and unread > 0 and body.contains(element):
             unread -= _judge(element, rule, page, anchors)
+    for heading in known["heading"]:
+        label = heading.text or ""
+        if unread > 0 and len(label) <= LABEL_CHARACTERS and plain(label) in LABELS and body.contains(heading):
+            unread -= _remove_labelled(heading, page, anchors)
+    for high in known["list"]:
+        if body.contains(high) and _is_text(high):
+            _lower(tree, high)
 
 
 def _judge(element: ElementNode, rule: Rule, page: int, anchors: list[ElementNode]) -> int:
@@ -99,7 +125,48 @@ def _judge(element: ElementNode, rule: Rule, page: int, anchors: list[ElementNod
     return len(text)
 
 
+def _remove_labelled(heading: ElementNode, page: int, anchors: list[ElementNode]) -> int:
+    """Remove the part of the page that begins with this heading, if it has many links. Return the number of characters
+    that were read.
+    """
+    label = (heading.text or "").strip()
+    part, num_read = heading, 0
+    for _ in range(WRAPPERS):
+        parent = part.parent
+        if not isinstance(parent, ElementNode) or parent.tag == "body":
+            break
+        part, text = parent, parent.text or ""
+        num_read += len(text)
+        if text.strip() != label:
+            is_small = len(text) <= LABELLED_SHARE * page
+            is_apart = text.lstrip().startswith(label) and not any(map(part.contains, anchors))
+            if is_small and is_apart and len(text) <= LABELLED_PER_LINK * _num_links(part):
+                part.remove()
+            break
+    return num_read
+
+
+def _is_text(high: ElementNode) -> bool:
+    """Whether a list is text, and not a menu."""
+    return len(high.text or "") >= PROSE_PER_LINK * _num_links(high)
+
+
+def _num_links(element: ElementNode) -> int:
+    return len(element.get_elements_by_tag_name("a"))
+
+
+def _lower(tree: HTMLTree, high: ElementNode) -> None:
+    """Put a list into three more elements, so that resiliparse does not take it for the menu of the site."""
+    inner: Node = high
+    for _ in range(3):
+        outer, parent = tree.create_element("div"), inner.parent
+        if outer is not None and parent is not None:
+            parent.insert_before(outer, inner)
+            outer.append_child(inner)
+            inner = outer
+
+
 def _is_prose(element: ElementNode, text: str) -> bool:
     if len(text.encode("utf-8", "replace")) < PROSE_BYTES:
         return False
-    return len(text) >= PROSE_PER_LINK * len(element.get_elements_by_tag_name("a"))
+    return len(text) >= PROSE_PER_LINK * _num_links(element)

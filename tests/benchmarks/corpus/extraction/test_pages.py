@@ -37,7 +37,13 @@ def test_pages_are_diverse() -> None:
     sites = Counter(page.site for page in PAGES)
     assert len(sites) >= 40 and max(sites.values()) <= 12
     assert sum(page.kind == "documentation" for page in PAGES) <= 0.4 * len(PAGES)
-    assert len({page.language for page in PAGES}) >= 8
+
+
+def test_ten_languages_besides_english_are_in_both_halves() -> None:
+    counts = Counter((page.language, page.half) for page in PAGES)
+    languages = ["de", "es", "fr", "hu", "it", "ja", "pl", "pt", "ru", "zh"]
+    assert all(counts[language, half] >= 2 for language in languages for half in HALVES)
+    assert sum(page.language != "en" for page in PAGES) >= 0.4 * len(PAGES)
 
 
 def test_an_archive_belongs_to_one_version_of_a_known_registry() -> None:
