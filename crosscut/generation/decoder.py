@@ -33,9 +33,10 @@ import torch
 from torch import Tensor
 
 from crosscut.config import ConfigError, GenerationError
+from crosscut.config.generation.sampling import Sampling
 from crosscut.data import Tokenizer
 from crosscut.generation.running import Piece, Text
-from crosscut.generation.sampling import Likelihood, Sampling, likelihoods_of, not_finite, rows_not_finite
+from crosscut.generation.sampling import Likelihood, likelihoods_of, not_finite, rows_not_finite
 from crosscut.generation.streaming import TextStream
 from crosscut.model import GPT, KeyValueCache
 from crosscut.parallel import ParallelMesh, reshard

@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from crosscut.generation import Sampling
+from crosscut.config.generation.sampling import Sampling
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class News:
     def from_json(cls, content: bytes) -> "News":
         """Decode the changes that `to_json` encoded."""
         table = json.loads(content)
-        orders = (Order(tuple(one["prompt"]), _sampling(one["sampling"]), one["sample"]) for one in table["orders"])
+        orders = (Order(tuple(one["prompt"]), sampling_of(one["sampling"]), one["sample"]) for one in table["orders"])
         return cls(tuple(orders), tuple(table["cancelled"]), table["end"])
 
 
-def _sampling(table: dict[str, Any] | None) -> Sampling | None:
+def sampling_of(table: dict[str, Any] | None) -> Sampling | None:
     """Convert a JSON object to sampling options. JSON has no tuples, so lists become tuples."""
     if table is None:
         return None
