@@ -5,8 +5,6 @@ from pathlib import Path
 import pytest
 
 from crosscut.config.checks import MOST
-from crosscut.data import Tokenizer
-from crosscut.serving.protocol.chat import ChatTemplate
 from crosscut.serving.protocol.fields import parse
 from crosscut.serving.protocol.refusals import Refusal
 from crosscut.serving.protocol.requests import MOST_SLIDING, Served, read_chat, read_completion
@@ -19,12 +17,12 @@ def served(folder: Path, *, slide: bool, begin: int | None = None) -> Served:
         name=NAME,
         window=WINDOW,
         slide=slide,
-        tokenizer=Tokenizer.load(file),
+        tokenizer=file,
         vocab_size=402,
         begin=begin,
         end_of_text=0,
         stops=frozenset({0, 401}),
-        template=ChatTemplate.find(file),
+        can_chat=True,
         created=0,
     )
 
