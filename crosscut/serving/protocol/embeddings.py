@@ -76,7 +76,7 @@ class EmbeddingRequest:
     def orders(self) -> Iterator[Order]:
         """Yield the texts to embed."""
         for index, ids in enumerate(self.prompts):
-            yield Order(ids, None, index)
+            yield Order(ids, None, 0, index)
 
 
 def read_embedding(body: object, served: ServedEncoder) -> EmbeddingRequest:

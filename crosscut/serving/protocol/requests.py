@@ -113,9 +113,9 @@ class Request:
         """Yield the texts to generate, in the order of the answer's choices: all texts of the first prompt, then all
         texts of the second prompt, and so on.
         """
-        for prompt in self.prompts:
+        for number, prompt in enumerate(self.prompts):
             for sample in range(self.num_choices):
-                yield Order(prompt, self.sampling, sample)
+                yield Order(prompt, self.sampling, sample, number * self.num_choices + sample)
 
 
 @dataclass(frozen=True, kw_only=True)

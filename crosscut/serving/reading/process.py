@@ -21,12 +21,13 @@ _VARIABLES = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBL
 class ReadingProcess:
     """Process that reads requests for the model `served`. If the process has ended, the next request starts a new one.
 
-    `niceness` is added to the process's niceness: with a high niceness, the process gives way to other processes. One
-    thread at a time may call `read`.
+    `niceness` is added to the process's niceness: with a high niceness, the process gives way to other processes.
+    `patience` is a factor for the time that a request may take. One thread at a time may call `read`.
     """
 
-    def __init__(self, served: Served | ServedEncoder, *, niceness: int = 0) -> None:
-        self._first = {**pack_served(served), "niceness": niceness}
+    def __init__(self, served: Served | ServedEncoder, *, niceness: int = 0, patience: float = 1.0) -> None:
+        self._patience = patience
+        self._first = {**pack_served(served), "niceness": niceness, "patience": patience}
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> "subprocess.Popen[bytes]":
@@ -51,7 +52,7 @@ class ReadingProcess:
         except BrokenPipeError:
             answer = None
         if answer is None:
-            raise _ended(process.wait(), len(body))
+            raise _ended(process.wait(), self._patience * seconds_for(len(body)))
         if "refusal" in answer:
             raise Refusal(**answer["refusal"])
         if "request" not in answer:
@@ -60,11 +61,11 @@ class ReadingProcess:
         return unpack_request(table, process.stdout.read(num_id_bytes(table)))
 
 
-def _ended(status: int, num_bytes: int) -> Exception:
-    """Return the error of a request during which the process ended with a status."""
+def _ended(status: int, seconds: float) -> Exception:
+    """Return the error of a request during which the process ended with a status. `seconds` is the request's limit."""
     if status == -signal.SIGPROF:
         return Refusal(
-            f"The request must be read within {seconds_for(num_bytes):.1f} seconds of processor time, but was not. "
-            "Send a smaller request."
+            f"The request must be read within {seconds:.3g} seconds of processor time, but was not. Send a "
+            "smaller request."
         )
     return RuntimeError(f"The process that reads requests ended with the status {status}.")

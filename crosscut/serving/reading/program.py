@@ -51,7 +51,7 @@ def main() -> None:
         body = sys.stdin.buffer.read(message["size"])
         if len(body) < message["size"]:
             return
-        signal.setitimer(signal.ITIMER_PROF, seconds_for(len(body)))
+        signal.setitimer(signal.ITIMER_PROF, first["patience"] * seconds_for(len(body)))
         answer, content = _answer(message["kind"], body, served)
         signal.setitimer(signal.ITIMER_PROF, 0)
         write_message(sys.stdout.buffer, answer)
