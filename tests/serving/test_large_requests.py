@@ -39,17 +39,17 @@ def text(**fields: Any) -> dict[str, Any]:
     return {"model": NAME, **fields}
 
 
+def chat(*contents: str) -> dict[str, Any]:
+    return text(messages=[{"role": "user", "content": content} for content in contents])
+
+
 REQUESTS = {
     "a prompt": (TEXT, text(prompt="word " * (LARGE // 5)), of_bytes("prompt", LARGE)),
     "a prompt of one word": (TEXT, text(prompt="a" * LARGE), of_bytes("prompt", LARGE)),
     "many prompts": (TEXT, text(prompt=["a", *["word " * 12_000] * 127]), of_bytes("prompt", 60_000)),
     "ids": (TEXT, text(prompt=[5] * (LARGE // 3)), f"tokens, but the prompt has {LARGE // 3}. Shorten the prompt"),
-    "a message": (
-        CHAT,
-        text(messages=[{"role": "user", "content": "word " * 400_000}]),
-        of_bytes("messages", 2_000_050),
-    ),
-    "messages": (CHAT, text(messages=[{"role": "user", "content": "a"}] * 150_000), "it renders more than 2,097,152"),
+    "a message": (CHAT, chat("word " * 400_000), of_bytes("messages", 2_000_050)),
+    "messages": (CHAT, chat(*["a"] * 150_000), "the template cannot render them: it renders more than 2,097,152"),
     "an unknown field": (TEXT, deep("x", "[],"), "`x` must be a known field, but is not. Remove this field."),
     "stop": (TEXT, deep("stop", "[],"), "`stop` must be a string or up to 16 strings, none of them empty, but is [[],"),
     "user": (TEXT, deep("user", "{},")[:-1] + b', "n": 0}', "`n` must be a whole number from 1 to 128, but is 0."),

@@ -92,12 +92,12 @@ class ChatTemplate:
         for `most_tokens` tokens (`require_bytes`).
         """
         text = self.render(messages, add_generation_prompt=True)
-        require_bytes(text, "messages", most_tokens, self._longest)
+        require_bytes(text, "messages", most_tokens, self.longest)
         tokens, _ = self.encode(text)
         return tokens
 
     @cached_property
-    def _longest(self) -> int:
+    def longest(self) -> int:
         """Number of bytes of the longest token."""
         return TokenBytes(self._tokenizer).longest
 

@@ -50,6 +50,10 @@ class ServedEncoder:
         """Make the object that `to_json` converted."""
         return cls(**{**table, "tokenizer": Path(table["tokenizer"])})
 
+    def load(self, kind: str) -> None:
+        """Load what it takes to read requests of this kind (`embedding`)."""
+        assert self.longest
+
     @cached_property
     def inner(self) -> Any:
         """Tokenizer that neither truncates nor pads texts."""

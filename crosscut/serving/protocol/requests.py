@@ -71,6 +71,15 @@ class Served:
         """Make the object that `to_json` converted."""
         return cls(**{**table, "tokenizer": Path(table["tokenizer"]), "stops": frozenset(table["stops"])})
 
+    def load(self, kind: str) -> None:
+        """Load what it takes to read requests of this kind (`chat` or `completion`)."""
+        if kind == "chat":
+            assert self.template is not None
+            assert self.template.longest
+        else:
+            self.encoder.encode_prompt("")
+            assert self.spell.longest
+
     @cached_property
     def encoder(self) -> Tokenizer:
         """Tokenizer that encodes prompts."""

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import weakref
+from collections.abc import Sequence
 
 from crosscut.config import ConfigError
 from crosscut.serving.processes import end_process, importing_crosscut, start_process
@@ -21,13 +22,16 @@ _VARIABLES = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBL
 class ReadingProcess:
     """Process that reads requests for the model `served`. If the process has ended, the next request starts a new one.
 
-    `niceness` is added to the process's niceness: with a high niceness, the process gives way to other processes.
-    `patience` is a factor for the time that a request may take. One thread at a time may call `read`.
+    The process is ready for the `kinds` of requests (keys of `KINDS`) before it reads the first one. `niceness` is
+    added to the process's niceness: with a high niceness, the process gives way to other processes. `patience` is a
+    factor for the time that a request may take. One thread at a time may call `read`.
     """
 
-    def __init__(self, served: Served | ServedEncoder, *, niceness: int = 0, patience: float = 1.0) -> None:
+    def __init__(
+        self, served: Served | ServedEncoder, kinds: Sequence[str], *, niceness: int = 0, patience: float = 1.0
+    ) -> None:
         self._patience = patience
-        self._first = {**pack_served(served), "niceness": niceness, "patience": patience}
+        self._first = {**pack_served(served), "kinds": kinds, "niceness": niceness, "patience": patience}
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> "subprocess.Popen[bytes]":
@@ -65,7 +69,7 @@ def _ended(status: int, seconds: float) -> Exception:
     """Return the error of a request during which the process ended with a status. `seconds` is the request's limit."""
     if status == -signal.SIGPROF:
         return Refusal(
-            f"The request must be read within {seconds:.3g} seconds of processor time, but was not. Send a "
+            f"The request must be read within {seconds:.2g} seconds of processor time, but was not. Send a "
             "smaller request."
         )
     return RuntimeError(f"The process that reads requests ended with the status {status}.")

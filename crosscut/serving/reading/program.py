@@ -45,6 +45,8 @@ def main() -> None:
     os.nice(first["niceness"])
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     served = unpack_served(first)
+    for kind in first["kinds"]:
+        served.load(kind)
     _limit_memory()
     gc.freeze()
     while (message := read_message(sys.stdin.buffer)) is not None:

@@ -130,10 +130,11 @@ class _Parser(h11.Connection):
         if isinstance(event, h11.Request):
             self._num_chunks = self._num_bytes = 0
         elif isinstance(event, h11.Data):
+            is_few = self._num_chunks < _FEW_CHUNKS
+            if event.chunk_start and not is_few and self._num_bytes < self._num_chunks * _LEAST_CHUNK:
+                raise h11.RemoteProtocolError("the chunks are too small")
             self._num_chunks += event.chunk_start
             self._num_bytes += len(event.data)
-            if self._num_chunks > _FEW_CHUNKS and self._num_bytes < self._num_chunks * _LEAST_CHUNK:
-                raise h11.RemoteProtocolError("the chunks are too small")
         return event
 
 

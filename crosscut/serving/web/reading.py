@@ -32,12 +32,13 @@ class Reading:
     """Processes that read the requests for the model `served`. `is_busy` returns whether the model is computing."""
 
     def __init__(self, served: Served | ServedEncoder, is_busy: Callable[[], bool]) -> None:
-        can_chat = isinstance(served, Served) and served.can_chat
+        texts = ["completion"] if isinstance(served, Served) else ["embedding"]
+        chats = ["chat"] if isinstance(served, Served) and served.can_chat else []
         make_pace = partial(Pace, is_busy, seconds=_INTERVAL, bytes_per_second=_BYTES_PER_SECOND)
         small_pace = make_pace()
-        self._small = _Lane(ReadingProcess(served), small_pace)
-        self._chats = _Lane(ReadingProcess(served), small_pace) if can_chat else self._small
-        self._large = _Lane(ReadingProcess(served, niceness=_NICENESS), make_pace())
+        self._small = _Lane(ReadingProcess(served, texts), small_pace)
+        self._chats = _Lane(ReadingProcess(served, chats), small_pace) if chats else self._small
+        self._large = _Lane(ReadingProcess(served, [*texts, *chats], niceness=_NICENESS), make_pace())
         for lane in (self._small, self._chats):
             lane.process.start()  # the first request should not wait
 
