@@ -51,7 +51,8 @@ class ServedEncoder:
         return cls(**{**table, "tokenizer": Path(table["tokenizer"])})
 
     def load(self, kind: str) -> None:
-        """Load what it takes to read requests of this kind (`embedding`)."""
+        """Load what it takes to read requests of this kind, which must be `embedding`."""
+        assert kind == "embedding"
         assert self.longest
 
     @cached_property
