@@ -1,12 +1,16 @@
 """Honest streams of a server, alone and with attackers among the clients.
 
-    python benchmarks/serving/attack.py [--streams 1000] [--attackers 50] [--turns 3] [--json FILE]
+    python benchmarks/serving/attack.py [--streams 1000] [--attackers 50] [--turns 5] [--json FILE]
 
 The command trains and exports a tiny model, serves it with `crosscut serve`, and has all honest clients stream a text
 at the same time: in turns alone, and with attackers that begin first and go on until the last honest stream has ended.
 Each attacker repeats one kind of attack (`ATTACKS`). The table shows how long all honest streams together took, and how
 many of them were lost: streams that did not end as they should. Two figures are goals: no stream is lost, and with
-attackers the streams take at most twice as long.
+attackers the streams take at most 1.5 times as long.
+
+Other work on the machine changes the times. Each attacked turn is therefore compared with the two turns alone next to
+it, and the result is the median of these ratios. On a busy machine, many short turns (`--streams 200 --attackers 10`)
+tell more than few long ones.
 
 Clients and server share the machine's cores, so the work of the attackers' own clients counts against the server.
 """
@@ -23,6 +27,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from itertools import cycle, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +38,7 @@ from benchmarks.machine import describe_machine, print_machine  # noqa: E402 - f
 
 TOKENS = 16
 """Tokens of each honest stream."""
-SLOWEST = 2.0
+SLOWEST = 1.5
 """Goal: seconds of the honest streams with attackers, divided by their seconds alone."""
 _TEMPLATE = (
     "{% set last = messages[-1].content %}"
@@ -42,9 +47,10 @@ _TEMPLATE = (
     "{{ last }}"
 )
 _TEXT, _CHAT = "/v1/completions", "/v1/chat/completions"
+_FIELD = b'{"model": "model", "prompt": "a", "x": %s}'
+_LARGE = 8_000_000
+"""Bytes of a large request."""
 _HONEST = {"prompt": "The state of", "max_tokens": TOKENS, "stream": True, "logit_bias": {"0": -100}}
-
-_NESTED = b'{"model": "model", "prompt": "a", "x": ' + b"[" * 2000 + b"]" * 2000 + b"}"
 
 
 @asynccontextmanager
@@ -104,7 +110,8 @@ async def _send_slowly(port: int) -> None:
 
 
 def _asking(path: str, body: Any, **how: Any) -> Callable[[int], Awaitable[None]]:
-    return lambda port: _ask(port, request(path, body), **how)
+    content = request(path, body)
+    return lambda port: _ask(port, content, **how)
 
 
 def _chat(text: str, **how: Any) -> Callable[[int], Awaitable[None]]:
@@ -118,9 +125,13 @@ ATTACKS: dict[str, Callable[[int], Awaitable[None]]] = {
     "16 stop strings at the limit": _asking(_TEXT, _HONEST | {"stop": ["a" * (1000 - i) for i in range(16)]}),
     "a stop string of two million characters": _asking(_TEXT, _HONEST | {"stop": "a" * 2_000_000}),
     "ids that the model does not have": _asking(_TEXT, _HONEST | {"prompt": [10**9]}),
-    "fields nested 2,000 deep": _asking(
-        _TEXT, b'{"model": "model", "prompt": "a", "x": ' + b"[" * 2000 + b"]" * 2000 + b"}"
-    ),
+    "fields nested 2,000 deep": _asking(_TEXT, _FIELD % (b"[" * 2000 + b"]" * 2000)),
+    "8 MB of empty lists": _asking(_TEXT, _FIELD % (b"[" + b"[]," * (_LARGE // 3) + b"0]")),
+    "a prompt of 8 MB": _asking(_TEXT, _HONEST | {"prompt": "word " * (_LARGE // 5)}),
+    "128 prompts of 60 kB": _asking(_TEXT, _HONEST | {"prompt": ["word " * 12_000] * 128}),
+    "a prompt of three million ids": _asking(_TEXT, _HONEST | {"prompt": [5] * (_LARGE // 3)}),
+    "a chat of 8 MB": _chat("word " * (_LARGE // 5)),
+    "prompts as long as they may be": _asking(_TEXT, _HONEST | {"prompt": ["a" * 100] * 20, "max_tokens": 1}),
     "a length of 20 digits and no body": lambda port: _ask(port, request(_TEXT, b"", length=10**19)),
     "leaving after the first bytes": _asking(_TEXT, _HONEST | {"n": 8, "max_tokens": 100}, read=20),
     "never reading": _never_read,
@@ -137,11 +148,23 @@ async def _attack(port: int, kind: str, counts: dict[str, int]) -> None:
         await asyncio.sleep(0.05)
 
 
-async def one_turn(port: int, *, streams: int, attackers: int) -> dict[str, Any]:
-    """Run all honest streams at once. Returns seconds, lost streams and the number of attacks."""
+async def _settled(port: int) -> None:
+    """Wait until the server has no text left."""
+    while True:
+        async with _connected(port) as (reader, writer):
+            writer.write(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+            if b'"running":0,"waiting":0' in await reader.read(-1):
+                return
+        await asyncio.sleep(0.1)
+
+
+async def one_turn(port: int, *, streams: int, attackers: int, first: int = 0) -> dict[str, Any]:
+    """Run all honest streams at once. Returns seconds, lost streams and the number of attacks. `first` is the index of
+    the first attacker's kind of attack.
+    """
     counts = dict.fromkeys(ATTACKS, 0)
-    kinds = list(ATTACKS)
-    attacks = [asyncio.create_task(_attack(port, kinds[i % len(kinds)], counts)) for i in range(attackers)]
+    kinds = islice(cycle(ATTACKS), first, first + attackers)
+    attacks = [asyncio.create_task(_attack(port, kind, counts)) for kind in kinds]
     if attackers:
         await asyncio.sleep(2)
     began = time.perf_counter()
@@ -150,6 +173,7 @@ async def one_turn(port: int, *, streams: int, attackers: int) -> dict[str, Any]
     for task in attacks:
         task.cancel()
     await asyncio.gather(*attacks, return_exceptions=True)
+    await _settled(port)
     return {"seconds": seconds, "lost": ended.count(False), "attacks": counts}
 
 
@@ -190,11 +214,12 @@ def measure(*, streams: int, attackers: int, turns: int, model: Path | None = No
         try:
             asyncio.run(one_turn(port, streams=min(streams, 50), attackers=0))
             results: dict[str, list[dict[str, Any]]] = {"alone": [], "attacked": []}
-            for turn in range(turns):
-                for name, number in (("alone", 0), ("attacked", attackers)):
-                    results[name].append(asyncio.run(one_turn(port, streams=streams, attackers=number)))
-                    told = results[name][-1]
-                    print(f"turn {turn + 1}, {name}: {told['seconds']:.1f} s, {told['lost']} lost", flush=True)
+            for name in ("alone", *("attacked", "alone") * turns):
+                number = attackers if name == "attacked" else 0
+                first = len(results["attacked"]) * attackers  # a few attackers try all kinds over several turns
+                told = asyncio.run(one_turn(port, streams=streams, attackers=number, first=first))
+                results[name].append(told)
+                print(f"{name}: {told['seconds']:.1f} s, {told['lost']} lost", flush=True)
             assert process.poll() is None, "the server has ended"
         finally:
             process.terminate()
@@ -202,14 +227,11 @@ def measure(*, streams: int, attackers: int, turns: int, model: Path | None = No
                 process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
-    alone, attacked = (statistics.median(one["seconds"] for one in results[name]) for name in results)
+    alone, attacked = ([one["seconds"] for one in results[name]] for name in ("alone", "attacked"))
+    ratios = [2 * one / sum(near) for one, near in zip(attacked, pairwise(alone), strict=True)]
     lost = sum(one["lost"] for one in results["attacked"])
-    return {
-        "turns": results,
-        "ratio": attacked / alone,
-        "lost": lost,
-        "goals": attacked <= SLOWEST * alone and not lost,
-    }
+    ratio = statistics.median(ratios)
+    return {"turns": results, "ratios": ratios, "ratio": ratio, "lost": lost, "goals": ratio <= SLOWEST and not lost}
 
 
 def main() -> int:
@@ -217,7 +239,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=1000, help="honest streams at the same time")
     parser.add_argument("--attackers", type=int, default=50, help="attackers, of all kinds")
-    parser.add_argument("--turns", type=int, default=3, help="turns alone and attacked")
+    parser.add_argument("--turns", type=int, default=5, help="attacked turns, with turns alone between them")
     parser.add_argument("--json", type=Path, help="file to write the figures to")
     options = parser.parse_args()
     print_machine("torch", "starlette")
@@ -228,7 +250,8 @@ def main() -> int:
     verdict = "met" if measured["goals"] else "NOT met"
     print(
         f"{options.streams:,} streams with {options.attackers} attackers: {measured['ratio']:.2f} times as long as "
-        f"alone (goal {SLOWEST:.0f}), {measured['lost']} lost (goal 0): {verdict}"
+        f"alone ({min(measured['ratios']):.2f} to {max(measured['ratios']):.2f}; goal {SLOWEST}), {measured['lost']} "
+        f"lost (goal 0): {verdict}"
     )
     if options.json:
         told = {"machine": describe_machine("torch", "starlette"), "streams": options.streams, **measured}

@@ -33,9 +33,10 @@ import torch
 from torch import Tensor
 
 from crosscut.config import ConfigError, GenerationError
+from crosscut.config.generation.sampling import Sampling
 from crosscut.data import Tokenizer
 from crosscut.generation.running import Piece, Text
-from crosscut.generation.sampling import Likelihood, Sampling, likelihoods_of, not_finite, rows_not_finite
+from crosscut.generation.sampling import Likelihood, likelihoods_of, not_finite, rows_not_finite
 from crosscut.generation.streaming import TextStream
 from crosscut.model import GPT, KeyValueCache
 from crosscut.parallel import ParallelMesh, reshard
@@ -51,9 +52,9 @@ GPT-2's vocabulary."""
 _FIRST_CAPACITY = 64
 """Initial number of tokens per row in the cache. When a row needs more, the cache grows by half, up to the window."""
 
-_YIELDED = 512
-"""Limit on how many later texts may overtake a waiting text. At most `_YIELDED` x i texts overtake the text with index
-i in its request (`sample`), so no text waits forever.
+_YIELDED = 2048
+"""Limit on how many later requests may overtake a waiting text. The first texts of at most `_YIELDED` x i requests
+overtake the text with index i in its request, so no text waits forever.
 """
 
 _FAILED = -1
@@ -95,7 +96,7 @@ class Decoder:
         """Heap of (turn, number) for the waiting texts and for texts that were cancelled while they waited. The text
         with the lowest turn starts next.
         """
-        self._num_added = 0
+        self._num_added = self._num_requests = 0
         self._is_alone = all(axis.size == 1 for axis in model.mesh.axes)
         """Whether this rank computes a pass alone. If so, it can abandon a pass after any error."""
 
@@ -104,9 +105,9 @@ class Decoder:
         """Whether no text is running or waiting."""
         return not self._waiting and not any(self._rows)
 
-    def add(self, prompt: Sequence[int], sampling: Sampling, *, sample: int = 0) -> int:
+    def add(self, prompt: Sequence[int], sampling: Sampling, *, sample: int = 0, index: int = 0) -> int:
         """Queue a text that continues the token ids in `prompt`, and return the text's number. Texts with the same
-        prompt and seed differ if their `sample` differs.
+        prompt and seed differ if their `sample` differs. `index` is the text's index in its request.
 
         Raises `ConfigError` for an empty prompt, for an id outside the vocabulary in `prompt` or `sampling.bias`, for a
         prompt longer than the window (unless `slide` is set and the prompt's probabilities are not requested), and for
@@ -117,7 +118,8 @@ class Decoder:
         text = Text(self._num_added, prompt, sampling, sample, stream)
         text.first = self._first_seen(len(prompt))
         self._waiting[text.number] = text
-        heappush(self._queue, (text.number + _YIELDED * sample, text.number))
+        self._num_requests += index == 0  # only requests count, or those with many texts would bring their own forward
+        heappush(self._queue, (self._num_requests + _YIELDED * index, text.number))
         self._num_added += 1
         return text.number
 

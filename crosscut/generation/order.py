@@ -11,6 +11,7 @@ import torch
 
 from crosscut.config import ConfigError, Layout
 from crosscut.config.checks import require_at_least
+from crosscut.config.generation.sampling import Sampling
 from crosscut.config.model import HeadKind, require_tensor_axis
 from crosscut.config.system.terminal import echo
 from crosscut.data import Tokenizer
@@ -18,7 +19,6 @@ from crosscut.generation.decoder import Decoder
 from crosscut.generation.display import Silent, Written, display_for
 from crosscut.generation.filling import USUAL_WORDS, Filler, print_filled
 from crosscut.generation.prompts import ask
-from crosscut.generation.sampling import Sampling
 from crosscut.launch import Ranks, in_ranks
 from crosscut.model import GPT
 from crosscut.model.packing import pack_weights

@@ -6,7 +6,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from crosscut.generation.sampling import History, Numbers, Sampling, choose, not_finite
+from crosscut.config.generation.sampling import Sampling
+from crosscut.generation.sampling import History, Numbers, choose, not_finite
 from crosscut.generation.streaming import TextStream
 
 Finish = Literal["", "stop", "length", "error"]

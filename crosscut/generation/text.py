@@ -1,8 +1,8 @@
 """Generate one text with a model that is already in memory, such as a model during training."""
 
+from crosscut.config.generation.sampling import Sampling
 from crosscut.data import Tokens
 from crosscut.generation.decoder import Decoder
-from crosscut.generation.sampling import Sampling
 from crosscut.model import GPT
 from crosscut.parallel import reshard
 

@@ -38,7 +38,7 @@ def write_texts(decoder: Decoder, desk: Desk[Piece] | None) -> None:
 
     def begin(order: Order) -> int:
         assert order.sampling is not None
-        return decoder.add(order.prompt, order.sampling, sample=order.sample)
+        return decoder.add(order.prompt, order.sampling, sample=order.sample, index=order.index)
 
     _work(decoder, begin, desk)
 
@@ -49,7 +49,7 @@ def embed_texts(embedder: Embedder, desk: Desk[Embedded] | None) -> None:
 
     As in `write_texts`, an error inside a forward pass ends a server that runs on several ranks.
     """
-    _work(embedder, lambda order: embedder.add(order.prompt, index=order.sample), desk)
+    _work(embedder, lambda order: embedder.add(order.prompt, index=order.index), desk)
 
 
 def _work(worker: _Worker[_PartT], begin: Callable[[Order], int], desk: Desk[_PartT] | None) -> None:

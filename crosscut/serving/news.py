@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from crosscut.generation import Sampling
+from crosscut.config.generation.sampling import Sampling
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,9 @@ class Order:
     sampling: Sampling | None
     """Sampling options; None for a text to embed."""
     sample: int
-    """Index of the text among the texts with the same prompt and seed. For a text to embed, its index in the request.
-    """
+    """Index of the text among the texts with the same prompt and seed; 0 for a text to embed."""
+    index: int
+    """Index of the text in its request."""
 
 
 @dataclass(frozen=True)
@@ -36,21 +37,21 @@ class News:
 
     def to_json(self) -> bytes:
         """Encode the changes for the other ranks."""
-        orders = [
-            {"prompt": one.prompt, "sampling": one.sampling and vars(one.sampling), "sample": one.sample}
-            for one in self.orders
-        ]
+        orders = [{**vars(one), "sampling": one.sampling and vars(one.sampling)} for one in self.orders]
         return json.dumps({"orders": orders, "cancelled": self.cancelled, "end": self.end}).encode()
 
     @classmethod
     def from_json(cls, content: bytes) -> "News":
         """Decode the changes that `to_json` encoded."""
         table = json.loads(content)
-        orders = (Order(tuple(one["prompt"]), _sampling(one["sampling"]), one["sample"]) for one in table["orders"])
+        orders = (
+            Order(**{**one, "prompt": tuple(one["prompt"]), "sampling": sampling_of(one["sampling"])})
+            for one in table["orders"]
+        )
         return cls(tuple(orders), tuple(table["cancelled"]), table["end"])
 
 
-def _sampling(table: dict[str, Any] | None) -> Sampling | None:
+def sampling_of(table: dict[str, Any] | None) -> Sampling | None:
     """Convert a JSON object to sampling options. JSON has no tuples, so lists become tuples."""
     if table is None:
         return None

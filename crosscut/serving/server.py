@@ -24,7 +24,6 @@ from crosscut.config import ConfigError, Layout
 from crosscut.config.model import require_tensor_axis
 from crosscut.config.system.terminal import echo
 from crosscut.data.tokenization.inner import read_inner
-from crosscut.data.tokenization.token_bytes import TokenBytes
 from crosscut.evaluation.embeddings.embedder import Embedded, Embedder
 from crosscut.evaluation.embeddings.texts import longest_text, require_embeddings
 from crosscut.generation import Decoder, Piece
@@ -153,17 +152,17 @@ def _write(source: ModelSource, mesh: ParallelMesh, options: ServerOptions, list
     served = Served(
         name=source.name,
         window=source.model.generation_length,
-        tokenizer=tokenizer,
+        tokenizer=source.tokenizer,
         vocab_size=min(source.model.vocab_size, tokenizer.vocab_size),
         slide=options.slide,
         begin=source.begin_of_text,
         end_of_text=source.end_of_text,
         stops=stops,
-        template=ChatTemplate.find(source.tokenizer),
+        can_chat=ChatTemplate.is_beside(source.tokenizer),
         created=int(time.time()),
     )
     desk: Desk[Piece] = Desk(options.rows)
-    endpoints = text_endpoints(served, desk, TokenBytes.load(source.tokenizer))
+    endpoints = text_endpoints(served, desk)
     application = make_application(served, desk, endpoints, key=options.api_key, names=_names(options))
     _lead(partial(write_texts, decoder, desk), application, desk, listener, _greeting(source, options, listener))
 

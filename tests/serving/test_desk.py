@@ -14,7 +14,7 @@ from crosscut.serving.protocol.refusals import Refusal
 
 
 def orders(count: int) -> list[Order]:
-    return [Order((5, 6, number), Sampling(), 0) for number in range(count)]
+    return [Order((5, 6, number), Sampling(), 0, 0) for number in range(count)]
 
 
 def run(talk) -> None:
@@ -183,9 +183,9 @@ def test_long_prompts_begin_one_after_the_other():
     async def talk() -> None:
         desk = Desk(num_rows=4)
         desk.open()
-        many = [Order((1,) * 10, Sampling(), sample) for sample in range(100)]
-        long = [Order((1,) * (MOST_BEGUN // 2), Sampling(), sample) for sample in range(5)]
-        longest = [Order((1,) * (3 * MOST_BEGUN), Sampling(), sample) for sample in range(2)]
+        many = [Order((1,) * 10, Sampling(), sample, sample) for sample in range(100)]
+        long = [Order((1,) * (MOST_BEGUN // 2), Sampling(), sample, sample) for sample in range(5)]
+        longest = [Order((1,) * (3 * MOST_BEGUN), Sampling(), sample, sample) for sample in range(2)]
         desk.submit(many)
         jobs = [desk.submit(long), desk.submit(longest)]
         begun = []

@@ -20,7 +20,7 @@ SAMPLING = Sampling(num_tokens=6, temperature=0.0)
 
 async def _ask(desk: Desk, told: list[list[int]]) -> None:
     desk.open()
-    jobs = [desk.submit([Order(tuple(prompt), SAMPLING, 0)]) for prompt in PROMPTS]
+    jobs = [desk.submit([Order(tuple(prompt), SAMPLING, 0, 0)]) for prompt in PROMPTS]
     told += [[piece.token async for _, piece in job] for job in jobs]
     desk.stop()
 

@@ -21,10 +21,10 @@ OF_OBJECTS = [name for name in dir(dist.distributed_c10d) if name.endswith(("_ob
 """Functions of `torch.distributed` that send pickled objects."""
 
 ORDERS = [
-    Order((5, 6), Sampling(num_tokens=3), 0),
-    Order((1,), Sampling(temperature=0.1 + 0.2, top_p=1 / 3, seed=-(1 << 63), bias=((3, -1e-17), (4, 2.0))), 7),
-    Order((7, 8), None, 2),
-    Order(tuple(range(5000)), Sampling(stop=("\n", "\N{SNOWMAN}"), alternatives=0, tell_prompt=True), 127),
+    Order((5, 6), Sampling(num_tokens=3), 0, 0),
+    Order((1,), Sampling(temperature=0.1 + 0.2, top_p=1 / 3, seed=-(1 << 63), bias=((3, -1e-17), (4, 2.0))), 7, 9),
+    Order((7, 8), None, 0, 2),
+    Order(tuple(range(5000)), Sampling(stop=("\n", "\N{SNOWMAN}"), alternatives=0, tell_prompt=True), 127, 127),
 ]
 
 
@@ -42,7 +42,7 @@ def test_what_is_no_news_runs_no_code(hostile):
 async def ask(desk: Desk, told: list[object]) -> None:
     """Three requests; the second one has a token that the model does not have."""
     desk.open()
-    jobs = [desk.submit([Order(prompt, Sampling(num_tokens=3), 0)]) for prompt in ((1, 2), (10**6,), (3,))]
+    jobs = [desk.submit([Order(prompt, Sampling(num_tokens=3), 0, 0)]) for prompt in ((1, 2), (10**6,), (3,))]
     for job in jobs:
         try:
             told.append([piece.finish async for _, piece in job])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from crosscut.serving.tokens import parts_of
+from crosscut.serving.tokens import parts_of, surplus_of
 
 
 @pytest.mark.parametrize(
@@ -18,5 +18,6 @@ from crosscut.serving.tokens import parts_of
     ],
 )
 def test_a_text_is_cut_into_what_its_tokens_add(text: str, spelled: list[bytes], parts: list[str]):
-    assert parts_of(text, spelled) == parts
+    surplus = surplus_of(text, spelled)
+    assert list(parts_of(text, spelled, count=len(spelled), surplus=surplus)) == parts
     assert "".join(parts) == text

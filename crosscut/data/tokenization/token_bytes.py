@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,11 @@ class TokenBytes:
         if self._continuation:
             return not spelled.startswith(self._continuation)
         return spelled.startswith(_SPACE) or not self._has_spaces
+
+    @cached_property
+    def longest(self) -> int:
+        """Number of bytes of the longest token."""
+        return max(len(self(token)) for token in self._inner.get_vocab(with_added_tokens=True).values())
 
     def __call__(self, token: int) -> bytes:
         """Bytes of a token. Empty for an id without a token."""

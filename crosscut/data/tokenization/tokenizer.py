@@ -158,7 +158,8 @@ class Tokenizer:
         with `begin`, it is put in front of them. No other id is added. Several threads may call this method at the same
         time.
         """
-        ids: list[int] = self._reading_special.encode(text, add_special_tokens=False).ids
+        (encoded,) = self._reading_special.encode_batch_fast([text], add_special_tokens=False)  # without offsets
+        ids: list[int] = encoded.ids
         return ids if begin is None or ids[:1] == [begin] else [begin, *ids]
 
     @cached_property

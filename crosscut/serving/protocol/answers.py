@@ -2,6 +2,7 @@
 chunk of a stream.
 """
 
+import json
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -13,6 +14,39 @@ from crosscut.serving.protocol.requests import Request, Served
 from crosscut.serving.tokens import parts_of
 
 Json = dict[str, Any]
+
+_DEPTH = 4
+"""Depth of the lists in an answer that hold one entry per token: below `choices`, a choice and its `logprobs`."""
+
+_AT_ONCE = 1000
+"""Number of entries of a list that are encoded at once."""
+
+
+def to_json(value: object) -> str:
+    """Encode a value as JSON. Raises `ValueError` for NaN and infinity, which JSON does not have."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def in_parts(value: Any, depth: int = 0) -> Iterator[str]:
+    """Encode an answer as JSON in parts. The encoder holds Python's lock until it has encoded its value, so that a
+    large value encoded at once would stop other threads. `depth` is the depth of the value in the answer.
+    """
+    if depth < _DEPTH and isinstance(value, dict):
+        for number, (key, one) in enumerate(value.items()):
+            yield f"{',' if number else '{'}{to_json(key)}:"
+            yield from in_parts(one, depth + 1)
+        yield "}" if value else "{}"
+    elif depth < _DEPTH and isinstance(value, list):
+        for number, one in enumerate(value):
+            yield "," if number else "["
+            yield from in_parts(one, depth + 1)
+        yield "]" if value else "[]"
+    elif isinstance(value, list):
+        for start in range(0, len(value), _AT_ONCE):
+            yield ("," if start else "[") + to_json(value[start : start + _AT_ONCE])[1:-1]
+        yield "]" if value else "[]"
+    else:
+        yield to_json(value)
 
 
 class Answer(ABC):
@@ -96,9 +130,12 @@ class CompletionAnswer(Answer):
         """Number of characters reported so far, for each choice."""
         self._tells_prompt = request.sampling.tell_prompt
         """Whether the prompts are reported token by token, with their probabilities."""
-        texts = zip(request.prompts, request.echoed, strict=True) if self._tells_prompt else ()
-        parts = [parts_of(text, map(spell, prompt)) for prompt, text in texts]
-        self._parts = [iter(one) for one in parts for _ in range(request.num_choices)]
+        told = zip(request.prompts, request.echoed, request.surplus, strict=True) if self._tells_prompt else ()
+        self._parts = [
+            parts_of(text, map(spell, prompt), count=len(prompt), surplus=surplus)
+            for prompt, text, surplus in told
+            for _ in range(request.num_choices)
+        ]
         """One iterator per choice, over the text of the choice's prompt, token by token."""
 
     def opening(self, which: int) -> Json | None:

@@ -8,14 +8,17 @@ token would end the message, and the author of the message could then imitate an
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from crosscut.config import ConfigError
+from crosscut.config.checks import MOST
 from crosscut.config.system.files import read_small
 from crosscut.data.tokenization.inner import read_inner
+from crosscut.data.tokenization.token_bytes import TokenBytes
 from crosscut.serving.protocol.fields import is_text, shown
-from crosscut.serving.protocol.refusals import Refusal
+from crosscut.serving.protocol.refusals import Refusal, require_bytes
 from crosscut.serving.templates.program import Limits
 from crosscut.serving.templates.rendering import Renderer, RenderingError
 
@@ -69,25 +72,34 @@ class ChatTemplate:
 
         Returns None if there is no template. Raises `ConfigError` if the template cannot be read.
         """
-        folder = tokenizer.parent
-        tables = [(folder / file, _read(folder / file)) for file in SETTINGS]
+        tables = _tables(tokenizer.parent)
+        if (found := _find(tokenizer.parent, tables)) is None:
+            return None
         named = {}
-        for file, table in reversed(tables):  # a name in the first file has priority
+        for file, table in reversed(tables.items()):  # a name in the first file has priority
             named.update({name: _content(table[name], name, file) for name in _NAMED_TOKENS if table.get(name)})
-        if (file := folder / TEMPLATE).is_file():
-            return cls(_read_text(file), tokenizer, named, place=str(file))
-        for file, table in tables:
-            if source := _source(table.get("chat_template"), file):
-                return cls(source, tokenizer, named, place=str(file))
-        return None
+        return cls(found[1], tokenizer, named, place=str(found[0]))
 
-    def tokens(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    @staticmethod
+    def is_beside(tokenizer: Path) -> bool:
+        """Whether there is a template beside a `tokenizer.json`. Raises `ConfigError` if a file cannot be read."""
+        return _find(tokenizer.parent, _tables(tokenizer.parent)) is not None
+
+    def tokens(self, messages: Sequence[Mapping[str, str]], *, most_tokens: int = MOST) -> list[int]:
         """Render the messages as the prompt for the model's answer, and return the prompt's token ids (at least one).
 
-        Raises `Refusal` as `render` does, and if the template renders an empty text.
+        Raises `Refusal` as `render` does, if the template renders an empty text, and if the rendered text is too long
+        for `most_tokens` tokens (`require_bytes`).
         """
-        tokens, _ = self.encode(self.render(messages, add_generation_prompt=True))
+        text = self.render(messages, add_generation_prompt=True)
+        require_bytes(text, "messages", most_tokens, self.longest)
+        tokens, _ = self.encode(text)
         return tokens
+
+    @cached_property
+    def longest(self) -> int:
+        """Number of bytes of the longest token."""
+        return TokenBytes(self._tokenizer).longest
 
     def render(self, messages: Sequence[Mapping[str, str]], **names: Any) -> str:
         """Render messages with the template. `names` are further variables of the template, such as
@@ -126,6 +138,19 @@ class ChatTemplate:
                     "end the message. Write the text differently.",
                     field=place,
                 )
+
+
+def _tables(folder: Path) -> dict[Path, dict[str, Any]]:
+    """Settings of the tokenizer in a folder, by file."""
+    return {folder / file: _read(folder / file) for file in SETTINGS}
+
+
+def _find(folder: Path, tables: Mapping[Path, Mapping[str, Any]]) -> tuple[Path, str] | None:
+    """File with the template, and the template. None if there is no template."""
+    if (file := folder / TEMPLATE).is_file():
+        return file, _read_text(file)
+    sources = ((file, _source(table.get("chat_template"), file)) for file, table in tables.items())
+    return next(((file, source) for file, source in sources if source), None)
 
 
 def _source(value: object, file: Path) -> str | None:

@@ -5,8 +5,7 @@ import secrets
 from collections.abc import Mapping
 
 from crosscut.config.checks import MOST
-from crosscut.generation import Sampling
-from crosscut.generation.sampling import LARGEST_PENALTY
+from crosscut.config.generation.sampling import LARGEST_PENALTY, Sampling
 from crosscut.serving.protocol.fields import Fields, is_text
 from crosscut.serving.protocol.refusals import Refusal
 

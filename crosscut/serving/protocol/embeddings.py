@@ -1,21 +1,25 @@
 """Requests and answers of OpenAI's embeddings protocol."""
 
+from __future__ import annotations
+
 import base64
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from crosscut.data.tokenization.inner import read_inner
+from crosscut.data.tokenization.token_bytes import TokenBytes
 from crosscut.serving.news import Order
 from crosscut.serving.protocol.fields import Fields, is_text, shown
 from crosscut.serving.protocol.model import require_model
-from crosscut.serving.protocol.refusals import Refusal
+from crosscut.serving.protocol.refusals import Refusal, require_bytes
 from crosscut.serving.protocol.unsupported import LABELS
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MOST_INPUTS = 2048
 """Maximum number of texts per request, as in OpenAI's API."""
@@ -37,6 +41,20 @@ class ServedEncoder:
     created: int
     """Start time of the server, in seconds since 1970."""
 
+    def to_json(self) -> dict[str, Any]:
+        """Convert to a JSON object."""
+        return {**asdict(self), "tokenizer": str(self.tokenizer)}
+
+    @classmethod
+    def from_json(cls, table: dict[str, Any]) -> ServedEncoder:
+        """Make the object that `to_json` converted."""
+        return cls(**{**table, "tokenizer": Path(table["tokenizer"])})
+
+    def load(self, kind: str) -> None:
+        """Load what it takes to read requests of this kind, which must be `embedding`."""
+        assert kind == "embedding"
+        assert self.longest
+
     @cached_property
     def inner(self) -> Any:
         """Tokenizer that neither truncates nor pads texts."""
@@ -45,20 +63,25 @@ class ServedEncoder:
         inner.no_truncation()
         return inner
 
+    @cached_property
+    def longest(self) -> int:
+        """Number of bytes of the longest token."""
+        return TokenBytes(self.inner).longest
+
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingRequest:
     """A client's request to embed texts."""
 
-    texts: tuple[tuple[int, ...], ...]
+    prompts: tuple[tuple[int, ...], ...]
     """Token ids of each text."""
     is_base64: bool
     """Whether embeddings are returned in base64 (float32, little endian) instead of as lists of numbers."""
 
     def orders(self) -> Iterator[Order]:
         """Yield the texts to embed."""
-        for index, ids in enumerate(self.texts):
-            yield Order(ids, None, index)
+        for index, ids in enumerate(self.prompts):
+            yield Order(ids, None, 0, index)
 
 
 def read_embedding(body: object, served: ServedEncoder) -> EmbeddingRequest:
@@ -73,12 +96,12 @@ def read_embedding(body: object, served: ServedEncoder) -> EmbeddingRequest:
         fields.get(name)
     fields.get("input")
     fields.finish()
-    return EmbeddingRequest(texts=_texts(fields, served), is_base64=form == "base64")
+    return EmbeddingRequest(prompts=_texts(fields, served), is_base64=form == "base64")
 
 
 def embedding_answer(request: EmbeddingRequest, served: ServedEncoder, vectors: Sequence[Tensor]) -> bytes:
     """Return the answer as JSON. `vectors` are the embeddings [H] of the request's texts."""
-    num_tokens = sum(map(len, request.texts))
+    num_tokens = sum(map(len, request.prompts))
     data = [
         {"object": "embedding", "index": index, "embedding": _in_base64(one) if request.is_base64 else one.tolist()}
         for index, one in enumerate(vectors)
@@ -106,15 +129,21 @@ def _texts(fields: Fields, served: ServedEncoder) -> tuple[tuple[int, ...], ...]
             field="input",
         )
     texts = [text.strip() for text in inputs if is_text(text)]
-    if len(texts) == len(inputs):
-        found = [encoded.ids for encoded in served.inner.encode_batch(texts)]
-    elif all(map(_is_ids, inputs)):
-        found = inputs
-    else:
+    if len(texts) != len(inputs) and not all(map(_is_ids, inputs)):
         fields.refuse("input", "be a string, a list of token ids, a list of strings, or a list of lists of token ids")
-    for number, ids in enumerate(found):
-        _check(ids, f"input[{number}]" if value is inputs else "input", served)
-    return tuple(map(tuple, found))
+    found = []
+    for number, one in enumerate(texts or inputs):
+        place = f"input[{number}]" if value is inputs else "input"
+        found.append(tuple(_encoded(one, place, served) if texts else one))
+        _check(found[-1], place, served)
+    return tuple(found)
+
+
+def _encoded(text: str, place: str, served: ServedEncoder) -> list[int]:
+    require_bytes(text, place, served.window, served.longest)
+    (encoded,) = served.inner.encode_batch_fast([text])
+    ids: list[int] = encoded.ids
+    return ids
 
 
 def _is_ids(value: object) -> bool:

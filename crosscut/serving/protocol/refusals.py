@@ -24,11 +24,38 @@ class Refusal(Exception):  # noqa: N818 - the name describes an event
         """Machine-readable code. OpenAI's code is used if OpenAI has one for the case."""
         self.headers = {"Retry-After": "1"} if retry else {}
 
+    def to_json(self) -> dict[str, Any]:
+        """Convert the refusal to the arguments that make it."""
+        return {
+            "message": self.message,
+            "status": self.status,
+            "field": self.field,
+            "code": self.code,
+            "retry": bool(self.headers),
+        }
+
     @property
     def body(self) -> dict[str, Any]:
         """The refusal as JSON, in the form of OpenAI's errors."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": self.message, "type": kind, "param": self.field, "code": self.code}}
+
+
+def require_bytes(text: str, field: str, most_tokens: int, longest: int) -> None:
+    """Raise `Refusal` if a text is so long that it cannot have at most `most_tokens` tokens. `longest` is the number of
+    bytes of the longest token.
+
+    The text is not encoded first, because encoding a long text takes seconds. The bytes are those that the client sent,
+    also if the tokenizer would drop some of them.
+    """
+    size, most = len(text.encode()), most_tokens * longest
+    if size > most:
+        raise Refusal(
+            f"`{field}` must have at most {most:,} bytes ({most_tokens:,} tokens, times {longest} bytes of the longest "
+            f"token), but has {size:,}. Shorten the text.",
+            code="context_length_exceeded",
+            field=field,
+        )
 
 
 def failure_of(error: Exception) -> Refusal:

@@ -5,19 +5,24 @@ client that requests tools, for example, learns that the server has none.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 from crosscut.config.checks import MOST
+from crosscut.config.generation.sampling import Sampling
 from crosscut.data import Tokenizer
-from crosscut.generation import Sampling
+from crosscut.data.tokenization.token_bytes import TokenBytes
 from crosscut.serving.news import Order
 from crosscut.serving.protocol.chat import ChatTemplate
 from crosscut.serving.protocol.choices import read_sampling
 from crosscut.serving.protocol.fields import Fields, is_text, shown
 from crosscut.serving.protocol.messages import read_messages
 from crosscut.serving.protocol.model import require_model
-from crosscut.serving.protocol.refusals import Refusal
-from crosscut.serving.protocol.unsupported import BOTH_ONLY_AS, CHAT_ONLY_AS, COMPLETION_ONLY_AS, LABELS, Known
+from crosscut.serving.protocol.refusals import Refusal, require_bytes
+from crosscut.serving.protocol.unsupported import COMPLETION_ONLY_AS, LABELS, ONLY_AS, Known
+from crosscut.serving.tokens import surplus_of
 
 MOST_CHOICES = 128
 """Maximum number of texts per request: the number of prompts times `n`."""
@@ -42,7 +47,7 @@ class Served:
     model sees at once."""
     slide: bool
     """Whether a text may be longer than the window."""
-    tokenizer: Tokenizer
+    tokenizer: Path
     vocab_size: int
     """Number of ids that both the model and the tokenizer know. The tokenizer may have further tokens, which the model
     cannot read."""
@@ -52,10 +57,48 @@ class Served:
     """Token id that ends a document. If `begin` is None, a text without a prompt starts with this id."""
     stops: frozenset[int]
     """Ids that end a text."""
-    template: ChatTemplate | None
-    """Chat template. None if the model has no template; it then only completes text."""
+    can_chat: bool
+    """Whether the model has a chat template. Without a template, the model only completes text."""
     created: int
     """Start time of the server, in seconds since 1970."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to a JSON object."""
+        return {**asdict(self), "tokenizer": str(self.tokenizer), "stops": sorted(self.stops)}
+
+    @classmethod
+    def from_json(cls, table: dict[str, Any]) -> "Served":
+        """Make the object that `to_json` converted."""
+        return cls(**{**table, "tokenizer": Path(table["tokenizer"]), "stops": frozenset(table["stops"])})
+
+    def load(self, kind: str) -> None:
+        """Load what it takes to read requests of this kind (`chat` or `completion`)."""
+        if kind == "chat":
+            assert self.template is not None
+            assert self.template.longest
+        else:
+            self.encoder.encode_prompt("")
+            assert self.spell.longest
+
+    @cached_property
+    def encoder(self) -> Tokenizer:
+        """Tokenizer that encodes prompts."""
+        return Tokenizer.load(self.tokenizer, end_of_text=self.end_of_text)
+
+    @cached_property
+    def spell(self) -> TokenBytes:
+        """Bytes of every token."""
+        return TokenBytes.load(self.tokenizer)
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        """Chat template. None if the model has no template."""
+        return ChatTemplate.find(self.tokenizer)
+
+    @cached_property
+    def most_tokens(self) -> int:
+        """Maximum number of tokens of a prompt."""
+        return max(self.window, MOST_SLIDING) if self.slide else self.window
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +114,17 @@ class Request:
     """Whether the stream ends with the token counts."""
     echoed: tuple[str, ...] = ()
     """Texts of the prompts if the client requested an echo, otherwise empty."""
+    surplus: tuple[int, ...] = ()
+    """For each prompt whose tokens are reported one by one, the number of characters by which the tokens exceed the
+    text (`surplus_of`)."""
 
     def orders(self) -> Iterator[Order]:
         """Yield the texts to generate, in the order of the answer's choices: all texts of the first prompt, then all
         texts of the second prompt, and so on.
         """
-        for prompt in self.prompts:
+        for number, prompt in enumerate(self.prompts):
             for sample in range(self.num_choices):
-                yield Order(prompt, self.sampling, sample)
+                yield Order(prompt, self.sampling, sample, number * self.num_choices + sample)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +143,8 @@ def read_completion(body: object, served: Served) -> Request:
     """Read a request of the completions protocol. Raises `Refusal`."""
     fields = Fields(body)
     require_model(fields, served.name)
-    prompts, texts = zip(*_prompts(fields, served), strict=True)
+    echo = fields.flag("echo")
+    prompts, texts = zip(*_prompts(fields, served, echo=echo), strict=True)
     num_choices = fields.integer("n", 1, MOST_CHOICES) or 1
     if (best_of := fields.integer("best_of", 1, MOST_CHOICES) or num_choices) != num_choices:
         fields.refuse(
@@ -109,7 +156,6 @@ def read_completion(body: object, served: Served) -> Request:
             f"`prompt` x `n` must be at most {MOST_CHOICES} texts, but is {count}. Send several requests.", field="n"
         )
     alternatives = fields.integer("logprobs", 0, MOST_ALTERNATIVES)
-    echo = fields.flag("echo")
     num_tokens = fields.integer("max_tokens", 0, MOST)
     wanted = _Wanted(
         prompts=prompts,
@@ -118,19 +164,20 @@ def read_completion(body: object, served: Served) -> Request:
         alternatives=alternatives,
         echoed=texts if echo else (),
     )
-    return _request(fields, served, wanted, only_as=COMPLETION_ONLY_AS)
+    return _request(fields, served, wanted, only_as={**COMPLETION_ONLY_AS, **ONLY_AS})
 
 
 def read_chat(body: object, served: Served) -> Request:
     """Read a request of the chat protocol. Raises `Refusal`."""
-    if served.template is None:
+    if not served.can_chat:
         raise Refusal(
             f"`{served.name}` must have a chat template to chat, but has none. Use /v1/completions.",
             code="no_chat_template",
         )
     fields = Fields(body)
     require_model(fields, served.name)
-    prompt = tuple(served.template.tokens(read_messages(fields)))
+    assert served.template is not None
+    prompt = tuple(served.template.tokens(read_messages(fields), most_tokens=served.most_tokens))
     _require_known(prompt, served, "messages")
     num_choices = fields.integer("n", 1, MOST_CHOICES) or 1
     told = fields.flag("logprobs")
@@ -146,12 +193,12 @@ def read_chat(body: object, served: Served) -> Request:
         num_tokens=new or old,
         alternatives=(alternatives or 0) if told else None,
     )
-    return _request(fields, served, wanted, only_as=CHAT_ONLY_AS)
+    return _request(fields, served, wanted, only_as=ONLY_AS)
 
 
 def _request(fields: Fields, served: Served, wanted: _Wanted, *, only_as: Known) -> Request:
-    """Read the fields that both protocols share, and refuse fields that have not been read. `only_as` lists this
-    protocol's unsupported fields. They are accepted only with values that have no effect.
+    """Read the fields that both protocols share, and refuse fields that have not been read. `only_as` lists the
+    unsupported fields. They are accepted only with values that have no effect.
     """
     stream = fields.flag("stream")
     include_usage = _include_usage(fields, stream=stream)
@@ -171,7 +218,7 @@ def _request(fields: Fields, served: Served, wanted: _Wanted, *, only_as: Known)
         tell_prompt=tell_prompt,
         vocab_size=served.vocab_size,
     )
-    for name, (harmless, reason) in {**only_as, **BOTH_ONLY_AS}.items():
+    for name, (harmless, reason) in only_as.items():
         fields.only(name, harmless, reason)
     for name in LABELS:
         fields.get(name)
@@ -183,12 +230,20 @@ def _request(fields: Fields, served: Served, wanted: _Wanted, *, only_as: Known)
         stream=stream,
         include_usage=include_usage,
         echoed=wanted.echoed,
+        surplus=_surplus(wanted, served) if tell_prompt else (),
     )
 
 
-def _prompts(fields: Fields, served: Served) -> tuple[tuple[tuple[int, ...], str], ...]:
+def _surplus(wanted: _Wanted, served: Served) -> tuple[int, ...]:
+    texts = zip(wanted.echoed, wanted.prompts, strict=True)
+    return tuple(surplus_of(text, map(served.spell, prompt)) for text, prompt in texts)
+
+
+def _prompts(fields: Fields, served: Served, *, echo: bool) -> list[tuple[tuple[int, ...], str]]:
     """Read the prompts. Returns the token ids and the text of each prompt. A request holds one or several prompts, each
-    as a string or as a list of token ids. A missing prompt counts as an empty text.
+    as a string or as a list of token ids. A missing prompt counts as an empty text. With `echo`, ids are also decoded.
+
+    The first prompt that is too long for the window is the last one that is read, because the request will be refused.
     """
     value = fields.get("prompt")
     if value is None:
@@ -202,30 +257,37 @@ def _prompts(fields: Fields, served: Served) -> tuple[tuple[tuple[int, ...], str
             f"`prompt` must hold at most {MOST_CHOICES} prompts, but has {len(prompts)}. Send several requests.",
             field="prompt",
         )
-    return tuple(_prompt(fields, prompt, served) for prompt in prompts)
+    found = []
+    for prompt in prompts:
+        found.append(_prompt(fields, prompt, served, echo=echo))
+        if len(found[-1][0]) > served.most_tokens:
+            break
+    return found
 
 
-def _prompt(fields: Fields, prompt: object, served: Served) -> tuple[tuple[int, ...], str]:
+def _prompt(fields: Fields, prompt: object, served: Served, *, echo: bool) -> tuple[tuple[int, ...], str]:
     """Read one prompt, a string or a list of token ids. Returns its token ids and its text. A string is encoded with
     the start token if the model expects one. Special tokens that are spelled out in the string become special tokens.
     """
     if is_text(prompt):
-        ids = tuple(served.tokenizer.encode_prompt(prompt, begin=served.begin) or [served.end_of_text])
+        require_bytes(prompt, "prompt", served.most_tokens, served.spell.longest)
+        ids = tuple(served.encoder.encode_prompt(prompt, begin=served.begin) or [served.end_of_text])
         _require_known(ids, served, "prompt")
         return ids, prompt
     if prompt == []:
         fields.refuse("prompt", "have at least one token if it is a list of ids", 'Send "" to start a new text.')
     if not isinstance(prompt, list) or not all(type(one) is int for one in prompt):
         fields.refuse("prompt", "be a string, a list of token ids, a list of strings, or a list of lists of token ids")
-    if not all(0 <= one < served.vocab_size for one in prompt):
+    if not 0 <= min(prompt) <= max(prompt) < served.vocab_size:
         fields.refuse("prompt", f"hold ids from 0 to {served.vocab_size - 1}")
-    return tuple(prompt), served.tokenizer.decode(prompt, with_special=True)
+    is_decoded = echo and len(prompt) <= served.most_tokens
+    return tuple(prompt), served.encoder.decode(prompt, with_special=True) if is_decoded else ""
 
 
 def _require_known(ids: tuple[int, ...], served: Served, field: str) -> None:
     """Raise `Refusal` if `ids` contain a token that the tokenizer has but the model does not have."""
     if (largest := max(ids)) >= served.vocab_size:
-        token = served.tokenizer.decode([largest], with_special=True)
+        token = served.encoder.decode([largest], with_special=True)
         raise Refusal(
             f"`{field}` must hold only tokens that the model has (ids from 0 to {served.vocab_size - 1}), but holds "
             f"{shown(token)}, which only the tokenizer has (id {largest}). Remove this token.",
@@ -254,10 +316,10 @@ def _within_window(
     `Refusal` if the prompt or the text is too long.
     """
     longest, window = max(len(prompt) for prompt in prompts), served.window
-    if longest > (most := max(window, MOST_SLIDING)) and served.slide:
+    if served.slide and longest > served.most_tokens:
         raise Refusal(
-            f"The prompt must have at most {most} tokens, but has {longest}. The model would ignore the beginning of "
-            "such a long prompt in any case. Shorten the prompt.",
+            f"The prompt must have at most {served.most_tokens} tokens, but has {longest}. The model would ignore the "
+            "beginning of such a long prompt in any case. Shorten the prompt.",
             code="context_length_exceeded",
             field="prompt",
         )

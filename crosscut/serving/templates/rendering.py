@@ -4,7 +4,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Mapping
@@ -13,12 +12,9 @@ from dataclasses import asdict
 from typing import IO, Any
 
 from crosscut.config import ConfigError
+from crosscut.serving.processes import end_process, start_process
 from crosscut.serving.templates import program
 from crosscut.serving.templates.program import Limits, read_message, write_message
-
-_PASSED_ON = ("PATH", "PYTHONHOME", "PYTHONPATH", "LD_LIBRARY_PATH", "TZ")
-"""Environment variables that the rendering process inherits. Other variables may hold secrets, such as the server's
-key."""
 
 _USUAL_SECONDS = 0.1
 """Time in seconds after which a slow rendering's process gets the lowest scheduling priority. A usual rendering takes
@@ -74,15 +70,8 @@ class Renderer:
                     self._end()
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        process = subprocess.Popen(  # noqa: S603 - this Python with our own program
-            [sys.executable, "-P", program.__file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
-            start_new_session=True,  # Ctrl-C at the terminal is for the server, which still answers requests
-        )
-        self._end = weakref.finalize(self, _end, process)
+        process = start_process([program.__file__])
+        self._end = weakref.finalize(self, end_process, process)
         self._has_yielded = False
         self._answer(process, {"source": self._source, "limits": asdict(self._limits)})
         return process
@@ -129,9 +118,3 @@ def _yield_processor(process: int) -> bool:
         os.sched_setscheduler(process, os.SCHED_IDLE, os.sched_param(0))
         return True
     return False
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End a process that is no longer needed."""
-    process.kill()
-    process.communicate()

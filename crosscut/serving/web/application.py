@@ -112,7 +112,7 @@ def _model(served: Served | ServedEncoder) -> Json:
         "created": served.created,
         "owned_by": "crosscut",
         "window": served.window,
-        "chat": isinstance(served, Served) and served.template is not None,
+        "chat": isinstance(served, Served) and served.can_chat,
         "embeddings": isinstance(served, ServedEncoder),
     }
 

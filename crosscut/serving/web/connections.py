@@ -12,6 +12,7 @@ import resource
 from http import HTTPStatus
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from crosscut.serving.protocol.refusals import Refusal
@@ -25,6 +26,11 @@ _OTHER_FILES = 256
 HEAD_SECONDS = 30.0
 """Time in seconds that a client has to send the head of a request, from the start of the connection or from the end of
 the previous answer."""
+
+
+_FEW_CHUNKS, _LEAST_CHUNK = 256, 64
+"""Number of chunks of a request after which their mean size must be at least `_LEAST_CHUNK` bytes. Each chunk takes the
+server as much time as thousands of bytes."""
 
 
 class Connections:
@@ -71,6 +77,7 @@ class _Connection(H11Protocol):
 
     def __init__(self, connections: Connections, **given: Any) -> None:
         super().__init__(**given)
+        self.conn = _Parser(h11.SERVER, self.conn._max_incomplete_event_size)
         self._all = connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -97,12 +104,38 @@ class _Connection(H11Protocol):
             self.transport.write(_response(refusal))
             self.transport.close()
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuse a request that is not valid HTTP. If the answer has already begun, only close the connection."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
     def _look(self) -> None:
         has_request = self.cycle is not None and not self.cycle.response_complete
         if has_request or self.transport.is_closing():
             self._all.stop_waiting(self)
         else:
             self._all.wait_for_request(self)
+
+
+class _Parser(h11.Connection):
+    """Parser of HTTP that ends a connection whose client sends a request in too many small chunks."""
+
+    _num_chunks = _num_bytes = 0
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """Return the next event. Raises `RemoteProtocolError` for an invalid request."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._num_chunks = self._num_bytes = 0
+        elif isinstance(event, h11.Data):
+            is_few = self._num_chunks < _FEW_CHUNKS
+            if event.chunk_start and not is_few and self._num_bytes < self._num_chunks * _LEAST_CHUNK:
+                raise h11.RemoteProtocolError("the chunks are too small")
+            self._num_chunks += event.chunk_start
+            self._num_bytes += len(event.data)
+        return event
 
 
 def allow_connections(most: int = MOST_CONNECTIONS) -> int:

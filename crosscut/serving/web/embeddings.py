@@ -8,13 +8,10 @@ from torch import Tensor
 
 from crosscut.evaluation.embeddings.embedder import Embedded
 from crosscut.serving.desk import Desk, Job
-from crosscut.serving.protocol.embeddings import EmbeddingRequest, ServedEncoder, embedding_answer, read_embedding
+from crosscut.serving.protocol.embeddings import EmbeddingRequest, ServedEncoder, embedding_answer
 from crosscut.serving.web.endpoints import CHAT, COMPLETIONS, EMBEDDINGS, Endpoint, refusing
-from crosscut.serving.web.reading import make_pace, read_request
+from crosscut.serving.web.reading import Reading
 from crosscut.serving.web.waiting import Readers, until_gone
-
-_READERS = 8
-"""Number of requests that are read at a time."""
 
 _WRITERS = 2
 """Number of answers that are written at a time. Writing the numbers of a large answer takes a second."""
@@ -22,11 +19,11 @@ _WRITERS = 2
 
 def embedding_endpoints(served: ServedEncoder, desk: Desk[Embedded]) -> dict[str, Endpoint]:
     """Return the endpoints of an encoder, keyed by path."""
-    pace = make_pace(lambda: desk.num_running > 0)
-    readers, writers = Readers(_READERS), Readers(_WRITERS)
+    reading, writers = Reading(served, lambda: desk.num_running > 0), Readers(_WRITERS)
 
     async def embeddings(request: HttpRequest) -> Response:
-        asked = await read_request(request, read_embedding, served, readers=readers, pace=pace)
+        asked = await reading.read(request, "embedding")
+        assert isinstance(asked, EmbeddingRequest)
         vectors = await until_gone(_embedded(asked, desk), request.receive)
         write = partial(embedding_answer, asked, served, vectors)
         return Response(await until_gone(writers.run(write), request.receive), media_type="application/json")
@@ -45,5 +42,5 @@ async def _embedded(asked: EmbeddingRequest, desk: Desk[Embedded]) -> list[Tenso
         found = {which: one.embedding async for which, one in job}
     finally:
         desk.withdraw(job)
-    vectors = [found[which] for which in range(len(asked.texts))]
+    vectors = [found[which] for which in range(len(asked.prompts))]
     return [vector for vector in vectors if vector is not None]

@@ -7,6 +7,7 @@ browser can send requests to this machine under a host name of its own, so the g
 
 import asyncio
 import hmac
+import re
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 
@@ -42,6 +43,8 @@ _MOST_DIGITS = 20
 convert thousands of digits."""
 
 _PROTECTED = "/v1/"
+
+_PORT = re.compile(r":[0-9]*\Z")
 
 
 class Guard:
@@ -195,9 +198,10 @@ async def _drain(receive: Receive) -> None:
 
 
 def _name(host: str) -> str:
-    """Host name in lower case, without the port. An IPv6 address is in brackets."""
-    name = host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]
-    return name.lower()
+    """Host name in lower case, without the port. Only the digits of a port are removed: whatever else follows a name
+    belongs to another name.
+    """
+    return _PORT.sub("", host).lower()
 
 
 def _too_slow() -> Refusal:

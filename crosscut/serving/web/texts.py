@@ -1,50 +1,49 @@
 """Endpoints that generate text: completions and chat. An answer is sent as a whole or as a stream of events."""
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from crosscut.generation import Piece
 from crosscut.serving.desk import Desk, Job
-from crosscut.serving.protocol.answers import Answer, ChatAnswer, CompletionAnswer, Json
+from crosscut.serving.protocol.answers import Answer, ChatAnswer, CompletionAnswer, Json, in_parts, to_json
 from crosscut.serving.protocol.refusals import Refusal, failure_of
-from crosscut.serving.protocol.requests import Served, read_chat, read_completion
+from crosscut.serving.protocol.requests import Request, Served
 from crosscut.serving.web.endpoints import CHAT, COMPLETIONS, EMBEDDINGS, Endpoint, refusing
-from crosscut.serving.web.reading import make_pace, read_request
+from crosscut.serving.web.reading import Reading
 from crosscut.serving.web.waiting import Readers, until_gone
 
-_COMPLETION_READERS = 8
-"""Number of completion requests that are read at a time."""
-
-_CHAT_READERS = 2
-"""Number of chat requests that are read at a time. A slow chat template delays other chats, but not completions."""
+_WRITERS = 2
+"""Number of answers that are written as a whole at a time. Writing a large answer takes a second."""
 
 
-def text_endpoints(served: Served, desk: Desk[Piece], spell: Callable[[int], bytes]) -> dict[str, Endpoint]:
-    """Return the endpoints of a model that predicts the next token, keyed by path. `spell` returns the bytes of a
-    token.
-    """
-    pace = make_pace(lambda: desk.num_running > 0)
-    completion_readers, chat_readers = Readers(_COMPLETION_READERS), Readers(_CHAT_READERS)
+def text_endpoints(served: Served, desk: Desk[Piece]) -> dict[str, Endpoint]:
+    """Return the endpoints of a model that predicts the next token, keyed by path."""
+    spell = served.spell  # the first answer should not wait until the tokens are loaded
+    reading, writers = Reading(served, lambda: desk.num_running > 0), Readers(_WRITERS)
 
-    async def completions(request: HttpRequest) -> Response:
-        asked = await read_request(request, read_completion, served, readers=completion_readers, pace=pace)
-        return await _answered(request, CompletionAnswer(asked, served, spell), desk)
+    def answering(kind: str, make: type[Answer]) -> Endpoint:
+        async def endpoint(request: HttpRequest) -> Response:
+            asked = await reading.read(request, kind)
+            assert isinstance(asked, Request)
+            return await _answered(request, make(asked, served, spell), desk, writers)
 
-    async def chat(request: HttpRequest) -> Response:
-        asked = await read_request(request, read_chat, served, readers=chat_readers, pace=pace)
-        return await _answered(request, ChatAnswer(asked, served, spell), desk)
+        return endpoint
 
     why = f"`{served.name}` must be an encoder to embed texts, but predicts the next token. Use {COMPLETIONS}."
-    return {COMPLETIONS: completions, CHAT: chat, EMBEDDINGS: refusing(why, code="no_embeddings")}
+    return {
+        COMPLETIONS: answering("completion", CompletionAnswer),
+        CHAT: answering("chat", ChatAnswer),
+        EMBEDDINGS: refusing(why, code="no_embeddings"),
+    }
 
 
-async def _answered(request: HttpRequest, answer: Answer, desk: Desk[Piece]) -> Response:
+async def _answered(request: HttpRequest, answer: Answer, desk: Desk[Piece], writers: Readers) -> Response:
     """Answer a request, as a whole or as a stream. If the client disconnects, the generation of its texts is
     cancelled.
     """
@@ -52,9 +51,15 @@ async def _answered(request: HttpRequest, answer: Answer, desk: Desk[Piece]) -> 
     if answer.request.stream:
         return Events(answer, job, desk)
     try:
-        return JSONResponse(answer.whole(await until_gone(_collect(job), request.receive)))
+        choices = await until_gone(_collect(job), request.receive)
     finally:
         desk.withdraw(job)
+    write = partial(_whole, answer, choices)
+    return Response(await until_gone(writers.run(write), request.receive), media_type="application/json")
+
+
+def _whole(answer: Answer, choices: Sequence[Sequence[Piece]]) -> bytes:
+    return "".join(in_parts(answer.whole(choices))).encode()
 
 
 async def _collect(job: Job[Piece]) -> list[list[Piece]]:
@@ -114,5 +119,4 @@ class Events(Response):
 
 
 def _json(value: Json) -> bytes:
-    """Encode an event as JSON. Raises `ValueError` for NaN and infinity, which JSON does not have."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return to_json(value).encode()

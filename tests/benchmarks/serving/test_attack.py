@@ -24,9 +24,9 @@ def model(tmp_path: Path) -> Path:
 def test_no_honest_stream_is_lost_among_attackers(model):
     measured = attack.measure(streams=8, attackers=len(attack.ATTACKS), turns=1, model=model)
     assert measured["lost"] == 0
-    (alone,), (attacked,) = measured["turns"]["alone"], measured["turns"]["attacked"]
+    (alone, after), (attacked,) = measured["turns"]["alone"], measured["turns"]["attacked"]
     assert alone["lost"] == 0
-    assert measured["ratio"] == attacked["seconds"] / alone["seconds"]
+    assert measured["ratio"] == 2 * attacked["seconds"] / (alone["seconds"] + after["seconds"])
     assert not any(alone["attacks"].values())
     assert {kind for kind, number in attacked["attacks"].items() if number} >= {
         "leaving while a template runs", "a stop string of two million characters", "fields nested 2,000 deep",

@@ -3,30 +3,34 @@
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 from crosscut.config.checks import MOST
 from crosscut.data import Tokenizer
-from crosscut.serving.protocol.chat import ChatTemplate
+from crosscut.serving.protocol.embeddings import ServedEncoder, read_embedding
 from crosscut.serving.protocol.fields import parse
 from crosscut.serving.protocol.refusals import Refusal
 from crosscut.serving.protocol.requests import MOST_SLIDING, Served, read_chat, read_completion
-from tests.serving.conftest import NAME, WINDOW
+from tests.serving.conftest import NAME, WINDOW, V
 
 
-def served(folder: Path, *, slide: bool, begin: int | None = None) -> Served:
-    file = folder / "tokenizer.json"
+def served(folder: Path, *, slide: bool, begin: int | None = None, window: int = WINDOW) -> Served:
     return Served(
         name=NAME,
-        window=WINDOW,
+        window=window,
         slide=slide,
-        tokenizer=Tokenizer.load(file),
+        tokenizer=folder / "tokenizer.json",
         vocab_size=402,
         begin=begin,
         end_of_text=0,
         stops=frozenset({0, 401}),
-        template=ChatTemplate.find(file),
+        can_chat=True,
         created=0,
     )
+
+
+def encoder(folder: Path) -> ServedEncoder:
+    return ServedEncoder(name=NAME, window=16, size=32, tokenizer=folder / "tokenizer.json", vocab_size=V, created=0)
 
 
 def says(text: str) -> dict[str, object]:
@@ -100,3 +104,97 @@ def test_a_field_may_be_nested_at_any_depth_and_is_refused(model_folder, start, 
         body = f'{{"model": "{NAME}", "suffix": {start * depth}1{end * depth}}}'.encode()
         with pytest.raises(Refusal, match=r"`suffix` must be omitted or|it is nested too deeply"):
             read_completion(parse(body), known)
+
+
+def with_byte_level(folder: Path) -> None:
+    Tokenizer.train(["the state of the union " * 99], vocab_size=300).save(folder / "tokenizer.json")
+
+
+def with_word_piece(folder: Path) -> None:
+    Tokenizer.train_wordpiece(["the state of the union " * 99], vocab_size=300).save(folder / "tokenizer.json")
+
+
+def with_unigram(folder: Path) -> None:
+    """A Unigram that takes many blanks for one, drops accents, and takes unknown characters together."""
+    words = [("<unk>", 0.0), ("</s>", 0.0), ("\u2581", -2.0), ("e", -2.0), ("\u2581the", -3.0), ("\u2581state", -4.0)]
+    inner = tokenizers.Tokenizer(tokenizers.models.Unigram(words, unk_id=0))
+    inner.normalizer = tokenizers.normalizers.Sequence(
+        [
+            tokenizers.normalizers.NFKD(),
+            tokenizers.normalizers.StripAccents(),
+            tokenizers.normalizers.Replace(tokenizers.Regex(" {2,}"), " "),
+        ]
+    )
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    inner.decoder = tokenizers.decoders.Metaspace()
+    inner.save(str(folder / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("write", [with_byte_level, with_word_piece, with_unigram])
+@pytest.mark.parametrize("text", [" ", "\u0301", "\x00", "a", "\N{GRINNING FACE}", "\u00e9"], ids=ascii)
+def test_a_prompt_of_too_many_bytes_is_refused_before_it_is_encoded(tmp_path, write, text):
+    """Also if the tokenizer would drop most of it, or take it for one token."""
+    write(tmp_path)
+    known = served(tmp_path, slide=False)
+    size = len(text.encode())
+    prompt = text * (WINDOW * known.spell.longest // size + 1)
+    message = f"must have at most {WINDOW * known.spell.longest:,} bytes"
+    for one in (prompt, ["a", prompt]):
+        known = served(tmp_path, slide=False)
+        with pytest.raises(Refusal, match=message) as caught:
+            read_completion({"model": NAME, "prompt": one}, known)
+        assert (caught.value.code, caught.value.field) == ("context_length_exceeded", "prompt")
+        assert one is not prompt or "encoder" not in vars(known)
+
+
+def test_a_prompt_of_the_longest_tokens_fills_the_window(model_folder):
+    known = served(model_folder, slide=False)
+    assert known.spell(0) == b"<|endoftext|>"
+    prompt = "<|endoftext|>" * WINDOW
+    assert len(prompt) == WINDOW * known.spell.longest
+    body = {"model": NAME, "prompt": prompt, "max_tokens": 1}
+    assert read_completion(body, known).prompts == ((0,) * WINDOW,)
+    with pytest.raises(Refusal, match="must have at most 3,328 bytes"):
+        read_completion(body | {"prompt": prompt + "a"}, known)
+
+
+def test_a_text_to_embed_of_too_many_bytes_is_refused_before_it_is_encoded(encoder_folder):
+    for text in ("\x00", "\u0301", "a"):
+        known = encoder(encoder_folder)
+        most = known.window * known.longest
+        with pytest.raises(Refusal, match=rf"`input\[1\]` must have at most {most} bytes \(16 tokens, times"):
+            read_embedding({"model": NAME, "input": ["fox", text * (most + 1)]}, known)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "text"}},
+        {"tools": [], "tool_choice": "none"},
+        {"modalities": ["text"], "store": False},
+        {"verbosity": "medium", "reasoning_effort": "none"},
+        {"response_format": None, "audio": None},
+    ],
+)
+def test_fields_of_a_chat_that_request_nothing_are_accepted_in_a_completion(model_folder, fields):
+    known = served(model_folder, slide=False)
+    body = {"model": NAME, "prompt": [40], "seed": 1}
+    assert read_completion(body | fields, known) == read_completion(body, known)
+    assert read_chat(says("a") | {"seed": 1} | fields, known) == read_chat(says("a") | {"seed": 1}, known)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"response_format": {"type": "json_object"}},
+            '`response_format` must be omitted or {"type": "text"}, but is {"type": "json_object"}. Output formats',
+        ),
+        ({"tools": [{}]}, "`tools` must be omitted or [], but is [{}]. Tools are not supported. Describe them in the"),
+        ({"store": True}, "`store` must be omitted or false, but is true. The server stores nothing."),
+    ],
+)
+def test_fields_of_a_chat_that_request_something_are_refused_in_a_completion(model_folder, fields, message):
+    with pytest.raises(Refusal) as caught:
+        read_completion({"model": NAME, "prompt": [40]} | fields, served(model_folder, slide=False))
+    assert caught.value.message.startswith(message)

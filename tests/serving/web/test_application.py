@@ -4,10 +4,28 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 from crosscut.generation import Piece, Sampling
 from crosscut.serving.desk import Desk
 from crosscut.serving.news import News, Order
+from crosscut.serving.protocol.answers import in_parts, to_json
 from crosscut.serving.web.texts import Events
+
+
+def test_json_in_parts_is_the_json():
+    entries = [{"token": "\u20ac", "logprob": -0.5, "bytes": [1]}] * 2500
+    for value in (
+        {"choices": [{"text": "a", "logprobs": {"tokens": entries, "text_offset": []}}] * 3, "usage": {}},
+        {"choices": [{"logprobs": {"content": entries[:1000], "refusal": None}}, {"logprobs": None}], "x": {}},
+        {"choices": []},
+        {},
+    ):
+        parts = list(in_parts(value))
+        assert "".join(parts) == to_json(value)
+        assert max(map(len, parts)) <= 1000 * len(to_json(entries[:1])) + 2
+    with pytest.raises(ValueError, match="Out of range float values"):
+        list(in_parts({"choices": [{"logprobs": {"tokens": [float("nan")]}}]}))
 
 
 class Spoken:
@@ -29,7 +47,7 @@ def test_a_stream_ends_with_its_client_however_much_waits_to_be_sent():
     async def talk() -> None:
         desk = Desk(num_rows=1)
         desk.open()
-        job = desk.submit([Order((5,), Sampling(), 0)])
+        job = desk.submit([Order((5,), Sampling(), 0, 0)])
         desk.take(idle=True)
         desk.began([0])
         desk.deliver([Piece(0, token) for token in range(1000)])
@@ -55,7 +73,7 @@ def test_streams_take_turns():
     async def talk() -> None:
         desk = Desk(num_rows=2)
         desk.open()
-        jobs = [desk.submit([Order((5,), Sampling(), 0)]) for _ in range(2)]
+        jobs = [desk.submit([Order((5,), Sampling(), 0, 0)]) for _ in range(2)]
         desk.take(idle=True)
         desk.began([0, 1])
         desk.deliver([Piece(number, token) for number in (0, 1) for token in range(99)])

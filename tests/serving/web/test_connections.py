@@ -239,6 +239,30 @@ def test_large_requests_do_not_fill_the_memory(start, monkeypatch):
         assert answer(later)[1] == b"  200000"
 
 
+def chunked(size: int, count: int) -> bytes:
+    head = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    return head + b"%x\r\n%s\r\n" % (size, b"x" * size) * count + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "status"), [(1, 256, 200), (1, 257, 400), (63, 300, 400), (64, 3000, 200), (60_000, 9, 200)]
+)
+def test_a_request_in_many_small_chunks_is_refused(start, size, count, status):
+    """Each chunk takes the server as long as thousands of bytes, and all clients wait for it."""
+    with closing(start().connect(chunked(size, count))) as connection:
+        found, body, _ = answer(connection)
+        assert found == status
+        assert status == 400 or int(body) == size * count
+        assert status == 200 or connection.recv(1) == b"", "it is closed"
+
+
+def test_chunks_are_counted_for_each_request(start):
+    with closing(start().connect()) as connection:
+        for _ in range(3):
+            connection.sendall(chunked(1, 200))
+            assert answer(connection)[:2] == (200, b"     200")
+
+
 def test_files_are_allowed_for_connections():
     """In a process of its own, since a hard limit cannot be raised again."""
     program = (

@@ -35,6 +35,47 @@ def test_a_client_that_reads_nothing_for_too_long_loses_its_request(monkeypatch)
     assert ended == ["request"]
 
 
+@pytest.mark.parametrize(
+    ("host", "is_served"),
+    [
+        ("localhost", True),
+        ("LOCALHOST:80", True),
+        ("localhost:", True),
+        ("[::1]", True),
+        ("[::1]:8000", True),
+        ("127.0.0.1:80@evil.com", False),
+        ("[::1].evil.com", False),
+        ("[::1]evil.com:80", False),
+        ("[::1]:80:80", False),
+        ("localhost:80:80", False),
+        ("localhost:evil.com", False),
+        ("localhost:80/evil.com", False),
+        ("localhost@evil.com", False),
+        ("localhost.evil.com", False),
+        ("localhost:80\n", False),
+        ("localhost:\u0661", False),
+        ("::1", False),
+        ("", False),
+    ],
+)
+def test_only_a_name_of_the_server_with_a_port_is_served_without_a_key(host, is_served):
+    reached, sent = [], []
+
+    async def app(*_: Any) -> None:
+        reached.append(True)
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    async def ask() -> None:
+        scope = {"type": "http", "path": "/", "headers": [(b"host", host.encode("latin-1", "replace"))]}
+        await Guard(app, key=None, names=["localhost", "[::1]", "127.0.0.1"])(scope, send, send)
+
+    asyncio.run(ask())
+    assert bool(reached) is is_served
+    assert is_served or sent[0]["status"] == 421
+
+
 @pytest.mark.parametrize("error", [ValueError("NaN"), RecursionError(), MemoryError("large"), KeyError("x")], ids=repr)
 def test_a_bug_in_one_request_is_answered_with_a_number_that_the_log_has(error, capsys):
     async def app(*_: Any) -> None:

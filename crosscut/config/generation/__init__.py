@@ -1,0 +1,1 @@
+"""Options of generated texts."""

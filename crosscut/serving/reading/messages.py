@@ -1,0 +1,60 @@
+"""Messages between the server and a process that reads requests: a table in JSON, followed by bytes.
+
+The bytes are the body of a request or, in the other direction, the token ids of the prompts. Ids are not part of the
+JSON, because parsing millions of numbers would hold the server's interpreter for a large part of a second.
+"""
+
+from array import array
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from crosscut.serving.news import sampling_of
+from crosscut.serving.protocol.embeddings import EmbeddingRequest, ServedEncoder, read_embedding
+from crosscut.serving.protocol.requests import Request, Served, read_chat, read_completion
+
+KINDS: Mapping[str, Callable[[object, Any], Request | EmbeddingRequest]] = {
+    "chat": read_chat,
+    "completion": read_completion,
+    "embedding": read_embedding,
+}
+"""Function that reads each kind of request."""
+
+_ID: Literal["I"] = "I"
+"""Type of an id, as in `array`: four bytes."""
+
+
+def pack_served(served: Served | ServedEncoder) -> dict[str, Any]:
+    """Convert the served model to a table."""
+    return {"is_encoder": isinstance(served, ServedEncoder), "served": served.to_json()}
+
+
+def unpack_served(table: Mapping[str, Any]) -> Served | ServedEncoder:
+    """Return the served model of a table."""
+    return (ServedEncoder if table["is_encoder"] else Served).from_json(table["served"])
+
+
+def pack_request(request: Request | EmbeddingRequest) -> tuple[dict[str, Any], bytes]:
+    """Convert a request to a table and the bytes of its ids."""
+    table = {**vars(request), "prompts": [len(prompt) for prompt in request.prompts]}
+    if isinstance(request, Request):
+        table["sampling"] = vars(request.sampling)
+    return table, b"".join(array(_ID, prompt).tobytes() for prompt in request.prompts)
+
+
+def num_id_bytes(table: Mapping[str, Any]) -> int:
+    """Number of bytes of the ids that follow the table of a request."""
+    prompts: list[int] = table["prompts"]
+    return array(_ID).itemsize * sum(prompts)
+
+
+def unpack_request(table: Mapping[str, Any], content: bytes) -> Request | EmbeddingRequest:
+    """Return the request of a table and the bytes of its ids."""
+    ids, start, prompts = memoryview(content).cast(_ID), 0, []
+    for length in table["prompts"]:
+        prompts.append(tuple(ids[start : start + length]))
+        start += length
+    values = dict(table, prompts=tuple(prompts))
+    if "sampling" not in table:
+        return EmbeddingRequest(**values)
+    sampling = sampling_of(table["sampling"])
+    return Request(**dict(values, sampling=sampling, echoed=tuple(table["echoed"]), surplus=tuple(table["surplus"])))

@@ -1,0 +1,91 @@
+"""Requests are read in a process of its own, which a request cannot keep."""
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crosscut.serving.protocol.fields import parse
+from crosscut.serving.protocol.refusals import Refusal
+from crosscut.serving.reading.messages import KINDS
+from crosscut.serving.reading.process import ReadingProcess
+from tests.serving.conftest import NAME, WINDOW, V
+from tests.serving.protocol.test_requests import encoder, says, served
+
+SEEDED = {"model": NAME, "seed": -5}
+REQUESTS = [
+    ("completion", SEEDED | {"prompt": "Fellow"}),
+    ("completion", SEEDED | {"prompt": ["We \u20ac", "<|im_end|>"], "echo": True, "logprobs": 3, "n": 2}),
+    ("completion", SEEDED | {"prompt": [[5], [6] * WINDOW], "echo": True, "max_tokens": 0, "stop": ["a", "b"]}),
+    ("completion", SEEDED | {"logit_bias": {"7": 1.5}, "stream": True, "stream_options": {"include_usage": True}}),
+    ("chat", says("Hello") | {"seed": 1 << 62, "top_p": 0.1 + 0.2}),
+]
+
+
+@pytest.fixture(scope="module")
+def process(model_folder: Path) -> Iterator[ReadingProcess]:
+    process = ReadingProcess(served(model_folder, slide=False), ["completion"], niceness=1)
+    yield process
+    process.start().kill()
+
+
+@pytest.mark.parametrize(("kind", "body"), REQUESTS)
+def test_a_request_is_the_one_that_is_read_in_this_process(process, model_folder, kind, body):
+    content = json.dumps(body).encode()
+    assert process.read(kind, content) == KINDS[kind](parse(content), served(model_folder, slide=False))
+
+
+def test_texts_to_embed_are_those_that_are_read_in_this_process(encoder_folder):
+    known = encoder(encoder_folder)
+    process = ReadingProcess(known, ["embedding"])
+    for texts in ("the fox", ["dog", "", " fox "], [[1, 2], [V - 1]]):
+        content = json.dumps({"model": known.name, "input": texts, "encoding_format": "base64"}).encode()
+        assert process.read("embedding", content) == KINDS["embedding"](parse(content), known)
+
+
+def test_a_refusal_keeps_its_fields(process):
+    with pytest.raises(Refusal) as caught:
+        process.read("completion", b'{"model": "other"}')
+    refusal = caught.value
+    assert (refusal.status, refusal.field, refusal.code) == (404, "model", "model_not_found")
+    assert refusal.message == f'`model` must be the model that is served (`{NAME}`), but is "other".'
+
+
+def test_an_ended_process_is_replaced(process):
+    process.start().send_signal(signal.SIGKILL)
+    process.start().wait()
+    assert process.read("completion", json.dumps(SEEDED).encode()).num_choices == 1
+
+
+def test_a_failure_of_the_process_is_a_failure_of_its_request(process):
+    with pytest.raises(RuntimeError, match="KeyError: 'unknown'"):
+        process.read("unknown", b"{}")
+    assert process.read("completion", json.dumps(SEEDED).encode()).num_choices == 1
+
+
+@pytest.mark.parametrize("piece", [b"[],", b"{},", b'["",0.5],'])
+def test_a_request_that_takes_too_long_ends_and_the_next_one_is_read(model_folder, piece):
+    hasty = ReadingProcess(served(model_folder, slide=False), ["completion"], patience=0.005)
+    told = r"The request must be read within 0\.039 seconds of processor time, but was not. Send a smaller request\."
+    with pytest.raises(Refusal, match=told):
+        hasty.read("completion", b'{"x": [' + piece * (3_000_000 // len(piece)) + b"0]}")
+    assert hasty.read("completion", json.dumps(SEEDED).encode()).num_choices == 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "num_tokens"),
+    [(["a"] * 500_000, 500_000), (["\N{GRINNING FACE}"] * 125_000, 500_000), (["a "] * 64_000, 64_001)],
+    ids=["no blanks", "characters of four bytes", "words"],
+)
+def test_a_long_prompt_that_is_allowed_takes_this_process_little_time(model_folder, prompt, num_tokens):
+    """Encoding it here would hold the interpreter for a large part of a second."""
+    process = ReadingProcess(served(model_folder, slide=False, window=1 << 19), ["completion"])
+    process.start()
+    content = json.dumps(SEEDED | {"prompt": "".join(prompt), "max_tokens": 1}).encode()
+    began = time.process_time()
+    request = process.read("completion", content)
+    assert time.process_time() - began < 0.15
+    assert len(request.prompts[0]) == num_tokens

@@ -1,0 +1,98 @@
+"""A large request takes the server's own process little time, whichever field is large, and delays no other client.
+
+Times are processor times, which other programs on the machine hardly change.
+"""
+
+import json
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serving.conftest import NAME, WINDOW, Server
+from tests.serving.protocol.test_refusals import CHAT, TEXT
+from tests.serving.test_endurance import events_of
+
+LARGE = 8_000_000
+MOST = 13 * WINDOW
+"""Bytes of the longest prompt: the tokenizer's longest token has 13."""
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux' times of other processes")
+
+
+def of_bytes(field: str, size: int) -> str:
+    return (
+        f"`{field}` must have at most {MOST:,} bytes ({WINDOW} tokens, times 13 bytes of the longest token), but has "
+        f"{size:,}. Shorten the text."
+    )
+
+
+def deep(field: str, piece: str) -> bytes:
+    """A request whose `field` holds a list of millions of values."""
+    return f'{{"model": "{NAME}", "prompt": "a", "{field}": [{piece * (LARGE // len(piece))}0]}}'.encode()
+
+
+def text(**fields: Any) -> dict[str, Any]:
+    return {"model": NAME, **fields}
+
+
+def chat(*contents: str) -> dict[str, Any]:
+    return text(messages=[{"role": "user", "content": content} for content in contents])
+
+
+REQUESTS = {
+    "a prompt": (TEXT, text(prompt="word " * (LARGE // 5)), of_bytes("prompt", LARGE)),
+    "a prompt of one word": (TEXT, text(prompt="a" * LARGE), of_bytes("prompt", LARGE)),
+    "many prompts": (TEXT, text(prompt=["a", *["word " * 12_000] * 127]), of_bytes("prompt", 60_000)),
+    "ids": (TEXT, text(prompt=[5] * (LARGE // 3)), f"tokens, but the prompt has {LARGE // 3}. Shorten the prompt"),
+    "a message": (CHAT, chat("word " * 400_000), of_bytes("messages", 2_000_050)),
+    "messages": (CHAT, chat(*["a"] * 150_000), "the template cannot render them: it renders more than 2,097,152"),
+    "an unknown field": (TEXT, deep("x", "[],"), "`x` must be a known field, but is not. Remove this field."),
+    "stop": (TEXT, deep("stop", "[],"), "`stop` must be a string or up to 16 strings, none of them empty, but is [[],"),
+    "user": (TEXT, deep("user", "{},")[:-1] + b', "n": 0}', "`n` must be a whole number from 1 to 128, but is 0."),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_large_request_takes_the_server_little_time(whole, name):
+    path, body, message = REQUESTS[name]
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    before = processor_seconds(whole)
+    status, answer = whole.ask(path, content)
+    assert (status, message in answer["error"]["message"]) == (400, True), answer
+    assert processor_seconds(whole) - before < 0.4
+
+
+def test_streams_and_health_go_on_beside_large_requests(whole):
+    """In a thread of the server, each of the large requests would take seconds, one after the other."""
+    short = text(prompt="We", max_tokens=5, stream=True, logit_bias={"0": -100, "401": -100})
+    large = json.dumps(text(prompt="word " * (LARGE // 5))).encode()
+    waits = []
+    with ThreadPoolExecutor(8) as pool:
+        others = [pool.submit(whole.ask, TEXT, large) for _ in range(6)]
+        while not (all(other.done() for other in others) and waits):
+            began = time.monotonic()
+            assert whole.ask("/health")[0] == 200
+            assert events_of(whole, short)[-1] == "[DONE]"
+            waits.append(time.monotonic() - began)
+    assert {other.result()[0] for other in others} == {400}
+    assert max(waits) < 10
+
+
+def test_an_echo_with_probabilities_is_told_without_stopping_the_server(whole):
+    """All prompts are spelled token by token, and the answer has 22 numbers for each token."""
+    prompt = [[40 + number % 300] * (WINDOW - 1) for number in range(64)]
+    status, answer = whole.ask(TEXT, text(prompt=prompt, echo=True, logprobs=0, max_tokens=0))
+    assert status == 200
+    tokens = [choice["logprobs"]["tokens"] for choice in answer["choices"]]
+    assert [len(one) for one in tokens] == [WINDOW - 1] * 64
+    assert ["".join(one) for one in tokens[100:]] == [choice["text"] for choice in answer["choices"]][100:]
+
+
+def processor_seconds(server: Server) -> float:
+    """Processor time of the server's own process, in seconds."""
+    fields = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
