@@ -20,7 +20,9 @@ class Difference(NamedTuple):
     """
 
     kind: str
-    """Kind of the tensor: `output`, `returned` (gradient that a module returned) or `gradient` (of a parameter)."""
+    """Kind of the tensor: `output`, `returned` (gradient that a module returned), `received` (gradient that arrived at
+    a module's output) or `gradient` (of a parameter).
+    """
     uncut: Tensor
     assembled: Assembled | None
     grid: Grid
@@ -48,6 +50,18 @@ def _close(a: Tensor, b: Tensor, difference: Difference) -> bool:
     tolerance = difference.tolerance
     # The bound of 0.1 keeps a large tolerance from making any two tensors close.
     return bool(distance(a, b).max() <= min(10 * tolerance, max(tolerance, 0.1)) * scale)
+
+
+def _is_missing(difference: Difference) -> bool:
+    return difference.assembled is None and not difference.grid.axes
+
+
+def _told_missing(difference: Difference) -> str:
+    passes, of_ = ("forward", "output") if difference.kind == "output" else ("backward", "gradient")
+    return (
+        f"The {passes} pass of the cut model does not reach this place, or only on some of its ranks: no {of_} was "
+        "recorded. Check the schedule of the passes, and whether every rank runs all of them."
+    )
 
 
 def _shapes_do_not_fit(difference: Difference) -> bool:
@@ -155,6 +169,7 @@ _COPIES_DIFFER = (
 )
 
 _PATTERNS: tuple[tuple[Callable[[Difference], bool], str | Callable[[Difference], str]], ...] = (
+    (_is_missing, _told_missing),
     (
         _shapes_do_not_fit,
         "The ranks' shapes do not add up to the uncut shape: a dimension is not cut, or is cut twice.",
@@ -177,6 +192,10 @@ _GENERIC = {
     "returned": (
         "The gradient of the module's output agrees, but the gradient of its input does not: check the collective in "
         "the module's backward pass and the tensors that the module saved for the backward pass."
+    ),
+    "received": (
+        "The modules behind this module return the right gradients, but another gradient arrives at the module's "
+        "output: check what the next pipeline stage sends back, and to which micro-batch and stage the gradient goes."
     ),
     "gradient": (
         "The gradients of activations agree, but a parameter's gradient does not: check over which uses of the "

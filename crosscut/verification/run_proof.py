@@ -258,8 +258,6 @@ def _make_exact(run: RunConfig) -> Callable[[ParallelMesh], Step] | None:
 class _RunStep:
     """Step 0 of a `Trainer`, on one generated batch."""
 
-    watches_again = False  # the gradients include, and so check, all further micro-batches
-
     def __init__(self, run: RunConfig, mesh: ParallelMesh, *, scales_loss: bool | None = None) -> None:
         self.run, self.mesh = run, mesh
         self.trainer = Trainer(resolve_on(run, mesh.device), mesh, scales_loss=scales_loss)

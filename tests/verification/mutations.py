@@ -101,8 +101,9 @@ MUTATIONS: list[Mutation] = []
 
 def row_of(mutation: Mutation, report: Report) -> str:
     """The fault's line in the page about them."""
-    named, cause = (report.first.module, report.first.cause) if report.first else ("nothing", "")
-    return f"| {mutation.fault} | {mutation.layout} | `{named}` | {cause} |"
+    named, cause = (report.first.place, report.first.cause) if report.first else ("nothing", "")
+    module, comma, micro_batch = named.partition(", in ")
+    return f"| {mutation.fault} | {mutation.layout} | `{module}`{comma}{micro_batch} | {cause} |"
 
 
 def fault(description: str, module: str, layout: Layout = TENSOR, *, own_module: bool = False, **options: Any) -> Any:
@@ -560,7 +561,7 @@ def dense_of_the_head_not_summed(patch: Patch) -> None:
     patch.setattr(linear, "local_inside", local)
 
 
-@fault("the pooler takes the first token of a rank's part of the sequence", "loss", SPLIT, **BERT, **MASKED)
+@fault("the pooler takes the first token of a rank's part of the sequence", "order", SPLIT, **BERT, **MASKED)
 def pooler_of_own_part(patch: Patch) -> None:
     enter, forward, own = gpt.enter_tensor_parallel, pooled_head.PooledHead.forward, []
 
@@ -572,12 +573,12 @@ def pooler_of_own_part(patch: Patch) -> None:
     patch.setattr(pooled_head.PooledHead, "forward", lambda self, _first: forward(self, own.pop()[:, 0]))
 
 
-@fault("the logits of the order not summed", "loss", **BERT, **MASKED)
+@fault("the logits of the order not summed", "order", **BERT, **MASKED)
 def orders_not_summed(patch: Patch) -> None:
     patch.setattr(pooled_head, "reduce_from_tensor_parallel", lambda x, axis: x)
 
 
-@fault("the bias of the order added once per rank", "loss", **BERT, **MASKED)
+@fault("the bias of the order added once per rank", "order", **BERT, **MASKED)
 def bias_of_the_order_per_rank(patch: Patch) -> None:
     plain = pooled_head.local
 
@@ -623,7 +624,7 @@ def last_token_of_own_part(patch: Patch) -> None:
     patch.setattr(task_head, "take_summaries", own)
 
 
-@fault("the logits of the classes not summed", "loss", **BERT, **CLASSES)
+@fault("the logits of the classes not summed", "task", **BERT, **CLASSES)
 def classes_not_summed(patch: Patch) -> None:
     patch.setattr(pooled_head, "reduce_from_tensor_parallel", lambda x, axis: x)
 
@@ -666,7 +667,7 @@ def options_not_beside_each_other(patch: Patch) -> None:
     patch.setattr(gpt, "task_loss", lambda logits, labels: plain(logits.flatten().view(-1, len(labels)).t(), labels))
 
 
-@fault("logits of spans are another rank's part of the sequence", "loss", SPLIT, **BERT, **SPANS)
+@fault("logits of spans are another rank's part of the sequence", "task", SPLIT, **BERT, **SPANS)
 def spans_of_another_rank(patch: Patch) -> None:
     join = task_head.join_from_sequence_parallel
     patch.setattr(
@@ -674,7 +675,7 @@ def spans_of_another_rank(patch: Patch) -> None:
     )
 
 
-@fault("gradients of the logits of spans are summed over the ranks", "loss", SPLIT, **BERT, **SPANS)
+@fault("gradients of the logits of spans are summed over the ranks", "task", SPLIT, **BERT, **SPANS)
 def spans_summed(patch: Patch) -> None:
     patch.setattr(task_head, "join_from_sequence_parallel", operators.gather_from_sequence_parallel)
 
@@ -1054,7 +1055,7 @@ def tied_gradient_not_summed(patch: Patch) -> None:
     patch.setattr(training_step, "sum_copies", lambda parameter, ends: None)
 
 
-@fault("a stage skips its last backward pass", "blocks.0.mlp.contract", STAGES)
+@fault("a stage skips its last backward pass", "blocks.0", STAGES)
 def last_micro_batch_skipped(patch: Patch) -> None:
     backward = stages._Step._backward
 
@@ -1107,7 +1108,7 @@ def hidden_states_rounded(patch: Patch) -> None:
     patch.setattr(Channels, "send", lambda self, message, x: send(self, message, x.float().to(x.dtype)))
 
 
-@fault("a stage sends no gradient back", "blocks.0.dropout, call 2", STAGES)
+@fault("a stage sends no gradient back", "blocks.0", STAGES)
 def no_gradient_sent_back(patch: Patch) -> None:
     backward = stages._Step._backward
 
