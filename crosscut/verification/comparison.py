@@ -17,6 +17,7 @@ from crosscut.parallel.collectives import gather_to_first, share_from_first
 from crosscut.verification.assembly import Assembled, Grid, assemble_activation, assemble_parameter, distance
 from crosscut.verification.causes import Difference, is_arrangement, usual_cause
 from crosscut.verification.recording import (
+    ARRIVED,
     INSIDE,
     LOSS,
     RECEIVED,
@@ -240,7 +241,7 @@ class Comparison:
             what = {"output": "output of", "returned": "gradient returned by"}.get(kind, f"{kind} of")
             self.copies.append(f"{what} {name} on ranks {copies[0][0]} and {copies[0][1]}")
         if copies or difference > self._allowed_of((kind, name)):
-            told_kind = "received" if RECEIVED in name else kind
+            told_kind = "received" if RECEIVED in name else "arrived" if ARRIVED in name else kind
             self._found[(kind, name)] = Difference(told_kind, like, assembled, grid, self._allowed_of((kind, name)))
 
     def _is_inside(self, name: str) -> bool:

@@ -1,134 +1,89 @@
 """Random draws of dropout on each rank, observed from outside the modules.
 
-An operator call that changes the state of the random generator is a draw. For each draw, this module finds the tensor
-from which dropout removes elements. The rule of the Megatron-LM paper (arXiv 1909.08053, section 3.1) can then be
-checked without a list of the modules that apply dropout: ranks that drop from the same tensor must draw the same
-numbers, and ranks that hold different tensors, or see different data, must draw different numbers.
+An operator call that changes the state of the random generator is a draw. For each draw, this module notes the state of
+the generator, and finds the tensor from which dropout removes elements. `draw_rules` compares the draws of all ranks.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import combinations
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from crosscut.config import Layout
-from crosscut.config.axes import AXES
+from crosscut.model import GPT
 from crosscut.parallel import ParallelMesh
-from crosscut.parallel.collectives import gather_to_first
 from crosscut.parallel.linear import is_recomputing
-from crosscut.parallel.mesh import layout_of
 from crosscut.parallel.recorder import comes_again
-from crosscut.verification.recording import display_name
+from crosscut.verification.recording import MicroBatches, display_name
 
 
 class Draw(NamedTuple):
     """One use of the random generator."""
 
     module: str
-    """Name of the innermost module that was running."""
+    """Name of the innermost module that was running; empty if a recomputation made the draw."""
     state: str
     """Digest of the generator's state before the draw. Equal states give equal numbers."""
     dropped: str
     """Digest of the tensor from which elements are dropped; empty if the tensor could not be found."""
     operator: str = ""
     """Name of the operator that made the draw, and its dropout probabilities."""
+    micro_batch: int = 1
+    """Number of the micro-batch, from 1, during whose forward pass the draw was made. 1 if the model is not a `GPT`."""
 
 
-class Disagreement(NamedTuple):
-    """First two draws, on two ranks, that break the rule in the module's docstring. `told` describes how they break the
-    rule.
-    """
+class Entry(NamedTuple):
+    """One forward call of a module."""
 
     module: str
-    ranks: tuple[int, int]
-    told: str
+    micro_batch: int
+    """Number of the micro-batch, from 1."""
+    call: int
+    """Number of the call in this micro-batch, from 1."""
 
 
-def draws_of(model: nn.Module, mesh: ParallelMesh, forward: Callable[[], object]) -> list[Draw]:
-    """Run `forward` and return the draws of this rank, in order. The model must be in training mode."""
+class Drawn(NamedTuple):
+    """Draws of one rank in one step."""
+
+    draws: list[Draw]
+    """Draws of all forward passes, in order."""
+    repeated: list[Draw]
+    """Draws of recomputations, in order."""
+    states: dict[Entry, str]
+    """Digest of the default generator's state at the start of each forward call of a module."""
+    restarts: list[Entry]
+    """Calls before which the default generator was set to a new state, in order. Complete only on a rank with one
+    random stream. Empty if the model is not a `GPT`.
+    """
+
+
+def draws_of(model: nn.Module, mesh: ParallelMesh, forward: Callable[[], object]) -> Drawn:
+    """Run `forward` and return the draws of this rank. The model must be in training mode."""
     with _Draws(model, mesh) as drawn:
         forward()
-    return drawn.draws
-
-
-def compare_draws(mine: list[Draw], mesh: ParallelMesh) -> Disagreement | None:
-    """Compare the draws of all ranks. Every rank must call this function. On the first rank, the result is the first
-    disagreement, or None if all ranks agree. On the other ranks, the result is None.
-    """
-    every = gather_to_first(mine)
-    return None if every is None else first_disagreement(every, layout_of(mesh))
-
-
-def draws_of_stages(mine: list[Draw], mesh: ParallelMesh) -> list[Draw] | None:
-    """Gather the draws of each pipeline stage's first rank. The first rank gets these draws, stage by stage, and the
-    other ranks get None. Without a pipeline, every rank gets `mine`. Every rank must call this function.
-    """
-    if mesh.pipeline is None:
-        return mine
-    every = gather_to_first(mine)
-    size = 0 if every is None else len(every) // mesh.pipeline.size
-    return None if every is None else [draw for of_rank in every[::size] for draw in of_rank]
-
-
-def first_disagreement(draws: Sequence[Sequence[Draw]], layout: Layout) -> Disagreement | None:
-    """Compare the draws of all ranks of a layout, draw by draw. Returns the first disagreement, or None if the ranks
-    agree.
-
-    `draws` holds one list of draws per rank, in the order of the ranks.
-    """
-    size = layout.world_size // layout.pipeline  # ranks of a stage are adjacent; stages draw for different layers
-    for first in range(0, layout.world_size, size):
-        found = _first_on_stage(draws[first : first + size], layout, first)
-        if found is not None:
-            return found
-    return None
-
-
-def _first_on_stage(draws: Sequence[Sequence[Draw]], layout: Layout, first: int) -> Disagreement | None:
-    """Compare the draws of the ranks on one pipeline stage. `first` is the number of the stage's first rank."""
-    splits_tokens = [row.name for row in AXES if row.splits_tokens]
-    data = [[layout.place_of(rank)[name] for name in splits_tokens] for rank in range(len(draws))]
-    for together in zip(*draws, strict=False):
-        for (i, one), (j, other) in combinations(enumerate(together), 2):
-            if told := _judge(one, other, same_data=data[i] == data[j]):
-                return Disagreement(one.module, (first + i, first + j), told)
-    counts = [len(of_rank) for of_rank in draws]
-    if len(set(counts)) > 1:
-        j = next(j for j, count in enumerate(counts) if count != counts[0])
-        longest = max(draws, key=len)
-        return Disagreement(longest[min(counts)].module, (first, first + j), "make different numbers of draws")
-    return None
-
-
-def _judge(one: Draw, other: Draw, *, same_data: bool) -> str:
-    """Describe how the draws of two ranks break the rule. The text is empty if the draws follow the rule."""
-    if not same_data:
-        return "see different data but draw the same numbers" if one.state == other.state else ""
-    if not one.dropped or not other.dropped:
-        return ""
-    if one.dropped == other.dropped and one.state != other.state:
-        return "drop from the same tensor but draw different numbers, so their replicas drift apart"
-    if one.dropped != other.dropped and one.state == other.state:
-        return "drop from different tensors but draw the same numbers, so the dropped elements are correlated"
-    return ""
+    return drawn.drawn()
 
 
 class _Draws(TorchDispatchMode):
-    """Context that records every draw inside a module's forward call. Draws outside all modules are ignored, because
-    they only make the batch.
+    """Context that records every draw inside a module's forward call, and every draw of a recomputation. Other draws are
+    ignored, because they only make the batch.
     """
 
     def __init__(self, model: nn.Module, mesh: ParallelMesh) -> None:
         super().__init__()
-        self.draws: list[Draw] = []
-        """All draws, in order."""
+        self._draws: list[Draw] = []
+        """All draws, in order. The module of a recomputed draw is empty."""
+        self._states: dict[Entry, str] = {}
+        self._restarts: list[Entry] = []
+        self._calls: Counter[tuple[str, int]] = Counter()
         self._device = mesh.device
-        self._model = model
+        self._last = self._state(None)
+        """State of the default generator at the last observation."""
+        self._model, self._micro_batches = model, MicroBatches(model)
         self._running: list[str] = []
         self._noise: dict[int, tuple[Tensor, frozenset[int]]] = {}
         """Tensors computed from random numbers alone, each with the draws of these numbers, keyed by the tensor's id.
@@ -139,11 +94,13 @@ class _Draws(TorchDispatchMode):
     def __enter__(self) -> Self:
         self._hooks = self._module_names()
         self._hooks.__enter__()
+        self._micro_batches.__enter__()
         super().__enter__()
         return self
 
     def __exit__(self, *failure: object) -> None:
         super().__exit__(*failure)
+        self._micro_batches.__exit__(*failure)
         self._hooks.__exit__(*failure)
 
     def __torch_dispatch__(
@@ -156,8 +113,6 @@ class _Draws(TorchDispatchMode):
         """Run the operator, and record a draw if the operator changed the state of the random generator."""
         if comes_again(types):
             return NotImplemented
-        if is_recomputing():  # a recomputed module repeats draws that were noted before
-            return func(*args, **(kwargs or {}))
         if torch.Tag.nondeterministic_seeded not in func.tags:
             unmet = self._meet(args) if self._noise else frozenset()
             result = func(*args, **(kwargs or {}))
@@ -169,13 +124,20 @@ class _Draws(TorchDispatchMode):
         source = next((a for a in args if isinstance(a, Tensor)), None)
         digest = _digest(source) if source is not None and _is_fused(func) else ""
         result = func(*args, **(kwargs or {}))
-        if self._running and self._state(generator) != before:  # attention without dropout, for example, does not draw
-            state = hashlib.blake2b(before, digest_size=8).hexdigest()
-            probabilities = [a for a in args if isinstance(a, float)]
-            self.draws.append(Draw(self._running[-1], state, digest, f"{func.name()} {probabilities}"))
+        after = self._state(generator)
+        self._last = after if generator is None else self._last
+        if after != before and (self._running or is_recomputing()):  # attention without dropout does not draw
+            module = "" if is_recomputing() else self._running[-1]
+            operator = f"{func.name()} {[a for a in args if isinstance(a, float)]}"
+            self._draws.append(Draw(module, _digest_of(before), digest, operator, self._micro_batches.current))
             if not digest:  # the dropped tensor is known once another operator combines the numbers with it
-                self._hold(result, frozenset([len(self.draws) - 1]))
+                self._hold(result, frozenset([len(self._draws) - 1]))
         return result
+
+    def drawn(self) -> Drawn:
+        """Return what was recorded."""
+        forward, repeated = ([draw for draw in self._draws if bool(draw.module) is made] for made in (True, False))
+        return Drawn(forward, repeated, self._states, self._restarts)
 
     def _hold(self, made: Any, draws: frozenset[int]) -> None:
         for tensor in made if isinstance(made, tuple | list) else [made]:
@@ -194,9 +156,19 @@ class _Draws(TorchDispatchMode):
         if not draws or not others:
             return draws
         for index in draws:
-            if not self.draws[index].dropped:
-                self.draws[index] = self.draws[index]._replace(dropped=_digest(others[0]))
+            draw = self._draws[index]  # a backward pass combines gradients with the numbers of forward passes
+            if not draw.dropped and is_recomputing() != bool(draw.module):
+                self._draws[index] = draw._replace(dropped=_digest(others[0]))
         return frozenset()
+
+    def _note_entry(self, module: str) -> None:
+        place = (module, self._micro_batches.current)
+        self._calls[place] += 1
+        entry, state = Entry(*place, self._calls[place]), self._state(None)
+        self._states[entry] = _digest_of(state)
+        if state != self._last and isinstance(self._model, GPT):
+            self._restarts.append(entry)
+        self._last = state
 
     def _state(self, generator: torch.Generator | None) -> bytes:
         """Return the state of the given generator, or of all default generators that an operator may use."""
@@ -208,7 +180,12 @@ class _Draws(TorchDispatchMode):
     @contextmanager
     def _module_names(self) -> Iterator[None]:
         def enter(name: str) -> Callable[..., None]:
-            return lambda *_: None if is_recomputing() else self._running.append(name)
+            def entered(*_: object) -> None:
+                if not is_recomputing():
+                    self._running.append(name)
+                    self._note_entry(name)
+
+            return entered
 
         def leave(*_: object) -> None:
             if not is_recomputing():
@@ -231,6 +208,8 @@ def _is_fused(func: Any) -> bool:
 
 
 def _digest(tensor: Tensor) -> str:
-    return hashlib.blake2b(
-        tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data, digest_size=8
-    ).hexdigest()
+    return _digest_of(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+
+
+def _digest_of(data: bytes | memoryview) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
 from crosscut.model import GPT
-from crosscut.parallel import ParallelMesh, RandomStreams
+from crosscut.parallel import ParallelMesh
 from crosscut.parallel.linear import is_recomputing
 from crosscut.parallel.state.parameters import cut_dim, gathered_over_data
 from crosscut.training.speed.compilation import compiled_modules
@@ -31,6 +31,11 @@ The text before the separator names the module and, if the module is called seve
 RECEIVED = f"{INSIDE}gradient of its output"
 """End of the names of gradients that arrive at the output of a part of the whole model, such as a layer. In a pipeline,
 another stage may have sent the gradient.
+"""
+
+ARRIVED = f"{INSIDE}its input"
+"""End of the names of inputs of the whole model's parts, such as layers. In a pipeline, another stage may have sent the
+input.
 """
 
 IN_MICRO_BATCH = " in micro-batch "
@@ -198,7 +203,8 @@ def _copy(tensor: Tensor) -> Tensor:
 @contextmanager
 def _watched(model: nn.Module, recording: Recording) -> Iterator[None]:
     """Context that records outputs and returned gradients of all calls. A compiled module is recorded as a whole."""
-    watch = _Watch(recording, model.streams if isinstance(model, GPT) else None)
+    micro_batches = MicroBatches(model)
+    watch = _Watch(recording, micro_batches)
     handles = []
     insides = tuple(f"{name}." for name in compiled_modules(model))
     for name, module in model.named_modules():
@@ -209,7 +215,8 @@ def _watched(model: nn.Module, recording: Recording) -> Iterator[None]:
         handles.append(module.register_forward_pre_hook(watch.entered))
         handles.append(module.register_forward_hook(watch.leave))
     try:
-        yield
+        with micro_batches:
+            yield
     finally:
         for handle in handles:
             handle.remove()
@@ -221,14 +228,40 @@ def display_name(model: nn.Module) -> str:
     return type(model).__name__.removeprefix("FSDP")  # sharding adds this prefix to the class
 
 
-class _Watch:
-    """Watcher of one step: gives each module call a name and follows tensors between the calls. Recomputation in the
-    backward pass does not count as a call. `streams` are the model's random streams, which know the micro-batch; None
-    means that the names of tensors do not mention micro-batches.
+class MicroBatches:
+    """Context that counts the micro-batches of a step. The model, or each of the rank's pipeline stages, runs the
+    forward passes of the micro-batches in order. Every call of a model that is not a `GPT` belongs to micro-batch 1.
     """
 
-    def __init__(self, recording: Recording, streams: RandomStreams | None) -> None:
-        self.recording, self._streams = recording, streams
+    def __init__(self, model: nn.Module) -> None:
+        self.current = 1
+        """Number of the micro-batch whose forward pass runs, or was the last to run."""
+        self._model = model
+        self._calls: Counter[object] = Counter()
+        self._hook: Any = None
+
+    def __enter__(self) -> Self:
+        if isinstance(self._model, GPT):
+            self._hook = self._model.register_forward_pre_hook(self._count, prepend=True, with_kwargs=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+
+    def _count(self, _: nn.Module, __: tuple[Any, ...], how: dict[str, Any]) -> None:
+        stage = how["stage_input"].stage if how.get("stage_input") else None
+        self._calls[stage] += 1
+        self.current = self._calls[stage]
+
+
+class _Watch:
+    """Watcher of one step: gives each module call a name and follows tensors between the calls. Recomputation in the
+    backward pass does not count as a call.
+    """
+
+    def __init__(self, recording: Recording, micro_batches: MicroBatches) -> None:
+        self.recording, self._micro_batches = recording, micro_batches
         self._num_calls: Counter[str] = Counter()
         self._running: list[str] = []
         self._followed: dict[int, _Followed] = {}
@@ -252,6 +285,8 @@ class _Watch:
                 self.recording.outputs[made] = inputs[0].detach().cpu().clone()
             self._entering = self._follow(inputs[0], made)
             self._entering.consumers.append(self._name(call))
+            if len(self._running) == 2:
+                self.recording.outputs[self._name(f"{call}{ARRIVED}")] = self._copied(self._entering, inputs[0])
 
     def entered(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Treat a replaced input as the module's input. If the module is sharded, a hook replaces the module's input
@@ -275,20 +310,28 @@ class _Watch:
             if not isinstance(tensor, Tensor):
                 continue
             name = f"{call}[{i}]" if several else call
-            self.recording.outputs[self._name(name)] = tensor.detach().cpu().clone()
             passed_on = self._follow(tensor, "")
+            self.recording.outputs[self._name(name)] = self._copied(passed_on, tensor)
             is_whole = module_of(call) == self.recording.root
             passed_on.unless_consumed = self._name(LOSS if is_whole else f"{inside}{name}")
             if len(self._running) == 1:
                 passed_on.received = self._name(f"{name}{RECEIVED}")
             if several and i == 0:
                 forms = ("{}", f"{inside}{{}}", f"{{}}{RECEIVED}")
-                self.recording.firsts |= {self._name(form.format(name)): self._name(form.format(call)) for form in forms}
+                self.recording.firsts |= {
+                    self._name(form.format(name)): self._name(form.format(call)) for form in forms
+                }
 
     def _name(self, name: str) -> str:
         """Return the name of a tensor or a call in the current micro-batch, given its name in the first one."""
-        index = 0 if self._streams is None else self._streams.micro_batch
-        return f"{name}{IN_MICRO_BATCH}{index + 1}" if index else name
+        number = self._micro_batches.current
+        return f"{name}{IN_MICRO_BATCH}{number}" if number > 1 else name
+
+    def _copied(self, followed: "_Followed", tensor: Tensor) -> Tensor:
+        """Copy a tensor to the host, unless it was copied before and has not changed since."""
+        if followed.copy is None or followed.version != tensor._version:
+            followed.copy, followed.version = tensor.detach().cpu().clone(), tensor._version
+        return followed.copy
 
     def _follow(self, tensor: Tensor, unless_consumed: str) -> "_Followed":
         """Record the tensor's gradient when the backward pass reaches the tensor."""
@@ -325,6 +368,10 @@ class _Followed:
     """Name under which the gradient is recorded if no module takes the tensor as input."""
     consumers: list[str] = field(default_factory=list)
     """Calls that took the tensor as input, innermost last."""
+    copy: Tensor | None = None
+    """Copy of the tensor in host memory."""
+    version: int = -1
+    """Version counter of the tensor when the copy was made."""
     received: str = ""
     """Name under which the gradient is also recorded; empty if the tensor is not an output of a part of the whole
     model.

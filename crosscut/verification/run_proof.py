@@ -17,6 +17,7 @@ from crosscut.config import (
     Layout,
     RunConfig,
 )
+from crosscut.config.layout import PipelineSchedule
 from crosscut.config.optimizer import OptimizerConfig, ParameterGroup, rate_field
 from crosscut.config.precision import PRECISIONS, Precision
 from crosscut.config.system.terminal import new_console
@@ -28,6 +29,7 @@ from crosscut.model.initialization import zero_padding
 from crosscut.parallel import CollectiveRecorder, ParallelMesh, disturb_, make_mesh
 from crosscut.parallel.collectives import gather_to_first
 from crosscut.planner import Candidate, count_parameters, step_traffic
+from crosscut.planner.stages import stage_sizes
 from crosscut.training.optimization.muon import AMPLIFICATION
 from crosscut.training.optimization.optimizer import rules_of
 from crosscut.training.precision import compute_dtype, needs_loss_scale, product_dtype, resolve_on
@@ -199,7 +201,8 @@ def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> Report:
     claim = Claim(
         make_step=lambda on: _RunStep(run, on),
         make_uncut=lambda on: _RunStep(_plain(run), on),
-        layout=str(run.layout),
+        drops=run.training.precision == "float64" and model.dropout > 0,
+        layout=told_layout(run),
         model=f"{model.family}, {count_parameters(model):,} parameters ({shape})",
         precision=run.training.precision,
         compute_dtype=compute_dtype(run.training.precision),
@@ -213,6 +216,20 @@ def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> Report:
         return report
     cause = f"{report.first.cause} Compilation or recomputation may also be the cause: verify with {suspects}, too."
     return dataclasses.replace(report, first=dataclasses.replace(report.first, cause=cause))
+
+
+def told_layout(run: RunConfig) -> str:
+    """Describe the run's layout with all settings that affect its step."""
+    layout, more = run.layout, []
+    if layout.pipeline > 1:
+        is_usual = layout.schedule is PipelineSchedule.ONE_FORWARD_ONE_BACKWARD
+        more += [f"schedule {layout.schedule}"] if is_usual else []
+        more.append(f"stages of {' + '.join(map(str, stage_sizes(run)))} layers")
+    if layout.context > 1:
+        more.append(f"context attention {run.context_attention.way}")
+    if layout.symmetric_memory:
+        more.append("symmetric memory")
+    return ", ".join([str(layout), *more])
 
 
 def _other_suspects(run: RunConfig, report: Report) -> str:

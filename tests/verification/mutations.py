@@ -1173,4 +1173,9 @@ def stages_drop_otherwise(patch: Patch) -> None:
     patch.setattr(RandomStreams, "enter_layer", by_rank)
 
 
-from tests.verification import context_mutations  # noqa: E402, F401 - registers its faults after those above
+from tests.verification import (  # noqa: E402, F401 - register their faults after those above
+    context_mutations,
+    dropout_mutations,
+    schedule_mutations,
+    sharding_mutations,
+)
