@@ -20,8 +20,8 @@ class Difference(NamedTuple):
     """
 
     kind: str
-    """Kind of the tensor: `output`, `arrived` (input of a part of the model), `returned` (gradient that a module returned), `received` (gradient that arrived at
-    a module's output) or `gradient` (of a parameter).
+    """Kind of the tensor: `output`, `arrived` (input of a part of the model), `returned` (gradient that a module
+    returned), `received` (gradient that arrived at a module's output) or `gradient` (of a parameter).
     """
     uncut: Tensor
     assembled: Assembled | None

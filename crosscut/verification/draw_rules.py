@@ -104,7 +104,7 @@ def _judge(one: Draw, other: Draw, *, same_data: bool) -> str:
 
 class _Place(NamedTuple):
     rank: int
-    index: int
+    number: int
     """Number of the draw on its rank."""
     draw: Draw
 
@@ -117,7 +117,7 @@ def _first_used_twice(every: Sequence[Drawn], layout: Layout, modules: Sequence[
     seen: dict[str, _Place] = {}
     for place in _in_order(every, modules):
         before = seen.setdefault(place.draw.state, place)
-        is_copy = place.index == before.index and _but_tensor(place.rank, layout) == _but_tensor(before.rank, layout)
+        is_copy = place.number == before.number and _but_tensor(place.rank, layout) == _but_tensor(before.rank, layout)
         if before is not place and not is_copy:
             told = (
                 f"{place} draws the same numbers as {before}, so the dropped elements are correlated. Check whether "

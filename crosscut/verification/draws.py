@@ -69,8 +69,8 @@ def draws_of(model: nn.Module, mesh: ParallelMesh, forward: Callable[[], object]
 
 
 class _Draws(TorchDispatchMode):
-    """Context that records every draw inside a module's forward call, and every draw of a recomputation. Other draws are
-    ignored, because they only make the batch.
+    """Context that records every draw inside a module's forward call, and every draw of a recomputation. Other draws
+    are ignored, because they only make the batch.
     """
 
     def __init__(self, model: nn.Module, mesh: ParallelMesh) -> None:

@@ -1,8 +1,8 @@
 """Dropout that drops the same elements on every layout, so that results with dropout can be compared number by number.
 
-Random dropout drops other elements on other layouts, by design. In the context `drop_by_value`, dropout drops an element
-if the digits of its value say so: the digits are the same on every layout, up to rounding in float64. Everything else
-that dropout does, such as dividing the other elements by 1 - p, stays as it is.
+Random dropout drops other elements on other layouts, by design. In the context `drop_by_value`, dropout drops an
+element if the digits of its value say so: the digits are the same on every layout, up to rounding in float64.
+Everything else that dropout does, such as dividing the other elements by 1 - p, stays as it is.
 """
 
 import hashlib
@@ -74,7 +74,8 @@ class _ByValue:
             kept = self._chosen[key] = (place < _FIRST) | (place >= _LAST)
         with torch.no_grad():
             draw()
-        return x * kept / (1.0 - p)
+        y: Tensor = x * kept / (1.0 - p)
+        return y
 
 
 def _weights(
