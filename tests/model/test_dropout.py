@@ -99,7 +99,8 @@ def test_attention_drops_in_each_rank_s_heads_for_itself(ranks: RankPool, layout
     assert not torch.equal(first, second), "both ranks dropped alike"
     for heads in (first, second):
         assert set(heads[:, 0].unique().tolist()) <= {0.0, 1 / 0.9}  # a position that sees itself alone
-        kept = heads * torch.arange(1, S + 1).view(S, 1) * 0.9  # each position weighs the ones before it alike
+        numbers = torch.arange(1, heads.shape[1] + 1).view(-1, 1)  # each position weighs itself and all before it alike
+        kept = heads * numbers * 0.9
         torch.testing.assert_close(kept, kept.round(), rtol=0.0, atol=1e-12)
         assert heads.mean().item() == pytest.approx(1.0, abs=0.1)
         assert heads.std() > 0.01

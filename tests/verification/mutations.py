@@ -1102,7 +1102,7 @@ def norm_of_one_stage(patch: Patch) -> None:
     patch.setattr(training_step, "measure_gradients", lambda parameters, owners, **also: norm(parameters, **also))
 
 
-@fault("hidden states are sent in float32", "blocks.1.attention_norm", STAGES)
+@fault("hidden states are sent in float32", "blocks.1", STAGES)
 def hidden_states_rounded(patch: Patch) -> None:
     send = Channels.send
     patch.setattr(Channels, "send", lambda self, message, x: send(self, message, x.float().to(x.dtype)))
@@ -1119,7 +1119,7 @@ def no_gradient_sent_back(patch: Patch) -> None:
     patch.setattr(stages._Step, "_backward", zeros)
 
 
-@fault("the stages of a rank run in the wrong order", "blocks.0.attention_norm", INTERLEAVED, num_layers=4)
+@fault("the stages of a rank run in the wrong order", "blocks.0", INTERLEAVED, num_layers=4)
 def stages_in_the_wrong_order(patch: Patch) -> None:
     own = gpt.GPT._blocks_of
 
