@@ -62,8 +62,9 @@ class _ByValue:
         if not dropout_p:
             return self._attention(q, k, v, **how)
         weights = _weights(q, k, **how)
-        v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
-        return self._dropped(weights, dropout_p, lambda: self._attention(q, k, k, dropout_p=dropout_p, **how)) @ v
+        kept = self._dropped(weights, dropout_p, lambda: self._attention(q, k, v, dropout_p=dropout_p, **how))
+        y: Tensor = kept @ v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+        return y
 
     def _dropped(self, x: Tensor, p: float, draw: Callable[[], Tensor]) -> Tensor:
         state = torch.get_rng_state() if x.device.type == "cpu" else torch.cuda.get_rng_state(x.device)
@@ -74,8 +75,7 @@ class _ByValue:
             kept = self._chosen[key] = (place < _FIRST) | (place >= _LAST)
         with torch.no_grad():
             draw()
-        y: Tensor = x * kept / (1.0 - p)
-        return y
+        return x * kept / (1.0 - p)
 
 
 def _weights(

@@ -34,6 +34,7 @@ from crosscut.training.optimization.muon import AMPLIFICATION
 from crosscut.training.optimization.optimizer import rules_of
 from crosscut.training.precision import compute_dtype, needs_loss_scale, product_dtype, resolve_on
 from crosscut.training.requirements import require_capabilities
+from crosscut.training.result import NonFiniteError
 from crosscut.training.speed.compilation import compiled_modules
 from crosscut.training.step import Trainer
 from crosscut.verification.averaging import compare_average, parts_of
@@ -306,7 +307,10 @@ class _RunStep:
         with self._recorded():
             result = self.trainer.update(0, loss)
         self.after = parts_of(self.model) if self.averages else {}
-        return result.loss, result.gradient_norm
+        try:
+            return result.loss, result.gradient_norm
+        except NonFiniteError as error:  # a difference like any other, unless the uncut step is not finite either
+            return error.loss, error.norm
 
     def micro_batches(self) -> list[Batch]:
         """Return this rank's part of each micro-batch. Every layout gets the same sequences, so that steps can be
