@@ -18,9 +18,9 @@ from crosscut.parallel.collectives import gather_to_first, share_from_first
 from crosscut.parallel.mesh import layout_of
 from crosscut.training.speed.compilation import compiled_modules, uncompiled
 from crosscut.verification.comparison import Comparison
-from crosscut.verification.draw_rules import Disagreement, first_disagreement, first_other_start
-from crosscut.verification.draws import Draw, Drawn, draws_of
-from crosscut.verification.dropping import drop_by_value
+from crosscut.verification.dropout.draw_rules import Disagreement, first_disagreement, first_other_start
+from crosscut.verification.dropout.draws import Draw, Drawn, draws_of
+from crosscut.verification.dropout.dropping import drop_by_value
 from crosscut.verification.recording import Recording, Step, record
 from crosscut.verification.report import (
     AVERAGE,

@@ -6,6 +6,7 @@ Where the fault would change the uncut model as well, it is planted in the cut o
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -1173,9 +1174,5 @@ def stages_drop_otherwise(patch: Patch) -> None:
     patch.setattr(RandomStreams, "enter_layer", by_rank)
 
 
-from tests.verification import (  # noqa: E402, F401 - register their faults after those above
-    context_mutations,
-    dropout_mutations,
-    schedule_mutations,
-    sharding_mutations,
-)
+for _of in ("context", "dropout", "schedule", "sharding"):  # they register their faults after those above
+    import_module(f"tests.verification.faults.{_of}")

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from crosscut.config import Layout
 from crosscut.parallel import make_mesh
 from crosscut.parallel.collectives import gather_to_first
-from crosscut.verification.draw_rules import Disagreement, first_disagreement, first_other_start
-from crosscut.verification.draws import Draw, Drawn, Entry, draws_of
+from crosscut.verification.dropout.draw_rules import Disagreement, first_disagreement, first_other_start
+from crosscut.verification.dropout.draws import Draw, Drawn, Entry, draws_of
 from tests.ranks import RankPool
 from tests.verification.runs import CPU
 

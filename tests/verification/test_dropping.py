@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from crosscut.verification.dropping import drop_by_value
+from crosscut.verification.dropout.dropping import drop_by_value
 
 X = torch.randn(64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 

@@ -60,7 +60,7 @@ def test_without_a_fault_a_model_of_one_s_own_passes(ranks: RankPool, layout: La
 
 NORM = "gradient norm counts replicated parameters T times"
 GATE = "a gate has another layer's activation"
-NARROW = ("tests.verification.mutations", "tests.verification.context_mutations")
+NARROW = ("tests.verification.mutations", "tests.verification.faults.context")
 
 
 def _verify_narrow(index: int, precision: str) -> Report:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from crosscut.config import Layout
 from crosscut.config.axes import AXES
-from crosscut.verification.draws import Draw, Drawn
+from crosscut.verification.dropout.draws import Draw, Drawn
 
 
 class Disagreement(NamedTuple):

@@ -75,7 +75,8 @@ class _ByValue:
             kept = self._chosen[key] = (place < _FIRST) | (place >= _LAST)
         with torch.no_grad():
             draw()
-        return x * kept / (1.0 - p)
+        y: Tensor = x * kept / (1.0 - p)
+        return y
 
 
 def _weights(
