@@ -75,8 +75,7 @@ class _ByValue:
             kept = self._chosen[key] = (place < _FIRST) | (place >= _LAST)
         with torch.no_grad():
             draw()
-        y: Tensor = x * kept / (1.0 - p)
-        return y
+        return x * kept / (1.0 - p)
 
 
 def _weights(
@@ -89,4 +88,5 @@ def _weights(
         scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
     if attn_mask is not None:
         scores = scores.masked_fill(~attn_mask, float("-inf")) if attn_mask.dtype == torch.bool else scores + attn_mask
-    return scores.softmax(-1)
+    weights: Tensor = scores.softmax(-1)
+    return weights
