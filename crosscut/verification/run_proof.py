@@ -57,6 +57,10 @@ LONGEST_SEQUENCE = 128
 """Maximum length of a verified sequence, in tokens. Longer sequences are shortened, because a bug of a layout shows at
 any length.
 """
+LONGEST_IN_PIPELINE = 32
+"""Maximum length of a verified sequence in a long pipeline, in tokens. In a pipeline, sequences are shorter, because a
+step has more micro-batches, and the tensors of all of them are kept.
+"""
 SHORTEST_SEQUENCE = 2
 """Minimum length of a verified sequence, in tokens. A sequence of one token is extended, because a single token attends
 only to itself, with weight 1 in every head, and bugs in the order of heads would stay hidden.
@@ -90,7 +94,10 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
     for a layout that the model, the run's own precision or `precision` does not allow.
     """
     model = run.with_vocabulary().model
-    length = max(min(run.training.sequence_length, LONGEST_SEQUENCE), min(SHORTEST_SEQUENCE, model.max_sequence_length))
+    longest = max(
+        LONGEST_SEQUENCE // layout.pipeline, min(LONGEST_SEQUENCE, LONGEST_IN_PIPELINE)
+    )  # all micro-batches are kept
+    length = max(min(run.training.sequence_length, longest), min(SHORTEST_SEQUENCE, model.max_sequence_length))
     multiple = (layout.tensor if layout.sequence_parallel else 1) * (2 * layout.context if layout.context > 1 else 1)
     length = max(length // multiple, 1) * multiple
     accumulates = 0 < run.training.micro_batch_size * layout.data < run.training.batch_size
