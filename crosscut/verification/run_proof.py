@@ -94,12 +94,7 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
     for a layout that the model, the run's own precision or `precision` does not allow.
     """
     model = run.with_vocabulary().model
-    longest = max(
-        LONGEST_SEQUENCE // layout.pipeline, min(LONGEST_SEQUENCE, LONGEST_IN_PIPELINE)
-    )  # all micro-batches are kept
-    length = max(min(run.training.sequence_length, longest), min(SHORTEST_SEQUENCE, model.max_sequence_length))
-    multiple = (layout.tensor if layout.sequence_parallel else 1) * (2 * layout.context if layout.context > 1 else 1)
-    length = max(length // multiple, 1) * multiple
+    length = _verified_length(run, layout)
     accumulates = 0 < run.training.micro_batch_size * layout.data < run.training.batch_size
     accumulates |= run.training.initial_batch_size > 0  # later, larger batches are accumulated
     sequences = SEQUENCES_PER_DATA_RANK * num_options_of(model)
@@ -127,6 +122,15 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
         return dataclasses.replace(own, training=dataclasses.replace(training, precision=Precision(precision)))
     except ConfigError as error:
         raise ConfigError(f"{error} `crosscut verify` takes the precision from `--precision`.") from error
+
+
+def _verified_length(run: RunConfig, layout: Layout) -> int:
+    """Return the length of the verified sequences: short, and a multiple of what the layout needs."""
+    longest = max(LONGEST_SEQUENCE // layout.pipeline, LONGEST_IN_PIPELINE)  # all micro-batches are kept
+    shortest = min(SHORTEST_SEQUENCE, run.model.max_sequence_length)
+    length = max(min(run.training.sequence_length, longest), shortest)
+    multiple = (layout.tensor if layout.sequence_parallel else 1) * (2 * layout.context if layout.context > 1 else 1)
+    return max(length // multiple, 1) * multiple
 
 
 def _optimizer_for_verification(optimizer: OptimizerConfig, num_parameters: int) -> OptimizerConfig:
