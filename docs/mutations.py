@@ -2,7 +2,7 @@
 
     python docs/mutations.py
 
-takes about a minute on two cores.
+takes about five minutes on two cores.
 """
 
 import sys
@@ -23,8 +23,8 @@ HEAD = """# Planted faults
 This page lists the faults that test `crosscut verify`, and what the command says about each fault.
 `python docs/mutations.py` writes this page, and the tests of `tests/verification` check every line. Each fault is
 planted in a two-layer GPT-2 (or in a model made of Crosscut's layers, if GPT-2 has no such code). Then
-`crosscut verify` runs on the layout in float64. The column *named* gives the first module that differs, and *says*
-gives the likely cause in the words of the report.
+`crosscut verify` runs on the layout in float64. The column *named* gives the first module that differs, and the
+micro-batch if it is not the first. The column *says* gives the likely cause in the words of the report.
 
 """
 

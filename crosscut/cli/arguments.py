@@ -91,13 +91,13 @@ def _read_arguments(context: click.Context, _argument: click.Parameter, words: t
     return (*arguments, *settings)
 
 
-def run_from(arguments: tuple[str, ...], *, layout: Layout | None = None) -> RunConfig:
+def run_from(arguments: tuple[str, ...], *, change_layout: Callable[[Layout], Layout] | None = None) -> RunConfig:
     """Load the run that the arguments describe. Without a file, load the demo that comes with Crosscut. If there is no
-    file but the arguments name data, only the recipe and the model come from the demo. A given `layout` replaces the
-    layout of the run. Raises `ConfigError` or `LayoutError` for an invalid run.
+    file but the arguments name data, only the recipe and the model come from the demo. `change_layout` takes the run's
+    layout and returns the layout to use instead. Raises `ConfigError` or `LayoutError` for an invalid run.
     """
     if has_file(arguments):
-        return load_run(Path(arguments[0]), arguments[1:], layout=layout)
+        return load_run(Path(arguments[0]), arguments[1:], change_layout=change_layout)
     demo = tomllib.loads((files("crosscut.config") / DEMO_RUN).read_text(encoding="utf-8"))
     if _has_any(arguments, "training.initialize_from="):
         demo = {}
@@ -105,7 +105,7 @@ def run_from(arguments: tuple[str, ...], *, layout: Layout | None = None) -> Run
         demo = {"recipe": demo["recipe"], "model": demo["model"]}
     if _has_any(arguments, "model.preset="):
         demo.pop("recipe", None)  # the preset has a recipe of its own
-    return load_run(demo, arguments, layout=layout)
+    return load_run(demo, arguments, change_layout=change_layout)
 
 
 def _has_any(arguments: tuple[str, ...], *settings: str) -> bool:

@@ -7,7 +7,7 @@ import sys
 import click
 
 from crosscut.cli.arguments import RunCommand, on_devices_there, run_arguments, run_from
-from crosscut.config import ConfigError, Layout, RunConfig, load_layout
+from crosscut.config import Layout, RunConfig, load_layout
 from crosscut.config.precision import PRECISIONS
 from crosscut.config.system.terminal import echo
 
@@ -19,7 +19,8 @@ from crosscut.config.system.terminal import echo
     "layouts",
     multiple=True,
     metavar="tensor=4,data=2",
-    help="Layout to verify instead of the run's own layout; repeatable.",
+    help="Numbers of ranks to verify instead of the run's own; repeatable. Axes that are left out have one rank. Other "
+    "settings of the layout, such as sharding, are those of the run, unless they are given here.",
 )
 @click.option("--layers", type=click.IntRange(min=1), help="Reduce the model to this many layers.")
 @click.option("--hidden", type=click.IntRange(min=1), help="Reduce the model to this hidden size.")
@@ -49,14 +50,12 @@ def verify(
     covered (such as recomputation, offload and accumulation) and the options that the step did not cover (such as the
     run's precision and compiled layers).
     """
-    asked = [load_layout(text) for text in layouts]
-    run = _load(arguments, needs_layout=not asked)
+    run, asked = _load(arguments, layouts)
     from crosscut.launch.processes import is_first_started
     from crosscut.verification import for_verification, print_report, scale_down, verify_runs, with_scope
 
-    any_layout = dataclasses.replace(run, layout=Layout()) if asked else run
-    small = scale_down(any_layout, num_layers=layers, hidden_size=hidden)
-    runs = [on_devices_there(for_verification(small, layout, precision)) for layout in asked or [run.layout]]
+    small = scale_down(dataclasses.replace(run, layout=Layout()), num_layers=layers, hidden_size=hidden)
+    runs = [on_devices_there(for_verification(small, layout, precision)) for layout in asked]
     reports = [with_scope(report, asked=run, verified=on) for report, on in zip(verify_runs(runs), runs, strict=True)]
     same = all(report.same for report in reports)
     if is_first_started():
@@ -69,11 +68,18 @@ def verify(
         sys.exit(1)
 
 
-def _load(arguments: tuple[str, ...], *, needs_layout: bool) -> RunConfig:
-    """Load the run. If the run's own layout is not needed and is invalid, load the run with a layout of one rank."""
-    try:
-        return run_from(arguments)
-    except ConfigError:
-        if needs_layout:
-            raise
-        return run_from(arguments, layout=Layout())
+def _load(arguments: tuple[str, ...], texts: tuple[str, ...]) -> tuple[RunConfig, list[Layout]]:
+    """Load the run and the layouts to verify: the run's own layout, or the layouts in `texts`. In the second case, the
+    run's own layout need not suit its model, and the run is loaded with a layout of one rank.
+    """
+    if not texts:
+        run = run_from(arguments)
+        return run, [run.layout]
+    own: list[Layout] = []
+
+    def on_one_rank(layout: Layout) -> Layout:
+        own.append(layout)
+        return Layout()
+
+    run = run_from(arguments, change_layout=on_one_rank)
+    return run, [load_layout(text, like=own[0]) for text in texts]

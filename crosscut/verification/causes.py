@@ -20,7 +20,9 @@ class Difference(NamedTuple):
     """
 
     kind: str
-    """Kind of the tensor: `output`, `returned` (gradient that a module returned) or `gradient` (of a parameter)."""
+    """Kind of the tensor: `output`, `arrived` (input of a part of the model), `returned` (gradient that a module
+    returned), `received` (gradient that arrived at a module's output) or `gradient` (of a parameter).
+    """
     uncut: Tensor
     assembled: Assembled | None
     grid: Grid
@@ -48,6 +50,18 @@ def _close(a: Tensor, b: Tensor, difference: Difference) -> bool:
     tolerance = difference.tolerance
     # The bound of 0.1 keeps a large tolerance from making any two tensors close.
     return bool(distance(a, b).max() <= min(10 * tolerance, max(tolerance, 0.1)) * scale)
+
+
+def _is_missing(difference: Difference) -> bool:
+    return difference.assembled is None and not difference.grid.axes
+
+
+def _told_missing(difference: Difference) -> str:
+    passes, of_ = ("forward", "output") if difference.kind in ("output", "arrived") else ("backward", "gradient")
+    return (
+        f"The {passes} pass of the cut model does not reach this place, or only on some of its ranks: no {of_} was "
+        "recorded. Check the schedule of the passes, and whether every rank runs all of them."
+    )
 
 
 def _shapes_do_not_fit(difference: Difference) -> bool:
@@ -107,6 +121,28 @@ def _told_factor(difference: Difference) -> str:
     )
 
 
+def _multiple(difference: Difference) -> float | None:
+    """Return the number by which every element of the uncut result was multiplied, or None if there is no such
+    number.
+    """
+    if difference.assembled is None or difference.uncut.numel() < 2 or not difference.uncut.is_floating_point():
+        return None
+    whole, uncut = difference.assembled.whole.double().flatten(), difference.uncut.double().flatten()
+    number = float(whole @ uncut / (uncut @ uncut).clamp_min(1e-300))
+    return number if number and _close(difference.assembled.whole, number * difference.uncut, difference) else None
+
+
+def _is_multiple(difference: Difference) -> bool:
+    return _multiple(difference) is not None
+
+
+def _told_multiple(difference: Difference) -> str:
+    return (
+        f"Every number is {_multiple(difference):.4g} times the right number: check the factors in this place, such as "
+        "the 1 / (1 - p) of dropout, the scale of attention, and the number by which a sum is divided."
+    )
+
+
 def _is_reordered(difference: Difference) -> bool:
     if difference.assembled is None or not difference.uncut.numel():
         return False
@@ -147,7 +183,8 @@ _OFF_BY_A_VECTOR = (
     "no rank adds it, or a rank adds the wrong part of it."
 )
 _REORDERED = (
-    "The same numbers appear in another order: check how columns, heads or the sequence are distributed over the ranks."
+    "The same numbers appear in another order: check how columns, heads, tokens and sequences are distributed over the "
+    "ranks, and in which order messages hold them."
 )
 _COPIES_DIFFER = (
     "Replicas differ between ranks: a sum over the ranks is missing, or an operation that must be identical on all "
@@ -155,6 +192,7 @@ _COPIES_DIFFER = (
 )
 
 _PATTERNS: tuple[tuple[Callable[[Difference], bool], str | Callable[[Difference], str]], ...] = (
+    (_is_missing, _told_missing),
     (
         _shapes_do_not_fit,
         "The ranks' shapes do not add up to the uncut shape: a dimension is not cut, or is cut twice.",
@@ -164,6 +202,7 @@ _PATTERNS: tuple[tuple[Callable[[Difference], bool], str | Callable[[Difference]
     (_data_sum_is_missing, "Each data rank holds only its own gradient: the sum over the data ranks is missing."),
     (_only_copies_differ, _COPIES_DIFFER),
     (_is_scaled, _told_factor),
+    (_is_multiple, _told_multiple),
     (_same_at_every_token, _OFF_BY_A_VECTOR),
     (_is_reordered, _REORDERED),
     (_copies_differ, _COPIES_DIFFER),
@@ -174,9 +213,18 @@ _GENERIC = {
         "The module's input agrees, but its output does not: check how the module uses this rank's index (offsets, "
         "masks, slices), and the collective in its forward pass."
     ),
+    "arrived": (
+        "The parts of the model before this one return the right outputs, but another input arrives here: check the "
+        "code between them and, in a pipeline, what the previous stage sends, and to which micro-batch and stage the "
+        "message belongs."
+    ),
     "returned": (
         "The gradient of the module's output agrees, but the gradient of its input does not: check the collective in "
         "the module's backward pass and the tensors that the module saved for the backward pass."
+    ),
+    "received": (
+        "The modules behind this module return the right gradients, but another gradient arrives at the module's "
+        "output: check what the next pipeline stage sends back, and to which micro-batch and stage the gradient goes."
     ),
     "gradient": (
         "The gradients of activations agree, but a parameter's gradient does not: check over which uses of the "

@@ -3,7 +3,8 @@ divided over the ranks of a layout, and the uncut model is on one rank.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +16,18 @@ from crosscut.parallel import ParallelMesh
 from crosscut.parallel.collectives import gather_to_first, share_from_first
 from crosscut.verification.assembly import Assembled, Grid, assemble_activation, assemble_parameter, distance
 from crosscut.verification.causes import Difference, is_arrangement, usual_cause
-from crosscut.verification.recording import INSIDE, LOSS, Kept, Recording, call_of
+from crosscut.verification.recording import (
+    ARRIVED,
+    INSIDE,
+    LOSS,
+    RECEIVED,
+    Kept,
+    Recording,
+    call_of,
+    in_any_micro_batch,
+    micro_batch_of,
+    module_of,
+)
 from crosscut.verification.report import AVERAGES, ROUNDING, Check, First, Row
 from crosscut.verification.tolerance import MOST, ROUNDINGS, Bounds
 
@@ -62,6 +74,8 @@ class Comparison:
         """Difference between each uncut tensor and the exact one, keyed by the tensor's kind and name."""
         self._found: dict[tuple[str, str], Difference] = {}
         self._numbers: list[tuple[float, float]] = [(cut.loss, cut.norm)]
+        self._first_call: First | None = None
+        """First module that the cut model calls more often or less often than the uncut model."""
 
     def run(self) -> None:
         """Gather the tensors of all ranks on the first rank and compare them. If an error occurs on the first rank, it
@@ -70,6 +84,9 @@ class Comparison:
         """
         failure: Exception | None = None if self.uncut is None else _failure_to_be_finite(self.uncut)
         self._numbers = gather_to_first((self.cut.loss, self.cut.norm)) or self._numbers
+        calls = gather_to_first(self.cut.calls())
+        if calls is not None and self.uncut is not None:
+            self._first_call = _first_other_call(_stages_with(calls, self.mesh), self.uncut.calls())
         for kind, cut_ones, uncut_ones, exact_ones in self._recorded():
             names = share_from_first(list(uncut_ones or {}))
             largest = max((_largest(value) for value in (uncut_ones or {}).values()), default=0.0)
@@ -94,12 +111,15 @@ class Comparison:
         """Return a row for each module call, in the order in which the calls ended."""
         assert self.uncut is not None
         rows = []
+        outputs, returned = _by_call(self.uncut.outputs), _by_call(self.uncut.returned)
         for call in self._calls():
-            forward = self._loss_difference() if call == LOSS else self._output_difference(call)
-            of_call = [("returned", name) for name in self.uncut.returned if call_of(name) == call]
+            of_outputs = [("output", name) for name in outputs.get(call, []) if INSIDE not in name]
+            differences = [self._differences[key] for key in of_outputs]
+            forward = self._loss_difference() if call == LOSS else max(differences, default=None)
+            of_call = [("returned", name) for name in returned.get(call, [])]
             of_call += [("gradient", name) for name in self._parameters_of(call)]
             gradient = max((self._differences[key] for key in of_call), default=None)
-            same = self._is_same(forward) if call == LOSS else all(map(self._agrees, self._outputs_of(call)))
+            same = self._is_same(forward) if call == LOSS else all(map(self._agrees, of_outputs))
             rows.append(Row(call, forward, gradient, same and all(map(self._agrees, of_call))))
         return rows
 
@@ -108,22 +128,17 @@ class Comparison:
         """Largest bound on the relative difference, over all tensors. It is at least the tolerance."""
         return max([self.tolerance, *self._allowed.values()])
 
-    def _output_difference(self, call: str) -> float | None:
-        return max((self._differences[key] for key in self._outputs_of(call)), default=None)
-
-    def _outputs_of(self, call: str) -> list[tuple[str, str]]:
-        """Return the key of each output tensor of a call."""
-        assert self.uncut is not None
-        return [("output", name) for name in self.uncut.outputs if INSIDE not in name and call_of(name) == call]
-
     def first(self) -> First | None:
-        """Return the first module whose output differs in the forward pass. If all outputs agree, return the first
+        """Return the first module that the cut model calls more often or less often. If all modules are called as
+        often, return the first module whose output differs in the forward pass. If all outputs agree, return the first
         module whose gradients differ in the backward pass. None if nothing differs.
         """
         assert self.uncut is not None
+        if self._first_call is not None:
+            return self._first_call
         for name in self.uncut.outputs:
             if ("output", name) in self._found:
-                return First(call_of(name), "forward", usual_cause(self._found[("output", name)]))
+                return self._told("forward", ("output", name))
         if not self._is_same(self._loss_difference()):
             return First(LOSS, "forward", _LOSS_CAUSE)
         return self._first_backward()
@@ -214,8 +229,8 @@ class Comparison:
             if isinstance(uncut, Kept):
                 assembled = assemble_parameter(grid, parts[0].cut_dim, like)
             else:
-                is_gradient = kind == "returned"
-                assembled = assemble_activation(grid, like, is_gradient=is_gradient, is_inside=INSIDE in name)
+                how = {"is_gradient": kind == "returned", "is_inside": self._is_inside(name)}
+                assembled = assemble_activation(grid, like, **how)
         difference = float("inf")
         if assembled is not None:
             apart = assembled.spread / max(_largest(like), floor, 1e-300)
@@ -226,7 +241,16 @@ class Comparison:
             what = {"output": "output of", "returned": "gradient returned by"}.get(kind, f"{kind} of")
             self.copies.append(f"{what} {name} on ranks {copies[0][0]} and {copies[0][1]}")
         if copies or difference > self._allowed_of((kind, name)):
-            self._found[(kind, name)] = Difference(kind, like, assembled, grid, self._allowed_of((kind, name)))
+            told_kind = "received" if RECEIVED in name else "arrived" if ARRIVED in name else kind
+            self._found[(kind, name)] = Difference(told_kind, like, assembled, grid, self._allowed_of((kind, name)))
+
+    def _is_inside(self, name: str) -> bool:
+        """Whether a tensor was seen inside a module's own code, or in a head, which the loss calls after the whole
+        model.
+        """
+        assert self.uncut is not None
+        head = name.partition(".")[0]
+        return INSIDE in name or (head != self.uncut.root and f"{LOSS}{INSIDE}input of {head}" in self.uncut.outputs)
 
     def _first_backward(self) -> First | None:
         assert self.uncut is not None
@@ -235,20 +259,25 @@ class Comparison:
         if of_parameters and not returned and len(of_parameters) == len(self.uncut.gradients):
             cause = usual_cause(self._found[("gradient", of_parameters[-1])])
             return First("gradient reduction", "backward", cause)
-        for name in self._backward_order():
-            if ("returned", name) in self._found:
-                return First(call_of(name), "backward", usual_cause(self._found[("returned", name)]))
-            for parameter in self._parameters_of(name):
+        for place in self._backward_order():  # a parameter's gradient is the sum over all micro-batches
+            for name in (name for name in returned if in_any_micro_batch(name) == place):
+                return self._told("backward", ("returned", name))
+            for parameter in self._parameters_of(place):
                 if parameter in of_parameters:
-                    return First(name, "backward", usual_cause(self._found[("gradient", parameter)]))
+                    return First(place, "backward", usual_cause(self._found[("gradient", parameter)]))
         return None
 
+    def _told(self, direction: str, key: tuple[str, str]) -> First:
+        """Return the place and the usual cause of a difference."""
+        return First(call_of(key[1]), direction, usual_cause(self._found[key]), micro_batch_of(key[1]))
+
     def _backward_order(self) -> list[str]:
-        """Return the module calls in the order in which the backward pass reaches them. Modules that return no
-        gradient, such as embeddings, come last.
+        """Return the places that the backward pass of a micro-batch reaches, in order: calls, and tensors inside calls.
+        Modules that return no gradient, such as embeddings, come last.
         """
         assert self.uncut is not None
-        return [*self.uncut.returned, *(call for call in reversed(self._calls()) if call not in self.uncut.returned)]
+        places = dict.fromkeys(map(in_any_micro_batch, self.uncut.returned))
+        return [*places, *(call for call in reversed(self._calls()) if call not in places)]
 
     def _calls(self) -> list[str]:
         """Return the names of the table's rows: calls in the order in which they ended, then modules that hold
@@ -306,11 +335,44 @@ class Comparison:
         return difference is None or difference <= self.tolerance
 
 
+def _by_call(names: Iterable[str]) -> dict[str, list[str]]:
+    """Group the names of recorded tensors by call."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(call_of(name), []).append(name)
+    return groups
+
+
 _LOSS_CAUSE = (
     "All activations agree, but the loss does not: check the head (the tokens that it reads, and its sums over the "
     "ranks), each rank's shard of the vocabulary (offsets, mask, padding), the target's logit, and the number of "
     "targets or labels by which the loss is divided."
 )
+
+
+def _first_other_call(stages: list[list[Any]], uncut: list[tuple[str, int]]) -> First | None:
+    """Find the first module that the cut model calls more often or less often than the uncut model does. `stages` holds
+    the calls of each rank, by pipeline stage. A stage makes a call if one of its ranks makes the call.
+    """
+    cut = Counter(call for of_ranks in stages for call in dict.fromkeys(call for calls in of_ranks for call in calls))
+    expected = Counter(uncut)
+    changed = [*(cut - expected), *(expected - cut)]
+    modules = {module_of(name) for name, _ in changed}
+    for name, micro_batch in changed:
+        module = module_of(name)
+        if not any(module.startswith(f"{other}.") for other in modules):  # of modules in one another, the outermost
+            is_, must = (_times_called(module, micro_batch, calls) for calls in (cut, expected))
+            cause = (
+                f"The cut model calls the module {is_} per micro-batch, but the uncut model {must}: check on which "
+                "ranks, in which stages and for which micro-batches the module runs."
+            )
+            return First(module, "forward", cause, micro_batch)
+    return None
+
+
+def _times_called(module: str, micro_batch: int, calls: Counter[tuple[str, int]]) -> str:
+    number = sum(n for (name, index), n in calls.items() if module_of(name) == module and index == micro_batch)
+    return "once" if number == 1 else f"{number} times"
 
 
 def _stages_with(parts: list[Any], mesh: ParallelMesh) -> list[list[Any]]:

@@ -49,7 +49,6 @@ def verify_module(
 class _OwnStep:
     """One AdamW step on a given loss, with clipping."""
 
-    watches_again = True  # a loss may call the model twice
     averages: Mapping[str, Tensor] = MappingProxyType({})
 
     def __init__(self, model: nn.Module, loss: Callable[[nn.Module, ParallelMesh], Tensor], mesh: ParallelMesh) -> None:

@@ -4,6 +4,7 @@ then compare the two steps.
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import NamedTuple, TypeVar
@@ -11,11 +12,15 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import nn
 
+from crosscut.config import Layout
 from crosscut.parallel import ParallelMesh, make_lone_mesh
-from crosscut.parallel.collectives import share_from_first
+from crosscut.parallel.collectives import gather_to_first, share_from_first
+from crosscut.parallel.mesh import layout_of
 from crosscut.training.speed.compilation import compiled_modules, uncompiled
 from crosscut.verification.comparison import Comparison
-from crosscut.verification.draws import Disagreement, Draw, compare_draws, draws_of, draws_of_stages
+from crosscut.verification.dropout.draw_rules import Disagreement, first_disagreement, first_other_start
+from crosscut.verification.dropout.draws import Draw, Drawn, draws_of
+from crosscut.verification.dropout.dropping import drop_by_value
 from crosscut.verification.recording import Recording, Step, record
 from crosscut.verification.report import (
     AVERAGE,
@@ -63,6 +68,12 @@ class Claim:
     gradient. Parameters that are not listed have the factor 1. After the step, a parameter may differ by its factor
     times the tolerance."""
 
+    drops: bool = False
+    """Whether dropout is on when numbers are compared. Elements are then dropped by their values (`dropping`), so that
+    all layouts drop the same elements. Only for float64, and for models that drop only with `F.dropout` and
+    `F.scaled_dot_product_attention`.
+    """
+
     layout: str
     """Description of the layout, such as `tensor 2 x data 1`."""
     model: str
@@ -79,27 +90,28 @@ def prove(claim: Claim, mesh: ParallelMesh) -> Report:
     """Compare the step on `mesh` with the same step on one rank. Every rank must call this function, and every rank
     gets the same report.
 
-    The cut and the uncut model first run the step with dropout, to compare the random draws. Dropout is off when
-    numbers are compared, because each rank drops different elements by design. An error on the first rank is raised on
-    all ranks. Raises `TrainingError` if the loss or the gradient norm of the uncut step is not finite.
+    The cut and the uncut model first run the step with dropout, to compare the random draws. When numbers are compared,
+    each rank must not drop other elements, as it does by design: dropout is then off, or drops by value
+    (`Claim.drops`). An error on the first rank is raised on all ranks. Raises `TrainingError` if the loss or the
+    gradient norm of the uncut step is not finite.
     """
     start = time.perf_counter()
-    uncut = _uncut(claim.make_uncut or claim.make_step, mesh)
     step = claim.make_step(mesh)
-    draws, cut = _take(step)
+    drops = claim.drops and not compiled_modules(step.model)  # a compiled layer cannot be told to drop by value
+    uncut = _uncut(claim.make_uncut or claim.make_step, mesh, drops=drops)
+    drawn, cut = _take(step, drops=drops)
     if uncut is not None:
         uncut = uncut._replace(recording=_in_form(uncut.recording.with_wholes(compiled_modules(step.model)), mesh))
     cut = _in_form(cut, mesh, has_loss=mesh.pipeline is None or mesh.pipeline.rank == mesh.pipeline.size - 1)
     dtype = claim.compute_dtype or next(step.model.parameters()).dtype
     comparison = _comparison(claim, step.model, mesh, cut=cut, uncut=uncut)
     outcome = _attempt(comparison.run)
-    disagreement = compare_draws(draws, mesh)
-    joined = draws_of_stages(draws, mesh)
+    every = gather_to_first(drawn)
     further = claim.extra_checks(step, comparison.tolerance)
 
     def report() -> Report:
-        assert uncut is not None and joined is not None
-        judged, told = _judge_draws(*_in_one_order(joined, uncut.draws, mesh), disagreement)
+        assert uncut is not None and every is not None
+        judged, told = _judge_draws(every, uncut.drawn, mesh)
         checks = (*comparison.checks(), judged, *further, *comparison.rounding())
         return _report(claim, comparison, dtype, checks=checks, told=told, seconds=time.perf_counter() - start)
 
@@ -125,16 +137,6 @@ def _comparison(
     exact = None if claim.make_exact is None else _exact(claim.make_exact, mesh)
     exact = None if exact is None else _in_form(exact, mesh)
     return Comparison(cut, reference, mesh, bounds=bounds, exact=exact, amplification=claim.amplification)
-
-
-def _in_one_order(cut: list[Draw], uncut: list[Draw], mesh: ParallelMesh) -> tuple[list[Draw], list[Draw]]:
-    """Return the draws of both models in a common order. The schedule of a pipeline runs the layers in a different
-    order than the uncut model does, so the draws of a pipeline are sorted by module.
-    """
-    if mesh.pipeline is None:
-        return cut, uncut
-    in_cut, in_uncut = (sorted(draws, key=lambda draw: draw.module) for draws in (cut, uncut))
-    return in_cut, in_uncut
 
 
 def _attempt(function: Callable[[], _T]) -> _T | Exception:
@@ -163,7 +165,7 @@ def _report(
         largest_tolerance=comparison.largest_allowed,
         rows=tuple(comparison.rows()),
         checks=checks,
-        first=comparison.first() or told or _first_failed(checks),
+        first=_first_of(comparison.first(), told) or _first_failed(checks),
         seconds=seconds,
     )
 
@@ -171,18 +173,18 @@ def _report(
 class _Uncut(NamedTuple):
     """Step of the uncut model."""
 
-    draws: list[Draw]
+    drawn: Drawn
     recording: Recording
     model: nn.Module
 
 
-def _uncut(make_step: MakeStep, mesh: ParallelMesh) -> _Uncut | None:
+def _uncut(make_step: MakeStep, mesh: ParallelMesh, *, drops: bool) -> _Uncut | None:
     """Run the uncut step on the first rank, as the reference. Returns None on the other ranks."""
     alone = make_lone_mesh(mesh.device)
     if not mesh.is_first_rank:
         return None
     step = make_step(alone)
-    return _Uncut(*_take(step), step.model)
+    return _Uncut(*_take(step, drops=drops), step.model)
 
 
 def _in_form(recording: Recording, mesh: ParallelMesh, *, has_loss: bool = True) -> Recording:
@@ -202,13 +204,18 @@ def _exact(make_exact: MakeStep, mesh: ParallelMesh) -> Recording | None:
     return record(step)
 
 
-def _take(step: Step) -> tuple[list[Draw], Recording]:
-    """Run the step twice: with dropout to list its random draws, and without dropout to record it."""
+def _take(step: Step, *, drops: bool) -> tuple[Drawn, Recording]:
+    """Run the step twice: with dropout to list its random draws, and with the same elements dropped on all layouts, or
+    none, to record it.
+    """
     step.model.train()
     with uncompiled(step.model):  # draws inside a compiled layer cannot be seen
-        draws = draws_of(step.model, step.mesh, step.accumulate)
+        drawn = draws_of(step.model, step.mesh, step.accumulate)
+    step.model.train(drops)
+    with drop_by_value() if drops else nullcontext():
+        recording = record(step)
     step.model.eval()
-    return draws, record(step)
+    return drawn, recording
 
 
 def _bounds(model: nn.Module, uncut: Recording, dtype: torch.dtype, product_dtype: torch.dtype) -> Bounds:
@@ -218,28 +225,42 @@ def _bounds(model: nn.Module, uncut: Recording, dtype: torch.dtype, product_dtyp
     return Bounds(tolerance_of(dtype, **size), rounding_of(product_dtype, **size))
 
 
-def _judge_draws(cut: list[Draw], uncut: list[Draw], disagreement: Disagreement | None) -> tuple[Check, First | None]:
-    """Check that the cut model makes the same random draws as the uncut model, and that the draws of different ranks
-    are equal or different as the rule in `draws` requires.
+def _judge_draws(every: list[Drawn], uncut: Drawn, mesh: ParallelMesh) -> tuple[Check, First | None]:
+    """Check that the cut model makes the same random draws as the uncut model, and that the draws of both models follow
+    the rules in `draw_rules`. `every` has the draws of each rank.
     """
-    if disagreement is None:
-        for mine, other in zip_longest(cut, uncut):
-            if mine is None or other is None or (mine.module, mine.operator) != (other.module, other.operator):
-                module = (mine or other).module
-                told = f"{module}: the draws, or the number of draws, differ from the uncut model's"
-                cause = (
-                    "The cut model does not apply dropout in the same modules with the same probabilities as the uncut "
-                    "model: check which modules apply dropout, and their probabilities."
-                )
-                return Check(DRAWS, None, False, told), First(module, "forward", cause)
-        unseen = sum(not draw.dropped for draw in cut)
-        told = f"{len(cut)} draws on each rank" if cut else "the model has no dropout"
-        more = f", {unseen} of them not checked, because the dropped tensor could not be found" if unseen else ""
-        return Check(DRAWS, None, True, told + more), None
-    i, j = disagreement.ranks
-    told = f"{disagreement.module}: ranks {i} and {j} {disagreement.told}"
-    cause = f"Ranks {i} and {j} {disagreement.told}. Check which random stream the module uses."
-    return Check(DRAWS, None, False, told), First(disagreement.module, "forward", cause)
+    layout = layout_of(mesh)
+    size = layout.world_size // layout.pipeline
+    cut = [draw for drawn in every[::size] for draw in drawn.draws]  # of the first rank of each stage
+    modules = list(dict.fromkeys(draw.module for draw in uncut.draws))
+    other = first_disagreement(every, layout, modules) or _first_other_draw(
+        cut, uncut.draws, is_staged=layout.pipeline > 1
+    )
+    other = other or first_disagreement([uncut], Layout()) or first_other_start(every, uncut, layout)
+    if other is not None:
+        first = First(other.module, other.direction, other.told, other.micro_batch)
+        return Check(DRAWS, None, False, f"{first.place}: {other.told}"), first
+    unseen = sum(not draw.dropped for draw in cut)
+    told = f"{len(cut)} draws on each rank" if cut else "the model has no dropout"
+    more = f", {unseen} of them not checked, because the dropped tensor could not be found" if unseen else ""
+    return Check(DRAWS, None, True, told + more), None
+
+
+def _first_other_draw(cut: list[Draw], uncut: list[Draw], *, is_staged: bool) -> Disagreement | None:
+    """Find the first draw that only one of the models makes, or that is made by different operators. The schedule of a
+    pipeline runs the layers in a different order than the uncut model does, so the draws of a pipeline are sorted by
+    module.
+    """
+    if is_staged:
+        cut, uncut = (sorted(draws, key=lambda draw: draw.module) for draws in (cut, uncut))
+    for mine, other in zip_longest(cut, uncut):
+        if mine is None or other is None or (mine.module, mine.operator) != (other.module, other.operator):
+            cause = (
+                "The cut model does not apply dropout in the same modules with the same probabilities as the uncut "
+                "model: check which modules apply dropout, and their probabilities."
+            )
+            return Disagreement((mine or other).module, cause)
+    return None
 
 
 _CHECK_CAUSES = {
@@ -280,6 +301,15 @@ _CHECK_CAUSES = {
         "wider type: check the operations in the narrow type, including kernels.",
     ),
 }
+
+
+def _first_of(difference: First | None, draw: First | None) -> First | None:
+    """Return the first difference of numbers or, if there is none, the first wrong draw. A wrong draw of a
+    recomputation explains wrong gradients, and comes before them.
+    """
+    if draw is not None and draw.direction == "backward" and (difference is None or difference.direction == "backward"):
+        return draw
+    return difference or draw
 
 
 def _first_failed(checks: tuple[Check, ...]) -> First | None:

@@ -1,14 +1,15 @@
 """Recording of one training step on one rank: outputs, returned gradients and parameter gradients of every module.
 
 The uncut model and every rank of the cut model are recorded in the same way and compared afterwards. Tensors are copied
-to host memory during the step.
+to host memory during the step. Every micro-batch is recorded.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +28,42 @@ INSIDE = " / "
 The text before the separator names the module and, if the module is called several times, the number of the call.
 """
 
+RECEIVED = f"{INSIDE}gradient of its output"
+"""End of the names of gradients that arrive at the output of a part of the whole model, such as a layer. In a pipeline,
+another stage may have sent the gradient.
+"""
+
+ARRIVED = f"{INSIDE}its input"
+"""End of the names of inputs of the whole model's parts, such as layers. In a pipeline, another stage may have sent the
+input.
+"""
+
+IN_MICRO_BATCH = " in micro-batch "
+"""Start of the last part of the names of tensors of all micro-batches except the first. The micro-batches are counted
+from 1.
+"""
+
 
 def call_of(name: str) -> str:
-    """Return the name of the module call that a recorded tensor belongs to, given the tensor's name."""
-    return name.partition(INSIDE)[0].partition("[")[0]
+    """Return the name of the module call that a recorded tensor belongs to, given the tensor's name. The calls of a
+    module in different micro-batches have the same name.
+    """
+    return in_any_micro_batch(name).partition(INSIDE)[0].partition("[")[0]
+
+
+def module_of(call: str) -> str:
+    """Return the module of a call, given the name of the call."""
+    return call.partition(", call ")[0]
+
+
+def in_any_micro_batch(name: str) -> str:
+    """Return the name that a recorded tensor would have in the first micro-batch."""
+    return name.partition(IN_MICRO_BATCH)[0]
+
+
+def micro_batch_of(name: str) -> int:
+    """Return the number of the micro-batch, from 1, to which a recorded tensor belongs, given the tensor's name."""
+    return int(name.partition(IN_MICRO_BATCH)[2] or 1)
 
 
 class Kept(NamedTuple):
@@ -43,8 +76,9 @@ class Kept(NamedTuple):
 
 @dataclass
 class Recording:
-    """Recording of one step on one rank. Names come from `named_modules`. If a module is called again, the call's name
-    has a number, such as `dropout, call 2`.
+    """Recording of one step on one rank. Names come from `named_modules`. If a micro-batch calls a module again, the
+    call's name has a number, such as `dropout, call 2`. The names of the first micro-batch's tensors do not mention the
+    micro-batch; the names of the others end with `IN_MICRO_BATCH` and a number.
     """
 
     root: str = ""
@@ -58,9 +92,9 @@ class Recording:
     `call[0]`, `call[1]` and so on. If a module's own code makes the input of a submodule, this input is also recorded.
     """
     returned: dict[str, Tensor] = field(default_factory=dict)
-    """Gradients that the backward pass returns: the gradient of each call's first input, and the gradient of each
-    output that the calling module's own code uses. The entries are in the order of the backward pass, innermost modules
-    first.
+    """Gradients that the backward pass returns: the gradient of each call's first input, the gradient of each output
+    that the calling module's own code uses, and the gradients that arrive at the outputs of the whole model's parts
+    (`RECEIVED`). The entries are in the order of the backward pass, innermost modules first.
     """
     gradients: dict[str, Kept] = field(default_factory=dict)
     """Gradient of each parameter, after the reduction over all axes."""
@@ -97,11 +131,18 @@ class Recording:
             for seen in (self.outputs, self.returned)
         )
         if not has_loss:
-            returned.pop(LOSS, None)
+            returned = {name: tensor for name, tensor in returned.items() if in_any_micro_batch(name) != LOSS}
         return replace(self, outputs=outputs, returned=returned)
 
+    def calls(self) -> list[tuple[str, int]]:
+        """Return the calls that returned tensors, in the order in which they ended: each call's name, and the number of
+        its micro-batch.
+        """
+        names = (name for name in self.outputs if INSIDE not in name)
+        return list(dict.fromkeys((call_of(name), micro_batch_of(name)) for name in names))
+
     def _is_of_root(self, name: str) -> bool:
-        return call_of(name).partition(", call ")[0] == self.root
+        return module_of(call_of(name)) == self.root
 
 
 class Step(Protocol):
@@ -119,10 +160,6 @@ class Step(Protocol):
     def averages(self) -> Mapping[str, Tensor]:
         """Moving averages of the parameters, keyed by the parameter's name; empty if the step keeps no averages."""
 
-    @property
-    def watches_again(self) -> bool:
-        """Whether to record all calls of the whole model. If false, only the first call is recorded."""
-
     def accumulate(self) -> Tensor:
         """Run the forward pass, the backward pass and the reduction of gradients. Returns this rank's part of the
         loss.
@@ -137,8 +174,7 @@ class Step(Protocol):
 def record(step: Step) -> Recording:
     """Run the step and record it. Every rank of the step's mesh must call this function."""
     recording = Recording(root=display_name(step.model))
-    stages = step.model if isinstance(step.model, GPT) and step.model.mesh.pipeline is not None else None
-    with _watched(step.model, recording, again=step.watches_again, stages=stages):
+    with _watched(step.model, recording):
         loss = step.accumulate()
     recording.gradients = gradients_of(step.model)
     recording.loss, recording.norm = step.update(loss.detach())
@@ -165,12 +201,10 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def _watched(model: nn.Module, recording: Recording, *, again: bool, stages: GPT | None) -> Iterator[None]:
-    """Context that records outputs and returned gradients of the model's first call. If `again` is true, every call is
-    recorded. A compiled module is recorded as a whole. `stages` is the model if it is divided into pipeline stages,
-    otherwise None; with stages, each stage's calls for the first micro-batch are recorded.
-    """
-    watch = _Watch(recording, again=again, stages=stages)
+def _watched(model: nn.Module, recording: Recording) -> Iterator[None]:
+    """Context that records outputs and returned gradients of all calls. A compiled module is recorded as a whole."""
+    micro_batches = MicroBatches(model)
+    watch = _Watch(recording, micro_batches)
     handles = []
     insides = tuple(f"{name}." for name in compiled_modules(model))
     for name, module in model.named_modules():
@@ -181,7 +215,8 @@ def _watched(model: nn.Module, recording: Recording, *, again: bool, stages: GPT
         handles.append(module.register_forward_pre_hook(watch.entered))
         handles.append(module.register_forward_hook(watch.leave))
     try:
-        yield
+        with micro_batches:
+            yield
     finally:
         for handle in handles:
             handle.remove()
@@ -193,16 +228,41 @@ def display_name(model: nn.Module) -> str:
     return type(model).__name__.removeprefix("FSDP")  # sharding adds this prefix to the class
 
 
+class MicroBatches:
+    """Context that counts the micro-batches of a step. The model, or each of the rank's pipeline stages, runs the
+    forward passes of the micro-batches in order. Every call of a model that is not a `GPT` belongs to micro-batch 1.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.current = 1
+        """Number of the micro-batch whose forward pass runs, or was the last to run."""
+        self._model = model
+        self._calls: Counter[object] = Counter()
+        self._hook: Any = None
+
+    def __enter__(self) -> Self:
+        if isinstance(self._model, GPT):
+            self._hook = self._model.register_forward_pre_hook(self._count, prepend=True, with_kwargs=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+
+    def _count(self, _: nn.Module, __: tuple[Any, ...], how: dict[str, Any]) -> None:
+        stage = how["stage_input"].stage if how.get("stage_input") else None
+        self._calls[stage] += 1
+        self.current = self._calls[stage]
+
+
 class _Watch:
     """Watcher of one step: gives each module call a name and follows tensors between the calls. Recomputation in the
     backward pass does not count as a call.
     """
 
-    def __init__(self, recording: Recording, *, again: bool, stages: GPT | None) -> None:
-        self.recording = recording
-        self._stages = stages
-        self._again, self._seen = again, False
-        self._num_calls: dict[str, int] = {}
+    def __init__(self, recording: Recording, micro_batches: MicroBatches) -> None:
+        self.recording, self._micro_batches = recording, micro_batches
+        self._num_calls: Counter[str] = Counter()
         self._running: list[str] = []
         self._followed: dict[int, _Followed] = {}
         self._held: list[Tensor] = []
@@ -212,23 +272,27 @@ class _Watch:
         self._entering: _Followed | None = None
 
     def enter(self, name: str, _: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if self._looks_away():
+        if is_recomputing():
             return
-        self._num_calls[name] = count = self._num_calls.get(name, 0) + 1
+        self._num_calls[self._name(name)] += 1
+        count = self._num_calls[self._name(name)]
         call = name if count == 1 else f"{name}, call {count}"
         parent = self._running[-1] if self._running else LOSS
         self._running.append(call)
         if inputs and isinstance(inputs[0], Tensor) and inputs[0].is_floating_point():
+            made = self._name(f"{parent}{INSIDE}input of {call}")
             if id(inputs[0]) not in self._followed:  # the parent's own code made it
-                self.recording.outputs[f"{parent}{INSIDE}input of {call}"] = inputs[0].detach().cpu().clone()
-            self._entering = self._follow(inputs[0], f"{parent}{INSIDE}input of {call}")
-            self._entering.consumers.append(call)
+                self.recording.outputs[made] = inputs[0].detach().cpu().clone()
+            self._entering = self._follow(inputs[0], made)
+            self._entering.consumers.append(self._name(call))
+            if len(self._running) == 2:
+                self.recording.outputs[self._name(f"{call}{ARRIVED}")] = self._copied(self._entering, inputs[0])
 
     def entered(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Treat a replaced input as the module's input. If the module is sharded, a hook replaces the module's input
         after `enter` has run. This function runs after that hook.
         """
-        if self._looks_away():
+        if is_recomputing():
             return
         if not inputs or not isinstance(inputs[0], Tensor) or not inputs[0].is_floating_point():
             return
@@ -237,26 +301,37 @@ class _Watch:
             self._held.append(inputs[0])
 
     def leave(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
-        if self._looks_away():
+        if is_recomputing():
             return
         call = self._running.pop()
-        self._seen = self._seen or call == self.recording.root
-        parent = self._running[-1] if self._running else LOSS
+        inside = f"{self._running[-1] if self._running else LOSS}{INSIDE}output of "
         several = isinstance(output, tuple | list)
         for i, tensor in enumerate(output if several else [output]):
             if not isinstance(tensor, Tensor):
                 continue
             name = f"{call}[{i}]" if several else call
-            inside = f"{parent}{INSIDE}output of "
-            self.recording.outputs[name] = tensor.detach().cpu().clone()
             passed_on = self._follow(tensor, "")
-            passed_on.unless_consumed = f"{inside}{name}" if self._running else LOSS
+            self.recording.outputs[self._name(name)] = self._copied(passed_on, tensor)
+            is_whole = module_of(call) == self.recording.root
+            passed_on.unless_consumed = self._name(LOSS if is_whole else f"{inside}{name}")
+            if len(self._running) == 1:
+                passed_on.received = self._name(f"{name}{RECEIVED}")
             if several and i == 0:
-                self.recording.firsts |= {name: call, f"{inside}{name}": f"{inside}{call}"}
+                forms = ("{}", f"{inside}{{}}", f"{{}}{RECEIVED}")
+                self.recording.firsts |= {
+                    self._name(form.format(name)): self._name(form.format(call)) for form in forms
+                }
 
-    def _looks_away(self) -> bool:
-        over = self._seen if self._stages is None else self._stages.streams.micro_batch > 0
-        return is_recomputing() or (over and not self._again)
+    def _name(self, name: str) -> str:
+        """Return the name of a tensor or a call in the current micro-batch, given its name in the first one."""
+        number = self._micro_batches.current
+        return f"{name}{IN_MICRO_BATCH}{number}" if number > 1 else name
+
+    def _copied(self, followed: "_Followed", tensor: Tensor) -> Tensor:
+        """Copy a tensor to the host, unless it was copied before and has not changed since."""
+        if followed.copy is None or followed.version != tensor._version:
+            followed.copy, followed.version = tensor.detach().cpu().clone(), tensor._version
+        return followed.copy
 
     def _follow(self, tensor: Tensor, unless_consumed: str) -> "_Followed":
         """Record the tensor's gradient when the backward pass reaches the tensor."""
@@ -279,10 +354,12 @@ class _Watch:
     def _receive(self, followed: "_Followed", gradient: Tensor) -> None:
         kept = gradient.detach().cpu().clone()
         for name in reversed(followed.consumers or [followed.unless_consumed]):
-            if name == LOSS and self._stages is not None:  # the stage with the loss comes first in the backward pass
+            if in_any_micro_batch(name) == LOSS:  # of several stages, the stage with the loss comes first
                 self.recording.returned.setdefault(name, kept)
             else:
                 self.recording.returned[name] = kept
+        if followed.received:
+            self.recording.returned[followed.received] = kept
 
 
 @dataclass
@@ -291,3 +368,11 @@ class _Followed:
     """Name under which the gradient is recorded if no module takes the tensor as input."""
     consumers: list[str] = field(default_factory=list)
     """Calls that took the tensor as input, innermost last."""
+    copy: Tensor | None = None
+    """Copy of the tensor in host memory."""
+    version: int = -1
+    """Version counter of the tensor when the copy was made."""
+    received: str = ""
+    """Name under which the gradient is also recorded; empty if the tensor is not an output of a part of the whole
+    model.
+    """

@@ -70,6 +70,13 @@ class First:
     """`forward`, `backward`, or `step` for everything after the backward pass."""
     cause: str
     """Likely cause of the difference."""
+    micro_batch: int = 1
+    """Number of the first micro-batch with the difference, from 1."""
+
+    @property
+    def place(self) -> str:
+        """Name of the module, and the number of the micro-batch if it is not the first."""
+        return f"{self.module}, in micro-batch {self.micro_batch}" if self.micro_batch > 1 else self.module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +154,7 @@ def _conclusion(report: Report) -> Text:
     return Text.assemble(
         (f"{report.layout} {verdict} the uncut model", "bold red"),
         f" ({told}).\n{where}",
-        (report.first.module, "bold"),
+        (report.first.place, "bold"),
         f".\n{report.first.cause}",
     )
 

@@ -17,6 +17,7 @@ from crosscut.config import (
     Layout,
     RunConfig,
 )
+from crosscut.config.layout import PipelineSchedule
 from crosscut.config.optimizer import OptimizerConfig, ParameterGroup, rate_field
 from crosscut.config.precision import PRECISIONS, Precision
 from crosscut.config.system.terminal import new_console
@@ -28,10 +29,12 @@ from crosscut.model.initialization import zero_padding
 from crosscut.parallel import CollectiveRecorder, ParallelMesh, disturb_, make_mesh
 from crosscut.parallel.collectives import gather_to_first
 from crosscut.planner import Candidate, count_parameters, step_traffic
+from crosscut.planner.stages import stage_sizes
 from crosscut.training.optimization.muon import AMPLIFICATION
 from crosscut.training.optimization.optimizer import rules_of
 from crosscut.training.precision import compute_dtype, needs_loss_scale, product_dtype, resolve_on
 from crosscut.training.requirements import require_capabilities
+from crosscut.training.result import NonFiniteError
 from crosscut.training.speed.compilation import compiled_modules
 from crosscut.training.step import Trainer
 from crosscut.verification.averaging import compare_average, parts_of
@@ -53,6 +56,10 @@ second adds to the gradients.
 LONGEST_SEQUENCE = 128
 """Maximum length of a verified sequence, in tokens. Longer sequences are shortened, because a bug of a layout shows at
 any length.
+"""
+LONGEST_IN_PIPELINE = 32
+"""Maximum length of a verified sequence in a long pipeline, in tokens. In a pipeline, sequences are shorter, because a
+step has more micro-batches, and the tensors of all of them are kept.
 """
 SHORTEST_SEQUENCE = 2
 """Minimum length of a verified sequence, in tokens. A sequence of one token is extended, because a single token attends
@@ -87,9 +94,7 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
     for a layout that the model, the run's own precision or `precision` does not allow.
     """
     model = run.with_vocabulary().model
-    length = max(min(run.training.sequence_length, LONGEST_SEQUENCE), min(SHORTEST_SEQUENCE, model.max_sequence_length))
-    multiple = (layout.tensor if layout.sequence_parallel else 1) * (2 * layout.context if layout.context > 1 else 1)
-    length = max(length // multiple, 1) * multiple
+    length = _verified_length(run, layout)
     accumulates = 0 < run.training.micro_batch_size * layout.data < run.training.batch_size
     accumulates |= run.training.initial_batch_size > 0  # later, larger batches are accumulated
     sequences = SEQUENCES_PER_DATA_RANK * num_options_of(model)
@@ -117,6 +122,15 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
         return dataclasses.replace(own, training=dataclasses.replace(training, precision=Precision(precision)))
     except ConfigError as error:
         raise ConfigError(f"{error} `crosscut verify` takes the precision from `--precision`.") from error
+
+
+def _verified_length(run: RunConfig, layout: Layout) -> int:
+    """Return the length of the verified sequences: short, and a multiple of what the layout needs."""
+    longest = max(LONGEST_SEQUENCE // layout.pipeline, LONGEST_IN_PIPELINE)  # all micro-batches are kept
+    shortest = min(SHORTEST_SEQUENCE, run.model.max_sequence_length)
+    length = max(min(run.training.sequence_length, longest), shortest)
+    multiple = (layout.tensor if layout.sequence_parallel else 1) * (2 * layout.context if layout.context > 1 else 1)
+    return max(length // multiple, 1) * multiple
 
 
 def _optimizer_for_verification(optimizer: OptimizerConfig, num_parameters: int) -> OptimizerConfig:
@@ -199,7 +213,8 @@ def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> Report:
     claim = Claim(
         make_step=lambda on: _RunStep(run, on),
         make_uncut=lambda on: _RunStep(_plain(run), on),
-        layout=str(run.layout),
+        drops=run.training.precision == "float64" and model.dropout > 0,
+        layout=told_layout(run),
         model=f"{model.family}, {count_parameters(model):,} parameters ({shape})",
         precision=run.training.precision,
         compute_dtype=compute_dtype(run.training.precision),
@@ -213,6 +228,20 @@ def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> Report:
         return report
     cause = f"{report.first.cause} Compilation or recomputation may also be the cause: verify with {suspects}, too."
     return dataclasses.replace(report, first=dataclasses.replace(report.first, cause=cause))
+
+
+def told_layout(run: RunConfig) -> str:
+    """Describe the run's layout with all settings that affect its step."""
+    layout, more = run.layout, []
+    if layout.pipeline > 1:
+        is_usual = layout.schedule is PipelineSchedule.ONE_FORWARD_ONE_BACKWARD
+        more += [f"schedule {layout.schedule}"] if is_usual else []
+        more.append(f"stages of {' + '.join(map(str, stage_sizes(run)))} layers")
+    if layout.context > 1:
+        more.append(f"context attention {run.context_attention.way}")
+    if layout.symmetric_memory:
+        more.append("symmetric memory")
+    return ", ".join([str(layout), *more])
 
 
 def _other_suspects(run: RunConfig, report: Report) -> str:
@@ -258,8 +287,6 @@ def _make_exact(run: RunConfig) -> Callable[[ParallelMesh], Step] | None:
 class _RunStep:
     """Step 0 of a `Trainer`, on one generated batch."""
 
-    watches_again = False  # the gradients include, and so check, all further micro-batches
-
     def __init__(self, run: RunConfig, mesh: ParallelMesh, *, scales_loss: bool | None = None) -> None:
         self.run, self.mesh = run, mesh
         self.trainer = Trainer(resolve_on(run, mesh.device), mesh, scales_loss=scales_loss)
@@ -291,7 +318,10 @@ class _RunStep:
         with self._recorded():
             result = self.trainer.update(0, loss)
         self.after = parts_of(self.model) if self.averages else {}
-        return result.loss, result.gradient_norm
+        try:
+            return result.loss, result.gradient_norm
+        except NonFiniteError as error:  # a difference like any other, unless the uncut step is not finite either
+            return error.loss, error.norm
 
     def micro_batches(self) -> list[Batch]:
         """Return this rank's part of each micro-batch. Every layout gets the same sequences, so that steps can be

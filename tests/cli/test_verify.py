@@ -98,6 +98,34 @@ def faulty_rank(function, arguments):
     return processes._run_rank(function, arguments)
 
 
+SHARDED = ("layout.sharding=zero3", "layout.context_attention=gather", "model.max_sequence_length=32")
+
+
+def test_a_layout_that_is_given_replaces_the_sizes_of_axes_alone(crosscut_here):
+    done = crosscut_here("verify", *RUN, *SHARDED, "layout.tensor=2", "--layout", "data=2", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["reports"][0]["layout"] == "tensor 1 x data 2, zero3"
+
+
+@pytest.mark.parametrize(
+    ("settings", "layout", "told"),
+    [
+        (("layout.data=4", "layout.sharding=zero3", "layout.shard_group=4"), "data=2",
+         "`layout.shard_group` must divide `layout.data` (2), but is 4."),
+        (("layout.pipeline=2", "layout.stages_per_rank=2", "model.num_layers=4"), "data=2",
+         "`layout.stages_per_rank` must be 1 without a pipeline, but is 2."),
+        (("layout.context=2", "layout.context_attention=ring", "model.dropout=0"), "context=2,sharding=zero4",
+         "`layout.sharding` must be"),
+        (("layout.context_attention=ring",), "context=2",
+         '`model.dropout` must be 0 with layout.context_attention="ring", but is 0.1.'),
+    ],
+)  # fmt: skip
+def test_a_layout_that_does_not_fit_the_runs_other_settings_is_refused(crosscut_here, settings, layout, told):
+    done = crosscut_here("verify", *RUN, *settings, "--layout", layout)
+    assert done.returncode == 2
+    assert told in done.stderr
+
+
 def test_difference_exits_with_1_and_names_the_module(crosscut_here, monkeypatch):
     monkeypatch.setattr("crosscut.launch.processes._run_rank", faulty_rank)
     done = crosscut_here("verify", *RUN, "--layout", "tensor=2")

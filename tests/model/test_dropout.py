@@ -47,6 +47,15 @@ def test_a_split_sequence_gathers_to_the_same_on_all_tensor_ranks(ranks: RankPoo
         assert not torch.equal(*zeros), "two parts of the sequence dropped alike"
 
 
+@pytest.mark.parametrize("layout", [Layout(tensor=2), Layout(tensor=2, sequence_parallel=True)], ids=str)
+def test_what_stays_of_the_embeddings_is_scaled_up(ranks: RankPool, layout: Layout) -> None:
+    plain, dropped = (ranks.run(2, _forward, layout, training) for training in (False, True))
+    for (before, _), (after, _) in zip(plain, dropped, strict=True):
+        stays = after[0] != 0
+        assert 0 < (~stays).sum() < stays.numel() / 2
+        torch.testing.assert_close(after[0], torch.where(stays, before[0] / 0.9, 0.0), rtol=1e-12, atol=1e-12)
+
+
 def test_the_embeddings_drop_the_same_whatever_the_layout(ranks: RankPool) -> None:
     one, two = (ranks.run(n, _forward, Layout(tensor=n), True)[0][0][0] for n in (1, 2))
     assert torch.equal(one == 0, two == 0)
@@ -90,5 +99,8 @@ def test_attention_drops_in_each_rank_s_heads_for_itself(ranks: RankPool, layout
     assert not torch.equal(first, second), "both ranks dropped alike"
     for heads in (first, second):
         assert set(heads[:, 0].unique().tolist()) <= {0.0, 1 / 0.9}  # a position that sees itself alone
+        numbers = torch.arange(1, heads.shape[1] + 1).view(-1, 1)  # each position weighs itself and all before it alike
+        kept = heads * numbers * 0.9
+        torch.testing.assert_close(kept, kept.round(), rtol=0.0, atol=1e-12)
         assert heads.mean().item() == pytest.approx(1.0, abs=0.1)
         assert heads.std() > 0.01

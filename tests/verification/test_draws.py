@@ -9,52 +9,112 @@ from torch import Tensor, nn
 
 from crosscut.config import Layout
 from crosscut.parallel import make_mesh
-from crosscut.verification.draws import Draw, compare_draws, draws_of, first_disagreement
+from crosscut.parallel.collectives import gather_to_first
+from crosscut.verification.dropout.draw_rules import Disagreement, first_disagreement, first_other_start
+from crosscut.verification.dropout.draws import Draw, Drawn, Entry, draws_of
 from tests.ranks import RankPool
 from tests.verification.runs import CPU
 
 SAME = Draw("dropout", "state", "tensor")
 
 
+def _found(*ranks: list[Draw], layout: Layout, repeated: list[Draw] | None = None) -> Disagreement | None:
+    """The first disagreement of the draws of these ranks. The first rank also repeats draws."""
+    every = [Drawn(draws, [], {}, []) for draws in ranks]
+    every[0] = every[0]._replace(repeated=repeated or [])
+    return first_disagreement(every, layout, ("dropout", "late"))
+
+
 def test_copies_that_drop_alike_agree():
-    assert first_disagreement([[SAME], [SAME]], Layout(tensor=2)) is None
+    assert _found([SAME], [SAME], layout=Layout(tensor=2)) is None
 
 
 def test_parts_that_drop_each_for_itself_agree():
-    assert first_disagreement([[SAME], [Draw("dropout", "other state", "other tensor")]], Layout(tensor=2)) is None
+    assert _found([SAME], [Draw("dropout", "other state", "other tensor")], layout=Layout(tensor=2)) is None
 
 
 def test_copies_that_drop_each_for_itself_are_told():
-    found = first_disagreement([[SAME, SAME], [SAME, Draw("dropout", "other state", "tensor")]], Layout(tensor=2))
+    first = Draw("dropout", "first state", "first tensor")
+    found = _found([first, SAME], [first, Draw("dropout", "other state", "tensor")], layout=Layout(tensor=2))
     assert found is not None
-    assert (found.module, found.ranks) == ("dropout", (0, 1))
-    assert "drop from the same tensor" in found.told
+    assert found.module == "dropout"
+    assert "Ranks 0 and 1 drop from the same tensor" in found.told
 
 
 def test_parts_that_drop_alike_are_told():
-    found = first_disagreement(
-        [[SAME], [Draw("dropout", "third", "third")], [Draw("dropout", "state", "another")]], Layout(tensor=3)
-    )
+    parts = [[SAME], [Draw("dropout", "third", "third")], [Draw("dropout", "state", "another")]]
+    found = _found(*parts, layout=Layout(tensor=3))
     assert found is not None
-    assert found.ranks == (0, 2)
-    assert "drop from different tensors" in found.told
+    assert "Ranks 0 and 2 drop from different tensors" in found.told
 
 
 def test_data_ranks_must_draw_differently_whatever_they_drop_from():
-    assert first_disagreement([[SAME], [Draw("dropout", "other state", "tensor")]], Layout(data=2)) is None
-    found = first_disagreement([[SAME], [SAME]], Layout(data=2))
+    assert _found([SAME], [Draw("dropout", "other state", "tensor")], layout=Layout(data=2)) is None
+    found = _found([SAME], [SAME], layout=Layout(data=2))
     assert found is not None
     assert "see different data" in found.told
 
 
 def test_what_was_not_seen_is_not_judged():
-    assert first_disagreement([[Draw("m", "one", "")], [Draw("m", "one", "")]], Layout(tensor=2)) is None
+    assert _found([Draw("m", "one", "")], [Draw("m", "one", "")], layout=Layout(tensor=2)) is None
 
 
 def test_rank_that_draws_less_often_is_told():
-    found = first_disagreement([[SAME, Draw("late", "s", "t")], [SAME]], Layout(tensor=2))
+    found = _found([SAME, Draw("late", "s", "t")], [SAME], layout=Layout(tensor=2))
     assert found is not None
-    assert (found.module, found.told) == ("late", "make different numbers of draws")
+    assert found.module == "late"
+    assert "make different numbers of draws" in found.told
+
+
+TWICE = {
+    "two micro-batches": (Layout(), [[SAME, SAME._replace(micro_batch=2)]], ("dropout", 2)),
+    "two layers": (Layout(tensor=2), [[SAME, SAME._replace(module="late")]] * 2, ("late", 1)),
+    "two stages": (Layout(pipeline=2), [[SAME._replace(module="late")], [SAME]], ("late", 1)),
+    "a data rank's later draw": (
+        Layout(data=2),
+        [[SAME, Draw("late", "s", "t")], [Draw("dropout", "u", "v"), Draw("late", "state", "w")]],
+        ("late", 1),
+    ),
+}
+
+
+@pytest.mark.parametrize(("layout", "draws", "named"), TWICE.values(), ids=TWICE)
+def test_no_two_draws_use_the_same_numbers(layout: Layout, draws: list[list[Draw]], named: tuple[str, int]) -> None:
+    found = _found(*draws, layout=layout)
+    assert found is not None
+    assert (found.module, found.micro_batch) == named
+    assert "draws the same numbers as `dropout` in micro-batch 1" in found.told
+
+
+OTHER = Draw("late", "other", "other tensor", "operator")
+FIRST = SAME._replace(operator="operator")
+
+
+@pytest.mark.parametrize(
+    ("again", "named"),
+    [
+        (FIRST, None),
+        (OTHER._replace(dropped="rounded otherwise"), None),
+        (FIRST._replace(state="other"), "dropout"),
+        (FIRST._replace(operator="another probability"), "dropout"),
+        (OTHER._replace(dropped="", state="unknown"), "recomputation"),
+    ],
+)
+def test_a_recomputation_repeats_the_draws(again: Draw, named: str | None) -> None:
+    found = _found([FIRST, OTHER], layout=Layout(), repeated=[again._replace(module="")])
+    assert (None if found is None else found.module) == named
+    assert found is None or found.direction == "backward"
+
+
+def test_a_rank_with_the_first_tokens_starts_its_stream_as_the_uncut_model_does():
+    entry = Entry("blocks.1", 2, 1)
+    uncut, other = Drawn([], [], {entry: "state"}, [entry]), Drawn([], [], {entry: "other"}, [])
+    ranks = [Drawn([], [], {}, []), Drawn([], [], {}, []), uncut, other]
+    assert first_other_start(ranks, uncut, Layout(pipeline=2, data=2)) is None, "the data ranks have other streams"
+    found = first_other_start([*ranks[:2], other, uncut], uncut, Layout(pipeline=2, data=2))
+    assert found is not None
+    assert (found.module, found.micro_batch) == ("blocks.1", 2)
+    assert first_other_start([other, other], uncut, Layout(tensor=2, sequence_parallel=True)) is None
 
 
 class Drops(nn.Module):
@@ -96,8 +156,9 @@ def _disagreement(how: str, own_data: bool, own_seed: bool) -> tuple[list[Draw],
     generator = torch.Generator().manual_seed(mesh.tensor.rank if own_data else 0)
     x = torch.randn(4, 16, generator=generator).requires_grad_()
     model = Drops(how)
-    draws = draws_of(model, mesh, lambda: model(x).sum().backward())
-    return draws, compare_draws(draws, mesh)
+    drawn = draws_of(model, mesh, lambda: model(x).sum().backward())
+    every = gather_to_first(drawn)
+    return drawn.draws, None if every is None else first_disagreement(every, Layout(tensor=2))
 
 
 @pytest.mark.parametrize("how", HOWS)

@@ -1,6 +1,5 @@
 """Every planted fault is found, and its module named."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
 ]
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = DOCS / "verification.md"
 FAULTS = (DOCS / "mutations.md").read_text(encoding="utf-8").splitlines()
 
 
-@pytest.mark.one_in(17)
+@pytest.mark.one_in(28)
 @pytest.mark.parametrize("index", range(len(MUTATIONS)), ids=[m.fault for m in MUTATIONS])
 def test_fault_is_found_and_its_module_named(ranks: RankPool, index: int) -> None:
     mutation = MUTATIONS[index]
@@ -28,6 +26,11 @@ def test_fault_is_found_and_its_module_named(ranks: RankPool, index: int) -> Non
     assert report.first is not None
     assert report.first.module == mutation.module, report.first
     assert row_of(mutation, report) in FAULTS, "`python docs/mutations.py` writes the page anew"
+
+
+def test_the_page_counts_every_fault() -> None:
+    assert f"**{len(MUTATIONS)} of {len(MUTATIONS)} found, with the right module named.**" in FAULTS
+    assert sum(line.startswith("| ") for line in FAULTS) == len(MUTATIONS) + 1  # and the head of the table
 
 
 def is_for_any_model(layout: Layout) -> bool:
@@ -57,6 +60,7 @@ def test_without_a_fault_a_model_of_one_s_own_passes(ranks: RankPool, layout: La
 
 NORM = "gradient norm counts replicated parameters T times"
 GATE = "a gate has another layer's activation"
+NARROW = ("tests.verification.mutations", "tests.verification.faults.context")
 
 
 def _verify_narrow(index: int, precision: str) -> Report:
@@ -64,25 +68,17 @@ def _verify_narrow(index: int, precision: str) -> Report:
     return verify_with(index, MUTATIONS[index].layout, precision=precision, **wide_enough)
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # a hundred proofs
 @pytest.mark.parametrize(
-    ("precision", "missed", "num_named"),
-    [("float32", set(), 61), ("float16", set(), 54), ("bfloat16", {NORM, GATE}, 46), ("float8", {NORM, GATE}, 48)],
+    ("precision", "missed"),
+    [("float32", set()), ("float16", set()), ("bfloat16", {NORM, GATE}), ("float8", {NORM, GATE})],
 )
-def test_narrow_numbers_find_what_the_page_says(
-    ranks: RankPool, precision: str, missed: set[str], num_named: int
-) -> None:
+def test_narrow_numbers_find_all_but_small_differences(ranks: RankPool, precision: str, missed: set[str]) -> None:
     # Narrow numbers say little about the optimizer, which is to be verified in float64. Heads of tasks and stages of a
-    # pipeline are left out.
-    options = [(i, m, dict(m.options)) for i, m in enumerate(MUTATIONS)]
+    # pipeline are left out, as are faults that only the values after dropout show, which float64 compares.
+    options = [(i, m, dict(m.options)) for i, m in enumerate(MUTATIONS) if m.plant.__module__ in NARROW]
     is_of_task = {i: given.get("head") in ("classes", "spans", "choice") for i, _, given in options}
     left_out = {i: m.own_module or "optimizer" in given or m.layout.pipeline > 1 for i, m, given in options}
     of_runs = [i for i, left in left_out.items() if not (left or is_of_task[i])]
     reports = {i: ranks.run(MUTATIONS[i].layout.world_size, _verify_narrow, i, precision)[0] for i in of_runs}
     assert {MUTATIONS[i].fault for i, report in reports.items() if report.same} == missed
-    named = [i for i, report in reports.items() if report.first and report.first.module == MUTATIONS[i].module]
-    assert len(named) == num_named
-    row = f"| {len(of_runs) - len(missed)} | {num_named} |"
-    lines = PAGE.read_text(encoding="utf-8").splitlines()
-    told = next(line for line in lines if re.search(rf"`{precision}` \| \d+ \| \d+ \|$", line))
-    assert told.endswith(row)

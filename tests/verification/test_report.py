@@ -1,7 +1,10 @@
 import dataclasses
 import json
 
-from crosscut.verification import Check, First, Report, Row, print_report
+from crosscut.config import Layout
+from crosscut.verification import Check, First, Report, Row, for_verification, print_report
+from crosscut.verification.run_proof import told_layout
+from tests.verification.runs import tiny_run
 
 GOOD = Report(
     layout="tensor 2 x data 1",
@@ -70,5 +73,34 @@ def test_where_both_models_may_be_wrong_alike_nothing_is_proven(capsys):
 def test_json_holds_the_whole_report():
     values = json.loads(json.dumps(BAD.to_json()))
     assert values["same"] is False
-    assert values["first"] == {"module": "tokens", "direction": "forward", "cause": "A sum is missing."}
+    first = {"module": "tokens", "direction": "forward", "cause": "A sum is missing.", "micro_batch": 1}
+    assert values["first"] == first
     assert values["rows"][0] == {"module": "tokens", "forward": 0.5, "gradient": 3e-16, "same": False}
+
+
+STAGED = {"pipeline": 2, "schedule": "1f1b"}
+CHANGED = {
+    "tensor": ({}, {"tensor": 2}),
+    "data": ({}, {"data": 2}),
+    "context": ({}, {"context": 2}),
+    "context_attention": ({"context": 2}, {"context": 2, "context_attention": "gather"}),
+    "pipeline": ({}, {"pipeline": 2}),
+    "schedule": (STAGED, {**STAGED, "schedule": "zero_bubble"}),
+    "stages_per_rank": (STAGED, {**STAGED, "stages_per_rank": 2}),
+    "stages": (STAGED, {**STAGED, "stages": (1, 3)}),
+    "sequence_parallel": ({"tensor": 2}, {"tensor": 2, "sequence_parallel": True}),
+    "sharding": ({"data": 2}, {"data": 2, "sharding": "zero2"}),
+    "shard_group": ({"data": 4, "sharding": "zero3"}, {"data": 4, "sharding": "zero3", "shard_group": 2}),
+    "symmetric_memory": (
+        {"tensor": 2, "sequence_parallel": True}, {"tensor": 2, "sequence_parallel": True, "symmetric_memory": True},
+    ),
+}  # fmt: skip
+
+
+def test_the_header_shows_every_setting_of_the_layout():
+    without_effect = {"expert", "elastic"}  # one rank; the number of ranks that torchrun starts
+    assert {field.name for field in dataclasses.fields(Layout)} == {*CHANGED, *without_effect}
+    run = tiny_run(num_layers=4, num_heads=4)
+    for name, settings in CHANGED.items():
+        headers = {told_layout(for_verification(run, Layout(**each), "float64")) for each in settings}
+        assert len(headers) == 2, name

@@ -1,5 +1,6 @@
 """The run and the device that the user names for `crosscut plan`. The run comes from a file or from a preset."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,11 @@ if TYPE_CHECKING:
     from crosscut.planner.hardware import Hardware
 
 
-def asked_run(arguments: tuple[str, ...], model: str | None, *, layout: Layout | None = None) -> RunConfig:
-    """Load the run to plan from its file in `arguments` or from the preset `model`. Overrides in `arguments` apply, and
-    a given `layout` replaces the layout of the run.
+def asked_run(
+    arguments: tuple[str, ...], model: str | None, *, change_layout: Callable[[Layout], Layout] | None = None
+) -> RunConfig:
+    """Load the run to plan from its file in `arguments` or from the preset `model`. Overrides in `arguments` apply.
+    `change_layout` takes the run's layout and returns the layout to use instead.
 
     Raises `ConfigError` unless exactly one of the file and the preset is given.
     """
@@ -25,8 +28,8 @@ def asked_run(arguments: tuple[str, ...], model: str | None, *, layout: Layout |
             "`--model 8.3B` without RUN.toml."
         )
     if has_file(arguments):
-        return load_run(Path(arguments[0]), arguments[1:], layout=layout)
-    return load_run({"model": {"preset": _preset(str(model))}}, arguments, layout=layout)
+        return load_run(Path(arguments[0]), arguments[1:], change_layout=change_layout)
+    return load_run({"model": {"preset": _preset(str(model))}}, arguments, change_layout=change_layout)
 
 
 def with_vocabulary(run: RunConfig) -> RunConfig:

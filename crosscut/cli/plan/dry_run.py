@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from crosscut.cli.plan.asked import asked_device, asked_run, with_vocabulary
@@ -35,8 +36,8 @@ def show_dry_run(options: DryRunOptions) -> None:
     from crosscut.rehearsal import print_rehearsal, rehearse, to_json
 
     device = None if options.gpu is None else asked_device(options.gpu, as_json=options.as_json)
-    layout = None if options.layout is None else load_layout(options.layout)
-    run = with_vocabulary(asked_run(options.arguments, options.model, layout=layout))
+    change = None if options.layout is None else partial(load_layout, options.layout)
+    run = with_vocabulary(asked_run(options.arguments, options.model, change_layout=change))
     if device is not None:
         require_device(run, device)
     on_cpu = run.training.device == "cpu" if device is None else device.device == "cpu"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from crosscut.config.axes import OPTIONS
 from crosscut.config.checks import require_text, shown
 from crosscut.config.corpora import CorpusConfig
 from crosscut.config.errors import ConfigError
@@ -27,14 +28,17 @@ Table = dict[str, Any]
 
 
 def load_run(
-    source: Path | Mapping[str, Any], overrides: Iterable[str] = (), *, layout: Layout | None = None
+    source: Path | Mapping[str, Any],
+    overrides: Iterable[str] = (),
+    *,
+    change_layout: Callable[[Layout], Layout] | None = None,
 ) -> RunConfig:
     """Load a run.
 
     `source` is a TOML file or a table that is already parsed. `overrides` are strings `section.key=value`, with the
     value in TOML syntax; a bare word is a string. The run's `recipe` gives the settings that the run leaves out. An
-    override of `model.preset` replaces the file's preset, or the whole model section if the file has no preset. A given
-    `layout` replaces the layout section of the file and all overrides of this section.
+    override of `model.preset` replaces the file's preset, or the whole model section if the file has no preset.
+    `change_layout` takes the run's layout, which need not suit the model, and returns the layout to use instead.
 
     Raises `ConfigError` if the file does not exist or does not parse. Unknown keys, values of the wrong type and values
     out of range are collected, and one `ConfigError` reports all of them. The message gives the line of each mistake in
@@ -48,9 +52,8 @@ def load_run(
     preset = _expand_preset(table, mistakes)
     _expand_published(table, mistakes)
     builder = Builder(keys_of(RunConfig), mistakes)
-    if layout is not None:
-        builder.build(Layout, table.get("layout", {}), "layout")  # the replaced layout must still be valid
-        table["layout"] = dataclasses.asdict(layout)
+    if change_layout is not None and (own := builder.build(Layout, table.get("layout", {}), "layout")) is not None:
+        table["layout"] = dataclasses.asdict(change_layout(own))
     expand_recipe(table, preset, mistakes)
     run = builder.build(RunConfig, table)
     mistakes.raise_all()
@@ -79,13 +82,15 @@ def is_corpus(path: Path) -> bool:
     return "sources" in _read_toml(path)[0]
 
 
-def load_layout(text: str) -> Layout:
-    """Parse a layout such as `tensor=4,data=2`. Axes that the text does not name have their default sizes. Raises
-    `ConfigError` with all mistakes.
+def load_layout(text: str, like: Layout | None = None) -> Layout:
+    """Parse a layout such as `tensor=4,data=2`. Axes that the text does not name have one rank. All other settings that
+    the text does not name, such as `sharding`, are those of the layout `like`. Raises `ConfigError` with all mistakes,
+    and `LayoutError` if the settings do not fit together.
     """
     keys = keys_of(Layout, "layout.")
-    table, mistakes = _read({}, keys)
-    _override(table, [part.strip() for part in text.split(",") if part], mistakes)
+    table, mistakes = _read(dataclasses.asdict(like or Layout()) | dict.fromkeys(OPTIONS, 1), keys)
+    parts = re.split(r",(?![^\[]*\])", text)  # the commas of a list do not separate settings
+    _override(table, [part.strip() for part in parts if part.strip()], mistakes)
     layout = Builder(keys, mistakes).build(Layout, table, "layout")
     mistakes.raise_all()
     return typing.cast(Layout, layout)

@@ -10,7 +10,7 @@ from torch import Tensor
 from crosscut.config import Layout
 from crosscut.config.layout import ContextAttention
 from crosscut.kernels.attention import Attended
-from crosscut.model import attention, batch
+from crosscut.model import attention, batch, documents
 from crosscut.parallel import Axis, RandomStreams, seed_of
 from crosscut.parallel.context import operators, ring
 from crosscut.parallel.state import gradients
@@ -156,6 +156,137 @@ def gathered_gradients_not_summed(patch: Patch) -> None:
 def results_of_other_heads(patch: Patch) -> None:
     leave = attention.leave_context
     patch.setattr(attention, "leave_context", lambda heads, *rest: leave(heads, *rest).roll(1, 1))
+
+
+@fault("context ranks have the halves of the sequence, with the positions of the zigzag", "tokens", EXCHANGED)
+def halves_with_zigzag_positions(patch: Patch) -> None:
+    part_of_rank = batch.Batch.part_of_rank
+
+    def halves(self: batch.Batch, axis: Axis) -> batch.Batch:
+        part = part_of_rank(self, axis)
+        return part if axis.size == 1 else replace(part, tokens=self.tokens.chunk(axis.size, 1)[axis.rank])
+
+    patch.setattr(batch.Batch, "part_of_rank", halves)
+
+
+@fault("the targets of a rank's late piece are those of its early piece", "loss", GATHERED)
+def late_targets_of_the_early_piece(patch: Patch) -> None:
+    part_of_rank = batch.Batch.part_of_rank
+
+    def early(self: batch.Batch, axis: Axis) -> batch.Batch:
+        part = part_of_rank(self, axis)
+        first = part.targets.chunk(2, 1)[0]
+        return part if axis.size == 1 else replace(part, targets=torch.cat((first, first), 1))
+
+    patch.setattr(batch.Batch, "part_of_rank", early)
+
+
+@fault("documents are numbered in each rank's part alone", "blocks.0.attention", GATHERED, training=PACKED)
+def documents_of_the_part(patch: Patch) -> None:
+    part_of_rank = batch.Batch.part_of_rank
+
+    def apart(self: batch.Batch, axis: Axis) -> batch.Batch:
+        part = part_of_rank(self, axis)
+        if axis.size == 1 or part.documents is None:
+            return part
+        return replace(part, documents=part.documents - part.documents[:, :1] + 100 * axis.rank)
+
+    patch.setattr(batch.Batch, "part_of_rank", apart)
+
+
+@fault(
+    "positions within documents count from the start of a rank's part",
+    "blocks.0.attention",
+    GATHERED,
+    training=PACKED,
+    **LLAMA,
+)
+def positions_in_documents_of_the_part(patch: Patch) -> None:
+    part_of_rank = batch.Batch.part_of_rank
+
+    def apart(self: batch.Batch, axis: Axis) -> batch.Batch:
+        part = part_of_rank(self, axis)
+        if axis.size == 1 or part.positions is None:
+            return part
+        return replace(part, positions=part.positions - part.positions[:, :1].clamp(max=0) + axis.rank)
+
+    patch.setattr(batch.Batch, "part_of_rank", apart)
+
+
+@fault("the causal mask is that of a rank's own part", "blocks.0.attention", GATHERED)
+def mask_of_own_part(patch: Patch) -> None:
+    earlier = documents._earlier
+
+    def of_part(queries: Tensor, num_keys: int) -> Tensor:
+        return earlier(torch.arange(len(queries)), num_keys)
+
+    patch.setattr(documents, "_earlier", of_part)
+
+
+@fault("exchanged keys are those of other heads", "blocks.0.attention", EXCHANGED)
+def keys_of_other_heads(patch: Patch) -> None:
+    heads = operators._heads_of_rank
+
+    def other(*arguments: Any) -> Any:
+        q, k, v = heads(*arguments)
+        return q, k.roll(1, 1), v
+
+    patch.setattr(operators, "_heads_of_rank", other)
+
+
+@fault("the gradients of exchanged heads come back in another order", "blocks.1.attention", EXCHANGED)
+def gradients_of_other_heads(patch: Patch) -> None:
+    backward = operators._ExchangeTokens.backward
+    patch.setattr(operators._ExchangeTokens, "backward", staticmethod(lambda ctx, grad: backward(ctx, grad.roll(1, 1))))
+
+
+@fault("the ring turns the other way", "blocks.0.attention", RING, **WITHOUT_DROPOUT)
+def ring_turns_the_other_way(patch: Patch) -> None:
+    views = ring._views
+
+    def mirrored(described: Any, length: int, mask: Tensor | None) -> Any:
+        other = replace(described.axis, rank=described.axis.size - 1 - described.axis.rank)
+        return views(described._replace(axis=other), length, mask)
+
+    patch.setattr(ring, "_views", mirrored)
+
+
+@fault("the gradients of keys and values are exchanged", "blocks.1.attention", RING, **WITHOUT_DROPOUT)
+def gradients_of_keys_and_values_exchanged(patch: Patch) -> None:
+    backward = ring.attend_block_backward
+
+    def swapped(*arguments: Any) -> Any:
+        of_q, of_k, of_v = backward(*arguments)
+        return of_q, of_v, of_k
+
+    patch.setattr(ring, "attend_block_backward", swapped)
+
+
+@fault(
+    "the backward pass of the ring has the log-sum-exps of the largest block",
+    "blocks.1.attention",
+    RING,
+    **WITHOUT_DROPOUT,
+)
+def sums_of_the_largest_block(patch: Patch) -> None:
+    finish = ring._Merged.finish
+
+    def largest(self: ring._Merged, dtype: torch.dtype) -> Attended:
+        return finish(self, dtype)._replace(lse=self._largest)
+
+    patch.setattr(ring._Merged, "finish", largest)
+
+
+@fault("gradients are summed over the context ranks twice", "gradient reduction", WITH_DATA)
+def summed_over_context_twice(patch: Patch) -> None:
+    receive = gradients.GradientReducer._receive
+
+    def twice(self: gradients.GradientReducer, bucket: Any) -> None:
+        receive(self, bucket)
+        for parameter in bucket.parameters:
+            gradients._local(parameter.grad).mul_(self.mesh.context.size)
+
+    patch.setattr(gradients.GradientReducer, "_receive", twice)
 
 
 @fault("the same dropout on all context ranks", "dropout", EXCHANGED)

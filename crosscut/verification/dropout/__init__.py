@@ -1,0 +1,1 @@
+"""Dropout in a proof: the random draws of all ranks, the rules for them, and dropout that drops by value."""

@@ -1,0 +1,305 @@
+"""Faults of sharded models and of recomputation. `mutations` says how a fault is planted."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from crosscut.config import Layout
+from crosscut.model import attention, stages
+from crosscut.parallel import random
+from crosscut.parallel.linear import is_recomputing
+from crosscut.parallel.state import sharding
+from crosscut.parallel.state.gradients import _local
+from crosscut.training import step as training_step
+from crosscut.training.memory import host_activations, recomputation
+from tests.verification.mutations import ACCUMULATED, PACKED, SHARED, STAGES, Patch, fault
+from tests.verification.runs import LLAMA
+
+SHARED_GRADIENTS = Layout(data=2, sharding="zero2")
+GROUPS = Layout(data=4, sharding="zero3", shard_group=2)
+GROUPS_OF_GRADIENTS = Layout(data=4, sharding="zero2", shard_group=2)
+STAGED_SHARED = Layout(pipeline=2, data=2, sharding="zero3")
+WHOLE = {"recompute": "full"}
+CORE = {"recompute": "selective"}
+CHEAP = {"recompute": "operators"}
+
+
+@fault("gradients are not summed over the copies of the model", "gradient reduction", GROUPS)
+def copies_not_summed(patch: Patch) -> None:
+    patch.setattr(sharding.ShardedReducer, "arm", lambda self: None)
+
+
+@fault(
+    "the gradients of every micro-batch are summed over the copies of the model",
+    "collectives",
+    GROUPS,
+    training=ACCUMULATED,
+)
+def copies_summed_each_time(patch: Patch) -> None:
+    plain = sharding.ShardedReducer._set_last
+    patch.setattr(sharding.ShardedReducer, "_set_last", lambda self, is_last: plain(self, is_last=True))
+
+
+def _finish(patch: Patch, changed: Any) -> None:
+    """Change a rank's shard of each gradient after the sum."""
+    finish = sharding.ShardedReducer.finish
+
+    def other(self: Any) -> None:
+        finish(self)
+        for parameter in self.parameters:
+            if _local(parameter.grad).numel():
+                changed(_local(parameter.grad))
+
+    patch.setattr(sharding.ShardedReducer, "finish", other)
+
+
+@fault("a rank gets its shard of the gradient from its neighbour", "gradient reduction", SHARED)
+def shards_of_neighbours(patch: Patch) -> None:
+    updates = sharding.ShardedReducer.finish
+
+    def swapped(self: Any) -> None:
+        updates(self)
+        for parameter in self.parameters:
+            own = _local(parameter.grad)
+            every = [torch.zeros_like(own) for _ in range(2)]
+            torch.distributed.all_gather(every, own.contiguous())
+            own.copy_(every[1 - torch.distributed.get_rank()])
+
+    patch.setattr(sharding.ShardedReducer, "finish", swapped)
+
+
+@fault("the first row of a shard of a gradient is lost", "final_norm", SHARED_GRADIENTS)
+def first_row_lost(patch: Patch) -> None:
+    _finish(patch, lambda shard: shard[:1].zero_())
+
+
+@fault(
+    "only the first rank of a shard group sums its gradients with the other copies",
+    "gradient reduction",
+    GROUPS_OF_GRADIENTS,
+)
+def one_rank_sums_copies(patch: Patch) -> None:
+    _finish(patch, lambda shard: shard.mul_(0.5) if torch.distributed.get_rank() % 2 else None)
+
+
+@fault("the gradient norm counts a rank's own shards", "gradient norm", SHARED)
+def norm_of_own_shards(patch: Patch) -> None:
+    norm = training_step.measure_gradients
+
+    def own(parameters: Any, owners: Any, **also: Any) -> Any:
+        measured = norm(parameters, owners, **also)
+        squares = torch.stack([_local(p.grad).square().sum() for p in parameters]).sum()
+        return measured._replace(norm=squares.sqrt()) if parameters[0].device_mesh.size() > 1 else measured
+
+    patch.setattr(training_step, "measure_gradients", own)
+
+
+@fault("shards are clipped by the norm of the own shards", "clipped gradients", SHARED)
+def shards_clipped_by_own_norm(patch: Patch) -> None:
+    clip = training_step.clip_gradients_
+
+    def by_own(parameters: Any, norm: Any, max_norm: float) -> None:
+        own = torch.stack([_local(p.grad).square().sum() for p in parameters]).sum().sqrt()
+        clip(parameters, own.item(), max_norm)
+
+    patch.setattr(training_step, "clip_gradients_", by_own)
+
+
+@fault("the weights of layers are gathered in float32", "blocks.0.attention_norm", SHARED)
+def gathered_in_float32(patch: Patch) -> None:
+    shard = sharding._shard_unit
+
+    def narrow(unit: nn.Module, mesh: Any, policy: Any, place: int, *, is_root: bool = False) -> None:
+        shard(unit, mesh, policy, place, is_root=is_root)
+        if not is_root:
+
+            def rounded(module: nn.Module, *_: Any) -> None:
+                with torch.no_grad():
+                    for parameter in module.parameters():
+                        _local(parameter).copy_(_local(parameter).float())
+
+            unit.register_forward_pre_hook(rounded)
+
+    patch.setattr(sharding, "_shard_unit", narrow)
+
+
+@fault("the second copy of the model starts from other weights", "tokens", GROUPS)
+def copies_start_apart(patch: Patch) -> None:
+    plain = random.seed_of
+
+    def apart(*parts: object) -> int:
+        return plain(*parts, torch.distributed.get_rank() // 2) if parts[0] == "weights" else plain(*parts)
+
+    patch.setattr(random, "seed_of", apart)
+
+
+@fault("the loss is normalised by the targets of a shard group", "loss", GROUPS)
+def targets_of_a_group(patch: Patch) -> None:
+    scales = training_step.Trainer._scales
+
+    def halved(self: Any, micro_batches: Any) -> Any:
+        return tuple(scale * (2 if self.mesh.data.size > 1 else 1) for scale in scales(self, micro_batches))
+
+    patch.setattr(training_step.Trainer, "_scales", halved)
+
+
+@fault(
+    "the stages of a sharded pipeline sum only the gradients of the last micro-batch",
+    "gradient reduction",
+    STAGED_SHARED,
+)
+def stages_sum_the_last(patch: Patch) -> None:
+    backward = stages._Step._backward
+
+    def alone(self: Any, action: Any, gradient: Tensor | None) -> Tensor | None:
+        if action.micro_batch == len(self.step.micro_batches) - 1:
+            for state in sharding.fully_shard.state(self.step.model)._state_ctx.all_states:
+                for group in sharding.param_groups_of(state):
+                    for parameter in group.fsdp_params:
+                        if hasattr(parameter, "unsharded_accumulated_grad"):
+                            parameter.unsharded_accumulated_grad = None
+                        if hasattr(parameter, "_unsharded_param"):
+                            parameter._unsharded_param.grad = None
+        return backward(self, action, gradient)
+
+    patch.setattr(stages._Step, "_backward", alone)
+
+
+@fault("only the first shard is updated", "parameters after a step", SHARED_GRADIENTS)
+def first_shard_updated(patch: Patch) -> None:
+    update = training_step.Trainer.update
+
+    def frozen(self: Any, step: int, loss: Tensor) -> Any:
+        kept = [_local(p).detach().clone() for p in self.parameters]
+        result = update(self, step, loss)
+        if torch.distributed.get_rank() == 1:
+            for parameter, before in zip(self.parameters, kept, strict=True):
+                _local(parameter.detach()).copy_(before)
+        return result
+
+    patch.setattr(training_step.Trainer, "update", frozen)
+
+
+# --- recomputation ---------------------------------------------------------------------------------------------------
+
+
+def _recomputed(patch: Patch, changed: Any) -> None:
+    """Change the inputs of what runs again: `changed(inputs, earlier)`, with the inputs of all calls so far."""
+    plain = recomputation.Recomputed.__call__
+    earlier: list[tuple[Any, ...]] = []
+
+    def other(self: Any, function: Any, *inputs: Any) -> Tensor:
+        earlier.append(inputs)
+
+        def again(*own: Any) -> Tensor:
+            return function(*(changed(own, earlier) if is_recomputing() else own))
+
+        return plain(self, again, *inputs)
+
+    patch.setattr(recomputation.Recomputed, "__call__", other)
+
+
+@fault(
+    "a recomputed layer has the input of the micro-batch before",
+    "blocks.0.attention",
+    training={**WHOLE, **ACCUMULATED},
+)
+def recomputed_from_the_one_before(patch: Patch) -> None:
+    _recomputed(
+        patch, lambda own, earlier: (earlier[0][0].detach() + 0 * own[0], *own[1:]) if len(earlier) > 2 else own
+    )
+
+
+@fault("a recomputed layer has no positions", "blocks.1.mlp.contract", training=WHOLE, **LLAMA)
+def recomputed_without_positions(patch: Patch) -> None:
+    def unrotated(own: Any, _: Any) -> Any:
+        rotation = own[1]
+        if not isinstance(rotation, tuple):
+            return own
+        return (own[0], tuple(x.flip(-2) if x.dim() > 1 else x for x in rotation), *own[2:])
+
+    _recomputed(patch, unrotated)
+
+
+@fault("recomputed attention has the documents of other sequences", "blocks.1.attention", training={**CORE, **PACKED})
+def recomputed_with_other_documents(patch: Patch) -> None:
+    def exchanged(own: Any, _: Any) -> Any:
+        mask = own[-1]
+        return own if mask is None else (*own[:-1], mask._replace(added=mask.added.roll(1, 0)))
+
+    _recomputed(patch, exchanged)
+
+
+@fault("recomputed attention has the keys of the first layer", "blocks.1.attention", training=CORE)
+def recomputed_with_keys_of_the_first(patch: Patch) -> None:
+    _recomputed(patch, lambda own, earlier: (own[0], earlier[0][1].detach() + 0 * own[1], *own[2:]))
+
+
+@fault(
+    "a stage recomputes with the documents of the newest micro-batch",
+    "blocks.0.attention",
+    STAGES,
+    training={**CORE, **PACKED},
+)
+def recomputed_with_newest_documents(patch: Patch) -> None:
+    _recomputed(patch, lambda own, earlier: (*own[:-1], earlier[-1][-1]))
+
+
+@fault("the stage recomputes a layer with the newest micro-batch's input", "blocks.0.attention", STAGES, training=WHOLE)
+def recomputed_with_newest_input(patch: Patch) -> None:
+    _recomputed(patch, lambda own, earlier: (earlier[-1][0].detach() + 0 * own[0], *own[1:]))
+
+
+@fault("cheap operators are recomputed from the input of another call", "blocks.1.mlp.contract", training=CHEAP)
+def recomputed_from_another_call(patch: Patch) -> None:
+    unpack = recomputation.CheapOutputs._unpack
+    kept: dict[Any, Any] = {}
+
+    def stale(self: Any, saved: Any) -> Tensor:
+        if isinstance(saved, Tensor):
+            return unpack(self, saved)
+        key = tuple(source.shape for source in saved.sources)
+        return unpack(self, kept.setdefault(key, saved))
+
+    patch.setattr(recomputation.CheapOutputs, "_unpack", stale)
+
+
+@fault("a norm is recomputed without its weight", "blocks.1.mlp.expand", training=CHEAP)
+def norm_recomputed_without_weight(patch: Patch) -> None:
+    unpack = recomputation.CheapOutputs._unpack
+
+    def scaled(self: Any, saved: Any) -> Tensor:
+        made = unpack(self, saved)
+        return made if isinstance(saved, Tensor) or made.shape[-1] != 32 else made * 1.01
+
+    patch.setattr(recomputation.CheapOutputs, "_unpack", scaled)
+
+
+@fault(
+    "an offloaded input comes back as that of the layer before",
+    "blocks.1.mlp.contract",
+    training={**WHOLE, "offload": ("activations",)},
+)
+def offloaded_input_of_the_one_before(patch: Patch) -> None:
+    get = host_activations.HostActivations._get
+
+    def before(self: Any, waiting: Any) -> Tensor:
+        own = get(self, waiting)
+        other = None if isinstance(waiting, Tensor) or waiting.before is None else waiting.before()
+        if other is None or other.host.shape != own.shape:
+            return own
+        return other.host.to(own.device)
+
+    patch.setattr(host_activations.HostActivations, "_get", before)
+
+
+@fault("attention on tensor ranks gives a value that is not a number", "blocks.0.attention")
+def attention_not_a_number(patch: Patch) -> None:
+    attend = attention.SelfAttention._attend
+
+    def divided(self: attention.SelfAttention, q: Tensor, *operands: Any) -> Tensor:
+        y = attend(self, q, *operands)
+        return y if self.streams.mesh.tensor.size == 1 else y + 0.0 * (y.detach()[:1] * 0.0).log()
+
+    patch.setattr(attention.SelfAttention, "_attend", divided)
