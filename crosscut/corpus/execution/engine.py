@@ -20,7 +20,7 @@ from typing import IO, Any, NamedTuple, Protocol
 
 from crosscut.config.corpora import EngineConfig
 from crosscut.config.errors import DataError
-from crosscut.config.system.files import require_regular
+from crosscut.config.system.files import open_own, require_regular
 from crosscut.config.system.machine import available_cores, leave_with_parent, require_room
 from crosscut.corpus.execution.stages import Record, Task, execute
 
@@ -98,7 +98,7 @@ def _opened(lock: Path) -> IO[str]:
         raise DataError(
             f"`{lock}` must be a regular file, but is not: {error.strerror}. Remove this file, and start again."
         ) from None
-    return lock.open("a")
+    return open_own(lock, "a")
 
 
 class _Here:

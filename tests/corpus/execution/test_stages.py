@@ -206,7 +206,7 @@ def test_files_of_tasks_that_are_no_more_go(tmp_path):
     Runner(tmp_path)(Given([writing("one"), writing("two", "b")]))
     (tmp_path / "first" / ".c.unfinished").mkdir()
     Runner(tmp_path)(Given([writing("one")]))
-    assert {path.name for path in (tmp_path / "first").iterdir()} == {"a.txt", "a.json"}
+    assert {path.name for path in (tmp_path / "first").iterdir()} == {".crosscut", "a.txt", "a.json"}
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_task_that_fails_leaves_nothing_and_keeps_what_is_done(tmp_path, funct
     with pytest.raises(DataError) as raised:
         Runner(tmp_path)(Given([writing("one"), Task(name="b", function=function)]))
     assert message in str(raised.value)
-    assert {path.name for path in (tmp_path / "first").iterdir()} == {"a.txt", "a.json"}
+    assert {path.name for path in (tmp_path / "first").iterdir()} == {".crosscut", "a.txt", "a.json"}
 
 
 def test_processes_give_what_one_gives_and_a_dead_one_is_told(tmp_path):
