@@ -240,8 +240,9 @@ def make_memory_folder(root: Path) -> None:
     """Make the folder `root` in memory. Raises `OSError` if that is not possible, or not safe (see `why_not_own`)."""
     if why := why_not_own(root):
         raise deletion.ForeignFolderError(root, why)
-    for folder in (root.parent, root):
-        deletion.make_folder(folder.parent, folder.name)
+    place = root.parent
+    deletion.make_folder(place.parent, place.name, id=place.name)
+    deletion.make_folder(place, root.name)
 
 
 def _remove_others(root: Path, step: int | None) -> None:
@@ -276,7 +277,7 @@ def forget_all(place: Path) -> None:
     for name in LocalFolder(place).folders():
         if KEY.fullmatch(name):
             _remove_key(place, name)
-    deletion.remove_if_empty(place.parent, place.name)
+    deletion.remove_if_empty(place.parent, place.name, id=place.name)
 
 
 def _remove_key(place: Path, key: str) -> None:

@@ -13,6 +13,9 @@ from crosscut.config.errors import DataError
 from crosscut.config.system.deletion import DRAFT, Names, claim, make_folder, remove_folder, rename_folder, unmark
 from crosscut.config.system.terminal import echo
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a full disk, or of a file that may not grow."""
+
 
 def is_taken(target: Path) -> bool:
     """Whether a path exists and is not an empty folder."""
@@ -26,8 +29,8 @@ def beside(target: Path, *, setting: str, root: Path | None = None) -> Iterator[
     the start.
 
     The temporary folder has a marker. If `root` is the parent folder of `target`, the marker has the id of this root,
-    and stays when the folder is complete. Otherwise, call `complete`. Raises `DataError` if the temporary folder cannot
-    be created. The message names the option `setting`.
+    and stays when the folder is complete. Otherwise, call `complete`. Raises `OSError` if the disk is full, and
+    `DataError` if the temporary folder cannot be created for another reason. The message names the option `setting`.
     """
     above = target.absolute().parent
     prefix = f".{target.name}.unfinished.{socket.gethostname()}."
@@ -41,6 +44,8 @@ def beside(target: Path, *, setting: str, root: Path | None = None) -> Iterator[
         _remove(above, name, target.name, owner)
         make_folder(above, name, of=target.name, id=owner)
     except OSError as error:
+        if error.errno in _FULL:
+            raise
         raise DataError(
             f"`{target}` must be a path where a folder can be created, but is not: {error.strerror}. "
             f"Choose another `{setting}`."
@@ -73,7 +78,7 @@ def unwritable(path: Path, error: OSError, *, setting: str, kept: str) -> DataEr
     """
     reason = os.strerror(error.errno) if error.errno else error  # pyarrow adds text to the system's message
     room = ""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in _FULL and error.errno != errno.EFBIG:
         place = next(place for place in (path, *path.absolute().parents) if place.is_dir())
         room = f" ({shutil.disk_usage(place).free / 1e6:,.1f} MB are free)"
     return DataError(

@@ -25,7 +25,7 @@ from crosscut.checkpoint.in_memory import (
 from crosscut.checkpoint.storage import Folder, LocalFolder
 from crosscut.config import CheckpointConfig, CheckpointError, ConfigError, RunConfig, write_whole
 from crosscut.config.run import OnFailure
-from crosscut.config.system.deletion import ForeignFolderError
+from crosscut.config.system.deletion import MARKER_FILE, ForeignFolderError
 from crosscut.config.system.files import read_small
 from crosscut.config.system.terminal import echo
 from crosscut.parallel.collectives import gather_from_all, own_rank
@@ -150,7 +150,7 @@ def _require_room(root: Path, hosts: Hosts, trainer: Trainer) -> None:
     here = hosts.of_ranks[own_rank()]
     holders = {here, (here - 1) % hosts.number}
     needed = _COPIES * sum(size for size, host in zip(sizes, hosts.of_ranks, strict=True) if host in holders)
-    used = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+    used = sum(path.stat().st_size for path in root.rglob("*") if path.is_file() and path.name != MARKER_FILE)
     room = free_bytes(root) + used
     message = (
         f"`checkpoint.in_memory` needs {needed / 1e9:.3g} GB in memory on each machine, but `{root.parents[1]}` has "

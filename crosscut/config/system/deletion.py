@@ -106,12 +106,15 @@ def marker_of(folder: Path) -> Marker | None:
 
 def claim(root: Path) -> str:
     """Return the id of a root, which must exist. A root without an id gets a new one. Several processes may claim a
-    root at the same time. Raises `OSError` if the marker cannot be written.
+    root at the same time. Raises `OSError` if the marker cannot be written, and `ForeignFolderError` if something else
+    has its name.
     """
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        found = _read_marker(descriptor)
-        return found.id if found else _mark(descriptor, Marker(secrets.token_hex(8))).id
+        found = _read_marker(descriptor) or _mark(descriptor, Marker(secrets.token_hex(8)))
+        if not found.id:
+            raise ForeignFolderError(root / MARKER_FILE, "Crosscut did not write it")
+        return found.id
     finally:
         os.close(descriptor)
 
@@ -187,10 +190,10 @@ def why_kept(root: Path, name: str, *, of: str = "", id: str = "", only: Names |
         return error.told
 
 
-def remove_if_empty(root: Path, name: str) -> None:
-    """Remove the folder `name` in `root` if it has a marker of the root and holds nothing else."""
+def remove_if_empty(root: Path, name: str, *, id: str = "") -> None:  # noqa: A002
+    """Remove the folder `name` in `root` if it has a marker of the root (or the marker `id`) and holds nothing else."""
     with suppress(OSError):
-        remove_folder(root, name, only=lambda _: False)
+        remove_folder(root, name, id=id, only=lambda _: False)
 
 
 def unmark(folder: Path) -> None:
@@ -434,7 +437,7 @@ def _read_marker(folder: int) -> Marker | None:
 
 def _mark(folder: int, marker: Marker, *, durable: bool = True) -> Marker:
     """Write the marker of an open folder, atomically, and return it. If another process has written a marker in the
-    meantime, return that marker.
+    meantime, return that marker. If something else has the name of the marker, return a marker without an id.
     """
     temporary = f"{MARKER_FILE}.{secrets.token_hex(4)}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=folder)
@@ -449,8 +452,9 @@ def _mark(folder: int, marker: Marker, *, durable: bool = True) -> Marker:
     except FileExistsError:
         marker = _read_marker(folder) or Marker("")
     except OSError:  # a file system without hard links
+        if MARKER_FILE in os.listdir(folder):
+            return _read_marker(folder) or Marker("")
         os.rename(temporary, MARKER_FILE, src_dir_fd=folder, dst_dir_fd=folder)
-        return marker
     finally:
         with suppress(FileNotFoundError):
             os.unlink(temporary, dir_fd=folder)

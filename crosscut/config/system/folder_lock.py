@@ -312,8 +312,8 @@ def _read(path: Path) -> Holder | None:
         os.close(descriptor)
     if content and not content.startswith(_BEGINNING[: len(content)]):
         raise ConfigError(
-            f"`{path}` must be the lock of a run, but Crosscut did not write this file. Move it away, or choose another "
-            "folder."
+            f"`{path}` must be the lock of a run, but Crosscut did not write this file. Move it away, or choose "
+            "another folder."
         )
     try:
         fields: dict[str, Any] = parse_json(content)
