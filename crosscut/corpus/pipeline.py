@@ -123,9 +123,9 @@ def _require_own_names(folder: Path) -> None:
     write it: the folder has no marker, and no stages of an older version. Also raise it for a link.
     """
     is_ours = marker_of(folder) is not None or is_work(folder / WORK_FOLDER)
-    for name in (CONFIG_FILE, REPORT_FILE, PAGE_FILE, TIMINGS_FILE, TOKENS_FOLDER, WORK_FOLDER):
+    for name in (CONFIG_FILE, REPORT_FILE, PAGE_FILE, TIMINGS_FILE, TOKENS_FOLDER, WORK_FOLDER, LOCK_FILE):
         path = folder / name
-        is_file = name not in (TOKENS_FOLDER, WORK_FOLDER)
+        is_file = name not in (TOKENS_FOLDER, WORK_FOLDER, LOCK_FILE)
         if path.is_symlink() or (is_file and not is_ours and path.exists()):
             but = "is a link" if path.is_symlink() else f"does, and the folder has no marker `{MARKER_FILE}`"
             raise DataError(

@@ -104,7 +104,7 @@ def exchange(temporary: Path, target: Path, only: Names) -> None:
 def _is_alive(process: str) -> bool:
     try:
         os.kill(int(process), 0)
-    except (ValueError, ProcessLookupError):
+    except (ValueError, OverflowError, ProcessLookupError):
         return False
     except OSError:
         return True
