@@ -141,7 +141,7 @@ class LocalFolder(Folder):
 
     @property
     def _root(self) -> Path:
-        return self.path.absolute().parent
+        return self.path.parent
 
     @property
     def _final_name(self) -> str:

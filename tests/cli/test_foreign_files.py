@@ -28,8 +28,8 @@ CHAT = (
     "training.batch_size=4", "training.sequence_length=64", "training.steps=1", "training.device=cpu",
 )  # fmt: skip
 TASK = (
-    "finetune", "table", "--model", "run", "--train", "train.tsv", "--dev", "dev.tsv", "--text", "text", "--label", "label",
-    "--output", "out",
+    "finetune", "table", "--model", "run", "--train", "train.tsv", "--dev", "dev.tsv", "--text", "text",
+    "--label", "label", "--output", "out",
     "training.steps=1", "training.device=cpu", "training.sequence_length=32",
 )  # fmt: skip
 OF_RUN = (
@@ -122,7 +122,8 @@ CASES = {
     ),
     "generate": Case(("generate", "run", "--prompt", "It", "--tokens", "2"), ["run/notes.txt", "run/mine/"]),
     "plan": Case(
-        ("plan", "run/config.toml", "training.device=auto", "--gpu", "h100-sxm", "--write", "plan.toml", "--html", "plan.html"),
+        ("plan", "run/config.toml", "training.device=auto", "--gpu", "h100-sxm",
+         "--write", "plan.toml", "--html", "plan.html"),
         ["notes.txt", f".plan.toml.{os.getpid()}@", f".plan.html.{os.getpid()}@"],
         ["plan.toml/", "plan.html/"],
     ),
@@ -244,3 +245,78 @@ def test_foreign_thing_whose_name_is_needed_stops_the_command(crosscut_here, her
     assert result.returncode == 2, result.stdout + result.stderr
     path = place_of(here, place).relative_to(here)
     assert any(f"{each}`" in result.stderr for each in (path, path.parent)), "the message names it, or its folder"
+
+
+KEYS = {
+    "absolute": "{outside}", "above": "../../../../outside", "file": "{outside}/thesis.txt", "place": ".",
+    "parent": "..", "empty": "", "long": "0" * 17, "another letter": "g" * 16, "two lines": "0123456789abcdef\n../..",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "key", [pytest.param(k, marks=() if k in ("absolute", "above") else pytest.mark.slow) for k in KEYS]
+)
+def test_key_in_a_runs_folder_is_never_a_path(crosscut_here, here, key):
+    """Everything beside the path was once removed when the run was resumed."""
+    (here.parent / "beside").mkdir()
+    (here.parent / "beside" / "photos.txt").write_text("mine")
+    (here / "run" / ".in-memory").write_text(KEYS[key].format(outside=here.parent / "outside"))
+    result = run_with(crosscut_here, here, CASES["in memory"], ["mem/mine/"])
+    assert result.returncode == 0, result.stderr
+    assert "`run/.in-memory` must hold a key of 16 hexadecimal digits, but does not." in result.stderr
+    assert (here.parent / "beside" / "photos.txt").read_text() == "mine"
+    assert [path.name for path in (here / "mem").iterdir()] != [], "the run kept checkpoints in memory"
+
+
+def without_markers(folder: Path) -> None:
+    """Make a folder as versions before the markers left it."""
+    for marker in folder.rglob(".crosscut"):
+        marker.unlink()
+
+
+def test_run_without_markers_resumes_and_names_what_it_may_not_remove(crosscut_here, here):
+    without_markers(here)
+    result = run_with(crosscut_here, here, CASES["resume"], [])
+    assert result.returncode == 0, result.stderr
+    old = [f"run/checkpoints/step-0000000{number}" for number in (1, 2)]
+    assert all(result.stderr.count(f"crosscut: `{path}` stays, because ") == 1 for path in old), "each is named once"
+    assert all(f"remove it with `rm -r {path}`." in result.stderr for path in old)
+    assert sorted(path.name for path in Path("run/checkpoints").glob("step-*")) == [
+        *map(os.path.basename, old),
+        "step-00000004",
+    ]
+
+
+def test_draft_that_an_old_version_left_is_named_before_the_run_would_need_its_place(crosscut_here, here):
+    draft = here / "run" / "checkpoints" / ".step-00000003.partial"
+    shutil.copytree(here / "run" / "checkpoints" / "step-00000002", draft)
+    without_markers(here)
+    refused = run_with(crosscut_here, here, CASES["resume"], [])
+    assert refused.returncode == 2
+    command = "rm -r run/checkpoints/.step-00000003.partial"
+    assert f"remove it with `{command}`." in refused.stderr
+    shutil.rmtree(draft)
+    assert run_with(crosscut_here, here, CASES["resume"], []).returncode == 0
+
+
+def test_corpus_without_markers_is_prepared_again_as_before(crosscut_here, here):
+    without_markers(here)
+    for path in (here / "again" / "tokens").iterdir():  # linked, as a run leaves them
+        path.unlink()
+        path.hardlink_to(here / "again" / "work" / "packing" / path.name)
+    result = run_with(crosscut_here, here, CASES["prepare corpus again"], ["again/work/mine/"])
+    assert result.returncode == 0, result.stderr
+    assert not (here / "again" / "work" / "language").exists(), "a stage that is no more goes"
+    assert "`again/work/mine` stays" in result.stderr
+    manifest = json.loads((here / "again" / "tokens" / "manifest.json").read_text())
+    assert len(manifest["train"]) == 1, "the tokens are replaced"
+
+
+def test_run_whose_start_was_killed_before_its_first_file_starts_again(crosscut_here, here):
+    """The lock, and a folder whose marker was not yet written."""
+    Path("new/tensorboard").mkdir(parents=True)
+    Path("new/.crosscut").write_text('{"id": "00112233445566ff", "folder": ""}')
+    Path("new/.lock").touch()
+    os.utime("new/.lock", (1, 1))
+    result = crosscut_here(*CASES["train"].command)
+    assert result.returncode == 0, result.stderr

@@ -111,7 +111,7 @@ def claim(root: Path) -> str:
     """
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        found = _read_marker(descriptor) or _mark(descriptor, Marker(secrets.token_hex(8)))
+        found = _read_marker(descriptor) or _mark(descriptor, root, Marker(secrets.token_hex(8)))
         if not found.id:
             raise ForeignFolderError(root / MARKER_FILE, "Crosscut did not write it")
         return found.id
@@ -126,17 +126,29 @@ def make_folder(root: Path, name: str, *, of: str = "", id: str = "", durable: b
     A folder that exists is used if it is empty or has this marker. Raises `ForeignFolderError` for any other folder, or
     for a link or a file in its place. If not `durable`, the marker may be lost in a power failure.
     """
-    root.mkdir(parents=True, exist_ok=True)
+    if not root.exists():
+        root.mkdir(parents=True, exist_ok=True)
     marker = Marker(id or claim(root), of or name)
     with suppress(FileExistsError):
         (root / name).mkdir()
     with _opened(root) as parent, _entered(parent, root / name) as folder:
         found = _read_marker(folder)
         if found is None and not (foreign := _first_foreign(folder, lambda _: False)):
-            found = _mark(folder, marker, durable=durable)
+            found = _mark(folder, root / name, marker, durable=durable)
         if found != marker:
             raise ForeignFolderError(root / name, _no_marker(found, "" if found else foreign))
     return root / name
+
+
+def enter_folder(root: Path, name: str) -> Path:
+    """Make the folder `name` in `root`, to which files are only added, and return its path. A folder that exists is
+    used as it is. Raises `ForeignFolderError` for a link or a file in its place.
+    """
+    path = root / name
+    if not path.exists():
+        return make_folder(root, name)
+    with _opened(root) as parent, _entered(parent, path):
+        return path
 
 
 def remove_folder(
@@ -207,7 +219,7 @@ def adopt(root: Path, name: str) -> None:
     """
     marker = Marker(claim(root), name)
     with _opened(root) as parent, _entered(parent, root / name) as folder:
-        _mark(folder, marker)
+        _mark(folder, root / name, marker)
 
 
 def rename_folder(old: Path, new: Path) -> None:
@@ -435,27 +447,36 @@ def _read_marker(folder: int) -> Marker | None:
         os.close(descriptor)
 
 
-def _mark(folder: int, marker: Marker, *, durable: bool = True) -> Marker:
-    """Write the marker of an open folder, atomically, and return it. If another process has written a marker in the
-    meantime, return that marker. If something else has the name of the marker, return a marker without an id.
+def _mark(folder: int, path: Path, marker: Marker, *, durable: bool = True) -> Marker:
+    """Write the marker of an open folder, atomically, and return it. `path` is the folder's path for messages. If
+    another process has written a marker in the meantime, return that marker. If something else has the name of the
+    marker, return a marker without an id. Raises `OSError` with the path.
     """
     temporary = f"{MARKER_FILE}.{secrets.token_hex(4)}"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=folder)
     try:
-        os.write(descriptor, marker.content())
-        if durable:
-            os.fsync(descriptor)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=folder)
+        try:
+            os.write(descriptor, marker.content())
+            if durable:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        return marker if _named(folder, temporary) else _read_marker(folder) or Marker("")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path / MARKER_FILE)) from None
     finally:
-        os.close(descriptor)
+        with suppress(OSError):
+            os.unlink(temporary, dir_fd=folder)
+
+
+def _named(folder: int, temporary: str) -> bool:
+    """Give a file the name of the marker. Returns False if the name is taken."""
     try:
         os.link(temporary, MARKER_FILE, src_dir_fd=folder, dst_dir_fd=folder)
     except FileExistsError:
-        marker = _read_marker(folder) or Marker("")
+        return False
     except OSError:  # a file system without hard links
         if MARKER_FILE in os.listdir(folder):
-            return _read_marker(folder) or Marker("")
+            return False
         os.rename(temporary, MARKER_FILE, src_dir_fd=folder, dst_dir_fd=folder)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary, dir_fd=folder)
-    return marker
+    return True

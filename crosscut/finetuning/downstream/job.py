@@ -129,7 +129,7 @@ def _prepare(
     folder = Path(order.output)
     lock = FolderLock(folder)
     until_the_end.enter_context(lock.held(_note))
-    require_own_names(folder, is_new=source is not None)
+    require_own_names(folder)
     kept = _resumed(order) if source is None else _new(order, resolved.config, source)
     kept = dataclasses.replace(kept, run=resolved.with_config(kept.run).config)
     identity = _identity(kept)
@@ -194,6 +194,7 @@ def _identity(kept: Kept) -> dict[str, Any]:
 def _new(order: TaskOrder, asked: RunConfig, source: ModelSource) -> Kept:
     """Read and encode the examples of a new run, and write them to the folder."""
     require_new_folder(Path(order.output), (TASK_FILE, CONFIG_FILE))
+    require_own_names(Path(order.output), is_new=True)
     files = files_of(order.task.name, order.data, order.files)
     special = Special(source.begin_of_text, source.end_of_text)
     task, examples = _read(dataclasses.replace(order.task, special=special, is_causal=source.model.is_causal), files)

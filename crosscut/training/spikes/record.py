@@ -15,7 +15,7 @@ from crosscut.checkpoint import Progress, list_checkpoints, read_manifest
 from crosscut.checkpoint.folders import remove_checkpoint
 from crosscut.checkpoint.format.manifest import step_of
 from crosscut.config import CheckpointError, ConfigError, RunConfig, write_whole
-from crosscut.config.system.deletion import make_folder, remove_file
+from crosscut.config.system.deletion import enter_folder, remove_file
 from crosscut.config.system.files import read_json
 from crosscut.training.spikes.order import Skip, agree
 from crosscut.training.spikes.rule import Alarm
@@ -65,7 +65,7 @@ class SkipRecord:
 
     def write(self, folder: Path) -> None:
         """Write the record atomically to a run's folder. Raises `OSError`."""
-        make_folder(folder, SPIKES_FOLDER)
+        enter_folder(folder, SPIKES_FOLDER)
         write_whole(folder / SPIKES_FOLDER / RECORD_FILE, json.dumps(asdict(self), indent=1) + "\n")
 
 

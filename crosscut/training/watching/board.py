@@ -16,7 +16,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from crosscut.config.system.deletion import make_folder
+from crosscut.config.system.deletion import enter_folder
 
 _PREFIX = "events.out.tfevents."
 
@@ -27,7 +27,7 @@ class Board:
     """
 
     def __init__(self, folder: Path, *, first_step: int) -> None:
-        make_folder(folder.parent, folder.name)
+        enter_folder(folder.parent, folder.name)
         name = f"{_PREFIX}{_begin(folder):010d}.{socket.gethostname()}.{os.getpid()}"
         # Unbuffered, so that a failed record is not written later.
         self._file = (folder / name).open("xb", buffering=0)
