@@ -30,6 +30,8 @@ toward `checkpoint.keep`."""
 
 _FILES = frozenset({MANIFEST_FILE, INDEX_FILE, OLD_INDEX_FILE, PASSED_OVER_FILE})
 _DATA = re.compile(r"rank-[0-9]+\.safetensors|__[0-9]+_[0-9]+\.distcp")
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}")
+"""Form of the name under which a file is written before it replaces another one."""
 
 Location = str | Path | Folder
 """A path, an fsspec URL, or a `Folder`."""
@@ -54,6 +56,8 @@ def checkpoint_folder(root: Location, step: int) -> Folder:
 
 def is_checkpoint_file(name: str) -> bool:
     """Whether a run writes a file of this name to the folder of a checkpoint."""
+    found = _TEMPORARY.fullmatch(name)
+    name = found[1] if found else name
     return name in _FILES or _DATA.fullmatch(name) is not None
 
 

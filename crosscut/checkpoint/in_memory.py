@@ -281,6 +281,8 @@ def forget_all(place: Path) -> None:
 
 
 def _remove_key(place: Path, key: str) -> None:
+    if why_not_own(place / key):  # a link, for example
+        return
     of_key = LocalFolder(place / key)
     for name in of_key.folders():
         _remove(of_key / name)

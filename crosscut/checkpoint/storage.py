@@ -183,7 +183,11 @@ class LocalFolder(Folder):
         is_taken = path.is_symlink() or path.exists()
         written = path.with_name(f".{name}.{secrets.token_hex(4)}") if is_taken else path
         with written.open("xb") as file:
-            yield file
+            try:
+                yield file
+            except BaseException:
+                deletion.remove_made(written)
+                raise
             file.flush()
             os.fsync(file.fileno())
         if is_taken:

@@ -81,9 +81,9 @@ def _first_ranks_view(run: RunConfig, folder: Path) -> tuple[str, int]:
     return views[0]
 
 
-def _stored_key(folder: Path) -> str:
-    """Read the key in a run's folder. Returns an empty text if there is none. A file without a valid key is named and
-    otherwise ignored.
+def _stored_key(folder: Path, *, is_named: bool = True) -> str:
+    """Read the key in a run's folder. Returns an empty text if there is none. A file without a valid key is named
+    (unless `is_named` is false) and otherwise ignored.
     """
     path = folder / KEY_FILE
     if not path.is_file():
@@ -94,11 +94,12 @@ def _stored_key(folder: Path) -> str:
         key = ""
     if KEY.fullmatch(key):
         return key
-    echo(
-        f"crosscut: `{path}` must hold a key of 16 hexadecimal digits, but does not. The run does not look for "
-        "checkpoints in memory.",
-        err=True,
-    )
+    if is_named:
+        echo(
+            f"crosscut: `{path}` must hold a key of 16 hexadecimal digits, but does not. The run does not look for "
+            "checkpoints in memory.",
+            err=True,
+        )
     return ""
 
 
@@ -109,7 +110,7 @@ def key_for(run: RunConfig, *, is_resumed: bool) -> str:
     if not run.checkpoint.in_memory:
         return ""
     path = Path(run.output.folder) / KEY_FILE
-    if is_resumed and (key := _stored_key(path.parent)):
+    if is_resumed and (key := _stored_key(path.parent, is_named=False)):
         return key
     key = secrets.token_hex(8)
     write_whole(path, key)

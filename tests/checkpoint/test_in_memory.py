@@ -11,6 +11,7 @@ from crosscut.checkpoint.in_memory import (
     FOLDER_VARIABLE,
     Held,
     Hosts,
+    forget_all,
     look_into,
     make_memory_folder,
     memory_folder,
@@ -149,6 +150,20 @@ def test_a_machine_without_files_gets_all_of_them_and_old_ones_are_removed(ranks
         assert {path.name: path.read_bytes() for path in (folder / "step-00000004").iterdir()}.items() >= FILES.items()
         assert {path.name for path in folder.iterdir()} == {MARKER_FILE, "step-00000004"}
         assert {path.name for path in folder.parent.iterdir()} == {MARKER_FILE, KEY}
+
+
+@pytest.mark.parametrize("name", ["step-00000002", "."])
+def test_link_in_memory_is_not_followed(roots: list[Path], tmp_path: Path, monkeypatch, name: str) -> None:
+    """A key, or a step, that is a link to checkpoints of another run."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "memory"))
+    root, other = memory_folder(Path("run"), KEY), tmp_path / "runs" / "checkpoints"
+    make_memory_folder(root)
+    (LocalFolder(other) / "step-00000002").make()
+    (other / "step-00000002" / ZERO).write_bytes(b"mine")
+    link = root / name if name != "." else root.with_name("0123456789abcdef")
+    link.symlink_to(other / name)
+    forget_all(root.parent)
+    assert (other / "step-00000002" / ZERO).read_bytes() == b"mine"
 
 
 def test_a_stale_checkpoint_is_removed(ranks, machines) -> None:

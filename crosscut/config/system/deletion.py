@@ -238,7 +238,7 @@ def why_not_private(base: Path, *names: str) -> str:
         (base / names[0]).mkdir(mode=0o700, parents=True)
     status = base.stat()
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX:
-        return f"every user may rename the folders in `{base}`"  # a folder could be exchanged after this check
+        return f"other users may rename the folders in `{base}`"  # a folder could be exchanged after this check
     path = base
     for name in names:
         path = path / name

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from crosscut.config.errors import ConfigError, TrainingError
-from crosscut.config.system.deletion import remove_empty_folder, remove_made, replace_file
-from crosscut.config.system.files import parse_json
+from crosscut.config.system.deletion import remove_empty_folder, remove_made
+from crosscut.config.system.files import parse_json, write_whole
 from crosscut.config.system.machine import machine_identity, process_start
 
 LOCK_FILE = ".lock"
@@ -178,10 +178,7 @@ class FolderLock:
 
     def _replace(self, path: Path, holder: Holder) -> None:
         """Write the lock file atomically."""
-        temporary = path.with_name(f"{LOCK_FILE}.{secrets.token_hex(8)}")
-        with temporary.open("x", encoding="utf-8") as file:
-            json.dump(asdict(holder), file)
-        replace_file(temporary, path)
+        write_whole(path, json.dumps(asdict(holder)))
 
     def _age(self, path: Path) -> tuple[float, float]:
         """Time of a lock file, and its age, in seconds. Both follow the clock of the file system."""

@@ -133,13 +133,14 @@ class Record:
     @classmethod
     def read(cls, path: Path) -> Record | None:
         """Read the record at `path`. Return None if the file does not exist, cannot be read, or has changed since it
-        was written.
+        was written, or if a name in it is a path: the files that a record names may be removed.
         """
         try:
             content = read_small(path)
             fields = parse_json(content)
             record = cls(**{name: value for name, value in fields.items() if name != "sha256"})
-            return record if record.content() == content else None
+            is_plain = all(Path(name).name == name for name in (record.task, *record.files))
+            return record if is_plain and record.content() == content else None
         except (OSError, ValueError, TypeError, AttributeError):
             return None
 

@@ -294,7 +294,7 @@ def test_folder_in_memory_is_private(shared: Path) -> None:
     (shared / "own" / "a" / "b").mkdir(parents=True)
     assert why_not_private(shared, "own", "a", "b") == ""
     shared.chmod(0o777)
-    assert "every user may rename the folders" in why_not_private(shared, "own", "a", "b")
+    assert "other users may rename the folders" in why_not_private(shared, "own", "a", "b")
 
 
 @pytest.mark.parametrize("level", ["own", "own/a", "own/a/b"])
