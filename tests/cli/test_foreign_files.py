@@ -133,7 +133,7 @@ CASES = {
     "doctor": Case(("doctor", "--attach", "run"), ["run/watch/notes.txt", "run/watch/mine/"], status=2),
 }  # fmt: skip
 
-SLOW = {"task", "chat", "study", "evaluate", "generate", "plan"}
+SLOW = {"in memory", "task", "chat", "study", "evaluate", "generate", "plan"}
 """Commands that only write files that the user names, or whose code for folders the quick cases run."""
 
 
@@ -238,7 +238,7 @@ def test_foreign_things_stay_and_do_not_hinder(crosscut_here, here, name):
 REFUSED = [(name, place) for name, case in CASES.items() for place in case.refused]
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize(("name", "place"), REFUSED, ids=lambda value: value)
 def test_foreign_thing_whose_name_is_needed_stops_the_command(crosscut_here, here, name, place):
     result = run_with(crosscut_here, here, CASES[name], [place])
@@ -253,9 +253,7 @@ KEYS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "key", [pytest.param(k, marks=() if k in ("absolute", "above") else pytest.mark.slow) for k in KEYS]
-)
+@pytest.mark.parametrize("key", [pytest.param(k, marks=() if k == "absolute" else pytest.mark.slow) for k in KEYS])
 def test_key_in_a_runs_folder_is_never_a_path(crosscut_here, here, key):
     """Everything beside the path was once removed when the run was resumed."""
     (here.parent / "beside").mkdir()
@@ -312,6 +310,7 @@ def test_corpus_without_markers_is_prepared_again_as_before(crosscut_here, here)
     assert len(manifest["train"]) == 1, "the tokens are replaced"
 
 
+@pytest.mark.slow  # a whole run
 def test_run_whose_start_was_killed_before_its_first_file_starts_again(crosscut_here, here):
     """The lock, and a folder whose marker was not yet written."""
     Path("new/tensorboard").mkdir(parents=True)

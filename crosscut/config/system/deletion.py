@@ -129,15 +129,22 @@ def make_folder(root: Path, name: str, *, of: str = "", id: str = "", durable: b
     if not root.exists():
         root.mkdir(parents=True, exist_ok=True)
     marker = Marker(id or claim(root), of or name)
+    path, is_new = root / name, False
     with suppress(FileExistsError):
-        (root / name).mkdir()
-    with _opened(root) as parent, _entered(parent, root / name) as folder:
-        found = _read_marker(folder)
-        if found is None and not (foreign := _first_foreign(folder, lambda _: False)):
-            found = _mark(folder, root / name, marker, durable=durable)
-        if found != marker:
-            raise ForeignFolderError(root / name, _no_marker(found, "" if found else foreign))
-    return root / name
+        path.mkdir()
+        is_new = True
+    try:
+        with _opened(root) as parent, _entered(parent, path) as folder:
+            found = _read_marker(folder)
+            if found is None and not (foreign := _first_foreign(folder, lambda _: False)):
+                found = _mark(folder, path, marker, durable=durable)
+            if found != marker:
+                raise ForeignFolderError(path, _no_marker(found, "" if found else foreign))
+    except OSError:  # such as a full disk
+        if is_new:
+            remove_empty_folder(path)
+        raise
+    return path
 
 
 def enter_folder(root: Path, name: str) -> Path:
