@@ -185,6 +185,7 @@ def copied(prepared: CorpusResult, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow  # tests/cli/test_foreign_files.py removes a stage, too
 def test_stages_that_are_no_more_leave_nothing(prepared, copied, raw):
     result = prepare_corpus(describe(raw, copied, "language.keep=[]"), progress=False)
     assert not (copied / "work" / "language").exists()
