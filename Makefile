@@ -26,6 +26,7 @@ check: .venv/ready
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
 	$(BIN)/python docs/docstrings.py
+	$(BIN)/python docs/deletions.py
 
 format: .venv/ready
 	$(BIN)/ruff check --fix .

@@ -1,6 +1,7 @@
 """Name a run's checkpoints, list them, find the newest undamaged one, and remove old ones."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 from crosscut.checkpoint.damage import find_damage
+from crosscut.checkpoint.format.index import INDEX_FILE
 from crosscut.checkpoint.format.manifest import MANIFEST_FILE, Manifest, Progress, read_manifest, step_of
+from crosscut.checkpoint.format.old_format import OLD_INDEX_FILE
 from crosscut.checkpoint.storage import (
     DRAFT_SUFFIX,
     DROPPED_SUFFIX,
@@ -24,6 +27,11 @@ from crosscut.config.system.terminal import echo
 PASSED_OVER_FILE = "passed-over.txt"
 """Name of the file that marks a damaged checkpoint as skipped by a run. A checkpoint with this file does not count
 toward `checkpoint.keep`."""
+
+_FILES = frozenset({MANIFEST_FILE, INDEX_FILE, OLD_INDEX_FILE, PASSED_OVER_FILE})
+_DATA = re.compile(r"rank-[0-9]+\.safetensors|__[0-9]+_[0-9]+\.distcp")
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}")
+"""Form of the name under which a file is written before it replaces another one."""
 
 Location = str | Path | Folder
 """A path, an fsspec URL, or a `Folder`."""
@@ -44,6 +52,37 @@ class GoodCheckpoint:
 def checkpoint_folder(root: Location, step: int) -> Folder:
     """Return the folder under `root` for the checkpoint after `step` optimizer steps."""
     return folder_at(root) / f"step-{step:08d}"
+
+
+def is_checkpoint_file(name: str) -> bool:
+    """Whether a run writes a file of this name to the folder of a checkpoint."""
+    found = _TEMPORARY.fullmatch(name)
+    name = found[1] if found else name
+    return name in _FILES or _DATA.fullmatch(name) is not None
+
+
+def remove_checkpoint(folder: Folder) -> str:
+    """Remove a checkpoint that the run wrote. Returns an empty text, or the sentence that says why the folder stays."""
+    return folder.remove(MANIFEST_FILE, is_checkpoint_file)
+
+
+def require_replaceable(root: Location, *, after: int) -> None:
+    """Check that the run can write its checkpoints after step `after`.
+
+    Raises `CheckpointError` if the folder of such a checkpoint, or its draft, is there but may not be removed, because
+    it has no marker. Otherwise, the run would fail when it reaches the step.
+    """
+    folder = folder_at(root)
+    with storage_errors_told(folder, "a folder that can be read"):
+        later = (name for name in folder.folders() if (_step_of_any(name) or 0) > after)
+        left = [told for name in later if (told := (folder / name).why_kept(is_checkpoint_file))]
+    if left:
+        raise CheckpointError("The run must be able to replace the checkpoints of later steps. " + " ".join(left))
+
+
+def _step_of_any(name: str) -> int | None:
+    """Step of a checkpoint, or of a draft that `is_left_over`, by the name of its folder."""
+    return step_of(name[1:].partition(".")[0]) if is_left_over(name) else step_of(name)
 
 
 def list_checkpoints(root: Location) -> list[Folder]:
@@ -141,7 +180,7 @@ def mark_passed_over(good: GoodCheckpoint) -> None:
             )
 
 
-def drop_old(root: Folder, *, newest: int, keep: int, keep_every: int, spared: int | None = None) -> None:
+def drop_old(root: Folder, *, newest: int, keep: int, keep_every: int, spared: int | None = None) -> list[str]:
     """Remove all checkpoints up to step `newest`, except the last `keep` checkpoints, the checkpoint of step `spared`
     and, unless `keep_every` is 0, the checkpoints whose step is a multiple of `keep_every`.
 
@@ -149,16 +188,18 @@ def drop_old(root: Folder, *, newest: int, keep: int, keep_every: int, spared: i
     checkpoints of the same age. Checkpoints that killed runs left half-written or half-removed are also removed, so no
     process may be writing a checkpoint under `root`. Checkpoints after step `newest` are kept. They exist if a run was
     resumed from an earlier step. The resumed run replaces each one when it reaches the same step.
+
+    Returns a sentence for each folder that stays because Crosscut cannot prove that it wrote the folder.
     """
     past = [c for c in list_checkpoints(root) if (step_of(c.name) or 0) <= newest]
     counted = [c for c in past if PASSED_OVER_FILE not in c.files()]
+    dropped = []
     for old in past[: past.index(counted[-keep])] if len(counted) >= keep else []:
         step = step_of(old.name) or 0
         if step != spared and (not keep_every or step % keep_every):
-            old.remove(MANIFEST_FILE)
-    for name in root.folders():
-        if is_left_over(name) or _is_unfinished(root / name, newest):
-            (root / name).remove(MANIFEST_FILE)
+            dropped.append(old)
+    dropped += [root / name for name in root.folders() if is_left_over(name) or _is_unfinished(root / name, newest)]
+    return [left for folder in dropped if (left := remove_checkpoint(folder))]
 
 
 def _is_unfinished(folder: Folder, newest: int) -> bool:

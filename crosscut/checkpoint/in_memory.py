@@ -9,17 +9,21 @@ that this machine lacks.
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from crosscut.checkpoint.damage import sha256_of
-from crosscut.checkpoint.folders import list_checkpoints
+from crosscut.checkpoint.folders import list_checkpoints, remove_checkpoint
 from crosscut.checkpoint.format.manifest import MANIFEST_FILE, read_manifest, step_of
 from crosscut.checkpoint.storage import Folder, LocalFolder
 from crosscut.config import CheckpointError
+from crosscut.config.system import deletion
 from crosscut.config.system.machine import machine_identity
+from crosscut.config.system.terminal import echo
 from crosscut.parallel.collectives import gather_from_all, own_rank
 from crosscut.parallel.state.files import Transfer, share_sizes, transfer_files
 
@@ -29,20 +33,34 @@ KEY_FILE = ".in-memory"
 """Name of the file in a run's folder that says which checkpoints in memory belong to the run."""
 
 
+KEY = re.compile("[0-9a-f]{16}")
+"""Form of a key. The file `KEY_FILE` comes from a folder that others may have written, so a key of another form is
+never used as a part of a path."""
+
+
 def memory_folder(run_folder: Path, key: str = "") -> Path:
     """Return the folder in this machine's memory for the run in `run_folder`. If `key` is given, return the subfolder
     for the checkpoints with this key.
 
-    Each new run has a new key, so checkpoints of an earlier run in the same `run_folder` are never loaded.
+    Each new run has a new key, so checkpoints of an earlier run in the same `run_folder` are never loaded. Raises
+    `ValueError` if the key has another form than `KEY`.
     """
+    if key and not KEY.fullmatch(key):
+        raise ValueError(f"a key must have 16 hexadecimal digits, but is {key!r:.60}")
     place = hashlib.sha256(str(run_folder.resolve()).encode()).hexdigest()[:16]
     root = Path(os.environ.get(FOLDER_VARIABLE) or "/dev/shm")  # noqa: S108 - the owner of the user's folder is checked
     return root / f"crosscut-{os.getuid()}" / place / key
 
 
-def is_own(path: Path) -> bool:
-    """Whether this user owns a folder. Other users may also create folders in /dev/shm."""
-    return path.is_dir() and path.lstat().st_uid == os.getuid()
+def why_not_own(root: Path) -> str:
+    """Return why the folder `root` in memory (see `memory_folder`) is not safe from other users, who may also create
+    folders in /dev/shm and can predict the names. Empty if it is safe. The user's own folder is made if it is missing.
+    """
+    base, names = root.parents[2], root.parts[-3:]
+    try:
+        return deletion.why_not_private(base, *names)
+    except OSError as error:
+        return error.strerror or "unknown error"
 
 
 def free_bytes(path: Path) -> int:
@@ -126,7 +144,7 @@ def look_into(root: Path) -> dict[int, Held]:
     """Return the checkpoints in a folder in memory, keyed by step. Damaged files count as missing."""
     found = {}
     try:
-        folders = list_checkpoints(root) if is_own(root) else []
+        folders = [] if why_not_own(root) else list_checkpoints(root)
     except CheckpointError:
         return {}
     for folder in folders:
@@ -199,9 +217,10 @@ def _complete(found: Found, root: Path, hosts: Hosts, held: Sequence[Mapping[int
     is_well = 1
     if names := missing.get(rank, []):
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_memory_folder(root)
+            LocalFolder(folder).make()
             is_well = int(sum(found.needed[name] for name in names) <= free_bytes(root))
-        except OSError:
+        except (OSError, CheckpointError):
             is_well = 0
     if not all(share_sizes(is_well)):
         return False
@@ -217,14 +236,61 @@ def _complete(found: Found, root: Path, hosts: Hosts, held: Sequence[Mapping[int
     return all(share_sizes(is_well))
 
 
+def make_memory_folder(root: Path) -> None:
+    """Make the folder `root` in memory. Raises `OSError` if that is not possible, or not safe (see `why_not_own`)."""
+    if why := why_not_own(root):
+        raise deletion.ForeignFolderError(root, why)
+    place = root.parent
+    deletion.make_folder(place.parent, place.name, id=place.name)
+    deletion.make_folder(place, root.name)
+
+
 def _remove_others(root: Path, step: int | None) -> None:
-    """Remove all of the run's files from this machine's memory, except the checkpoint of `step`. If `step` is None,
-    nothing is kept.
+    """Remove the run's checkpoints from this machine's memory, except the checkpoint of `step`. If `step` is None, none
+    is kept.
     """
-    kept = None if step is None else root / f"step-{step:08d}"
-    for place in root.parent.iterdir() if root.parent.exists() else ():
-        if place != root or kept is None:
-            shutil.rmtree(place, ignore_errors=True)
-    for path in root.iterdir() if root.exists() else ():
-        if path != kept:
-            shutil.rmtree(path, ignore_errors=True)
+    if why_not_own(root):
+        return
+    remove_other_keys(root)
+    kept = None if step is None else f"step-{step:08d}"
+    place = LocalFolder(root)
+    for name in place.folders():
+        if name != kept:
+            _remove(place / name)
+    if kept is None:
+        deletion.remove_if_empty(root.parent, root.name)
+
+
+def remove_other_keys(root: Path) -> None:
+    """Remove the checkpoints of earlier runs in the same folder from this machine's memory. The folder `root` of this
+    run stays. Call this function only if `why_not_own` says nothing against `root`.
+    """
+    for name in LocalFolder(root.parent).folders():
+        if name != root.name and KEY.fullmatch(name):
+            _remove_key(root.parent, name)
+
+
+def forget_all(place: Path) -> None:
+    """Remove all checkpoints from the folder `place` in memory, which is the folder of a run (see `memory_folder`)."""
+    if why_not_own(place / "none"):
+        return
+    for name in LocalFolder(place).folders():
+        if KEY.fullmatch(name):
+            _remove_key(place, name)
+    deletion.remove_if_empty(place.parent, place.name, id=place.name)
+
+
+def _remove_key(place: Path, key: str) -> None:
+    if why_not_own(place / key):  # a link, for example
+        return
+    of_key = LocalFolder(place / key)
+    for name in of_key.folders():
+        _remove(of_key / name)
+    deletion.remove_if_empty(place, key)
+
+
+def _remove(checkpoint: LocalFolder) -> None:
+    """Remove a checkpoint from memory. A folder that stays is named. An error of the system is ignored."""
+    with suppress(OSError):
+        if left := remove_checkpoint(checkpoint):
+            echo(f"crosscut: {left}", err=True)

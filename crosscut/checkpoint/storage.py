@@ -4,18 +4,22 @@ The two kinds of storage publish a folder atomically in different ways. On a fil
 hidden folder, every file and folder is flushed to the disk, and the hidden folder is renamed. An object store cannot
 rename a folder. On an object store, files are written with their final names, and the checkpoint is complete as soon as
 its last file, the manifest, exists. `begin`, `publish` and `remove` hide this difference from the rest of the package.
+
+Each folder gets a marker when it is begun, and only a folder with a marker is removed (`config.system.deletion`).
 """
 
 import os
-import shutil
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Self
 
 from crosscut.config import CheckpointError
+from crosscut.config.system import deletion
+from crosscut.config.system.deletion import DRAFT, MARKER_FILE, ForeignFolderError, Names, Prefix
 from crosscut.config.system.extras import install_command
 from crosscut.config.system.files import MOST_BYTES, flush_to_disk, require_regular, too_large
 
@@ -41,6 +45,13 @@ class Folder(ABC):
     @abstractmethod
     def __truediv__(self, name: str) -> Self:
         """Subfolder with this name."""
+
+    @property
+    @abstractmethod
+    def alone(self) -> Self:
+        """This folder as one that the user named. Its draft has a marker of its own, and the complete folder has none,
+        because it then belongs to the user. Any other folder belongs to a run, whose id is in the folder above.
+        """
 
     @abstractmethod
     def files(self) -> dict[str, int]:
@@ -69,20 +80,27 @@ class Folder(ABC):
     @abstractmethod
     def begin(self, last: str) -> None:
         """Create this folder as an empty draft, and remove existing files. `last` is the name of the file that is
-        written last. On an object store, the folder is complete as soon as this file exists.
+        written last. On an object store, the folder is complete as soon as this file exists. Raises `CheckpointError`
+        if a folder of this name exists that Crosscut may not remove.
         """
 
     @abstractmethod
-    def publish(self, draft: Self, last: str) -> None:
-        """Publish a complete draft as this folder. An existing folder is removed first. No reader ever sees an
-        incomplete folder. `last` is the name of the file that was written last.
+    def publish(self, draft: Self, last: str, only: Names) -> None:
+        """Publish a complete draft as this folder. An existing folder is removed first (see `remove`). No reader ever
+        sees an incomplete folder. `last` is the name of the file that was written last. Raises `CheckpointError` if a
+        folder of this name exists that Crosscut may not remove.
         """
 
     @abstractmethod
-    def remove(self, last: str) -> None:
+    def remove(self, last: str, only: Names) -> str:
         """Remove the folder with all its files. On an object store, the file `last` is removed first, so that an
-        incomplete folder is never mistaken for a complete folder.
+        incomplete folder is never mistaken for a complete folder. Returns an empty text, or the sentence that says why
+        the folder stays: it has no marker of the run, or holds files whose names are not in `only`.
         """
+
+    @abstractmethod
+    def why_kept(self, only: Names) -> str:
+        """Return the sentence that `remove` would return, without removing anything."""
 
     def read(self, name: str, *, most_bytes: int = MOST_BYTES) -> bytes:
         """Content of a small file. Raises `OSError` if the file cannot be read or is larger than `most_bytes`."""
@@ -103,6 +121,8 @@ class LocalFolder(Folder):
     """A folder of a file system, where a folder can be renamed atomically."""
 
     path: Path
+    is_alone: bool = False
+    """Whether the user named the folder (see `alone`)."""
 
     def __str__(self) -> str:
         return str(self.path)
@@ -115,9 +135,30 @@ class LocalFolder(Folder):
     def __truediv__(self, name: str) -> "LocalFolder":
         return LocalFolder(self.path / name)
 
+    @property
+    def alone(self) -> "LocalFolder":
+        """This folder as one that the user named."""
+        return replace(self, is_alone=True)
+
+    @property
+    def _root(self) -> Path:
+        return self.path.parent
+
+    @property
+    def _final_name(self) -> str:
+        """Name of the folder when it is complete."""
+        if not self.name.startswith("."):
+            return self.name
+        return self.name[1:].removesuffix(DRAFT_SUFFIX).removesuffix(DROPPED_SUFFIX)
+
+    @property
+    def _id(self) -> str:
+        return DRAFT if self.is_alone else ""
+
     def files(self) -> dict[str, int]:
         """Sizes in bytes of the files, by name."""
-        return {path.name: path.stat().st_size for path in self._entries() if path.is_file()}
+        found = (path for path in self._entries() if not path.name.startswith(MARKER_FILE))
+        return {path.name: path.stat().st_size for path in found if path.is_file()}
 
     def folders(self) -> list[str]:
         """Names of the subfolders."""
@@ -137,52 +178,70 @@ class LocalFolder(Folder):
     @contextmanager
     def create(self, name: str) -> Iterator[IO[bytes]]:
         """Open a new file for writing. The file is flushed to the disk when the context ends. An existing file, pipe or
-        link with this name is removed first, so that nothing is written through a pipe or link.
+        link with this name is replaced, so that nothing is written through a pipe or link.
         """
-        (self.path / name).unlink(missing_ok=True)
-        with (self.path / name).open("xb") as file:
-            yield file
+        path = self.path / name
+        is_taken = path.is_symlink() or path.exists()
+        written = path.with_name(f".{name}.{secrets.token_hex(4)}") if is_taken else path
+        with written.open("xb") as file:
+            try:
+                yield file
+            except BaseException:
+                deletion.remove_made(written)
+                raise
             file.flush()
             os.fsync(file.fileno())
+        if is_taken:
+            deletion.replace_file(written, path)
 
     def rename(self, old: str, new: str) -> None:
-        """Rename a file or subfolder and flush the change to the disk."""
-        (self.path / old).rename(self.path / new)
+        """Rename a subfolder and flush the change to the disk."""
+        deletion.rename_folder(self.path / old, self.path / new)
         flush_to_disk(self.path)
 
     def draft(self) -> "LocalFolder":
         """Hidden folder beside this folder. The checkpoint is written there until `publish` renames it."""
-        return LocalFolder(self.path.with_name(f".{self.name}{DRAFT_SUFFIX}"))
+        return replace(self, path=self.path.with_name(f".{self.name}{DRAFT_SUFFIX}"))
 
     def begin(self, last: str) -> None:  # noqa: ARG002 - renaming does not depend on the last file
         """Create the folder. Remains of a killed run are removed first."""
-        if self.path.exists():
-            shutil.rmtree(self.path)
-        self.path.mkdir(parents=True)
+        if left := deletion.remove_folder(self._root, self.name, of=self._final_name, id=self._id):
+            raise CheckpointError(left)
+        self.make()
 
-    def publish(self, draft: "LocalFolder", last: str) -> None:
+    def make(self) -> None:
+        """Create the folder as a draft, unless it exists. Several processes may call this method at the same time."""
+        try:
+            deletion.make_folder(self._root, self.name, of=self._final_name, id=self._id)
+        except ForeignFolderError as error:
+            raise CheckpointError(error.told) from None
+
+    def publish(self, draft: "LocalFolder", last: str, only: Names) -> None:
         """Give `draft`, the folder with the complete checkpoint, the name of this folder. An existing folder with this
         name is removed first.
         """
         flush_to_disk(draft.path)
-        if self.path.exists():
-            self.remove(last)
-        draft.path.rename(self.path)
+        if left := self.remove(last, only):
+            raise CheckpointError(left)
+        deletion.rename_folder(draft.path, self.path)
+        if self.is_alone:
+            deletion.unmark(self.path)
         flush_to_disk(self.path.parent)
         flush_to_disk(self.path.parent.parent)  # the folder of all checkpoints may be new
 
-    def remove(self, last: str) -> None:  # noqa: ARG002 - see `begin`
+    def remove(self, last: str, only: Names) -> str:  # noqa: ARG002 - see `begin`
         """Rename the folder to a hidden name, then remove its files, so that no incomplete folder is visible under the
-        original name.
+        original name. In a folder that is already hidden, everything is removed.
         """
-        if self.name.startswith("."):  # already hidden
-            shutil.rmtree(self.path)
-            return
-        dropped = self.path.with_name(f".{self.name}{DROPPED_SUFFIX}")
-        if dropped.exists():
-            shutil.rmtree(dropped)
-        self.path.rename(dropped)
-        shutil.rmtree(dropped)
+        if self.name.startswith("."):
+            return deletion.remove_folder(self._root, self.name, of=self._final_name, id=self._id)
+        hidden = f".{self.name}{DROPPED_SUFFIX}"
+        return deletion.remove_folder(self._root, self.name, id=self._id, only=only, hidden=hidden)
+
+    def why_kept(self, only: Names) -> str:
+        """Return the sentence that `remove` would return."""
+        of, is_hidden = self._final_name, self.name.startswith(".")
+        return deletion.why_kept(self._root, self.name, of=of, id=self._id, only=None if is_hidden else only)
 
 
 @dataclass(frozen=True)
@@ -190,6 +249,8 @@ class ObjectFolder(Folder):
     """A folder of an object store. Options and credentials come from fsspec's own configuration."""
 
     url: str
+    is_alone: bool = False
+    """Whether the user named the folder (see `alone`)."""
 
     def __str__(self) -> str:
         return self.url
@@ -201,6 +262,20 @@ class ObjectFolder(Folder):
 
     def __truediv__(self, name: str) -> "ObjectFolder":
         return ObjectFolder(f"{self.url}/{name}")
+
+    @property
+    def alone(self) -> "ObjectFolder":
+        """This folder as one that the user named."""
+        return replace(self, is_alone=True)
+
+    def _above(self) -> Prefix:
+        """Return the folder above."""
+        store, path = self._store()
+        return Prefix(store, path.rpartition("/")[0])
+
+    @property
+    def _id(self) -> str:
+        return DRAFT if self.is_alone else ""
 
     def _store(self) -> tuple[Any, str]:
         """Return fsspec's file system for the URL, and the path within this file system. fsspec caches one file system
@@ -223,7 +298,7 @@ class ObjectFolder(Folder):
 
     def files(self) -> dict[str, int]:
         """Sizes in bytes of the objects, by name."""
-        return self._entries("file")
+        return {name: size for name, size in self._entries("file").items() if name != MARKER_FILE}
 
     def folders(self) -> list[str]:
         """Names of the prefixes directly below the folder's prefix."""
@@ -248,9 +323,8 @@ class ObjectFolder(Folder):
         file.close()
 
     def rename(self, old: str, new: str) -> None:
-        """Rename a file or subfolder by copying and removing, because object stores cannot rename."""
-        store, path = self._store()
-        store.mv(f"{path}/{old}", f"{path}/{new}", recursive=old in self.folders())
+        """Rename a subfolder by copying and removing, because object stores cannot rename."""
+        Prefix(*self._store()).rename(old, new)
 
     def draft(self) -> "ObjectFolder":
         """The folder itself, which does not count as a checkpoint until its last file exists."""
@@ -258,24 +332,27 @@ class ObjectFolder(Folder):
 
     def begin(self, last: str) -> None:
         """Remove the objects of the folder. If the store has real folders, create the folder."""
-        self.remove(last)
+        if left := self.remove(last, lambda _: True):
+            raise CheckpointError(left)
         store, path = self._store()
         if not _BUCKETS.intersection([store.protocol] if isinstance(store.protocol, str) else store.protocol):
             store.makedirs(path, exist_ok=True)
+        self._above().make(self.name, self._id)
 
-    def publish(self, draft: "ObjectFolder", last: str) -> None:
-        """Do nothing, because the last file already completes the folder."""
+    def publish(self, draft: "ObjectFolder", last: str, only: Names) -> None:  # noqa: ARG002 - nothing is replaced
+        """Remove the marker of a folder that the user named. The last file already completes the folder."""
+        if self.is_alone:
+            self._above().unmark(self.name)
 
-    def remove(self, last: str) -> None:
+    def remove(self, last: str, only: Names) -> str:
         """Remove the folder with all its files. The file whose name is `last` is removed first: the folder counts as
         complete only while this file exists.
         """
-        store, path = self._store()
-        names = self.files()
-        for name in sorted(names, key=lambda name: name != last):
-            store.rm_file(f"{path}/{name}")
-        if store.exists(path):  # stores in which folders are more than parts of names
-            store.rm(path, recursive=True)
+        return self._above().remove(self.name, last=last, id=self._id, only=only, shown=self.url)
+
+    def why_kept(self, only: Names) -> str:
+        """Return the sentence that `remove` would return."""
+        return self._above().why_kept(self.name, id=self._id, only=only, shown=self.url)
 
 
 def folder_at(location: "str | Path | Folder") -> Folder:

@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from crosscut.config import ConfigError, CorpusConfig, load_corpus
+from crosscut.config import ConfigError, CorpusConfig, DataError, load_corpus
 from crosscut.config.conventions import CONFIG_FILE
+from crosscut.config.system.deletion import remove_file
 from crosscut.config.system.files import parse_json, read_small, write_whole
 from crosscut.corpus.sites.pages import PageFinder
 
@@ -53,7 +54,12 @@ class FinishedRun:
 
 def mark_unfinished(work: Path) -> None:
     """Remove the mark of a finished run, because a new run begins."""
-    (work / FINISHED_FILE).unlink(missing_ok=True)
+    path = work / FINISHED_FILE
+    if not remove_file(path):
+        raise DataError(
+            f"`{path}` must not exist, or must be a file that Crosscut wrote, but is not. Move it away, or choose "
+            "another `folder`."
+        )
 
 
 def cleaned_otherwise(config: CorpusConfig) -> Iterator[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -20,6 +19,9 @@ from typing import Any
 from crosscut.config import CorpusConfig, DataError, write_toml, write_whole
 from crosscut.config.conventions import CONFIG_FILE, TOKENS_FOLDER
 from crosscut.config.corpora import CleaningConfig
+from crosscut.config.system.deletion import MARKER_FILE, ForeignFolderError, marker_of
+from crosscut.config.system.files import open_own
+from crosscut.config.system.terminal import echo
 from crosscut.corpus.audit.corpus_report import build_report, measure_timings
 from crosscut.corpus.audit.explain import explain
 from crosscut.corpus.audit.page import write_page
@@ -31,7 +33,16 @@ from crosscut.corpus.documents import CLEANING, INGEST
 from crosscut.corpus.duplicates import duplicate_stages
 from crosscut.corpus.execution.engine import check_workers, start_engine
 from crosscut.corpus.execution.running import StageResult, run_stage
-from crosscut.corpus.execution.stages import Digests, PlannedStage, Stage, Task, read_records
+from crosscut.corpus.execution.stages import (
+    Digests,
+    PlannedStage,
+    Stage,
+    Task,
+    begin_work,
+    is_work,
+    read_records,
+    remove_stage,
+)
 from crosscut.corpus.filters.judging import Judge, judge_part
 from crosscut.corpus.filters.language import LanguageFilter
 from crosscut.corpus.filters.length import LengthFilter
@@ -85,6 +96,7 @@ def prepare_corpus(config: CorpusConfig, *, progress: bool = True) -> CorpusResu
     folder = Path(config.folder)
     stages = _list_stages(config)
     results: list[StageResult] = []
+    _require_own_names(folder)
     with _alone_in(folder), reading(config.duplicates.against), _writing(folder):
         check_replaceable(folder / TOKENS_FOLDER, stages.work)
         _begin(stages)
@@ -106,17 +118,33 @@ def prepare_corpus(config: CorpusConfig, *, progress: bool = True) -> CorpusResu
     return CorpusResult(config, report, tuple(results))
 
 
+def _require_own_names(folder: Path) -> None:
+    """Raise `DataError` if a file in the corpus's folder has the name of a file of the corpus, but Crosscut did not
+    write it: the folder has no marker, and no stages of an older version. Also raise it for a link.
+    """
+    is_ours = marker_of(folder) is not None or is_work(folder / WORK_FOLDER)
+    for name in (CONFIG_FILE, REPORT_FILE, PAGE_FILE, TIMINGS_FILE, TOKENS_FOLDER, WORK_FOLDER, LOCK_FILE):
+        path = folder / name
+        is_file = name not in (TOKENS_FOLDER, WORK_FOLDER, LOCK_FILE)
+        if path.is_symlink() or (is_file and not is_ours and path.exists()):
+            but = "is a link" if path.is_symlink() else f"does, and the folder has no marker `{MARKER_FILE}`"
+            raise DataError(
+                f"`{path}` must not exist, or must be a file of an earlier `crosscut prepare`, but {but}. Move it "
+                "away, or choose another `folder`."
+            )
+
+
 def _begin(stages: _StageList) -> None:
     """Mark the run as unfinished, and remove the folders of stages that this run does not have.
 
     If these folders stayed, a reader of the work folder could mistake the files of an older run for files of this run.
     """
     names = {stage.name for stage in stages.all}
-    stages.work.mkdir(exist_ok=True)
+    begin_work(Path(stages.config.folder), stages.work)
     mark_unfinished(stages.work)
-    for path in stages.work.iterdir():
-        if path.is_dir() and path.name not in names:
-            shutil.rmtree(path)
+    for path in sorted(stages.work.iterdir()):
+        if path.is_dir() and path.name not in names and (left := remove_stage(stages.work, path.name)):
+            echo(f"crosscut: {left}", err=True)
 
 
 def _report(config: CorpusConfig, stages: _StageList, results: Sequence[StageResult]) -> dict[str, Any]:
@@ -133,6 +161,8 @@ def _report(config: CorpusConfig, stages: _StageList, results: Sequence[StageRes
 def _writing(folder: Path) -> Iterator[None]:
     try:
         yield
+    except ForeignFolderError:
+        raise
     except OSError as error:
         raise unwritable(folder, error, setting="folder", kept="Finished tasks are kept.") from None
 
@@ -322,7 +352,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
     """Lock the folder, so that no other process prepares or reads the same corpus while this run changes its files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / LOCK_FILE).open("w")
+        lock = open_own(folder / LOCK_FILE, "a")
     except OSError as error:
         raise DataError(
             f"`folder` must be writable, but `{folder}` is not: {error.strerror}. Choose another `folder`."

@@ -6,10 +6,15 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from crosscut.config.errors import DataError
+from crosscut.config.system.deletion import DRAFT, Names, claim, make_folder, remove_folder, rename_folder, unmark
+from crosscut.config.system.terminal import echo
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a full disk, or of a file that may not grow."""
 
 
 def is_taken(target: Path) -> bool:
@@ -18,31 +23,52 @@ def is_taken(target: Path) -> bool:
 
 
 @contextmanager
-def beside(target: Path, *, setting: str) -> Iterator[Path]:
+def beside(target: Path, *, setting: str, root: Path | None = None) -> Iterator[Path]:
     """Create a temporary folder in the parent folder of `target`, and yield its path. At the end of the context, the
     temporary folder is removed unless it was renamed. Temporary folders that dead processes left behind are removed at
     the start.
 
-    Raises `DataError` if the temporary folder cannot be created. The message names the option `setting`.
+    The temporary folder has a marker. If `root` is the parent folder of `target`, the marker has the id of this root,
+    and stays when the folder is complete. Otherwise, call `complete`. Raises `OSError` if the disk is full, and
+    `DataError` if the temporary folder cannot be created for another reason. The message names the option `setting`.
     """
+    above = target.absolute().parent
     prefix = f".{target.name}.unfinished.{socket.gethostname()}."
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        for left in target.parent.glob(f"{glob.escape(prefix)}*"):
+        above.mkdir(parents=True, exist_ok=True)
+        owner = claim(root) if root else DRAFT
+        for left in above.glob(f"{glob.escape(prefix)}*"):
             if not _is_alive(left.name.removeprefix(prefix)):
-                shutil.rmtree(left, ignore_errors=True)
-        temporary = target.parent / f"{prefix}{os.getpid()}"
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
+                _remove(above, left.name, target.name, owner)
+        name = f"{prefix}{os.getpid()}"
+        _remove(above, name, target.name, owner)
+        make_folder(above, name, of=target.name, id=owner)
     except OSError as error:
+        if error.errno in _FULL:
+            raise
         raise DataError(
             f"`{target}` must be a path where a folder can be created, but is not: {error.strerror}. "
             f"Choose another `{setting}`."
         ) from None
     try:
-        yield temporary
+        yield target.parent / name
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with suppress(OSError):
+            remove_folder(above, name, of=target.name, id=owner)
+
+
+def _remove(above: Path, name: str, of: str, owner: str) -> None:
+    """Remove a temporary folder that a dead process left behind. A folder that stays is named."""
+    if left := remove_folder(above, name, of=of, id=owner):
+        echo(f"crosscut: {left}", err=True)
+
+
+def complete(temporary: Path, target: Path) -> None:
+    """Rename a folder that `beside` made to `target`, which must be empty or absent. The folder then belongs to the
+    user. Raises `OSError` if `target` is taken.
+    """
+    rename_folder(temporary, target)
+    unmark(target)
 
 
 def unwritable(path: Path, error: OSError, *, setting: str, kept: str) -> DataError:
@@ -52,7 +78,7 @@ def unwritable(path: Path, error: OSError, *, setting: str, kept: str) -> DataEr
     """
     reason = os.strerror(error.errno) if error.errno else error  # pyarrow adds text to the system's message
     room = ""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in _FULL and error.errno != errno.EFBIG:
         place = next(place for place in (path, *path.absolute().parents) if place.is_dir())
         room = f" ({shutil.disk_usage(place).free / 1e6:,.1f} MB are free)"
     return DataError(
@@ -61,20 +87,24 @@ def unwritable(path: Path, error: OSError, *, setting: str, kept: str) -> DataEr
     )
 
 
-def exchange(temporary: Path, target: Path) -> None:
-    """Replace the folder at `target` with `temporary`, a folder that `beside` made, and remove the old folder."""
+def exchange(temporary: Path, target: Path, only: Names) -> None:
+    """Replace the folder at `target` with `temporary`, a folder that `beside` made, and remove the old folder. `only`
+    says which names Crosscut writes to the folder. Call this function only if nothing speaks against the removal of
+    `target` (`deletion.why_kept`).
+    """
     # If this process dies, a later `beside` removes the old folder, because its name does not end in a process id.
     old = temporary.with_name(f"{temporary.name}.old")
     if target.exists():
-        target.rename(old)
-    temporary.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
+        rename_folder(target, old)
+    rename_folder(temporary, target)
+    if left := remove_folder(old.absolute().parent, old.name, of=target.name, only=only):
+        echo(f"crosscut: {left}", err=True)
 
 
 def _is_alive(process: str) -> bool:
     try:
         os.kill(int(process), 0)
-    except (ValueError, ProcessLookupError):
+    except (ValueError, OverflowError, ProcessLookupError):
         return False
     except OSError:
         return True

@@ -13,7 +13,7 @@ from pathlib import Path
 from crosscut.config.data import DataConfig
 from crosscut.config.errors import DataError
 from crosscut.config.system.machine import available_cores
-from crosscut.data.folders import beside, is_taken, unwritable
+from crosscut.data.folders import beside, complete, is_taken, unwritable
 from crosscut.data.hashing import sha256, sha256_of_all
 from crosscut.data.manifest import TOKENIZER_NAME, Manifest, Settings, SourceEntry
 from crosscut.data.mixture import Tokens, open_tokens
@@ -245,7 +245,7 @@ def _check_unchanged(sources: Sequence[Source]) -> None:
 
 def _move(temporary: Path, config: DataConfig, target: Path, sources: Sequence[Source], settings: Settings) -> None:
     try:
-        temporary.rename(target)
+        complete(temporary, target)
     except OSError:
         # Another process may have made the same folder in the meantime.
         if not is_taken(target):

@@ -11,6 +11,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from crosscut.config.errors import DataError
+from crosscut.config.system.files import open_own
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -26,7 +27,7 @@ another method (`RuntimeError`), or larger than the memory."""
 
 def save_arrays(arrays: "DataclassInstance", path: Path) -> None:
     """Write a dataclass of arrays to a file."""
-    with path.open("wb") as file:
+    with open_own(path, "wb") as file:
         np.savez_compressed(file, **{field.name: getattr(arrays, field.name) for field in fields(arrays)})
 
 

@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from crosscut.config.system.files import parse_json, read_small
+from crosscut.config.system.files import parse_json, read_small, write_whole
 from crosscut.config.system.machine import machine_identity, process_start
 from crosscut.flight.record import (
     DONE,
@@ -241,7 +241,7 @@ def read_statuses(folder: Path) -> dict[int, dict[str, Any]]:
 
 def write_status(folder: Path, rank: int, status: dict[str, Any]) -> None:
     """Write the status of a rank atomically."""
-    _write_json(status_path(folder, rank), {**status, "rank": rank})
+    write_whole(status_path(folder, rank), json.dumps({**status, "rank": rank}))
 
 
 def read_traces(folder: Path) -> dict[int, list[Trace]]:
@@ -258,13 +258,7 @@ def read_traces(folder: Path) -> dict[int, list[Trace]]:
 
 def write_traces(folder: Path, rank: int, traces: list[Trace]) -> None:
     """Write the traces that a rank took from PyTorch's Flight Recorder. The file is written atomically."""
-    _write_json(trace_path(folder, rank), traces)
-
-
-def _write_json(path: Path, value: object) -> None:
-    temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps(value), encoding="utf-8")
-    temporary.replace(path)
+    write_whole(trace_path(folder, rank), json.dumps(traces))
 
 
 def outside_stack(record: RankRecord) -> str:

@@ -31,6 +31,7 @@ from pathlib import Path
 from time import monotonic_ns, time_ns
 from typing import Any, TypeVar
 
+from crosscut.config.system.files import open_descriptor
 from crosscut.config.system.machine import machine_identity, process_start
 
 MAGIC = 0x315448474C46  # "FLGHT1"
@@ -315,9 +316,11 @@ class Record:
         self._words[Word.BEAT], self._words[Word.BEAT_WALL] = monotonic_ns(), time_ns()
 
     def copy_to(self, path: Path) -> None:
-        """Write a copy of the record to `path`. Raises `OSError` if the copy cannot be written."""
+        """Write a copy of the record to `path`. Raises `OSError` if the copy cannot be written, or if `path` is a
+        link.
+        """
         content = bytes(memoryview(self._words).cast("B")[: TABLE * 8 + self._words[Word.TABLE_BYTES]])
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+        descriptor = open_descriptor(path, os.O_WRONLY | os.O_CREAT)
         try:
             if os.pwrite(descriptor, content, 0) < len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -30,7 +30,8 @@ from typing import Self
 import torch
 import torch.distributed as dist
 
-from crosscut.config.system.files import write_whole
+from crosscut.config.system.deletion import make_folder, remove_file, remove_if_empty
+from crosscut.config.system.files import open_own, write_whole
 from crosscut.config.system.terminal import echo
 from crosscut.flight import RECORD, Phase
 from crosscut.flight.reading import (
@@ -128,11 +129,12 @@ class Watch:
 
     def __enter__(self) -> Self:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.run_folder, FOLDER)
             self._withdraw()
             RECORD.open(rank=self.rank, world_size=self.world_size, on_device=self._device.type == "cuda")
         except OSError as error:
-            echo(f"Crosscut cannot explain hangs of this run, because the record cannot be written: {error}.", err=True)
+            why = getattr(error, "told", f"{error}.")
+            echo(f"Crosscut cannot explain hangs of this run, because the record cannot be written: {why}", err=True)
             return self
         self._copy()
         self._thread.start()
@@ -147,9 +149,9 @@ class Watch:
         self._thread.join()
         RECORD.close()
         with suppress(OSError):
-            record_path(self.folder, self.rank).unlink(missing_ok=True)
+            remove_file(record_path(self.folder, self.rank))
             self._withdraw()
-            self.folder.rmdir()  # only the last rank finds the folder empty
+            remove_if_empty(self.run_folder, FOLDER)  # only the last rank finds the folder empty
 
     def obey(self, asked: Callable[[], bool]) -> None:
         """Make this rank end its process during a hang if `asked()` is true, which means that the run was asked to
@@ -246,7 +248,7 @@ class Watch:
         """Remove the files that this rank has written about a hang, and the marker files."""
         written = (status_path(self.folder, self.rank), trace_path(self.folder, self.rank))
         for path in (*written, self.folder / _REPORTED, self.folder / _ASKED):
-            path.unlink(missing_ok=True)
+            remove_file(path)
 
     def _copy(self) -> None:
         path = record_path(self.folder, self.rank)
@@ -254,7 +256,7 @@ class Watch:
             RECORD.copy_to(path)
         except OSError:  # the disk is full: leave the rest of the room to the run's own files
             with suppress(OSError):
-                path.unlink(missing_ok=True)
+                remove_file(path)
 
     def _explain(self, stalled: float) -> bool:
         """Write this rank's status and, if this rank is the lowest one that has written a status, the report. Returns
@@ -263,7 +265,7 @@ class Watch:
         self._copy()
         self._has_status = True
         with suppress(OSError):
-            (self.folder / _ASKED).touch()
+            open_own(self.folder / _ASKED, "ab").close()
             write_status(self.folder, self.rank, {"stacks": self._stacks(), "seconds": stalled})
             write_traces(self.folder, self.rank, own_traces(self._since))
         deadline = time.monotonic() + min(_GRACE, self._least)
@@ -297,7 +299,7 @@ class Watch:
         write_whole(path, text)
         self._path = path
         row = {"step": hang.step, "hang_seconds": round(hang.seconds, 1), "hang_rank": hang.cause}
-        with (self.run_folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        with open_own(self.run_folder / "metrics.jsonl", "a") as file:
             file.write(json.dumps(row) + "\n")
         echo(f"This report is also in `{path}`.", err=True)
 

@@ -5,12 +5,11 @@ and be exported even if the model's folder is moved.
 """
 
 import json
-import shutil
 from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from crosscut.config import ConfigError, RunConfig
+from crosscut.config import ConfigError, RunConfig, write_whole
 from crosscut.config.conventions import INITIAL_FOLDER, LABELS_FILE
 from crosscut.config.published.folders import (
     GENERATION_FILE,
@@ -20,7 +19,8 @@ from crosscut.config.published.folders import (
     TOKENIZER_FILE,
     read_published,
 )
-from crosscut.config.system.files import parse_json, read_small
+from crosscut.config.system.deletion import make_folder, remove_folder
+from crosscut.config.system.files import copy_file, parse_json, read_small
 from crosscut.data import Tokenizer
 from crosscut.data.hashing import sha256
 from crosscut.data.manifest import MANIFEST_NAME
@@ -32,18 +32,20 @@ COMPANIONS = (TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE, "chat_template.jinja",
 
 def keep_companions(published: Path, folder: Path) -> None:
     """Copy the config, the tokenizer and the tokenizer's optional files (`COMPANIONS`) of a published model to
-    `folder`. An existing `folder` is replaced.
+    `folder`. An existing `folder` is replaced. Raises `ConfigError` if Crosscut did not write it.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    for name in (MODEL_FILE, TOKENIZER_FILE, *COMPANIONS):
+    names = (MODEL_FILE, TOKENIZER_FILE, *COMPANIONS)
+    if left := remove_folder(folder.parent, folder.name, only=lambda name: name in names):
+        raise ConfigError(f"The run must be able to write `{folder}`. {left}")
+    make_folder(folder.parent, folder.name)
+    for name in names:
         if (published / name).is_file():
-            shutil.copyfile(published / name, folder / name)
+            copy_file(published / name, folder / name)
 
 
 def keep_labels(folder: Path, labels: Sequence[str]) -> None:
     """Write the names of a run's classes, in the order of their logits, to the folder of the run."""
-    (folder / LABELS_FILE).write_text(json.dumps(list(labels), ensure_ascii=False) + "\n", encoding="utf-8")
+    write_whole(folder / LABELS_FILE, json.dumps(list(labels), ensure_ascii=False) + "\n")
 
 
 def labels_of(folders: Iterable[Path], num_classes: int) -> tuple[str, ...]:

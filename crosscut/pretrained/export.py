@@ -92,7 +92,7 @@ class _Target:
         )
         if config.solves_task and config.is_causal:
             table.update(_padding(beside["tokenizer"]))
-        return cls(folder=folder_at(out), config=config, dtype=dtype, table=table, **beside)
+        return cls(folder=folder_at(out).alone, config=config, dtype=dtype, table=table, **beside)
 
     def require_new(self) -> None:
         """Raise `ConfigError` if the folder is not empty."""
@@ -110,9 +110,9 @@ class _Target:
                 for name, content in _beside(self.tokenizer, self.ends).items():
                     draft.write(name, content)
                 draft.write(MODEL_FILE, _json(self.table))
-                self.folder.publish(draft, MODEL_FILE)
+                self.folder.publish(draft, MODEL_FILE, _nothing)
             except BaseException:
-                draft.remove(MODEL_FILE)
+                draft.remove(MODEL_FILE, lambda _: True)
                 raise
         num_bytes = sum(math.prod(shape) for shape in shapes.values()) * self.dtype.itemsize
         return Exported(str(self.folder), len(shapes), [file.name for file in files], num_bytes)
@@ -127,6 +127,11 @@ def _padding(tokenizer: Path) -> dict[str, int]:
     found = [inner.token_to_id(name) for name in ("[PAD]", "<pad>")]
     known = [number for number in found if number is not None]
     return {"pad_token_id": known[0]} if known else {}
+
+
+def _nothing(_: str) -> bool:
+    """Say that no file may be removed, because a new folder is empty."""
+    return False
 
 
 def require_new(folder: Folder) -> None:
@@ -165,9 +170,10 @@ def export_checkpoint(
     return replace(target.write(tensors), is_averaged=source.is_averaged)
 
 
-def export_adapter(source: ModelSource, out: str | Path, *, base: str = "") -> list[str]:
-    """Write the adapters of a checkpoint to a new folder in PEFT's format. `base` names the published model to which
-    the adapters belong. Returns the names of the published weights that the adapters change.
+def export_adapter(source: ModelSource, out: str | Path | Folder, *, base: str = "") -> list[str]:
+    """Write the adapters of a checkpoint to a new folder in PEFT's format. A `Folder` belongs to a run; a path is one
+    that the user named. `base` names the published model to which the adapters belong. Returns the names of the
+    published weights that the adapters change.
 
     Raises `ConfigError` if the source has no adapters of its own, or if the folder is not empty, and `CheckpointError`
     if a file cannot be read or written.
@@ -177,7 +183,7 @@ def export_adapter(source: ModelSource, out: str | Path, *, base: str = "") -> l
             f"`{source.folder}` must be a checkpoint of a run with adapters (`model.lora_rank`), but has no adapters. "
             "Export the whole model instead."
         )
-    folder = folder_at(out)
+    folder = out if isinstance(out, Folder) else folder_at(out).alone
     require_new(folder)
     _, read = _reader(source)
     draft = folder.draft()
@@ -185,9 +191,9 @@ def export_adapter(source: ModelSource, out: str | Path, *, base: str = "") -> l
         draft.begin(CONFIG_NAME)
         try:
             names = write_adapter(draft, source.model, read, base=base)
-            folder.publish(draft, CONFIG_NAME)
+            folder.publish(draft, CONFIG_NAME, _nothing)
         except BaseException:
-            draft.remove(CONFIG_NAME)
+            draft.remove(CONFIG_NAME, lambda _: True)
             raise
     return names
 

@@ -17,6 +17,7 @@ import torch
 from crosscut.checkpoint import Progress
 from crosscut.config import LayoutError, RunConfig
 from crosscut.config.layout import Elastic
+from crosscut.config.system.files import open_own
 from crosscut.config.training import Device
 from crosscut.launch.processes import choose_device, started_world_size, was_started
 from crosscut.launch.restarts import keeps_store
@@ -114,7 +115,7 @@ class Restart:
         last = values.pop("last_step_at")
         values["seconds_lost"] = None if last is None else max(0.0, time.time() - last) + self.seconds_of_steps_lost
         try:
-            with (folder / RESTARTS_FILE).open("a", encoding="utf-8") as file:
+            with open_own(folder / RESTARTS_FILE, "a") as file:
                 file.write(json.dumps(values) + "\n")
         except OSError:
             return

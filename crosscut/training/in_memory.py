@@ -3,17 +3,31 @@ machines have enough memory, makes the saver, and removes the checkpoints at the
 """
 
 import secrets
-import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from crosscut.checkpoint import GoodCheckpoint, Saver, list_checkpoints, read_manifest
 from crosscut.checkpoint.format.manifest import step_of
-from crosscut.checkpoint.in_memory import FOLDER_VARIABLE, KEY_FILE, Hosts, free_bytes, is_own, memory_folder, restore
+from crosscut.checkpoint.in_memory import (
+    FOLDER_VARIABLE,
+    KEY,
+    KEY_FILE,
+    Hosts,
+    forget_all,
+    free_bytes,
+    make_memory_folder,
+    memory_folder,
+    remove_other_keys,
+    restore,
+    why_not_own,
+)
 from crosscut.checkpoint.storage import Folder, LocalFolder
-from crosscut.config import CheckpointConfig, CheckpointError, ConfigError, RunConfig
+from crosscut.config import CheckpointConfig, CheckpointError, ConfigError, RunConfig, write_whole
 from crosscut.config.run import OnFailure
+from crosscut.config.system.deletion import MARKER_FILE, ForeignFolderError
+from crosscut.config.system.files import read_small
+from crosscut.config.system.terminal import echo
 from crosscut.parallel.collectives import gather_from_all, own_rank
 from crosscut.parallel.state.parameters import local_part
 from crosscut.training.step import Trainer
@@ -56,14 +70,37 @@ def _first_ranks_view(run: RunConfig, folder: Path) -> tuple[str, int]:
     rank sees them. The key is empty for a new run.
     """
     key, newest = "", -1
-    if own_rank() == 0 and (folder / KEY_FILE).is_file():
-        key = (folder / KEY_FILE).read_text(encoding="utf-8").strip()
+    if own_rank() == 0:
+        key = _stored_key(folder)
+    if key:
         try:
             newest = max((step_of(c.name) or 0 for c in list_checkpoints(run.checkpoints_folder)), default=-1)
         except CheckpointError:  # the run reports the error when it looks for the checkpoint on disk
             newest = sys.maxsize
     views: list[tuple[str, int]] = gather_from_all((key, newest))
     return views[0]
+
+
+def _stored_key(folder: Path, *, is_named: bool = True) -> str:
+    """Read the key in a run's folder. Returns an empty text if there is none. A file without a valid key is named
+    (unless `is_named` is false) and otherwise ignored.
+    """
+    path = folder / KEY_FILE
+    if not path.is_file():
+        return ""
+    try:
+        key = read_small(path).strip()
+    except (OSError, ValueError):
+        key = ""
+    if KEY.fullmatch(key):
+        return key
+    if is_named:
+        echo(
+            f"crosscut: `{path}` must hold a key of 16 hexadecimal digits, but does not. The run does not look for "
+            "checkpoints in memory.",
+            err=True,
+        )
+    return ""
 
 
 def key_for(run: RunConfig, *, is_resumed: bool) -> str:
@@ -73,10 +110,10 @@ def key_for(run: RunConfig, *, is_resumed: bool) -> str:
     if not run.checkpoint.in_memory:
         return ""
     path = Path(run.output.folder) / KEY_FILE
-    if is_resumed and path.is_file():
-        return path.read_text(encoding="utf-8").strip()
+    if is_resumed and (key := _stored_key(path.parent, is_named=False)):
+        return key
     key = secrets.token_hex(8)
-    path.write_text(key, encoding="utf-8")
+    write_whole(path, key)
     return key
 
 
@@ -88,9 +125,8 @@ def memory_saver(run: RunConfig, key: str, trainer: Trainer) -> Saver:
     """
     root = memory_folder(Path(run.output.folder), key)
     hosts = Hosts.of_run(root)
-    for place in root.parent.iterdir() if hosts.leads(own_rank()) and root.parent.exists() else ():
-        if place != root:  # an earlier run in the same folder
-            shutil.rmtree(place, ignore_errors=True)
+    if hosts.leads(own_rank()) and not why_not_own(root):
+        remove_other_keys(root)
     _require_room(root, hosts, trainer)
     saver = Saver(
         LocalFolder(root),
@@ -105,19 +141,17 @@ def memory_saver(run: RunConfig, key: str, trainer: Trainer) -> Saver:
 
 
 def _require_room(root: Path, hosts: Hosts, trainer: Trainer) -> None:
-    top, owned = root.parents[1], ""
+    owned = why_not_own(root)
     try:
-        top.mkdir(mode=0o700, parents=True, exist_ok=True)
-        root.mkdir(parents=True, exist_ok=True)
+        if not owned:
+            make_memory_folder(root)
     except OSError as error:
-        owned = f"{error.strerror}"
-    if not owned and not (is_own(top) and is_own(root)):
-        owned = "another user owns it"
+        owned = error.told if isinstance(error, ForeignFolderError) else f"{error.strerror}"
     sizes: list[int] = gather_from_all(bytes_of_state(trainer))
     here = hosts.of_ranks[own_rank()]
     holders = {here, (here - 1) % hosts.number}
     needed = _COPIES * sum(size for size, host in zip(sizes, hosts.of_ranks, strict=True) if host in holders)
-    used = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+    used = sum(path.stat().st_size for path in root.rglob("*") if path.is_file() and path.name != MARKER_FILE)
     room = free_bytes(root) + used
     message = (
         f"`checkpoint.in_memory` needs {needed / 1e9:.3g} GB in memory on each machine, but `{root.parents[1]}` has "
@@ -128,7 +162,8 @@ def _require_room(root: Path, hosts: Hosts, trainer: Trainer) -> None:
     if owned:
         message = (
             f"`checkpoint.in_memory` needs a folder in memory that this user can write to, but this user cannot write "
-            f"to `{root}`: {owned}. Name another file system in {FOLDER_VARIABLE}, or set checkpoint.in_memory=0."
+            f"to `{root}`: {owned.removesuffix('.')}. Name another file system in {FOLDER_VARIABLE}, or set "
+            "checkpoint.in_memory=0."
         )
     short = [text for text in gather_from_all(message if owned or needed > room else "") if text]
     if short:
@@ -149,4 +184,4 @@ def bytes_of_state(trainer: Trainer) -> int:
 
 def forget(run: RunConfig, key: str) -> None:
     """Remove the run's checkpoints from this machine's memory. Call this when a newer checkpoint is on disk."""
-    shutil.rmtree(memory_folder(Path(run.output.folder), key).parent, ignore_errors=True)
+    forget_all(memory_folder(Path(run.output.folder), key).parent)

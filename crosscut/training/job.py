@@ -19,6 +19,7 @@ from crosscut.checkpoint import (
     list_checkpoints,
     mark_passed_over,
 )
+from crosscut.checkpoint.folders import require_replaceable
 from crosscut.checkpoint.storage import LocalFolder, folder_at
 from crosscut.config import (
     CheckpointError,
@@ -32,6 +33,7 @@ from crosscut.config import (
 )
 from crosscut.config.conventions import CONFIG_FILE, INITIAL_FOLDER
 from crosscut.config.published.folders import TOKENIZER_FILE, is_published, reason_against_export
+from crosscut.config.system.deletion import claim
 from crosscut.config.system.files import parse_json, read_small
 from crosscut.config.system.folder_lock import FolderLock
 from crosscut.config.system.terminal import new_console
@@ -228,11 +230,12 @@ def _prepare(resolved: ResolvedRun, resume: Resume, profile: bool = False, memor
     """Create the run's folder, prepare its tokens and find the checkpoint to resume from."""
     run = resolved.config
     folder = Path(run.output.folder)
-    require_own_names(folder)
+    require_own_names(folder)  # also before the checkpoints are read
     require_no_conversations(folder)
     may_be_done = resume == "auto"  # an earlier start may have been killed just before it wrote the report
     good, source = _checkpoint_of(run, resume, memory)
     resume = good is not None
+    require_own_names(folder, is_new=not resume)
     tokens = _tokens(run, resume)
     if not resume:
         _note_smaller_vocabulary(run, tokens)
@@ -243,6 +246,7 @@ def _prepare(resolved: ResolvedRun, resume: Resume, profile: bool = False, memor
     identity = identity_of(run, tokens)
     progress = None if good is None else require_resumable(run, good.folder, identity, may_be_all=may_be_done)
     done = progress.step if progress else 0
+    require_replaceable(run.checkpoints_folder, after=done)
     if profile:
         require_steps(run.training.steps - done)
     if good is not None and progress:
@@ -304,6 +308,7 @@ def _fill_folder(run: RunConfig, folder: Path, good: GoodCheckpoint | None) -> N
     that the run skips.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    claim(folder)
     if good is not None:  # the old config stays until this run has written its first checkpoint
         mark_passed_over(good)
         return

@@ -3,11 +3,15 @@
 import shlex
 from pathlib import Path
 
+from crosscut.checkpoint.in_memory import KEY_FILE
 from crosscut.config import ConfigError, ResolvedRun, RunConfig
-from crosscut.config.conventions import CHAT_FOLDER, CHECKPOINTS_FOLDER, CONFIG_FILE, INITIAL_FOLDER
+from crosscut.config.conventions import CHAT_FOLDER, CHECKPOINTS_FOLDER, CONFIG_FILE, INITIAL_FOLDER, LABELS_FILE
 from crosscut.config.data import Objective
+from crosscut.config.system.deletion import MARKER_FILE, marker_of
+from crosscut.flight.reading import FOLDER as WATCH_FOLDER
 from crosscut.launch.processes import choose_device
 from crosscut.parallel import require_symmetric_memory
+from crosscut.training.elastic import RESTARTS_FILE
 from crosscut.training.precision import require_imitable_precision, require_precision
 from crosscut.training.speed.compilation import require_compilation
 from crosscut.training.spikes.record import SPIKES_FOLDER
@@ -15,8 +19,8 @@ from crosscut.training.watching.metrics import METRICS_FILE, TENSORBOARD_FOLDER
 from crosscut.training.watching.profiling import PROFILE_FOLDER
 from crosscut.training.watching.run_report import PLOT_FILE, SAMPLE_FILE, SUMMARY_FILE
 
-_FILES = (METRICS_FILE, CONFIG_FILE, PLOT_FILE, SAMPLE_FILE, SUMMARY_FILE)
-_FOLDERS = (TENSORBOARD_FOLDER, PROFILE_FOLDER, CHECKPOINTS_FOLDER, INITIAL_FOLDER, SPIKES_FOLDER)
+_FILES = (METRICS_FILE, CONFIG_FILE, PLOT_FILE, SAMPLE_FILE, SUMMARY_FILE, LABELS_FILE, KEY_FILE, RESTARTS_FILE)
+_FOLDERS = (TENSORBOARD_FOLDER, PROFILE_FOLDER, CHECKPOINTS_FOLDER, INITIAL_FOLDER, SPIKES_FOLDER, WATCH_FOLDER)
 
 
 def require_capabilities(run: ResolvedRun, *, only_to_verify: bool = False) -> None:
@@ -77,18 +81,37 @@ def require_no_conversations(folder: Path) -> None:
         )
 
 
-def require_own_names(folder: Path) -> None:
+def require_own_names(folder: Path, *, is_new: bool = False) -> None:
     """Raise `ConfigError` if something in the output folder has the name of a file or folder of the run, but is of
     another kind. For example, a folder in place of a file would end the run at its first step, and a FIFO would block
-    the run.
+    the run. A link would lead the run to another folder of the user.
+
+    If `is_new`, also raise `ConfigError` if the folder has no marker of Crosscut, but holds something with a name of
+    the run: the new run would replace a file of the user.
     """
+    is_foreign = is_new and marker_of(folder) is None
     for name in (*_FILES, *_FOLDERS):
         path, is_file = folder / name, name in _FILES
+        remedy = "Move whatever has this name now, or set `output.folder` to another folder."
         if path.exists() and not (path.is_file() if is_file else path.is_dir()):
+            kind = "regular file" if is_file else "folder"
+            raise ConfigError(f"`{path}` must be a {kind}, but is not. The run needs this name. {remedy}")
+        if path.is_symlink():
             raise ConfigError(
-                f"`{path}` must be a {'regular file' if is_file else 'folder'}, but is not. The run needs this name. "
-                "Move whatever has this name now, or set `output.folder` to another folder."
+                f"`{path}` must not be a link, but is one. A run follows no links in its folder. {_instead(name)}"
             )
+        if is_foreign and path.exists():
+            raise ConfigError(
+                f"`{path}` must not exist, because a new run writes something of this name, and the folder has no "
+                f"marker `{MARKER_FILE}` of an earlier run. {remedy}"
+            )
+
+
+def _instead(name: str) -> str:
+    """Return the remedy for a link in a run's folder."""
+    if name == CHECKPOINTS_FOLDER:
+        return "Remove the link, and set `checkpoint.folder` to the folder that it names."
+    return "Remove the link, or set `output.folder` to another folder."
 
 
 def require_no_spikes(run: RunConfig) -> None:

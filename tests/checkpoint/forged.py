@@ -10,6 +10,7 @@ from typing import Any
 from crosscut.checkpoint.format.index import INDEX_FILE, _sealed
 from crosscut.checkpoint.format.manifest import MANIFEST_FILE, _render
 from crosscut.checkpoint.format.old_format import OLD_INDEX_FILE
+from crosscut.config.system.deletion import MARKER_FILE
 
 
 class Program:
@@ -36,7 +37,7 @@ def fit_hashes(checkpoint: Path, **changed: Any) -> None:
     files = {
         path.name: {"size": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
         for path in sorted(checkpoint.iterdir())
-        if path.name != MANIFEST_FILE
+        if path.name not in (MANIFEST_FILE, MARKER_FILE)
     }
     edit_manifest(checkpoint, lambda table: table.update(files=files, **changed))
 

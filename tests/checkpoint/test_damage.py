@@ -14,6 +14,7 @@ from crosscut.checkpoint.format.index import INDEX_FILE
 from crosscut.checkpoint.format.manifest import MANIFEST_FILE, FileEntry, Manifest, _render, dump_manifest
 from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import CheckpointError
+from crosscut.config.system.deletion import MARKER_FILE
 from tests.checkpoint.states import progress_at, save_steps, small_state
 from tests.endless import ENDLESS
 from tests.memory import at_most
@@ -35,7 +36,7 @@ def checkpoint(saved, tmp_path) -> Path:
 
 
 def files_of(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir())
+    return sorted(path for path in folder.iterdir() if path.name != MARKER_FILE)
 
 
 def flip(folder: Path, generator: random.Random) -> list[str]:

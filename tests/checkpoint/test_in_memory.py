@@ -11,13 +11,18 @@ from crosscut.checkpoint.in_memory import (
     FOLDER_VARIABLE,
     Held,
     Hosts,
+    forget_all,
     look_into,
+    make_memory_folder,
     memory_folder,
     newest_complete,
     restore,
 )
+from crosscut.checkpoint.storage import LocalFolder
+from crosscut.config.system.deletion import MARKER_FILE
 from crosscut.parallel.state.files import Transfer
 
+KEY = "00112233445566ff"
 FILES = {"rank-0.safetensors": b"zero", "rank-1.safetensors": b"one", "rank-2.safetensors": b""}
 
 
@@ -28,7 +33,7 @@ def write(root: Path, step: int, names: list[str], *, wrote: str = "data 3") -> 
     progress = Progress(step=step, samples=step, layout=wrote)
     manifest = Manifest(progress=progress, files=entries, tensors={}, values=(), versions=current_versions())
     folder = root / f"step-{step:08d}"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "manifest.json").write_bytes(dump_manifest(manifest))
     for name in names:
         (folder / name).write_bytes(FILES[name])
@@ -114,7 +119,7 @@ def restored(roots: list[Path], newer_than: int) -> str | None:
     """On one of several ranks, each on a machine of its own: the folder that is restored."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(FOLDER_VARIABLE, str(roots[dist.get_rank()]))
-        root = memory_folder(Path("run"), "key")
+        root = memory_folder(Path("run"), KEY)
         assert root.is_relative_to(roots[dist.get_rank()])
         found = restore(root, newer_than=newer_than)
         return None if found is None else str(found)
@@ -127,13 +132,14 @@ def machines(ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folders = []
     for top, names in zip(tops, ([ZERO, ONE, TWO], []), strict=True):
         monkeypatch.setenv(FOLDER_VARIABLE, str(top))
-        folders.append(memory_folder(Path("run"), "key"))
-        folders[-1].mkdir(parents=True)
+        folders.append(memory_folder(Path("run"), KEY))
+        make_memory_folder(folders[-1])
+        make_memory_folder(folders[-1].with_name("0123456789abcdef"))  # of an earlier run
+        for name in ("step-00000004", "step-00000002", ".step-00000006.partial", "../0123456789abcdef/step-00000009"):
+            (LocalFolder(folders[-1]) / name).make()
         if names:
             write(folders[-1], 4, names)
             write(folders[-1], 2, names)
-        (folders[-1].parent / "older key" / "step-00000009").mkdir(parents=True)
-        (folders[-1] / ".step-00000006.partial").mkdir()
     return tops, folders
 
 
@@ -142,8 +148,22 @@ def test_a_machine_without_files_gets_all_of_them_and_old_ones_are_removed(ranks
     assert ranks.run(2, restored, tops, 3) == [str(folder / "step-00000004") for folder in folders]
     for folder in folders:
         assert {path.name: path.read_bytes() for path in (folder / "step-00000004").iterdir()}.items() >= FILES.items()
-        assert [path.name for path in folder.iterdir()] == ["step-00000004"]
-        assert [path.name for path in folder.parent.iterdir()] == ["key"]
+        assert {path.name for path in folder.iterdir()} == {MARKER_FILE, "step-00000004"}
+        assert {path.name for path in folder.parent.iterdir()} == {MARKER_FILE, KEY}
+
+
+@pytest.mark.parametrize("name", ["step-00000002", "."])
+def test_link_in_memory_is_not_followed(roots: list[Path], tmp_path: Path, monkeypatch, name: str) -> None:
+    """A key, or a step, that is a link to checkpoints of another run."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "memory"))
+    root, other = memory_folder(Path("run"), KEY), tmp_path / "runs" / "checkpoints"
+    make_memory_folder(root)
+    (LocalFolder(other) / "step-00000002").make()
+    (other / "step-00000002" / ZERO).write_bytes(b"mine")
+    link = root / name if name != "." else root.with_name("0123456789abcdef")
+    link.symlink_to(other / name)
+    forget_all(root.parent)
+    assert (other / "step-00000002" / ZERO).read_bytes() == b"mine"
 
 
 def test_a_stale_checkpoint_is_removed(ranks, machines) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from crosscut.checkpoint.storage import LocalFolder
 from crosscut.cli.main import commands
 from crosscut.config import CheckpointError, ConfigError, load_run
 from crosscut.config.system.folder_lock import FolderLock
@@ -133,9 +134,9 @@ def test_nothing_to_look_at_is_told(tmp_path):
 
 def leave_a_draft(root: Path, *, age: float) -> Path:
     draft = root / ".step-00000006.partial"
-    draft.mkdir()
+    LocalFolder(draft).make()
     (draft / "rank-0.safetensors").write_bytes(b"half")
-    for path in (draft / "rank-0.safetensors", draft):
+    for path in (*draft.iterdir(), draft):
         os.utime(path, (time.time() - age,) * 2)
     return draft
 

@@ -76,7 +76,7 @@ def test_full_disk_stops_the_run_without_a_traceback(crosscut_here, book, tmp_pa
     """The disk has room for the first rows of the metrics and for the first scalars, but for no checkpoint."""
     tokens = f"data.tokens={tmp_path / 'tokens'}"
     settings = (*TINY, f"data.text={book}", tokens, "training.steps=24", "checkpoint.every=12", "layout.tensor=1")
-    with disk_of(tmp_path / "disk", 16) as disk:
+    with disk_of(tmp_path / "disk", 28) as disk:
         result = crosscut_here("train", *settings, f"output.folder={disk / 'run'}", "checkpoint.on_failure=stop")
         assert result.returncode == 2, result.stderr
         assert "Traceback" not in result.stderr + result.stdout
@@ -119,7 +119,7 @@ def test_run_whose_config_does_not_fit_ends_with_a_message(crosscut_here, book, 
         result = crosscut_here("train", *settings, f"output.folder={disk}")
         assert result.returncode == 2, result.stderr
         assert result.stderr.splitlines()[-1] == (
-            f"crosscut: `{disk}/config.toml` must be a path that this command can use, but is not: No space left on "
+            f"crosscut: `{disk}/.crosscut` must be a path that this command can use, but is not: No space left on "
             "device. Free some space, or choose another path."
         )
 

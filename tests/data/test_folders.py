@@ -7,25 +7,48 @@ from pathlib import Path
 import pytest
 
 from crosscut.config import DataError
-from crosscut.data.folders import beside, exchange, is_taken
+from crosscut.config.system.deletion import DRAFT, MARKER_FILE, make_folder
+from crosscut.data.folders import beside, complete, exchange, is_taken
 
 
 def test_new_folder_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
     target = tmp_path / "tokens"
     for number in (1, 2):
-        with beside(target, setting="folder") as temporary:
+        with beside(target, setting="folder", root=tmp_path) as temporary:
             (temporary / f"{number}.txt").write_text("new")
             assert temporary.parent == tmp_path
-            exchange(temporary, target)
-        assert [path.name for path in target.iterdir()] == [f"{number}.txt"]
-    assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
+            exchange(temporary, target, lambda name: name.endswith(".txt"))
+        assert {path.name for path in target.iterdir()} == {f"{number}.txt", MARKER_FILE}
+    assert {path.name for path in tmp_path.iterdir()} == {"tokens", MARKER_FILE}
+
+
+def test_folder_that_is_complete_belongs_to_the_user(tmp_path: Path) -> None:
+    with beside(tmp_path / "tokens", setting="folder") as temporary:
+        (temporary / "a.txt").write_text("new")
+        complete(temporary, tmp_path / "tokens")
+    assert [path.name for path in tmp_path.rglob("*")] == ["tokens", "a.txt"], "no marker is left"
+
+
+def left_by_a_killed_process(tmp_path: Path, *, has_marker: bool) -> Path:
+    name = f".tokens.unfinished.{socket.gethostname()}.{os.getpid()}.old"
+    left = make_folder(tmp_path, name, of="tokens", id=DRAFT) if has_marker else tmp_path / name
+    left.mkdir(exist_ok=True)
+    (left / "a.txt").write_text("old")
+    return left
 
 
 def test_old_folder_of_a_process_that_was_killed_between_is_removed(tmp_path: Path) -> None:
-    left = tmp_path / f".tokens.unfinished.{socket.gethostname()}.{os.getpid()}.old"
-    left.mkdir()
+    left = left_by_a_killed_process(tmp_path, has_marker=True)
     with beside(tmp_path / "tokens", setting="folder"):
         assert not left.exists()
+
+
+def test_folder_of_this_name_that_crosscut_did_not_make_stays_and_is_named(tmp_path: Path, capsys) -> None:
+    left = left_by_a_killed_process(tmp_path, has_marker=False)
+    with beside(tmp_path / "tokens", setting="folder"):
+        pass
+    assert (left / "a.txt").read_text() == "old"
+    assert f"remove it with `rm -r {left}`" in capsys.readouterr().err
 
 
 def test_failure_leaves_what_was_there(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def train_with_a_stop(folder: Path, stopped: bool) -> dict[str, Any]:
     if helper.ident is not None:
         helper.join()
     dist.barrier()
-    return {**told, "left": sorted(path.name for path in folder.iterdir())}
+    return {**told, "left": sorted(path.name for path in folder.glob("[!.]*"))}
 
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "reads data"])

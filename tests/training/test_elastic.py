@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from crosscut.checkpoint import list_checkpoints
+from crosscut.checkpoint.folders import remove_checkpoint
 from crosscut.config import LayoutError
 from crosscut.training.elastic import RESTARTS_FILE, Restart, for_started_ranks, is_elastic, read_restarts
 from crosscut.training.watching.metrics import METRICS_FILE, read_metrics
@@ -93,10 +94,10 @@ def test_a_run_that_loses_ranks_and_gets_them_back_has_the_losses_of_an_undistur
     folder = Path(elastic.output.folder)
     (folder / "summary.json").unlink()
     for checkpoint in list_checkpoints(elastic.checkpoints_folder)[1:]:  # as if killed after step 3
-        checkpoint.remove("")
+        assert remove_checkpoint(checkpoint) == ""
     ranks.run(1, whole_run, elastic)
     (folder / "summary.json").unlink()
-    list_checkpoints(elastic.checkpoints_folder)[-1].remove("")
+    assert remove_checkpoint(list_checkpoints(elastic.checkpoints_folder)[-1]) == ""
     ranks.run(2, whole_run, elastic)
     lost, back = read_restarts(folder)
     names = ("step", "before", "after", "steps_lost")

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 
 from crosscut.checkpoint.damage import find_damage, sha256_of
-from crosscut.checkpoint.folders import is_left_over, list_checkpoints
+from crosscut.checkpoint.folders import is_checkpoint_file, is_left_over, list_checkpoints, remove_checkpoint
 from crosscut.checkpoint.format.index import INDEX_FILE
 from crosscut.checkpoint.format.manifest import (
     MANIFEST_FILE,
@@ -66,8 +66,9 @@ def _remove_left_over(root: Folder, name: str, dry_run: bool) -> Action:
         newest = max(path.stat().st_mtime for path in (folder.path, *folder.path.iterdir()))
         if (age := time.time() - newest) < _SECONDS_IN_USE:
             return Action(str(folder), "leave", f"it changed {age:.0f} s ago, so a run may be writing it")
-    if not dry_run:
-        folder.remove(MANIFEST_FILE)
+    left = folder.why_kept(is_checkpoint_file) if dry_run else remove_checkpoint(folder)
+    if left:
+        return Action(str(folder), "leave", left)
     return Action(str(folder), "remove", "a run was stopped while it was writing or removing this folder")
 
 
@@ -76,6 +77,8 @@ def _treat(root: Folder, name: str, damage: list[str], good: list[Folder], dry_r
     try:
         manifest = _rebuilt(folder, good)
     except CheckpointError as error:
+        if foreign := _foreign(folder):
+            return Action(str(folder), "leave", f"{foreign}; {' '.join(damage)}")
         aside = _free_name(root, f"{ASIDE}{name}")
         if not dry_run:
             root.rename(name, aside)
@@ -88,6 +91,13 @@ def _treat(root: Folder, name: str, damage: list[str], good: list[Folder], dry_r
         f"only the manifest was damaged: all {len(manifest.tensors)} tensors can be read and pass their checksums; "
         f"the facts about the run are copied from `{good[-1].name}`",
     )
+
+
+def _foreign(folder: Folder) -> str:
+    """Return why a damaged folder is not a checkpoint that somebody wrote with Crosscut. Empty if it may be one."""
+    names = [*folder.folders(), *folder.files()]
+    strange = next((name for name in names if not is_checkpoint_file(name)), None)
+    return f"it holds `{strange}`, which no run writes to a checkpoint" if strange else ""
 
 
 def _free_name(root: Folder, name: str) -> str:

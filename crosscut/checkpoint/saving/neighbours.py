@@ -6,9 +6,10 @@ the index and the manifest, and publishes the draft. Only then is the previous c
 checkpoint exists at any time.
 """
 
-import shutil
+from contextlib import suppress
 from typing import Any
 
+from crosscut.checkpoint.folders import is_checkpoint_file, remove_checkpoint
 from crosscut.checkpoint.format.index import INDEX_FILE
 from crosscut.checkpoint.format.manifest import MANIFEST_FILE
 from crosscut.checkpoint.in_memory import Hosts
@@ -28,7 +29,7 @@ class NeighbourCopies:
 
     def begin(self, draft: LocalFolder) -> None:
         """Create the draft if it does not exist. The coordinator has already created the draft on its own machine."""
-        draft.path.mkdir(parents=True, exist_ok=True)
+        draft.make()
 
     def spread(self, draft: LocalFolder, name: str, *, is_written: bool) -> None:
         """Send this rank's file `name` in `draft` to the next machine, and receive the files that the previous machine
@@ -52,14 +53,16 @@ class NeighbourCopies:
             transfers = [Transfer(name, size, 0, other) for name, size in sizes.items() for other in leaders[1:]]
             transfer_files(transfers, draft.path, self.group)
             if rank in leaders:
-                folder.publish(draft, MANIFEST_FILE)
-        except OSError:
+                folder.publish(draft, MANIFEST_FILE, is_checkpoint_file)
+        except (OSError, CheckpointError):
             is_well = 0
         if not all(share_sizes(is_well, self.group)):
             raise CheckpointError(f"`{folder}` was not written, because a machine denies access or has no free space.")
-        for path in folder.path.parent.iterdir() if rank in leaders else ():
-            if path.name != folder.name:
-                shutil.rmtree(path, ignore_errors=True)
+        root = LocalFolder(folder.path.parent)
+        for name in root.folders() if rank in leaders else ():
+            if name != folder.name:
+                with suppress(OSError):
+                    remove_checkpoint(root / name)
 
 
 def _size(folder: LocalFolder, name: str) -> int:

@@ -83,6 +83,8 @@ class Saver:
         self.copies: NeighbourCopies | None = None
         """Exchange of files with other machines if this saver writes to the machines' memory, otherwise None."""
         self._buffers = HostBuffers()
+        self._named = set[str]()
+        """Sentences about folders that stay, which have been printed."""
         self._group = background_group()
         self._thread: ThreadPoolExecutor
         self._writing: Future[None] | None = None
@@ -231,7 +233,10 @@ class Saver:
         try:
             job.written()
             keep, every = self.config.keep, self.config.keep_every
-            drop_old(self.root, newest=job.progress.step, keep=keep, keep_every=every, spared=self.spared)
+            left = drop_old(self.root, newest=job.progress.step, keep=keep, keep_every=every, spared=self.spared)
+            for text in [text for text in left if text not in self._named]:
+                self._named.add(text)
+                echo(f"crosscut: {text}", err=True)
         except Exception as error:
             echo(
                 f"crosscut: `{job.folder}` is complete, but recording it or removing old checkpoints failed: "

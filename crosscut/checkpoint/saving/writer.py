@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from crosscut.checkpoint.damage import DATA_SUFFIX
+from crosscut.checkpoint.folders import is_checkpoint_file, remove_checkpoint
 from crosscut.checkpoint.format.index import INDEX_FILE, Entry, Index, Part, Value, dtype_name, dump_index
 from crosscut.checkpoint.format.manifest import (
     MANIFEST_FILE,
@@ -157,7 +158,7 @@ class CheckpointWriter(dcp.StorageWriter):
             )
             self.draft.write(MANIFEST_FILE, dump_manifest(manifest))
             if self.copies is None:
-                self.folder.publish(self.draft, MANIFEST_FILE)
+                self.folder.publish(self.draft, MANIFEST_FILE, is_checkpoint_file)
                 self.published()
 
     def discard(self) -> None:
@@ -166,7 +167,7 @@ class CheckpointWriter(dcp.StorageWriter):
         """
         if self._has_begun:
             with suppress(Exception):  # the storage may be the cause of the failure
-                self.draft.remove(MANIFEST_FILE)
+                remove_checkpoint(self.draft)
 
     def reset(self, checkpoint_id: Any = None) -> None:
         """Do nothing, because a writer writes only one checkpoint."""

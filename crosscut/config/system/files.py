@@ -8,15 +8,18 @@ in another encoding, or extremely nested JSON. The functions of this module read
 import errno
 import json
 import os
+import secrets
+import shutil
 import stat
 import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any
+from typing import IO, Any
 
 from crosscut.config.errors import ConfigError, CrosscutError
+from crosscut.config.system.deletion import remove_made, replace_file
 
 MOST_BYTES = 1 << 28
 """Maximum size of a JSON or TOML file. The largest real files are tokenizers of 50 MB."""
@@ -145,21 +148,69 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file atomically: to a temporary file first, which is flushed to the disk and then renamed. After a crash,
-    the path holds either the old content or the new content, never a part. Raises `OSError` with the path if the file
-    cannot be written.
+    the path holds either the old content or the new content, never a part. A link at `path` is replaced; its target is
+    not changed. Raises `OSError` with the path if the file cannot be written.
     """
     data = content.encode("utf-8") if isinstance(content, str) else content
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    is_made = False
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
+            is_made = True
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        replace_file(temporary, path)
     except OSError as error:  # on a full disk, an incomplete file would only take up space
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        if is_made:
+            with suppress(OSError):
+                remove_made(temporary)
         raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def open_own(path: Path, mode: str) -> IO[Any]:
+    """Open a file in a folder of Crosscut for writing, with `mode` "w", "wb", "a" or "ab". Text is in UTF-8.
+
+    A file that somebody has linked to this name is not opened: the target may be any file of the user. Raises `OSError`
+    for a symbolic link, for a file with several hard links, and for anything but a regular file.
+    """
+
+    def opener(name: str, flags: int) -> int:  # noqa: ARG001 - the same path
+        descriptor = open_descriptor(path, flags & ~os.O_TRUNC)
+        if "w" in mode:
+            os.ftruncate(descriptor, 0)
+        return descriptor
+
+    return open(path, mode, encoding=None if "b" in mode else "utf-8", opener=opener)
+
+
+def open_descriptor(path: Path, flags: int) -> int:
+    """Open a file in a folder of Crosscut, with the flags of `os.open`, and return its descriptor. Raises the errors of
+    `open_own`.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)  # a FIFO does not block
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _linked(path) from None
+        raise
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISREG(status.st_mode):
+        raise _linked(path)
+    raise NotRegularError(errno.EINVAL, "It is not a regular file", str(path))
+
+
+def _linked(path: Path) -> OSError:
+    return OSError(errno.ELOOP, "It is a link, and Crosscut does not write through links", str(path))
+
+
+def copy_file(source: Path, path: Path) -> None:
+    """Copy a file to a folder of Crosscut. Raises the errors of `open_own`."""
+    with source.open("rb") as file, open_own(path, "wb") as copy:
+        shutil.copyfileobj(file, copy)
 
 
 def flush_to_disk(path: Path) -> None:

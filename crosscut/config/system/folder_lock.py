@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from crosscut.config.errors import ConfigError, TrainingError
-from crosscut.config.system.files import parse_json
+from crosscut.config.system.deletion import remove_empty_folder, remove_made
+from crosscut.config.system.files import parse_json, write_whole
 from crosscut.config.system.machine import machine_identity, process_start
 
 LOCK_FILE = ".lock"
@@ -33,6 +34,8 @@ BEAT = 5.0
 """Seconds between two renewals of a lock."""
 STALE = 60.0
 """Age in seconds after which the lock of another machine counts as abandoned."""
+_BEGINNING = b'{"token": "'
+"""First bytes of every lock file. A file with other content is not a lock."""
 _MOST_BYTES = 1 << 20
 """Maximum size of a lock file. Each process adds about 30 bytes."""
 _ENDING = 1.0
@@ -122,8 +125,7 @@ class FolderLock:
         finally:
             self._release()
             for folder in missing:
-                with suppress(OSError):  # not empty
-                    folder.rmdir()
+                remove_empty_folder(folder)
 
     def _acquire(self, folder: Path, told: Callable[[str], None]) -> None:
         path, first_seen = folder / LOCK_FILE, 0.0
@@ -162,7 +164,7 @@ class FolderLock:
             with file:
                 json.dump(asdict(Holder.here(self.token)), file)
         except OSError:  # on a full disk, an empty lock file would count as the lock of another machine
-            path.unlink()
+            remove_made(path)
             raise
         return True
 
@@ -176,18 +178,16 @@ class FolderLock:
 
     def _replace(self, path: Path, holder: Holder) -> None:
         """Write the lock file atomically."""
-        temporary = path.with_name(f"{LOCK_FILE}.{self.token}")
-        temporary.write_text(json.dumps(asdict(holder)), encoding="utf-8")
-        temporary.replace(path)
+        write_whole(path, json.dumps(asdict(holder)))
 
     def _age(self, path: Path) -> tuple[float, float]:
         """Time of a lock file, and its age, in seconds. Both follow the clock of the file system."""
-        probe = path.with_name(f"{LOCK_FILE}.{self.token}")
-        probe.touch()
-        now = probe.stat().st_mtime
-        probe.unlink()
-        with path.open("rb") as file:  # see `_read`
-            seen = os.fstat(file.fileno()).st_mtime
+        probe = path.with_name(f"{LOCK_FILE}.{secrets.token_hex(8)}")
+        with probe.open("x") as file:
+            now = os.fstat(file.fileno()).st_mtime
+        remove_made(probe)
+        with path.open("rb") as lock:  # see `_read`
+            seen = os.fstat(lock.fileno()).st_mtime
         return seen, now - seen
 
     @contextmanager
@@ -242,7 +242,7 @@ class FolderLock:
         for folder in self.folders:
             with suppress(OSError):
                 if self._is_ours(folder / LOCK_FILE):
-                    (folder / LOCK_FILE).unlink()
+                    remove_made(folder / LOCK_FILE)
 
     def _is_ours(self, path: Path) -> bool:
         try:
@@ -307,6 +307,11 @@ def _read(path: Path) -> Holder | None:
         content = os.read(descriptor, _MOST_BYTES)
     finally:
         os.close(descriptor)
+    if content and not content.startswith(_BEGINNING[: len(content)]):
+        raise ConfigError(
+            f"`{path}` must be the lock of a run, but Crosscut did not write this file. Move it away, or choose "
+            "another folder."
+        )
     try:
         fields: dict[str, Any] = parse_json(content)
         return Holder(**fields)

@@ -87,6 +87,15 @@ def read_losses(folder: Path, task: str, key: str) -> list[Loss]:
         return []
 
 
+def is_list_of_losses(path: Path) -> bool:
+    """Whether a file is a task's list of lost records."""
+    try:
+        content = parse_json(read_small(path))
+        return isinstance(content, dict) and content.keys() == {"key", "losses"}
+    except (OSError, ValueError):
+        return False
+
+
 def add_loss(folder: Path, task: str, key: str, loss: Loss) -> None:
     """Add a record to a task's list of lost records. Raises `OSError` if the list cannot be written."""
     losses = [*read_losses(folder, task, key), loss]

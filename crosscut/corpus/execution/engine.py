@@ -25,7 +25,7 @@ from typing import IO, Any, NamedTuple, Protocol, Self
 from crosscut.config.corpora import EngineConfig
 from crosscut.config.errors import CrosscutError, DataError
 from crosscut.config.system.extras import install_command
-from crosscut.config.system.files import require_regular
+from crosscut.config.system.files import open_own, require_regular
 from crosscut.config.system.machine import available_cores, leave_with_parent, require_room
 from crosscut.corpus.execution.budget import NOTE_BYTES, add_loss, clear_note, find_loss
 from crosscut.corpus.execution.stages import Record, Task, execute
@@ -93,7 +93,7 @@ def _opened(lock: Path) -> IO[str]:
         raise DataError(
             f"`{lock}` must be a regular file, but is not: {error.strerror}. Remove this file, and start again."
         ) from None
-    return lock.open("a")
+    return open_own(lock, "a")
 
 
 class _Processes:

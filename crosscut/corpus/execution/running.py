@@ -6,8 +6,18 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from crosscut.config.system.terminal import echo
 from crosscut.corpus.execution.engine import Call, Engine
-from crosscut.corpus.execution.stages import Counts, Digests, Record, Stage, add_counts, is_done, remove_others
+from crosscut.corpus.execution.stages import (
+    Counts,
+    Digests,
+    Record,
+    Stage,
+    add_counts,
+    begin_folder,
+    is_done,
+    remove_others,
+)
 from crosscut.data.progress import ProgressBar
 
 
@@ -42,9 +52,10 @@ def run_stage(stage: Stage, work: Path, *, engine: Engine, digests: Digests, bar
     """
     started = time.monotonic()
     folder = work / stage.name
-    folder.mkdir(parents=True, exist_ok=True)
+    begin_folder(work, stage.name)
     tasks = stage.tasks(work)
-    remove_others(folder, tasks)
+    for left in remove_others(folder, tasks):
+        echo(f"crosscut: {left}", err=True)
     records: dict[str, Record] = {}
     calls: list[Call] = []
     for task in tasks:

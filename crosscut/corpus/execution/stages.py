@@ -14,18 +14,32 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from crosscut.config.system.deletion import (
+    MARKER_FILE,
+    ForeignFolderError,
+    adopt,
+    make_folder,
+    marker_of,
+    remove_file,
+    remove_folder,
+    replace_file,
+    why_kept,
+)
 from crosscut.config.system.files import flush_to_disk, parse_json, read_small, write_whole
-from crosscut.corpus.execution.budget import Watch, losses_name, read_losses
+from crosscut.corpus.execution.budget import Watch, is_list_of_losses, losses_name, read_losses
 from crosscut.data.folders import unwritable
 from crosscut.data.hashing import sha256
+
+_UNFINISHED = ".unfinished"
+"""End of the name of a task's temporary folder."""
 
 Counts = dict[str, Any]
 """Figures that a task reports about its work, as JSON values. `add_counts` adds up the counts of a stage's tasks."""
@@ -125,13 +139,14 @@ class Record:
     @classmethod
     def read(cls, path: Path) -> Record | None:
         """Read the record at `path`. Return None if the file does not exist, cannot be read, or has changed since it
-        was written.
+        was written, or if a name in it is a path: the files that a record names may be removed.
         """
         try:
             content = read_small(path)
             fields = parse_json(content)
             record = cls(**{name: value for name, value in fields.items() if name != "sha256"})
-            return record if record.content() == content else None
+            is_plain = all(Path(name).name == name for name in (record.task, *record.files))
+            return record if is_plain and record.content() == content else None
         except (OSError, ValueError, TypeError, AttributeError):
             return None
 
@@ -203,45 +218,114 @@ def execute(folder: Path, task: Task, key: str, note: Any = None) -> Record:
     exception, the task's unfinished files are removed.
     """
     owner = os.getpid() if note is None else os.getppid()  # the supervisor, so that a second attempt clears the first
-    temporary = folder / f".{task.name}.{socket.gethostname()}.{owner}.unfinished"
+    name = f".{task.name}.{socket.gethostname()}.{owner}{_UNFINISHED}"
     started = time.monotonic()
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+        remove_folder(folder, name)
+        temporary = make_folder(folder, name, durable=False)
         watch = Watch(note, read_losses(folder, task.name, key)) if task.is_watched else Watch()
         counts = task.function(Output(temporary, watch))
         watch.stop()
-        written = sorted(temporary.iterdir())
+        written = sorted(path for path in temporary.iterdir() if path.name != MARKER_FILE)
         files = {path.name: sha256(path) for path in written}
         sizes = {path.name: path.stat().st_size for path in written}
-        record_path = folder / f"{task.name}.json"
-        assert record_path.name not in files, f"{record_path.name} is the task's record"
-        record_path.unlink(missing_ok=True)  # the task counts as not done until its new record is written
-        for path in written:
-            flush_to_disk(path)
-            path.replace(folder / path.name)
+        _replace(folder, task, written)
         seconds = time.monotonic() - started
         record = Record(
             task=task.name, key=key, seconds=seconds, size=task.size, files=files, sizes=sizes, counts=counts
         )
-        write_whole(record_path, record.content())
+        write_whole(folder / f"{task.name}.json", record.content())
         return record
+    except ForeignFolderError:
+        raise
     except OSError as error:
         raise unwritable(folder, error, setting="folder", kept="Finished tasks are kept.") from None
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with suppress(OSError):
+            remove_folder(folder, name)
 
 
-def remove_others(folder: Path, tasks: Sequence[Task]) -> None:
-    """Remove the files of tasks that the stage no longer has, and the unfinished files of killed tasks."""
+def _replace(folder: Path, task: Task, written: Sequence[Path]) -> None:
+    """Move the files of a task into its stage's folder, in place of the files and the record of an earlier run."""
+    record_path = folder / f"{task.name}.json"
+    names = {path.name for path in written}
+    assert record_path.name not in names, f"{record_path.name} is the task's record"
+    before = Record.read(record_path)
+    remove_file(record_path)  # the task counts as not done until its new record is written
+    for name in () if before is None else before.files.keys() - names:
+        remove_file(folder / name)
+    for path in written:
+        flush_to_disk(path)
+        replace_file(path, folder / path.name)
+
+
+def remove_others(folder: Path, tasks: Sequence[Task]) -> list[str]:
+    """Remove the files of tasks that the stage no longer has, and the unfinished files of killed tasks. The records of
+    the tasks name the files. Files that no record names stay, because a user may have put them there.
+
+    Returns a sentence for each unfinished folder that stays.
+    """
     names = {task.name for task in tasks}
     kept = {losses_name(name) for name in names}
+    dropped = {path.name for path in folder.glob(losses_name("*")) if is_list_of_losses(path)}
     for record in _records_in(folder):
-        if record.task in names:
-            kept |= {*record.files, f"{record.task}.json"}
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if path.name not in kept:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        (kept if record.task in names else dropped).update((*record.files, f"{record.task}.json"))
+    for name in dropped - kept:
+        remove_file(folder / name)
+    unfinished = (path.name for path in folder.glob(f".*{_UNFINISHED}"))
+    return [left for name in unfinished if (left := remove_folder(folder, name))]
+
+
+def remove_stage(work: Path, name: str) -> str:
+    """Remove the folder of a stage that the corpus no longer has. Returns an empty text, or the sentence that says why
+    the folder stays.
+    """
+    _adopt_old(work, name)
+    if left := why_kept(work, name):
+        return left
+    remove_others(work / name, ())
+    return remove_folder(work, name, only=lambda _: False)
+
+
+def begin_work(folder: Path, work: Path) -> None:
+    """Make the folder `work` of a corpus in `folder`. A folder of an older version of Crosscut gets a marker.
+
+    Raises `ForeignFolderError` for a folder that may hold files of the user.
+    """
+    if marker_of(work) is None and is_work(work):
+        adopt(folder, work.name)
+    make_folder(folder, work.name)
+
+
+def is_work(work: Path) -> bool:
+    """Whether a folder holds the folder of a stage."""
+    return work.is_dir() and any(_has_record(path) for path in work.iterdir())
+
+
+def _has_record(folder: Path) -> bool:
+    return folder.is_dir() and any(True for _ in _records_in(folder))
+
+
+def begin_folder(work: Path, name: str) -> Path:
+    """Make the folder of a stage, and return its path. A folder that an older version of Crosscut made, without a
+    marker, gets one if the records of its tasks account for all of its files.
+
+    Raises `ForeignFolderError` for a folder that may hold files of the user.
+    """
+    _adopt_old(work, name)
+    return make_folder(work, name)
+
+
+def _adopt_old(work: Path, name: str) -> None:
+    """Give the folder of a stage of an older version a marker, if it holds records of tasks, and nothing but these
+    records, the files that the records name, and unfinished folders.
+    """
+    folder = work / name
+    if folder.is_symlink() or not folder.is_dir() or marker_of(folder) is not None:
+        return
+    names = {name for record in _records_in(folder) for name in (*record.files, f"{record.task}.json")}
+    if names and {path.name for path in folder.iterdir() if not path.name.endswith(_UNFINISHED)} <= names:
+        adopt(work, name)
 
 
 def _records_in(folder: Path) -> Iterator[Record]:

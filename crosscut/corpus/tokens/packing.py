@@ -29,6 +29,7 @@ import numpy.typing as npt
 from crosscut.config.corpora import CorpusConfig, TokensConfig
 from crosscut.config.data import Objective
 from crosscut.config.errors import DamagedDataError, DataError
+from crosscut.config.system.deletion import MARKER_FILE, adopt, marker_of, remove_file, why_kept
 from crosscut.corpus.documents import read_table
 from crosscut.corpus.execution.stages import Counts, Output, Record, Task, read_records
 from crosscut.corpus.parts import find_parts
@@ -282,10 +283,13 @@ def publish(work: Path, target: Path, bar: ProgressBar) -> None:
         return
     check_replaceable(target, work)
     try:
-        with beside(target, setting="folder") as temporary:
+        written = _written_names(target, work).__contains__
+        if left := why_kept(target.absolute().parent, target.name, only=written):
+            raise DataError(f"`{target}` must be replaced, because the tokens have changed. {left} Then start again.")
+        with beside(target, setting="folder", root=target.absolute().parent) as temporary:
             for name, source in names.items():
                 _link(folder / source, temporary / name)
-            exchange(temporary, target)
+            exchange(temporary, target, written)
     except OSError as error:
         raise unwritable(target, error, setting="folder", kept="Finished tasks are kept.") from None
 
@@ -318,7 +322,7 @@ def _check_whole(folder: Path, record: Record, phase: Phase) -> None:
     phase.finish()
     if damaged:
         for name in damaged:
-            (folder / name).unlink()  # the task then counts as not done
+            remove_file(folder / name)  # the task then counts as not done
         raise DamagedDataError(
             f"`{folder / damaged[0]}` must be unchanged since it was written, but is damaged. Start "
             "`crosscut prepare` again to rewrite the shards."
@@ -331,7 +335,7 @@ def _is_same(folder: Path, target: Path, names: Mapping[str, str]) -> bool:
     `names` maps the names of the published files to the names of the stage's files. Only copies are compared, because a
     link is the same file.
     """
-    if not target.is_dir() or {path.name for path in target.iterdir()} != set(names):
+    if not target.is_dir() or _names_in(target) != set(names):
         return False
     pairs = [(target / name, folder / source) for name, source in names.items()]
     copies = [pair for pair in pairs if not pair[0].samefile(pair[1])]
@@ -343,28 +347,44 @@ def check_replaceable(target: Path, work: Path) -> None:
     """Raise `DataError` if `target` exists and holds anything other than token shards of a corpus.
 
     The names of the shards come from the manifest. If the manifest is damaged or missing, they come from the records of
-    the stage `packing` in `work`.
+    the stage `packing` in `work`. A folder without a marker, from an older version of Crosscut, gets a marker if its
+    files are links to the files of the stage.
     """
-    if not is_taken(target) or (target.is_dir() and _is_known(target, work)):
+    if not is_taken(target):
         return
-    try:
-        manifest = Manifest.read(target)
-        suffixes = (".tokens", ".index", ".sentences", ".bin", _INDEX)
-        shards = {f"{entry.name}{suffix}" for entry in (*manifest.train, manifest.validation) for suffix in suffixes}
-        others = {path.name for path in target.iterdir()} - shards - {MANIFEST_NAME, TOKENIZER_NAME}
-        replaceable = bool(manifest.corpus) and not others
-    except DataError:
-        replaceable = False
-    if not replaceable:
+    if not (target.is_dir() and _names_in(target) <= _written_names(target, work)):
         raise DataError(
             f"`{target}` must not exist, or must hold only token shards of a corpus, but holds other files. Choose "
             f"another `folder`, or move the files away."
         )
+    if marker_of(target) is None and any(_is_linked(record, work, target) for record in read_records(work, PACKING)):
+        adopt(target.absolute().parent, target.name)
 
 
-def _is_known(target: Path, work: Path) -> bool:
-    names = {path.name for path in target.iterdir()}
-    return any(names <= set(_published(record)) for record in read_records(work, PACKING))
+def _written_names(target: Path, work: Path) -> set[str]:
+    """Return the names of the files that Crosscut writes to the token folder `target`."""
+    names = {name for record in read_records(work, PACKING) for name in _published(record)}
+    try:
+        manifest = Manifest.read(target)
+    except DataError:
+        return names
+    if manifest.corpus:
+        suffixes = (".tokens", ".index", ".sentences", ".bin", _INDEX)
+        names |= {f"{entry.name}{suffix}" for entry in (*manifest.train, manifest.validation) for suffix in suffixes}
+        names |= {MANIFEST_NAME, TOKENIZER_NAME}
+    return names
+
+
+def _is_linked(record: Record, work: Path, target: Path) -> bool:
+    """Whether `target` holds links to all files of the stage `packing`, and nothing else."""
+    names = _published(record)
+    if _names_in(target) != set(names):
+        return False
+    return all((target / name).samefile(work / PACKING / source) for name, source in names.items())
+
+
+def _names_in(target: Path) -> set[str]:
+    return {path.name for path in target.iterdir()} - {MARKER_FILE}
 
 
 def _link(source: Path, target: Path) -> None:

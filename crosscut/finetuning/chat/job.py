@@ -10,7 +10,6 @@ import dataclasses
 import json
 import math
 import shlex
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from crosscut.checkpoint import Folder, latest_good_checkpoint, list_checkpoints
+from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import (
     ConfigError,
     DataError,
@@ -30,6 +30,8 @@ from crosscut.config import (
 from crosscut.config.conventions import CHAT_FOLDER, CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
 from crosscut.config.published.folders import TOKENIZER_FILE, is_published
 from crosscut.config.recipes import steps_between_validations
+from crosscut.config.system.deletion import make_folder
+from crosscut.config.system.files import copy_file
 from crosscut.config.system.folder_lock import FolderLock
 from crosscut.config.system.terminal import new_console
 from crosscut.data import Tokenizer
@@ -51,6 +53,7 @@ from crosscut.pretrained import (
     require_finite,
     require_weights,
 )
+from crosscut.pretrained.adapters import CONFIG_NAME, TENSORS_NAME
 from crosscut.training.loop import Loop, Outcome
 from crosscut.training.precision import resolve_on
 from crosscut.training.requirements import require_capabilities, require_no_spikes, require_objective, require_own_names
@@ -187,7 +190,7 @@ def _prepare(order: ChatOrder, resolved: ResolvedRun, until_the_end: contextlib.
     folder = Path(order.output)
     lock = FolderLock(folder)
     until_the_end.enter_context(lock.held(lambda text: new_console(stderr=True).print(text, markup=False)))
-    require_own_names(folder)
+    require_own_names(folder, is_new=not order.resume)
     require_objective(resolved.config)
     if order.resume:
         packed, run = _stored(folder), resolved.config
@@ -253,12 +256,12 @@ def _short(conversations: Sequence[Encoded], length: int) -> list[Encoded]:
 def _fill_folder(run: RunConfig, folder: Path, packed: tuple[Packed, Packed]) -> None:
     """Write the run's config, tokenizer and packed conversations."""
     initial = Path(run.training.initialize_from)
-    (folder / CHAT_FOLDER).mkdir(parents=True, exist_ok=True)
+    make_folder(folder, CHAT_FOLDER)
     for name, part in zip(_PARTS, packed, strict=True):
         part.save(folder / CHAT_FOLDER / f"{name}.npz")
     keep_companions(initial, folder / INITIAL_FOLDER)
-    (folder / TOKENS_FOLDER).mkdir(exist_ok=True)
-    shutil.copyfile(initial / TOKENIZER_FILE, folder / TOKENS_FOLDER / TOKENIZER_FILE)
+    make_folder(folder, TOKENS_FOLDER)
+    copy_file(initial / TOKENIZER_FILE, folder / TOKENS_FOLDER / TOKENIZER_FILE)
     write_toml(run, folder / CONFIG_FILE)
 
 
@@ -324,8 +327,10 @@ def _finish(run: RunConfig) -> None:
     """Write the adapter of a finished run, and print the commands to type next."""
     folder = Path(run.output.folder)
     if run.model.lora_rank:
-        shutil.rmtree(folder / ADAPTER_FOLDER, ignore_errors=True)
-        export_adapter(find_model(folder), folder / ADAPTER_FOLDER, base=run.training.initialize_from)
+        adapter = LocalFolder(folder / ADAPTER_FOLDER)
+        if left := adapter.remove(CONFIG_NAME, lambda name: name in (CONFIG_NAME, TENSORS_NAME)):
+            raise ConfigError(f"The trained adapter must be written to `{adapter}`. {left} Then resume the run.")
+        export_adapter(find_model(folder), adapter, base=run.training.initialize_from)
     for line in _next(run):
         new_console().print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
 

@@ -18,11 +18,14 @@ from typing import Any
 import numpy as np
 
 from crosscut.checkpoint import Folder, list_checkpoints
-from crosscut.checkpoint.format.manifest import MANIFEST_FILE, step_of
+from crosscut.checkpoint.folders import remove_checkpoint
+from crosscut.checkpoint.format.manifest import step_of
 from crosscut.config import CheckpointError, ConfigError, RunConfig, load_run, write_whole
 from crosscut.config.errors import DataError
 from crosscut.config.model import HeadKind
-from crosscut.config.system.files import parse_json, read_json, read_lines
+from crosscut.config.system.deletion import make_folder
+from crosscut.config.system.files import open_own, parse_json, read_json, read_lines
+from crosscut.config.system.terminal import echo
 from crosscut.finetuning.downstream.predictions import Outputs
 from crosscut.finetuning.downstream.task import Task
 from crosscut.finetuning.encoding import Rows
@@ -117,8 +120,7 @@ class Kept:
         """Write the encoded examples of a part. Also write their texts if `is_predicted` says that the run makes
         predictions for this part.
         """
-        folder = self.folder / DATA_FOLDER
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = make_folder(self.folder, DATA_FOLDER)
         rows.save(folder / f"{part}.npz")
         if is_predicted:
             lines = (json.dumps(dataclasses.asdict(example)) for example in examples)
@@ -144,7 +146,7 @@ def _checked(example: Any) -> Any:
 
 def save_outputs(run: RunConfig, part: str, outputs: Outputs) -> None:
     """Write the outputs of a run's best checkpoint for one part of the examples."""
-    with (Path(run.output.folder) / f"outputs-{part}.npy").open("wb") as file:
+    with open_own(Path(run.output.folder) / f"outputs-{part}.npy", "wb") as file:
         np.save(file, outputs.astype(np.float32), allow_pickle=False)
 
 
@@ -181,8 +183,8 @@ def keep_best(run: RunConfig, best: int) -> Folder:
     for checkpoint in list_checkpoints(run.checkpoints_folder):
         if step_of(checkpoint.name) == best:
             kept = checkpoint
-        else:
-            checkpoint.remove(MANIFEST_FILE)
+        elif left := remove_checkpoint(checkpoint):
+            echo(f"crosscut: {left}", err=True)
     if kept is None:
         raise CheckpointError(
             f"`{run.checkpoints_folder}` must hold the checkpoint of step {best}, the step with the best score, but "

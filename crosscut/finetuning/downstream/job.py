@@ -10,7 +10,6 @@ import dataclasses
 import gc
 import json
 import shlex
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +21,8 @@ from crosscut.checkpoint.format.manifest import current_versions
 from crosscut.config import ConfigError, DataError, ModelConfig, ResolvedRun, RunConfig, write_toml, write_whole
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE, TOKENS_FOLDER
 from crosscut.config.published.folders import TOKENIZER_FILE
+from crosscut.config.system.deletion import make_folder
+from crosscut.config.system.files import copy_file
 from crosscut.config.system.folder_lock import FolderLock
 from crosscut.config.system.terminal import new_console
 from crosscut.finetuning.downstream.batches import TaskBatches
@@ -195,6 +196,7 @@ def _identity(kept: Kept) -> dict[str, Any]:
 def _new(order: TaskOrder, asked: RunConfig, source: ModelSource) -> Kept:
     """Read and encode the examples of a new run, and write them to the folder."""
     require_new_folder(Path(order.output), (TASK_FILE, CONFIG_FILE))
+    require_own_names(Path(order.output), is_new=True)
     files = files_of(order.task.name, order.data, order.files)
     special = Special(source.begin_of_text, source.end_of_text)
     task, examples = _read(dataclasses.replace(order.task, special=special, is_causal=source.model.is_causal), files)
@@ -247,11 +249,11 @@ def _encode(task: Task, encoder: TextEncoder, part: str, examples: tuple[Example
 def _fill_folder(run: RunConfig, source: ModelSource, labels: Sequence[str]) -> None:
     """Write the config, the tokenizer and the names of the labels of a new run."""
     tokens = Path(run.output.folder) / TOKENS_FOLDER
-    tokens.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source.tokenizer, tokens / TOKENIZER_FILE)
+    make_folder(tokens.parent, tokens.name)
+    copy_file(source.tokenizer, tokens / TOKENIZER_FILE)
     for name in COMPANIONS:
         if (beside := source.tokenizer.with_name(name)).is_file():
-            shutil.copyfile(beside, tokens / name)
+            copy_file(beside, tokens / name)
     if run.model.num_classes:
         keep_labels(Path(run.output.folder), labels)
     write_toml(run, Path(run.output.folder) / CONFIG_FILE)

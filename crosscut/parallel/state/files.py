@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from crosscut.config.system.deletion import remove_file
 from crosscut.parallel.collectives import own_rank
 
 _BLOCK_BYTES = 1 << 24
@@ -79,7 +80,7 @@ def _receive(transfer: Transfer, path: Path, group: dist.ProcessGroup | None) ->
     failed: OSError | None = None
     write: Callable[[memoryview], object] = lambda _: None  # noqa: E731 - replaced when the file is open
     try:
-        path.unlink(missing_ok=True)
+        remove_file(path)
         file = path.open("xb", buffering=0)
         write = file.write
     except OSError as error:

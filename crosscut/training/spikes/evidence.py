@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from crosscut.config import write_whole
+from crosscut.config.system.deletion import enter_folder
 from crosscut.training.batches import BatchSource, TokenBatches
 from crosscut.training.spikes.record import SPIKES_FOLDER
 
@@ -36,7 +37,7 @@ class Evidence(NamedTuple):
 
 def write_evidence(folder: Path, name: str, evidence: Evidence, batches: BatchSource) -> None:
     """Write the file about a spike as `name` to the folder `spikes` in a run's folder. Raises `OSError`."""
-    (folder / SPIKES_FOLDER).mkdir(parents=True, exist_ok=True)
+    enter_folder(folder, SPIKES_FOLDER)
     write_whole(folder / SPIKES_FOLDER / name, "\n".join(_lines(evidence, batches)) + "\n")
 
 

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from crosscut.checkpoint import Progress, list_checkpoints, read_manifest
-from crosscut.checkpoint.format.manifest import MANIFEST_FILE, step_of
+from crosscut.checkpoint.folders import remove_checkpoint
+from crosscut.checkpoint.format.manifest import step_of
 from crosscut.config import CheckpointError, ConfigError, RunConfig, write_whole
+from crosscut.config.system.deletion import enter_folder, remove_file
 from crosscut.config.system.files import read_json
 from crosscut.training.spikes.order import Skip, agree
 from crosscut.training.spikes.rule import Alarm
@@ -63,7 +65,7 @@ class SkipRecord:
 
     def write(self, folder: Path) -> None:
         """Write the record atomically to a run's folder. Raises `OSError`."""
-        (folder / SPIKES_FOLDER).mkdir(parents=True, exist_ok=True)
+        enter_folder(folder, SPIKES_FOLDER)
         write_whole(folder / SPIKES_FOLDER / RECORD_FILE, json.dumps(asdict(self), indent=1) + "\n")
 
 
@@ -114,8 +116,11 @@ def new_record(run: RunConfig) -> SkipRecord:
     try:
         if record.skips:
             record.write(folder)
-        else:
-            (folder / SPIKES_FOLDER / RECORD_FILE).unlink(missing_ok=True)
+        elif not remove_file(folder / SPIKES_FOLDER / RECORD_FILE):
+            raise ConfigError(
+                f"`{folder / SPIKES_FOLDER / RECORD_FILE}` must not exist in the folder of a new run, but does, and "
+                "Crosscut did not write it. Move it away, or choose another `output.folder`."
+            )
     except OSError as error:
         raise ConfigError(
             f"`{folder}` must be a writable folder, but is not: {error.strerror}. Grant access, or choose "
@@ -150,7 +155,7 @@ def drop_abandoned(run: RunConfig) -> list[str]:
     and left out sequences on which these checkpoints were trained. Returns the names of the removed checkpoints.
 
     Without a record, no checkpoint is removed. A checkpoint with an unreadable manifest is not removed either. Other
-    checks report it.
+    checks report it. Raises `CheckpointError` for a checkpoint that Crosscut may not remove.
     """
     record = own_record(Path(run.output.folder))
     if record is None:
@@ -162,16 +167,19 @@ def drop_abandoned(run: RunConfig) -> list[str]:
         except CheckpointError:
             continue
         if not agree(record.skips, skips_of(progress), done=progress.step):
-            folder.remove(MANIFEST_FILE)
+            if left := remove_checkpoint(folder):
+                raise CheckpointError(f"The run cannot resume from an abandoned checkpoint. {left}")
             removed.append(folder.name)
     return removed
 
 
 def drop_later(run: RunConfig, step: int) -> None:
-    """Remove the checkpoints of the steps after `step`, because the run has rolled back to step `step`."""
+    """Remove the checkpoints of the steps after `step`, because the run has rolled back to step `step`. Raises
+    `CheckpointError` for a checkpoint that Crosscut may not remove.
+    """
     for folder in list_checkpoints(run.checkpoints_folder):
-        if (step_of(folder.name) or 0) > step:
-            folder.remove(MANIFEST_FILE)
+        if (step_of(folder.name) or 0) > step and (left := remove_checkpoint(folder)):
+            raise CheckpointError(left)
 
 
 def with_event(record: SkipRecord, skips: Iterable[Skip], event: Event) -> SkipRecord:

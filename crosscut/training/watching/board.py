@@ -16,6 +16,8 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from crosscut.config.system.deletion import enter_folder
+
 _PREFIX = "events.out.tfevents."
 
 
@@ -25,9 +27,10 @@ class Board:
     """
 
     def __init__(self, folder: Path, *, first_step: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        enter_folder(folder.parent, folder.name)
         name = f"{_PREFIX}{_begin(folder):010d}.{socket.gethostname()}.{os.getpid()}"
-        self._file = (folder / name).open("wb", buffering=0)  # unbuffered, so that a failed record is not written later
+        # Unbuffered, so that a failed record is not written later.
+        self._file = (folder / name).open("xb", buffering=0)
         self._write(step=first_step, file_version="brain.Event:2")
         self.restart(first_step)
 

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
 from crosscut.config import TrainingError, write_whole
-from crosscut.config.system.files import parse_json, require_regular
+from crosscut.config.system.files import open_own, parse_json, require_regular
 from crosscut.config.system.terminal import new_console
 from crosscut.evaluation import Score
 from crosscut.evaluation.score_table import in_a_line
@@ -54,7 +54,7 @@ class Metrics:
         try:
             kept = _drop_after(folder / METRICS_FILE, start)
             self._path = folder / METRICS_FILE
-            self._file: IO[str] = self._path.open("a", encoding="utf-8")
+            self._file: IO[str] = open_own(self._path, "a")
             self._board = Board(folder / TENSORBOARD_FOLDER, first_step=start + 1 if start else 0)
         except OSError as error:
             raise TrainingError(
@@ -107,7 +107,7 @@ class Metrics:
             with self._disk_errors_told(_ROWS):
                 kept = [row for row in read_metrics(self._path.parent) if row["step"] <= step]
                 write_whole(self._path, _lines(kept))
-                file = self._path.open("a", encoding="utf-8")
+                file = open_own(self._path, "a")
                 self._file.close()
                 self._file = file
                 self._validated = {row["step"] for row in kept if "validation_loss" in row}

@@ -28,6 +28,7 @@ from rich.text import Text
 from torch.autograd import DeviceType
 
 from crosscut.config import ConfigError, write_whole
+from crosscut.config.system.deletion import enter_folder, replace_file
 from crosscut.config.system.terminal import new_console
 from crosscut.parallel import ParallelMesh
 from crosscut.parallel.collectives import gather_to_first
@@ -186,13 +187,13 @@ class Profiler:
 
     def _write_trace(self) -> list[dict[str, Any]]:
         """Write the trace for Perfetto and return its events."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        enter_folder(self.folder.parent, self.folder.name)
         with tempfile.TemporaryDirectory(dir=self.folder) as temporary:
             plain, packed = Path(temporary) / "trace.json", Path(temporary) / TRACE_FILE
             self._recorder.export_chrome_trace(str(plain))
             with plain.open("rb") as source, gzip.open(packed, "wb") as target:
                 shutil.copyfileobj(source, target)
-            packed.replace(self.folder / TRACE_FILE)
+            replace_file(packed, self.folder / TRACE_FILE)
             events: list[dict[str, Any]] = json.loads(plain.read_text(encoding="utf-8"))["traceEvents"]
         return events
 

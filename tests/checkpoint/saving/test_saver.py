@@ -25,6 +25,7 @@ from crosscut.checkpoint import (
 from crosscut.checkpoint.saving.staging import HostBuffers
 from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import CheckpointConfig, CheckpointError, RankFailure
+from crosscut.config.system.deletion import MARKER_FILE
 from crosscut.launch import launch, process_group
 from tests.checkpoint.states import progress_at, save_steps, small_state, step
 
@@ -257,14 +258,14 @@ def test_file_that_one_rank_cannot_write_fails_all_alike(ranks, tmp_path, capfd)
 
 def leave_parts_and_save(root: Path) -> None:
     for name in (".step-00000001.partial", ".step-00000005.partial", ".step-00000002.dropped"):
-        (root / name).mkdir(parents=True)
+        (LocalFolder(root) / name).make()
         (root / name / "rank-0.safetensors").write_bytes(b"half")
     save_steps(root, [5])
 
 
 def test_what_killed_runs_left_goes_with_the_next_save(ranks, tmp_path):
     ranks.run(1, leave_parts_and_save, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000005"]
+    assert {path.name for path in tmp_path.iterdir()} == {MARKER_FILE, "step-00000005"}
 
 
 def save_and_fail_after(root: Path) -> list[int]:

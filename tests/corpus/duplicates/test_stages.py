@@ -82,7 +82,9 @@ def test_bytes_do_not_depend_on_workers_or_the_size_of_tasks(tmp_path, monkeypat
     texts = made_texts(random.Random(5), families=20, copies=4)
     results = deduplicate(tmp_path / "a", [texts[::2], texts[1::2]])
     deduplicate(tmp_path / "b", [texts[::2], texts[1::2]], workers=2)
-    files = sorted(path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*.*") if path.suffix != ".json")
+    files = sorted(
+        path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("[!.]*.*") if path.suffix != ".json"
+    )
     assert len(files) > 10
     for path in files:
         assert (tmp_path / "a" / path).read_bytes() == (tmp_path / "b" / path).read_bytes(), path

@@ -13,9 +13,10 @@ import pytest
 
 from crosscut.config.corpora import EngineConfig
 from crosscut.config.errors import DataError
+from crosscut.config.system.deletion import make_folder
 from crosscut.corpus.execution.engine import start_engine
 from crosscut.corpus.execution.running import StageResult, run_stage
-from crosscut.corpus.execution.stages import Counts, Digests, Output, Task, add_counts
+from crosscut.corpus.execution.stages import Counts, Digests, Output, Record, Task, add_counts
 from crosscut.data.progress import ProgressBar
 from tests.endless import ENDLESS
 from tests.memory import at_most
@@ -206,7 +207,38 @@ def test_files_of_tasks_that_are_no_more_go(tmp_path):
     Runner(tmp_path)(Given([writing("one"), writing("two", "b")]))
     (tmp_path / "first" / ".c.unfinished").mkdir()
     Runner(tmp_path)(Given([writing("one")]))
-    assert {path.name for path in (tmp_path / "first").iterdir()} == {"a.txt", "a.json"}
+    assert {path.name for path in (tmp_path / "first").iterdir()} == {".crosscut", "a.txt", "a.json"}
+
+
+@pytest.mark.parametrize("name", ["../../other/a.txt", "/{}/other/a.txt", "..", "a/../../../other/a.txt"])
+def test_record_cannot_name_a_file_elsewhere(tmp_path, name):
+    """The record of a downloaded corpus, whose hash fits. The files of tasks that are no more are removed."""
+    work = tmp_path / "corpus" / "work"
+    Runner(work)(Given([writing("one")]))
+    mine = make_folder(tmp_path, "other") / "a.txt"
+    mine.write_text("mine")
+    forged = Record(task="z", key="", seconds=0, size=0, files={name.format(tmp_path): ""}, sizes={}, counts={})
+    (work / "first" / "z.json").write_text(forged.content())
+    Runner(work)(Given([writing("one")]))
+    assert mine.read_text() == "mine"
+
+
+def test_files_of_the_user_in_a_stage_stay(tmp_path):
+    Runner(tmp_path)(Given([writing("one"), writing("two", "b")]))
+    (tmp_path / "first" / "notes.txt").write_text("mine")
+    (tmp_path / "first" / ".mine.unfinished").mkdir()
+    (tmp_path / "first" / ".mine.unfinished" / "a").write_text("mine")
+    Runner(tmp_path)(Given([writing("three")]))
+    assert not (tmp_path / "first" / "b.txt").exists()
+    assert (tmp_path / "first" / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "first" / ".mine.unfinished" / "a").read_text() == "mine"
+
+
+def test_task_that_writes_fewer_files_leaves_none_of_its_earlier_ones(tmp_path):
+    Runner(tmp_path)(Given([writing("one")]))
+    other = Task(name="a", function=partial(write, "one", "other.txt"))
+    Runner(tmp_path)(Given([other]))
+    assert {path.name for path in (tmp_path / "first").iterdir()} == {".crosscut", "a.json", "other.txt"}
 
 
 @pytest.mark.parametrize(
@@ -220,7 +252,7 @@ def test_a_task_that_fails_leaves_nothing_and_keeps_what_is_done(tmp_path, funct
     with pytest.raises(DataError) as raised:
         Runner(tmp_path)(Given([writing("one"), Task(name="b", function=function)]))
     assert message in str(raised.value)
-    assert {path.name for path in (tmp_path / "first").iterdir()} == {"a.txt", "a.json"}
+    assert {path.name for path in (tmp_path / "first").iterdir()} == {".crosscut", "a.txt", "a.json"}
 
 
 def test_processes_give_what_one_gives_and_a_dead_one_is_told(tmp_path):

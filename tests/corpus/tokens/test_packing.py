@@ -212,7 +212,7 @@ def test_published_folder_is_left_alone_while_it_is_the_same(corpus: Corpus) -> 
     publish(corpus.work, corpus.target, ProgressBar(shown=False))
     assert corpus.target.stat().st_ino != before
     TokenFolder.open(corpus.target, verify=True)
-    assert [path.name for path in corpus.target.parent.iterdir() if path.name.startswith(".")] == []
+    assert [path.name for path in corpus.target.parent.iterdir() if path.name.startswith(".")] == [".crosscut"]
 
 
 @pytest.mark.parametrize("before", ["nothing", "a corpus", "a file"])
@@ -230,7 +230,7 @@ def test_other_things_are_not_replaced(corpus: Corpus, before: str) -> None:
 
 
 def test_files_are_copied_where_links_cannot_be_made(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(source: Path, target: Path) -> None:
+    def refuse(source: Path, target: Path, **_: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
@@ -248,7 +248,7 @@ def test_disk_that_is_full_is_told_and_leaves_the_old_folder(corpus: Corpus, mon
     with pytest.raises(DataError, match="must be writable, but writing failed: No space left on device"):
         corpus.pack(seed=6)
     assert TokenFolder.open(corpus.target, verify=True).manifest == before.manifest
-    assert [path.name for path in corpus.target.parent.iterdir() if path.name.startswith(".")] == []
+    assert [path.name for path in corpus.target.parent.iterdir() if path.name.startswith(".")] == [".crosscut"]
 
 
 def test_too_few_documents(corpus: Corpus, tmp_path: Path) -> None:
