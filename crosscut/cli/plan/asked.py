@@ -19,6 +19,12 @@ def asked_run(arguments: tuple[str, ...], model: str | None, *, layout: Layout |
 
     Raises `ConfigError` unless exactly one of the file and the preset is given.
     """
+    if any(argument.startswith("model.preset=") for argument in arguments) and model is None:
+        return (
+            load_run(Path(arguments[0]), arguments[1:], layout=layout)
+            if has_file(arguments)
+            else load_run({}, arguments, layout=layout)
+        )
     if has_file(arguments) == (model is not None):
         both = "both are" if has_file(arguments) else "neither is"
         raise ConfigError(

@@ -11,8 +11,8 @@ from crosscut.planner.candidate import Candidate
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.memory import MemoryForecast
 
-MOST_PASSES = 1_000_000
-"""Maximum number of micro-batches times stages of a step with a pipeline. Simulating so many takes a few seconds."""
+MOST_PASSES = 250_000
+"""Maximum number of micro-batches times stages of a step with a pipeline. Simulating so many takes about a second."""
 _MOST_PIPELINE = isqrt(MOST_PASSES)
 
 
