@@ -17,14 +17,11 @@ def asked_run(arguments: tuple[str, ...], model: str | None, *, layout: Layout |
     """Load the run to plan from its file in `arguments` or from the preset `model`. Overrides in `arguments` apply, and
     a given `layout` replaces the layout of the run.
 
-    Raises `ConfigError` unless exactly one of the file and the preset is given.
+    An override of `model.preset` also names a preset. Raises `ConfigError` unless exactly one of the file and the
+    preset is given.
     """
-    if any(argument.startswith("model.preset=") for argument in arguments) and model is None:
-        return (
-            load_run(Path(arguments[0]), arguments[1:], layout=layout)
-            if has_file(arguments)
-            else load_run({}, arguments, layout=layout)
-        )
+    if not has_file(arguments) and model is None and any(each.startswith("model.preset=") for each in arguments):
+        return load_run({}, arguments, layout=layout)
     if has_file(arguments) == (model is not None):
         both = "both are" if has_file(arguments) else "neither is"
         raise ConfigError(

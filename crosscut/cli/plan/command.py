@@ -14,6 +14,7 @@ from crosscut.cli.arguments import RunCommand, file_option, gathered, run_argume
 from crosscut.cli.plan.dry_run import DryRunOptions, show_dry_run
 from crosscut.cli.plan.forecast import ForecastOptions, number_of_tokens, price_per_hour, show_forecast
 from crosscut.cli.plan.refusal import refuse_options
+from crosscut.config import PRESETS
 from crosscut.config.system.terminal import echo
 
 _model = click.option(
@@ -94,6 +95,13 @@ class _Plan(RunCommand):
         if "--dry-run" in options:
             return dry_run.make_context(info_name, args, parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
+
+    def format_epilog(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the presets and the devices below the options."""
+        from crosscut.planner.hardware import KNOWN_HARDWARE
+
+        with formatter.section("Presets and devices"):
+            formatter.write_dl([("--model", ", ".join(PRESETS)), ("--gpu", ", ".join(KNOWN_HARDWARE))])
 
 
 @click.command(cls=_Plan)
