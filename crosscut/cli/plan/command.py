@@ -6,6 +6,7 @@ options of the other two commands, with the reason.
 """
 
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import click
@@ -100,8 +101,10 @@ class _Plan(RunCommand):
         """List the presets and the devices below the options."""
         from crosscut.planner.hardware import KNOWN_HARDWARE
 
-        with formatter.section("Presets and devices"):
-            formatter.write_dl([("--model", ", ".join(PRESETS)), ("--gpu", ", ".join(KNOWN_HARDWARE))])
+        for title, names in (("Presets (--model)", PRESETS), ("Devices (--gpu)", KNOWN_HARDWARE)):
+            with formatter.section(title):
+                for line in wrap(", ".join(names), formatter.width - 4, break_on_hyphens=False):
+                    formatter.write(f"  {line}\n")
 
 
 @click.command(cls=_Plan)
