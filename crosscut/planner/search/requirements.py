@@ -11,7 +11,7 @@ from crosscut.planner.search.reasons import reason_against_arrangement, reason_a
 _MOST_RANKS = 100_000_000
 """Upper limit of `--gpus`: a hundred times the size of the largest machines."""
 
-_MOST_COMBINATIONS = 5_000
+_MOST_COMBINATIONS = 4_000
 """Upper limit of the combinations that a search tries: about half a minute. A run of a known model has a thousand."""
 
 
