@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import resource
 import signal
 import sys
 import time
@@ -101,6 +102,9 @@ def _end(error: BaseException) -> NoReturn:
     match error:
         case CrosscutError():
             _fail(error, EXIT_DAMAGED if isinstance(error, DamagedError) else 2, "" if error.is_told else str(error))
+        case Exception() if "Too many open files" in str(error):
+            _fail(error, 2, f"A process must be able to open more files than `ulimit -n` allows "
+                  f"({resource.getrlimit(resource.RLIMIT_NOFILE)[0]}). Raise the limit: ulimit -n 4096")  # fmt: skip
         case OSError(filename=str(name)) if error.errno in _OF_PLACES:
             room = "Free some space, or choose" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Choose"
             _fail(error, 2, f"`{name}` must be a path that this command can use, but is not: {error.strerror}. "

@@ -13,6 +13,9 @@ from typing import NamedTuple
 from crosscut.flight.reading import Message, Process, RankRecord
 from crosscut.flight.record import STARTING, Kind
 
+MOST_CAUSES = 64
+"""Maximum number of causes whose missing messages are looked for."""
+
 
 class Missing(NamedTuple):
     """Message that `rank` has not started, although other ranks wait for it."""
@@ -42,7 +45,7 @@ class Finding:
     ranks that disagree or, if none disagree, the ranks that block others and wait for no rank. Empty if no rank can be
     named."""
     missing: tuple[Missing, ...]
-    """Messages that the causes have not started and that other ranks wait for."""
+    """Messages that the first `MOST_CAUSES` causes have not started and that other ranks wait for."""
     waiting: tuple[int, ...]
     """Ranks that wait for another rank."""
     disagreements: tuple[Disagreement, ...] = ()
@@ -63,7 +66,7 @@ def find_causes(records: Mapping[int, RankRecord], silent: Mapping[int, Process]
         disagreements = _circle(blockers, awaited)
     if disagreements and not silent:
         causes = {rank for found in disagreements for rank in (found.first, found.second)}
-    missing = tuple(_missing(cause, awaited, blockers) for cause in sorted(causes))
+    missing = (_missing(cause, awaited, blockers, records) for cause in sorted(causes)[:MOST_CAUSES])
     waiting = tuple(sorted(rank for rank in records if rank not in causes and (rank in awaited)))
     return Finding(
         causes=tuple(sorted(causes)),
@@ -82,10 +85,20 @@ def _awaited(record: RankRecord, records: Mapping[int, RankRecord]) -> Message |
     if not record.waits_for_device or record.awaited is not None:
         return record.awaited
     for message in sorted(record.messages.values()):
-        members = record.groups[message.group].ranks - {record.rank}
-        if any(member in records and _started(records[member], message.group) < message.count for member in members):
+        others = _others(record, message, records)
+        if any(_started(records[other], message.group) < message.count for other in others):
             return message
     return None
+
+
+def _others(record: RankRecord, message: Message, records: Mapping[int, RankRecord]) -> list[int]:
+    """Return the other members of a message's group that have a record. A group may have many more members than there
+    are records, so the function runs through the shorter of the two.
+    """
+    ranks = record.groups[message.group].ranks
+    if len(ranks) <= len(records):
+        return [other for other in ranks if other in records and other != record.rank]
+    return [other for other in records if other in ranks and other != record.rank]
 
 
 def _started(record: RankRecord, group: str) -> int:
@@ -96,13 +109,15 @@ def _started(record: RankRecord, group: str) -> int:
 def _blockers(
     rank: int, message: Message, records: Mapping[int, RankRecord], silent: Mapping[int, Process]
 ) -> set[int]:
-    """Find the ranks that `rank` waits for: members of the message's group that have not started the message or have no
-    record. If there are none, the silent members count, because a member may have started the message and then stopped.
+    """Find the ranks with a record that `rank` waits for: members of the message's group that have not started the
+    message. If all members have a record and have started it, the silent members count, because a member may have
+    started the message and then stopped.
     """
-    members = records[rank].groups[message.group].ranks - {rank}
-    behind = {m for m in members if m in records and _started(records[m], message.group) < message.count}
-    unseen = {m for m in members if m not in records}
-    return behind | unseen or set(members) & set(silent)
+    record = records[rank]
+    others = _others(record, message, records)
+    behind = {other for other in others if _started(records[other], message.group) < message.count}
+    has_unseen = len(others) < len(record.groups[message.group].ranks) - 1
+    return behind if behind or has_unseen else set(others) & set(silent)
 
 
 def _roots(
@@ -117,9 +132,19 @@ def _roots(
     return {rank for rank in blocking if not blockers.get(rank) and rank not in awaited}
 
 
-def _missing(cause: int, awaited: Mapping[int, Message], blockers: Mapping[int, set[int]]) -> Missing | None:
-    """Find the first message that other ranks wait for because `cause` has not started it."""
-    blocked = {rank: awaited[rank] for rank, by in blockers.items() if cause in by}
+def _missing(
+    cause: int,
+    awaited: Mapping[int, Message],
+    blockers: Mapping[int, set[int]],
+    records: Mapping[int, RankRecord],
+) -> Missing | None:
+    """Find the first message that other ranks wait for because `cause` has not started it. A cause without a record
+    blocks all ranks that wait in one of its groups.
+    """
+    if cause in records:
+        blocked = {rank: awaited[rank] for rank, by in blockers.items() if cause in by}
+    else:
+        blocked = {rank: one for rank, one in awaited.items() if cause in records[rank].groups[one.group].ranks}
     if not blocked:
         return None
     first = min(blocked.values(), key=lambda message: (message.step, message.number))
@@ -131,8 +156,8 @@ def _different_calls(awaited: Mapping[int, Message], records: Mapping[int, RankR
     """Find pairs of ranks whose n-th message of the same group has different kinds or different numbers of elements."""
     found: list[Disagreement] = []
     for rank, mine in awaited.items():
-        for other in sorted(records[rank].groups[mine.group].ranks - {rank}):
-            theirs = records[other].message(mine.group, mine.count) if other in records else None
+        for other in sorted(_others(records[rank], mine, records)):
+            theirs = records[other].message(mine.group, mine.count)
             if theirs is None or theirs.state == STARTING or _agree(mine, theirs):
                 continue
             if not any({rank, other} == {pair.first, pair.second} for pair in found):

@@ -1,6 +1,7 @@
 """Read the records of all ranks of a run. The readers are the watching thread of each rank and `crosscut doctor`."""
 
 import json
+import operator
 import os
 import shutil
 import struct
@@ -11,13 +12,14 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from crosscut.config.system.files import parse_json, read_small, write_whole
+from crosscut.config.system.files import parse_json, read_small, too_large, write_whole
 from crosscut.config.system.machine import machine_identity, process_start
 from crosscut.flight.record import (
     DONE,
     GROUPS,
     MAGIC,
     MESSAGE_WORDS,
+    NUM_GROUPS,
     NUM_MESSAGES,
     RING,
     SIZE,
@@ -33,6 +35,10 @@ from crosscut.flight.traces import Trace, parse_traces
 FOLDER = "watch"
 """Name of the folder for records inside a run's folder."""
 _LEAST = TABLE * 8
+_MOST_WORLD = 1 << 20
+"""Largest number of ranks in a record: ten times the ranks of the largest runs."""
+_MOST_BYTES = 1 << 24
+"""Largest status or trace that is read. A status has the stacks of one process."""
 
 
 class Group(NamedTuple):
@@ -40,7 +46,7 @@ class Group(NamedTuple):
 
     name: str
     axis: str
-    ranks: frozenset[int]
+    ranks: range | frozenset[int]
     started: int
     """Number of messages that the rank has started in the group."""
 
@@ -152,11 +158,14 @@ def parse_record(content: bytes) -> RankRecord:
     if words[Word.MAGIC] != MAGIC:
         raise ValueError("not a record")
     table: Any = parse_json(content[_LEAST : _LEAST + words[Word.TABLE_BYTES]])
-    if not isinstance(table, dict) or not isinstance(table.get("groups"), list):
+    if not isinstance(table, dict) or not isinstance(table.get("groups"), list) or len(table["groups"]) > NUM_GROUPS:
         raise ValueError("no table")
+    world_size = words[Word.WORLD_SIZE]
+    if not 0 <= words[Word.RANK] < world_size <= _MOST_WORLD:
+        raise ValueError("no rank of a world")
     try:
         groups = [
-            Group(str(group["name"]), str(group["axis"]), _ranks(group["ranks"]), words[GROUPS + number])
+            Group(str(group["name"]), str(group["axis"]), _ranks(group["ranks"], world_size), words[GROUPS + number])
             for number, group in enumerate(table["groups"])
         ]
     except (KeyError, TypeError) as error:
@@ -164,7 +173,7 @@ def parse_record(content: bytes) -> RankRecord:
     messages = {message.number: message for row in range(NUM_MESSAGES) if (message := _message(words, row, groups))}
     return RankRecord(
         rank=words[Word.RANK],
-        world_size=words[Word.WORLD_SIZE],
+        world_size=world_size,
         pid=words[Word.PID],
         host=str(table.get("host")),
         machine=str(table.get("machine")),
@@ -192,10 +201,20 @@ def _message(words: tuple[int, ...], row: int, groups: list[Group]) -> Message |
     return Message(number, name, axis, count, Kind(kind), elements, step, Phase(place & 255), place >> 8, state)
 
 
-def _ranks(ranks: list[int]) -> frozenset[int]:
+def _ranks(ranks: list[int], world_size: int) -> range | frozenset[int]:
+    """Ranks of a group, from their form in the table (`record._shortened`). Raises `ValueError` or `TypeError` unless
+    they are ranks of the world.
+    """
+    found: range | frozenset[int]
     if len(ranks) == 4 and ranks[3] == -1:
-        return frozenset(range(*ranks[:3]))
-    return frozenset(ranks)
+        evenly = range(*ranks[:3])
+        found, ends = evenly, [evenly[0], evenly[-1]] if evenly else []
+    else:
+        found = frozenset(map(operator.index, ranks))
+        ends = [min(found), max(found)] if found else []
+    if any(not 0 <= end < world_size for end in ends):
+        raise ValueError("no ranks of the world")
+    return found
 
 
 def place_name(place: int) -> str:
@@ -233,7 +252,7 @@ def read_statuses(folder: Path) -> dict[int, dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
     for path in folder.glob("status-*.json"):
         with suppress(OSError, ValueError):
-            status = parse_json(read_small(path))
+            status = _read_json(path)
             if isinstance(status, dict) and type(status.get("rank")) is int:
                 found[status["rank"]] = status
     return found
@@ -251,7 +270,7 @@ def read_traces(folder: Path) -> dict[int, list[Trace]]:
     found = {}
     for path in folder.glob("trace-*.json"):
         with suppress(OSError, ValueError):
-            if traces := parse_traces(parse_json(read_small(path))):
+            if traces := parse_traces(_read_json(path)):
                 found[int(path.stem.removeprefix("trace-"))] = traces
     return found
 
@@ -259,6 +278,12 @@ def read_traces(folder: Path) -> dict[int, list[Trace]]:
 def write_traces(folder: Path, rank: int, traces: list[Trace]) -> None:
     """Write the traces that a rank took from PyTorch's Flight Recorder. The file is written atomically."""
     write_whole(trace_path(folder, rank), json.dumps(traces))
+
+
+def _read_json(path: Path) -> Any:
+    if path.stat().st_size > _MOST_BYTES:
+        raise too_large(str(path), _MOST_BYTES)
+    return parse_json(read_small(path))
 
 
 def outside_stack(record: RankRecord) -> str:

@@ -130,7 +130,7 @@ def parse_traces(value: object) -> list[Trace]:
     """Read the traces of another rank from JSON. Raises `ValueError` if the value has another form."""
     try:
         return [_trace(*row) for row in value]  # type: ignore[attr-defined]
-    except TypeError as error:
+    except (TypeError, OverflowError) as error:
         raise ValueError("no traces") from error
 
 

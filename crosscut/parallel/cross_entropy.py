@@ -20,6 +20,7 @@ own logits, so the bias needs no message.
 Shapes: N tokens, C tokens of a chunk, H hidden, V padded vocabulary, T tensor ranks.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -182,6 +183,11 @@ def require_fit(hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int
     )
 
 
+def starts_of_chunks(num_tokens: int, chunk: int) -> Iterable[int]:
+    """First token of each chunk of a loss. A dry run replaces this function, because it runs equal chunks once."""
+    return range(0, num_tokens, chunk)
+
+
 class _ProjectAndCompare(Function):
     @staticmethod
     def forward(
@@ -200,7 +206,7 @@ class _ProjectAndCompare(Function):
         wide = torch.promote_types(hidden.dtype, torch.float32)
         total = torch.zeros((), dtype=wide, device=hidden.device)
         buffers = _buffers(hidden, rows.weight, plan, wide) if plan.settings.passes is None else None
-        for start in range(0, hidden.shape[0], plan.chunk):
+        for start in starts_of_chunks(hidden.shape[0], plan.chunk):
             piece = slice(start, start + plan.chunk)
             losses, error = _losses_of_chunk(hidden[piece], rows, targets[piece], plan.part, plan, buffers)
             keep = targets[piece] != IGNORED

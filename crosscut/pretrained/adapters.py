@@ -11,7 +11,6 @@ times as high.
 """
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,26 +23,16 @@ from torch import Tensor, nn
 
 from crosscut.checkpoint import Folder
 from crosscut.checkpoint.format.tensor_file import Form, file_header, tensor_bytes
-from crosscut.config import CheckpointError, ConfigError, ModelConfig
-from crosscut.config.checks import shown
-from crosscut.config.system.files import parse_json, read_small
+from crosscut.config import CheckpointError, ModelConfig
 from crosscut.parallel import reshard
 from crosscut.parallel.state.parameters import local_offsets, local_part
+from crosscut.pretrained.adapter_settings import CONFIG_NAME, AdapterSettings, read_settings
 from crosscut.pretrained.families import Source, Weight, weights_of
 from crosscut.pretrained.tensors import DTYPES, StoredTensor, list_file, read_whole
 
-CONFIG_NAME = "adapter_config.json"
 TENSORS_NAME = "adapter_model.safetensors"
 
 _PREFIX = "base_model.model."
-_ONLY: Mapping[str, tuple[Any, ...]] = {
-    "peft_type": ("LORA",),
-    "bias": ("none",),
-    "use_dora": (False, None),
-    "modules_to_save": (None, []),
-    "trainable_token_indices": (None,),
-}
-"""PEFT settings for which Crosscut supports only the values listed here. A missing setting has the first value."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +61,8 @@ class PublishedAdapter:
     model: ModelConfig
     changed: Mapping[str, _Changed]
     """Changed tensors, keyed by the published name of the weight."""
+    notice: str = ""
+    """Line for the user about settings that Crosscut ignores. Empty if there are none."""
 
     @torch.no_grad()
     def merge(self, model: nn.Module) -> None:
@@ -114,7 +105,7 @@ def read_adapter(folder: str | Path, model: ModelConfig) -> PublishedAdapter:
     damaged, or if a tensor does not belong to the model.
     """
     folder = Path(folder)
-    settings = _settings(folder / CONFIG_NAME)
+    settings = read_settings(folder / CONFIG_NAME)
     path = folder / TENSORS_NAME
     if not path.is_file():
         raise CheckpointError(
@@ -132,32 +123,11 @@ def read_adapter(folder: str | Path, model: ModelConfig) -> PublishedAdapter:
             )
         found.setdefault(f"{match[1]}.weight", {})[match[2]] = tensor
     changed = {name: _change(path, name, pair, shapes[name], settings) for name, pair in found.items()}
-    return PublishedAdapter(model, changed)
-
-
-def _settings(path: Path) -> dict[str, Any]:
-    try:
-        settings = parse_json(read_small(path))
-    except OSError as error:
-        raise CheckpointError(
-            f"`{path.parent}` must be the folder of an adapter with `{path.name}`, but the file cannot be read: "
-            f"{error.strerror}. Check the path."
-        ) from None
-    except ValueError:
-        settings = None
-    if not isinstance(settings, dict):
-        raise CheckpointError(f"`{path}` must hold a JSON object, but does not. Download the adapter again.")
-    for key, allowed in _ONLY.items():
-        if (value := settings.get(key, allowed[0])) not in allowed:
-            raise ConfigError(
-                f"`{key}` in `{path}` must be {shown(allowed[0])}, but is {shown(value)}. Crosscut supports no other "
-                "value. Merge the adapter with PEFT (`merge_and_unload`), and load the merged model."
-            )
-    return settings
+    return PublishedAdapter(model, changed, settings.message_about_unknown)
 
 
 def _change(
-    path: Path, name: str, pair: Mapping[str, StoredTensor], shape: tuple[int, int], settings: Mapping[str, Any]
+    path: Path, name: str, pair: Mapping[str, StoredTensor], shape: tuple[int, int], settings: AdapterSettings
 ) -> _Changed:
     """Return the LoRA matrices A and B of one published weight, with their scale. `shape` is (inputs, outputs) of the
     weight. Raises `CheckpointError` if a matrix is missing or has a wrong shape or type.
@@ -174,20 +144,13 @@ def _change(
         )
     if unknown := next((each for each in (down, up) if each.dtype not in DTYPES), None):
         raise CheckpointError(f"`{unknown.name}` in `{path}` must have a floating-point type, but has {unknown.dtype}.")
-    return _Changed(down, up, _alpha(path, name, settings) / (math.sqrt(rank) if settings.get("use_rslora") else rank))
-
-
-def _alpha(path: Path, name: str, settings: Mapping[str, Any]) -> float:
-    """Return the LoRA alpha of a published weight. `alpha_pattern` can override `lora_alpha` for some modules: each key
-    is a pattern for the end of a module's name.
-    """
     module, _, _ = name.rpartition(".")
-    patterns = settings.get("alpha_pattern") or {}
-    found = next((patterns[key] for key in patterns if re.fullmatch(rf"(.*\.)?({key})", module)), None)
-    alpha = settings.get("lora_alpha", 8) if found is None else found
-    if type(alpha) not in (int, float) or not math.isfinite(alpha):
-        raise ConfigError(f"`lora_alpha` in `{path.parent / CONFIG_NAME}` must be a number, but is {shown(alpha)}.")
-    return float(alpha)
+    if (given := settings.rank(module)) != rank:
+        raise CheckpointError(
+            f"`{name}` in `{path}` must have matrices of rank {given} (`r` and `rank_pattern` in `{CONFIG_NAME}`), but "
+            f"has rank {rank}. Download both files of the adapter again."
+        )
+    return _Changed(down, up, settings.scale(module))
 
 
 def _sources(model: ModelConfig) -> Iterator[tuple[Weight, int, Source]]:

@@ -31,7 +31,8 @@ from crosscut.model import GPT
 from crosscut.parallel import reshard
 from crosscut.parallel.collectives import share_from_first
 from crosscut.parallel.state.parameters import whole
-from crosscut.pretrained.adapters import CONFIG_NAME, read_adapter, with_adapters, write_adapter
+from crosscut.pretrained.adapter_settings import CONFIG_NAME
+from crosscut.pretrained.adapters import read_adapter, with_adapters, write_adapter
 from crosscut.pretrained.companions import COMPANIONS
 from crosscut.pretrained.families import Weight, published_shapes, weights_of
 from crosscut.pretrained.finite import count_not_finite, not_finite

@@ -1,13 +1,24 @@
 """Dry run of one rank's training step."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import count
 
 import torch
 from torch import Tensor
 
 from crosscut.architecture import describe
-from crosscut.config import ModelConfig, ResolvedRun, RunConfig, default_loss_chunk, padded_vocab_size, resolve
+from crosscut.config import (
+    ConfigError,
+    LayoutError,
+    ModelConfig,
+    ResolvedRun,
+    RunConfig,
+    default_loss_chunk,
+    padded_vocab_size,
+    resolve,
+)
 from crosscut.config.model import HeadKind
 from crosscut.config.precision import precision_on
 from crosscut.config.training import Compile
@@ -16,11 +27,18 @@ from crosscut.parallel import Axis, CollectiveRecorder, ParallelMesh, Sent, make
 from crosscut.parallel.pretended import pretended_ranks
 from crosscut.planner.candidate import Candidate
 from crosscut.planner.parameters import known_vocab_size
+from crosscut.rehearsal.chunks import equal_chunks_once
 from crosscut.rehearsal.ledger import Ledger, Peak
 from crosscut.rehearsal.pretence import Device, WithoutMemory, as_on
 from crosscut.training.optimization.optimizer import STATE
 from crosscut.training.step import Trainer
 from crosscut.training.watching.memory_account import resizing_told_to
+
+_MOST_RANKS = 1 << 17
+"""Largest world of a dry run. PyTorch's process groups hold a list of all ranks."""
+_MOST_MICRO_BATCHES = 1 << 12
+_MOST_TOKENS = 1 << 26
+"""Most tokens of a micro-batch. The loss runs in chunks of some thousand tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,22 +64,31 @@ class Rehearsal:
         return Candidate.at(self.run, self.run.layout.place_of(self.rank)["pipeline"])
 
 
-def rehearse(run: RunConfig, *, rank: int = 0, device: Device = "cuda", precision: str | None = None) -> Rehearsal:
+def rehearse(
+    run: RunConfig,
+    *,
+    rank: int = 0,
+    device: Device = "cuda",
+    precision: str | None = None,
+    tell: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Rehearsal:
     """Run the training step that rank `rank` of `run` would run on `device`, with fake tensors. The other ranks are
     simulated.
 
     If `training.precision` is "auto", the step uses `precision`, or the device's usual precision if `precision` is
-    None. Layers run uncompiled, so the figures do not show the effect of `training.compile`. Raises `ConfigError` if
-    `model.vocab_size` is 0, and `LayoutError` if `rank` is not a rank of the layout.
+    None. Layers run uncompiled, so the figures do not show the effect of `training.compile`. `tell` is called with the
+    number of finished passes of layers and their number in the step. Raises `ConfigError` if `model.vocab_size` is 0 or
+    the step is too large to be simulated, and `LayoutError` if `rank` is not a rank of the layout.
     """
     known_vocab_size(run.model)
+    _require_possible(run)
     start = time.perf_counter()
     uncompiled = replace(run, training=replace(run.training, compile=Compile.OFF))
     resolved = resolve(uncompiled, device=device, precision=precision or precision_on(device))
     with pretended_ranks(run.layout.world_size, rank), torch.random.fork_rng(devices=()):
         mesh = make_mesh(replace(run.layout, symmetric_memory=False), torch.device("cpu"))
         with WithoutMemory(allow_non_fake_inputs=True), as_on(device):
-            ledger, recorder = _count(resolved, mesh)
+            ledger, recorder = _count(resolved, mesh, tell)
             peak = ledger.peak()
     seconds = time.perf_counter() - start
     return Rehearsal(
@@ -76,7 +103,28 @@ def rehearse(run: RunConfig, *, rank: int = 0, device: Device = "cuda", precisio
     )
 
 
-def _count(run: ResolvedRun, mesh: ParallelMesh) -> tuple[Ledger, CollectiveRecorder]:
+def _require_possible(run: RunConfig) -> None:
+    """Raise `ConfigError` for a layout or a step that is too large to be simulated."""
+    layout, (name, batch) = run.layout, run.training.smallest_batch
+    if layout.world_size > _MOST_RANKS:
+        raise LayoutError(
+            f"The layout of a dry run must have at most {_MOST_RANKS:,} ranks, but {layout} has "
+            f"{layout.world_size:,}. Use fewer data ranks; apart from messages, all of them do the same work."
+        )
+    if run.num_micro_batches > _MOST_MICRO_BATCHES:
+        raise ConfigError(
+            f"A step of a dry run must have at most {_MOST_MICRO_BATCHES:,} micro-batches, but `{name}` ({batch:,}) "
+            f"gives {run.num_micro_batches:,}. Lower it, or raise `training.micro_batch_size`."
+        )
+    tokens = run.micro_batch_size * run.training.sequence_length
+    if tokens > _MOST_TOKENS:
+        raise ConfigError(
+            f"A micro-batch of a dry run must have at most {_MOST_TOKENS:,} tokens, but has {tokens:,}. Set "
+            "`training.micro_batch_size`."
+        )
+
+
+def _count(run: ResolvedRun, mesh: ParallelMesh, tell: Callable[[int, int], None]) -> tuple[Ledger, CollectiveRecorder]:
     tensor = run.layout.tensor
     vocabulary = padded_vocab_size(run.model.vocab_size, tensor) // tensor
     chunk = default_loss_chunk(vocabulary, run.config.predicted_tokens, device=run.device)
@@ -86,13 +134,28 @@ def _count(run: ResolvedRun, mesh: ParallelMesh) -> tuple[Ledger, CollectiveReco
     ledger = Ledger(vocabulary=vocabulary, shapes=shapes, host_apart=run.device == "cuda")
     _enter_state(ledger, trainer)
     ledger.watch(trainer.model)
+    _watch_progress(trainer, run.num_micro_batches, tell)
     batches = _batches(run, mesh.context)
-    with CollectiveRecorder(mesh) as recorder, ledger, resizing_told_to(ledger.resized):
+    recorder = CollectiveRecorder(mesh)
+    with recorder, ledger, resizing_told_to(ledger.resized), equal_chunks_once(ledger, recorder):
         loss = trainer.accumulate(0, batches)
         ledger.name_gradients(trainer.parameters)
         trainer.update(0, loss)
         trainer.optimizer.zero_grad()
     return ledger, recorder
+
+
+def _watch_progress(trainer: Trainer, num_micro_batches: int, tell: Callable[[int, int], None]) -> None:
+    """Call `tell` after each forward and each backward pass of a layer. A layer has ended its backward pass when its
+    first trained parameter has a gradient.
+    """
+    blocks = list(trainer.model.blocks)
+    done, total = count(1), 2 * len(blocks) * num_micro_batches
+    for block in blocks:
+        block.register_forward_hook(lambda *_: tell(min(next(done), total), total))
+        trained = (parameter for parameter in block.parameters() if parameter.requires_grad)
+        if (first := next(trained, None)) is not None:
+            first.register_post_accumulate_grad_hook(lambda _: tell(min(next(done), total), total))
 
 
 def _enter_state(ledger: Ledger, trainer: Trainer) -> None:

@@ -9,8 +9,20 @@ from pathlib import Path
 import pytest
 
 from crosscut.flight.places import enter, leave
-from crosscut.flight.reading import Process, parse_record, place_name, process_of, read_records, record_path
+from crosscut.flight.reading import (
+    Process,
+    parse_record,
+    place_name,
+    process_of,
+    read_records,
+    read_statuses,
+    read_traces,
+    record_path,
+    status_path,
+    trace_path,
+)
 from crosscut.flight.record import DONE, NUM_MESSAGES, STARTED, STARTING, Kind, Part, Phase, Record, Word
+from crosscut.flight.report import describe, examine
 from tests.nursery import forked
 
 
@@ -28,14 +40,15 @@ def read(record: Record, path: Path):
 
 
 def test_position_and_groups_are_read_as_written(record, tmp_path):
+    record[Word.WORLD_SIZE] = 5000
     record.phase(Phase.BACKWARD, 41)
     record.at(Part.MLP | 2 << 8)
     record.add_group("7", "tensor", range(0, 4096, 2))
     record.add_group("8", "data", [1, 3, 4])
     found = read(record, tmp_path / "copy")
-    assert (found.rank, found.world_size, found.pid) == (3, 4, os.getpid())
+    assert (found.rank, found.world_size, found.pid) == (3, 5000, os.getpid())
     assert (found.step, found.phase, place_name(found.place)) == (41, Phase.BACKWARD, "layer 2, MLP")
-    assert found.groups["7"].ranks == frozenset(range(0, 4096, 2))
+    assert found.groups["7"].ranks == range(0, 4096, 2)
     assert found.groups["8"].ranks == {1, 3, 4}
 
 
@@ -87,6 +100,70 @@ def test_files_that_are_no_records_are_left_out(tmp_path):
     (tmp_path / "rank-00001").write_bytes(b"short")
     (tmp_path / "rank-00002").symlink_to("/dev/zero")
     assert read_records(tmp_path) == {}
+
+
+def write_record(path: Path, groups: list[list[object]], **words: int) -> None:
+    """Write a record as a stranger could: with these groups in its table, and these integers in its header."""
+    made = Record()
+    made.open(rank=0, world_size=1)
+    for ranks in groups:
+        made._table["groups"].append({"name": f"{len(made._table['groups'])}", "axis": "data", "ranks": ranks})
+    made._write_table()
+    made.started(made.start(Kind.ALL_REDUCE, 0, 8))
+    made.wait(0)
+    for word, value in words.items():
+        made[Word[word]] = value
+    made[Word.DESCRIPTOR] = -1
+    made.copy_to(path)
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        ([[0, 10**10, 1, -1]], {"WORLD_SIZE": 2}),  # more ranks than memory
+        ([[0, 2**62, 1, -1]], {"WORLD_SIZE": 2**62}),
+        ([], {"WORLD_SIZE": 2**62}),
+        ([], {"WORLD_SIZE": -1}),
+        ([], {"RANK": 2**40, "WORLD_SIZE": 2}),
+        ([], {"RANK": -1, "WORLD_SIZE": 2}),
+        ([[2**62, -(2**62), -1, -1]], {"WORLD_SIZE": 2}),
+        ([[0, 1, 0, -1]], {"WORLD_SIZE": 2}),
+        ([[0, 2]], {"WORLD_SIZE": 2}),
+        ([["0"]], {"WORLD_SIZE": 2}),
+        ([[0.5, 1]], {"WORLD_SIZE": 2}),
+        ([[0]] * 65, {"WORLD_SIZE": 2}),
+    ],
+    ids=str,
+)
+def test_a_record_with_impossible_numbers_is_none(tmp_path, groups, words):
+    write_record(record_path(tmp_path, 0), groups, **words)
+    start = time.process_time()
+    assert read_records(tmp_path) == {}
+    assert time.process_time() - start < 1
+
+
+def test_a_record_of_a_million_ranks_is_answered(tmp_path):
+    """Sixty groups of all ranks take no memory for each rank."""
+    groups: list[list[object]] = [[0, 1 << 20, 1, -1]] * 60
+    write_record(record_path(tmp_path, 0), groups, WORLD_SIZE=1 << 20, ON_DEVICE=1)
+    start = time.process_time()
+    text = describe(examine(read_records(tmp_path), {}, seconds=1.0, bound=0.5))
+    assert "DID NOT ARRIVE: rank 1, which has left no record." in text
+    assert time.process_time() - start < 10
+
+
+@pytest.mark.parametrize("number", ["Infinity", "NaN", "1e400", f"{'9' * 5000}"])
+def test_traces_with_impossible_numbers_are_left_out(tmp_path, number):
+    trace_path(tmp_path, 0).write_text(f'[["g", "d", "gloo", [{number}], [[1, "a", [], [], [], "started"]]]]')
+    assert read_traces(tmp_path) == {}
+
+
+def test_a_status_without_bounds_is_left_out(tmp_path):
+    with status_path(tmp_path, 0).open("wb") as file:
+        file.write(b'{"rank": 0, "stacks": {}}')
+        file.truncate(100 << 20)
+    assert read_statuses(tmp_path) == {}
 
 
 def test_gradients_record_the_place_of_the_backward_pass(monkeypatch, record):

@@ -20,6 +20,7 @@ PUBLISHED = {
     "qwen2.5-0.5b": 494_032_768,
     "qwen3-0.6b": 596_049_920,
     "llama2-7b": 6_738_415_616,
+    "llama2-13b": 13_015_864_320,
     "llama3-8b": 8_030_261_248,
     "llama3-70b": 70_553_706_496,
     "bert-base": 110_106_428,  # BertForPreTraining of transformers

@@ -14,11 +14,13 @@ from torch import Tensor
 from crosscut.cli.main import commands
 from crosscut.config import CheckpointError, ConfigError, Layout
 from crosscut.pretrained import export_checkpoint, find_model
+from crosscut.pretrained.adapter_settings import read_settings
 from crosscut.training import run_training
 from tests.pretrained import jobs
 from tests.pretrained.models import TOKENS, InFloat64, their_model
 from tests.pretrained.test_export import tensors_in
 from tests.pretrained.test_loading import worst
+from tests.pretrained.test_module_patterns import key_of_peft
 from tests.pretrained.test_runs import make_run, text  # noqa: F401 - a fixture
 
 RANK, ALPHA = 3, 6
@@ -39,11 +41,11 @@ def write_peft(folder: Path, published: Path, modules: tuple[str, ...], **settin
         if kind != "weight" or module.rpartition(".")[2] not in modules:
             continue
         outputs, inputs = reversed(weight.shape) if is_transposed else weight.shape
-        rank = settings.get("rank_pattern", {}).get(module.rpartition(".")[2], RANK)
+        rank = settings.get("rank_pattern", {}).get(key_of_peft(settings.get("rank_pattern", {}), module), RANK)
         down, up = (torch.randn(shape, generator=generator) * 0.2 for shape in ((rank, inputs), (outputs, rank)))
         tensors[f"base_model.model.{module}.lora_A.weight"] = down
         tensors[f"base_model.model.{module}.lora_B.weight"] = up
-        alpha = settings.get("alpha_pattern", {}).get(module.rpartition(".")[2], ALPHA)
+        alpha = settings.get("alpha_pattern", {}).get(key_of_peft(settings.get("alpha_pattern", {}), module), ALPHA)
         scale = alpha / (rank**0.5 if settings.get("use_rslora") else rank)
         delta = scale * up.double() @ down.double()
         deltas[name] = delta.t() if is_transposed else delta
@@ -79,8 +81,12 @@ def test_an_adapter_beside_its_model_is_merged_on_any_layout(ranks, published, t
 
 @pytest.mark.parametrize(
     "settings",
-    [{"use_rslora": True}, {"rank_pattern": {"q_proj": 5}, "alpha_pattern": {"q_proj": 1, "down_proj": 2.5}}],
-    ids=["rank-stabilized", "patterns"],
+    [
+        {"use_rslora": True},
+        {"rank_pattern": {"q_proj": 5}, "alpha_pattern": {"q_proj": 1, "down_proj": 2.5}},
+        {"rank_pattern": {"^model.*(q|k)_proj": 5}, "alpha_pattern": {r".*\.self_attn\.q_proj": 1, "layers.1.*": 2}},
+    ],
+    ids=["rank-stabilized", "patterns", "regular expressions"],
 )
 def test_scales_and_ranks_may_differ_by_module(ranks, published, tmp_path, settings):
     name = "llama multi-query"
@@ -142,15 +148,52 @@ def test_the_adapters_of_a_run_are_written_for_peft_and_read_again(ranks, adapte
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"peft_type": "IA3"}, "`peft_type` in `.*` must be 'LORA', but is 'IA3'"),
+        ({"peft_type": "IA3"}, '`peft_type` in `.*` must be "LORA", but is .IA3.'),
         ({"use_dora": True}, "`use_dora` in `.*` must be false, but is true"),
-        ({"lora_alpha": "much"}, "`lora_alpha` in `.*` must be a number, but is 'much'"),
+        ({"lora_bias": True}, "`lora_bias` in `.*` must be false, but is true"),
+        ({"alora_invocation_tokens": [1, 2]}, "`alora_invocation_tokens` in `.*` must be null, but is"),
+        ({"layer_replication": [[0, 2]]}, "`layer_replication` in `.*` must be null, but is"),
+        ({"init_lora_weights": "pissa"}, "`init_lora_weights` in `.*` must be true, but is 'pissa'"),
+        ({"bias": 0}, '`bias` in `.*` must be "none", but is 0'),
+        ({"lora_alpha": "much"}, "`lora_alpha` in `.*` must be a number below 1e30, but is 'much'"),
+        ({"lora_alpha": 10**400}, "`lora_alpha` in `.*` must be a number below 1e30, but is 10000"),
+        ({"lora_alpha": float("nan")}, "`lora_alpha` in `.*` must be a number below 1e30, but is nan"),
+        ({"use_rslora": "false"}, "`use_rslora` in `.*` must be true or false, but is 'false'"),
+        ({"use_rslora": 1}, "`use_rslora` in `.*` must be true or false, but is 1"),
+        ({"r": 0}, "`r` in `.*` must be at least 1 and below 2.31, but is 0"),
+        ({"r": 3.0}, "`r` in `.*` must be a whole number, but is 3.0"),
+        ({"alpha_pattern": ["q"]}, "`alpha_pattern` in `.*` must be a table, but is"),
+        ({"alpha_pattern": 3}, "`alpha_pattern` in `.*` must be a table, but is 3"),
+        ({"alpha_pattern": {"q": True}}, "`alpha_pattern.q` in `.*` must be a number below 1e30, but is true"),
+        ({"alpha_pattern": {"(": 1}}, "`alpha_pattern` in `.*` must have ends of module names, or simple regular"),
+        ({"rank_pattern": {"q": "2"}}, "`rank_pattern.q` in `.*` must be a whole number, but is '2'"),
+        ({"rank_pattern": {"c_attn(?=x)": 2}}, "`rank_pattern` in `.*` must have ends of module names, or simple"),
     ],
+    ids=str,
 )
-def test_settings_that_change_the_mathematics_are_refused(published, tmp_path, settings, message):
-    write_peft(tmp_path / "adapter", published("gpt2"), LINEAR["gpt2"], **settings)
+def test_settings_that_change_the_mathematics_are_refused(tmp_path, settings, message):
+    path = tmp_path / "adapter_config.json"
+    path.write_text(json.dumps({"peft_type": "LORA", **settings}))
     with pytest.raises(ConfigError, match=message):
-        find_model(published("gpt2"), adapter=tmp_path / "adapter")
+        read_settings(path).scale("transformer.h.0.attn.c_attn")
+
+
+def test_a_rank_that_contradicts_the_tensors_is_refused(published, tmp_path):
+    write_peft(tmp_path / "adapter", published("gpt2"), LINEAR["gpt2"])
+    path = tmp_path / "adapter" / "adapter_config.json"
+    for settings in ({"rank_pattern": {r"h\.1\..*": RANK + 1}}, {"r": 8}):
+        path.write_text(json.dumps({"peft_type": "LORA", "r": RANK, **settings}))
+        with pytest.raises(CheckpointError, match=r"must have matrices of rank \d \(`r` and `rank_pattern` in"):
+            find_model(published("gpt2"), adapter=tmp_path / "adapter")
+
+
+def test_settings_of_no_table_are_named_and_ignored(published, tmp_path, capsys):
+    new = {f"new_{i}": i for i in range(7)}
+    write_peft(tmp_path / "adapter", published("gpt2"), LINEAR["gpt2"], task_type="CAUSAL_LM", lora_dropout=0.1, **new)
+    find_model(published("gpt2"), adapter=tmp_path / "adapter")
+    told = capsys.readouterr().err
+    assert "ignores them: `new_0`, `new_1`, `new_2`, `new_3`, `new_4` and 2 more." in told
+    assert "task_type" not in told
 
 
 def test_an_adapter_of_another_model_is_refused(published, tmp_path):

@@ -2,17 +2,18 @@
 
 import resource
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 
-from crosscut.config import ConfigError, LayoutError
+from crosscut.config import ConfigError, Layout, LayoutError
 from crosscut.kernels import onednn
 from crosscut.launch import process_group
 from crosscut.model import Batch
-from crosscut.parallel import make_mesh
+from crosscut.parallel import cross_entropy, make_mesh
 from crosscut.planner import forecast_memory
 from crosscut.rehearsal import Rehearsal, compare, rehearse, to_json
 from crosscut.training.optimization.optimizer import MOMENTS
@@ -143,3 +144,58 @@ def test_an_unknown_vocabulary_is_an_error() -> None:
     run = SMALL[0].run
     with pytest.raises(ConfigError, match=r"`model\.vocab_size` must be at least 1 for a forecast"):
         rehearse(replace(run, model=replace(run.model, vocab_size=0)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"layout": Layout(tensor=2)},
+        {"layout": Layout(pipeline=3), "training": {"micro_batch_size": 1}},
+        {"layout": Layout(data=4, sharding="zero3"), "training": {"recompute": "full"}},
+    ],
+    ids=["tensor", "pipeline", "zero3, recomputed"],
+)
+def test_equal_chunks_of_the_loss_run_once_with_the_same_result(monkeypatch, changes):
+    """Chunks of 32 tokens, so that a small model has many of them."""
+    run = SMALL[2].run
+    run = replace(
+        run, layout=changes["layout"], training=replace(run.training, batch_size=16, **changes.get("training", {}))
+    )
+    module = sys.modules["crosscut.rehearsal.rehearse"]
+    monkeypatch.setattr(module, "default_loss_chunk", lambda *_, **__: 32)
+    chunks: list[int] = []
+    plain = cross_entropy._losses_of_chunk
+    monkeypatch.setattr(cross_entropy, "_losses_of_chunk", lambda *a: (chunks.append(1), plain(*a))[1])
+    rank = run.layout.world_size - 1
+    fast = rehearse(run, rank=rank)
+    number = len(chunks)
+    monkeypatch.setattr(module, "equal_chunks_once", lambda *_: nullcontext())
+    whole = rehearse(run, rank=rank)
+    assert replace(fast, seconds=0.0) == replace(whole, seconds=0.0)
+    assert number == 3 * whole.run.num_micro_batches < len(chunks) - number
+
+
+def test_progress_is_told_to_the_end():
+    told: list[tuple[int, int]] = []
+    rehearse(SMALL[0].run, device="cpu", tell=lambda *numbers: told.append(numbers))
+    total = 2 * SMALL[0].run.model.num_layers * SMALL[0].run.num_micro_batches
+    assert told == [(done, total) for done in range(1, total + 1)]
+
+
+@pytest.mark.parametrize(
+    ("layout", "training", "message"),
+    [
+        ({"data": 1 << 18}, {"batch_size": 1 << 18}, "must have at most 131,072 ranks, but tensor 1 x data 262144 has"),
+        (
+            {},
+            {"batch_size": 10**9, "micro_batch_size": 1},
+            "must have at most 4,096 micro-batches, but `training.batch",
+        ),
+        ({}, {"batch_size": 10**9}, "must have at most 67,108,864 tokens, but has 128,000,000,000. Set"),
+    ],
+)
+def test_a_step_that_is_too_large_is_refused(layout, training, message):
+    run = SMALL[0].run
+    run = replace(run, layout=Layout(**layout), training=replace(run.training, **training))
+    with pytest.raises(ConfigError, match=message):
+        rehearse(run)

@@ -19,8 +19,11 @@ def asked_run(
     """Load the run to plan from its file in `arguments` or from the preset `model`. Overrides in `arguments` apply.
     `change_layout` takes the run's layout and returns the layout to use instead.
 
-    Raises `ConfigError` unless exactly one of the file and the preset is given.
+    An override of `model.preset` also names a preset. Raises `ConfigError` unless exactly one of the file and the
+    preset is given.
     """
+    if not has_file(arguments) and model is None and any(each.startswith("model.preset=") for each in arguments):
+        return load_run({}, arguments, layout=layout)
     if has_file(arguments) == (model is not None):
         both = "both are" if has_file(arguments) else "neither is"
         raise ConfigError(

@@ -6,6 +6,7 @@ options of the other two commands, with the reason.
 """
 
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import click
@@ -14,6 +15,7 @@ from crosscut.cli.arguments import RunCommand, file_option, gathered, run_argume
 from crosscut.cli.plan.dry_run import DryRunOptions, show_dry_run
 from crosscut.cli.plan.forecast import ForecastOptions, number_of_tokens, price_per_hour, show_forecast
 from crosscut.cli.plan.refusal import refuse_options
+from crosscut.config import PRESETS
 from crosscut.config.system.terminal import echo
 
 _model = click.option(
@@ -94,6 +96,15 @@ class _Plan(RunCommand):
         if "--dry-run" in options:
             return dry_run.make_context(info_name, args, parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
+
+    def format_epilog(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the presets and the devices below the options."""
+        from crosscut.planner.hardware import KNOWN_HARDWARE
+
+        for title, names in (("Presets (--model)", PRESETS), ("Devices (--gpu)", KNOWN_HARDWARE)):
+            with formatter.section(title):
+                for line in wrap(", ".join(names), formatter.width - 4, break_on_hyphens=False):
+                    formatter.write(f"  {line}\n")
 
 
 @click.command(cls=_Plan)

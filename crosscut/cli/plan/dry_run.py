@@ -1,7 +1,9 @@
 """The command `crosscut plan --dry-run`."""
 
 import json
+import time
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,8 @@ from crosscut.config.system.terminal import echo
 if TYPE_CHECKING:
     from crosscut.planner.hardware import Hardware
     from crosscut.rehearsal import Rehearsal
+
+_SECONDS_BETWEEN_LINES = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +30,22 @@ class DryRunOptions:
     layout: str | None
     rank: int
     as_json: bool
+
+
+class _Progress:
+    """Progress of a dry run: a line every few seconds, on the error stream."""
+
+    def __init__(self) -> None:
+        self._began = self._told = time.monotonic()
+
+    def tell(self, done: int, total: int) -> None:
+        """Print how many of the `total` passes of layers are done, their rate, and the time left."""
+        now = time.monotonic()
+        if now - self._told < _SECONDS_BETWEEN_LINES or done == total:
+            return
+        self._told, rate = now, done / (now - self._began)
+        left = timedelta(seconds=round((total - done) / rate))
+        echo(f"Dry run: {done:,} of {total:,} passes of layers, {rate:,.1f} a second, about {left} left", err=True)
 
 
 def show_dry_run(options: DryRunOptions) -> None:
@@ -42,7 +62,9 @@ def show_dry_run(options: DryRunOptions) -> None:
         require_device(run, device)
     on_cpu = run.training.device == "cpu" if device is None else device.device == "cpu"
     precision = None if device is None else device.fast_precision
-    rehearsal = rehearse(run, rank=options.rank, device="cpu" if on_cpu else "cuda", precision=precision)
+    rehearsal = rehearse(
+        run, rank=options.rank, device="cpu" if on_cpu else "cuda", precision=precision, tell=_Progress().tell
+    )
     if options.as_json:
         echo(json.dumps(to_json(rehearsal), indent=2))
     else:

@@ -112,6 +112,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         qk_norm=True,
     ),
     "llama2-7b": _llama(32, 4096, 32, mlp_size=11_008, vocab_size=32_000, max_sequence_length=4096, tied=False),
+    "llama2-13b": _llama(40, 5120, 40, mlp_size=13_824, vocab_size=32_000, max_sequence_length=4096, tied=False),
     "llama3-8b": _llama(
         32,
         4096,

@@ -8,6 +8,7 @@ in another encoding, or extremely nested JSON. The functions of this module read
 import errno
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -27,6 +28,15 @@ MOST_BYTES = 1 << 28
 MOST_BYTES_OF_LINE = 1 << 26
 """Maximum length, in bytes, of a line that `read_lines` accepts."""
 
+_MOST_PARTS = 64
+"""Maximum number of dotted parts of a key in a TOML file. The deepest key of a run or a corpus has four."""
+_LONG_KEY = re.compile(rf"(?:(?<![\w-])[\w-]++[ \t]*+\.[ \t]*+){{{_MOST_PARTS}}}")
+_NOT_KEYS = re.compile(
+    r'''"""(?:\\.|[^\\])*?"""|"(?:\\.|[^"\\\n])*+"'''  # strings of one and of several lines
+    r"""|'''.*?'''|'[^'\n]*+'|\#[^\n]*+""",
+    re.DOTALL,
+)
+"""Strings, which may be parts of a key, and comments of a TOML file."""
 
 _ENDLESS = {
     stat.S_IFIFO: "a named pipe",
@@ -140,6 +150,10 @@ def parse_toml(text: str) -> dict[str, Any]:
     """Parse TOML. Raises `ValueError` if the text is not TOML, is nested too deeply, or holds a number that Python
     cannot convert.
     """
+    if _LONG_KEY.search(
+        _NOT_KEYS.sub("s", text)
+    ):  # Python's reader takes time in proportion to the square of the parts
+        raise ValueError(f"a key has more than {_MOST_PARTS} parts")
     try:
         return tomllib.loads(text)
     except RecursionError:

@@ -21,7 +21,6 @@ product (docs/speed.md). The stages of a pipeline send to their neighbours. If o
 message between stages counts as a message between nodes. A rank sends this message through its own adapter.
 """
 
-from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
 from math import ceil, lcm
@@ -106,7 +105,14 @@ def fewest_in_a_node(stride: int, size: int, *, per_node: int, ranks: int) -> in
     if stride >= per_node:
         return 1
     period = min(ranks, lcm(block, per_node))
-    return min(Counter((rank // block, rank % stride, rank // per_node) for rank in range(period)).values())
+    pieces = (_shortest_piece(begin, min(begin + block, period), per_node) for begin in range(0, period, block))
+    return max(1, min(pieces) // stride)
+
+
+def _shortest_piece(begin: int, end: int, length: int) -> int:
+    """Length of the shortest piece of [begin, end) that multiples of `length` cut out."""
+    first = begin // length * length + length
+    return end - begin if first >= end else min(first - begin, end % length or length)
 
 
 def _num_messages(collective: Collective, bucket_bytes: int | None) -> int:

@@ -29,6 +29,7 @@ from crosscut.planner.search.requirements import (
     require_batch,
     require_context_divides,
     require_device,
+    require_few_combinations,
     require_precision,
     require_ranks,
     require_symmetric_memory,
@@ -56,6 +57,7 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
     rejected = list(_impossible(run, arranged))
     forbidden = {entry.candidate.layout for entry in rejected}
     possible = [layout for layout in arranged if layout not in forbidden]
+    require_few_combinations(run, possible, num_ranks)
     speed = Speed(hardware, run.training.precision, ranks=num_ranks)
     fitting: list[Plan] = []
     for plain in (layout for layout in possible if layout.pipeline == 1):

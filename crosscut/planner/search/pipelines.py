@@ -39,6 +39,7 @@ from crosscut.planner.search.cuts import with_faster_cut
 from crosscut.planner.search.plans import MOST_PIPELINES, Plan, Rejected
 from crosscut.planner.search.proposals import candidate_of, layouts_of, trainings
 from crosscut.planner.search.reasons import (
+    MOST_PASSES,
     reason_against_asked_compiling,
     reason_against_memory,
     reason_against_several_stages,
@@ -61,7 +62,8 @@ def search_pipelines(
       pipeline ranks); and zero bubble (if layers need not be compiled),
     - whole copies of the state, and ZeRO-2 over all data ranks. In a pipeline, ZeRO-3 holds and sends as much as
       ZeRO-2,
-    - micro-batch sizes that give a step at least as many micro-batches as the pipeline has ranks,
+    - micro-batch sizes that give a step at least as many micro-batches as the pipeline has ranks, and at most
+      `MOST_PASSES` passes,
     - sequence parallelism and recomputation as without a pipeline.
 
     All of these layouts have the default cut of layers into stages. The search then looks for a faster cut for each
@@ -273,7 +275,8 @@ def _layouts(run: RunConfig, hardware: Hardware, plain: Layout) -> Iterator[Layo
 def _micro_batches(run: RunConfig, layout: Layout) -> tuple[int, ...]:
     """Micro-batch sizes that are tried with this layout."""
     each = run.training.smallest_batch[1] // layout.data
-    sizes = (micro for micro in divisors(each) if each // micro >= layout.pipeline)
+    most = max(layout.pipeline, MOST_PASSES // layout.num_stages)
+    sizes = (micro for micro in divisors(each) if layout.pipeline <= each // micro <= most)
     return tuple(micro for micro in sizes if layout.stages_per_rank == 1 or each // micro % layout.pipeline == 0)
 
 

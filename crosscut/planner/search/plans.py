@@ -102,9 +102,9 @@ class Plans:
         """Rejected layouts that come closest to fitting into memory.
 
         There is one entry for each combination of tensor size, pipeline size, stages per rank and sharding for which no
-        layout fits: the layout that needs the fewest bytes per rank. Layouts without a pipeline come before layouts
-        with one, and the smallest number of bytes comes first. Layouts that were rejected for a reason other than
-        memory come last. A layout with a pipeline is left out if another entry has the same reason.
+        layout fits: the layout that needs the fewest bytes per rank. The smallest number of bytes comes first. Layouts
+        that were rejected for a reason other than memory come last. A layout with a pipeline is left out if another
+        entry has the same reason.
         """
         fits = {_kind(plan.candidate) for plan in self.fitting}
         nearest: dict[tuple[object, ...], Rejected] = {}
@@ -126,6 +126,6 @@ def _kind(candidate: Candidate) -> tuple[object, ...]:
     return layout.tensor, layout.pipeline, layout.stages_per_rank, layout.sharding
 
 
-def _nearness(rejected: Rejected) -> tuple[bool, bool, int]:
+def _nearness(rejected: Rejected) -> tuple[bool, int, bool]:
     """Sort key: the rejected layout that comes closest to fitting into memory is first."""
-    return not rejected.needed, rejected.candidate.layout.pipeline > 1, rejected.needed
+    return not rejected.needed, rejected.needed, rejected.candidate.layout.pipeline > 1

@@ -1,6 +1,7 @@
 """Reasons why a layout is impossible or does not fit, as clauses for the user: sentences without the full stop."""
 
 from functools import lru_cache
+from math import isqrt
 
 from crosscut.config import Layout, LayoutError, ModelConfig, RunConfig
 from crosscut.config.layouts.context import heads_of_rank
@@ -9,6 +10,10 @@ from crosscut.config.run import reason_against_compiling
 from crosscut.planner.candidate import Candidate
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.memory import MemoryForecast
+
+MOST_PASSES = 250_000
+"""Maximum number of micro-batches times stages of a step with a pipeline. Simulating so many takes about a second."""
+_MOST_PIPELINE = isqrt(MOST_PASSES)
 
 
 def reason_against_arrangement(run: RunConfig, layout: Layout) -> str:
@@ -22,6 +27,8 @@ def reason_against_arrangement(run: RunConfig, layout: Layout) -> str:
         return f"a batch of {batch} sequences cannot be divided evenly over {layout.data} data ranks"
     if layout.pipeline > run.model.num_layers:
         return f"{run.model.num_layers} layers cannot be cut into {layout.pipeline} pipeline stages"
+    if layout.pipeline > _MOST_PIPELINE:
+        return f"a pipeline of more than {_MOST_PIPELINE:,} ranks cannot be forecast"
     if batch // layout.data < layout.pipeline:
         return (
             f"a data rank's share of the batch ({batch // layout.data} sequences) gives fewer micro-batches than "

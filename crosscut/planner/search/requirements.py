@@ -1,6 +1,6 @@
 """Requirements on a run and on the devices, which a search checks before it tries layouts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import gcd
 
 from crosscut.config import ConfigError, Layout, LayoutError, ModelConfig, RunConfig
@@ -10,6 +10,9 @@ from crosscut.planner.search.reasons import reason_against_arrangement, reason_a
 
 _MOST_RANKS = 100_000_000
 """Upper limit of `--gpus`: a hundred times the size of the largest machines."""
+
+_MOST_COMBINATIONS = 4_000
+"""Upper limit of the combinations that a search tries: about half a minute. A run of a known model has a thousand."""
 
 
 def require_ranks(hardware: Hardware, num_ranks: int) -> None:
@@ -35,6 +38,26 @@ def require_context_divides(run: RunConfig, num_ranks: int) -> None:
         raise LayoutError(
             f"`--gpus` must be a multiple of `layout.context` ({context}), but is {num_ranks}. "
             f"Try {num_ranks // context * context + context}, or change `layout.context`."
+        )
+
+
+def require_few_combinations(run: RunConfig, layouts: Iterable[Layout], num_ranks: int) -> None:
+    """Raise `ConfigError` if the possible layouts and their micro-batch sizes have too many combinations. `layouts` has
+    one layout for each possible arrangement of the ranks. Without a pipeline, the search tries every combination. With
+    a pipeline, it tries about a tenth of them.
+    """
+    name, batch = run.training.smallest_batch
+    sizes: dict[int, int] = {}
+    number = 0
+    for layout in layouts:
+        if layout.data not in sizes:
+            sizes[layout.data] = len(divisors(batch // layout.data))
+        number += sizes[layout.data] * (10 if layout.pipeline == 1 else 1)
+    if number > _MOST_COMBINATIONS:
+        raise ConfigError(
+            f"`{name}` must allow at most {_MOST_COMBINATIONS:,} combinations of layouts and micro-batches, but "
+            f"{batch:,} sequences on {num_ranks:,} GPUs allow {number:,}. Choose a batch size or a number of GPUs with "
+            "fewer divisors."
         )
 
 

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
 from crosscut.config import TrainingError, write_whole
+from crosscut.config.checks import MOST
 from crosscut.config.system.files import open_own, parse_json, require_regular
 from crosscut.config.system.terminal import new_console
 from crosscut.evaluation import Score
@@ -31,6 +32,8 @@ _ROWS, _SCALARS = f"Some rows of `{METRICS_FILE}`", f"Some scalars in `{TENSORBO
 _SECONDS_BETWEEN_LINES = 10.0
 _LONGEST_LINE = 1 << 20
 """Maximum number of characters in a row of the metrics. Rows of a run have less than a thousand characters."""
+_LARGEST = 1e300
+"""Largest figure of a row. JSON can hold integers that are too large to be converted to a float."""
 
 Value = float | int | None
 
@@ -178,8 +181,11 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 def _is_row(row: object) -> bool:
     return (
         isinstance(row, dict)
-        and type(row.get("step")) is int
-        and all(value is None or isinstance(value, int | float) for value in row.values())
+        and type(step := row.get("step")) is int
+        and 0 <= step <= MOST
+        and all(
+            value is None or (isinstance(value, int | float) and not abs(value) > _LARGEST) for value in row.values()
+        )
     )
 
 

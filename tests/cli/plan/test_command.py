@@ -9,8 +9,9 @@ from click.testing import CliRunner
 
 from crosscut.cli.main import commands
 from crosscut.cli.plan.ranking import short
-from crosscut.config import ConfigError, load_run
+from crosscut.config import PRESETS, ConfigError, load_run
 from crosscut.planner import count_parameters
+from crosscut.planner.hardware import KNOWN_HARDWARE
 from crosscut.planner.search import search_layouts
 from tests.cli.conftest import TINY, run_python
 
@@ -479,6 +480,28 @@ def test_heads_that_no_tensor_size_divides_are_told() -> None:
         "`model.num_heads` must have a divisor above 1 in common with `--gpus` (8), but is 29. The model does not fit "
         "on one GPU, so several tensor ranks must share it. Try 29 GPUs."
     )
+
+
+def test_a_preset_may_be_an_override_and_the_help_lists_presets_and_devices() -> None:
+    asked = ("--gpu", "laptop", "--gpus", "2", "--json")
+    assert run("plan", "model.preset=demo", *asked) == run("plan", "--model", "demo", *asked)
+    text = " ".join(run("plan", "--help").split())
+    assert all(name in text for name in (*PRESETS, *KNOWN_HARDWARE))
+
+
+def test_the_closest_layouts_are_sorted_by_the_memory_that_they_need() -> None:
+    plans = search_layouts(load_run({"model": {"preset": "llama3-70b"}}), KNOWN_HARDWARE["h100-sxm"], 8)
+    needed = [rejected.needed for rejected in plans.leanest if rejected.needed]
+    assert needed == sorted(needed)
+    assert {rejected.candidate.layout.pipeline > 1 for rejected in plans.leanest} == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "batch"), [(64, 10**9), (720_720, 720_720 * 720), (5040, 5040 * 5040), (64, 735_134_400)]
+)
+def test_a_plan_with_too_many_combinations_is_refused_at_once(gpus: int, batch: int) -> None:
+    told = message("plan", "--model", "8.3B", "--gpu", "h100-sxm", "--gpus", str(gpus), f"training.batch_size={batch}")
+    assert told.startswith("`training.batch_size` must allow at most 4,000 combinations of layouts and micro-batches,")
 
 
 def test_what_is_missing_is_told() -> None:

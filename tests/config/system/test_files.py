@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from crosscut.config import ConfigError, CrosscutError, load_run
-from crosscut.config.system.files import MOST_BYTES_OF_LINE, parse_json, read_json, read_lines, write_whole
+from crosscut.config.system.files import MOST_BYTES_OF_LINE, parse_json, parse_toml, read_json, read_lines, write_whole
 from crosscut.data.manifest import Manifest
 from crosscut.evaluation.lambada import _passages
 from crosscut.generation.prompts import read_prompts
@@ -27,6 +28,30 @@ def test_json_that_cannot_be_parsed_is_a_value_error(text):
     with pytest.raises(ValueError):
         parse_json(text)
     assert parse_json(b'{"a": [1]}') == {"a": [1]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"[{'.'.join(['a'] * 50_000)}]",
+        f"[[{' . '.join(['a'] * 50_000)}]]",
+        f"{'.'.join(['a'] * 50_000)} = 1",
+        "x = {" + ".".join(['"a.b"'] * 50_000) + " = 1}",
+        "x = " + "[" * 50_000 + "]" * 50_000,
+    ],
+    ids=["section", "array of tables", "key", "inline table", "arrays"],
+)
+def test_deep_toml_is_a_value_error_at_once(text):
+    start = time.process_time()
+    with pytest.raises(ValueError, match=r"a key has more than 64 parts|it is nested too deeply"):
+        parse_toml(text)
+    assert time.process_time() - start < 2
+
+
+def test_dots_in_strings_and_comments_are_no_parts():
+    dots = ".".join("a" * 100)
+    text = f'x = "{dots}"\ny = \'{dots}\'\n# {dots}\nz = """\n{dots}"""\na.b.c = 1.5'
+    assert parse_toml(text) == {"x": dots, "y": dots, "z": dots, "a": {"b": {"c": 1.5}}}
 
 
 READERS: dict[str, Callable[[Path], Any]] = {

@@ -41,6 +41,18 @@ def test_a_half_written_row_of_a_killed_run_is_passed_over(tmp_path):
     assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    "row",
+    ['{"step": -1}', f'{{"step": {10**400}}}', f'{{"step": 2, "loss": {10**400}}}', '{"step": 2, "loss": -Infinity}'],
+    ids=["negative step", "large step", "large loss", "infinite loss"],
+)
+def test_a_row_with_a_number_that_no_run_writes_is_passed_over(tmp_path, row):
+    note(tmp_path, [1])
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(row + "\n")
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1]
+
+
 def test_a_new_run_starts_an_empty_file(tmp_path):
     note(tmp_path, range(1, 3))
     note(tmp_path, [1])
