@@ -1,11 +1,12 @@
 """Parse the header lines of records and of HTTP responses, which have the form `Name: value`."""
 
 import re
+from collections import defaultdict
 
-BLANK_LINE = re.compile(rb"\r*\n\r*\n")
-"""Pattern for the end of a header block. It also matches line ends that were converted twice."""
+BLANK_LINE = re.compile(rb"(?<!\r)\r*+\n\r*+\n")
+"""Pattern for the end of a header block. It also matches line ends that were converted twice. A run of carriage returns
+is matched only from its start. Otherwise, the time of a search would grow with the square of the run's length."""
 
-_LINE_END = re.compile(r"\r*\n")
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([^\s\"';,]+)", re.IGNORECASE)
 
 
@@ -19,19 +20,19 @@ def split_head(block: bytes) -> tuple[str, dict[str, str]]:
         text = block.decode("utf-8")
     except UnicodeDecodeError:
         text = block.decode("latin-1")
-    first, *lines = _LINE_END.split(text)
-    found: dict[str, str] = {}
-    name = ""
+    unfolded: list[list[str]] = []
+    for line in text.split("\n"):
+        if unfolded and line[:1] in (" ", "\t"):
+            unfolded[-1].append(line)
+        else:
+            unfolded.append([line])
+    first, *lines = (" ".join(map(str.strip, pieces)).strip() if pieces[1:] else pieces[0] for pieces in unfolded)
+    found = defaultdict(list)
     for line in lines:
-        if line[:1] in (" ", "\t"):
-            if name:
-                found[name] = f"{found[name]} {line.strip()}".strip()
-            continue
         name, colon, value = line.partition(":")
-        name = name.strip().lower() if colon else ""
-        if name:
-            found[name] = f"{found[name]}, {value.strip()}" if name in found else value.strip()
-    return first, found
+        if colon and (name := name.strip().lower()):
+            found[name].append(value.strip())
+    return first.rstrip("\r"), {name: ", ".join(values) for name, values in found.items()}
 
 
 def media_type(value: str) -> tuple[str, str]:

@@ -23,8 +23,8 @@ _SPECIAL = re.compile(r"[\[\]{}|'<>&=*#:;_!-]")
 _BRACES = re.compile(r"\{\{|\}\}")
 _PARAMETER = re.compile(r"\{\{\{[^{}]*\}\}\}")
 _SPLIT = re.compile(r"\{\{|\[\[|\]\]|\|")
-_KEY = re.compile(r"\s*([\w .'-]{1,40}?)\s*=")
-_FUNCTION = re.compile(r"\s*(?:(?:subst|safesubst|msg|raw|template):\s*)*[^:]*:", re.IGNORECASE)
+_KEY = re.compile(r"\s*+([\w.'-](?:[\w .'-]{0,38}[\w.'-])?)\s*+=|[^\S ]*+( )\s*+=")
+_FUNCTION = re.compile(r"\s*+(?:(?:subst|safesubst|msg|raw|template):\s*+)*[^:]*:", re.IGNORECASE)
 _PREFIX = re.compile(r"^(?:(?:subst|safesubst|msg|raw|template): ?)+", re.IGNORECASE)
 
 
@@ -105,16 +105,17 @@ class Templates:
         name = _PREFIX.sub("", " ".join(head.replace("_", " ").split()).lower())
         function, colon, _ = name.partition(":")
         first = bar + 1
-        if colon:  # a function of the parser, such as {{formatnum:1234}}
-            name, first = f"{function}:", start + len(head) - len(_FUNCTION.sub("", head))
+        prefix = _FUNCTION.match(head) if colon else None
+        if prefix:  # a function of the parser, such as {{formatnum:1234}}
+            name, first = f"{function}:", start + prefix.end()
         renderer = self._find(name)
         if renderer is None or self._depth > MAX_DEPTH:
             return ""
-        spans = self._split(first, end) if colon or bar >= 0 else []
+        spans = self._split(first, end) if prefix or bar >= 0 else []
         if len(spans) > MAX_ARGUMENTS:
             return ""
         self._depth += 1
-        text = renderer(Call(name, self._arguments(spans), self._wiki, self._title))
+        text = renderer(Call(name, self._arguments(spans, are_named=not prefix), self._wiki, self._title))
         self._depth -= 1
         return text
 
@@ -136,13 +137,14 @@ class Templates:
                 links = max(links + (1 if mark[0] == "[[" else -1), 0)
         return [*spans, (start, end)]
 
-    def _arguments(self, spans: list[tuple[int, int]]) -> dict[str, str]:
+    def _arguments(self, spans: list[tuple[int, int]], *, are_named: bool) -> dict[str, str]:
+        """Read arguments. If `are_named` is false, an equals sign is part of a value, as in {{lc:A=B}}."""
         arguments: dict[str, str] = {}
         number = 0
         for start, end in spans:
-            key = _KEY.match(self._text, start, end)
+            key = _KEY.match(self._text, start, end) if are_named else None
             if key:
-                arguments[key[1]] = self._expand(key.end(), end).strip()
+                arguments[key[1] or key[2]] = self._expand(key.end(), end).strip()
             else:
                 number += 1
                 arguments[str(number)] = self._expand(start, end).strip()
