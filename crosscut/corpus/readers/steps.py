@@ -20,6 +20,11 @@ class Steps:
         self._limit = size * per_unit + at_least
         self._taken = 0
 
+    @property
+    def left(self) -> bool:
+        """Whether steps are left."""
+        return self._taken < self._limit
+
     def take(self, number: int) -> None:
         """Count steps. Raises `TooComplexError` above the limit."""
         self._taken += number
