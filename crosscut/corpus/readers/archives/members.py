@@ -199,7 +199,8 @@ class _Members:
 
     def _peek(self, size: int) -> bytes:
         """Return the next `size` packed bytes without using them up. The result is shorter at the end of the file."""
-        return self._held[self._used : self._used + self._load(size)]
+        available = self._load(size)
+        return self._held[self._used : self._used + available]
 
     def _load(self, size: int) -> int:
         """Load the next `size` packed bytes. Return their number, which is smaller at the end of the file."""
