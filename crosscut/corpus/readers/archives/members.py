@@ -86,9 +86,7 @@ class _Members:
     def __init__(self, stream: IO[bytes], file: File) -> None:
         self._stream = stream
         self._compression = file.compression
-        self._trials = Steps(
-            "the search for the next record", file.size, per_unit=_TRIALS_PER_BYTE, at_least=_TRIALS
-        )
+        self._trials = Steps("the search for the next record", file.size, per_unit=_TRIALS_PER_BYTE, at_least=_TRIALS)
         self._held = b""  # packed bytes, of which the first `_used` are used up
         self._used = 0
         self._mark: int | None = (
