@@ -16,6 +16,7 @@ page is treated alike on every machine. Pages below the limits are unchanged.
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -58,6 +59,7 @@ _OPTIONS = frozenset(["option", "optgroup"])
 _INLINE = _FORMATTING | _SHAPES
 
 _NAME = re.compile(r"<(/?[A-Za-z][^\s/>]*)")
+_TAG = re.compile(r"</?([a-z][^\s/<>]*+)(?=[\s/>])[^<>]*>?", re.IGNORECASE)
 _LONG_TAG = re.compile(rf"<([a-z][^\s/<>]*+)[^<>]{{{MAX_TAG_CHARACTERS},}}+>?", re.IGNORECASE)
 
 
@@ -94,7 +96,7 @@ def limit_nesting(markup: str) -> Markup:
     if depths[_ALL_FORMATTING] * num_tags > MAX_REOPENED:
         removed |= _FORMATTING
     if removed:
-        markup = _tags_of(removed).sub(lambda tag: "" if tag[1].lower() in _INLINE else "\n", markup)
+        markup = _TAG.sub(partial(_without, removed), markup)
     return Markup(markup, is_searchable)
 
 
@@ -161,8 +163,10 @@ def _depths(pieces: _Names, groups: Mapping[str, str], spelled: Iterable[str]) -
     return Counter(deepest)
 
 
-def _tags_of(kinds: set[str]) -> re.Pattern[str]:
-    return re.compile(rf"</?({'|'.join(map(re.escape, sorted(kinds)))})(?=[\s/>])[^<>]*>?", re.IGNORECASE)
+def _without(removed: set[str], tag: re.Match[str]) -> str:
+    """Text that replaces a tag, if elements of some kinds are removed."""
+    name = tag[1].lower()
+    return tag[0] if name not in removed else "" if name in _INLINE else "\n"
 
 
 def _without_attributes(tag: re.Match[str]) -> str:

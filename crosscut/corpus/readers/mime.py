@@ -57,7 +57,7 @@ class Mail:
         return Part(self, headers, blank.end() if blank else start, end, depth)
 
     def _keep(self, headers: Message, name: bytes, start: int, end: int) -> None:
-        """Keep a header if it is used and the first of its name. Its value, of one or more lines, lies between places."""
+        """Keep a header if it is used and the first of its name. Its value lies between two places."""
         key = name.decode("ascii")
         if name not in _USED or key in headers:
             return
