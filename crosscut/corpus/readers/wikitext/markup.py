@@ -7,6 +7,7 @@ the content of a removed template, and it renders a template inside an argument 
 import re
 from collections.abc import Callable, Mapping
 
+from crosscut.corpus.readers.steps import Steps
 from crosscut.corpus.readers.wikitext.wiki import Wiki
 
 GAP = "\x01"
@@ -18,6 +19,10 @@ MAX_DEPTH = 40
 
 MAX_ARGUMENTS = 500
 """Maximum number of arguments of a template. A template with more arguments is a list of data, and is removed."""
+
+STEPS_PER_CHARACTER, STEPS = 100, 1_000_000
+"""Maximum number of characters of templates that are read and written for a page: for each character of the page, and
+besides. A template inside another counts again."""
 
 _SPECIAL = re.compile(r"[\[\]{}|'<>&=*#:;_!-]")
 _BRACES = re.compile(r"\{\{|\}\}")
@@ -78,9 +83,13 @@ class Templates:
         self._wiki = wiki
         self._title = title
         self._depth = 0
+        self._steps = Steps("expanding templates", len(markup), per_unit=STEPS_PER_CHARACTER, at_least=STEPS)
 
     def render(self) -> str:
-        """Return the page's markup with its templates rendered or removed. Braces without a partner are removed."""
+        """Return the page's markup with its templates rendered or removed. Braces without a partner are removed.
+
+        Raises `TooComplexError` if the templates take too many steps.
+        """
         return self._expand(0, len(self._text)).replace("}}", "")
 
     def _expand(self, start: int, end: int) -> str:
@@ -115,7 +124,9 @@ class Templates:
         if len(spans) > MAX_ARGUMENTS:
             return ""
         self._depth += 1
+        self._steps.take(end - start)
         text = renderer(Call(name, self._arguments(spans, are_named=not prefix), self._wiki, self._title))
+        self._steps.take(len(text))
         self._depth -= 1
         return text
 
