@@ -23,18 +23,18 @@ def lie(length: int) -> bytes:
 
 
 HOSTILE = {
-    "carriage returns in a response": response("a", b"", "\r" * 20_000),
-    "carriage returns in a record": b"WARC/1.0\r\n" + b"\r" * 20_000 + b"\n",
+    "carriage returns in a response": response("a", b"", "\r" * 80_000),
+    "carriage returns in a record": b"WARC/1.0\r\n" + b"\r" * 80_000 + b"\n",
     "carriage returns and line ends": response("a", b"", ("\r" * 200 + "\n ") * 200),
     "lines of one name": response("a", b"", "a: b\r\n" * 20_000),
     "folded lines": response("a", b"", "a: b" + "\r\n c" * 20_000),
     "encodings": response("a", b"plain", "Content-Encoding: " + "gzip," * 20_000),
     "types": response("a", page("a"), kind="text/html" + ";charset=" * 20_000),
-    "first lines": b"WARC/1.0\r\n" * MANY,
-    "garbage": b"x\nWARC/1.0\n" * MANY,
+    "first lines": b"WARC/1.0\r\n" * 3 * MANY,
+    "garbage": b"x\nWARC/1.0\n" * 3 * MANY,
     "lengths beyond the end": lie(60_000_000) * MANY + PADDING,
     "lengths within the file": lie(8_000_000) * MANY + PADDING,
-    "lengths that end elsewhere": b"".join(lie(61 * (MANY - number) + 13) for number in range(MANY)),
+    "lengths that end elsewhere": b"".join(lie(37 * (MANY - number) + 13) for number in range(MANY)),
 }
 
 
@@ -43,7 +43,7 @@ def test_hostile_archive_is_read_in_a_moment(tmp_path: Path, kind: str) -> None:
     (tmp_path / "a.warc").write_bytes(HOSTILE[kind] + b"\r\n\r\n" + GOOD)
     start = time.process_time()
     assert texts(read(tmp_path / "a.warc"))[-1] == "The last page."
-    assert time.process_time() - start < 5
+    assert time.process_time() - start < 3
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_hostile_archive_is_read_in_a_moment(tmp_path: Path, kind: str) -> None:
 def test_search_for_the_next_member_is_bounded(tmp_path: Path, suffix: str, magic: bytes) -> None:
     pack = gzip.compress if suffix == ".gz" else zstandard.compress
     path = tmp_path / f"a.warc{suffix}"
-    path.write_bytes(pack(GOOD) + b"x" + magic * 20_000 + pack(GOOD))
+    path.write_bytes(pack(GOOD) + b"x" + magic * 80_000 + pack(GOOD))
     start = time.process_time()
     items = read(path)
     assert time.process_time() - start < 3
