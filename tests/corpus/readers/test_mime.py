@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from crosscut.corpus.readers import Reject
-from crosscut.corpus.readers.mime import MAX_NESTING, Mail, Part
+from crosscut.corpus.readers.mail.mime import MAX_NESTING, Mail, Part
 from tests.corpus.reads import read
 
 MANY = 40_000

@@ -17,7 +17,7 @@ from crosscut.corpus.readers.charsets import decode
 from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.html import extract
 from crosscut.corpus.readers.lines import broken_off
-from crosscut.corpus.readers.mime import Mail, Part
+from crosscut.corpus.readers.mail.mime import Mail, Part
 from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long
 from crosscut.corpus.readers.steps import TOO_COMPLEX, TooComplexError
 from crosscut.data.text.json_text import encodable
