@@ -1,7 +1,6 @@
 """Parse the header lines of records and of HTTP responses, which have the form `Name: value`."""
 
 import re
-from collections import defaultdict
 
 BLANK_LINE = re.compile(rb"(?<!\r)\r*+\n\r*+\n")
 """Pattern for the end of a header block. It also matches line ends that were converted twice. A run of carriage returns
@@ -20,19 +19,31 @@ def split_head(block: bytes) -> tuple[str, dict[str, str]]:
         text = block.decode("utf-8")
     except UnicodeDecodeError:
         text = block.decode("latin-1")
-    unfolded: list[list[str]] = []
-    for line in text.split("\n"):
-        if unfolded and line[:1] in (" ", "\t"):
-            unfolded[-1].append(line)
-        else:
-            unfolded.append([line])
-    first, *lines = (" ".join(map(str.strip, pieces)).strip() if pieces[1:] else pieces[0] for pieces in unfolded)
-    found = defaultdict(list)
-    for line in lines:
+    lines = text.split("\n")
+    if "\n " in text or "\n\t" in text:
+        lines = _unfolded(lines)
+    found: dict[str, str] = {}
+    repeated: dict[str, list[str]] = {}
+    for line in lines[1:]:
         name, colon, value = line.partition(":")
-        if colon and (name := name.strip().lower()):
-            found[name].append(value.strip())
-    return first.rstrip("\r"), {name: ", ".join(values) for name, values in found.items()}
+        name = name.strip().lower() if colon else ""
+        if name in found:
+            repeated.setdefault(name, [found[name]]).append(value.strip())
+        elif name:
+            found[name] = value.strip()
+    found.update((name, ", ".join(values)) for name, values in repeated.items())
+    return lines[0].rstrip("\r"), found
+
+
+def _unfolded(lines: list[str]) -> list[str]:
+    """Join each line that begins with white space with the line before it."""
+    pieces: list[list[str]] = []
+    for line in lines:
+        if pieces and line[:1] in (" ", "\t"):
+            pieces[-1].append(line)
+        else:
+            pieces.append([line])
+    return [" ".join(map(str.strip, several)).strip() for several in pieces]
 
 
 def media_type(value: str) -> tuple[str, str]:

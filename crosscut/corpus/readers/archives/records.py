@@ -24,7 +24,7 @@ _NEXT_RECORD = re.compile(rb"\nWARC/\d+\.\d+\s*?\n")
 _HEAD_END = re.compile(rb"(%b)|\nWARC/\d+\.\d+\s*?\n" % BLANK_LINE.pattern)
 """Pattern for the end of a header block, or for the next record if that comes first."""
 _LONGEST_MARK = 32
-_EXCERPT_BYTES = 1024
+_EXCERPT_BYTES = _USUAL_HEAD = 1024
 _LINE_ENDS = re.compile(rb"[\r\n]+")
 _LENGTH = re.compile(r"\d{1,18}")
 
@@ -146,7 +146,11 @@ class _Stream:
         """
         if not _FIRST_LINE.match(self.peek(_LONGEST_MARK)):
             return 0
-        end = _HEAD_END.search(self._held, 0, self.load(HEAD_BYTES))
+        size = self.load(HEAD_BYTES)
+        end = BLANK_LINE.search(self._held, 0, _USUAL_HEAD)
+        if end and not _NEXT_RECORD.search(self._held, 0, end.start()):
+            return end.end()
+        end = _HEAD_END.search(self._held, 0, size)
         return end.end() if end and end[1] else 0
 
     def ends_record(self, size: int) -> bool:
@@ -161,9 +165,7 @@ class _Stream:
         return bool(_FIRST_LINE.match(rest)) or bool(BLANK_LINE.match(after))
 
     def hides_record(self, size: int) -> bool:
-        """Whether a record begins within the next `size` bytes, and no record ends after them."""
-        if self.ends_record(size):
-            return False
+        """Whether a record begins within the next `size` bytes, if no record ends after them."""
         is_cut = self.is_damaged and not self._held[size : size + _LONGEST_MARK].strip(b"\r\n")
         return not is_cut and bool(_NEXT_RECORD.search(self._held, 0, size))
 
@@ -272,6 +274,8 @@ class _Splitter:
             return Reject(f"byte {number}", "wrong length", reason, excerpt(head))
         length = int(digits)
         reason = f"`Content-Length` of the record is {length:,}, but the record does not end after this many bytes"
+        if length <= self._max_bytes and self._stream.ends_record(length):
+            return Record(number, headers, self._stream.read(length), length, self._stream.position)
         if length <= self._max_bytes and self._stream.hides_record(length):
             self._stream.skip_to_record()
             return Reject(f"byte {number}", "wrong length", reason, excerpt(head))
