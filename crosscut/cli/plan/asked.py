@@ -23,7 +23,7 @@ def asked_run(
     preset is given.
     """
     if not has_file(arguments) and model is None and any(each.startswith("model.preset=") for each in arguments):
-        return load_run({}, arguments, layout=layout)
+        return load_run({}, arguments, change_layout=change_layout)
     if has_file(arguments) == (model is not None):
         both = "both are" if has_file(arguments) else "neither is"
         raise ConfigError(

@@ -26,10 +26,9 @@ _MULTIBYTE = (
     *_UTF16_OR_32,
 )
 
-_IN_PAGE = re.compile(
-    rb"""<meta\b[^>]*?\bcharset\s*=\s*["']?\s*([\w.:-]+)|\A\s*<\?xml[^>]*?\bencoding\s*=\s*["']([\w.:-]+)""",
-    re.IGNORECASE,
-)
+_DECLARATION = re.compile(rb"(<meta\b[^>]*+)|\A\s*+<\?xml[^<>]*+", re.IGNORECASE)
+_IN_META = re.compile(rb"\bcharset\s*+=\s*+(?:[\"']\s*+)?([\w.:-]+)", re.IGNORECASE)
+_IN_XML = re.compile(rb"\bencoding\s*+=\s*+[\"']([\w.:-]+)", re.IGNORECASE)
 _IN_PAGE_BYTES = 1024
 """Number of bytes at the beginning of a page that are searched for its charset declaration. HTML requires that the
 declaration is within these bytes."""
@@ -37,9 +36,13 @@ declaration is within these bytes."""
 
 def charset_in_page(data: bytes) -> str:
     """Return the charset that an HTML page declares for itself, or an empty text."""
-    found = _IN_PAGE.search(data, 0, _IN_PAGE_BYTES)
-    name = (found[1] or found[2]).decode("ascii", "replace").lower() if found else ""
-    return "utf-8" if name.startswith(_UTF16_OR_32) else name  # the declaration could not be found in a page of UTF-16
+    for tag in _DECLARATION.finditer(data, 0, _IN_PAGE_BYTES):
+        found = (_IN_META if tag[1] else _IN_XML).search(tag[0])
+        if found:
+            name = found[1].decode("ascii", "replace").lower()
+            # the declaration could not be found in a page of UTF-16
+            return "utf-8" if name.startswith(_UTF16_OR_32) else name
+    return ""
 
 
 def decode(data: bytes, *declared: str) -> tuple[str, bool] | None:

@@ -13,6 +13,12 @@ from crosscut.corpus.readers.wikitext.wiki import ARTICLES, Wiki
 EXCERPT = 1000
 """Number of characters that are kept of a page that is too long."""
 
+MAX_TAG_BYTES = 1 << 20
+"""Maximum length of a tag or a comment. Expat reads an incomplete tag again with every chunk."""
+
+MAX_DEPTH = 100
+"""Maximum nesting of elements."""
+
 _PAGE = b"<page>"
 _ROOT = b"<mediawiki>"
 _JUNK = expat.errors.codes[expat.errors.XML_ERROR_JUNK_AFTER_DOC_ELEMENT]
@@ -53,7 +59,7 @@ class _UnclosedError(Exception):
 
 
 class _NoDumpError(Exception):
-    """Error for XML that is not a dump."""
+    """Error for XML that cannot be a dump."""
 
 
 class Pages:
@@ -137,6 +143,8 @@ class Pages:
             self._break(str(error))
             return b""
         self._fed += len(chunk)
+        if self._fed - self._parser.CurrentByteIndex > MAX_TAG_BYTES:
+            self._break(f"a tag or a comment is longer than {MAX_TAG_BYTES >> 20} MB")
         return b""
 
     def _break(self, problem: str) -> None:
@@ -168,6 +176,8 @@ class Pages:
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         parent = self._path[-1] if self._path else ""
+        if len(self._path) == MAX_DEPTH:
+            raise _NoDumpError(f"elements are nested more than {MAX_DEPTH} levels deep")
         self._path.append(name)
         self._name = ""
         if name == "page":
@@ -200,8 +210,8 @@ class Pages:
             elif page.length > self._max_length and len(page.pieces) > 1:
                 page.pieces = [page.markup[:EXCERPT]]
             page.length += len(text)
-        elif self._name:
-            self._texts.append(text)
+        elif self._name and len(self._texts) < EXCERPT:
+            self._texts.append(text[:EXCERPT])
 
     def _end(self, name: str) -> None:
         self._path.pop()

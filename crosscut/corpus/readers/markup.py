@@ -1,25 +1,37 @@
 """Remove tags from HTML that the parser or the search for the main text could not handle in bounded time and memory.
 
-A broken page can open a tag 100,000 times and never close it. Three costs then grow with the square of the page size:
+A broken page can open a tag 100,000 times and never close it. Four costs then grow with the square of the page size:
 
 - the time of the search for the main text, if `<div>` or `<article>` elements are nested;
 - the time of the parser, if elements of most other kinds are nested (in `<ol>`, the text itself also grows in this way,
   because each level is indented);
 - the memory of the parser, if formatting tags such as `<font>` are not closed, because every following block opens them
-  again.
+  again;
+- the time of the parser, if a `<select>` has many options.
 
-The tags that cause the second and the third cost carry no text, so they are removed. Pages below the limits are
-unchanged.
+The tags that cause the last three costs carry no text, so they are removed. All limits count tags and their depth, so a
+page is treated alike on every machine. Pages below the limits are unchanged.
 """
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
 MAX_DEPTH = 1000
 """Maximum nesting depth of one kind of element. Browsers support half of this depth."""
+
+MAX_STEPS, MAX_STEPS_PER_CHARACTER = 4_000_000, 8
+"""Maximum number of tags times the nesting depth of one kind of element: for each page, and for each of its characters.
+The time of the parser and of the search for the main text, and the indentation of lists, grow with this product."""
+
+MAX_KINDS = 8
+"""Maximum of the same product for all kinds of elements together, as a multiple of the maximum for one kind."""
+
+MAX_OPTIONS = 3000
+"""Maximum number of options on a page. The parser compares each option of a `<select>` with all options before it."""
 
 MAX_REOPENED = 1_000_000
 """Maximum number of formatting tags that the parser may have to open again."""
@@ -40,9 +52,14 @@ _CLOSED_BY_THE_NEXT = frozenset(["p", "li", "dt", "dd", "option", "tr", "td", "t
 _EMPTY = frozenset(
     ["area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr"]
 )
+_SHAPES = frozenset(["circle", "ellipse", "image", "line", "path", "polygon", "polyline", "rect", "stop", "use"])
+"""Elements of drawings, which have no content and often no end tag."""
 _UNNESTED = frozenset(["html", "head", "body"]) | _CLOSED_BY_THE_NEXT | _EMPTY
+_OPTIONS = frozenset(["option", "optgroup"])
+_INLINE = _FORMATTING | _SHAPES
 
 _NAME = re.compile(r"<(/?[A-Za-z][^\s/>]*)")
+_TAG = re.compile(r"</?([a-z][^\s/<>]*+)(?=[\s/>])[^<>]*>?", re.IGNORECASE)
 _LONG_TAG = re.compile(rf"<([a-z][^\s/<>]*+)[^<>]{{{MAX_TAG_CHARACTERS},}}+>?", re.IGNORECASE)
 
 
@@ -67,19 +84,31 @@ def limit_nesting(markup: str) -> Markup:
     for name, number in spelled.items():
         opened[name.lower()] += number
     num_tags = opened.total()
-    often = {name for name, number in opened.items() if number > MAX_DEPTH and name[0] != "/"}
-    groups = {name: name for name in often - _UNNESTED - _FORMATTING}
-    if sum(opened[name] for name in _FORMATTING) * num_tags > MAX_REOPENED:
-        groups |= dict.fromkeys(_FORMATTING, _ALL_FORMATTING)
-    if not groups:
-        return Markup(markup, is_searchable=True)
-    depths = _depths(pieces, groups, spelled)
-    removed = {name for name, depth in depths.items() if depth > MAX_DEPTH and name != _ALL_FORMATTING} - _SEARCHED
+    limit = MAX_STEPS + MAX_STEPS_PER_CHARACTER * len(markup)
+    removed = set(_OPTIONS) if opened["select"] and opened["option"] > MAX_OPTIONS else set()
+    groups = _groups(opened, limit)
+    depths = _depths(pieces, groups, spelled) if groups else Counter()
+    deep = {name for name in depths if depths[name] > MAX_DEPTH or depths[name] * num_tags > limit}
+    is_searchable = not deep & _SEARCHED
+    if sum(depths[name] for name in depths.keys() - _SHAPES) * num_tags > MAX_KINDS * limit:
+        deep, is_searchable = set(depths), False
+    removed |= deep - _SEARCHED - {_ALL_FORMATTING}
     if depths[_ALL_FORMATTING] * num_tags > MAX_REOPENED:
         removed |= _FORMATTING
     if removed:
-        markup = _tags_of(removed).sub(lambda tag: "" if tag[1].lower() in _FORMATTING else "\n", markup)
-    return Markup(markup, is_searchable=all(depths[name] <= MAX_DEPTH for name in _SEARCHED))
+        markup = _TAG.sub(partial(_without, removed), markup)
+    return Markup(markup, is_searchable)
+
+
+def _groups(opened: Counter[str], limit: int) -> dict[str, str]:
+    """Map the names of elements whose nesting may be too deep to their groups. `opened` counts the tags by name."""
+    num_tags = opened.total()
+    nested = {name for name in opened if name[0] != "/"} - _UNNESTED - _FORMATTING
+    is_deep = sum(opened[name] for name in nested) * num_tags > limit
+    groups = {name: name for name in nested if is_deep or opened[name] > MAX_DEPTH}
+    if sum(opened[name] for name in _FORMATTING) * num_tags > MAX_REOPENED:
+        groups |= dict.fromkeys(_FORMATTING, _ALL_FORMATTING)
+    return groups
 
 
 def _may_have_long_tag(markup: str) -> bool:
@@ -134,8 +163,10 @@ def _depths(pieces: _Names, groups: Mapping[str, str], spelled: Iterable[str]) -
     return Counter(deepest)
 
 
-def _tags_of(kinds: set[str]) -> re.Pattern[str]:
-    return re.compile(rf"</?({'|'.join(map(re.escape, sorted(kinds)))})(?=[\s/>])[^<>]*>?", re.IGNORECASE)
+def _without(removed: set[str], tag: re.Match[str]) -> str:
+    """Text that replaces a tag, if elements of some kinds are removed."""
+    name = tag[1].lower()
+    return tag[0] if name not in removed else "" if name in _INLINE else "\n"
 
 
 def _without_attributes(tag: re.Match[str]) -> str:

@@ -20,7 +20,7 @@ NO_SUFFIX = "no suffix"
 _SUFFIX = re.compile(r"\.[a-z0-9]{1,8}")
 
 _HTML = re.compile(
-    rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html|head|body|title|meta|link|"
+    rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--(?>.*?-->)\s*+)*+<(?:!doctype\s+html|html|head|body|title|meta|link|"
     rb"script|style|frameset|iframe|h[1-6]|div|p|a|b|br|font|table|center)[\s/>]",
     re.IGNORECASE | re.DOTALL,
 )

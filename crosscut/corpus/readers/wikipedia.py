@@ -13,6 +13,7 @@ from crosscut.corpus.readers.dumps import EXCERPT, Page, Pages
 from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.lines import broken_off
 from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long, within_budget
+from crosscut.corpus.readers.steps import TOO_COMPLEX, TooComplexError
 from crosscut.corpus.readers.wikitext.prose import prose
 from crosscut.corpus.readers.wikitext.wiki import ARTICLES
 from crosscut.data.text.sources import BrokenOffError
@@ -55,6 +56,8 @@ def _read_page(page: Page, pages: Pages, max_bytes: int, position: int) -> Item:
         return too_long(place, "the page", page.markup[:EXCERPT], max_bytes)
     try:
         text = prose(page.markup, pages.wiki, page.title)
+    except TooComplexError as error:
+        return Reject(place, TOO_COMPLEX, f"the page's markup cannot be read: {error}", excerpt(page.markup))
     except (ArithmeticError, RecursionError, ValueError) as error:
         reason = f"the page's markup cannot be read: {type(error).__name__}: {error}"
         return Reject(place, "unreadable markup", reason, excerpt(page.markup))

@@ -1,8 +1,10 @@
 """Texts in charsets that are declared rightly, wrongly or not at all."""
 
+import time
+
 import pytest
 
-from crosscut.corpus.readers.charsets import decode
+from crosscut.corpus.readers.charsets import charset_in_page, decode
 
 FRENCH = "Le café était fermé, et le garçon s'en allait à l'école."
 RUSSIAN = "Лишь жить в себе самом умей; есть целый мир в душе твоей таинственно-волшебных дум."  # noqa: RUF001 - letters of Russian
@@ -51,3 +53,22 @@ def test_ascii_is_ascii_in_all_charsets() -> None:
 
 def test_bytes_of_no_charset_are_no_text() -> None:
     assert decode(b"\x81\x8d\x8f\x90\x9d" * 100, "utf-8") is None
+
+
+@pytest.mark.parametrize(
+    "start", [b"<meta ", b"<meta charset= ", b"<meta charset=' ", b"<?xml encoding= ", b"<meta a="]
+)
+def test_declaration_is_searched_once(start: bytes) -> None:
+    began = time.process_time()
+    for data in (start * 1000, start + b" " * 1000, start * 20 + b" " * 1000):
+        for _ in range(20):
+            charset_in_page(data)
+    assert time.process_time() - began < 0.2
+
+
+def test_second_declaration_is_found() -> None:
+    assert (
+        charset_in_page(b"<?xml version='1.0'?><meta name=a><META http-equiv=b content='c; charset=koi8-r'>")
+        == "koi8-r"
+    )
+    assert charset_in_page(b"<?xml version='1.0' encoding='latin-1'?><meta charset=koi8-r>") == "latin-1"

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -15,6 +16,7 @@ import pytest
 from crosscut.config import DataError
 from crosscut.config.corpora import SourceConfig
 from crosscut.corpus.readers.files import File, find_files, find_source
+from crosscut.corpus.readers.selection import is_html
 from tests.endless import ENDLESS
 
 NOBODY = 65534
@@ -405,3 +407,11 @@ def test_link_that_leads_nowhere_is_not_passed_over(tmp_path: Path) -> None:
         f"`{tmp_path}/a.jsonl` must be a readable file, but is not: No such file or directory. Check the path.",
         tmp_path,
     )
+
+
+@pytest.mark.parametrize("comment", [b"<!-- -->", b"<!---->", b"<!-- <!-- -->\n"])
+def test_page_behind_many_comments_is_judged_in_a_moment(comment: bytes) -> None:
+    start = time.process_time()
+    assert is_html(comment * 100 + b"<p>")
+    assert not is_html(comment * 100 + b"text")
+    assert time.process_time() - start < 0.5

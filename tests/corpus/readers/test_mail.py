@@ -148,7 +148,7 @@ def test_parts_nested_without_end_are_rejected(tmp_path: Path) -> None:
     data = b"".join(b'Content-Type: multipart/mixed; boundary="b%d"\n\n--b%d\n' % (n, n) for n in range(1500))
     (reject,) = read(write(tmp_path, data + b"\ndeep\n"))
     assert isinstance(reject, Reject)
-    assert (reject.place, reject.rule) == ("message 1", "not a mail")
+    assert (reject.place, reject.rule) == ("message 1", "too complex")
 
 
 def test_message_without_text_is_passed_over(tmp_path: Path) -> None:

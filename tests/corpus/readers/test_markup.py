@@ -23,6 +23,12 @@ DEEP = 100_000
         ("<p " + "".join(f"a{n}=1 " for n in range(DEEP)) + ">deep", "deep"),  # half a minute
         ("<p title='" + "x" * 10**6 + "'>deep", "deep"),
         ("<" * DEEP, "<" * DEEP),
+        ("<select>" + "<option>x" * DEEP + "</select>deep", "deep"),
+        ("<select><optgroup>" + "<option>x" * DEEP + "</select>deep", "deep"),
+        ("<div>" * 999 + "<p>" * DEEP + "deep", "deep"),
+        ("<article>" * 999 + "<br>" * DEEP + "deep", "deep"),
+        ("<blockquote>" * 999 + "<p>" * DEEP + "deep", "deep"),
+        ("".join(f"<a{n}>" for n in range(DEEP)) + "deep", "deep"),
     ],
     ids=lambda value: value[:12].strip(),
 )
@@ -51,3 +57,14 @@ def test_other_pages_are_not_changed(markup: str) -> None:
 def test_page_is_searched_up_to_the_maximum_depth() -> None:
     assert limit_nesting(("<div>" * MAX_DEPTH + "</div>" * MAX_DEPTH) * 2).is_searchable
     assert not limit_nesting("<div>" * 1001 + "</div>" * 1001 + "<p>" * 999).is_searchable
+
+
+@pytest.mark.parametrize("tags", [["ol"], ["ul"], ["menu"], ["dir"], ["ul", "ol"]])
+def test_text_of_nested_lists_is_not_longer_than_their_markup(tags: list[str]) -> None:
+    markup = "".join(f"<{tag}>" for tag in tags) * (990 // len(tags)) + "<li>item" * 9000
+    assert len(extract(markup, main_content=False)[1]) < 3 * len(markup)
+
+
+def test_lists_of_many_levels_keep_their_indentation_on_a_short_page() -> None:
+    markup = "<ul><li>item" * 200 + "</ul>" * 200
+    assert limit_nesting(markup) == (markup, True)

@@ -1,9 +1,12 @@
 """Articles of a dump, and what of them is prose."""
 
 import bz2
+import time
 import tracemalloc
 from pathlib import Path
 from xml.sax.saxutils import escape
+
+import pytest
 
 from crosscut.corpus.readers import Reject, Skip, Text
 from crosscut.corpus.readers.dumps import Pages
@@ -224,6 +227,25 @@ def test_xml_that_is_no_dump_is_rejected(tmp_path: Path) -> None:
         (reject,) = read(path)
         assert isinstance(reject, Reject)
         assert (reject.place, reject.rule) == ("page 1", "not a MediaWiki dump")
+
+
+@pytest.mark.parametrize("start", ["<page a='", "<page><", "<!--", "<page>&"])
+def test_tag_that_is_never_closed_is_read_once(start: str) -> None:
+    pages = Pages(10**6)
+    data = (f"<mediawiki>{start}" + "x" * (8 << 20)).encode() + page("B", "b").encode()
+    began = time.process_time()
+    found = [one for at in range(0, len(data), 1 << 14) for one in pages.feed(data[at : at + (1 << 14)])]
+    assert [(one.title, bool(one.problem)) for one in found] == [("", True), ("B", False)]
+    assert time.process_time() - began < 1
+
+
+def test_elements_nested_without_end_break_their_page_only() -> None:
+    pages = Pages(10**6)
+    chunks = [("<mediawiki><page>" + "<a>" * 1000).encode(), page("B", "b").encode()]
+    assert [one.problem for chunk in chunks for one in pages.feed(chunk)] == [
+        "elements are nested more than 100 levels deep",
+        "",
+    ]
 
 
 def test_markup_that_is_never_closed_does_no_harm() -> None:

@@ -2,10 +2,10 @@
 
 import re
 
-BLANK_LINE = re.compile(rb"\r*\n\r*\n")
-"""Pattern for the end of a header block. It also matches line ends that were converted twice."""
+BLANK_LINE = re.compile(rb"(?<!\r)\r*+\n\r*+\n")
+"""Pattern for the end of a header block. It also matches line ends that were converted twice. A run of carriage returns
+is matched only from its start. Otherwise, the time of a search would grow with the square of the run's length."""
 
-_LINE_END = re.compile(r"\r*\n")
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([^\s\"';,]+)", re.IGNORECASE)
 
 
@@ -19,19 +19,31 @@ def split_head(block: bytes) -> tuple[str, dict[str, str]]:
         text = block.decode("utf-8")
     except UnicodeDecodeError:
         text = block.decode("latin-1")
-    first, *lines = _LINE_END.split(text)
+    lines = text.split("\n")
+    if "\n " in text or "\n\t" in text:
+        lines = _unfolded(lines)
     found: dict[str, str] = {}
-    name = ""
-    for line in lines:
-        if line[:1] in (" ", "\t"):
-            if name:
-                found[name] = f"{found[name]} {line.strip()}".strip()
-            continue
+    repeated: dict[str, list[str]] = {}
+    for line in lines[1:]:
         name, colon, value = line.partition(":")
         name = name.strip().lower() if colon else ""
-        if name:
-            found[name] = f"{found[name]}, {value.strip()}" if name in found else value.strip()
-    return first, found
+        if name in found:
+            repeated.setdefault(name, [found[name]]).append(value.strip())
+        elif name:
+            found[name] = value.strip()
+    found.update((name, ", ".join(values)) for name, values in repeated.items())
+    return lines[0].rstrip("\r"), found
+
+
+def _unfolded(lines: list[str]) -> list[str]:
+    """Join each line that begins with white space with the line before it."""
+    pieces: list[list[str]] = []
+    for line in lines:
+        if pieces and line[:1] in (" ", "\t"):
+            pieces[-1].append(line)
+        else:
+            pieces.append([line])
+    return [" ".join(map(str.strip, several)).strip() for several in pieces]
 
 
 def media_type(value: str) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from typing import IO, NamedTuple
 
 from crosscut.corpus.execution.budget import Watch
 from crosscut.corpus.readers.files import File
+from crosscut.corpus.readers.steps import Steps, TooComplexError
 from crosscut.data.text.sources import CHUNK_BYTES, DECOMPRESSORS, PACKED_BYTES, Decompressor, unreadable, zstd_with
 
 RECORD = b"WARC/"
@@ -20,6 +21,10 @@ _MAGIC = {".gz": b"\x1f\x8b\x08", ".zst": b"\x28\xb5\x2f\xfd"}
 
 _TRIAL_BYTES = 256 * 1024
 """Number of compressed bytes that must suffice to unpack the first bytes of a member."""
+
+_TRIALS_PER_BYTE, _TRIALS = 16, 16 << 20
+"""Number of bytes that may be unpacked to search for members after damage: for each byte of the file, and besides. If
+the search takes more, the rest of the file counts as damaged."""
 
 _DICTIONARY = b"\x5d\x2a\x4d\x18"
 """First bytes of a .zst archive that begins with the dictionary for its frames."""
@@ -63,7 +68,7 @@ def unpack_members(file: File) -> Iterator[Chunk | Damage]:
         stream = _Stream(opened, file.watch)
         try:
             if file.compression:
-                yield from _Members(stream, file.compression).chunks()
+                yield from _Members(stream, file).chunks()
             else:
                 yield from _plain(stream)
         except OSError as error:
@@ -92,9 +97,10 @@ def _plain(stream: _Stream) -> Iterator[Chunk]:
 class _Members:
     """Members of a compressed file, read one after another."""
 
-    def __init__(self, stream: _Stream, compression: str) -> None:
+    def __init__(self, stream: _Stream, file: File) -> None:
         self._stream = stream
-        self._compression = compression
+        self._compression = file.compression
+        self._trials = Steps("the search for the next record", file.size, per_unit=_TRIALS_PER_BYTE, at_least=_TRIALS)
         self._held = b""  # packed bytes, of which the first `_used` are used up
         self._used = 0
         self._mark: int | None = (
@@ -165,25 +171,27 @@ class _Members:
         """Move to the next member that begins with a record, or to the end of the file."""
         magic = _MAGIC.get(self._compression)
         self._used += self._offset == damaged and bool(self._peek(1))  # else the damaged member would be found again
-        while held := self._peek(_TRIAL_BYTES):
-            place = held.find(magic) if magic else -1
+        while self._load(_TRIAL_BYTES):
+            place = self._held.find(magic, self._used) if magic and self._trials.left else -1
             if place < 0:
-                self._used += max(len(held) - len(magic) + 1, 1) if magic else len(held)
-            elif place:
-                self._used += place
-            elif self._begins_record(held):
+                kept = len(magic) - 1 if magic else 0
+                self._used = max(len(self._held) - kept, self._used + 1)
+            elif place > self._used:
+                self._used = place
+            elif self._begins_record():
                 return
             else:
                 self._used += 1
 
-    def _begins_record(self, packed: bytes) -> bool:
+    def _begins_record(self) -> bool:
         unpacker, lead = self._new(), b""
         try:
-            for piece in _pieces(packed):
-                lead += unpacker.decompress(piece)
+            for start in range(self._used, min(self._used + _TRIAL_BYTES, len(self._held)), PACKED_BYTES):
+                self._trials.take(PACKED_BYTES)
+                lead += unpacker.decompress(self._held[start : start + PACKED_BYTES])
                 if len(lead) >= len(RECORD) or unpacker.eof:
                     break
-        except self._error:
+        except (self._error, TooComplexError):
             return False
         return lead.startswith(RECORD)
 
@@ -203,11 +211,16 @@ class _Members:
 
     def _peek(self, size: int) -> bytes:
         """Return the next `size` packed bytes without using them up. The result is shorter at the end of the file."""
-        if len(self._held) - self._used < size:
-            more = self._stream.read(max(size - len(self._held) + self._used, CHUNK_BYTES))
+        available = self._load(size)
+        return self._held[self._used : self._used + available]
+
+    def _load(self, size: int) -> int:
+        """Load the next `size` packed bytes. Return their number, which is smaller at the end of the file."""
+        missing = size - len(self._held) + self._used
+        if missing > 0 and (more := self._stream.read(max(missing, CHUNK_BYTES))):
             self._held, self._used = self._held[self._used :] + more, 0
             self._position += len(more)
-        return self._held[self._used : self._used + size]
+        return min(len(self._held) - self._used, size)
 
 
 def _pieces(packed: bytes) -> Iterator[bytes]:

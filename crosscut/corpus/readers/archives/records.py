@@ -21,7 +21,10 @@ kept."""
 
 _FIRST_LINE = re.compile(rb"WARC/\d+\.\d+\s*?\n")
 _NEXT_RECORD = re.compile(rb"\nWARC/\d+\.\d+\s*?\n")
+_HEAD_END = re.compile(rb"(%b)|\nWARC/\d+\.\d+\s*?\n" % BLANK_LINE.pattern)
+"""Pattern for the end of a header block, or for the next record if that comes first."""
 _LONGEST_MARK = 32
+_EXCERPT_BYTES = _USUAL_HEAD = 1024
 _LINE_ENDS = re.compile(rb"[\r\n]+")
 _LENGTH = re.compile(r"\d{1,18}")
 
@@ -129,9 +132,42 @@ class _Stream:
 
     def peek(self, size: int) -> bytes:
         """Return the next `size` bytes without moving past them. The result is shorter at the end of the segment."""
+        return bytes(self._held[: self.load(size)])
+
+    def load(self, size: int) -> int:
+        """Load the next `size` bytes into memory. Return their number, which is smaller at the end of the segment."""
         while len(self._held) < size and self._pull():
             pass
-        return bytes(self._held[:size])
+        return min(len(self._held), size)
+
+    def find_head(self) -> int:
+        """Return the length of the header block that begins here, with the blank line at its end. Returns 0 if the
+        bytes are not the header block of a record.
+        """
+        if not _FIRST_LINE.match(self.peek(_LONGEST_MARK)):
+            return 0
+        size = self.load(HEAD_BYTES)
+        end = BLANK_LINE.search(self._held, 0, _USUAL_HEAD)
+        if end and not _NEXT_RECORD.search(self._held, 0, end.start()):
+            return end.end()
+        end = _HEAD_END.search(self._held, 0, size)
+        return end.end() if end and end[1] else 0
+
+    def ends_record(self, size: int) -> bool:
+        """Whether a record ends after the next `size` bytes. Garbage after the two line ends is allowed here, because
+        it is reported separately.
+        """
+        has_all = self.load(size + _LONGEST_MARK) >= size
+        after = bytes(self._held[size : size + _LONGEST_MARK])
+        rest = after.lstrip(b"\r\n")
+        if not rest:
+            return has_all and not self.is_damaged
+        return bool(_FIRST_LINE.match(rest)) or bool(BLANK_LINE.match(after))
+
+    def hides_record(self, size: int) -> bool:
+        """Whether a record begins within the next `size` bytes, if no record ends after them."""
+        is_cut = self.is_damaged and not self._held[size : size + _LONGEST_MARK].strip(b"\r\n")
+        return not is_cut and bool(_NEXT_RECORD.search(self._held, 0, size))
 
     def read(self, size: int) -> bytes:
         """Return the next `size` bytes and move past them. The result is shorter at the end of the segment."""
@@ -193,16 +229,13 @@ class _Splitter:
         """Yield the records of the segment that the stream has begun."""
         while True:
             self._stream.skip_line_ends()
-            head = self._stream.peek(HEAD_BYTES)
-            if not head:
+            if not self._stream.peek(1):
                 return
             number = self._number()
-            end = BLANK_LINE.search(head)
-            if not _FIRST_LINE.match(head) or not end or _NEXT_RECORD.search(head, 0, end.start()):
-                yield from self._garbage(number, head)
-                continue
-            item = self._record(number, self._stream.read(end.end()))
-            if item:
+            head = self._stream.read(self._stream.find_head())
+            if not head:
+                yield from self._garbage(number)
+            elif item := self._record(number, head):
                 self._last = number
                 yield item
 
@@ -211,16 +244,17 @@ class _Splitter:
         place = self._stream.start if self._file.compression else self._stream.used
         return max(place, self._last + 1)
 
-    def _garbage(self, number: int, head: bytes) -> Iterator[Reject]:
+    def _garbage(self, number: int) -> Iterator[Reject]:
         """Skip bytes that are not a record. Yield a reject, unless the bytes are an incomplete record directly before
         damage.
         """
-        is_begun = bool(_FIRST_LINE.match(head)) and len(head) < HEAD_BYTES
+        left, head = self._stream.load(HEAD_BYTES), self._stream.peek(_EXCERPT_BYTES)
+        is_begun = bool(_FIRST_LINE.match(head)) and left < HEAD_BYTES
         self._stream.skip(1)
         size = 1 + self._stream.skip_to_record()
         if is_begun and self._stream.is_damaged:
             return
-        if is_begun and size == len(head) and not self._file.compression:
+        if is_begun and size == left and not self._file.compression:
             yield self._broken_off(number, head, "the file ends in the header of a record")
             return
         reason = f"{size:,} bytes are not a record, because the header of a record begins with `WARC/`, has at most "
@@ -239,14 +273,19 @@ class _Splitter:
             reason = f"`Content-Length` must be a number of bytes, but is `{excerpt(digits)}`"
             return Reject(f"byte {number}", "wrong length", reason, excerpt(head))
         length = int(digits)
+        reason = f"`Content-Length` of the record is {length:,}, but the record does not end after this many bytes"
+        if length <= self._max_bytes and self._stream.ends_record(length):
+            return Record(number, headers, self._stream.read(length), length, self._stream.position)
+        if length <= self._max_bytes and self._stream.hides_record(length):
+            self._stream.skip_to_record()
+            return Reject(f"byte {number}", "wrong length", reason, excerpt(head))
         content = self._stream.read(length if length <= self._max_bytes else min(length, HEAD_BYTES))
         skipped, has_record = self._stream.skip(length - len(content))
         found = len(content) + skipped
-        if found == length and self._is_end():
+        if found == length and self._stream.ends_record(0):
             return Record(number, headers, content, length, self._stream.position)
         if self._stream.is_damaged and (found < length or not self._stream.peek(_LONGEST_MARK).strip(b"\r\n")):
             return None
-        reason = f"`Content-Length` of the record is {length:,}, but the record does not end after this many bytes"
         inner = _NEXT_RECORD.search(content)
         if inner and not skipped:
             self._stream.put_back(content[inner.start() + 1 :])
@@ -258,13 +297,3 @@ class _Splitter:
             reason = f"the file ends in the middle of a record, which should have {length:,} bytes, but has {found:,}"
             return self._broken_off(number, head, reason)
         return Reject(f"byte {number}", "wrong length", reason, excerpt(head))
-
-    def _is_end(self) -> bool:
-        """Whether the record ends at the current position. Garbage after the two line ends is allowed here, because it
-        is reported separately.
-        """
-        after = self._stream.peek(_LONGEST_MARK)
-        rest = after.lstrip(b"\r\n")
-        if not rest:
-            return not self._stream.is_damaged
-        return bool(_FIRST_LINE.match(rest)) or bool(BLANK_LINE.match(after))

@@ -37,6 +37,9 @@ _JOINS = {
 }  # fmt: skip
 """Text before and after a result, for each value of the argument `disp` that does not put the result into brackets."""
 
+MAX_TARGETS = 8
+"""Maximum number of units into which a value is converted."""
+
 _FRACTION = re.compile(r"([-−]?)(?:(\d+)(?:\s*\+\s*|\s+|&nbsp;))?(\d+)\s*[/⁄]+\s*(\d+)")
 _INTEGER = re.compile(r"[-−]?\d{1,2}")
 
@@ -131,7 +134,8 @@ def _read(call: Call) -> _Conversion | None:
     conversion.part = _read_part(waiting, code, language)
     if waiting and waiting[-1] and not _INTEGER.fullmatch(waiting[-1]):
         target = waiting.pop()
-        conversion.targets = [target] if find_unit(target) or target in PAIRS else target.replace("+", " ").split()
+        several = target.replace("+", " ").split(maxsplit=MAX_TARGETS)[:MAX_TARGETS]
+        conversion.targets = [target] if find_unit(target) or target in PAIRS else several
     conversion.targets = conversion.targets or unit.to.split()
     if waiting and _INTEGER.fullmatch(waiting[-1]):
         conversion.precision = int(clean(waiting.pop()))

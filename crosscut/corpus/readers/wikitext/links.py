@@ -7,13 +7,15 @@ from crosscut.corpus.readers.wikitext.wiki import Wiki, language_codes
 
 _BRACKETS = re.compile(r"\[\[|\]\]")
 _EXTERNAL = re.compile(
-    r"\[(?:(?:https?|ftps?|irc|news|mailto|gopher|sftp|tel):|//)[^\s\[\]<>\"]*([^\[\]\n]*)\]", re.IGNORECASE
+    r"\[(?:(?:https?|ftps?|irc|news|mailto|gopher|sftp|tel):|//)[^\s\[\]<>\"]*+([^\[\]\n]*+)\]", re.IGNORECASE
 )
 _SISTERS = frozenset((
     "w", "wikipedia", "wikt", "wiktionary", "s", "wikisource", "c", "commons", "q", "wikiquote", "b", "wikibooks",
     "n", "wikinews", "v", "wikiversity", "voy", "wikivoyage", "d", "wikidata", "m", "meta", "species", "wikispecies",
 ))  # fmt: skip
 """Prefixes of links to other wikis of Wikimedia."""
+
+_DISAMBIGUATION = re.compile(r"(?<! ) *+\([^()]*\)$|, .*$")
 
 MAX_DEPTH = 20
 """Maximum nesting of links. Links are nested only in the captions of files."""
@@ -85,4 +87,4 @@ class _Links:
 
 def _pipe_trick(title: str) -> str:
     """Text of a link like [[Paris (mythology)|]]: the title without a part in brackets or after a comma."""
-    return re.sub(r" *\([^()]*\)$|, .*$", "", title)
+    return _DISAMBIGUATION.sub("", title)

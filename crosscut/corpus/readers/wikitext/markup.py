@@ -7,6 +7,7 @@ the content of a removed template, and it renders a template inside an argument 
 import re
 from collections.abc import Callable, Mapping
 
+from crosscut.corpus.readers.steps import Steps
 from crosscut.corpus.readers.wikitext.wiki import Wiki
 
 GAP = "\x01"
@@ -19,12 +20,16 @@ MAX_DEPTH = 40
 MAX_ARGUMENTS = 500
 """Maximum number of arguments of a template. A template with more arguments is a list of data, and is removed."""
 
+STEPS_PER_CHARACTER, STEPS = 100, 1_000_000
+"""Maximum number of characters of templates that are read and written for a page: for each character of the page, and
+besides. A template inside another counts again."""
+
 _SPECIAL = re.compile(r"[\[\]{}|'<>&=*#:;_!-]")
 _BRACES = re.compile(r"\{\{|\}\}")
 _PARAMETER = re.compile(r"\{\{\{[^{}]*\}\}\}")
 _SPLIT = re.compile(r"\{\{|\[\[|\]\]|\|")
-_KEY = re.compile(r"\s*([\w .'-]{1,40}?)\s*=")
-_FUNCTION = re.compile(r"\s*(?:(?:subst|safesubst|msg|raw|template):\s*)*[^:]*:", re.IGNORECASE)
+_KEY = re.compile(r"\s*+([\w.'-](?:[\w .'-]{0,38}[\w.'-])?)\s*+=|[^\S ]*+( )\s*+=")
+_FUNCTION = re.compile(r"\s*+(?:(?:subst|safesubst|msg|raw|template):\s*+)*[^:]*:", re.IGNORECASE)
 _PREFIX = re.compile(r"^(?:(?:subst|safesubst|msg|raw|template): ?)+", re.IGNORECASE)
 
 
@@ -78,9 +83,13 @@ class Templates:
         self._wiki = wiki
         self._title = title
         self._depth = 0
+        self._steps = Steps("expanding templates", len(markup), per_unit=STEPS_PER_CHARACTER, at_least=STEPS)
 
     def render(self) -> str:
-        """Return the page's markup with its templates rendered or removed. Braces without a partner are removed."""
+        """Return the page's markup with its templates rendered or removed. Braces without a partner are removed.
+
+        Raises `TooComplexError` if the templates take too many steps.
+        """
         return self._expand(0, len(self._text)).replace("}}", "")
 
     def _expand(self, start: int, end: int) -> str:
@@ -105,16 +114,19 @@ class Templates:
         name = _PREFIX.sub("", " ".join(head.replace("_", " ").split()).lower())
         function, colon, _ = name.partition(":")
         first = bar + 1
-        if colon:  # a function of the parser, such as {{formatnum:1234}}
-            name, first = f"{function}:", start + len(head) - len(_FUNCTION.sub("", head))
+        prefix = _FUNCTION.match(head) if colon else None
+        if prefix:  # a function of the parser, such as {{formatnum:1234}}
+            name, first = f"{function}:", start + prefix.end()
         renderer = self._find(name)
         if renderer is None or self._depth > MAX_DEPTH:
             return ""
-        spans = self._split(first, end) if colon or bar >= 0 else []
+        spans = self._split(first, end) if prefix or bar >= 0 else []
         if len(spans) > MAX_ARGUMENTS:
             return ""
         self._depth += 1
-        text = renderer(Call(name, self._arguments(spans), self._wiki, self._title))
+        self._steps.take(end - start)
+        text = renderer(Call(name, self._arguments(spans, are_named=not prefix), self._wiki, self._title))
+        self._steps.take(len(text))
         self._depth -= 1
         return text
 
@@ -136,13 +148,14 @@ class Templates:
                 links = max(links + (1 if mark[0] == "[[" else -1), 0)
         return [*spans, (start, end)]
 
-    def _arguments(self, spans: list[tuple[int, int]]) -> dict[str, str]:
+    def _arguments(self, spans: list[tuple[int, int]], *, are_named: bool) -> dict[str, str]:
+        """Read arguments. If `are_named` is false, an equals sign is part of a value, as in {{lc:A=B}}."""
         arguments: dict[str, str] = {}
         number = 0
         for start, end in spans:
-            key = _KEY.match(self._text, start, end)
+            key = _KEY.match(self._text, start, end) if are_named else None
             if key:
-                arguments[key[1]] = self._expand(key.end(), end).strip()
+                arguments[key[1] or key[2]] = self._expand(key.end(), end).strip()
             else:
                 number += 1
                 arguments[str(number)] = self._expand(start, end).strip()

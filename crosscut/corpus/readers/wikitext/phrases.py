@@ -206,7 +206,7 @@ def century(word: str) -> Renderer:
     """Make a renderer for {{s|XIX|e}}, a century in French. The arguments may name a second century."""
 
     def render(call: Call) -> str:
-        parts = call.numbered()
+        parts = call.numbered()[:5]
         numbers = [f"{number}{end} {word}".strip() for number, end in zip(parts[::3], parts[1::3], strict=False)]
         between = f" {parts[2]} " if len(parts) > 2 else ", "
         era = " av. J.-C." if call.name == "-s" else ""
@@ -233,6 +233,16 @@ def upper(call: Call) -> str:
 def lower(call: Call) -> str:
     """Render {{lc:text}}."""
     return call[1].lower()
+
+
+def upper_first(call: Call) -> str:
+    """Render {{ucfirst:text}}."""
+    return call[1][:1].upper() + call[1][1:]
+
+
+def lower_first(call: Call) -> str:
+    """Render {{lcfirst:Text}}."""
+    return call[1][:1].lower() + call[1][1:]
 
 
 def branch(call: Call) -> str:

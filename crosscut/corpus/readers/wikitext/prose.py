@@ -45,7 +45,8 @@ _BEFORE_POINT = re.compile(r"(?<![ \t\x01])[ \t]++\x01[ \t\x01]*+(?=[.,;:!?ã€ã€
 def prose(markup: str, wiki: Wiki | None = None, title: str = "") -> str:
     """Extract the prose of a page's markup. Each heading is a separate line, and so is each item of a list.
 
-    `wiki` gives the language and the names of namespaces (English by default). `title` is the title of the page.
+    `wiki` gives the language and the names of namespaces (English by default). `title` is the title of the page. Raises
+    `TooComplexError` if the templates of the page take too many steps.
     """
     wiki = wiki or Wiki()
     text = remove_comments(markup.replace(GAP, ""))

@@ -6,6 +6,7 @@ Every function takes time in proportion to the page's length, even if the bracke
 import re
 from collections import defaultdict
 from collections.abc import Callable
+from typing import NamedTuple
 
 from crosscut.corpus.readers.wikitext.formulas import write_formula
 from crosscut.corpus.readers.wikitext.markup import GAP, escape
@@ -54,34 +55,41 @@ def remove_elements(markup: str) -> str:
     """Remove elements that hold no prose, such as `<ref>`. The content of `<nowiki>` becomes literal text."""
     pieces = []
     position = 0
-    for start, end, kept in _elements(markup):
-        if start >= position:
-            pieces += [markup[position:start], kept]
-            position = end
+    for element in _elements(markup):
+        if element.start >= position:
+            write = _WRITTEN.get(element.name)
+            kept = write(markup[element.inner_start : element.inner_end]) if write else GAP
+            pieces += [markup[position : element.start], kept]
+            position = element.end
     return "".join((*pieces, markup[position:])) if pieces else markup
 
 
-def _elements(markup: str) -> list[tuple[int, int, str]]:
-    """Find elements. Returns the start, the end and the replacement of each, in the order of their starts."""
+class _Element(NamedTuple):
+    """An element, as places in the markup. The element `<nowiki/>` has no content, so it becomes an empty text."""
+
+    start: int
+    end: int
+    name: str = ""
+    """Name in lower case. Empty for an element without an end, which is removed."""
+    inner_start: int = 0
+    inner_end: int = 0
+
+
+def _elements(markup: str) -> list[_Element]:
+    """Find elements, in the order of their starts."""
     found = []
-    opened: dict[str, list[re.Match[str]]] = defaultdict(list)
+    opened: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for tag in _ELEMENT.finditer(markup):
         name = tag[2].lower()
         if tag[1] and not tag[3].strip() and opened[name]:
-            first = opened[name].pop()
-            found.append((first.start(), tag.end(), _replacement(name, markup[first.end() : tag.start()])))
+            start, inner_start = opened[name].pop()
+            found.append(_Element(start, tag.end(), name, inner_start, tag.start()))
         elif tag[1] or tag[3].endswith("/"):
-            found.append((*tag.span(), _replacement(name, "")))
+            found.append(_Element(*tag.span(), name))
         else:
-            opened[name].append(tag)
-    found += [(*tag.span(), GAP) for tags in opened.values() for tag in tags]
-    return sorted(found, key=lambda one: (one[0], -one[1]))
-
-
-def _replacement(name: str, content: str) -> str:
-    """Text that replaces an element. Empty for `<nowiki/>`, which separates two pieces of markup."""
-    write = _WRITTEN.get(name)
-    return write(content) if write else GAP
+            opened[name].append(tag.span())
+    found += [_Element(*span) for spans in opened.values() for span in spans]
+    return sorted(found)
 
 
 def remove_tables(markup: str) -> str:

@@ -130,8 +130,10 @@ COMMON: dict[str, Renderer] = {
     "extinct | dagger": literal("†"),
     # functions of MediaWiki
     "pagename | pagename: | fullpagename | basepagename": phrases.page_title,
-    "lc: | lcfirst:": phrases.lower,
-    "uc: | ucfirst:": phrases.upper,
+    "lc:": phrases.lower,
+    "lcfirst:": phrases.lower_first,
+    "uc:": phrases.upper,
+    "ucfirst:": phrases.upper_first,
     "#if:": phrases.branch,
 }
 """Renderers of templates that the wikis share, keyed by the names of the templates. Most names come from the English

@@ -7,7 +7,7 @@ a million acres), or a quotient of two units (`PD/sqmi`).
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ class Unit:
         return (value - self.offset) * (self.scale / other.scale) + other.offset
 
 
-@cache
+@lru_cache(maxsize=1 << 12)
 def find_unit(code: str) -> Unit | None:
     """Find a unit by its code."""
     if len(code) > MAX_CODE:

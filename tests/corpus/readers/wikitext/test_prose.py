@@ -205,6 +205,16 @@ HOSTILE = {
     "dates": "{{birth date|" + "1" * 9000 + "|" + "1" * 9000 + "}}{{as of|1|" + "1" * 9000 + "}}",
     "entities": "&#" * 100_000,
     "spaces": "a" + " " * 200_000 + "{{x}}b",
+    "function and a long word": "{{lc:" + "a" * 100_000 + "}}",
+    "function with prefixes": "{{" + "subst: " * 10_000 + "uc:" + "a" * 50_000 + "}}",
+    "link and spaces": "[[a" + " " * 100_000 + "b|]]",
+    "argument of spaces": "{{nowrap|" + " " * 100_000 + "}}",
+    "argument of words": "{{lang|fr|" + "a " * 50_000 + "}}",
+    "external link": "[http://a" + "|-" * 50_000,
+    "literal elements": "<nowiki>" * 5000 + "</nowiki>" * 5000,
+    "preformatted elements": "<pre>" * 5000 + "</pre>" * 5000,
+    "literal and preformatted": "<pre><nowiki>" * 5000 + "</nowiki></pre>" * 5000,
+    "targets": "{{convert|" + "1|,|" * 200 + "1|km|" + "mi " * 30_000 + "}}",
 }
 
 

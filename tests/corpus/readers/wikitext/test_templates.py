@@ -4,6 +4,8 @@ from collections import Counter
 
 import pytest
 
+from crosscut.corpus.readers.steps import TooComplexError
+from crosscut.corpus.readers.wikitext.markup import STEPS, STEPS_PER_CHARACTER, Templates
 from crosscut.corpus.readers.wikitext.prose import prose
 from crosscut.corpus.readers.wikitext.templates import COMMON, VARIANTS
 from crosscut.corpus.readers.wikitext.wiki import Wiki
@@ -98,6 +100,8 @@ ENGLISH = {
     "{{nowrap|a {{small|b}}}} {{abbr|kg|kilogram}} {{color|red|c}} {{hlist|d|e}}": "a b kg c d, e",
     "a{{nbsp}}b{{snd}}c{{ndash}}d{{mdash}}e{{'}}f{{·}}g {{'s}}": "a b – c–d—e'f · g 's",
     "{{abs|x}} {{lc:ABC}} {{uc:abc}} {{#if:a|b|c}}{{#if: |b|c}}": "|x| abc ABC bc",
+    "{{lc:Foo: Bar}} {{uc:a:b}} {{subst: lc:A:B:C}} {{UC:a=b}}": "foo: bar A:B a:b:c A=B",
+    "{{lcfirst:Foo: Bar}} {{ucfirst:foo bar}} {{#if:a=b|c=d}} {{formatnum:1234}}": "foo: Bar Foo bar c=d 1,234",
 }
 
 
@@ -162,3 +166,19 @@ def test_no_template_has_two_renderers_in_a_language(table: dict[str, object]) -
     names = Counter(name for names in table for name in names.split(" | "))
     assert [name for name, number in names.items() if number > 1] == []
     assert all(name == " ".join(name.lower().split()) for name in names)
+
+
+def test_century_shows_each_argument_once_however_many_there_are() -> None:
+    markup = "{{s|I|e|" * 12 + "et" + "|I|e|et|I|e|et|I|e}}" * 12
+    assert len(in_language("fr", markup)) < 2 * len(markup)
+
+
+def test_conversion_shows_a_few_units() -> None:
+    assert in_language("en", "{{convert|1|km|" + "m " * 999 + "}}").count("1,000 m") == 8
+
+
+def test_templates_that_double_their_text_are_refused_after_the_same_number_of_steps() -> None:
+    markup = "{{a|" * 30 + "word" + "}}" * 30
+    templates = Templates(markup, lambda name: lambda call: call[1] + call[1], Wiki(), "")
+    with pytest.raises(TooComplexError, match=f"{STEPS + STEPS_PER_CHARACTER * len(markup):,} steps"):
+        templates.render()

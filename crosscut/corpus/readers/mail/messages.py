@@ -5,11 +5,8 @@ the plain text of the message, or the text of its HTML if the message has no pla
 title is the subject.
 """
 
-import email
 import email.errors
 import email.header
-import email.message
-import email.policy
 import re
 from collections.abc import Iterator
 from email.message import Message
@@ -21,7 +18,9 @@ from crosscut.corpus.readers.charsets import decode
 from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.html import extract
 from crosscut.corpus.readers.lines import broken_off
+from crosscut.corpus.readers.mail.mime import Mail, Part
 from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long, within_budget
+from crosscut.corpus.readers.steps import TOO_COMPLEX, TooComplexError
 from crosscut.data.text.json_text import encodable
 from crosscut.data.text.sources import BrokenOffError
 
@@ -93,16 +92,16 @@ def _read_message(raw: bytes, number: int, position: int) -> Item:
     raw = _QUOTED_FROM.sub(rb"\1", raw).lstrip(b"\r\n") if b"\n>From " in raw else raw.lstrip(b"\r\n")
     texts = _Texts()
     try:
-        message = email.message_from_bytes(raw, policy=email.policy.compat32)  # newer policies raise on broken headers
+        message = Mail(raw).open()
         texts.take(message)
-    except RecursionError:
-        return Reject(place, "not a mail", "the parts of the message are nested too deeply", excerpt(raw))
+    except TooComplexError as error:
+        return Reject(place, TOO_COMPLEX, str(error), excerpt(raw))
     if texts.undecodable and not texts.found:
         return Reject(place, "charset", "no charset fits the bytes of the message", excerpt(raw))
     text = "\n\n".join(texts.found)
     if not text or text.isspace():
         return Skip("blank", number)
-    return Text(text, number, position, title=_subject(message), note="charset" if texts.other_charset else "")
+    return Text(text, number, position, title=_subject(message.headers), note="charset" if texts.other_charset else "")
 
 
 class _Texts:
@@ -113,31 +112,29 @@ class _Texts:
         self.other_charset = False
         self.undecodable = False
 
-    def take(self, part: Message) -> None:
-        if part.get_content_disposition() == "attachment":
+    def take(self, part: Part) -> None:
+        if part.headers.get_content_disposition() == "attachment":
             return
-        kind = part.get_content_type()
-        if part.is_multipart():
-            self._take_parts(kind, [inner for inner in part.get_payload() if isinstance(inner, Message)])
-        elif kind in ("text/plain", "text/html"):
-            self._take_text(part, kind)
+        if part.kind == "multipart/alternative":
+            self._take_one(part)
+        elif part.has_parts:
+            for inner in part.parts():
+                self.take(inner)
+        elif part.kind in ("text/plain", "text/html"):
+            self._take_text(part)
 
-    def _take_parts(self, kind: str, parts: list[Message]) -> None:
-        if kind != "multipart/alternative":
-            for part in parts:
-                self.take(part)
-            return
-        # The parts are versions of one text. Use the first version that is not blank. Plain text comes before HTML.
+    def _take_one(self, versions: Part) -> None:
+        """Take the first version of a text that is not blank. Plain text comes before HTML."""
         before = len(self.found)
-        for part in sorted(parts, key=lambda part: part.get_content_type() != "text/plain"):
-            if len(self.found) == before:
-                self.take(part)
+        for is_plain in (True, False):
+            for part in versions.parts():
+                if (part.kind == "text/plain") is is_plain and len(self.found) == before:
+                    self.take(part)
 
-    def _take_text(self, part: Message, kind: str) -> None:
-        payload = part.get_payload(decode=True)
-        data = payload if isinstance(payload, bytes) else b""
-        charset = part.get_content_charset("")
-        if kind == "text/html" and not charset:
+    def _take_text(self, part: Part) -> None:
+        data = part.decode()
+        charset = part.headers.get_content_charset("")
+        if part.kind == "text/html" and not charset:
             charset = detect_encoding(data, from_html_meta=True) or ""
         decoded = decode(data, charset)
         if decoded is None:
@@ -145,7 +142,7 @@ class _Texts:
             return
         text, other = decoded
         self.other_charset |= other
-        if kind == "text/html":
+        if part.kind == "text/html":
             _, text = extract(text, main_content=False)
         if text and not text.isspace():
             self.found.append(text)
