@@ -53,7 +53,8 @@ from crosscut.pretrained import (
     require_finite,
     require_weights,
 )
-from crosscut.pretrained.adapters import CONFIG_NAME, TENSORS_NAME
+from crosscut.pretrained.adapter_settings import CONFIG_NAME
+from crosscut.pretrained.adapters import TENSORS_NAME
 from crosscut.training.loop import Loop, Outcome
 from crosscut.training.precision import resolve_on
 from crosscut.training.requirements import require_capabilities, require_no_spikes, require_objective, require_own_names
