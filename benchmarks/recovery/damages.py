@@ -19,7 +19,9 @@ from pathlib import Path
 from rich.progress import Progress
 
 from crosscut.checkpoint import find_damage, folder_at, latest_good_checkpoint, list_checkpoints
+from crosscut.checkpoint.folders import PASSED_OVER_FILE
 from crosscut.checkpoint.format.manifest import MANIFEST_FILE
+from crosscut.config.system.deletion import MARKER_FILE
 
 MOST_DAMAGES = 3
 """Maximum number of damages to one checkpoint."""
@@ -130,8 +132,11 @@ DAMAGES: dict[str, Callable[[Path, random.Random], None]] = {
 
 
 def files_of(checkpoint: Path) -> list[Path]:
-    """List the regular files of a checkpoint, except for the mark of a damaged checkpoint."""
-    return sorted(path for path in checkpoint.iterdir() if path.is_file() and path.suffix != ".txt")
+    """List the regular files of a checkpoint, except for the mark of a damaged checkpoint and Crosscut's own marker,
+    without which a checkpoint is still whole.
+    """
+    others = (MARKER_FILE, PASSED_OVER_FILE)
+    return sorted(path for path in checkpoint.iterdir() if path.is_file() and path.name not in others)
 
 
 def damage_at_random(checkpoint: Path, chance: random.Random) -> list[Damage]:

@@ -112,7 +112,7 @@ def test_a_stage_of_zero_equals_its_string_everywhere() -> None:
 def test_a_stage_of_zero_survives_toml() -> None:
     run = load_run({"model": {"preset": "gpt2-small"}}, ["layout.data=2", "layout.sharding=zero3"])
     assert 'sharding = "zero3"' in dump_toml(run)
-    again = load_run({"model": {"preset": "gpt2-small"}}, [], layout=run.layout)
+    again = load_run({"model": {"preset": "gpt2-small"}}, [], change_layout=lambda _: run.layout)
     assert isinstance(again, RunConfig)
     assert again.layout == run.layout
 

@@ -7,6 +7,7 @@ import pytest
 
 from crosscut.config.corpora import SourceConfig
 from crosscut.config.errors import ConfigError, DataError
+from crosscut.config.system.deletion import claim
 from crosscut.corpus.collection import collect, earlier_id, split_by_part
 from crosscut.corpus.documents import TEXTS, Drop, Part, drops_name, write_drops, write_table
 from crosscut.corpus.finished import FinishedRun, mark_unfinished
@@ -73,6 +74,7 @@ def test_an_earlier_run_must_have_ended_well(tmp_path, harm):
     folder = tmp_path / "old"
     if harm:
         finish(work := ingest(folder / "work", [["a"]]))
+        claim(work)
         harm(work)
     with pytest.raises(DataError) as raised:
         collect(tmp_path, (str(folder),), filters=(), cleaned=False)

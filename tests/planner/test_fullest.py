@@ -25,7 +25,7 @@ LAYOUTS = [
 def test_no_other_rank_needs_more(layout: Layout, recompute: str, vocab_size: int) -> None:
     model = {"num_layers": 12, "hidden_size": 256, "num_heads": 4, "vocab_size": vocab_size, "dropout": 0.0}
     training = {"batch_size": 24, "micro_batch_size": 1, "sequence_length": 256, "recompute": recompute}
-    run = Candidate.of(load_run({"model": model, "training": training}, layout=layout), "bfloat16")
+    run = Candidate.of(load_run({"model": model, "training": training}, change_layout=lambda _: layout), "bfloat16")
     peaks = [forecast_memory(Candidate.at(run, rank)).total for rank in range(layout.pipeline)]
     rank, memory = fullest_rank(run)
     assert memory.total == peaks[rank] == max(peaks)

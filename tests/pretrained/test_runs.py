@@ -221,9 +221,7 @@ def test_a_place_that_is_nothing_is_told(tmp_path):
 def test_a_folder_without_a_tokenizer_is_told(trained, tmp_path):
     shutil.copytree(trained / "initial", tmp_path / "initial")
     (tmp_path / "initial" / "tokenizer.json").unlink()
-    with pytest.raises(
-        DataError, match=r"tokenizer.json` must be a readable `tokenizer.json`, but is not: No such file"
-    ):
+    with pytest.raises(DataError, match=r"tokenizer.json` must exist, but is missing. The folder must hold"):
         find_model(tmp_path / "initial")
 
 

@@ -252,5 +252,5 @@ def test_a_layout_that_the_model_does_not_allow_is_told(model_folder):
 
 def test_a_missing_package_is_told_with_its_extra(monkeypatch, tmp_path):
     monkeypatch.setattr("crosscut.cli.serve.find_spec", lambda name: None if name == "uvicorn" else object())
-    with pytest.raises(ConfigError, match=r"but uvicorn cannot be found. Install .*crosscut\[serve\]"):
+    with pytest.raises(ConfigError, match=r"but uvicorn cannot be found. Run `.*\[serve\]"):
         command.callback(place=str(tmp_path))

@@ -95,7 +95,7 @@ def test_a_whole_run_learns_and_is_told_without_text_and_bits_per_byte(ranks, be
     assert scores[1] < scores[0]
     assert "BERT" in told
     assert "epochs" in told
-    assert "generate" not in told
+    assert "generate" in told and "[MASK]" in told
     assert not (Path(run.output.folder) / "sample.txt").exists()
     source = find_model(run.output.folder)
     export_checkpoint(source, tmp_path / "export")

@@ -28,7 +28,7 @@ def read_inner(path: Path, *, setting: str = "") -> tokenizers.Tokenizer:
         require_tokenizer(path)
 
     if path.suffix == VOCABULARY_SUFFIX:
-        return read_vocabulary(path, setting=setting or str(path))
+        return read_vocabulary(path, setting=setting)
 
     kind = "`tokenizer.json` of the tokenizers library"
     try:

@@ -105,25 +105,26 @@ def _repeated(words: Mapping[str, int]) -> Iterator[str]:
             yield f"{word} " * min(at_once, count - start)
 
 
-def read_vocabulary(path: Path, *, setting: str) -> tokenizers.Tokenizer:
+def read_vocabulary(path: Path, *, setting: str = "") -> tokenizers.Tokenizer:
     """Make a WordPiece from BERT's `vocab.txt`. The tokenizer is uncased unless `do_lower_case` in a
     `tokenizer_config.json` in the same folder is false, as in `transformers`.
 
     Raises `DataError` if the file cannot be read, names an entry twice, or lacks a special token of BERT. `setting` is
     the option that holds the path, for messages. Raises `ConfigError` if `do_lower_case` is not true or false.
     """
+    remedy = f"Check `{setting}`." if setting else "Copy the file again."
     try:
         entries = read_small(path).removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", "it is not UTF-8")
-        raise DataError(f"`{path}` must be a readable vocabulary, but is not: {reason}. Check `{setting}`.") from None
+        raise DataError(f"`{path}` must be a readable vocabulary, but is not: {reason}. {remedy}") from None
     vocabulary = {entry.removesuffix("\r"): number for number, entry in enumerate(entries)}
     missing = [token for token in SPECIAL if token not in vocabulary]
     if missing or len(vocabulary) < len(entries):
         reason = f"it lacks `{missing[0]}`" if missing else "it lists an entry twice"
         raise DataError(
             f"`{path}` must be the vocabulary of a BERT, with one entry per line and the entries "
-            f"{', '.join(SPECIAL)}, but {reason}. Check `{setting}`."
+            f"{', '.join(SPECIAL)}, but {reason}. {remedy}"
         )
     inner = _new(vocabulary, is_uncased=is_uncased(path))
     inner.add_special_tokens(list(SPECIAL))

@@ -1,6 +1,7 @@
 """WordPiece: trained on a corpus, and read from BERT's `vocab.txt` as transformers reads it."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -129,19 +130,27 @@ def test_vocabulary_that_is_not_of_a_bert_is_an_error(tmp_path: Path, entries: l
         Tokenizer.load(path)
     assert str(error.value) == (
         f"`{path}` must be the vocabulary of a BERT, with one entry per line and the entries [PAD], [UNK], [CLS], "
-        f"[SEP], [MASK], but {reason}. Check `data.tokenizer`."
+        f"[SEP], [MASK], but {reason}. Copy the file again."
     )
 
 
 def test_vocabulary_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "vocab.txt"
-    for reason in ("No such file or directory", "it is not UTF-8"):
-        with pytest.raises(DataError) as error:
-            Tokenizer.load(path)
-        assert str(error.value) == (
-            f"`{path}` must be a readable vocabulary, but is not: {reason}. Check `data.tokenizer`."
-        )
-        path.write_bytes(b"\xff")
+    missing = "must be a readable vocabulary, but is not: No such file or directory. Check `data.tokenizer`."
+    coded = "must be a readable vocabulary, but is not: it is not UTF-8."
+    for setting, told in (
+        ("data.tokenizer", missing),
+        ("", "must exist, but is missing. The folder must hold the tokenizer of the model. Copy `vocab.txt`"),
+    ):
+        with pytest.raises(DataError, match=re.escape(f"`{path}` {told}")):
+            Tokenizer.load(path, setting=setting)
+    path.write_bytes(b"\xff")
+    for setting, told in (
+        ("data.tokenizer", f"{coded} Check `data.tokenizer`."),
+        ("", f"{coded} Copy the file again."),
+    ):
+        with pytest.raises(DataError, match=re.escape(f"`{path}` {told}")):
+            Tokenizer.load(path, setting=setting)
 
 
 def test_letter_case_that_is_neither_true_nor_false_is_an_error(tmp_path: Path) -> None:
