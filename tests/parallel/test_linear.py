@@ -239,7 +239,14 @@ def _products_and_messages(names: list[str]) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler does inside is not ours to mend
-@pytest.mark.parametrize("backend", ["", "aot_eager_decomp_partition"], ids=["plain", "compiled"])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param("", id="plain"),
+        # compiles for ten seconds; whole layers are compiled by `tests/training/speed`
+        pytest.param("aot_eager_decomp_partition", id="compiled", marks=pytest.mark.slow),
+    ],
+)
 def test_pieces_give_the_same_and_travel_beside_products(ranks: RankPool, backend: str) -> None:
     layout = Layout(tensor=2, sequence_parallel=True)
     expected, *_ = ranks.run(2, _run_in_pieces, layout, 1)[0]

@@ -25,7 +25,7 @@ def verify(layout: Layout, model: dict, precision: str = "float64", **more) -> R
     return verify_on_mesh(run, make_mesh(layout, CPU))
 
 
-@pytest.mark.one_in(22)
+@pytest.mark.one_in(43)
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_pipeline_is_the_uncut_model(ranks, layout, model):
@@ -73,6 +73,7 @@ def verify_with_options(layout: Layout, options: dict) -> Report:
     return verify(layout, {}, **options)
 
 
+@pytest.mark.slow  # tolerances do not depend on stages, and `test_run_proof` verifies bfloat16
 def test_a_pipeline_is_verified_in_bfloat16(ranks):
     report = ranks.run(2, verify, Layout(pipeline=2), {}, "bfloat16")[0]
     assert report.same, report.first
