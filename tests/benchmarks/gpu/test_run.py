@@ -68,7 +68,6 @@ def test_gpu_benchmark_runs_on_the_cpu(tmp_path):
     assert set(told["machine"]) >= {"date", "device", "driver", "torch", "transformers", "commit", "source_sha256"}
 
 
-@pytest.mark.slow  # measures twice on the CPU what the benchmark measures on a GPU
 def test_gpu_benchmark_writes_after_every_measurement(tmp_path):
     tiny_run = run_tiny(tmp_path, "--only", "layouts", "recomputation", second="rank 0 of 512")
     told = tiny_run.told_early
