@@ -54,10 +54,13 @@ def test_a_refusal_keeps_its_fields(process):
     assert refusal.message == f'`model` must be the model that is served (`{NAME}`), but is "other".'
 
 
-def test_an_ended_process_is_replaced(process):
-    process.start().send_signal(signal.SIGKILL)
-    process.start().wait()
+def test_an_ended_process_is_replaced_and_leaves_no_open_files(process):
+    ended = process.start()
+    ended.send_signal(signal.SIGKILL)
+    ended.wait()
     assert process.read("completion", json.dumps(SEEDED).encode()).num_choices == 1
+    assert ended.stdin.closed
+    assert ended.stdout.closed
 
 
 def test_a_failure_of_the_process_is_a_failure_of_its_request(process):
