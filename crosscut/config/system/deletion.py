@@ -138,7 +138,9 @@ def make_folder(root: Path, name: str, *, of: str = "", id: str = "", durable: b
     try:
         with _opened(root) as parent, _entered(parent, path) as folder:
             found = _read_marker(folder)
-            if found is None and not (foreign := _first_foreign(folder, lambda _: False)):
+            if found is None and (foreign := _first_foreign(folder, lambda _: False)):
+                found = _read_marker(folder)  # another process may have marked and filled the folder in the meantime
+            elif found is None:
                 found = _mark(folder, path, marker, durable=durable)
             if found != marker:
                 raise ForeignFolderError(path, _no_marker(found, "" if found else foreign))

@@ -210,6 +210,19 @@ def test_processes_that_claim_a_root_at_once_agree(tmp_path: Path) -> None:
     assert {marker_of(path) for _, path in made} == {Marker(made[0][0], f"{number}") for number in range(3)}
 
 
+def test_folder_that_another_process_makes_at_the_same_time_is_used(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "watch").mkdir()
+    first_foreign = deletion._first_foreign
+
+    def late(folder: int, only: Callable[[str], bool]) -> str:
+        monkeypatch.setattr(deletion, "_first_foreign", first_foreign)
+        (make_folder(tmp_path, "watch") / "rank-00000").touch()
+        return first_foreign(folder, only)
+
+    monkeypatch.setattr(deletion, "_first_foreign", late)
+    assert make_folder(tmp_path, "watch") == tmp_path / "watch"
+
+
 def test_root_is_never_removed(tmp_path: Path) -> None:
     claim(tmp_path)
     make_folder(tmp_path, "inner")
