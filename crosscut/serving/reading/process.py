@@ -64,7 +64,10 @@ class ReadingProcess:
         if "request" not in answer:
             raise ConfigError(answer["error"]) if "error" in answer else RuntimeError(answer["failure"])
         table = answer["request"]
-        return unpack_request(table, process.stdout.read(num_id_bytes(table)))
+        content = process.stdout.read(size := num_id_bytes(table))
+        if len(content) < size:
+            raise _ended(process.wait(), self._patience * seconds_for(len(body)))
+        return unpack_request(table, content)
 
 
 def _ended(status: int, seconds: float) -> Exception:
