@@ -226,7 +226,7 @@ def unmark(folder: Path) -> None:
 
 def adopt(root: Path, name: str) -> None:
     """Give the folder `name` in `root` a marker. Call this function only for a folder whose whole content is proven to
-    be Crosscut's, such as a folder from a version that wrote no markers.
+    be Crosscut's, such as a folder that was copied without its hidden files.
     """
     marker = Marker(claim(root), name)
     with _opened(root) as parent, _entered(parent, root / name) as folder:
@@ -243,7 +243,8 @@ def rename_folder(old: Path, new: Path) -> None:
 def why_not_private(base: Path, *names: str) -> str:
     """Return why the folders `names`, each in the folder before, are not safe from other users in the folder `base`,
     such as /dev/shm. The first of the folders is made if it is missing; the others may be missing. Empty if they are
-    safe: none is a link, and each belongs to this user, who alone may write to it. Raises `OSError`.
+    safe: none is a link, each belongs to this user, and nobody else may write to it or enter the folder above it.
+    Raises `OSError`.
     """
     with suppress(FileExistsError):
         (base / names[0]).mkdir(mode=0o700, parents=True)
