@@ -120,7 +120,7 @@ def prepare_corpus(config: CorpusConfig, *, progress: bool = True) -> CorpusResu
 
 def _require_own_names(folder: Path) -> None:
     """Raise `DataError` if a file in the corpus's folder has the name of a file of the corpus, but Crosscut did not
-    write it: the folder has no marker, and no stages of an older version. Also raise it for a link.
+    write it: the folder has no marker, and no finished tasks. Also raise it for a link.
     """
     is_ours = marker_of(folder) is not None or is_work(folder / WORK_FOLDER)
     for name in (CONFIG_FILE, REPORT_FILE, PAGE_FILE, TIMINGS_FILE, TOKENS_FOLDER, WORK_FOLDER, LOCK_FILE):

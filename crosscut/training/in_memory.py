@@ -161,8 +161,8 @@ def _require_room(root: Path, hosts: Hosts, trainer: Trainer) -> None:
     )
     if owned:
         message = (
-            f"`checkpoint.in_memory` needs a folder in memory that this user can write to, but this user cannot write "
-            f"to `{root}`: {owned.removesuffix('.')}. Name another file system in {FOLDER_VARIABLE}, or set "
+            f"`checkpoint.in_memory` needs a folder in memory to which this user, and nobody else, can write, but "
+            f"`{root}` is not: {owned.removesuffix('.')}. Name another folder in {FOLDER_VARIABLE}, or set "
             "checkpoint.in_memory=0."
         )
     short = [text for text in gather_from_all(message if owned or needed > room else "") if text]

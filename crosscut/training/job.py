@@ -38,6 +38,7 @@ from crosscut.config.system.files import parse_json, read_small
 from crosscut.config.system.folder_lock import FolderLock
 from crosscut.config.system.terminal import new_console
 from crosscut.data import Tokenizer, Tokens, open_tokens, prepare
+from crosscut.flight.reading import FOLDER as WATCH_FOLDER
 from crosscut.launch import Done, Ranks, in_ranks
 from crosscut.launch.processes import choose_device
 from crosscut.launch.stopping import INTERRUPTIBLE, ignore_requests
@@ -308,7 +309,7 @@ def _fill_folder(run: RunConfig, folder: Path, good: GoodCheckpoint | None) -> N
     that the run skips.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    claim(folder)
+    claim(folder, WATCH_FOLDER)
     if good is not None:  # the old config stays until this run has written its first checkpoint
         mark_passed_over(good)
         return

@@ -297,15 +297,16 @@ def test_draft_that_an_old_version_left_is_named_before_the_run_would_need_its_p
     assert run_with(crosscut_here, here, CASES["resume"], []).returncode == 0
 
 
-def test_corpus_without_markers_is_prepared_again_as_before(crosscut_here, here):
+def test_corpus_without_markers_keeps_its_finished_tasks(crosscut_here, here):
+    """As a copy without hidden files."""
     without_markers(here)
-    for path in (here / "again" / "tokens").iterdir():  # linked, as a run leaves them
-        path.unlink()
-        path.hardlink_to(here / "again" / "work" / "packing" / path.name)
-    result = run_with(crosscut_here, here, CASES["prepare corpus again"], ["again/work/mine/"])
-    assert result.returncode == 0, result.stderr
+    refused = run_with(crosscut_here, here, CASES["prepare corpus again"], ["again/work/mine/"])
+    assert refused.returncode == 2
+    assert f"remove it with `rm -r {here}/again/tokens`. Then start again." in refused.stderr
+    assert "`again/work/mine` stays" in refused.stderr
     assert not (here / "again" / "work" / "language").exists(), "a stage that is no more goes"
-    assert "`again/work/mine` stays" in result.stderr
+    shutil.rmtree(here / "again" / "tokens")
+    assert run_with(crosscut_here, here, CASES["prepare corpus again"], []).returncode == 0
     manifest = json.loads((here / "again" / "tokens" / "manifest.json").read_text())
     assert len(manifest["train"]) == 1, "the tokens are replaced"
 

@@ -104,14 +104,16 @@ def marker_of(folder: Path) -> Marker | None:
         os.close(descriptor)
 
 
-def claim(root: Path) -> str:
-    """Return the id of a root, which must exist. A root without an id gets a new one. Several processes may claim a
-    root at the same time. Raises `OSError` if the marker cannot be written, and `ForeignFolderError` if something else
-    has its name.
+def claim(root: Path, part: str = "") -> str:
+    """Return the id of a root, which must exist. A root without an id gets the id in the marker of its folder `part`,
+    because `cp -r run/* copy` leaves only the marker of the root behind. Otherwise, it gets a new one. Several
+    processes may claim a root at the same time. Raises `OSError` if the marker cannot be written, and
+    `ForeignFolderError` if something else has its name.
     """
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        found = _read_marker(descriptor) or _mark(descriptor, root, Marker(secrets.token_hex(8)))
+        found = _read_marker(descriptor)
+        found = found or _mark(descriptor, root, Marker(_id_of_part(descriptor, root / part) or secrets.token_hex(8)))
         if not found.id:
             raise ForeignFolderError(root / MARKER_FILE, "Crosscut did not write it")
         return found.id
@@ -128,7 +130,7 @@ def make_folder(root: Path, name: str, *, of: str = "", id: str = "", durable: b
     """
     if not root.exists():
         root.mkdir(parents=True, exist_ok=True)
-    marker = Marker(id or claim(root), of or name)
+    marker = Marker(id or claim(root, name), of or name)
     path, is_new = root / name, False
     with suppress(FileExistsError):
         path.mkdir()
@@ -136,7 +138,9 @@ def make_folder(root: Path, name: str, *, of: str = "", id: str = "", durable: b
     try:
         with _opened(root) as parent, _entered(parent, path) as folder:
             found = _read_marker(folder)
-            if found is None and not (foreign := _first_foreign(folder, lambda _: False)):
+            if found is None and (foreign := _first_foreign(folder, lambda _: False)):
+                found = _read_marker(folder)  # another process may have marked and filled the folder in the meantime
+            elif found is None:
                 found = _mark(folder, path, marker, durable=durable)
             if found != marker:
                 raise ForeignFolderError(path, _no_marker(found, "" if found else foreign))
@@ -222,7 +226,7 @@ def unmark(folder: Path) -> None:
 
 def adopt(root: Path, name: str) -> None:
     """Give the folder `name` in `root` a marker. Call this function only for a folder whose whole content is proven to
-    be Crosscut's, such as a folder from a version that wrote no markers.
+    be Crosscut's, such as a folder that was copied without its hidden files.
     """
     marker = Marker(claim(root), name)
     with _opened(root) as parent, _entered(parent, root / name) as folder:
@@ -239,14 +243,15 @@ def rename_folder(old: Path, new: Path) -> None:
 def why_not_private(base: Path, *names: str) -> str:
     """Return why the folders `names`, each in the folder before, are not safe from other users in the folder `base`,
     such as /dev/shm. The first of the folders is made if it is missing; the others may be missing. Empty if they are
-    safe: none is a link, and each belongs to this user, who alone may write to it. Raises `OSError`.
+    safe: none is a link, each belongs to this user, and nobody else may write to it or enter the folder above it.
+    Raises `OSError`.
     """
     with suppress(FileExistsError):
         (base / names[0]).mkdir(mode=0o700, parents=True)
     status = base.stat()
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX:
         return f"other users may rename the folders in `{base}`"  # a folder could be exchanged after this check
-    path = base
+    path, is_open = base, True
     for name in names:
         path = path / name
         try:
@@ -257,8 +262,9 @@ def why_not_private(base: Path, *names: str) -> str:
             return f"`{path}` is a link" if stat.S_ISLNK(status.st_mode) else f"`{path}` is not a folder"
         if status.st_uid != os.getuid():
             return "another user owns it" if path == base / names[0] else f"another user owns `{path}`"
-        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if is_open and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return f"other users may write to `{path}`"
+        is_open = is_open and bool(status.st_mode & (stat.S_IXGRP | stat.S_IXOTH))  # what others cannot enter is safe
     return ""
 
 
@@ -394,6 +400,16 @@ def _entered(parent: int, path: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _id_of_part(root: int, path: Path) -> str:
+    """Return the id in the marker of the folder `path` in an open root. Empty if the marker is not that of a folder of
+    this name in a root.
+    """
+    with suppress(OSError), _entered(root, path) as folder:
+        found = _read_marker(folder)
+        return found.id if found and found.folder == path.name and found.id != DRAFT else ""
+    return ""
 
 
 def _why_foreign(folder: int, wanted: Marker, only: Names | None) -> str:

@@ -280,7 +280,7 @@ def remove_stage(work: Path, name: str) -> str:
     """Remove the folder of a stage that the corpus no longer has. Returns an empty text, or the sentence that says why
     the folder stays.
     """
-    _adopt_old(work, name)
+    _adopt_copy(work, name)
     if left := why_kept(work, name):
         return left
     remove_others(work / name, ())
@@ -288,7 +288,7 @@ def remove_stage(work: Path, name: str) -> str:
 
 
 def begin_work(folder: Path, work: Path) -> None:
-    """Make the folder `work` of a corpus in `folder`. A folder of an older version of Crosscut gets a marker.
+    """Make the folder `work` of a corpus in `folder`. A folder that was copied without its hidden files gets a marker.
 
     Raises `ForeignFolderError` for a folder that may hold files of the user.
     """
@@ -307,18 +307,18 @@ def _has_record(folder: Path) -> bool:
 
 
 def begin_folder(work: Path, name: str) -> Path:
-    """Make the folder of a stage, and return its path. A folder that an older version of Crosscut made, without a
-    marker, gets one if the records of its tasks account for all of its files.
+    """Make the folder of a stage, and return its path. A folder without a marker, such as a copy without hidden files,
+    gets one if the records of its tasks account for all of its files.
 
     Raises `ForeignFolderError` for a folder that may hold files of the user.
     """
-    _adopt_old(work, name)
+    _adopt_copy(work, name)
     return make_folder(work, name)
 
 
-def _adopt_old(work: Path, name: str) -> None:
-    """Give the folder of a stage of an older version a marker, if it holds records of tasks, and nothing but these
-    records, the files that the records name, and unfinished folders.
+def _adopt_copy(work: Path, name: str) -> None:
+    """Give the folder of a stage without a marker one, if it holds records of tasks, and nothing but these records, the
+    files that the records name, and unfinished folders.
     """
     folder = work / name
     if folder.is_symlink() or not folder.is_dir() or marker_of(folder) is not None:

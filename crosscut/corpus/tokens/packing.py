@@ -29,7 +29,7 @@ import numpy.typing as npt
 from crosscut.config.corpora import CorpusConfig, TokensConfig
 from crosscut.config.data import Objective
 from crosscut.config.errors import DamagedDataError, DataError
-from crosscut.config.system.deletion import MARKER_FILE, adopt, marker_of, remove_file, why_kept
+from crosscut.config.system.deletion import MARKER_FILE, remove_file, why_kept
 from crosscut.corpus.documents import read_table
 from crosscut.corpus.execution.stages import Counts, Output, Record, Task, read_records
 from crosscut.corpus.parts import find_parts
@@ -347,8 +347,7 @@ def check_replaceable(target: Path, work: Path) -> None:
     """Raise `DataError` if `target` exists and holds anything other than token shards of a corpus.
 
     The names of the shards come from the manifest. If the manifest is damaged or missing, they come from the records of
-    the stage `packing` in `work`. A folder without a marker, from an older version of Crosscut, gets a marker if its
-    files are links to the files of the stage.
+    the stage `packing` in `work`.
     """
     if not is_taken(target):
         return
@@ -357,8 +356,6 @@ def check_replaceable(target: Path, work: Path) -> None:
             f"`{target}` must not exist, or must hold only token shards of a corpus, but holds other files. Choose "
             f"another `folder`, or move the files away."
         )
-    if marker_of(target) is None and any(_is_linked(record, work, target) for record in read_records(work, PACKING)):
-        adopt(target.absolute().parent, target.name)
 
 
 def _written_names(target: Path, work: Path) -> set[str]:
@@ -373,14 +370,6 @@ def _written_names(target: Path, work: Path) -> set[str]:
         names |= {f"{entry.name}{suffix}" for entry in (*manifest.train, manifest.validation) for suffix in suffixes}
         names |= {MANIFEST_NAME, TOKENIZER_NAME}
     return names
-
-
-def _is_linked(record: Record, work: Path, target: Path) -> bool:
-    """Whether `target` holds links to all files of the stage `packing`, and nothing else."""
-    names = _published(record)
-    if _names_in(target) != set(names):
-        return False
-    return all((target / name).samefile(work / PACKING / source) for name, source in names.items())
 
 
 def _names_in(target: Path) -> set[str]:

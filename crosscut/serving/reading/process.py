@@ -3,7 +3,7 @@
 import signal
 import subprocess
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from crosscut.config import ConfigError
 from crosscut.serving.processes import end_process, importing_crosscut, start_process
@@ -33,12 +33,14 @@ class ReadingProcess:
         self._patience = patience
         self._first = {**pack_served(served), "kinds": kinds, "niceness": niceness, "patience": patience}
         self._process: subprocess.Popen[bytes] | None = None
+        self._end: Callable[[], object] = lambda: None
 
     def start(self) -> "subprocess.Popen[bytes]":
         """Start the process if it is not running, and return it. Does not wait until the process is ready."""
         if self._process is None or self._process.poll() is not None:
+            self._end()  # closes the pipes of a process that has ended
             self._process = start_process(["-m", program.__name__], {**importing_crosscut(), **_VARIABLES})
-            weakref.finalize(self, end_process, self._process)
+            self._end = weakref.finalize(self, end_process, self._process)
             assert self._process.stdin is not None
             write_message(self._process.stdin, self._first)
         return self._process
@@ -62,7 +64,10 @@ class ReadingProcess:
         if "request" not in answer:
             raise ConfigError(answer["error"]) if "error" in answer else RuntimeError(answer["failure"])
         table = answer["request"]
-        return unpack_request(table, process.stdout.read(num_id_bytes(table)))
+        content = process.stdout.read(size := num_id_bytes(table))
+        if len(content) < size:
+            raise _ended(process.wait(), self._patience * seconds_for(len(body)))
+        return unpack_request(table, content)
 
 
 def _ended(status: int, seconds: float) -> Exception:

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -173,6 +174,19 @@ def test_kill_between_a_folder_and_its_marker_blocks_nothing(tmp_path: Path, lea
     assert remove_folder(tmp_path, "draft") == "", "an empty folder holds nothing of anybody"
 
 
+def test_copy_of_all_but_the_marker_of_the_root_can_be_used(tmp_path: Path) -> None:
+    made = make_folder(tmp_path / "run", "work")
+    for name in ("copy", "other", "named"):
+        (tmp_path / name).mkdir()
+    shutil.copytree(made, tmp_path / "copy" / "work")  # as `cp -r run/* copy`
+    assert make_folder(tmp_path / "copy", "work").is_dir()
+    assert claim(tmp_path / "copy") == claim(tmp_path / "run")
+    shutil.copytree(made, tmp_path / "other" / "mine")
+    assert claim(tmp_path / "other", "mine") != claim(tmp_path / "run"), "the marker has another name"
+    (tmp_path / "named" / "work").symlink_to(made)
+    assert claim(tmp_path / "named", "work") != claim(tmp_path / "run"), "a link is not followed"
+
+
 def test_folder_of_somebody_else_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "thesis.txt").write_text("mine")
@@ -194,6 +208,19 @@ def test_processes_that_claim_a_root_at_once_agree(tmp_path: Path) -> None:
     assert len({owner for owner, _ in made}) == 1
     assert {path.name for path in tmp_path.rglob("*")} == {MARKER_FILE, "0", "1", "2"}
     assert {marker_of(path) for _, path in made} == {Marker(made[0][0], f"{number}") for number in range(3)}
+
+
+def test_folder_that_another_process_makes_at_the_same_time_is_used(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "watch").mkdir()
+    first_foreign = deletion._first_foreign
+
+    def late(folder: int, only: Callable[[str], bool]) -> str:
+        monkeypatch.setattr(deletion, "_first_foreign", first_foreign)
+        (make_folder(tmp_path, "watch") / "rank-00000").touch()
+        return first_foreign(folder, only)
+
+    monkeypatch.setattr(deletion, "_first_foreign", late)
+    assert make_folder(tmp_path, "watch") == tmp_path / "watch"
 
 
 def test_root_is_never_removed(tmp_path: Path) -> None:
@@ -293,6 +320,10 @@ def test_folder_in_memory_is_private(shared: Path) -> None:
     assert stat.S_IMODE((shared / "own").stat().st_mode) == 0o700
     (shared / "own" / "a" / "b").mkdir(parents=True)
     assert why_not_private(shared, "own", "a", "b") == ""
+    (shared / "own" / "a").chmod(0o775)  # the usual mode with a umask of 002
+    assert why_not_private(shared, "own", "a", "b") == "", "others cannot enter `own`"
+    (shared / "own").chmod(0o750)
+    assert "other users may write" in why_not_private(shared, "own", "a", "b")
     shared.chmod(0o777)
     assert "other users may rename the folders" in why_not_private(shared, "own", "a", "b")
 

@@ -10,7 +10,7 @@ import pytest
 
 from crosscut.serving.protocol.fields import parse
 from crosscut.serving.protocol.refusals import Refusal
-from crosscut.serving.reading.messages import KINDS
+from crosscut.serving.reading.messages import KINDS, num_id_bytes
 from crosscut.serving.reading.process import ReadingProcess
 from tests.serving.conftest import NAME, WINDOW, V
 from tests.serving.protocol.test_requests import encoder, says, served
@@ -54,10 +54,25 @@ def test_a_refusal_keeps_its_fields(process):
     assert refusal.message == f'`model` must be the model that is served (`{NAME}`), but is "other".'
 
 
-def test_an_ended_process_is_replaced(process):
-    process.start().send_signal(signal.SIGKILL)
-    process.start().wait()
+def test_an_ended_process_is_replaced_and_leaves_no_open_files(process):
+    ended = process.start()
+    ended.send_signal(signal.SIGKILL)
+    ended.wait()
     assert process.read("completion", json.dumps(SEEDED).encode()).num_choices == 1
+    assert ended.stdin.closed
+    assert ended.stdout.closed
+
+
+def test_ids_that_are_cut_off_are_not_a_request(process, monkeypatch):
+    def killed_first(table):
+        process.start().kill()
+        process.start().wait()
+        return num_id_bytes(table)
+
+    monkeypatch.setattr("crosscut.serving.reading.process.num_id_bytes", killed_first)
+    content = json.dumps(SEEDED | {"prompt": [[5] * WINDOW] * 100, "echo": True, "max_tokens": 0}).encode()
+    with pytest.raises(RuntimeError, match="ended with the status -9"):
+        process.read("completion", content)
 
 
 def test_a_failure_of_the_process_is_a_failure_of_its_request(process):
