@@ -61,6 +61,10 @@ def test_without_a_fault_a_model_of_one_s_own_passes(ranks: RankPool, layout: La
 NORM = "gradient norm counts replicated parameters T times"
 GATE = "a gate has another layer's activation"
 NARROW = ("tests.verification.mutations", "tests.verification.faults.context")
+NAMED = 0.75
+"""Least part of the faults found in narrow numbers whose module is the one that float64 names. For the other faults, the
+first difference is below the tolerance, and a later one is named. In bfloat16, 72 of 84 were named (0.86).
+"""
 
 
 def _verify_narrow(index: int, precision: str) -> Report:
@@ -82,3 +86,5 @@ def test_narrow_numbers_find_all_but_small_differences(ranks: RankPool, precisio
     of_runs = [i for i, left in left_out.items() if not (left or is_of_task[i])]
     reports = {i: ranks.run(MUTATIONS[i].layout.world_size, _verify_narrow, i, precision)[0] for i in of_runs}
     assert {MUTATIONS[i].fault for i, report in reports.items() if report.same} == missed
+    named = [i for i, report in reports.items() if report.first and report.first.module == MUTATIONS[i].module]
+    assert len(named) >= NAMED * (len(of_runs) - len(missed)), [m for i, m in enumerate(MUTATIONS) if i not in named]
