@@ -62,8 +62,8 @@ NORM = "gradient norm counts replicated parameters T times"
 GATE = "a gate has another layer's activation"
 NARROW = ("tests.verification.mutations", "tests.verification.faults.context")
 NAMED = 0.75
-"""Least part of the faults found in narrow numbers whose module is the one that float64 names. For the other faults, the
-first difference is below the tolerance, and a later one is named. In bfloat16, 72 of 84 were named (0.86).
+"""Least part of the faults found in narrow numbers whose module is the one that float64 names. For the other faults,
+the first difference is below the tolerance, and a later one is named. In bfloat16, 72 of 84 were named (0.86).
 """
 
 
