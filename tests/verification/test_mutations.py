@@ -63,12 +63,12 @@ GATE = "a gate has another layer's activation"
 NARROW = ("tests.verification.mutations", "tests.verification.faults.context")
 NAMED = 0.75
 """Least part of the faults found in narrow numbers whose module is the one that float64 names. For the other faults,
-the first difference is below the tolerance, and a later one is named. In bfloat16, 72 of 84 were named (0.86).
+the first difference is below the tolerance, and a later one is named. In bfloat16, 72 of 84 were named, in float8 71 of 84.
 """
 
 
 def _verify_narrow(index: int, precision: str) -> Report:
-    wide_enough = {"hidden_size": 64} if precision == "float8" else {}
+    wide_enough = {"hidden_size": 64, "mlp_size": 256} if precision == "float8" else {}
     return verify_with(index, MUTATIONS[index].layout, precision=precision, **wide_enough)
 
 
