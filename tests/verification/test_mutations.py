@@ -63,7 +63,7 @@ GATE = "a gate has another layer's activation"
 NARROW = ("tests.verification.mutations", "tests.verification.faults.context")
 NAMED = 0.75
 """Least part of the faults found in narrow numbers whose module is the one that float64 names. For the other faults,
-the first difference is below the tolerance, and a later one is named. In bfloat16, 72 of 84 were named, in float8 71 of 84.
+the first difference is below the tolerance, and a later one is named. Of 84 faults, bfloat16 named 72 and float8 71.
 """
 
 
@@ -73,6 +73,7 @@ def _verify_narrow(index: int, precision: str) -> Report:
 
 
 @pytest.mark.slow  # a hundred proofs
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("precision", "missed"),
     [("float32", set()), ("float16", set()), ("bfloat16", {NORM, GATE}), ("float8", {NORM, GATE})],
