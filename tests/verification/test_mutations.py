@@ -62,8 +62,9 @@ NORM = "gradient norm counts replicated parameters T times"
 GATE = "a gate has another layer's activation"
 NARROW = ("tests.verification.mutations", "tests.verification.faults.context")
 NAMED = 0.75
-"""Least part of the faults found in narrow numbers whose module is the one that float64 names. For the other faults,
-the first difference is below the tolerance, and a later one is named. Of 84 faults, bfloat16 named 72 and float8 71.
+"""Least part of the faults found in 16 or 8 bits whose module is the one that float64 names. For the other faults, the
+first difference is below the tolerance, and a later one is named. Named were 78 of 86 in float16, 72 of 84 in bfloat16
+and 71 of 84 in float8. float32 named all 86.
 """
 
 
@@ -88,4 +89,5 @@ def test_narrow_numbers_find_all_but_small_differences(ranks: RankPool, precisio
     reports = {i: ranks.run(MUTATIONS[i].layout.world_size, _verify_narrow, i, precision)[0] for i in of_runs}
     assert {MUTATIONS[i].fault for i, report in reports.items() if report.same} == missed
     named = [i for i, report in reports.items() if report.first and report.first.module == MUTATIONS[i].module]
-    assert len(named) >= NAMED * (len(of_runs) - len(missed)), [m for i, m in enumerate(MUTATIONS) if i not in named]
+    least = (1 if precision == "float32" else NAMED) * (len(of_runs) - len(missed))
+    assert len(named) >= least, [m for i, m in enumerate(MUTATIONS) if i not in named]
