@@ -81,7 +81,8 @@ def _verify_narrow(index: int, precision: str) -> Report:
 )
 def test_narrow_numbers_find_all_but_small_differences(ranks: RankPool, precision: str, missed: set[str]) -> None:
     # Narrow numbers say little about the optimizer, which is to be verified in float64. Heads of tasks and stages of a
-    # pipeline are left out, as are faults that only the values after dropout show, which float64 compares.
+    # pipeline are left out, as are the faults of dropout, sharding and recomputation: some show only in the values
+    # after dropout, which float64 compares, and some are smaller than rounding.
     options = [(i, m, dict(m.options)) for i, m in enumerate(MUTATIONS) if m.plant.__module__ in NARROW]
     is_of_task = {i: given.get("head") in ("classes", "spans", "choice") for i, _, given in options}
     left_out = {i: m.own_module or "optimizer" in given or m.layout.pipeline > 1 for i, m, given in options}
@@ -90,4 +91,4 @@ def test_narrow_numbers_find_all_but_small_differences(ranks: RankPool, precisio
     assert {MUTATIONS[i].fault for i, report in reports.items() if report.same} == missed
     named = [i for i, report in reports.items() if report.first and report.first.module == MUTATIONS[i].module]
     least = (1 if precision == "float32" else NAMED) * (len(of_runs) - len(missed))
-    assert len(named) >= least, [m for i, m in enumerate(MUTATIONS) if i not in named]
+    assert len(named) >= least, [MUTATIONS[i].fault for i in of_runs if i not in named]
