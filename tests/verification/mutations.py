@@ -118,8 +118,8 @@ def fault(description: str, module: str, layout: Layout = TENSOR, *, own_module:
 def verify_with(
     index: int | None, layout: Layout, own_module: bool = False, *, precision: str = "float64", **options: Any
 ) -> Report:
-    """On a rank: verify with a fault planted, or with none."""
-    options |= {} if index is None else dict(MUTATIONS[index].options)
+    """On a rank: verify with a fault planted, or with none. `options` replace those of the fault."""
+    options = ({} if index is None else dict(MUTATIONS[index].options)) | options
     with pytest.MonkeyPatch.context() as patch:
         if index is not None:
             MUTATIONS[index].plant(patch)

@@ -55,6 +55,18 @@ def test_data_ranks_must_draw_differently_whatever_they_drop_from():
     assert "see different data" in found.told
 
 
+@pytest.mark.parametrize("layout", [Layout(tensor=2), Layout(data=2)], ids=str)
+def test_ranks_must_drop_with_the_same_probability_in_the_same_modules(layout):
+    own = Draw("dropout", "state", "tensor", "bernoulli [0.9]")
+    part = Draw("dropout", "other state", "other tensor", "bernoulli [0.9]")
+    assert _found([own], [part], layout=layout) is None
+    assert _found([own], [part._replace(operator="fused [0.1]")], layout=layout) is None, "kernels may differ"
+    for wrong in (part._replace(operator="bernoulli [0.8]"), part._replace(module="late")):
+        found = _found([own], [wrong], layout=layout)
+        assert found is not None
+        assert "in different modules or with different probabilities" in found.told
+
+
 def test_what_was_not_seen_is_not_judged():
     assert _found([Draw("m", "one", "")], [Draw("m", "one", "")], layout=Layout(tensor=2)) is None
 

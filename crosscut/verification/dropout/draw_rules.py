@@ -1,7 +1,8 @@
 """Rules for the random draws of dropout on all ranks of a layout.
 
 1. Ranks that drop from the same tensor draw the same numbers. Ranks that hold different tensors, or see different data,
-   draw different numbers (the Megatron-LM paper, arXiv 1909.08053, section 3.1).
+   draw different numbers (the Megatron-LM paper, arXiv 1909.08053, section 3.1). All ranks drop in the same modules
+   with the same probabilities.
 2. No two draws of a step use the same numbers, on any ranks, except copies of one draw on tensor ranks. Layers,
    micro-batches and pipeline stages therefore draw different numbers. The uncut model must also follow this rule, so
    the rule finds faults that the cut and the uncut model share.
@@ -73,7 +74,9 @@ def _first_among_ranks(every: Sequence[Drawn], layout: Layout) -> Disagreement |
         for together in zip(*draws, strict=False):
             for (i, one), (j, other) in combinations(enumerate(together), 2):
                 if what := _judge(one, other, same_data=data[i] == data[j]):
-                    told = f"Ranks {first + i} and {first + j} {what}. Check which random stream the module uses."
+                    told = (
+                        f"Ranks {first + i} and {first + j} {what}. Check which stream and probability the module uses."
+                    )
                     return Disagreement(one.module, told, one.micro_batch)
         counts = [len(of_rank) for of_rank in draws]
         if len(set(counts)) > 1:
@@ -90,7 +93,12 @@ def _data_of(rank: int, layout: Layout) -> list[int]:
 
 
 def _judge(one: Draw, other: Draw, *, same_data: bool) -> str:
-    """Describe how the draws of two ranks break rule 1. The text is empty if the draws follow the rule."""
+    """Describe how the draws of two ranks break rule 1. The text is empty if the draws follow the rule. Two ranks may
+    draw with different kernels, because the kernel of attention may depend on a rank's part of the sequence.
+    """
+    kernels = [draw.operator.partition(" ")[0] for draw in (one, other)]
+    if one.module != other.module or (kernels[0] == kernels[1] and one.operator != other.operator):
+        return "drop in different modules or with different probabilities"
     if not same_data:
         return "see different data but draw the same numbers" if one.state == other.state else ""
     if not one.dropped or not other.dropped:

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from crosscut.config import Layout
 from crosscut.model import attention, stages
-from crosscut.parallel import random
+from crosscut.parallel import LayerNorm, random
+from crosscut.parallel.collectives import all_reduce
 from crosscut.parallel.linear import is_recomputing
 from crosscut.parallel.state import sharding
 from crosscut.parallel.state.gradients import _local
@@ -41,19 +42,6 @@ def copies_summed_each_time(patch: Patch) -> None:
     patch.setattr(sharding.ShardedReducer, "_set_last", lambda self, is_last: plain(self, is_last=True))
 
 
-def _finish(patch: Patch, changed: Any) -> None:
-    """Change a rank's shard of each gradient after the sum."""
-    finish = sharding.ShardedReducer.finish
-
-    def other(self: Any) -> None:
-        finish(self)
-        for parameter in self.parameters:
-            if _local(parameter.grad).numel():
-                changed(_local(parameter.grad))
-
-    patch.setattr(sharding.ShardedReducer, "finish", other)
-
-
 @fault("a rank gets its shard of the gradient from its neighbour", "gradient reduction", SHARED)
 def shards_of_neighbours(patch: Patch) -> None:
     updates = sharding.ShardedReducer.finish
@@ -69,18 +57,20 @@ def shards_of_neighbours(patch: Patch) -> None:
     patch.setattr(sharding.ShardedReducer, "finish", swapped)
 
 
-@fault("the first row of a shard of a gradient is lost", "final_norm", SHARED_GRADIENTS)
-def first_row_lost(patch: Patch) -> None:
-    _finish(patch, lambda shard: shard[:1].zero_())
-
-
 @fault(
-    "only the first rank of a shard group sums its gradients with the other copies",
-    "gradient reduction",
-    GROUPS_OF_GRADIENTS,
+    "only the root's gradients are summed over the copies of the model", "blocks.1.mlp.contract", GROUPS_OF_GRADIENTS
 )
-def one_rank_sums_copies(patch: Patch) -> None:
-    _finish(patch, lambda shard: shard.mul_(0.5) if torch.distributed.get_rank() % 2 else None)
+def only_the_root_summed(patch: Patch) -> None:
+    plain = sharding.FSDPModule.set_requires_all_reduce
+    patch.setattr(
+        sharding.FSDPModule, "set_requires_all_reduce", lambda self, is_last: plain(self, is_last, recurse=not is_last)
+    )
+
+
+@fault("only the first rank fills its shards of norms with ones", "blocks.0.attention_norm", SHARED_GRADIENTS)
+def first_rank_fills_norms(patch: Patch) -> None:
+    plain = sharding.initial_value_of
+    patch.setattr(sharding, "initial_value_of", lambda p: plain(p) if torch.distributed.get_rank() == 0 else 0.0)
 
 
 @fault("the gradient norm counts a rank's own shards", "gradient norm", SHARED)
@@ -138,10 +128,14 @@ def copies_start_apart(patch: Patch) -> None:
 def targets_of_a_group(patch: Patch) -> None:
     scales = training_step.Trainer._scales
 
-    def halved(self: Any, micro_batches: Any) -> Any:
-        return tuple(scale * (2 if self.mesh.data.size > 1 else 1) for scale in scales(self, micro_batches))
+    def of_group(self: Any, micro_batches: Any) -> Any:
+        if self.mesh.sharding is None:
+            return scales(self, micro_batches)
+        with patch.context() as inside:
+            inside.setattr(training_step, "all_reduce", lambda x, axis: all_reduce(x, self.mesh.sharding.shard))
+            return scales(self, micro_batches)
 
-    patch.setattr(training_step.Trainer, "_scales", halved)
+    patch.setattr(training_step.Trainer, "_scales", of_group)
 
 
 @fault(
@@ -214,10 +208,8 @@ def recomputed_from_the_one_before(patch: Patch) -> None:
 @fault("a recomputed layer has no positions", "blocks.1.mlp.contract", training=WHOLE, **LLAMA)
 def recomputed_without_positions(patch: Patch) -> None:
     def unrotated(own: Any, _: Any) -> Any:
-        rotation = own[1]
-        if not isinstance(rotation, tuple):
-            return own
-        return (own[0], tuple(x.flip(-2) if x.dim() > 1 else x for x in rotation), *own[2:])
+        cosines, sines = own[1]
+        return (own[0], (torch.ones_like(cosines), torch.zeros_like(sines)), *own[2:])
 
     _recomputed(patch, unrotated)
 
@@ -269,11 +261,14 @@ def recomputed_from_another_call(patch: Patch) -> None:
 def norm_recomputed_without_weight(patch: Patch) -> None:
     unpack = recomputation.CheapOutputs._unpack
 
-    def scaled(self: Any, saved: Any) -> Tensor:
-        made = unpack(self, saved)
-        return made if isinstance(saved, Tensor) or made.shape[-1] != 32 else made * 1.01
+    def plain(self: Any, saved: Any) -> Tensor:
+        norm = None if isinstance(saved, Tensor) else getattr(saved.make, "__self__", None)
+        with patch.context() as inside:
+            if isinstance(norm, LayerNorm):
+                inside.setitem(norm._parameters, "weight", None)
+            return unpack(self, saved)
 
-    patch.setattr(recomputation.CheapOutputs, "_unpack", scaled)
+    patch.setattr(recomputation.CheapOutputs, "_unpack", plain)
 
 
 @fault(
