@@ -11,7 +11,7 @@ from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.html import ElementNode, HTMLTree, Node
 
 from crosscut.corpus.extraction.boilerplate import FRAME, Rule, find_rule
-from crosscut.corpus.extraction.ends import LABEL_CHARACTERS, without_ends
+from crosscut.corpus.extraction.ends import LABEL_CHARACTERS, is_prose, without_ends
 from crosscut.corpus.extraction.words import LABELS, plain
 
 LITTLE_TEXT = 250
@@ -48,6 +48,11 @@ KNOWN = f"h1, h2, h3, h4, h5, h6, nav, form, body > address, {ARTICLE}, {HIGH_LI
 LABELLED_SHARE, LABELLED_PER_LINK = 0.3, 400
 """Maximum share of the page's text that a part with a label may have, and its maximum number of characters per link:
 each link may have a teaser."""
+BLOCKS = "p, div, li, select, input, textarea"
+"""Elements that no paragraph contains."""
+FORM_PARAGRAPHS, FORM_SHARE = 2, 0.5
+"""Minimum number of paragraphs of prose in a form that is the main part of a page, and their minimum share of those of
+the page."""
 WRAPPERS = 5
 """Maximum number of elements between the heading that is a label and the part that it opens."""
 
@@ -96,7 +101,7 @@ def _remove_boilerplate(tree: HTMLTree, body: ElementNode) -> None:
     anchors = [*known["title"][:1], *known["article"][:1]]
     page = len(body.text or "")
     unread = READ_PER_PAGE * page
-    for element in known["frame"]:
+    for element in _without_main_forms(known["frame"], body):
         if unread > 0 and body.contains(element):
             unread -= _judge(element, FRAME, page, anchors)
     for element in body.query_selector_all(NAMED)[:]:
@@ -144,6 +149,23 @@ def _remove_labelled(heading: ElementNode, page: int, anchors: list[ElementNode]
                 part.remove()
             break
     return num_read
+
+
+def _without_main_forms(frames: list[ElementNode], body: ElementNode) -> list[ElementNode]:
+    """Return the elements without the forms that are the main part of a page: they explain at length what they are for,
+    and little else on the page is prose.
+    """
+    counts = [_num_paragraphs(frame) if frame.tag == "form" else 0 for frame in frames]
+    if max(counts, default=0) < FORM_PARAGRAPHS:
+        return frames
+    enough = max(FORM_PARAGRAPHS, FORM_SHARE * _num_paragraphs(body))
+    return [frame for frame, count in zip(frames, counts, strict=True) if count < enough]
+
+
+def _num_paragraphs(element: ElementNode) -> int:
+    """Return the number of paragraphs of prose. An element around other paragraphs or fields is none."""
+    blocks = element.query_selector_all("p, div")[:]
+    return sum(not block.query_selector(BLOCKS) and is_prose((block.text or "").strip()) for block in blocks)
 
 
 def _is_text(high: ElementNode) -> bool:
