@@ -11,7 +11,7 @@ from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.html import ElementNode, HTMLTree, Node
 
 from crosscut.corpus.extraction.boilerplate import FRAME, Rule, find_rule
-from crosscut.corpus.extraction.ends import LABEL_CHARACTERS, is_prose, without_ends
+from crosscut.corpus.extraction.ends import LABEL_CHARACTERS, PROSE_BYTES, is_prose, without_ends
 from crosscut.corpus.extraction.words import LABELS, plain
 
 LITTLE_TEXT = 250
@@ -20,8 +20,8 @@ LONG_PAGE = 4
 """If a main text is suspiciously short, and the text of the whole page is more than this many times as long, the text
 of the whole page is used instead."""
 
-PROSE_BYTES = 300
-"""Minimum size of prose in bytes. Bytes are fairer than characters: Chinese, for example, needs few characters, but
+BOX_BYTES = 300
+"""Minimum size of an element of prose in bytes. Bytes are fairer than characters: Chinese, for example, needs few characters, but
 three bytes for each."""
 PROSE_PER_LINK = 100
 """Minimum number of characters per link. A text with more links is not prose."""
@@ -101,9 +101,9 @@ def _remove_boilerplate(tree: HTMLTree, body: ElementNode) -> None:
     anchors = [*known["title"][:1], *known["article"][:1]]
     page = len(body.text or "")
     unread = READ_PER_PAGE * page
-    for element in _without_main_forms(known["frame"], body):
+    for element in known["frame"]:
         if unread > 0 and body.contains(element):
-            unread -= _judge(element, FRAME, page, anchors)
+            unread -= _judge_frame(element, body, page, anchors)
     for element in body.query_selector_all(NAMED)[:]:
         rule = find_rule(element.class_name or "", element.id or "")
         if rule and unread > 0 and body.contains(element):
@@ -115,6 +115,18 @@ def _remove_boilerplate(tree: HTMLTree, body: ElementNode) -> None:
     for high in known["list"]:
         if body.contains(high) and _is_text(high):
             _lower(tree, high)
+
+
+def _judge_frame(element: ElementNode, body: ElementNode, page: int, anchors: list[ElementNode]) -> int:
+    """Remove an element, unless it is a form that explains itself on a page with little other prose. Return the number
+    of characters that were read.
+    """
+    num_read = 0
+    if element.tag == "form" and _explains(element, page):
+        num_read = page
+        if _num_paragraphs(element) >= FORM_SHARE * _num_paragraphs(body):
+            return num_read
+    return num_read + _judge(element, FRAME, page, anchors)
 
 
 def _judge(element: ElementNode, rule: Rule, page: int, anchors: list[ElementNode]) -> int:
@@ -151,15 +163,12 @@ def _remove_labelled(heading: ElementNode, page: int, anchors: list[ElementNode]
     return num_read
 
 
-def _without_main_forms(frames: list[ElementNode], body: ElementNode) -> list[ElementNode]:
-    """Return the elements without the forms that are the main part of a page: they explain at length what they are for,
-    and little else on the page is prose.
-    """
-    counts = [_num_paragraphs(frame) if frame.tag == "form" else 0 for frame in frames]
-    if max(counts, default=0) < FORM_PARAGRAPHS:
-        return frames
-    enough = max(FORM_PARAGRAPHS, FORM_SHARE * _num_paragraphs(body))
-    return [frame for frame, count in zip(frames, counts, strict=True) if count < enough]
+def _explains(form: ElementNode, page: int) -> bool:
+    """Whether a form that is a small part of the page says at length what it is for."""
+    text = form.text or ""
+    if len(text) > FRAME.max_share * page or len(text.encode("utf-8", "replace")) < FORM_PARAGRAPHS * PROSE_BYTES:
+        return False
+    return _num_paragraphs(form) >= FORM_PARAGRAPHS
 
 
 def _num_paragraphs(element: ElementNode) -> int:
@@ -189,6 +198,6 @@ def _lower(tree: HTMLTree, high: ElementNode) -> None:
 
 
 def _is_prose(element: ElementNode, text: str) -> bool:
-    if len(text.encode("utf-8", "replace")) < PROSE_BYTES:
+    if len(text.encode("utf-8", "replace")) < BOX_BYTES:
         return False
     return len(text) >= PROSE_PER_LINK * _num_links(element)
