@@ -21,8 +21,8 @@ LONG_PAGE = 4
 of the whole page is used instead."""
 
 BOX_BYTES = 300
-"""Minimum size of an element of prose in bytes. Bytes are fairer than characters: Chinese, for example, needs few characters, but
-three bytes for each."""
+"""Minimum size of an element of prose in bytes. Bytes are fairer than characters: Chinese, for example, needs few
+characters, but three bytes for each."""
 PROSE_PER_LINK = 100
 """Minimum number of characters per link. A text with more links is not prose."""
 
