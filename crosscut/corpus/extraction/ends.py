@@ -46,12 +46,14 @@ def without_ends(text: str) -> str:
     return result if 2 * len(result) >= len(text) else text
 
 
+def is_prose(line: str) -> bool:
+    """Whether a line is long and ends like a sentence."""
+    is_long = len(line) >= PROSE_BYTES or len(line.encode("utf-8", "replace")) >= PROSE_BYTES
+    return is_long and line.rstrip().endswith(SENTENCE_ENDS)
+
+
 def _find_prose(lines: Iterable[tuple[int, str]]) -> int | None:
-    for number, line in lines:
-        is_long = len(line) >= PROSE_BYTES or len(line.encode("utf-8", "replace")) >= PROSE_BYTES
-        if is_long and line.rstrip().endswith(SENTENCE_ENDS):
-            return number
-    return None
+    return next((number for number, line in lines if is_prose(line)), None)
 
 
 def _without_buttons(lines: list[str]) -> list[str]:

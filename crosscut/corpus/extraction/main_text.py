@@ -11,7 +11,7 @@ from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.html import ElementNode, HTMLTree, Node
 
 from crosscut.corpus.extraction.boilerplate import FRAME, Rule, find_rule
-from crosscut.corpus.extraction.ends import LABEL_CHARACTERS, without_ends
+from crosscut.corpus.extraction.ends import LABEL_CHARACTERS, PROSE_BYTES, is_prose, without_ends
 from crosscut.corpus.extraction.words import LABELS, plain
 
 LITTLE_TEXT = 250
@@ -20,9 +20,9 @@ LONG_PAGE = 4
 """If a main text is suspiciously short, and the text of the whole page is more than this many times as long, the text
 of the whole page is used instead."""
 
-PROSE_BYTES = 300
-"""Minimum size of prose in bytes. Bytes are fairer than characters: Chinese, for example, needs few characters, but
-three bytes for each."""
+BOX_BYTES = 300
+"""Minimum size of an element of prose in bytes. Bytes are fairer than characters: Chinese, for example, needs few
+characters, but three bytes for each."""
 PROSE_PER_LINK = 100
 """Minimum number of characters per link. A text with more links is not prose."""
 
@@ -48,6 +48,11 @@ KNOWN = f"h1, h2, h3, h4, h5, h6, nav, form, body > address, {ARTICLE}, {HIGH_LI
 LABELLED_SHARE, LABELLED_PER_LINK = 0.3, 400
 """Maximum share of the page's text that a part with a label may have, and its maximum number of characters per link:
 each link may have a teaser."""
+BLOCKS = "p, div, li, select, input, textarea"
+"""Elements that no paragraph contains."""
+FORM_PARAGRAPHS, FORM_SHARE = 2, 0.5
+"""Minimum number of paragraphs of prose in a form that is the main part of a page, and their minimum share of those of
+the page."""
 WRAPPERS = 5
 """Maximum number of elements between the heading that is a label and the part that it opens."""
 
@@ -98,7 +103,7 @@ def _remove_boilerplate(tree: HTMLTree, body: ElementNode) -> None:
     unread = READ_PER_PAGE * page
     for element in known["frame"]:
         if unread > 0 and body.contains(element):
-            unread -= _judge(element, FRAME, page, anchors)
+            unread -= _judge_frame(element, body, page, anchors)
     for element in body.query_selector_all(NAMED)[:]:
         rule = find_rule(element.class_name or "", element.id or "")
         if rule and unread > 0 and body.contains(element):
@@ -110,6 +115,18 @@ def _remove_boilerplate(tree: HTMLTree, body: ElementNode) -> None:
     for high in known["list"]:
         if body.contains(high) and _is_text(high):
             _lower(tree, high)
+
+
+def _judge_frame(element: ElementNode, body: ElementNode, page: int, anchors: list[ElementNode]) -> int:
+    """Remove an element, unless it is a form that explains itself on a page with little other prose. Return the number
+    of characters that were read.
+    """
+    num_read = 0
+    if element.tag == "form" and _explains(element, page):
+        num_read = page
+        if _num_paragraphs(element) >= FORM_SHARE * _num_paragraphs(body):
+            return num_read
+    return num_read + _judge(element, FRAME, page, anchors)
 
 
 def _judge(element: ElementNode, rule: Rule, page: int, anchors: list[ElementNode]) -> int:
@@ -146,6 +163,20 @@ def _remove_labelled(heading: ElementNode, page: int, anchors: list[ElementNode]
     return num_read
 
 
+def _explains(form: ElementNode, page: int) -> bool:
+    """Whether a form that is a small part of the page says at length what it is for."""
+    text = form.text or ""
+    if len(text) > FRAME.max_share * page or len(text.encode("utf-8", "replace")) < FORM_PARAGRAPHS * PROSE_BYTES:
+        return False
+    return _num_paragraphs(form) >= FORM_PARAGRAPHS
+
+
+def _num_paragraphs(element: ElementNode) -> int:
+    """Return the number of paragraphs of prose. An element around other paragraphs or fields is none."""
+    blocks = element.query_selector_all("p, div")[:]
+    return sum(not block.query_selector(BLOCKS) and is_prose((block.text or "").strip()) for block in blocks)
+
+
 def _is_text(high: ElementNode) -> bool:
     """Whether a list is text, and not a menu."""
     return len(high.text or "") >= PROSE_PER_LINK * _num_links(high)
@@ -167,6 +198,6 @@ def _lower(tree: HTMLTree, high: ElementNode) -> None:
 
 
 def _is_prose(element: ElementNode, text: str) -> bool:
-    if len(text.encode("utf-8", "replace")) < PROSE_BYTES:
+    if len(text.encode("utf-8", "replace")) < BOX_BYTES:
         return False
     return len(text) >= PROSE_PER_LINK * _num_links(element)

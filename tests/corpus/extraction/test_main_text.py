@@ -64,6 +64,26 @@ def test_form_around_the_page_is_no_form_in_the_page() -> None:
     assert "Send us" not in main_text(f"<div>{ARTICLE}{form}</div>")
 
 
+EXPLAINED = {
+    "en": "Use this form to tell the committee what you think of the wall: we shall answer within three days.",
+    "it": "Compila il modulo per richiedere informazioni sul servizio: le risponderemo entro tre giorni lavorativi.",
+    "ja": "いただいた内容は委員会が確認し、三日以内にメールで返信いたします。",
+    "ru": "Комитет прочитает ваше письмо и ответит вам в течение трёх рабочих дней.",
+}
+
+
+@pytest.mark.parametrize("language", EXPLAINED)
+@pytest.mark.parametrize("tag", ["p", "div"])
+def test_form_is_the_main_text_if_little_else_is_prose(tag: str, language: str) -> None:
+    said = EXPLAINED[language]
+    menu = "<div>" + '<a href="x">News of the harbour</a> ' * 40 + "</div>"
+    form = f"<div><form><{tag}>{said}</{tag}><label>Name</label><input><{tag}>{said}</{tag}></form></div>"
+    short = f"<div><form><{tag}>{said}</{tag}><label>Name</label><input></form></div>"
+    assert main_text(f"{menu}<h1>Write to us</h1>{form}").count(said) == 2
+    assert said not in main_text(f"{menu}<h1>Write to us</h1>{short}")
+    assert said not in main_text(f"{menu}<h1>The wall</h1>{f'<p>{SENTENCE * 3}</p>' * 6}{form}")
+
+
 def test_box_of_prose_stays_in_the_text() -> None:
     """DocBook marks boxes with `sidebar`, the class of most blogs' lists of links."""
     box = f'<div class="sidebar"><p>{SENTENCE * 4}</p></div>'
