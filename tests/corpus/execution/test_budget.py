@@ -22,7 +22,7 @@ from crosscut.corpus.execution.engine import start_engine
 from crosscut.corpus.execution.running import run_stage
 from crosscut.corpus.execution.stages import Counts, Digests, Output, PlannedStage, Record, Task, read_records
 from crosscut.corpus.ingest import IngestStage, check_damage, check_rejects
-from crosscut.corpus.readers import mail
+from crosscut.corpus.readers.mail import messages as mail
 from crosscut.corpus.readers.record import Item
 from crosscut.data.progress import ProgressBar
 
