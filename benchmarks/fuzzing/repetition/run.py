@@ -119,10 +119,10 @@ def run_one(case: Case, scratch: Path) -> tuple[list[Finding], Outcome, Rates]:
         (folder / f"a{pattern.suffix}").write_bytes(content)
         seconds, most = limits(pattern.reader, max(size, len(content)))
         if pattern.reader in _COMMANDS:
-            name, content = _COMMANDS[pattern.reader]
-            (folder / name).write_text(content)
+            config, settings = _COMMANDS[pattern.reader]
+            (folder / config).write_text(settings)
             _write_texts(folder)
-            job = Job(folder, ("prepare", name), processor=seconds + 1)
+            job = Job(folder, ("prepare", config), processor=seconds + 1)
         else:
             job = Job(folder, (READ, f"a{pattern.suffix}", pattern.reader), processor=seconds + 1)
         (outcome,) = run([job], longest=60 + 10 * seconds)
