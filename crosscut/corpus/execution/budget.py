@@ -35,7 +35,7 @@ MEMORY = 3 << 29
 compressed in its record, and a page of 16 MB takes 1 GB."""
 
 MEMORY_PER_BYTE = 64
-"""Additional memory for each byte of a record, in bytes. A page usually takes up to 60 bytes for each of its bytes."""
+"""Additional memory for each byte of a record, in bytes. A usual page takes up to 60 bytes for each of its bytes."""
 
 SMALL = 1 << 18
 """Size in bytes up to which records share their limits (see `Watch`)."""
