@@ -21,8 +21,8 @@ from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, ex
 from crosscut.corpus.readers.steps import TOO_COMPLEX, TooComplexError
 
 MAX_PAGE_BYTES = 16 * 10**6
-"""Maximum size of a page in bytes. Parsing takes about a second for every 5 MB, and memory of up to 60 times the size of
-a usual page. A page of small tags takes up to 150 times its size, until it has too many of them (`markup.MAX_TAGS`)."""
+"""Maximum size of a page in bytes. Parsing takes about a second for every 5 MB, and memory of up to 60 times the size
+of a usual page. A page of small tags takes up to 150 times its size, until it has too many (`markup.MAX_TAGS`)."""
 
 _FRAMES = re.compile(r"<frameset\b", re.IGNORECASE)
 

@@ -80,7 +80,10 @@ class Markup(NamedTuple):
 
 
 def limit_nesting(markup: str) -> Markup:
-    """Remove the tags that would take too much time or memory. Raises `TooComplexError` if the page has too many tags."""
+    """Remove the tags that would take too much time or memory.
+
+    Raises `TooComplexError` if the page has too many tags.
+    """
     if _may_have_long_tag(markup):
         markup = _LONG_TAG.sub(_without_attributes, markup)
     if markup.count("<") <= 2 * MAX_DEPTH:

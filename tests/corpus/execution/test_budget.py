@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from crosscut.config.corpora import CorpusConfig, EngineConfig, IngestConfig, SourceConfig
-from crosscut.config.system.deletion import MARKER_FILE
 from crosscut.config.errors import DamagedDataError, DataError
+from crosscut.config.system.deletion import MARKER_FILE
 from crosscut.corpus.audit.explain import explain
 from crosscut.corpus.documents import Part
 from crosscut.corpus.execution import budget
