@@ -27,6 +27,7 @@ innermost place in the package), with its inputs, its output, and `case.json`, w
 
 import argparse
 import json
+import os
 import re
 import shutil
 import sys
@@ -59,7 +60,7 @@ from benchmarks.fuzzing.kinds import KINDS, Kind
 from benchmarks.fuzzing.repetition.run import REPETITION
 from benchmarks.fuzzing.repetition.run import cases as repeated_cases
 from benchmarks.fuzzing.requests import SERVICES, Server, run_requests
-from benchmarks.fuzzing.sandbox import LONGEST, MEMORY_BYTES
+from benchmarks.fuzzing.sandbox import LONGEST, MEMORY_BYTES, end_with
 from benchmarks.fuzzing.valid import make_valid
 from benchmarks.fuzzing.worker import Figures, Setting, run_batch, run_case, strategy_of
 from benchmarks.machine import describe_machine, print_machine
@@ -155,7 +156,8 @@ def fuzz(options: argparse.Namespace, setting: Setting) -> Result:
 @contextmanager
 def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     """Processes that are forked before this process has a second thread."""
-    with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
+    fork = get_context("fork")
+    with ProcessPoolExecutor(workers, mp_context=fork, initializer=end_with, initargs=(os.getpid(),)) as pool:
         wait([pool.submit(time.sleep, 0.05) for _ in range(workers)])
         yield pool
 

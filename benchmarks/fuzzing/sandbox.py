@@ -6,6 +6,7 @@ address space ends `HARD_BYTES` above the idle process, so that a case cannot ha
 resident memory is measured for each case.
 """
 
+import ctypes
 import faulthandler
 import json
 import os
@@ -35,6 +36,7 @@ HARD_BYTES = 4 << 30
 MOST_OUTPUT = 4 << 20
 """Bytes of output that are kept of one case."""
 
+_PR_SET_PDEATHSIG = 1
 _END = b"\0crosscut-fuzz-end\0"
 _PACKAGE = str(Path(crosscut.__file__).parent) + os.sep
 _FRAME = re.compile(r'File "([^"]+)", line (\d+),? in (.+)')
@@ -89,6 +91,16 @@ def run(jobs: Sequence[Job], *, longest: float = LONGEST) -> Iterator[Outcome]:
                     break
 
 
+def end_with(parent: int) -> None:
+    """Let the kernel kill this process, a child of `parent`, when its parent ends, even if the parent is killed.
+
+    A fork has only one thread, and may be inside a library for ever, so `leave_with_parent` would not end it.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended before the call
+        os._exit(1)
+
+
 def place_in(frames: Sequence[tuple[str, int, str]]) -> str:
     """Innermost frame in the package, or the innermost frame if none is in the package. The last of `frames` is the
     innermost.
@@ -113,8 +125,10 @@ class _Fork:
         self._results = os.fdopen(read, "rb")
         self._stacks = os.memfd_create("stacks")
         self._left = b""
+        parent = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
+            end_with(parent)
             os.close(self._output)
             self._results.close()
             try:

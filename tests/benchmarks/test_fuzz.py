@@ -1,6 +1,9 @@
 """The fuzzing benchmark in its short form, and every case that it has found."""
 
 import json
+import os
+import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -142,6 +145,26 @@ def test_page_gets_the_figures_of_the_kinds_that_have_run(tmp_path):
     write_page(Result(0, {"configs": 1}, {"configs": Figures(cases=1)}), page)
     assert "| configs and command lines | 1 of 1 | none |" in page.read_text()
     assert "`open <p>`" in page.read_text()
+
+
+def test_fork_ends_with_a_killed_parent():
+    from benchmarks.fuzzing.sandbox import end_with
+
+    read, write = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        parent = os.getpid()
+        if os.fork() == 0:
+            end_with(parent)
+            os.write(write, b"x")
+        signal.pause()
+    os.close(write)
+    assert os.read(read, 1) == b"x"
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    assert select.select([read], [], [], 30)[0], "the fork lives on"
+    assert os.read(read, 1) == b""
+    os.close(read)
 
 
 def test_colours_of_tables_are_not_raw():

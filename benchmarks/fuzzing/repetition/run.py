@@ -36,8 +36,9 @@ PREPARE_SECONDS, PREPARE_SECONDS_PER_BYTE = 10.0, 10e-6
 """Processor time that all stages of `prepare` may take for a document. The first seconds are for small files, imports
 and the start of processes."""
 
-PREPARE_BYTES, PREPARE_BYTES_PER_BYTE = 512 << 20, 100
-"""Memory that all stages of `prepare` may take for a document."""
+PREPARE_BYTES, PREPARE_BYTES_PER_BYTE = 512 << 20, 150
+"""Memory that all stages of `prepare` may take for a document. The tokenizer takes about 130 bytes for each token, and
+a document of marks or accents may have nearly a token for each of its bytes."""
 
 _CORPUS = """\
 folder = "out"
@@ -119,10 +120,10 @@ def run_one(case: Case, scratch: Path) -> tuple[list[Finding], Outcome, Rates]:
         (folder / f"a{pattern.suffix}").write_bytes(content)
         seconds, most = limits(pattern.reader, max(size, len(content)))
         if pattern.reader in _COMMANDS:
-            name, content = _COMMANDS[pattern.reader]
-            (folder / name).write_text(content)
+            config, settings = _COMMANDS[pattern.reader]
+            (folder / config).write_text(settings)
             _write_texts(folder)
-            job = Job(folder, ("prepare", name), processor=seconds + 1)
+            job = Job(folder, ("prepare", config), processor=seconds + 1)
         else:
             job = Job(folder, (READ, f"a{pattern.suffix}", pattern.reader), processor=seconds + 1)
         (outcome,) = run([job], longest=60 + 10 * seconds)

@@ -35,7 +35,7 @@ MEMORY = 3 << 29
 compressed in its record, and a page of 16 MB takes 1 GB."""
 
 MEMORY_PER_BYTE = 64
-"""Additional memory for each byte of a record, in bytes. A page usually takes up to 60 bytes for each of its bytes."""
+"""Additional memory for each byte of a record, in bytes. A usual page takes up to 60 bytes for each of its bytes."""
 
 SMALL = 1 << 18
 """Size in bytes up to which records share their limits (see `Watch`)."""
@@ -46,9 +46,12 @@ GRACE = 1.0
 NOTE_BYTES = 1 << 16
 """Size of the shared memory for the note. Paths on Linux have at most 4,096 bytes."""
 
-_HEADER = struct.Struct("=QQQQ")
-"""Start of the note: whether a record is being read, its size, the items before it if not, and the length of the rest,
-which is the name of the file, NUL, and the place of the record."""
+_NOTE = struct.Struct("=QQQ64sQ")
+"""Start of the note: whether a record is being read, its size, the items before the rest of the file if no record is
+being read, the place of the record, such as `message 17`, and the length of the name of the file, which follows."""
+
+_RECORD = struct.Struct("=QQQ64s")
+"""The part of the note that changes with each record. One call writes it, because records may be short."""
 
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 _STATUS_FILE = "/proc/self/statm"
@@ -131,8 +134,7 @@ class Watch:
         """Number of items that the reader has yielded for the current file. The reader's caller counts them."""
         if note is not None:
             self._note = memoryview(note).cast("B")
-            self._text = self._place = self._note[_HEADER.size :]
-            self._name_bytes = 0
+            self._is_reading = self._note[:8].cast("Q")
             self._status = os.open(_STATUS_FILE, os.O_RDONLY) if Path(_STATUS_FILE).exists() else -1
             self._hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
 
@@ -141,11 +143,9 @@ class Watch:
         self._file, self.num_items = name, 0
         if self._is_limited:
             self._allow(0)
-            content = f"{name}\0".encode("utf-8", "surrogatepass")
-            self._text[: len(content)] = content
-            self._place = self._text[len(content) :]
-            self._name_bytes = len(content)
-            _HEADER.pack_into(self._note, 0, 0, 0, 0, self._name_bytes)
+            content = name.encode("utf-8", "surrogatepass")
+            self._note[_NOTE.size :][: len(content)] = content
+            _NOTE.pack_into(self._note, 0, 0, 0, 0, b"", len(content))
         return self._lost.get((name, ""))
 
     def advance(self, num_bytes: int) -> None:
@@ -158,17 +158,16 @@ class Watch:
         if self._lost and (loss := self._lost.get((self._file, place))):
             return loss
         if self._is_limited:
-            self._allow(size)
-            content = place.encode()
-            self._place[: len(content)] = content
-            _HEADER.pack_into(self._note, 0, 1, size, 0, self._name_bytes + len(content))
+            if size > SMALL or self._is_large or time.monotonic() - self._armed >= GRACE:
+                self._allow(size)
+            # The caller counts the record only when it is yielded.
+            _RECORD.pack_into(self._note, 0, 1, size, self.num_items + 1, place.encode())
         return None
 
     def end(self) -> None:
         """End a record."""
         if self._is_limited:
-            # The caller counts the record only when it is yielded.
-            _HEADER.pack_into(self._note, 0, 0, 0, self.num_items + 1, self._name_bytes)
+            self._is_reading[0] = 0
 
     def stop(self) -> None:
         """Lift all limits, because all records are read."""
@@ -196,7 +195,7 @@ class Watch:
 
 def clear_note(note: Any) -> None:
     """Note that no record is being read."""
-    memoryview(note).cast("B")[: _HEADER.size] = bytes(_HEADER.size)
+    memoryview(note).cast("B")[: _NOTE.size] = bytes(_NOTE.size)
 
 
 def find_loss(note: Any, exit_code: int | None, *, out_of_memory: bool = False) -> Loss | None:
@@ -204,10 +203,11 @@ def find_loss(note: Any, exit_code: int | None, *, out_of_memory: bool = False) 
     another reason, for example because the whole machine had too little memory.
     """
     whole = memoryview(note).cast("B")
-    is_record, size, after, length = _HEADER.unpack_from(whole)
+    is_record, size, after, padded, length = _NOTE.unpack_from(whole)
     if not length:
         return None
-    file, place = bytes(whole[_HEADER.size :][:length]).decode("utf-8", "surrogatepass").split("\0")
+    file = bytes(whole[_NOTE.size :][:length]).decode("utf-8", "surrogatepass")
+    place = padded.rstrip(b"\0").decode()
     what = f"the record of {size:,} bytes"
     if out_of_memory and not is_record:
         return None  # the task needs memory for other things, too

@@ -26,6 +26,9 @@ characters, but three bytes for each."""
 PROSE_PER_LINK = 100
 """Minimum number of characters per link. A text with more links is not prose."""
 
+MAX_LOWERED = 3000
+"""Maximum number of lists of a page that are kept apart from menus. Each takes as much time as 10 other elements."""
+
 READ_PER_PAGE = 20
 """Maximum number of characters that are read to judge the elements of a page, as a multiple of the page's length.
 Without this limit, the time would grow with the square of the number of nested elements."""
@@ -112,7 +115,7 @@ def _remove_boilerplate(tree: HTMLTree, body: ElementNode) -> None:
         label = heading.text or ""
         if unread > 0 and len(label) <= LABEL_CHARACTERS and plain(label) in LABELS and body.contains(heading):
             unread -= _remove_labelled(heading, page, anchors)
-    for high in known["list"]:
+    for high in known["list"][:MAX_LOWERED]:
         if body.contains(high) and _is_text(high):
             _lower(tree, high)
 

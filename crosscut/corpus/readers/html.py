@@ -18,10 +18,11 @@ from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.lines import read_whole
 from crosscut.corpus.readers.markup import Markup, limit_nesting
 from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long, within_budget
+from crosscut.corpus.readers.steps import TOO_COMPLEX, TooComplexError
 
 MAX_PAGE_BYTES = 16 * 10**6
-"""Maximum size of a page in bytes. Parsing a page takes memory of up to 60 times its size, and about a second for every
-5 MB."""
+"""Maximum size of a page in bytes. Parsing takes about a second for every 5 MB, and memory of up to 60 times the size
+of a usual page. A page of small tags takes up to 150 times its size, until it has too many (`markup.MAX_TAGS`)."""
 
 _FRAMES = re.compile(r"<frameset\b", re.IGNORECASE)
 
@@ -61,7 +62,10 @@ def read_page(data: bytes, extraction: Extraction, *, place: str, charset: str =
     if decoded is None:
         return Reject(place, "charset", "no charset fits the bytes of the page", excerpt(data))
     markup, other = decoded
-    title, text, is_fallback = extract_page(markup, extraction)
+    try:
+        title, text, is_fallback = extract_page(markup, extraction)
+    except TooComplexError as error:
+        return Reject(place, TOO_COMPLEX, str(error), excerpt(markup))
     if not text:
         return Skip(_reason(markup), 1)
     return Page(title, text, ", ".join(["charset"] * other + ["fast extraction"] * is_fallback))
@@ -75,7 +79,8 @@ def _reason(markup: str) -> str:
 
 def extract_page(markup: str, extraction: Extraction) -> tuple[str, str, bool]:
     """Return the title and the main text of a page, and whether the careful extraction failed and the fast one was used
-    instead. Tags that would take too much time or memory are removed first (see `limit_nesting`).
+    instead. Tags that would take too much time or memory are removed first (see `limit_nesting`, which raises
+    `TooComplexError`).
     """
     limited = limit_nesting(markup)
     is_careful = extraction is Extraction.CAREFUL

@@ -10,7 +10,8 @@ A broken page can open a tag 100,000 times and never close it. Four costs then g
 - the time of the parser, if a `<select>` has many options.
 
 The tags that cause the last three costs carry no text, so they are removed. All limits count tags and their depth, so a
-page is treated alike on every machine. Pages below the limits are unchanged.
+page is treated alike on every machine. Pages below the limits are unchanged. Tags of few characters that fill a whole
+page take more than 100 times its size in memory, however they are nested, so there is a limit on their number, too.
 """
 
 import re
@@ -19,6 +20,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
+
+from crosscut.corpus.readers.steps import TooComplexError
 
 MAX_DEPTH = 1000
 """Maximum nesting depth of one kind of element. Browsers support half of this depth."""
@@ -35,6 +38,10 @@ MAX_OPTIONS = 3000
 
 MAX_REOPENED = 1_000_000
 """Maximum number of formatting tags that the parser may have to open again."""
+
+MAX_TAGS, CHARACTERS_PER_TAG = 500_000, 8
+"""Maximum number of tags: on each page, and another for so many characters. The parser takes about 500 bytes of memory
+for each tag. Large pages usually have a tag for every 30 characters."""
 
 MAX_TAG_CHARACTERS, MAX_ATTRIBUTES = 50_000, 5_000
 """A tag that exceeds both limits loses its attributes, because the parser compares each attribute with all attributes
@@ -73,7 +80,10 @@ class Markup(NamedTuple):
 
 
 def limit_nesting(markup: str) -> Markup:
-    """Remove the tags that would take too much time or memory."""
+    """Remove the tags that would take too much time or memory.
+
+    Raises `TooComplexError` if the page has too many tags.
+    """
     if _may_have_long_tag(markup):
         markup = _LONG_TAG.sub(_without_attributes, markup)
     if markup.count("<") <= 2 * MAX_DEPTH:
@@ -83,7 +93,9 @@ def limit_nesting(markup: str) -> Markup:
     opened: Counter[str] = Counter()
     for name, number in spelled.items():
         opened[name.lower()] += number
-    num_tags = opened.total()
+    num_tags, most = opened.total(), MAX_TAGS + len(markup) // CHARACTERS_PER_TAG
+    if num_tags > most:
+        raise TooComplexError(f"the page has {num_tags:,} tags, but at most {most:,} are read")
     limit = MAX_STEPS + MAX_STEPS_PER_CHARACTER * len(markup)
     removed = set(_OPTIONS) if opened["select"] and opened["option"] > MAX_OPTIONS else set()
     groups = _groups(opened, limit)

@@ -1,11 +1,15 @@
 """Pages whose elements are nested too deeply are read in bounded time and memory, and other pages are not changed."""
 
 import time
+from pathlib import Path
 
 import pytest
 
+from crosscut.corpus.readers import markup as limits
 from crosscut.corpus.readers.html import extract
 from crosscut.corpus.readers.markup import MAX_DEPTH, limit_nesting
+from crosscut.corpus.readers.steps import TooComplexError
+from tests.corpus.reads import read, rejects
 
 DEEP = 100_000
 
@@ -36,6 +40,25 @@ def test_deep_pages_take_a_moment(markup: str, text: str) -> None:
     started = time.process_time()
     assert extract(markup, main_content=True) == ("", text)
     assert time.process_time() - started < 15
+
+
+@pytest.mark.parametrize("tag", ["<p>", "</p>", "<hr>", "<li>a"])
+def test_page_of_nothing_but_small_tags_is_too_complex(tag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_TAGS", 5_000)
+    number = 5_000 * limits.CHARACTERS_PER_TAG // (limits.CHARACTERS_PER_TAG - len(tag))
+    with pytest.raises(TooComplexError, match="tags, but at most"):
+        limit_nesting(tag * (number + 10))
+    assert limit_nesting(tag * (number - 10)).is_searchable
+
+
+@pytest.mark.parametrize(("name", "head"), [("a.html", ""), ("a.eml", "Content-Type: text/html\n\n")])
+def test_page_that_is_too_complex_is_a_reject(
+    tmp_path: Path, name: str, head: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_TAGS", 5_000)
+    (tmp_path / name).write_text(head + "<p>" * 10_000)
+    ((_, rule),) = rejects(read(tmp_path / name))
+    assert rule == "too complex"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,9 @@ HEAD_BYTES = 64 * 1024
 kept."""
 
 _FIRST_LINE = re.compile(rb"WARC/\d+\.\d+\s*?\n")
-_NEXT_RECORD = re.compile(rb"\nWARC/\d+\.\d+\s*?\n")
+_NEXT_RECORD = re.compile(rb"\nWARC/\d+\.\d+\s*?\n(?!WARC/\d)")
+"""Pattern for the first line of the next record. A first line directly after another one is no header, so a run of
+first lines is a single piece of garbage."""
 _HEAD_END = re.compile(rb"(%b)|\nWARC/\d+\.\d+\s*?\n" % BLANK_LINE.pattern)
 """Pattern for the end of a header block, or for the next record if that comes first."""
 _LONGEST_MARK = 32

@@ -60,6 +60,13 @@ def test_search_for_the_next_member_is_bounded(tmp_path: Path, suffix: str, magi
     assert "damaged file" in [rule for _, rule in rejects(items)]
 
 
+def test_run_of_first_lines_is_one_piece_of_garbage(tmp_path: Path) -> None:
+    (tmp_path / "a.warc").write_bytes(GOOD + b"WARC/1.0\r\n" * 500 + GOOD)
+    items = read(tmp_path / "a.warc")
+    assert texts(items) == ["The last page."] * 2
+    assert [rule for _, rule in rejects(items)] == ["no record"]
+
+
 def test_damaged_member_with_few_false_starts_hides_nothing(tmp_path: Path) -> None:
     path = tmp_path / "a.warc.gz"
     path.write_bytes(b"x" + b"\x1f\x8b\x08" * 100 + gzip.compress(GOOD))
