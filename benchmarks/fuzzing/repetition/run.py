@@ -37,8 +37,8 @@ PREPARE_SECONDS, PREPARE_SECONDS_PER_BYTE = 10.0, 10e-6
 and the start of processes."""
 
 PREPARE_BYTES, PREPARE_BYTES_PER_BYTE = 512 << 20, 150
-"""Memory that all stages of `prepare` may take for a document. The tokenizer takes about 130 bytes for each token, and
-a document of marks or accents may have nearly a token for each of its bytes."""
+"""Memory that all stages of `prepare` may take for a document. A document of marks or accents has nearly
+a token for each of its bytes, and such documents take the most."""
 
 _CORPUS = """\
 folder = "out"
