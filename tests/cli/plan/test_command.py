@@ -1,4 +1,5 @@
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
@@ -8,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from crosscut.cli.main import commands
-from crosscut.cli.plan.ranking import short
 from crosscut.config import PRESETS, ConfigError, load_run
 from crosscut.planner import count_parameters
+from crosscut.planner.facts import short
 from crosscut.planner.hardware import KNOWN_HARDWARE
 from crosscut.planner.search import search_layouts
 from tests.cli.conftest import TINY, run_python
@@ -231,8 +232,9 @@ def test_files_that_are_written_are_named_with_the_next_step(tmp_path: Path) -> 
         f"{page}: a page with figures of this run. Open it in a browser.",
     ]
     assert run(*small, *files).splitlines()[-2:] == told
-    result = CliRunner().invoke(commands, (*small, *files, "--json"))
+    result = CliRunner().invoke(commands, (*small, *files, "--json", "--tokens", "1B", "--price", "2USD"))
     assert result.stderr.splitlines() == told
+    assert re.search(r"1B tokens need [\d.]+ days and [\d.]+ USD", page.read_text())
     assert json.loads(result.stdout)["gpus"] == 1
     for data, missing in (
         (("data.text=a.txt",), " data.tokenizer=FILE"),
