@@ -499,11 +499,12 @@ def test_the_closest_layouts_are_sorted_by_the_memory_that_they_need() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "batch"), [(64, 10**9), (720_720, 720_720 * 720), (5040, 5040 * 5040), (64, 735_134_400)]
+    ("gpus", "batch"),
+    [(64, 10**9), (720_720, 7_207_200), (5040, 5040 * 5040), (64, 735_134_400), (55_440, 227_082_240)],
 )
 def test_a_plan_with_too_many_combinations_is_refused_at_once(gpus: int, batch: int) -> None:
     told = message("plan", "--model", "8.3B", "--gpu", "h100-sxm", "--gpus", str(gpus), f"training.batch_size={batch}")
-    assert told.startswith("`training.batch_size` must allow at most 4,000 combinations of layouts and micro-batches,")
+    assert told.startswith("`training.batch_size` must allow at most 1,250 combinations of layouts and micro-batches,")
 
 
 def test_what_is_missing_is_told() -> None:
