@@ -28,6 +28,20 @@ class Price(NamedTuple):
         return f"{self.per_hour:g} {self.currency}".rstrip()
 
 
+def three_digits(number: float) -> str:
+    """Format a number with three significant digits, such as 0.0123 or 1,340."""
+    return f"{float(f'{number:.3g}'):,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def short(number: float) -> str:
+    """Format a number with three significant digits and a unit letter, such as 8.31B."""
+    number = float(f"{number:.3g}")  # so that 999,999 is 1M
+    for scale, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if number >= scale:
+            return f"{number / scale:.3g}{letter}"
+    return f"{number:.3g}"
+
+
 def budget(plan: Plan, num_ranks: int, *, tokens: float, price: Price | None) -> dict[str, Any]:
     """Return the days that training on `tokens` tokens takes and, if `price` is given, the money that it costs.
 

@@ -1,5 +1,7 @@
 """A user's mistake is one message on one line, exit status 2, and no process started."""
 
+import subprocess
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -261,3 +263,14 @@ def test_a_mistake_that_another_rank_tells_is_not_told_again(
         run_main()
     assert stopped.value.code == 2
     assert capsys.readouterr().err == ("" if is_told else f"crosscut: {error}\n")
+
+
+@pytest.mark.slow  # two ranks are started, each with PyTorch
+def test_too_few_open_files_are_told_without_a_traceback() -> None:
+    told = subprocess.run(
+        ["sh", "-c", f"ulimit -n 12 && exec {sys.executable} -m crosscut verify model.num_layers=1 --layout tensor=2"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert told.returncode == 2
+    assert "Raise the limit on open files (`ulimit -n`)." in told.stderr
+    assert "Traceback" not in told.stderr

@@ -150,8 +150,11 @@ def test_an_unknown_vocabulary_is_an_error() -> None:
     "changes",
     [
         {"layout": Layout(tensor=2)},
-        {"layout": Layout(pipeline=3), "training": {"micro_batch_size": 1}},
-        {"layout": Layout(data=4, sharding="zero3"), "training": {"recompute": "full"}},
+        # the chunks do not depend on the layout, so that one layout is enough between two long runs of the tests
+        pytest.param({"layout": Layout(pipeline=3), "training": {"micro_batch_size": 1}}, marks=pytest.mark.slow),
+        pytest.param(
+            {"layout": Layout(data=4, sharding="zero3"), "training": {"recompute": "full"}}, marks=pytest.mark.slow
+        ),
     ],
     ids=["tensor", "pipeline", "zero3, recomputed"],
 )

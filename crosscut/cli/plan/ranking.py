@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from rich.table import Table
 
 from crosscut.config import Layout
-from crosscut.planner.facts import budget
+from crosscut.planner.facts import budget, short, three_digits
 from crosscut.planner.search import NEAR_LIMIT
 from crosscut.planner.stages import separates_weights
 
@@ -193,17 +193,3 @@ def seconds_text(seconds: float) -> str:
     if seconds >= 1 or not seconds:
         return f"{seconds:.3g}"
     return f"{seconds:.3f}" if seconds >= 0.001 else f"{seconds:.4f}"
-
-
-def three_digits(number: float) -> str:
-    """Format a number with three significant digits, such as 0.0123 or 1,340."""
-    return f"{float(f'{number:.3g}'):,.0f}" if number >= 100 else f"{number:.3g}"
-
-
-def short(number: float) -> str:
-    """Format a number with three significant digits and a unit letter, such as 8.31B."""
-    number = float(f"{number:.3g}")  # so that 999,999 is 1M
-    for scale, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if number >= scale:
-            return f"{number / scale:.3g}{letter}"
-    return f"{number:.3g}"

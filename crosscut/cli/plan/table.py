@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from crosscut.cli.plan.ranking import columns, legend, ranking, seconds_text, three_digits
+from crosscut.cli.plan.ranking import columns, legend, ranking, seconds_text
 from crosscut.config import RunConfig
 from crosscut.config.recipes import describe_recipe
 from crosscut.config.system.terminal import new_console
-from crosscut.planner.facts import MEMORY_CATEGORIES, traffic_facts
+from crosscut.planner.facts import MEMORY_CATEGORIES, three_digits, traffic_facts
 from crosscut.planner.messages.traffic import reason_against_halves
 from crosscut.planner.parameters import count_parameters
 from crosscut.planner.search import CHOSEN

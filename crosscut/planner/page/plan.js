@@ -5,6 +5,8 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const at = (id) => document.getElementById(id);
 const color = (index) => `var(--c${index % 8})`;
 const gigabytes = (megabytes) => (megabytes / 1000).toFixed(megabytes < 10000 ? 2 : 1);
+const digits = (number) => (number < 100 ? number.toPrecision(3) : Math.round(number).toLocaleString("en"));
+const seconds = (milliseconds) => (milliseconds < 1000 ? `${milliseconds.toFixed(1)} ms` : `${digits(milliseconds / 1000)} s`);
 const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
 
 function element(name, attributes, text) {
@@ -65,11 +67,23 @@ function bars(svg, rows, limit = 0) {
     words.push(element("text", attributes, `${gigabytes(limit)} GB`));
   }
   svg.replaceChildren(...drawn, ...words);
+  for (const text of limit ? words.slice(0, -1) : []) {
+    const { x: start, width: length } = text.getBBox();  // words that the limit's line would cross stand behind it
+    if (start > left && start < x(limit) && start + length > x(limit) - 4) text.setAttribute("x", x(limit) + 8);
+  }
 }
 
 function possible(chosen) {
   return data.tensors.map((tensor, index) => ({ tensor, index, found: row({ ...chosen, tensor: index }) }))
     .filter((entry) => entry.found);
+}
+
+// The smallest number of tensor ranks with which a model fits, whatever the other controls; undefined if there is none.
+function fewest(model) {
+  const cells = Object.entries(data.grid).filter(([, found]) => sum(found.memory) <= data.limit).map(([key]) => key.split(" "));
+  const tensors = cells.filter(([of]) => Number(of) === model).map(([, tensor]) => data.tensors[tensor]);
+  if (model === data.first.model) tensors.push(...data.points.map((point) => point.tensor));
+  return tensors.sort((a, b) => a - b)[0];
 }
 
 function drawWall(chosen, layouts) {
@@ -84,10 +98,12 @@ function drawWall(chosen, layouts) {
   bars(at("wall"), rows, data.limit);
   const least = layouts[0];
   const most = layouts.find(fits);
+  const any = fewest(chosen.model);
   at("wall-words").textContent =
     `${data.models[chosen.model].words} needs ${gigabytes(sum(least.found.memory))} GB per rank ` +
     `${least.tensor === 1 ? "without tensor parallelism" : `with tensor ${least.tensor}`}. ` +
-    (most ? `The smallest number of tensor ranks with which the model fits is ${most.tensor}.` : "None of these layouts fits.");
+    `Fewest tensor ranks with which the model fits: ${most?.tensor ?? "none"} with these settings` +
+    (any < (most?.tensor ?? Infinity) ? `, ${any} with other settings.` : ".");
 }
 
 function drawTime(chosen, layouts) {
@@ -95,14 +111,15 @@ function drawTime(chosen, layouts) {
     label: `tensor ${tensor}`,
     parts: found.time,
     chosen: index === chosen.tensor,
-    words: `${sum(found.time).toFixed(1)} ms, ${found.utilisation.toFixed(1)}%`,
+    words: `${seconds(sum(found.time))}, ${found.utilisation.toFixed(1)}%`,
   }));
   bars(at("time"), rows);
   const found = row(chosen);
   const waits = found.time[data.times.indexOf("exposed")];
   at("time-words").textContent =
-    `With tensor ${data.tensors[chosen.tensor]}, a step takes ${sum(found.time).toFixed(1)} ms. The step waits ` +
-    `${waits.toFixed(1)} ms for messages. Utilisation is ${found.utilisation.toFixed(1)}% of the peak.`;
+    `With tensor ${data.tensors[chosen.tensor]}, a step takes ${seconds(sum(found.time))}. The step waits ` +
+    `${seconds(waits)} for messages. Utilisation is ${found.utilisation.toFixed(1)}% of the peak.` +
+    (found.budget && ` ${found.budget}.`);
 }
 
 function drawNothing(chosen) {
@@ -130,8 +147,8 @@ function drawPlan() {
     element("line", { x1: left, x2: width, y1: y(limit), y2: y(limit), class: "limit" }),
     element("text", { x: 0, y: y(limit) + 4 }, `${gigabytes(limit)}`),
     element("text", { x: 0, y: y(0) + 4 }, "0 GB"),
-    element("text", { x: left, y: height - 6 }, `${fastest.toPrecision(3)} s a step`),
-    element("text", { x: width, y: height - 6, "text-anchor": "end" }, `${slowest.toPrecision(3)} s`),
+    element("text", { x: left, y: height - 6 }, `${seconds(fastest * 1000)} a step`),
+    element("text", { x: width, y: height - 6, "text-anchor": "end" }, seconds(slowest * 1000)),
   ];
   const circles = points.map((point, index) => {
     const circle = element("circle", {

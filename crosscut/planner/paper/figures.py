@@ -6,8 +6,9 @@ the page's controls and stores the figures in the page. The page's script looks 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.resources import files
 from itertools import product
 from typing import Any, NamedTuple
@@ -18,12 +19,12 @@ from crosscut.config.conventions import LOOK
 from crosscut.config.published.presets import sequence_length_of
 from crosscut.config.training import Device, Recompute
 from crosscut.planner.candidate import Candidate
-from crosscut.planner.facts import MEMORY_CATEGORIES
+from crosscut.planner.facts import MEMORY_CATEGORIES, Price, budget, short, three_digits
 from crosscut.planner.memory import forecast_memory
 from crosscut.planner.parameters import count_parameters
 from crosscut.planner.products import Speed
 from crosscut.planner.search import Plan, Plans, kept_offload, memory_of_rank, reason_against_tensor
-from crosscut.planner.time import model_flops_per_second, step_time
+from crosscut.planner.time import step_time
 
 _OTHERS = (
     *("gpt2-small", "gpt2-medium", "gpt2-large", "megatron-1.2b", "megatron-2.5b", "megatron-4.2b", "megatron-8.3b"),
@@ -50,11 +51,15 @@ class _Entry(NamedTuple):
     length: int
 
 
-def page(plans: Plans) -> str:
-    """Return the HTML page for the device of a search and for the layouts that fit into its memory."""
+def page(plans: Plans, *, tokens: float | None = None, price: Price | None = None) -> str:
+    """Return the HTML page for the device of a search and for the layouts that fit into its memory.
+
+    If `tokens` is given, the page also shows the days that training on `tokens` tokens takes and, with `price`, the
+    money that it costs.
+    """
     folder = files("crosscut.planner") / "page"
     text, script = ((folder / f"plan.{kind}").read_text(encoding="utf-8") for kind in ("html", "js"))
-    content = json.dumps(page_data(plans), separators=(",", ":")).replace("</", "<\\/")
+    content = json.dumps(page_data(plans, tokens, price), separators=(",", ":")).replace("</", "<\\/")
     for mark, part in (("/*style*/", page_style()), ("/*data*/", content), ("/*script*/", script)):
         text = text.replace(mark, part)
     return text
@@ -66,7 +71,7 @@ def page_style() -> str:
     return LOOK.read_text(encoding="utf-8") + own.read_text(encoding="utf-8")
 
 
-def page_data(plans: Plans) -> dict[str, Any]:
+def page_data(plans: Plans, tokens: float | None, price: Price | None) -> dict[str, Any]:
     """Figures that the page draws: memory in MB, times in milliseconds, utilisation in percent.
 
     The key of a cell in `grid` names the positions of the page's controls. Combinations that the model or the batch
@@ -74,13 +79,14 @@ def page_data(plans: Plans) -> dict[str, Any]:
     """
     entries, asked = _entries(plans), _asked_entry(plans)
     tensors, micros = _tensors(plans), _micro_batches(plans)
+    budget_of = partial(_budget, plans, tokens, price)
     return {
         "title": f"{asked.name} on {plans.num_ranks:,} x {plans.hardware.name}",
         "conditions": (
             f"{plans.num_ranks:,} ranks in all: with more tensor ranks there are fewer data ranks. "
             f"{plans.asked.training.batch_size:,} sequences per step, in {plans.asked.training.precision}. With "
             "several tensor ranks, sequence parallelism is on. Layouts with a pipeline appear only in the list of "
-            "layouts that fit."
+            f"layouts that fit. {_of_costs(tokens, price)}"
         ),
         "limit": round(memory_of_rank(plans.hardware, plans.num_ranks) / 1e6),
         "models": [{"name": entry.name, "words": _words(entry)} for entry in entries],
@@ -91,8 +97,8 @@ def page_data(plans: Plans) -> dict[str, Any]:
         "sharding": list(_SHARDING.items()),
         "memories": MEMORY_CATEGORIES,
         "times": _TIMES,
-        "grid": _grid(plans, entries, tensors, micros),
-        "points": [_point(plan) for plan in plans.fitting],
+        "grid": _grid(plans, entries, tensors, micros, budget_of),
+        "points": [_point(plan, budget_of(plan)) for plan in plans.fitting],
     }
 
 
@@ -155,7 +161,11 @@ def _opening(plans: Plans, model: int, tensors: Sequence[int], micros: Sequence[
 
 
 def _grid(
-    plans: Plans, entries: Sequence[_Entry], tensors: Sequence[int], micros: Sequence[int]
+    plans: Plans,
+    entries: Sequence[_Entry],
+    tensors: Sequence[int],
+    micros: Sequence[int],
+    budget_of: Callable[[Plan], str],
 ) -> dict[str, dict[str, Any]]:
     speed = Speed(plans.hardware, plans.asked.training.precision, ranks=plans.num_ranks)
     grid = {}
@@ -164,7 +174,7 @@ def _grid(
         data = plans.num_ranks // tensor
         if plans.asked.training.batch_size % (data * micro) == 0 and not reason_against_tensor(entry.model, tensor):
             candidate = _candidate(plans, entry, Layout(tensor=tensor, data=data), micro, recompute, sharding)
-            grid[f"{a} {b} {c} {recompute} {sharding}"] = _cell(candidate, plans, speed)
+            grid[f"{a} {b} {c} {recompute} {sharding}"] = _cell(_forecast(candidate, plans, speed), budget_of)
     return grid
 
 
@@ -184,24 +194,46 @@ def _candidate(plans: Plans, entry: _Entry, layout: Layout, micro: int, recomput
     return Candidate(entry.model, replace(layout, sequence_parallel=splits, sharding=shared), training)
 
 
-def _cell(candidate: Candidate, plans: Plans, speed: Speed) -> dict[str, Any]:
+def _forecast(candidate: Candidate, plans: Plans, speed: Speed) -> Plan:
+    """Forecast of a candidate, whether it fits or not."""
     hardware = plans.hardware
     memory = forecast_memory(candidate, device=hardware.device, capability=hardware.capability)
     time = step_time(candidate, hardware, speed=speed)
-    rate = model_flops_per_second(candidate, time.total)
+    return Plan(candidate=candidate, memory=memory, time=time, peak=speed.stated_peak)
+
+
+def _budget(plans: Plans, tokens: float | None, price: Price | None, plan: Plan) -> str:
+    """Words for the time and the money that training on `tokens` tokens needs. Empty if `tokens` is None."""
+    if tokens is None:
+        return ""
+    needed = budget(plan, plans.num_ranks, tokens=tokens, price=price)
+    money = f" and {short(needed['money'])} {price.currency}".rstrip() if price else ""
+    return f"{short(tokens)} tokens need {three_digits(needed['days'])} days{money}"
+
+
+def _of_costs(tokens: float | None, price: Price | None) -> str:
+    """Sentence about the figures of `_budget`: their source, or the options that add them."""
+    if price:
+        return f"The cost is that of all devices at {price} per device and hour."
+    return f"With --price, the page also shows the cost{'' if tokens else ' of training on --tokens'}."
+
+
+def _cell(plan: Plan, budget_of: Callable[[Plan], str]) -> dict[str, Any]:
     return {
-        "memory": [round(getattr(memory, name) / 1e6, 3) for name in MEMORY_CATEGORIES],
-        "time": [round(getattr(time, name) * 1e3, 3) for name in _TIMES],
-        "utilisation": round(100 * rate / speed.stated_peak, 1),
+        "memory": [round(getattr(plan.memory, name) / 1e6, 3) for name in MEMORY_CATEGORIES],
+        "time": [round(getattr(plan.time, name) * 1e3, 3) for name in _TIMES],
+        "utilisation": round(100 * plan.utilisation, 1),
+        "budget": budget_of(plan),
     }
 
 
-def _point(plan: Plan) -> dict[str, Any]:
+def _point(plan: Plan, needs: str) -> dict[str, Any]:
     training, layout, gigabytes = plan.candidate.training, plan.candidate.layout, plan.memory.total / 1e9
     bubble = f" (bubble {plan.time.bubble_share:.1%})" if layout.pipeline > 1 else ""
     return {
         "label": f"{layout}, recompute {training.recompute}, micro-batch {plan.candidate.micro_batch_size}",
-        "words": f"{plan.time.total:.3g} s a step{bubble}, {gigabytes:.1f} GB, {plan.utilisation:.0%} of the peak",
+        "words": f"{plan.time.total:.3g} s a step{bubble}, {gigabytes:.1f} GB, {plan.utilisation:.0%} of the peak"
+        + (f"; {needs}" if needs else ""),
         "tensor": layout.tensor,
         "seconds": plan.time.total,
         "megabytes": round(plan.memory.total / 1e6),

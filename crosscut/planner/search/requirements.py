@@ -11,8 +11,8 @@ from crosscut.planner.search.reasons import reason_against_arrangement, reason_a
 _MOST_RANKS = 100_000_000
 """Upper limit of `--gpus`: a hundred times the size of the largest machines."""
 
-_MOST_COMBINATIONS = 4_000
-"""Upper limit of the combinations that a search tries: about half a minute. A run of a known model has a thousand."""
+_MOST_COMBINATIONS = 1_250
+"""Upper limit of the combinations that a search tries: about ten seconds. A usual run has a few hundred."""
 
 
 def require_ranks(hardware: Hardware, num_ranks: int) -> None:
@@ -43,8 +43,8 @@ def require_context_divides(run: RunConfig, num_ranks: int) -> None:
 
 def require_few_combinations(run: RunConfig, layouts: Iterable[Layout], num_ranks: int) -> None:
     """Raise `ConfigError` if the possible layouts and their micro-batch sizes have too many combinations. `layouts` has
-    one layout for each possible arrangement of the ranks. Without a pipeline, the search tries every combination. With
-    a pipeline, it tries about a tenth of them.
+    one layout for each possible arrangement of the ranks. A combination without a pipeline takes about as long as four
+    with a pipeline, of which the search forecasts only a part.
     """
     name, batch = run.training.smallest_batch
     sizes: dict[int, int] = {}
@@ -52,7 +52,7 @@ def require_few_combinations(run: RunConfig, layouts: Iterable[Layout], num_rank
     for layout in layouts:
         if layout.data not in sizes:
             sizes[layout.data] = len(divisors(batch // layout.data))
-        number += sizes[layout.data] * (10 if layout.pipeline == 1 else 1)
+        number += sizes[layout.data] * (4 if layout.pipeline == 1 else 1)
     if number > _MOST_COMBINATIONS:
         raise ConfigError(
             f"`{name}` must allow at most {_MOST_COMBINATIONS:,} combinations of layouts and micro-batches, but "

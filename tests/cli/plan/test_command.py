@@ -1,4 +1,5 @@
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
@@ -8,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from crosscut.cli.main import commands
-from crosscut.cli.plan.ranking import short
 from crosscut.config import PRESETS, ConfigError, load_run
 from crosscut.planner import count_parameters
+from crosscut.planner.facts import short
 from crosscut.planner.hardware import KNOWN_HARDWARE
 from crosscut.planner.search import search_layouts
 from tests.cli.conftest import TINY, run_python
@@ -231,8 +232,9 @@ def test_files_that_are_written_are_named_with_the_next_step(tmp_path: Path) -> 
         f"{page}: a page with figures of this run. Open it in a browser.",
     ]
     assert run(*small, *files).splitlines()[-2:] == told
-    result = CliRunner().invoke(commands, (*small, *files, "--json"))
+    result = CliRunner().invoke(commands, (*small, *files, "--json", "--tokens", "1B", "--price", "2USD"))
     assert result.stderr.splitlines() == told
+    assert re.search(r"1B tokens need [\d.]+ days and [\d.]+ USD", page.read_text())
     assert json.loads(result.stdout)["gpus"] == 1
     for data, missing in (
         (("data.text=a.txt",), " data.tokenizer=FILE"),
@@ -497,11 +499,12 @@ def test_the_closest_layouts_are_sorted_by_the_memory_that_they_need() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "batch"), [(64, 10**9), (720_720, 720_720 * 720), (5040, 5040 * 5040), (64, 735_134_400)]
+    ("gpus", "batch"),
+    [(64, 10**9), (720_720, 7_207_200), (5040, 5040 * 5040), (64, 735_134_400), (55_440, 227_082_240)],
 )
 def test_a_plan_with_too_many_combinations_is_refused_at_once(gpus: int, batch: int) -> None:
     told = message("plan", "--model", "8.3B", "--gpu", "h100-sxm", "--gpus", str(gpus), f"training.batch_size={batch}")
-    assert told.startswith("`training.batch_size` must allow at most 4,000 combinations of layouts and micro-batches,")
+    assert told.startswith("`training.batch_size` must allow at most 1,250 combinations of layouts and micro-batches,")
 
 
 def test_what_is_missing_is_told() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingConfig, load_run
 from crosscut.planner import forecast_memory
+from crosscut.planner.facts import Price, budget
 from crosscut.planner.hardware import KNOWN_HARDWARE
 from crosscut.planner.paper import figures
 from crosscut.planner.paper.figures import page
@@ -44,7 +45,9 @@ def forecast(*, tensor: int, micro: int, recompute: str, sharding: str) -> tuple
     memory = forecast_memory(run).total / 1e9
     time = step_time(run, DGX)
     share = 100 * model_flops_per_second(run, time.total) / 130e12
-    return f"{memory:.1f} GB" if memory >= 10 else f"{memory:.2f} GB", f"{time.total * 1e3:.1f} ms, {share:.1f}%"
+    assert 1 < time.total < 999
+    seconds = f"{time.total:.0f}" if time.total >= 100 else f"{float(f'{time.total:.3g}'):#.3g}"
+    return f"{memory:.1f} GB" if memory >= 10 else f"{memory:.2f} GB", f"{seconds} s, {share:.1f}%"
 
 
 def page_beside(plans: Plans, others: Sequence[str]) -> str:
@@ -186,9 +189,9 @@ def test_the_sliders_show_what_the_planner_says(
     choose(shown, model=str(place), micro=str((1, 2, 4, 8).index(micro)), recompute=recompute, sharding=sharding)
     wall, times = (shown.locator(f"#{name} text").all_text_contents() for name in ("wall", "time"))
     for tensor in TENSORS:
-        gigabytes, milliseconds = forecast(tensor=tensor, micro=micro, recompute=recompute, sharding=sharding)
+        gigabytes, seconds = forecast(tensor=tensor, micro=micro, recompute=recompute, sharding=sharding)
         assert wall[wall.index(f"tensor {tensor}") + 1].startswith(gigabytes)
-        assert times[times.index(f"tensor {tensor}") + 1] == milliseconds
+        assert times[times.index(f"tensor {tensor}") + 1] == seconds
 
 
 def test_the_wall_tells_the_papers_choice(shown: Any, text: str) -> None:
@@ -196,7 +199,40 @@ def test_the_wall_tells_the_papers_choice(shown: Any, text: str) -> None:
     choose(shown, micro="3", recompute="full", sharding="none")
     for billions, tensor in (("1.2", 1), ("2.5", 2), ("4.2", 4), ("8.3", 8)):
         choose(shown, model=str(position_of(stored_in(text), f"megatron-{billions}b")))
-        assert shown.locator("#wall-words").text_content().endswith(f"with which the model fits is {tensor}.")
+        assert f"the model fits: {tensor} with these settings" in shown.locator("#wall-words").text_content()
+
+
+def test_the_wall_names_settings_with_fewer_tensor_ranks(shown: Any, text: str, plans: Plans) -> None:
+    """A micro-batch of 8 without recomputation needs more tensor ranks than the layouts that fit."""
+    place = position_of(stored_in(text), "megatron-2.5b")
+    choose(shown, model=str(place), micro="3", recompute="none", sharding="none")
+    words = shown.locator("#wall-words").text_content()
+    least = min(plan.candidate.layout.tensor for plan in plans.fitting)
+    assert words.endswith(
+        f"tensor ranks with which the model fits: 4 with these settings, {least} with other settings."
+    )
+    choose(shown, model=str(place), micro="0", recompute="full", sharding="zero3")
+    assert shown.locator("#wall-words").text_content().endswith(f"fits: {least} with these settings.")
+
+
+def test_no_word_stands_on_the_line_of_the_limit(browser: Any, tmp_path: Path) -> None:
+    run = load_run({"model": {"preset": "llama3-8b"}})
+    plans = search_layouts(run, KNOWN_HARDWARE["h100-sxm"], 8)
+    price = Price(2.5, "USD")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "_OTHERS", ("llama3-8b",))
+        patch.setattr(figures, "_LARGER", {})
+        alone = page(plans, tokens=300e9, price=price)
+    needs = budget(plans.fitting[0], 8, tokens=300e9, price=price)
+    needed = f"300B tokens need {needs['days']:.1f} days and {needs['money'] / 1e3:.1f}K USD"
+    with showing(alone, browser, tmp_path) as shown:
+        line = shown.locator("#wall line.limit").bounding_box()
+        words = [word.bounding_box() for word in shown.locator("#wall text").all()[:-1]]
+        assert all(not word["x"] <= line["x"] <= word["x"] + word["width"] for word in words)
+        assert any(0 < word["x"] - line["x"] < 20 for word in words)  # one would have stood there
+        assert shown.locator("#time-words").text_content().endswith(f"of the peak. {needed}.")
+        assert shown.locator("#plan-words").text_content().endswith(f"of the peak; {needed}.")
+        assert "at 2.5 USD per device and hour" in shown.locator("#conditions").text_content()
 
 
 def test_every_layout_is_a_point_that_tells_of_itself(shown: Any, plans: Plans) -> None:
