@@ -150,8 +150,14 @@ def test_an_unknown_vocabulary_is_an_error() -> None:
     "changes",
     [
         {"layout": Layout(tensor=2)},
-        {"layout": Layout(pipeline=3), "training": {"micro_batch_size": 1}},
-        {"layout": Layout(data=4, sharding="zero3"), "training": {"recompute": "full"}},
+        pytest.param(
+            {"layout": Layout(pipeline=3), "training": {"micro_batch_size": 1}},
+            marks=pytest.mark.slow,  # the chunks are those of one stage, which the first case has
+        ),
+        pytest.param(
+            {"layout": Layout(data=4, sharding="zero3"), "training": {"recompute": "full"}},
+            marks=pytest.mark.slow,  # sharding and recomputation do not change the chunks
+        ),
     ],
     ids=["tensor", "pipeline", "zero3, recomputed"],
 )

@@ -90,7 +90,7 @@ def show_forecast(options: ForecastOptions) -> None:
     if options.html is not None:
         from crosscut.planner.paper.figures import page
 
-        write_whole(options.html, page(plans))
+        write_whole(options.html, page(plans, tokens=options.tokens, price=options.price))
     if options.as_json:
         from crosscut.planner.facts import to_json
 

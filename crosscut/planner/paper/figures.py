@@ -18,7 +18,7 @@ from crosscut.config.conventions import LOOK
 from crosscut.config.published.presets import sequence_length_of
 from crosscut.config.training import Device, Recompute
 from crosscut.planner.candidate import Candidate
-from crosscut.planner.facts import MEMORY_CATEGORIES
+from crosscut.planner.facts import MEMORY_CATEGORIES, Price, budget
 from crosscut.planner.memory import forecast_memory
 from crosscut.planner.parameters import count_parameters
 from crosscut.planner.products import Speed
@@ -50,11 +50,13 @@ class _Entry(NamedTuple):
     length: int
 
 
-def page(plans: Plans) -> str:
-    """Return the HTML page for the device of a search and for the layouts that fit into its memory."""
+def page(plans: Plans, *, tokens: float | None = None, price: Price | None = None) -> str:
+    """Return the HTML page for the device of a search and for the layouts that fit into its memory. If `tokens` is
+    given, the page also says how many days each layout takes for them and, with `price`, what it costs.
+    """
     folder = files("crosscut.planner") / "page"
     text, script = ((folder / f"plan.{kind}").read_text(encoding="utf-8") for kind in ("html", "js"))
-    content = json.dumps(page_data(plans), separators=(",", ":")).replace("</", "<\\/")
+    content = json.dumps(page_data(plans, tokens=tokens, price=price), separators=(",", ":")).replace("</", "<\\/")
     for mark, part in (("/*style*/", page_style()), ("/*data*/", content), ("/*script*/", script)):
         text = text.replace(mark, part)
     return text
@@ -66,7 +68,7 @@ def page_style() -> str:
     return LOOK.read_text(encoding="utf-8") + own.read_text(encoding="utf-8")
 
 
-def page_data(plans: Plans) -> dict[str, Any]:
+def page_data(plans: Plans, *, tokens: float | None = None, price: Price | None = None) -> dict[str, Any]:
     """Figures that the page draws: memory in MB, times in milliseconds, utilisation in percent.
 
     The key of a cell in `grid` names the positions of the page's controls. Combinations that the model or the batch
@@ -92,7 +94,7 @@ def page_data(plans: Plans) -> dict[str, Any]:
         "memories": MEMORY_CATEGORIES,
         "times": _TIMES,
         "grid": _grid(plans, entries, tensors, micros),
-        "points": [_point(plan) for plan in plans.fitting],
+        "points": [_point(plan, _budget(plan, plans, tokens, price)) for plan in plans.fitting],
     }
 
 
@@ -196,12 +198,27 @@ def _cell(candidate: Candidate, plans: Plans, speed: Speed) -> dict[str, Any]:
     }
 
 
-def _point(plan: Plan) -> dict[str, Any]:
+def _budget(plan: Plan, plans: Plans, tokens: float | None, price: Price | None) -> str:
+    """Days and money of a layout in words, with a comma in front. Empty without a number of tokens."""
+    if tokens is None:
+        return ""
+    figures = budget(plan, plans.num_ranks, tokens=tokens, price=price)
+    days, money = (_three_digits(figures.get(name, 0.0)) for name in ("days", "money"))
+    time = f", {days} days for {tokens:,.0f} tokens"
+    return f"{time}, {money} {figures['currency']}".rstrip() if price else time
+
+
+def _three_digits(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def _point(plan: Plan, cost: str) -> dict[str, Any]:
     training, layout, gigabytes = plan.candidate.training, plan.candidate.layout, plan.memory.total / 1e9
     bubble = f" (bubble {plan.time.bubble_share:.1%})" if layout.pipeline > 1 else ""
+    share = f"{plan.utilisation:.0%} of the peak"
     return {
         "label": f"{layout}, recompute {training.recompute}, micro-batch {plan.candidate.micro_batch_size}",
-        "words": f"{plan.time.total:.3g} s a step{bubble}, {gigabytes:.1f} GB, {plan.utilisation:.0%} of the peak",
+        "words": f"{plan.time.total:.3g} s a step{bubble}, {gigabytes:.1f} GB, {share}{cost}",
         "tensor": layout.tensor,
         "seconds": plan.time.total,
         "megabytes": round(plan.memory.total / 1e6),

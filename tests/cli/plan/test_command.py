@@ -1,4 +1,5 @@
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
@@ -226,11 +227,13 @@ def test_files_that_are_written_are_named_with_the_next_step(tmp_path: Path) -> 
     best, page = tmp_path / "best.toml", tmp_path / "plan.html"
     files = ("--write", str(best), "--html", str(page))
     small = ("plan", "--model", "gpt2-small", "--gpu", "h100-sxm", "training.batch_size=8")
+    small += ("--tokens", "1B", "--price", "2USD")
     told = [
         f"{best}: the run with the first layout. To train it: crosscut train {best} data.text=FILE data.tokenizer=FILE",
         f"{page}: a page with figures of this run. Open it in a browser.",
     ]
     assert run(*small, *files).splitlines()[-2:] == told
+    assert re.search(r"of the peak, [\d.]+ days for 1,000,000,000 tokens, [\d.,]+ USD\"", page.read_text())
     result = CliRunner().invoke(commands, (*small, *files, "--json"))
     assert result.stderr.splitlines() == told
     assert json.loads(result.stdout)["gpus"] == 1
