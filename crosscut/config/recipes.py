@@ -74,8 +74,9 @@ def default_recipe(model: ModelConfig | None, *, preset: str, initialize_from: o
 
 
 def steps_between_validations(steps: int) -> int:
-    """Number of steps between the validation passes of a run of `steps` steps that does not set it: a run of at least
-    100 steps has ten passes, and a shorter one has four, so that a short run does not mainly validate.
+    """Number of steps between the validation passes of a run of `steps` steps that does not set it: a tenth of the
+    steps, but at least 10, so that a short run does not mainly validate. A run of fewer than 40 steps has a pass in
+    each quarter.
     """
     return max(1, steps // 10, min(10, -(-steps // 4)))
 

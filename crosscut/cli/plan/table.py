@@ -3,6 +3,7 @@ and the layouts that do not fit.
 """
 
 from collections.abc import Mapping
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -121,6 +122,7 @@ def _show_rejected(console: Console, plans: "Plans") -> None:
     closest = f"; the closest {'is' if len(leanest) == 1 else 'are'}:" if leanest else "."
     console.print(Text(f"\n{number}{closest}"))
     for rejected in leanest[:_MOST_REJECTED]:
-        console.print(Text(f"  {rejected.label}: {rejected.reason}"))
+        line = f"{rejected.label}: {rejected.reason}"
+        console.print(Text(fill(line, console.width, initial_indent="  ", subsequent_indent="    ")))
     if len(leanest) > _MOST_REJECTED:
         console.print(Text(f"  and {len(leanest) - _MOST_REJECTED} more (--json lists all)"))

@@ -286,7 +286,8 @@ def _print_banner(run: ResolvedRun, packed: tuple[Packed, Packed], done: int) ->
 
 
 def _answers(packed: Packed) -> str:
-    return f"{short(packed.num_targets, COUNTS)} tokens in {packed.num_sequences:,} sequences"
+    sequences = "1 sequence" if packed.num_sequences == 1 else f"{packed.num_sequences:,} sequences"
+    return f"{short(packed.num_targets, COUNTS)} tokens in {sequences}"
 
 
 def _train(prepared: _Prepared, device: torch.device) -> tuple[int, bool] | None:
