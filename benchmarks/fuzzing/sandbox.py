@@ -202,7 +202,8 @@ def _work(jobs: Sequence[Job], terminal: int, results: int, stacks: int) -> None
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", encoding="utf-8", errors="strict", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
-    del sys.modules["__main__"].__file__  # new processes of `multiprocessing` do not import the benchmark again
+    # New processes of `multiprocessing` do not import the benchmark again.
+    vars(sys.modules["__main__"]).pop("__file__", None)
     limit_memory()
     idle, before = _status_bytes("VmRSS"), set(sys.modules)
     for job in jobs:
