@@ -209,9 +209,8 @@ def test_folder_without_a_tokenizer_names_no_setting(tmp_path: Path) -> None:
     check_message(path, told, setting="")
     gone = tmp_path / "vocab.txt"
     gone.write_bytes(b"\xff")
-    check_message(
-        gone, f"`{gone}` must be a readable vocabulary, but is not: it is not UTF-8. Check `{gone}`.", setting=""
-    )
+    told = f"`{gone}` must be a readable vocabulary, but is not: it is not UTF-8. Copy the file again."
+    check_message(gone, told, setting="")
 
 
 def test_tokenizer_that_is_not_there_is_an_error(tmp_path: Path) -> None:
