@@ -14,6 +14,7 @@ from crosscut.kernels import onednn
 from crosscut.launch import process_group
 from crosscut.model import Batch
 from crosscut.parallel import cross_entropy, make_mesh
+from crosscut.parallel.random import RandomStreams
 from crosscut.planner import forecast_memory
 from crosscut.rehearsal import Rehearsal, compare, rehearse, to_json
 from crosscut.training.optimization.optimizer import MOMENTS
@@ -172,7 +173,7 @@ def test_equal_chunks_of_the_loss_run_once_with_the_same_result(monkeypatch, cha
     rank = run.layout.world_size - 1
     fast = rehearse(run, rank=rank)
     number = len(chunks)
-    monkeypatch.setattr(module, "equal_chunks_once", lambda *_: nullcontext())
+    monkeypatch.setattr(module, "equal_parts_once", lambda *_: nullcontext())
     whole = rehearse(run, rank=rank)
     assert replace(fast, seconds=0.0) == replace(whole, seconds=0.0)
     assert number == 3 * whole.run.num_micro_batches < len(chunks) - number
@@ -202,3 +203,43 @@ def test_a_step_that_is_too_large_is_refused(layout, training, message):
     run = replace(run, layout=Layout(**layout), training=replace(run.training, **training))
     with pytest.raises(ConfigError, match=message):
         rehearse(run)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"layout": Layout(tensor=2)},
+        pytest.param({"layout": Layout(tensor=2), "training": {"recompute": "selective"}}, marks=pytest.mark.slow),
+        pytest.param({"layout": Layout(pipeline=2)}, marks=pytest.mark.slow),
+        *(
+            pytest.param(
+                {"layout": Layout(tensor=2, data=2, sharding=sharding), "training": {"recompute": "full"}},
+                marks=pytest.mark.slow,
+            )
+            for sharding in ("zero2", "zero3")
+        ),
+        pytest.param({"layout": Layout(data=2), "training": {"precision": "float16"}}, marks=pytest.mark.slow),
+    ],
+    ids=["tensor", "selective", "pipeline", "zero2, recomputed", "zero3, recomputed", "float16"],
+)
+def test_equal_micro_batches_run_once_with_the_same_result(monkeypatch, changes):
+    module = sys.modules["crosscut.rehearsal.rehearse"]
+    run, layout = SMALL[2].run, changes["layout"]
+    training = {"batch_size": 7 * layout.data, "micro_batch_size": 1, **changes.get("training", {})}
+    run = replace(run, layout=layout, training=replace(run.training, **training))
+    assert run.num_micro_batches == 7
+    starts: list[int] = []
+    restart = RandomStreams.restart
+
+    def restarted(streams: RandomStreams, *, step: int, micro_batch: int) -> None:
+        starts.append(micro_batch)
+        restart(streams, step=step, micro_batch=micro_batch)
+
+    monkeypatch.setattr(RandomStreams, "restart", restarted)
+    fast = rehearse(run)
+    assert starts == ([0, 1, 2, 3, 4, 5, 6] if layout.pipeline > 1 else [0, 1, 6])
+    monkeypatch.setattr(module, "equal_parts_once", lambda *_: nullcontext())
+    whole = rehearse(run)
+    assert starts[-7:] == list(range(7))
+    assert replace(fast, seconds=0.0) == replace(whole, seconds=0.0)
+    assert to_json(fast) | {"seconds": 0.0} == to_json(whole) | {"seconds": 0.0}
