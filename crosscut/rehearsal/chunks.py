@@ -4,7 +4,7 @@ Tensors have no values, so most chunks of a loss are equal, and so are most micr
 after the first frees what the part before it has left. Only the first two parts and the last one run, and the FLOPs and
 messages of the second part count for all parts in between.
 
-A micro-batch of millions of tokens has a thousand chunks of the loss, which took nearly all the time of a dry run.
+Without this, a thousand chunks of a loss or hundreds of micro-batches take nearly all the time of a dry run.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -47,10 +47,10 @@ def equal_parts_once(ledger: Ledger, recorder: CollectiveRecorder) -> Iterator[N
 
     def turns(micro_batches: Sequence[Batch]) -> Iterator[tuple[int, Batch]]:
         for index, batch in unequal(list(enumerate(micro_batches))):
-            if index > 2:  # the trainer also holds the micro-batches that it has passed over
-                for other in micro_batches[2:index]:
-                    held = {name: value for name, value in vars(other).items() if isinstance(value, Tensor)}
-                    ledger.enter("activations", held)
+            for skipped in micro_batches[MOST_PARTS - 1 : index]:  # their tensors are in memory nevertheless
+                for name, value in vars(skipped).items():
+                    if isinstance(value, Tensor):
+                        ledger.enter_like(value, getattr(micro_batches[1], name))
             yield index, batch
 
     losses: Any = cross_entropy

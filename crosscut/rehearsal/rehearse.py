@@ -77,8 +77,9 @@ def rehearse(
 
     If `training.precision` is "auto", the step uses `precision`, or the device's usual precision if `precision` is
     None. Layers run uncompiled, so the figures do not show the effect of `training.compile`. `tell` is called with the
-    number of finished passes of layers and the number that the dry run makes. Raises `ConfigError` if `model.vocab_size` is 0 or
-    the step is too large to be simulated, and `LayoutError` if `rank` is not a rank of the layout.
+    number of finished passes of layers and with the number of passes that the dry run makes. Raises `ConfigError` if
+    `model.vocab_size` is 0 or the step is too large to be simulated, and `LayoutError` if `rank` is not a rank of the
+    layout.
     """
     known_vocab_size(run.model)
     _require_possible(run)

@@ -40,8 +40,8 @@ from crosscut.training.speed.compilation import compiled_loss, make_compiler
 
 
 def in_turn(micro_batches: Sequence[Batch]) -> Iterable[tuple[int, Batch]]:
-    """Return the micro-batches with their indexes, in the order in which a trainer without pipeline runs them. A dry run
-    leaves out equal ones.
+    """Micro-batches of a step with their indexes, in the order in which a rank without pipeline runs them. A dry run
+    replaces this function, because it runs equal micro-batches once.
     """
     return enumerate(micro_batches)
 

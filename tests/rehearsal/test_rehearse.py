@@ -9,12 +9,14 @@ from functools import cache
 import pytest
 import torch
 
+from crosscut.architecture import describe
 from crosscut.config import ConfigError, Layout, LayoutError
 from crosscut.kernels import onednn
 from crosscut.launch import process_group
 from crosscut.model import Batch
 from crosscut.parallel import cross_entropy, make_mesh
 from crosscut.parallel.random import RandomStreams
+from crosscut.parallel.state import gradient_norm
 from crosscut.planner import forecast_memory
 from crosscut.rehearsal import Rehearsal, compare, rehearse, to_json
 from crosscut.training.optimization.optimizer import MOMENTS
@@ -179,6 +181,17 @@ def test_equal_chunks_of_the_loss_run_once_with_the_same_result(monkeypatch, cha
     assert number == 3 * whole.run.num_micro_batches < len(chunks) - number
 
 
+def test_a_gpu_takes_the_norm_of_each_gradient_whole(monkeypatch):
+    lengths: list[int] = []
+    norms = torch._foreach_norm
+    monkeypatch.setattr(torch, "_foreach_norm", lambda rows: (lengths.append(len(rows)), norms(rows))[1])
+    before = gradient_norm.NORM_PIECE
+    run = SMALL[1].run
+    rehearse(run, device="cuda")
+    assert sum(lengths) == len(list(describe(run.model).parameters())) + 1  # and the loss
+    assert before == gradient_norm.NORM_PIECE
+
+
 def test_progress_is_told_to_the_end():
     told: list[tuple[int, int]] = []
     rehearse(SMALL[0].run, device="cpu", tell=lambda *numbers: told.append(numbers))
@@ -219,12 +232,15 @@ def test_a_step_that_is_too_large_is_refused(layout, training, message):
             for sharding in ("zero2", "zero3")
         ),
         pytest.param({"layout": Layout(data=2), "training": {"precision": "float16"}}, marks=pytest.mark.slow),
+        pytest.param({"case": "documents again"}, marks=pytest.mark.slow),
+        pytest.param({"case": "masked BERT, shared"}, marks=pytest.mark.slow),  # many tensors in a batch
     ],
-    ids=["tensor", "selective", "pipeline", "zero2, recomputed", "zero3, recomputed", "float16"],
+    ids=["tensor", "selective", "pipeline", "zero2", "zero3", "float16", "documents", "BERT"],
 )
 def test_equal_micro_batches_run_once_with_the_same_result(monkeypatch, changes):
     module = sys.modules["crosscut.rehearsal.rehearse"]
-    run, layout = SMALL[2].run, changes["layout"]
+    run = next(case for case in SMALL if case.name == changes.get("case", SMALL[2].name)).run
+    layout = changes.get("layout", run.layout)
     training = {"batch_size": 7 * layout.data, "micro_batch_size": 1, **changes.get("training", {})}
     run = replace(run, layout=layout, training=replace(run.training, **training))
     assert run.num_micro_batches == 7
