@@ -1,40 +1,63 @@
-"""Chunks of a loss that are equal, which a dry run runs only once.
+"""Equal parts of a step, which a dry run runs only once.
 
-A micro-batch of millions of tokens has a thousand chunks, which took nearly all the time of a dry run. Tensors have no
-values, so all full chunks after the first are equal, and each of them frees what the chunk before it has left. Only the
-first two chunks and the last one run, and the FLOPs and messages of the second chunk count for all chunks in between.
+Tensors have no values, so most chunks of a loss are equal, and so are most micro-batches. In both cases, each part
+after the first frees what the part before it has left. Only the first two parts and the last one run, and the FLOPs and
+messages of the second part count for all parts in between.
+
+Without this, a thousand chunks of a loss or hundreds of micro-batches take nearly all the time of a dry run.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
+from torch import Tensor
+
+from crosscut.model import Batch
 from crosscut.parallel import CollectiveRecorder, cross_entropy
 from crosscut.rehearsal.ledger import Ledger
+from crosscut.training import step
+
+_T = TypeVar("_T")
+
+MOST_PARTS = 3
+"""Number of parts that run: the first, the second and the last."""
 
 
 @contextmanager
-def equal_chunks_once(ledger: Ledger, recorder: CollectiveRecorder) -> Iterator[None]:
-    """Context under which equal chunks of a loss run once. `ledger` and `recorder` count them as often as they would
-    run.
+def equal_parts_once(ledger: Ledger, recorder: CollectiveRecorder) -> Iterator[None]:
+    """Context under which equal chunks of a loss run once, and so do equal micro-batches if the layout has no pipeline.
+    `ledger` and `recorder` count them as often as they would run.
     """
 
-    def starts(num_tokens: int, chunk: int) -> Iterable[int]:
-        begins = range(0, num_tokens, chunk)
-        if (skipped := len(begins) - 3) < 1:
-            yield from begins
+    def unequal(parts: Sequence[_T]) -> Iterator[_T]:
+        if (skipped := len(parts) - MOST_PARTS) < 1:
+            yield from parts
             return
-        yield begins[0]
+        yield parts[0]
         flops, sent = ledger.flops, len(recorder.sent)
-        yield begins[1]
+        yield parts[1]
         ledger.flops += skipped * (ledger.flops - flops)
         recorder.sent += skipped * recorder.sent[sent:]
         recorder.element_bytes += skipped * recorder.element_bytes[sent:]
-        yield begins[-1]
+        yield parts[-1]
 
-    module: Any = cross_entropy
-    whole, module.starts_of_chunks = module.starts_of_chunks, starts
+    def starts(num_tokens: int, chunk: int) -> Iterable[int]:
+        return unequal(range(0, num_tokens, chunk))
+
+    def turns(micro_batches: Sequence[Batch]) -> Iterator[tuple[int, Batch]]:
+        for index, batch in unequal(list(enumerate(micro_batches))):
+            for skipped in micro_batches[MOST_PARTS - 1 : index]:  # their tensors are in memory nevertheless
+                for name, value in vars(skipped).items():
+                    if isinstance(value, Tensor):
+                        ledger.enter_like(value, getattr(micro_batches[1], name))
+            yield index, batch
+
+    losses: Any = cross_entropy
+    steps: Any = step
+    whole = losses.starts_of_chunks, steps.in_turn
+    losses.starts_of_chunks, steps.in_turn = starts, turns
     try:
         yield
     finally:
-        module.starts_of_chunks = whole
+        losses.starts_of_chunks, steps.in_turn = whole

@@ -109,6 +109,12 @@ class Ledger(TorchDispatchMode):
             if storage.nbytes() and storage._cdata not in self._known:
                 self._take(storage, category, name.rpartition(".")[0], instant="before")
 
+    def enter_like(self, tensor: Tensor, other: Tensor) -> None:
+        """Record `tensor` in the way in which `other` has been recorded, if at all."""
+        storage, piece = tensor.untyped_storage(), self._known.get(other.untyped_storage()._cdata)
+        if piece is not None and storage._cdata not in self._known:
+            self._take(storage, piece.category, piece.module, instant="step")
+
     def pass_over(self, tensors: Iterable[Tensor]) -> None:
         """Exclude `tensors` from the count. Use this method for tensors that are offloaded to host memory during the
         step.

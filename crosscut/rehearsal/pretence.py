@@ -1,7 +1,7 @@
 """Fake tensors for the dry run, and the choices that PyTorch would make on a GPU.
 
 A dry run uses PyTorch's fake tensors, which have a shape and a data type but no values. The fake tensors are on the
-CPU, because PyTorch without CUDA supports the backward pass only for CPU tensors. A dry run of GPUs makes six choices
+CPU, because PyTorch without CUDA supports the backward pass only for CPU tensors. A dry run of GPUs makes seven choices
 as PyTorch makes them on an Ampere GPU or a later one:
 
 - attention uses a fused kernel, which saves the log-sum-exp of each query and head instead of the scores;
@@ -9,11 +9,13 @@ as PyTorch makes them on an Ampere GPU or a later one:
 - a dropout mask has one byte per element;
 - the loss uses the chunk size for GPUs;
 - products do not use oneDNN;
-- GeLU is PyTorch's kernel.
+- GeLU is PyTorch's kernel;
+- the norm of the gradients takes each gradient whole.
 
 For a dry run of CPUs, PyTorch makes these choices as it does on this machine.
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -28,6 +30,7 @@ from crosscut.config.conventions import AMPERE
 from crosscut.kernels import gelu, onednn
 from crosscut.model import attention
 from crosscut.parallel.pretended import is_wait
+from crosscut.parallel.state import gradient_norm
 
 Device = Literal["cpu", "cuda"]
 
@@ -59,7 +62,7 @@ class WithoutMemory(FakeTensorMode):
 def as_on(device: Device) -> Iterator[None]:
     """Context manager under which a new model uses the operators that PyTorch would choose on `device`.
 
-    The choice affects attention, dropout, GeLU and matrix products.
+    The choice affects attention, dropout, GeLU, matrix products and the norm of the gradients.
     """
     if device == "cpu":
         yield
@@ -70,6 +73,8 @@ def as_on(device: Device) -> Iterator[None]:
     plain = functions.scaled_dot_product_attention, functions.dropout
     processor = products.IS_THERE, products.is_faster
     own_gelu: Any = gelu
+    norm: Any = gradient_norm
+    piece, norm.NORM_PIECE = norm.NORM_PIECE, sys.maxsize
     most_elements, own_gelu.MOST_ELEMENTS = own_gelu.MOST_ELEMENTS, 0
     functions.scaled_dot_product_attention, functions.dropout = _fused_attention, _dropout
     products.IS_THERE, products.is_faster = False, lambda: False
@@ -80,6 +85,7 @@ def as_on(device: Device) -> Iterator[None]:
         functions.scaled_dot_product_attention, functions.dropout = plain
         products.IS_THERE, products.is_faster = processor
         own_gelu.MOST_ELEMENTS = most_elements
+        norm.NORM_PIECE = piece
         heads.capability_of = capability_of
 
 

@@ -27,7 +27,7 @@ from crosscut.parallel import Axis, CollectiveRecorder, ParallelMesh, Sent, make
 from crosscut.parallel.pretended import pretended_ranks
 from crosscut.planner.candidate import Candidate
 from crosscut.planner.parameters import known_vocab_size
-from crosscut.rehearsal.chunks import equal_chunks_once
+from crosscut.rehearsal.chunks import MOST_PARTS, equal_parts_once
 from crosscut.rehearsal.ledger import Ledger, Peak
 from crosscut.rehearsal.pretence import Device, WithoutMemory, as_on
 from crosscut.training.optimization.optimizer import STATE
@@ -77,8 +77,9 @@ def rehearse(
 
     If `training.precision` is "auto", the step uses `precision`, or the device's usual precision if `precision` is
     None. Layers run uncompiled, so the figures do not show the effect of `training.compile`. `tell` is called with the
-    number of finished passes of layers and their number in the step. Raises `ConfigError` if `model.vocab_size` is 0 or
-    the step is too large to be simulated, and `LayoutError` if `rank` is not a rank of the layout.
+    number of finished passes of layers and with the number of passes that the dry run makes. Raises `ConfigError` if
+    `model.vocab_size` is 0 or the step is too large to be simulated, and `LayoutError` if `rank` is not a rank of the
+    layout.
     """
     known_vocab_size(run.model)
     _require_possible(run)
@@ -134,10 +135,11 @@ def _count(run: ResolvedRun, mesh: ParallelMesh, tell: Callable[[int, int], None
     ledger = Ledger(vocabulary=vocabulary, shapes=shapes, host_apart=run.device == "cuda")
     _enter_state(ledger, trainer)
     ledger.watch(trainer.model)
-    _watch_progress(trainer, run.num_micro_batches, tell)
+    is_piped = run.layout.pipeline > 1
+    _watch_progress(trainer, run.num_micro_batches if is_piped else min(run.num_micro_batches, MOST_PARTS), tell)
     batches = _batches(run, mesh.context)
     recorder = CollectiveRecorder(mesh)
-    with recorder, ledger, resizing_told_to(ledger.resized), equal_chunks_once(ledger, recorder):
+    with recorder, ledger, resizing_told_to(ledger.resized), equal_parts_once(ledger, recorder):
         loss = trainer.accumulate(0, batches)
         ledger.name_gradients(trainer.parameters)
         trainer.update(0, loss)

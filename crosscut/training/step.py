@@ -1,6 +1,6 @@
 """One optimizer step on one layout: batch, forward, backward, reduce, clip, step."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +37,13 @@ from crosscut.training.precision import compute_dtype, muon_dtype, needs_loss_sc
 from crosscut.training.result import OnDevice, StepResult
 from crosscut.training.runners import make_runners
 from crosscut.training.speed.compilation import compiled_loss, make_compiler
+
+
+def in_turn(micro_batches: Sequence[Batch]) -> Iterable[tuple[int, Batch]]:
+    """Micro-batches of a step with their indexes, in the order in which a rank without pipeline runs them. A dry run
+    replaces this function, because it runs equal micro-batches once.
+    """
+    return enumerate(micro_batches)
 
 
 class Trainer:
@@ -216,7 +223,7 @@ class Trainer:
     def _pass_all(self, step: int, micro_batches: Sequence[Batch], factors: dict[str, Any]) -> Tensor:
         """Run the forward and backward pass of each micro-batch in turn. Return the sum of this rank's losses."""
         total = torch.zeros((), dtype=torch.float32, device=self.mesh.device)
-        for index, batch in enumerate(micro_batches):
+        for index, batch in in_turn(micro_batches):
             self.streams.restart(step=step, micro_batch=index)
             if index == len(micro_batches) - 1:
                 self.reducer.arm()

@@ -9,11 +9,14 @@ from functools import cache
 import pytest
 import torch
 
+from crosscut.architecture import describe
 from crosscut.config import ConfigError, Layout, LayoutError
 from crosscut.kernels import onednn
 from crosscut.launch import process_group
 from crosscut.model import Batch
 from crosscut.parallel import cross_entropy, make_mesh
+from crosscut.parallel.random import RandomStreams
+from crosscut.parallel.state import gradient_norm
 from crosscut.planner import forecast_memory
 from crosscut.rehearsal import Rehearsal, compare, rehearse, to_json
 from crosscut.training.optimization.optimizer import MOMENTS
@@ -149,8 +152,8 @@ def test_an_unknown_vocabulary_is_an_error() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"layout": Layout(tensor=2)},
-        # the chunks do not depend on the layout, so that one layout is enough between two long runs of the tests
+        # the chunks do not depend on the layout; the test of micro-batches runs them, too
+        pytest.param({"layout": Layout(tensor=2)}, marks=pytest.mark.one_in(3)),
         pytest.param({"layout": Layout(pipeline=3), "training": {"micro_batch_size": 1}}, marks=pytest.mark.slow),
         pytest.param(
             {"layout": Layout(data=4, sharding="zero3"), "training": {"recompute": "full"}}, marks=pytest.mark.slow
@@ -172,10 +175,21 @@ def test_equal_chunks_of_the_loss_run_once_with_the_same_result(monkeypatch, cha
     rank = run.layout.world_size - 1
     fast = rehearse(run, rank=rank)
     number = len(chunks)
-    monkeypatch.setattr(module, "equal_chunks_once", lambda *_: nullcontext())
+    monkeypatch.setattr(module, "equal_parts_once", lambda *_: nullcontext())
     whole = rehearse(run, rank=rank)
     assert replace(fast, seconds=0.0) == replace(whole, seconds=0.0)
     assert number == 3 * whole.run.num_micro_batches < len(chunks) - number
+
+
+def test_a_gpu_takes_the_norm_of_each_gradient_whole(monkeypatch):
+    lengths: list[int] = []
+    norms = torch._foreach_norm
+    monkeypatch.setattr(torch, "_foreach_norm", lambda rows: (lengths.append(len(rows)), norms(rows))[1])
+    before = gradient_norm.NORM_PIECE
+    run = SMALL[1].run
+    rehearse(run, device="cuda")
+    assert sum(lengths) == len(list(describe(run.model).parameters())) + 1  # and the loss
+    assert before == gradient_norm.NORM_PIECE
 
 
 def test_progress_is_told_to_the_end():
@@ -202,3 +216,48 @@ def test_a_step_that_is_too_large_is_refused(layout, training, message):
     run = replace(run, layout=Layout(**layout), training=replace(run.training, **training))
     with pytest.raises(ConfigError, match=message):
         rehearse(run)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"layout": Layout(tensor=2)},
+        pytest.param({"layout": Layout(tensor=2), "training": {"recompute": "selective"}}, marks=pytest.mark.slow),
+        pytest.param({"layout": Layout(pipeline=2)}, marks=pytest.mark.slow),
+        *(
+            pytest.param(
+                {"layout": Layout(tensor=2, data=2, sharding=sharding), "training": {"recompute": "full"}},
+                marks=pytest.mark.slow,
+            )
+            for sharding in ("zero2", "zero3")
+        ),
+        pytest.param({"layout": Layout(data=2), "training": {"precision": "float16"}}, marks=pytest.mark.slow),
+        pytest.param({"case": "documents again"}, marks=pytest.mark.slow),
+        pytest.param({"case": "masked BERT, shared"}, marks=pytest.mark.slow),  # many tensors in a batch
+    ],
+    ids=["tensor", "selective", "pipeline", "zero2", "zero3", "float16", "documents", "BERT"],
+)
+def test_equal_micro_batches_run_once_with_the_same_result(monkeypatch, changes):
+    """Chunks of 32 tokens, so that each micro-batch has equal chunks, too."""
+    module = sys.modules["crosscut.rehearsal.rehearse"]
+    monkeypatch.setattr(module, "default_loss_chunk", lambda *_, **__: 32)
+    run = next(case for case in SMALL if case.name == changes.get("case", SMALL[2].name)).run
+    layout = changes.get("layout", run.layout)
+    training = {"batch_size": 7 * layout.data, "micro_batch_size": 1, **changes.get("training", {})}
+    run = replace(run, layout=layout, training=replace(run.training, **training))
+    assert run.num_micro_batches == 7
+    starts: list[int] = []
+    restart = RandomStreams.restart
+
+    def restarted(streams: RandomStreams, *, step: int, micro_batch: int) -> None:
+        starts.append(micro_batch)
+        restart(streams, step=step, micro_batch=micro_batch)
+
+    monkeypatch.setattr(RandomStreams, "restart", restarted)
+    fast = rehearse(run)
+    assert starts == ([0, 1, 2, 3, 4, 5, 6] if layout.pipeline > 1 else [0, 1, 6])
+    monkeypatch.setattr(module, "equal_parts_once", lambda *_: nullcontext())
+    whole = rehearse(run)
+    assert starts[-7:] == list(range(7))
+    assert replace(fast, seconds=0.0) == replace(whole, seconds=0.0)
+    assert to_json(fast) | {"seconds": 0.0} == to_json(whole) | {"seconds": 0.0}
