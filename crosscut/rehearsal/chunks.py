@@ -47,10 +47,9 @@ def equal_parts_once(ledger: Ledger, recorder: CollectiveRecorder) -> Iterator[N
 
     def turns(micro_batches: Sequence[Batch]) -> Iterator[tuple[int, Batch]]:
         for index, batch in unequal(list(enumerate(micro_batches))):
-            for skipped in micro_batches[MOST_PARTS - 1 : index]:  # their tensors are in memory nevertheless
-                for name, value in vars(skipped).items():
-                    if isinstance(value, Tensor):
-                        ledger.enter_like(value, getattr(micro_batches[1], name))
+            if index == 1:  # which stands for those that are left out, and holds their tensors, too
+                for skipped in micro_batches[2:-1]:
+                    _enter_like(ledger, skipped, micro_batches[0])
             yield index, batch
 
     losses: Any = cross_entropy
@@ -61,3 +60,9 @@ def equal_parts_once(ledger: Ledger, recorder: CollectiveRecorder) -> Iterator[N
         yield
     finally:
         losses.starts_of_chunks, steps.in_turn = whole
+
+
+def _enter_like(ledger: Ledger, batch: Batch, other: Batch) -> None:
+    for name, value in vars(batch).items():
+        if isinstance(value, Tensor):
+            ledger.enter_like(value, getattr(other, name))
