@@ -15,7 +15,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from docs.docstrings import ROOT, parsed
+
 HOME = ROOT / "crosscut" / "config" / "system" / "deletion.py"
 
 OF_MODULES = {
@@ -78,13 +81,9 @@ def _is_of_texts(value: str, call: ast.Call | None) -> bool:
 
 def findings(paths: Sequence[Path]) -> Iterator[str]:
     """Yield `file:line: call` for every call outside `HOME`."""
-    files = sorted({file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path])})
-    for file in files:
-        if file.resolve() == HOME:
-            continue
-        shown = file.relative_to(ROOT) if file.is_relative_to(ROOT) else file
-        tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
-        yield from (f"{shown}:{line}: {text}" for line, text in sorted(set(calls_of(tree))))
+    for file, shown, tree in parsed(paths):
+        if file.resolve() != HOME:
+            yield from (f"{shown}:{line}: {text}" for line, text in sorted(set(calls_of(tree))))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -55,12 +55,16 @@ def _string(statement: ast.stmt) -> str | None:
     return None
 
 
+def parsed(paths: Sequence[Path]) -> Iterator[tuple[Path, Path, ast.Module]]:
+    """Yield each Python file of `paths` (files or folders), its path as it is shown, and its syntax tree."""
+    for file in sorted({file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path])}):
+        shown = file.relative_to(ROOT) if file.is_relative_to(ROOT) else file
+        yield file, shown, ast.parse(file.read_text(encoding="utf-8"), str(file))
+
+
 def findings(paths: Sequence[Path]) -> Iterator[str]:
     """Yield `file:line: text` for every docstring that opens with an unwanted word."""
-    files = sorted({file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path])})
-    for file in files:
-        shown = file.relative_to(ROOT) if file.is_relative_to(ROOT) else file
-        tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
+    for _, shown, tree in parsed(paths):
         for docstring in sorted(docstrings_of(tree)):
             if docstring.opening:
                 first_line = docstring.text.partition("\n")[0]
