@@ -68,10 +68,7 @@ MESSAGES = {
         {"duplicates": {"jaccard": 0.2}},
         "`duplicates.jaccard` must be between 0.3 and 1, but is 0.2. The paper uses 0.7.",
     ),
-    "recall": (
-        {"duplicates": {"recall": 1.0}},
-        "`duplicates.recall` must be above 0 and at most 0.9999, but is 1.0.",
-    ),
+    "recall": ({"duplicates": {"recall": 1.0}}, "`duplicates.recall` must be above 0 and at most 0.9999, but is 1.0."),
     "action": (
         {"leakage": {"action": "delete"}},
         "`leakage.action` must be 'report', 'document' or 'passage', but is 'delete'.",
@@ -84,18 +81,12 @@ MESSAGES = {
         {"cleaning": {"normalization": "NFKC"}},
         "`cleaning.normalization` must be 'none' or 'NFC', but is 'NFKC'.",
     ),
-    "repair": (
-        {"cleaning": {"uncurl_quotes": "yes"}},
-        "`cleaning.uncurl_quotes` must be true or false, but is 'yes'.",
-    ),
+    "repair": ({"cleaning": {"uncurl_quotes": "yes"}}, "`cleaning.uncurl_quotes` must be true or false, but is 'yes'."),
     "detector": (
         {"language": {"detector": "fasttext"}},
         "`language.detector` must be 'eldc' or 'langdetect', but is 'fasttext'.",
     ),
-    "extraction": (
-        {"html": {"extraction": "slow"}},
-        "`html.extraction` must be 'fast' or 'careful', but is 'slow'.",
-    ),
+    "extraction": ({"html": {"extraction": "slow"}}, "`html.extraction` must be 'fast' or 'careful', but is 'slow'."),
     "engine": ({"engine": {"kind": "slurm"}}, "`engine.kind` must be 'local' or 'ray', but is 'slurm'."),
     "rejects": ({"ingest": {"max_rejects": 1.0}}, "`ingest.max_rejects` must be at least 0 and below 1, but is 1.0."),
 }

@@ -227,11 +227,7 @@ def test_a_divisor_is_above_zero(name: str, value: float) -> None:
             ),
         ),
         ("training.device", "gpu", "`training.device` must be 'auto', 'cpu' or 'cuda', but is 'gpu'."),
-        (
-            "checkpoint.on_failure",
-            "retry",
-            "`checkpoint.on_failure` must be 'stop' or 'continue', but is 'retry'.",
-        ),
+        ("checkpoint.on_failure", "retry", "`checkpoint.on_failure` must be 'stop' or 'continue', but is 'retry'."),
         (
             "checkpoint.keep_every",
             2500,
@@ -501,8 +497,7 @@ def test_tensor_ranks_cut_the_model_evenly(sizes: dict[str, int], tensor: int, m
 def test_tensor_ranks_may_be_more_than_the_heads_of_keys_and_values() -> None:
     for tensor in (1, 2, 4, 8):
         RunConfig(
-            model=ModelConfig(num_layers=1, hidden_size=64, num_heads=8, num_kv_heads=2),
-            layout=Layout(tensor=tensor),
+            model=ModelConfig(num_layers=1, hidden_size=64, num_heads=8, num_kv_heads=2), layout=Layout(tensor=tensor)
         )
 
 

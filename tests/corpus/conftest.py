@@ -1,12 +1,21 @@
 """Where real files are, and parts made by hand."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from crosscut.corpus.documents import DOCUMENTS, INGEST, Document, Part, write_table
+from crosscut.corpus.execution import engine
+from tests.workers import fork_workers
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked_workers() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        fork_workers(patch, engine)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -102,6 +102,7 @@ def test_history_of_a_page_begins_with_its_file_offset_and_url(result: CorpusRes
     assert "title Speech 0" in story
 
 
+@pytest.mark.slow  # test_processes_make_the_same_bytes of test_pipeline.py shows it for rows
 def test_workers_do_not_change_the_tokens(files: Path, result: CorpusResult) -> None:
     two = prepare(files, 2, max_damaged_files=1)
     assert two.report == result.report

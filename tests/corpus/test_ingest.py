@@ -111,24 +111,8 @@ def test_counts_of_all_that_went_in_and_out(mixed: CorpusConfig) -> None:
         "parts": {"000000-0000": 14, "000001-0000": 6},
         "damaged": [],
         "sources": {
-            "web": {
-                "files": 1,
-                "bytes_in": web,
-                "records": 4,
-                "rejects": 1,
-                "lost": 0,
-                "documents": 3,
-                "bytes": 14,
-            },
-            "notes": {
-                "files": 2,
-                "bytes_in": notes,
-                "records": 2,
-                "rejects": 1,
-                "lost": 0,
-                "documents": 1,
-                "bytes": 6,
-            },
+            "web": {"files": 1, "bytes_in": web, "records": 4, "rejects": 1, "lost": 0, "documents": 3, "bytes": 14},
+            "notes": {"files": 2, "bytes_in": notes, "records": 2, "rejects": 1, "lost": 0, "documents": 1, "bytes": 6},
         },
     }
 

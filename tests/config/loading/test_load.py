@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosscut.config import (
@@ -71,6 +71,7 @@ def runs(draw: st.DrawFn) -> RunConfig:
     )
 
 
+@settings(max_examples=30)
 @given(runs())
 def test_a_dumped_run_loads_as_the_same_run(run: RunConfig) -> None:
     assert load_run(tomllib.loads(dump_toml(run))) == run

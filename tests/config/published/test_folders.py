@@ -138,14 +138,8 @@ REFUSED = [
         {"rope_scaling": {"type": "longrope"}},
         ("`rope_type` in `{path}` must be 'default', 'llama3', 'linear', 'dynamic' or 'yarn', but is 'longrope'."),
     ),
-    (
-        {"rope_scaling": {**YARN_ROPE, "beta_fast": 16}},
-        "`beta_fast` in `{path}` must be 32.0, but is 16.",
-    ),
-    (
-        {"rope_scaling": {**YARN_ROPE, "truncate": False}},
-        "`truncate` in `{path}` must be true, but is false.",
-    ),
+    ({"rope_scaling": {**YARN_ROPE, "beta_fast": 16}}, "`beta_fast` in `{path}` must be 32.0, but is 16."),
+    ({"rope_scaling": {**YARN_ROPE, "truncate": False}}, "`truncate` in `{path}` must be true, but is false."),
     (
         {"rope_scaling": {**LLAMA3_ROPE, "low_freq_factor": 2.0}},
         "`low_freq_factor` in `{path}` must be 1.0, but is 2.0.",
@@ -156,10 +150,7 @@ REFUSED = [
     ),
     ({"attention_bias": True}, "`attention_bias` in `{path}` must be false like `mlp_bias`, but is true."),
     ({"model_type": "qwen3", "attention_bias": True}, "`attention_bias` in `{path}` must be false, but is true."),
-    (
-        {"quantization_config": {"bits": 4}},
-        "`quantization_config` in `{path}` must be None, but is {{'bits': 4}}.",
-    ),
+    ({"quantization_config": {"bits": 4}}, "`quantization_config` in `{path}` must be None, but is {{'bits': 4}}."),
 ]
 ADVICE = " Crosscut supports no other value. Choose another model."
 INCOMPLETE = [

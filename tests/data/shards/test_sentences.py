@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,9 +36,16 @@ def config_of(tokenizer: Path, tmp_path: Path) -> DataConfig:
     return DataConfig(text=(str(corpus),), tokenizer=str(tokenizer), objective="masked", num_shards=2)
 
 
+@pytest.fixture(scope="module")
+def prepared(tokenizers: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prepared")
+    return prepare(config_of(tokenizers["wordpiece"], folder), folder / "tokens", seed=5, progress=False).path
+
+
 @pytest.fixture
-def folder(tokenizers: dict[str, Path], tmp_path: Path) -> Path:
-    return prepare(config_of(tokenizers["wordpiece"], tmp_path), tmp_path / "tokens", seed=5, progress=False).path
+def folder(prepared: Path, tmp_path: Path) -> Path:
+    """A copy of the tokens, to change."""
+    return shutil.copytree(prepared, tmp_path / "tokens")
 
 
 def sentences_of(shard: Shard) -> dict[int, list[list[int]]]:
@@ -94,16 +102,14 @@ def test_sentences_that_other_rules_found_are_refused_and_used_only_as_they_are(
     assert causal.manifest.settings.sentences == ""
 
 
-def test_tokens_do_not_depend_on_the_workers(tokenizers: dict[str, Path], tmp_path: Path) -> None:
-    config = config_of(tokenizers["wordpiece"], tmp_path)
-    first, second = (
-        prepare(config, tmp_path / f"tokens-{workers}", seed=5, workers=workers, progress=False).path
-        for workers in (1, 2)
-    )
-    names = {path.name for path in first.iterdir()}
+@pytest.mark.usefixtures("forked_workers")
+def test_tokens_do_not_depend_on_the_workers(prepared: Path, tokenizers: dict[str, Path], tmp_path: Path) -> None:
+    config = config_of(tokenizers["wordpiece"], prepared.parent)
+    second = prepare(config, tmp_path / "tokens", seed=5, workers=2, progress=False).path
+    names = {path.name for path in prepared.iterdir()}
     assert {"train-0.sentences", "train-1.sentences", "validation.sentences"} <= names
     for name in names:
-        assert (first / name).read_bytes() == (second / name).read_bytes()
+        assert (prepared / name).read_bytes() == (second / name).read_bytes()
 
 
 def test_tokens_for_causal_models_have_no_sentences(tokenizers: dict[str, Path], tmp_path: Path) -> None:

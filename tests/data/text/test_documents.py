@@ -200,8 +200,7 @@ def test_undecodable_byte_of_a_packed_file_counts_unpacked_bytes(tmp_path: Path)
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(b"a" * 1000 + b"\xff"))
     check_message(
-        path,
-        f"`{path}` must be UTF-8 text, but byte 1000 of the decompressed data is not. Convert the file to UTF-8.",
+        path, f"`{path}` must be UTF-8 text, but byte 1000 of the decompressed data is not. Convert the file to UTF-8."
     )
 
 
@@ -228,19 +227,10 @@ def test_undecodable_byte_of_a_packed_file_counts_unpacked_bytes(tmp_path: Path)
         ),
         (b"[" * 100_000, "must be valid JSON, but is not: nested too deeply. Correct or remove the line."),
         (b'["b"]', "must be a JSON object with the text under `text`, but is a list. Correct or remove the line."),
-        (
-            b'{"body": "b", "id": 3}',
-            f"must hold a string under `text`, but its keys are: body, id. {SET_KEY}",
-        ),
+        (b'{"body": "b", "id": 3}', f"must hold a string under `text`, but its keys are: body, id. {SET_KEY}"),
         (b"{}", f"must hold a string under `text`, but its keys are: none. {SET_KEY}"),
-        (
-            b'{"text": 7}',
-            f"must hold a string under `text`, but holds 7. {SET_KEY}",
-        ),
-        (
-            b'{"text": null}',
-            f"must hold a string under `text`, but holds None. {SET_KEY}",
-        ),
+        (b'{"text": 7}', f"must hold a string under `text`, but holds 7. {SET_KEY}"),
+        (b'{"text": null}', f"must hold a string under `text`, but holds None. {SET_KEY}"),
         (
             b'{"text": "half \\ud83d"}',
             "must hold text that is valid in UTF-8, but has a lone surrogate. Correct or remove the line.",

@@ -13,7 +13,7 @@ from crosscut.data.tokenization.encoding import encode_documents
 
 
 @pytest.fixture(autouse=True)
-def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_batches(forked_workers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoding, "BATCH_CHARACTERS", 1000)
 
 

@@ -35,7 +35,7 @@ def write_tokenizer(path: Path, vocabulary: dict[str, int], **fields: object) ->
     return path
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50)
 @given(text=st.text())
 def test_any_text_survives_the_round_trip(tokenizer_file: Path, text: str) -> None:
     inner = Tokenizer.load(tokenizer_file)
@@ -284,7 +284,7 @@ def test_a_file_at_which_the_library_panics_is_told(tmp_path: Path, prefix: str)
 HELLO = "hello world  hello\n\N{EURO SIGN}\ufffd \N{HAPPY PERSON RAISING ONE HAND}!"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50)
 @given(text=st.text(), data=st.data())
 def test_bytes_of_any_text_are_those_of_its_tokens(tokenizer_file: Path, text: str, data: st.DataObject) -> None:
     inner = Tokenizer.load(tokenizer_file)
