@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from crosscut.config import ConfigError, CorpusConfig, dump_toml, is_corpus, load_corpus
+from tests.refusals import refusal
 
 SOURCE = {"name": "web", "files": ["web.jsonl"]}
 
@@ -95,9 +96,7 @@ MESSAGES = {
 @pytest.mark.parametrize("case", MESSAGES)
 def test_messages(case):
     table, message = MESSAGES[case]
-    with pytest.raises(ConfigError) as raised:
-        load_corpus({"folder": "out", "sources": [SOURCE], **table})
-    assert str(raised.value) == message
+    assert refusal(ConfigError, load_corpus, {"folder": "out", "sources": [SOURCE], **table}) == message
 
 
 SOURCE_MESSAGES = {
@@ -141,6 +140,7 @@ def test_two_sources_have_two_names():
     ],
 )  # fmt: skip
 def test_lower_bounds(name, minimum):
-    with pytest.raises(ConfigError) as raised:
-        load_corpus({"folder": "out", "sources": [SOURCE]}, [f"{name}={minimum - 1}"])
-    assert str(raised.value) == f"`{name}` must be at least {minimum}, but is {minimum - 1}."
+    assert (
+        refusal(ConfigError, load_corpus, {"folder": "out", "sources": [SOURCE]}, [f"{name}={minimum - 1}"])
+        == f"`{name}` must be at least {minimum}, but is {minimum - 1}."
+    )

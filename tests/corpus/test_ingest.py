@@ -27,6 +27,7 @@ from crosscut.config.corpora import CorpusConfig, IngestConfig, SourceConfig, Ur
 from crosscut.corpus.documents import DOCUMENTS, Part, read_table
 from crosscut.corpus.execution.stages import Output, Record, add_counts, execute
 from crosscut.corpus.ingest import SLOWNESS, TASK_BYTES, IngestStage, check_damage, check_rejects, ingest_files
+from tests.refusals import refusal
 
 
 def corpus(folder: Path, *sources: SourceConfig, **ingest: Any) -> CorpusConfig:
@@ -182,9 +183,7 @@ def test_too_many_rejects_of_one_source_are_an_error_that_names_the_first(tmp_pa
     good = write_jsonl(tmp_path / "good.jsonl", ["text"] * 1000)
     bad = write_jsonl(tmp_path / "bad.jsonl", ["text"] * 18, b"{broken\n", b"7\n")
     config = corpus(tmp_path, source("web", good), source("forum", bad), max_rejects=0.05)
-    with pytest.raises(DataError) as error:
-        check_rejects(run(config), config)
-    assert str(error.value) == (
+    assert refusal(DataError, check_rejects, run(config), config) == (
         "`ingest.max_rejects` allows 5.0% of the source `forum` to be unreadable, but 2 of 20 records (10.0%) cannot "
         "be read. Repair the files, or raise `ingest.max_rejects`. "
         f"First reject: `{bad}`, line 19: Expecting property name enclosed in double quotes at column 2. "
@@ -308,9 +307,7 @@ def test_parquet_files_of_other_schemas_leave_the_good_ones(tmp_path: Path) -> N
 def test_source_without_any_document_is_an_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.jsonl").write_bytes(content)
     config = corpus(tmp_path, source("web", tmp_path / "a.jsonl"))
-    with pytest.raises(DataError) as error:
-        check_rejects(run(config), config)
-    assert str(error.value) == (
+    assert refusal(DataError, check_rejects, run(config), config) == (
         "The source `web` must contain documents, but its files (1 in total) contain none. Check `files` and `format`, "
         "or remove the source."
     )
@@ -360,9 +357,7 @@ def test_files_that_are_left_out_are_counted_once(tmp_path: Path, monkeypatch: p
 def test_megatron_source_needs_its_tokenizer(tmp_path: Path) -> None:
     for suffix in ("idx", "bin"):
         (tmp_path / f"a.{suffix}").write_bytes(b"")
-    with pytest.raises(DataError) as error:
-        IngestStage(corpus(tmp_path, source("old", tmp_path / "a.idx"))).tasks(tmp_path)
-    assert str(error.value) == (
+    assert refusal(DataError, IngestStage(corpus(tmp_path, source("old", tmp_path / "a.idx"))).tasks, tmp_path) == (
         f"`tokens.tokenizer` must name the tokenizer that `{tmp_path}/a.idx` was made with, but is empty. "
         "Set the path of that `tokenizer.json`."
     )

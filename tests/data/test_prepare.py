@@ -20,6 +20,7 @@ import pytest
 from crosscut.config import DataConfig, DataError
 from crosscut.data import Shard, TokenFolder, masked_validation, prepare, validation_samples
 from tests.endless import ENDLESS
+from tests.refusals import refusal
 
 prepare_module = sys.modules["crosscut.data.prepare"]  # as an attribute of the room, the name is the function's
 CROSSCUT = Path(__file__).parents[2]
@@ -193,9 +194,7 @@ def test_folder_of_other_text_is_refused(config: DataConfig, make: Callable[...,
     folder = make(config).path
     for text in (corpus.read_text().replace("Text 1:", "Text i:"), corpus.read_text() + '{"text": "more"}\n'):
         corpus.write_text(text)
-        with pytest.raises(DataError) as error:
-            make(config)
-        assert str(error.value) == (
+        assert refusal(DataError, make, config) == (
             f"`{folder}` must hold the tokens of this text with these settings, but was made from other text. Choose "
             "another `data.tokens`, delete the folder, or leave `data.text` empty to use the folder's tokens unchanged."
         )
@@ -203,9 +202,7 @@ def test_folder_of_other_text_is_refused(config: DataConfig, make: Callable[...,
 
 def test_folder_of_other_settings_is_refused(config: DataConfig, make: Callable[..., TokenFolder]) -> None:
     folder = make(config).path
-    with pytest.raises(DataError) as error:
-        make(replace(config, num_shards=4), seed=6)
-    assert str(error.value) == (
+    assert refusal(DataError, make, replace(config, num_shards=4), seed=6) == (
         f"`{folder}` must hold the tokens of this text with these settings, but was made from `training.seed` 5 "
         f"instead of 6, `data.num_shards` 3 instead of 4. Choose another `data.tokens`, delete the folder, or leave "
         f"`data.text` empty to use the folder's tokens unchanged."
@@ -266,19 +263,15 @@ def test_without_text_the_folder_is_opened(
 
 
 def test_neither_text_nor_tokens_is_an_error(make: Callable[..., TokenFolder]) -> None:
-    with pytest.raises(DataError) as error:
-        make(DataConfig())
-    assert str(error.value) == (
+    assert refusal(DataError, make, DataConfig()) == (
         "`data.text`, `data.tokens` or `data.mixture` must be given, but all three are empty. Name the text to train "
         "on."
     )
 
 
 def test_tokenizer_that_is_not_there_is_an_error(config: DataConfig, make: Callable[..., TokenFolder]) -> None:
-    with pytest.raises(DataError) as error:
-        make(replace(config, tokenizer="nowhere.json"))
     assert (
-        str(error.value)
+        refusal(DataError, make, replace(config, tokenizer="nowhere.json"))
         == "`nowhere.json` must be a readable file, but is not: No such file or directory. Check the path."
     )
 
@@ -304,15 +297,14 @@ def test_text_that_changes_while_it_is_read_is_an_error(
 
     write = prepare_module.write_shards
     monkeypatch.setattr(prepare_module, "write_shards", append_and_write)
-    with pytest.raises(DataError) as error:
-        make(config)
-    assert str(error.value) == f"`{corpus}` must not change while it is read, but changed. Prepare the tokens again."
+    assert (
+        refusal(DataError, make, config)
+        == f"`{corpus}` must not change while it is read, but changed. Prepare the tokens again."
+    )
 
 
 def test_place_where_no_folder_can_be_made_is_an_error(config: DataConfig, corpus: Path) -> None:
-    with pytest.raises(DataError) as error:
-        prepare(config, corpus / "tokens", seed=5, progress=False)
-    assert str(error.value) == (
+    assert refusal(DataError, prepare, config, corpus / "tokens", seed=5, progress=False) == (
         f"`{corpus / 'tokens'}` must be a path where a folder can be created, but is not: File exists. "
         f"Choose another `data.tokens`."
     )
@@ -413,9 +405,7 @@ def test_file_whose_reading_may_never_end_is_refused(
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     ENDLESS[kind](path)
-    with pytest.raises(DataError) as error:
-        make(replace(config, tokenizer=str(path)) if name == "tokenizer.json" else config)
-    assert str(error.value) == (
+    assert refusal(DataError, make, replace(config, tokenizer=str(path)) if name == "tokenizer.json" else config) == (
         f"`{path}` must be a readable file, but is not: It is {kind}, not a regular file. Write the data to a file, "
         "and name that file."
     )

@@ -14,6 +14,7 @@ from crosscut.data import Sampler, Shard, Tokenizer, ValidationSampler
 from crosscut.data.shards.writing import INDEX_DTYPE
 from crosscut.data.tokenization.token_bytes import TokenBytes
 from tests.data.conftest import write_sentencepiece
+from tests.refusals import refusal
 
 S = 7
 MakeShard = Callable[..., Shard]
@@ -142,9 +143,7 @@ def test_order_is_the_same_in_every_version(make_shard: MakeShard) -> None:
 def test_corpus_shorter_than_one_sequence_is_an_error(make_shard: MakeShard) -> None:
     shards = [make_shard([600, 400]), make_shard([1024])]
     assert Sampler(shards, sequence_length=1023, seed=0).samples_per_epoch == 1
-    with pytest.raises(DataError) as error:
-        Sampler(shards, sequence_length=1024, seed=0)
-    assert str(error.value) == (
+    assert refusal(DataError, Sampler, shards, sequence_length=1024, seed=0) == (
         "A training shard must have at least `training.sequence_length` + 1 = 1,025 tokens, but the largest has 1,024 "
         "(shards: 2, tokens in all shards: 2,024). Provide more text, or lower `training.sequence_length` or "
         "`data.num_shards`."
@@ -218,9 +217,10 @@ def test_validation_can_be_limited(make_shard: MakeShard) -> None:
 
 
 def test_validation_set_without_a_token_to_predict_is_an_error(make_shard: MakeShard) -> None:
-    with pytest.raises(DataError) as error:
-        ValidationSampler(make_shard([1], name="validation"), sequence_length=10)
-    assert str(error.value) == "The validation set must have at least 2 tokens, but has 1. Provide more text."
+    assert (
+        refusal(DataError, ValidationSampler, make_shard([1], name="validation"), sequence_length=10)
+        == "The validation set must have at least 2 tokens, but has 1. Provide more text."
+    )
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3, 1000])

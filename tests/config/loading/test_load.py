@@ -252,7 +252,7 @@ def test_an_override_does_not_reach_into_a_value() -> None:
     [
         (
             with_model(training={"step": 5}),
-            ("`training.step` must be a key of `training`, but there is no such key. The nearest is `training.steps`."),
+            "`training.step` must be a key of `training`, but there is no such key. The nearest is `training.steps`.",
         ),
         (
             with_model(layout={"zzz": 5}),

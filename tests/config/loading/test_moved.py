@@ -8,6 +8,7 @@ import pytest
 
 from crosscut.config import ConfigError, CorpusConfig, dump_toml, load_corpus
 from crosscut.config.corpora import CleaningConfig
+from tests.refusals import refusal
 
 SOURCES = [{"name": "web", "files": ["web.jsonl"]}]
 
@@ -55,9 +56,9 @@ def test_command_line_takes_precedence_over_the_file() -> None:
 def test_value_that_is_neither_true_nor_false_is_a_mistake(tmp_path: Path) -> None:
     path = tmp_path / "corpus.toml"
     path.write_text('folder = "out"\n[[sources]]\nname = "web"\nfiles = ["web.jsonl"]\n[cleaning]\nunicode = "yes"\n')
-    with pytest.raises(ConfigError) as raised:
-        load_corpus(path)
-    assert str(raised.value) == f"{path}:6: `cleaning.unicode` must be true or false, but is 'yes'."
+    assert (
+        refusal(ConfigError, load_corpus, path) == f"{path}:6: `cleaning.unicode` must be true or false, but is 'yes'."
+    )
 
 
 @pytest.mark.parametrize("section", ["all", 3, ["unicode"]])

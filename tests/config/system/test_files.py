@@ -20,6 +20,7 @@ from crosscut.generation.prompts import read_prompts
 from crosscut.planner.hardware.files import read_hardware
 from crosscut.pretrained.tensors import list_tensors
 from tests.disks import small_disk
+from tests.refusals import refusal
 
 NESTED = ["[" * 100_000, '{"a":' * 100_000, "[" * 5000 + "]" * 5000, '{"weight_map":' + '{"a":' * 50_000]
 
@@ -89,9 +90,7 @@ def test_toml_that_is_not_a_regular_file_is_told(tmp_path, kind):
     make_special(path, kind)
     name = {"fifo": "named pipe"}.get(kind, kind)
     reason = "Is a directory" if kind == "folder" else f"It is a {name}, not a regular file"
-    with pytest.raises(ConfigError) as told:
-        load_run(path)
-    assert str(told.value) == f"`{path}` must be a readable TOML file, but is not: {reason}."
+    assert refusal(ConfigError, load_run, path) == f"`{path}` must be a readable TOML file, but is not: {reason}."
     with pytest.raises(ConfigError, match="must name a known device or a device file"):
         read_hardware(path)
 

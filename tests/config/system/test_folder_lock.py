@@ -20,6 +20,7 @@ from crosscut.config.system import folder_lock
 from crosscut.config.system.folder_lock import LOCK_FILE, FolderLock, Holder, require_unused
 from tests.disks import small_disk
 from tests.nursery import forked
+from tests.refusals import refusal
 
 
 @pytest.fixture(autouse=True)
@@ -184,9 +185,7 @@ def socket_at(path: Path) -> None:
 def test_a_lock_that_is_not_a_file_is_told(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / LOCK_FILE)
     for look in (take, require_unused):
-        with pytest.raises(ConfigError) as caught:
-            look(tmp_path)
-        assert str(caught.value) == (
+        assert refusal(ConfigError, look, tmp_path) == (
             f"The lock of a run's folder must be a regular file, but `{tmp_path / LOCK_FILE}` is not. If no run "
             "uses the folder, remove this path. Otherwise, choose another folder."
         )

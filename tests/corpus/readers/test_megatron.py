@@ -12,6 +12,7 @@ from crosscut.corpus.readers.files import find_files
 from crosscut.data import Tokenizer
 from tests.corpus.reads import read
 from tests.data.conftest import write_indexed
+from tests.refusals import refusal
 
 TEXTS = ["It was the best of times.", "It was the wörst of times.\n\nIt was.", " "]
 
@@ -64,9 +65,7 @@ def test_pair_that_is_cut_short_is_rejected(pair: Path, tokenizer: Path) -> None
 
 def test_index_without_its_tokens_is_an_error(pair: Path) -> None:
     pair.with_suffix(".bin").unlink()
-    with pytest.raises(DataError) as error:
-        find_files(SourceConfig(name="old", files=(str(pair),)))
-    assert str(error.value) == (
+    assert refusal(DataError, find_files, SourceConfig(name="old", files=(str(pair),))) == (
         f"`{pair.with_suffix('.bin')}` must be a readable file, but is not: No such file or directory. Check the path."
     )
 

@@ -11,6 +11,7 @@ import pytest
 from crosscut.config import IGNORED, DataConfig, DataError
 from crosscut.config.data import MixedFolder
 from crosscut.data import MaskedBatch, TokenFolder, masked_samples, masked_validation, open_tokens, prepare
+from tests.refusals import refusal
 
 S = 64
 
@@ -195,9 +196,9 @@ def test_validation_of_a_mixture_has_the_folders_shares(mixture: DataConfig, spe
 
 def test_text_shorter_than_a_row_is_an_error(speeches: TokenFolder, config: DataConfig) -> None:
     most = max(shard.num_tokens for shard in speeches.train)
-    with pytest.raises(DataError) as error:
-        masked_samples(speeches, replace(config, pairs=False), sequence_length=10**6, seed=1)
-    assert str(error.value) == (
+    assert refusal(
+        DataError, masked_samples, speeches, replace(config, pairs=False), sequence_length=10**6, seed=1
+    ) == (
         "A shard must have at least `training.sequence_length` (1,000,000) tokens, but the largest shard of `train` "
         f"has {most:,}. Provide more text, or lower `training.sequence_length` or `data.num_shards`. The token folder "
         f"is `{speeches.path}`."

@@ -16,6 +16,7 @@ from crosscut.config.system.extras import install_command
 from crosscut.data import read_documents
 from crosscut.data.text import sources
 from crosscut.data.text.documents import PIECE_CHARACTERS
+from tests.refusals import refusal
 
 TEXTS = ["One short text.", "Ünïcode — ☂ 😀\nover two lines", "  spaces stay  ", "x" * 50_000]
 
@@ -35,9 +36,7 @@ def read(path: Path, **options: str) -> list[str]:
 
 
 def check_message(path: Path, message: str, **options: str) -> None:
-    with pytest.raises(DataError) as error:
-        read(path, **options)
-    assert str(error.value) == message
+    assert refusal(DataError, read, path, **options) == message
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
@@ -249,9 +248,7 @@ def test_rows_of_a_table_are_documents(tmp_path: Path, pack: Callable[[bytes], b
     path.write_bytes(pack('\ufeffkind\tbody\r\nx\tsays "hi", twice\r\ny\t\r\nz\tlast\n\n'.encode()))
     found = [(d.text, d.record) for d in read_documents([str(path)], text_key="body")]
     assert found == [('says "hi", twice', 2), ("last", 4)]
-    with pytest.raises(DataError) as error:
-        list(read_documents([str(path)]))
-    assert str(error.value) == (
+    assert refusal(DataError, list, read_documents([str(path)])) == (
         f"`{path}` must have a column `text`, but its columns are: kind, body. Set `data.text_key` (or "
         "`evaluation.text_key`) to the column of the text."
     )
