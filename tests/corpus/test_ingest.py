@@ -455,8 +455,3 @@ def check_long_line(tmp_path: Path, *, line_mb: int, longest_mb: int, limit_mb: 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_line_that_is_too_long_is_not_held(tmp_path: Path, suffix: str) -> None:
     check_long_line(tmp_path, line_mb=40, longest_mb=1, limit_mb=25, suffix=suffix)
-
-
-@pytest.mark.slow  # the same at the size that issue 6 names
-def test_line_of_200_mb_is_not_held(tmp_path: Path) -> None:
-    check_long_line(tmp_path, line_mb=200, longest_mb=64, limit_mb=160)

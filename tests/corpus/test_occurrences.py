@@ -11,7 +11,8 @@ from crosscut.corpus import occurrences
 from crosscut.corpus.collection import Collection
 from crosscut.corpus.documents import Document
 from crosscut.corpus.occurrences import KEYS, first_stages, match_first, text_key
-from tests.corpus.duplicates.corpora import drops, ingest, run
+from tests.corpus.duplicates.corpora import drops, ingest
+from tests.corpus.ingested import run
 
 
 def url_key(document: Document) -> str:

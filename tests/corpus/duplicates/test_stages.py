@@ -11,7 +11,8 @@ from crosscut.config.errors import DataError
 from crosscut.corpus.duplicates import candidates, duplicate_stages, similarity
 from crosscut.corpus.duplicates.planted import exact_jaccard
 from crosscut.corpus.finished import FinishedRun, mark_unfinished
-from tests.corpus.duplicates.corpora import VOCABULARY, corpus_config, drops, ingest, kept_by_all_pairs, made_texts, run
+from tests.corpus.duplicates.corpora import VOCABULARY, corpus_config, drops, ingest, kept_by_all_pairs, made_texts
+from tests.corpus.ingested import run
 from tests.refusals import refusal
 
 NEAR = {"jaccard": 0.7, "recall": 0.9999, "ngram": 2}
