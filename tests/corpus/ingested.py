@@ -12,12 +12,18 @@ from crosscut.data.progress import ProgressBar
 
 
 def write_documents(
-    path: Path, ids: Sequence[str], texts: Sequence[str], *, urls: Sequence[str] = (), titles: Sequence[str] = ()
+    path: Path,
+    ids: Sequence[str],
+    texts: Sequence[str],
+    *,
+    urls: Sequence[str] = (),
+    titles: Sequence[str] = (),
+    packed: bool = False,
 ) -> None:
-    """Write documents without karma to a file, as the tasks of `ingest` do."""
+    """Write documents without karma to a file, compressed as the tasks of `ingest` do, or as they are."""
     blank = [""] * len(texts)
     columns = {"id": ids, "text": list(texts), "url": urls or blank, "karma": [None] * len(texts)}
-    write_table(path, {**columns, "title": titles or blank}, DOCUMENTS)
+    write_table(path, {**columns, "title": titles or blank}, DOCUMENTS, packed=packed)
 
 
 def write_part(

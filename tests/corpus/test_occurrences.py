@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from crosscut.corpus import occurrences
@@ -23,7 +23,6 @@ def first_of(key, name="same", filters=()):
     return first_stages(name, rule="same one", key=key, filters=filters, cleaned=False)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 5), max_size=30))
 def test_repeats_are_matched_with_the_first(values):
     keys = np.zeros(len(values), KEYS)

@@ -35,7 +35,7 @@ def folders(rows: np.ndarray) -> np.ndarray:
     return np.searchsorted(FIRSTS, rows[:, 0], side="right") - 1
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(weights=st.lists(st.floats(0.01, 100), min_size=2, max_size=5), seed=st.integers(0, 9))
 def test_every_block_has_each_folders_share_up_to_one_sample(weights: list[float], seed: int) -> None:
     shard = Shard("train-0", np.arange(9, dtype=np.uint16), np.array([(9, 1, 0)], "<u8,<u8,<u8"), ("made",))

@@ -44,6 +44,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_result_does_not_depend_on_the_workers(config: DataConfig, tmp_path: Path) -> None:
     config = replace(config, tokenizer="", vocab_size=300)
     folders = [
@@ -107,7 +108,7 @@ def test_a_text_file_larger_than_the_share_of_validation_is_split_by_its_pieces(
 def test_validation_on_two_books_reads_both(tmp_path: Path, objective: str) -> None:
     texts = [f"The {word} book has a sentence here. It is the {word} one of two.\n\n" for word in ("first", "second")]
     for name, text in zip("ab", texts, strict=True):
-        (tmp_path / f"{name}.txt").write_text(text * 5000)
+        (tmp_path / f"{name}.txt").write_text(text * 2000)
     books = (str(tmp_path / "a.txt"), str(tmp_path / "b.txt"))
     config = DataConfig(text=books, vocab_size=300, num_shards=1, objective=objective, train_to_validation=4)
     tokens = prepare(config, tmp_path / "tokens", seed=5, progress=False)

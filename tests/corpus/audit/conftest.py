@@ -75,7 +75,7 @@ def read(task: str, source: str, numbers: range, per_part: int, output: Output) 
         ids = [f"{source}/some.jsonl#{number}" for number in range(start, start + len(own))]
         urls = ["http://bad.example/x" if number in (30, 41) else "" for number in range(start, start + len(own))]
         name = f"{task}-{place:04d}"
-        write_documents(output.path(f"{name}.arrow"), ids, own, urls=urls)
+        write_documents(output.path(f"{name}.arrow"), ids, own, urls=urls, packed=True)
         parts[name] = sum(len(text.encode()) for text in own)
     reject = {
         "source": source,

@@ -31,8 +31,7 @@ def file(audited: Audited, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def opened(browser):
     """Opens pages; a message on the console and any request but that for the file are mistakes."""
     said: list[str] = []
-    options = {"viewport": DESK, "offline": True, "reduced_motion": "reduce"}  # no waiting until it has scrolled
-    context = browser.new_context(**options)
+    context = browser.new_context(viewport=DESK, offline=True, reduced_motion="reduce")  # it scrolls at once
 
     def open_page(path: Path) -> Any:
         page = context.new_page()
@@ -53,13 +52,9 @@ def page(opened, file):
     return opened(file)
 
 
-def unfold(page: Any) -> None:
-    page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true })")
-
-
 @pytest.fixture
 def unfolded(page):
-    unfold(page)
+    page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true })")
     yield page
     page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = false })")
 

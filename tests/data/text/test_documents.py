@@ -105,7 +105,7 @@ def test_documents_of_a_text_file_know_their_line(tmp_path: Path) -> None:
         assert document.text.startswith(f"line {document.record}\n")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     parts=st.lists(
         st.tuples(st.sampled_from(["word ", "é☂😀", "\n", "\n\n", "x" * 999, "line\n"]), st.integers(1, 900)),

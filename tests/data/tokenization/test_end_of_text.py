@@ -115,6 +115,7 @@ def test_what_is_written_beside_a_tokenizer_says_the_same(folder):
     assert end_of(folder) == id_of(folder, END)
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_tokens_end_as_the_folder_says_and_keep_it(folder, tmp_path, workers):
     """Also where the tokenizer is taken from the tokens by its path, and nothing else lies beside it."""
