@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosscut.config import (
@@ -71,6 +71,7 @@ def runs(draw: st.DrawFn) -> RunConfig:
     )
 
 
+@settings(max_examples=30)
 @given(runs())
 def test_a_dumped_run_loads_as_the_same_run(run: RunConfig) -> None:
     assert load_run(tomllib.loads(dump_toml(run))) == run
@@ -251,7 +252,7 @@ def test_an_override_does_not_reach_into_a_value() -> None:
     [
         (
             with_model(training={"step": 5}),
-            ("`training.step` must be a key of `training`, but there is no such key. The nearest is `training.steps`."),
+            "`training.step` must be a key of `training`, but there is no such key. The nearest is `training.steps`.",
         ),
         (
             with_model(layout={"zzz": 5}),
