@@ -9,10 +9,10 @@ therefore encoded in windows that overlap. Two neighbours are joined where both 
 
 The joined ids are those of the whole text. A tokenizer finds words from left to right, so two windows that share the
 start of a word also share the words after it. Inside a long word, a BPE merges two tokens only because of what the two
-hold, so two windows that share a token also share the tokens after it. If two windows do not agree, as in a word that
-becomes one token whatever its length, the earlier window grows. If a larger window contradicts a smaller one, as in
-some words of a unigram model, the text is encoded as a whole. This is rare, and a single word without an end takes at
-most 170 bytes of memory for each of its bytes.
+hold, so two windows that share a token also share the tokens after it. In a unigram model, the tokens of a word depend
+on all of it, so windows are joined only where a word starts. If two windows cannot be joined, as in a word that becomes
+one token whatever its length, the earlier window grows. If a larger window contradicts a smaller one, the text is
+encoded as a whole. A single word without an end takes at most 170 bytes of memory for each of its bytes.
 
 A tokenizer that is being trained gets long texts in pieces, too.
 """
@@ -92,6 +92,11 @@ class _Window(NamedTuple):
     start: int
     stop: int
 
+    def has_word_start(self, first: int, end: int) -> bool:
+        """Whether a word starts in this range of characters."""
+        begin, stop = self.tokens.first_after(first), int(np.searchsorted(self.tokens.starts, end, "left"))
+        return any(self.words[index] != self.words[index - 1] for index in range(begin + 1, stop))
+
     @property
     def next_start(self) -> int:
         """First character of the next window: the start of a word or, if there is none nearby, of a token."""
@@ -122,13 +127,16 @@ def encode_long(inner: tokenizers.Tokenizer, text: str) -> LongText:
 
 def _joined(inner: tokenizers.Tokenizer, text: str) -> Iterator[LongText | None]:
     """Yield the tokens of a text, part by part. Yield None at the end if the windows cannot be trusted."""
+    inside_words = type(inner.model).__name__ == "BPE"
     window, size = _window(inner, text, 0, WINDOW), WINDOW
     joined, shared = -1, None  # end of the tokens that were yielded, and the tokens after it that the last window had
     while window.stop < len(text):
         start = window.next_start
         first, end = start + OVERLAP // 4, start + OVERLAP * 3 // 4
         following = _window(inner, text, start, WINDOW) if start > window.start else None
-        if following and following.tokens.between(first, end).agrees_with(window.tokens.between(first, end)):
+        is_joint = inside_words or window.has_word_start(first, end)
+        agree = following and following.tokens.between(first, end).agrees_with(window.tokens.between(first, end))
+        if following and is_joint and agree:
             yield window.tokens.part(window.tokens.first_after(joined), window.tokens.first_after(first))
             joined, shared = first, window.tokens.between(first, end)
             window, size = following, WINDOW
