@@ -1,7 +1,11 @@
 """A user's mistake is one message on one line, exit status 2, and no process started."""
 
+import errno
+import os
+import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 from unittest import mock
 
@@ -265,12 +269,100 @@ def test_a_mistake_that_another_rank_tells_is_not_told_again(
     assert capsys.readouterr().err == ("" if is_told else f"crosscut: {error}\n")
 
 
-@pytest.mark.slow  # two ranks are started, each with PyTorch
-def test_too_few_open_files_are_told_without_a_traceback() -> None:
+def ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException) -> str:
+    """Message of a command that ends with an error of the operating system."""
+    monkeypatch.setattr(commands, "main", mock.Mock(side_effect=error))
+    with pytest.raises(SystemExit) as stopped, handlers_restored():
+        run_main()
+    told = capsys.readouterr().err
+    assert stopped.value.code == 2, told
+    assert "Traceback" not in told
+    return told
+
+
+def hidden(error: OSError) -> ConfigError:
+    """An error of the system behind a message, as when writing a checkpoint fails."""
+    try:
+        try:
+            raise error
+        except OSError:
+            raise ConfigError("`run` must be writable, but is not: Too many files. Free some space.") from None
+    except ConfigError as told:
+        return told
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EMFILE, "Too many open files", "run/x"),
+        hidden(OSError(errno.EMFILE, "Too many open files", "run/x")),
+        hidden(OSError(errno.ENFILE, "Too many open files in system", "run/x")),
+        RuntimeError("pthread_create failed: Too many open files"),
+    ],
+    ids=["plain", "hidden", "of the system", "of a library"],
+)
+def test_limit_on_open_files_is_told_with_its_remedy(monkeypatch, capsys, error):
+    """Free space, another folder and a fresh copy were once recommended, depending on the place."""
+    named = "" if isinstance(error, RuntimeError) else ", but could not open `run/x`"
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert ended(monkeypatch, capsys, error) == (
+        f"crosscut: A process must be able to open more files than `ulimit -n` allows ({limit}){named}. Raise the "
+        "limit: ulimit -n 4096. To continue a training run from its last checkpoint, use --resume auto. To continue "
+        "preparing a corpus, start the same command again.\n"
+    )
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")], ids=repr)
+def test_too_little_memory_is_told(monkeypatch, capsys, error):
+    assert ended(monkeypatch, capsys, error).startswith(
+        "crosscut: There must be enough memory for this command, but there is not. Free some memory, or raise the "
+        "limits on memory (`ulimit -v`, or that of the container). To continue a training run"
+    )
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG], ids=errno.errorcode.get)
+def test_full_disk_is_told_where_the_system_names_no_file(monkeypatch, capsys, code):
+    """As if the output goes to a file on the disk."""
+    assert ended(monkeypatch, capsys, OSError(code, os.strerror(code))).startswith(
+        f"crosscut: Everything must be written, but writing failed: {os.strerror(code)}. Free some space. To continue"
+    )
+    named = ended(monkeypatch, capsys, OSError(code, os.strerror(code), "out"))
+    assert named.startswith("crosscut: `out` must be a path that this command can use, but is not: ")
+    assert named.endswith("Free some space, or choose another path.\n")
+
+
+def test_too_small_address_space_is_told_before_a_library_aborts(fail, monkeypatch):
+    monkeypatch.setattr("resource.getrlimit", lambda _kind: (400_000_000, resource.RLIM_INFINITY))
+    assert fail("train", *TINY) == (
+        "`ulimit -v` must allow at least 1.5 GB of address space, but allows 0.4 GB. Raise the limit: ulimit -v "
+        "unlimited"
+    )
+
+
+@pytest.mark.slow  # a process that imports PyTorch, with each limit
+@pytest.mark.parametrize("limit", ["-n 12", "-v 400000"])
+def test_limits_of_the_system_are_told_without_a_traceback(limit: str) -> None:
     told = subprocess.run(
-        ["sh", "-c", f"ulimit -n 12 && exec {sys.executable} -m crosscut verify model.num_layers=1 --layout tensor=2"],
+        ["sh", "-c", f"ulimit {limit} && {sys.executable} -m crosscut verify model.num_layers=1 --layout tensor=2"],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert told.returncode == 2
-    assert "Raise the limit on open files (`ulimit -n`)." in told.stderr
+    assert "Raise the limit: ulimit" in told.stderr
     assert "Traceback" not in told.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--layout", "data=100000000"], "on this machine, but is 100,000,000"),
+        (["--layout", "pipeline=100000000"], "must leave at least one layer for each stage"),
+        (["--layout", "data=2", "model.num_layers=1000000000"], "must be at most 10,000, but is 1,000,000,000"),
+        (["layout.pipeline=2", "layout.stages=[100000000,2]"], "must add up to `model.num_layers` (2)"),
+        (["--layout", f"tensor={10**40}"], "must be between -2^63 and 2^63"),
+    ],
+    ids=lambda value: value[1] if isinstance(value, list) else "",
+)
+def test_absurd_sizes_are_refused_at_once(fail, words: list[str], told: str) -> None:
+    began = time.process_time()
+    assert told in fail("verify", *TINY, *words)
+    assert time.process_time() - began < 2

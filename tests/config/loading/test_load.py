@@ -402,3 +402,12 @@ def test_lists_of_numbers_and_of_names_need_no_quotes() -> None:
     assert load_run(with_model(), ["training.offload=[optimizer]"]).training.offload == ("optimizer",)
     with pytest.raises(ConfigError, match=r"`layout.stages` must be a list of integers"):
         load_run(with_model(), ["layout.stages=1,x"])
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl", "a.jsonl.zst", "a.tsv", "a.parquet"])
+def test_text_in_place_of_a_config_names_the_setting(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"\xffonce upon a time" if name.endswith(("z", "t", "d")) else b"once upon a time")
+    assert message_of(tmp_path / name) == (
+        f"`{tmp_path}/{name}` must be a TOML file, but its name is that of a text. To train on it, type "
+        f"data.text={tmp_path}/{name}."
+    )

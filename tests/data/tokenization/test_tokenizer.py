@@ -1,7 +1,6 @@
 """Text to ids and back, and which id ends a text."""
 
 import json
-import re
 import time
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from crosscut.config import DataError
 from crosscut.data import Tokenizer
 from crosscut.data.tokenization import tokenizer
-from crosscut.data.tokenization.tokenizer import _cut_long_words, token_dtype
+from crosscut.data.tokenization.tokenizer import token_dtype
 from tests.data.conftest import write_sentencepiece
 from tests.refusals import refusal
 
@@ -325,12 +324,3 @@ def test_training_takes_no_time_for_a_word_without_end(train, piece):
     began = time.process_time()
     train([piece * (100_000 // len(piece)), "some words"], vocab_size=300)
     assert time.process_time() - began < 1.5
-
-
-def test_only_words_of_more_than_a_thousand_characters_are_cut_for_training():
-    text = "a sentence with 1,000 words, " * 500 + "a" * 990 + " " + "!" * 990 + "e\u0301" * 300
-    assert list(_cut_long_words(text)) == [text]
-    long = "so " + "a" * 5000 + "\n" * 3000 + "the end"
-    pieces = list(_cut_long_words(long))
-    assert "".join(pieces) == long
-    assert max(len(word) for piece in pieces for word in re.findall(r"\S+|\s+", piece)) < 2000

@@ -16,6 +16,8 @@ from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware
 from crosscut.planner.memory import forecast_memory
 from crosscut.planner.products import Speed
 from crosscut.planner.search import MOST_PIPELINES, Plans, search_layouts
+from crosscut.planner.search.pipelines import _micro_batches
+from crosscut.planner.search.reasons import reason_against_arrangement
 from crosscut.planner.stages import stage_sizes
 from crosscut.planner.time import shortest_step, step_time
 
@@ -202,3 +204,17 @@ def test_the_zero_bubble_schedule_needs_layers_that_need_not_be_compiled() -> No
 def test_a_batch_that_no_data_axis_divides_may_have_a_pipeline() -> None:
     plans = search_layouts(run_of(num_heads=1, hidden_size=256, batch=15), H100, 10)
     assert {plan.candidate.layout.data for plan in plans.fitting} == {5}
+
+
+def test_pipelines_whose_forecast_would_take_longer_than_a_second_are_refused() -> None:
+    """A batch of 10^9 sequences, or a pipeline of 10^8 ranks, once had no answer in 40 seconds."""
+    run = run_of(batch=1_000_000, num_layers=10_000)
+    assert reason_against_arrangement(run, Layout(pipeline=500)) == ""
+    assert reason_against_arrangement(run, Layout(pipeline=501)) == (
+        "a pipeline of more than 500 ranks cannot be forecast"
+    )
+    for layout in (Layout(pipeline=2), Layout(pipeline=4), Layout(pipeline=500), Layout(pipeline=2, stages_per_rank=5)):
+        sizes = _micro_batches(run, layout)
+        assert sizes
+        assert all(1_000_000 // size * layout.num_stages <= 250_000 for size in sizes), layout
+    assert min(_micro_batches(run, Layout(pipeline=2))) == 8, "smaller ones are left out"
