@@ -1,16 +1,20 @@
 """A small text file and a way to run the real command."""
 
+import multiprocessing.process
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
 from crosscut.data import read_documents
+from crosscut.launch.server import Stream
+from tests.nursery import forked
 
 TINY = (
     "model.num_layers=2",
@@ -27,6 +31,9 @@ TINY = (
     "optimizer.warmup_steps=1",
     "output.sample_tokens=5",
 )
+
+# The loopback device has this name on Linux only; elsewhere gloo finds an interface by itself.
+ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
 
 
 @pytest.fixture(scope="session")
@@ -69,6 +76,54 @@ def crosscut_here(
         return subprocess.CompletedProcess(arguments, status, *capfd.readouterr())
 
     return run
+
+
+class Forked:
+    """`crosscut` with arguments in a process of its own: a fork that need not import torch and leads its own group."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self._files = (folder / "stdout", folder / "stderr")
+        with self._files[0].open("wb") as output, self._files[1].open("wb") as errors:
+            with Stream(output.fileno()) as first, Stream(errors.fileno()) as second:
+                self.process: BaseProcess = forked().Process(target=_run_in_fork, args=(arguments, (first, second)))
+                self.process.start()
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def ended(self, timeout: float = 60) -> tuple[int | None, str, str]:
+        """Wait for the end; the exit status, and what went to both streams."""
+        self.process.join(timeout)
+        output, errors = (file.read_text() for file in self._files)
+        return self.process.exitcode, output, errors
+
+
+def _run_in_fork(arguments: tuple[str, ...], streams: tuple[int, int]) -> None:
+    from crosscut.cli import main
+
+    os.setsid()
+    os.dup2(streams[0], 1)
+    os.dup2(streams[1], 2)
+    multiprocessing.process._parent_process = None  # type: ignore[attr-defined]  # no rank of a launching process
+    sys.argv = ["crosscut", *arguments]
+    main()
+
+
+@pytest.fixture
+def fork(tmp_path: Path) -> Iterator[Callable[..., Forked]]:
+    """Function that starts `crosscut` with arguments in a fork. The fork is killed at the end of the test."""
+    started: list[Forked] = []
+
+    def start(*arguments: str) -> Forked:
+        started.append(Forked(tmp_path, *arguments))
+        return started[-1]
+
+    yield start
+    for command in started:
+        command.process.kill()
+        command.process.join()
 
 
 @contextmanager
