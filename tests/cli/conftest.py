@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -83,10 +83,11 @@ class Forked:
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self._files = (folder / "stdout", folder / "stderr")
-        with self._files[0].open("wb") as output, self._files[1].open("wb") as errors:
-            with Stream(output.fileno()) as first, Stream(errors.fileno()) as second:
-                self.process: BaseProcess = forked().Process(target=_run_in_fork, args=(arguments, (first, second)))
-                self.process.start()
+        with ExitStack() as opened:
+            files = [opened.enter_context(file.open("wb")) for file in self._files]
+            streams = [opened.enter_context(Stream(file.fileno())) for file in files]
+            self.process: BaseProcess = forked().Process(target=_run_in_fork, args=(arguments, streams))
+            self.process.start()
 
     @property
     def pid(self) -> int:
@@ -100,7 +101,7 @@ class Forked:
         return self.process.exitcode, output, errors
 
 
-def _run_in_fork(arguments: tuple[str, ...], streams: tuple[int, int]) -> None:
+def _run_in_fork(arguments: tuple[str, ...], streams: list[int]) -> None:
     from crosscut.cli import main
 
     os.setsid()
