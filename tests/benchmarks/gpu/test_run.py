@@ -7,50 +7,45 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.nursery import forked
+
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
 
-@dataclass
-class TinyRun:
-    """A run of `gpu/run.py` on the CPU: what it printed, its figures, and those that it had when the second came."""
+@pytest.fixture
+def run_tiny(tmp_path, monkeypatch):
+    """Function that runs the benchmark on the CPU, in forks of the tests' server; its figures after each write."""
+    from benchmarks.gpu import run as gpu
 
-    printed: str
-    told: dict[str, Any]
-    told_early: dict[str, Any]
+    written = []
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))  # which the benchmark changes
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    of_tests = SimpleNamespace(get_context=forked, set_start_method=print, set_forkserver_preload=print)
+    monkeypatch.setattr(gpu, "mp", of_tests)
 
+    def run(*options: str) -> list[dict[str, Any]]:
+        file = tmp_path / "figures.json"
+        monkeypatch.setattr(gpu, "write", lambda *it: (write(*it), written.append(json.loads(file.read_text()))))
+        gpu.main(["--device", "cpu", "--tiny", "--json", str(file), *options])
+        return written
 
-def run_tiny(folder: Path, *options: str, second: str) -> TinyRun:
-    """Run the benchmark. `second` is the start of the name of its second measurement."""
-    file = folder / "figures.json"
-    command = [sys.executable, str(BENCHMARKS / "gpu" / "run.py"), "--device", "cpu", "--tiny", "--json", str(file)]
-    command += options
-    printed, early = [], {}
-    with (
-        (folder / "errors").open("w") as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=folder) as running,
-    ):
-        for line in running.stdout:
-            printed.append(line)
-            if line.startswith(second) and not early:
-                early = json.loads(file.read_text())
-    assert running.returncode == 0, (folder / "errors").read_text()
-    return TinyRun("".join(printed), json.loads(file.read_text()), early)
+    write = gpu.write
+    return run
 
 
 @pytest.mark.slow  # test_gpu_benchmark_writes_after_every_measurement runs two of its kinds
-def test_gpu_benchmark_runs_on_the_cpu(tmp_path):
-    tiny_run = run_tiny(tmp_path, second="plain, tiny")
-    told = tiny_run.told
+def test_gpu_benchmark_runs_on_the_cpu(run_tiny, capsys):
+    told, printed = run_tiny()[-1], capsys.readouterr().out
     rows = {row["name"]: row for row in told["measurements"]}
     assert {row["group"] for row in rows.values()} == {"models", "precision", "layouts", "recomputation"}
     for name, row in rows.items():
-        assert name in tiny_run.printed
+        assert name in printed
         if name.startswith("float8") and not row["turns"]:
             assert row["remarks"][0].startswith("failed: "), "this processor has no such products, and says so"
             continue
@@ -68,11 +63,10 @@ def test_gpu_benchmark_runs_on_the_cpu(tmp_path):
     assert set(told["machine"]) >= {"date", "device", "driver", "torch", "transformers", "commit", "source_sha256"}
 
 
-def test_gpu_benchmark_writes_after_every_measurement(tmp_path):
-    tiny_run = run_tiny(tmp_path, "--only", "layouts", "recomputation", second="rank 0 of 512")
-    told = tiny_run.told_early
-    assert [row["name"] for row in told["measurements"]][:1] == ["rank 0 of 8 ranks, 2 layers of 64"]
-    assert len(told["measurements"]) < len(tiny_run.told["measurements"])
+def test_gpu_benchmark_writes_after_every_measurement(run_tiny):
+    told, *_, last = run_tiny("--only", "layouts", "recomputation")
+    assert [row["name"] for row in told["measurements"]] == ["rank 0 of 8 ranks, 2 layers of 64"]
+    assert len(last["measurements"]) == 3
     assert told["measurements"][0]["figures"]["tokens_per_second"] > 0
     assert len(told["goals"]) == 10
 

@@ -80,16 +80,16 @@ def all_candidates(plans: Plans, num_ranks: int) -> Iterator[Candidate]:
                     yield Candidate(run.model, layout, training, run.optimizer)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("run", "hardware", "num_ranks"),
     [
+        (run_of(num_layers=7, mlp_pattern=["gelu", "swiglu"]), slow_links(), 4),
         (run_of(), slow_links(), 4),
         (run_of(), slow_links(0.7e9), 8),
         (run_of(num_layers=6, vocab_size=1000, batch=12), H100, 6),
-        (run_of(num_layers=7, mlp_pattern=["gelu", "swiglu"]), slow_links(), 4),
     ],
-    ids=["slow links", "little memory", "fast links", "layers of two kinds"],
+    ids=["layers of two kinds", "slow links", "little memory", "fast links"],
 )
 def test_the_pipelines_are_the_fastest_of_all_that_fit(run: RunConfig, hardware: Hardware, num_ranks: int) -> None:
     plans = search_layouts(run, hardware, num_ranks)
@@ -154,6 +154,7 @@ def test_over_slow_links_a_large_model_gets_a_pipeline() -> None:
         assert step_time(written, plans.hardware).total == pytest.approx(plan.time.total, rel=1e-3)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("preset", "hardware", "num_ranks"), [("gpt2-small", LAPTOP, 2), ("llama3-8b", H100, 8)])
 def test_where_data_ranks_are_faster_a_pipeline_is_not_first(preset: str, hardware: Hardware, num_ranks: int) -> None:
     training = {"batch_size": 64 if hardware is H100 else 8}
