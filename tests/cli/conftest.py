@@ -127,6 +127,16 @@ def fork(tmp_path: Path) -> Iterator[Callable[..., Forked]]:
         command.process.join()
 
 
+@pytest.fixture
+def no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process of a rank may start."""
+
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise AssertionError("a process was about to start")
+
+    monkeypatch.setattr("crosscut.launch.door.launch", refuse)
+
+
 @contextmanager
 def handlers_restored() -> Iterator[None]:
     """Context for `crosscut` in this process that restores the handlers of the signals that the command handles."""

@@ -40,13 +40,8 @@ def generate(trained, monkeypatch, capsys):
 
 
 @pytest.fixture
-def fail(generate, capsys, monkeypatch):
+def fail(generate, capsys, no_launch):
     """Runs the command, which must fail before a rank starts; gives its message."""
-
-    def no_launch(*_arguments: object, **_options: object) -> None:
-        raise AssertionError("a process was about to start")
-
-    monkeypatch.setattr("crosscut.launch.door.launch", no_launch)
 
     def run(*arguments: str) -> str:
         with pytest.raises(SystemExit) as stopped:

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -15,17 +14,12 @@ from tests.cli.conftest import TINY, handlers_restored
 
 
 @pytest.fixture
-def fail(forked_ranks: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def fail(forked_ranks, no_launch, monkeypatch, capsys, tmp_path):
     """Runs a command that must fail, in this process and with `launch` out of reach; gives its message.
 
     The server of the ranks runs already. A command would start it in the test's folder, which may be gone before the
     server has started.
     """
-
-    def no_launch(*_arguments: object, **_options: object) -> None:
-        raise AssertionError("a process was about to start")
-
-    monkeypatch.setattr("crosscut.launch.door.launch", no_launch)
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str, status: int = 2) -> str:
