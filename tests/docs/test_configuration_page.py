@@ -1,29 +1,17 @@
 import dataclasses
-import importlib.util
 import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from crosscut.config import PRESETS, CorpusConfig, load_corpus, load_run
 from crosscut.config.axes import AXES
 from crosscut.config.corpora import SourceConfig
+from tests.docs.conftest import load_program
 
-DOCS = Path(__file__).parents[2] / "docs"
-
-
-def load_generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-generator = load_generator()
+generator = load_program("generate")
 
 
 @pytest.mark.slow  # it computes all pages, as `make check` does in CI
@@ -101,18 +89,16 @@ def test_writing_mends_stale_pages(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == set(generator.PAGES)
 
 
-def test_the_pages_example_is_a_run() -> None:
-    blocks = toml_blocks(generator.configuration_page())
+@pytest.mark.parametrize(
+    ("page", "load"),
+    [(generator.configuration_page, load_run), (generator.corpus_page, load_corpus)],
+    ids=["run", "corpus"],
+)
+def test_examples_of_a_page_can_be_loaded(page: Callable[[], str], load: Callable[[object], object]) -> None:
+    blocks = toml_blocks(page())
     assert blocks
     for block in blocks:
-        load_run(tomllib.loads(block))
-
-
-def test_the_other_pages_example_is_a_corpus() -> None:
-    blocks = toml_blocks(generator.corpus_page())
-    assert blocks
-    for block in blocks:
-        load_corpus(tomllib.loads(block))
+        load(tomllib.loads(block))
 
 
 def toml_blocks(page: str) -> list[str]:

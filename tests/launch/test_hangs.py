@@ -31,21 +31,21 @@ BOUND = 1.0
 has_recorder = hasattr(c10d, "_dump_fr_trace_json")
 
 
+def wait_for(folder: Path, name: str = "hang-*.txt") -> None:
+    """Wait for a file, by default the report about a hang."""
+    deadline = time.monotonic() + 30
+    while not list(folder.glob(name)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
 def continue_after_report(folder: Path, pid: int, told: dict[str, Any]) -> None:
     """Wait for the report about a hang, ask the doctor, and let the stopped rank continue."""
     begin = time.monotonic()
-    while not list(folder.glob("hang-*.txt")) and time.monotonic() < begin + 30:
-        time.sleep(0.05)
+    wait_for(folder)
     told["seconds"] = time.monotonic() - begin
     told["doctor"] = CliRunner().invoke(doctor, ["--attach", str(folder)]).output
     folder.with_name("told").touch()
     os.kill(pid, signal.SIGCONT)
-
-
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 30
-    while not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
 
 
 def train_with_a_stop(folder: Path, stopped: bool) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def train_with_a_stop(folder: Path, stopped: bool) -> dict[str, Any]:
                 if stopped:
                     os.kill(os.getpid(), signal.SIGSTOP)
                 else:
-                    wait_for(folder.with_name("told"))
+                    wait_for(folder.parent, "told")
             all_reduce(torch.ones(6), mesh.tensor)
             RECORD.progress(is_step=True)
     if helper.ident is not None:
@@ -169,18 +169,12 @@ def hang_outside(folder: Path, differ: bool) -> None:
         first = dist.get_rank() == 0
         if not differ:
             if not first:
-                wait_for_report(folder)
+                wait_for(folder)
             dist.all_reduce(torch.ones(2, 3), group=group)
         else:
             with pytest.raises(RuntimeError, match=r"Timed out|by peer"):  # neither rank sends what the other awaits
                 dist.broadcast(torch.ones(4), 1, group=group) if first else dist.reduce(torch.ones(8), 1, group=group)
         RECORD.progress(is_step=True)
-
-
-def wait_for_report(folder: Path) -> None:
-    deadline = time.monotonic() + 30
-    while not list(folder.glob("hang-*.txt")) and time.monotonic() < deadline:
-        time.sleep(0.05)
 
 
 recorded = pytest.mark.skipif(not has_recorder, reason="this torch has no Flight Recorder for gloo")
@@ -237,9 +231,7 @@ def hang_in_a_checkpoint(folder: Path) -> float:
         for _ in range(2):
             RECORD.progress(is_step=True)
         RECORD.phase(Phase.CHECKPOINT)
-        deadline = time.monotonic() + 30
-        while not list(folder.glob("hang-*.txt")) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_for(folder)
         (folder / "bytes").write_bytes(bytes(1 << 18))
         time.sleep(BOUND / 2)
         RECORD.progress(is_step=True)
