@@ -46,6 +46,19 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory, book: Path) -> Path:
+    """The folder of a run of four steps on one rank of this process, to be read only."""
+    from crosscut.config import load_run
+    from crosscut.training import run_training
+
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    table = {"model": {"num_layers": 1, "hidden_size": 1, "num_heads": 1}}
+    faster = "optimizer.learning_rate=0.05"  # so that the checkpoints differ
+    run_training(load_run(table, [*TINY, f"data.text={book}", f"output.folder={folder}", faster]))
+    return folder
+
+
 @pytest.fixture
 def crosscut() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Function that runs `crosscut` with arguments, in a process of its own."""

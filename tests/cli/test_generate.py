@@ -5,25 +5,10 @@ import os
 import pty
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from crosscut.cli import main as run_main
-from tests.cli.conftest import TINY
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, book: Path) -> Path:
-    """A run of four steps; its window is 64 tokens."""
-    from crosscut.config import load_run
-    from crosscut.training import run_training
-
-    folder = tmp_path_factory.mktemp("trained") / "run"
-    table = {"model": {"num_layers": 1, "hidden_size": 1, "num_heads": 1}}
-    faster = "optimizer.learning_rate=0.05"  # so that the checkpoints differ
-    run_training(load_run(table, [*TINY, f"data.text={book}", f"output.folder={folder}", faster]))
-    return folder
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ def _searched_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("crosscut.planner.search.search_layouts", cache(search_layouts))
         patch.setattr("crosscut.planner.paper.figures._OTHERS", ("gpt2-small",))
+        patch.setattr("crosscut.planner.paper.figures._LARGER", {})
         yield
 
 
@@ -271,8 +272,8 @@ SYMMETRIC = ("layout.tensor=2", "layout.sequence_parallel=true", "layout.symmetr
 
 
 def test_settings_that_decide_nothing_are_told() -> None:
-    small = ("plan", "--model", "gpt2-medium", "--gpus", "8", "--gpu", "v100-32gb", "training.batch_size=16")
-    told = run(*small, "training.recompute=selective", "layout.tensor=8")
+    small = ("plan", "--model", "gpt2-medium", "--gpus", "2", "--gpu", "v100-32gb", "training.batch_size=8")
+    told = run(*small, "training.recompute=selective", "layout.tensor=2")
     assert "The plan chooses the values of training.recompute, layout.tensor; the given values have no effect." in told
     assert "selective" not in told, "which is not worth a look on a GPU"
     assert "have no effect" not in run(*small)
@@ -316,7 +317,7 @@ def test_a_faster_cut_into_stages_is_told_and_written(tmp_path: Path) -> None:
 
 def test_what_keeps_a_split_sequences_messages_from_being_hidden_is_told() -> None:
     large = ("plan", "--model", "llama3-8b", "--gpu", "h100-sxm", "--gpus", "8", "training.sequence_length=8192")
-    even = ("plan", "--model", "llama3-70b", "--gpu", "h100-sxm", "--gpus", "64", "training.batch_size=64")
+    even = ("plan", "--model", "llama3-70b", "--gpu", "h100-sxm", "--gpus", "64", "training.batch_size=32")
     told = (
         "overlap with no matrix product: a micro-batch of 1 sequence cannot be split into halves. Use an even "
         "micro-batch size, or layout.symmetric_memory=true"
