@@ -8,6 +8,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -113,7 +114,7 @@ def train_sharded_with_a_stop(folder: Path, phase: Phase) -> None:
         else:
             output.register_hook(stop)
 
-    with Watch(folder, CPU, least_bound=BOUND):
+    with Watch(folder, CPU, least_bound=BOUND), patch("crosscut.launch.hangs._GRACE", 0.5):
         for step in range(3):
             if step == 2 and mesh.data.rank == 0:
                 helper.start()

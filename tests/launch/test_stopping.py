@@ -140,7 +140,7 @@ def asked_while_waiting(path: Path) -> bool:
         else:
             while not path.exists() or not path.read_text():
                 time.sleep(0.01)
-            time.sleep(0.2)
+            time.sleep(0.1)
             os.kill(int(path.read_text()), signal.SIGTERM)
             time.sleep(0.2)
             dist.barrier()

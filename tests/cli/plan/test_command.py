@@ -63,7 +63,8 @@ def test_the_table_is_readable_at_a_hundred_columns() -> None:
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(("model", "gpu"), [("llama3-8b", "h100-sxm"), ("llama3-70b", "h200-sxm")])
 def test_days_and_costs_of_long_runs_are_readable(model: str, gpu: str) -> None:
-    asked = ("plan", "--model", model, "--gpus", "16", "--gpu", gpu, "--tokens", "15T", "--price", "2")
+    sizes = ("--model", model, "--gpus", "16", "--gpu", gpu, "training.batch_size=64")
+    asked = ("plan", *sizes, "--tokens", "15T", "--price", "2")
     text = run(*asked)
     lines = text.splitlines()
     assert max(map(len, lines)) <= 100
@@ -116,7 +117,7 @@ def test_a_number_behind_a_slash_is_explained() -> None:
 
 def test_a_pipeline_is_told_with_its_stages_and_its_bubble(tmp_path: Path) -> None:
     path, page = tmp_path / "best.toml", tmp_path / "plan.html"
-    asked = ("plan", "--model", "llama3-70b", "--gpus", "16", "--gpu", "h200-sxm", "training.batch_size=16")
+    asked = ("plan", "--model", "llama3-70b", "--gpus", "32", "--gpu", "h100-sxm", "training.batch_size=8")
     text = run(*asked, "--write", str(path), "--html", str(page), "--top", "30")
     assert "ranks that share the layers, in stages (docs/pipeline.md)" in " ".join(text.split())
     assert "bub-ble" in text
@@ -178,7 +179,7 @@ def test_recipe_and_learning_rate_are_told_and_written(tmp_path: Path) -> None:
 
 
 def test_the_numbers_of_layouts_are_sentences() -> None:
-    small = ("plan", "--gpu", "h100-sxm", "--model", "llama3-8b")
+    small = ("plan", "--gpu", "h100-sxm", "--model", "llama3-8b", "training.batch_size=64")
     assert " do not; the closest is:\n  tensor 1 x data 16, not" in run(*small, "--gpus", "16")
     assert " do not; the closest are:\n" in run(*PAPER)
     one = run("plan", "--model", "laptop-small", "--gpu", "laptop", "training.batch_size=1", "training.compile=off")
@@ -186,7 +187,7 @@ def test_the_numbers_of_layouts_are_sentences() -> None:
 
 
 def test_a_layout_near_the_limit_is_marked_and_one_with_a_margin_is_named() -> None:
-    text = run("plan", "--gpu", "h100-sxm", "--model", "llama3-8b", "--gpus", "16")
+    text = run("plan", "--gpu", "h100-sxm", "--model", "llama3-8b", "--gpus", "16", "training.batch_size=64")
     assert " 76.7* " in text
     assert " 69.6 " in text
     assert "*: above 90% of the memory" in text
