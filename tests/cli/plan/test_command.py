@@ -474,17 +474,8 @@ def test_nonsense_is_told(more: tuple[str, ...], expected: str) -> None:
 
 
 def test_heads_that_no_tensor_size_divides_are_told() -> None:
-    assert message(
-        "plan",
-        "--model",
-        "gpt2-xl",
-        "--gpus",
-        "8",
-        "--gpu",
-        "v100-16gb",
-        "model.num_heads=29",
-        "model.hidden_size=8700",
-    ) == (
+    odd = "plan --model gpt2-xl --gpus 8 --gpu v100-16gb model.num_heads=29 model.hidden_size=8700"
+    assert message(*odd.split()) == (
         "`model.num_heads` must have a divisor above 1 in common with `--gpus` (8), but is 29. The model does not fit "
         "on one GPU, so several tensor ranks must share it. Try 29 GPUs."
     )
