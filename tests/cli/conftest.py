@@ -127,7 +127,7 @@ def _run_in_fork(arguments: tuple[str, ...], streams: list[int]) -> None:
 
 @pytest.fixture
 def fork(tmp_path: Path) -> Iterator[Callable[..., Forked]]:
-    """Function that starts `crosscut` with arguments in a fork. The fork is killed at the end of the test."""
+    """Function that starts `crosscut` with arguments in a fork. What still runs at the end of the test is killed."""
     started: list[Forked] = []
 
     def start(*arguments: str) -> Forked:
@@ -136,7 +136,8 @@ def fork(tmp_path: Path) -> Iterator[Callable[..., Forked]]:
 
     yield start
     for command in started:
-        command.process.kill()
+        if command.process.is_alive():
+            os.killpg(command.pid, signal.SIGKILL)
         command.process.join()
 
 

@@ -58,9 +58,14 @@ def only_checkpoint(run: Path) -> int:
 ENDLESS = ("training.steps=1000000", "training.validate_every=0", "checkpoint.every=0")
 
 
-def test_stopped_run_exits_75_and_the_same_command_completes_it(crosscut_here, fork, book, tmp_path):
+# `tests/launch` asks two ranks to stop.
+LAYOUTS = ["layout.tensor=1", pytest.param("layout.tensor=2", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_stopped_run_exits_75_and_the_same_command_completes_it(crosscut_here, fork, book, tmp_path, layout):
     run = tmp_path / "run"
-    command = ("train", *TINY, f"data.text={book}", "layout.tensor=1", f"output.folder={run}", "--resume", "auto")
+    command = ("train", *TINY, f"data.text={book}", layout, f"output.folder={run}", "--resume", "auto")
     first = fork(*command, *ENDLESS)
     wait_for_steps(run, 3)
     second = crosscut_here(*command)
@@ -69,7 +74,7 @@ def test_stopped_run_exits_75_and_the_same_command_completes_it(crosscut_here, f
         f"crosscut: The run's folder must be used by one run at a time, but `{run}` is in use by process {first.pid} "
     )
     begin = time.monotonic()
-    os.kill(first.pid, signal.SIGTERM)
+    os.killpg(first.pid, signal.SIGTERM)  # the ranks get it directly, too
     status, _, errors = first.ended()
     assert status == 75, errors
     assert time.monotonic() - begin < 30, "at the end of a step, on a busy machine"
@@ -131,8 +136,7 @@ def test_under_torchrun_the_agents_sigterm_leaves_a_checkpoint(book, tmp_path):
     assert only_checkpoint(run) >= 3
 
 
-# `tests/launch` asks two ranks to stop.
-@pytest.mark.parametrize("layout", ["layout.tensor=1", pytest.param("layout.tensor=2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_ctrl_c_leaves_a_checkpoint_and_exits_130(fork, book, tmp_path, layout):
     run = tmp_path / "run"
     command = fork("train", *TINY, *ENDLESS, f"data.text={book}", layout, f"output.folder={run}")

@@ -198,7 +198,7 @@ def test_a_late_rank_is_named_by_pytorchs_flight_recorder(ranks: RankPool, tmp_p
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("watch")] == []
 
 
-@pytest.mark.slow  # until the collectives time out; tests/flight/test_traces.py has the report of such traces
+@pytest.mark.slow  # until the collectives time out; tests/flight/test_traces.py has the report
 @recorded
 def test_different_collectives_are_named_by_pytorchs_flight_recorder(ranks: RankPool, tmp_path: Path):
     ranks.run(2, hang_outside, tmp_path, True)

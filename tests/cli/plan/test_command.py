@@ -339,7 +339,7 @@ def test_a_run_that_must_be_compiled_is_planned_with_what_can_be(tmp_path: Path)
 
 
 def test_it_takes_half_a_second_and_imports_neither_torch_nor_numpy() -> None:
-    arguments = ("plan", "--model", "gpt2-small", "--gpu", "v100-32gb")
+    arguments = ("plan", "--model", "gpt2-small", "--gpu", "v100-32gb", "--gpus", "8", "training.batch_size=8")
     done = run_python("-X", "importtime", "-m", "crosscut", *arguments)
     assert done.returncode == 0
     loaded = {line.split("|")[-1].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
