@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow  # each starts processes that import torch
 
 def run(program: str, *arguments: object, status: int = 0) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(BENCHMARKS / program), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=290, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=590, check=False)
     assert done.returncode == status, done.stdout + done.stderr
     return done
 
@@ -66,6 +66,29 @@ def test_both_recipes_have_the_same_flops_and_a_figure(tmp_path):
     assert 0.08e12 <= min(spent) <= max(spent) <= 0.1e12
     assert paper["bits_per_byte"] == min(one["bits_per_byte"] for one in runs["rates"])
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.timeout(600)
+def test_combinations_agree_with_the_plain_run(tmp_path):
+    file = tmp_path / "figures.json"
+    printed = run("training/parity.py", "--steps", 3, "--tensor", 1, 2, "--json", file).stdout
+    found = json.loads(file.read_text())
+    assert len(found["plain"]) == 3
+    runs = [row for row in found["runs"] if row["limit"] == 1e-5]
+    assert len(runs) == len({tuple(row["run"]) for row in runs}) == 36
+    assert all(row["difference"] <= row["limit"] for row in found["runs"])
+    assert "tensor 2 x data 2, sequence parallel, zero3" in printed
+
+
+def test_rounding_grows_as_precisions_get_narrower(tmp_path):
+    file = tmp_path / "figures.json"
+    printed = run("training/rounding.py", "--models", 1, "--seeds", 1, "--json", file).stdout
+    rows = json.loads(file.read_text())
+    assert [row["precision"] for row in rows] == ["float16", "bfloat16", "float8"]
+    of_outputs, of_gradients = ([row[kind] for row in rows] for kind in ("outputs", "gradients"))
+    assert 1e-4 < of_outputs[0] < of_outputs[1] < of_outputs[2] < 0.5
+    assert 1e-4 < of_gradients[0] < of_gradients[1] < of_gradients[2] < 0.5
+    assert f"{of_gradients[2]:.4f}" in printed
 
 
 def test_the_first_minutes_train_the_same_model_in_both_programs():
