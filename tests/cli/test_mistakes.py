@@ -92,12 +92,6 @@ def test_error_after_the_loading_names_the_line_too(fail, tmp_path):
     assert fail("train", "run.toml", "data.text=gone.txt") == told
 
 
-def test_tensor_must_divide_the_heads(fail):
-    assert fail("train", *TINY, "layout.tensor=3") == (
-        "`layout.tensor` must divide `model.num_heads` (4), but is 3. Try 1, 2 or 4."
-    )
-
-
 def test_profile_needs_steps(fail, tmp_path):
     text = tmp_path / "book.txt"
     text.write_text("\n\n".join(f"Fellow citizens, address {i} of many, each long enough." * 9 for i in range(60)))
@@ -146,13 +140,6 @@ def test_run_folder_with_checkpoints_is_not_overwritten(fail, tmp_path):
 
 def test_generating_without_a_run_is_told(fail):
     assert fail("generate", "nowhere").startswith("`nowhere` must be a run's folder, a checkpoint or a Hugging Face")
-
-
-def test_cuda_without_a_device_is_told(fail, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert fail("train", *TINY, "training.device=cuda").startswith(
-        "This machine has no GPU, so the device must be cpu, but is cuda"
-    )
 
 
 @pytest.mark.parametrize(
@@ -213,15 +200,6 @@ def test_changed_shard_is_told(fail, book, tmp_path):
     shard.write_bytes(bytes(damaged))
     message = fail("train", *TINY, "data.text=[]", "data.tokens=tokens", "output.folder=run", status=65)
     assert "train-0.tokens` must have the SHA-256" in message
-
-
-def test_wrong_number_of_started_processes_is_told(fail, monkeypatch):
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    assert fail("train", *TINY, "layout.tensor=2") == (
-        "`layout.tensor` x `layout.data` must be the number of processes (3), but is 2 x 1 = 2. Change the number of "
-        "processes to 2, or change the layout."
-    )
 
 
 def test_unknown_command_is_clicks_to_tell():

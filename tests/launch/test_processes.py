@@ -20,9 +20,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from crosscut.config import ConfigError, LayoutError
+from crosscut.config import ConfigError
 from crosscut.launch import launch, process_group, processes, stopping
-from crosscut.launch.processes import keep_process_group, require_devices
+from crosscut.launch.processes import keep_process_group
 from crosscut.launch.stopping import Stopped, StopRequest
 from crosscut.parallel import RankFailure
 from tests.nursery import forked
@@ -341,12 +341,6 @@ def test_the_device_is_the_one_that_is_named_or_the_one_that_is_there(monkeypatc
         assert processes.choose_device("auto") == (torch.device("cuda", 3) if there else CPU)
 
 
-def test_cuda_where_there_is_none_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ConfigError, match="This machine has no GPU, so the device must be cpu, but is cuda"):
-        require_devices("cuda", 1, "`layout.tensor`")
-
-
 def test_too_few_gpus_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
@@ -357,15 +351,6 @@ def test_too_few_gpus_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert not processes.has_too_few_gpus(2), "the other rank is on another machine"
-
-
-def test_more_ranks_than_cuda_devices_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    require_devices("auto", 2, "`layout.tensor`")
-    require_devices("cpu", 4, "`layout.tensor`")
-    with pytest.raises(LayoutError, match=r"^`layout.tensor` must be at most 2, this machine's number of GPUs, but is"):
-        require_devices("auto", 4, "`layout.tensor`")
 
 
 FREED = """
