@@ -260,6 +260,17 @@ def test_numbers_without_small_divisors_take_no_longer() -> None:
 
 
 @pytest.mark.slow  # needs a machine that does nothing else
+def test_ten_thousand_layouts_take_less_than_five_seconds() -> None:
+    """Hundreds here stand for thousands. A model of one layer has no pipelines."""
+    run = run_of(batch=4096, precision="bfloat16", num_layers=1)
+    plans = search_layouts(run, H100, 1024)
+    looked_at = len(plans.fitting) + len(plans.rejected)
+    assert looked_at > 500
+    limit = 5 * looked_at / 10_000
+    assert quickest(lambda: search_layouts(run, H100, 1024), limit=limit) < limit
+
+
+@pytest.mark.slow  # needs a machine that does nothing else
 def test_thousands_of_pipelines_take_less_than_two_seconds() -> None:
     run = run_of(batch=4096, precision="bfloat16")
     assert quickest(lambda: search_layouts(run, H100, 1024), limit=2.0) < 2.0
