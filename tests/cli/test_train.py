@@ -55,6 +55,7 @@ def test_readers_own_text_trains(trained):
     assert summary["layout"] == "tensor 2 x data 1"
 
 
+@pytest.mark.slow  # tests/training resumes on other layouts, and tests/generation writes on two ranks
 def test_trained_model_resumes_elsewhere_and_writes(crosscut_here, run):
     config, folder = str(run / "config.toml"), f"output.folder={run}"
     resumed = crosscut_here("train", config, folder, "--resume", "training.steps=6", "layout.tensor=1", "layout.data=2")

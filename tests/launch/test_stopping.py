@@ -152,7 +152,7 @@ def test_a_signal_is_taken_while_the_main_thread_waits(ranks: RankPool, tmp_path
 
 
 def alone(told: Connection) -> None:
-    """In a process of its own: say when a request has come, and go on for a second."""
+    """In a process of its own: say when a request has come, and go on for a while."""
     stopping.SAME_REQUEST = stopping.SAME_INTERRUPT = 0.5
     multiprocessing.process._parent_process = None  # type: ignore[attr-defined]  # no rank of a launching process
     with process_group(CPU), StopRequest(INTERRUPTIBLE) as request:
@@ -160,7 +160,7 @@ def alone(told: Connection) -> None:
         while not request.asked:
             time.sleep(0.01)
         told.send("asked")
-        time.sleep(1.0)
+        time.sleep(0.8)
     told.send("left")
 
 
@@ -180,7 +180,7 @@ def pid_of(process: BaseProcess) -> int:
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize(("wait", "left"), [(0.1, True), (0.7, False)], ids=["a copy", "a second"])
+@pytest.mark.parametrize(("wait", "left"), [(0.1, True), (0.6, False)], ids=["a copy", "a second"])
 def test_a_second_signal_ends_the_process_at_once_but_a_copy_of_the_first_does_not(
     number: int, wait: float, left: bool
 ) -> None:
@@ -199,7 +199,7 @@ def test_a_second_signal_ends_the_process_at_once_but_a_copy_of_the_first_does_n
 
 
 def stopped_and_slow(told: Connection) -> None:
-    """In a process of its own: stop when asked, say so, and take a second to end."""
+    """In a process of its own: stop when asked, say so, and take a while to end."""
     stopping.SAME_REQUEST = 0.1
     multiprocessing.process._parent_process = None  # type: ignore[attr-defined]  # no rank of a launching process
     with process_group(CPU), StopRequest() as request:
@@ -210,7 +210,7 @@ def stopped_and_slow(told: Connection) -> None:
                 request.check()
     told.send("stopped")
     with suppress(KeyboardInterrupt):
-        time.sleep(1.0)
+        time.sleep(0.6)
         sys.exit(75)
 
 

@@ -318,14 +318,11 @@ def test_a_faster_cut_into_stages_is_told_and_written(tmp_path: Path) -> None:
 
 def test_what_keeps_a_split_sequences_messages_from_being_hidden_is_told() -> None:
     large = ("plan", "--model", "llama3-8b", "--gpu", "h100-sxm", "--gpus", "8", "training.sequence_length=8192")
-    even = ("plan", "--model", "llama3-70b", "--gpu", "h100-sxm", "--gpus", "64", "training.batch_size=32")
     told = (
         "overlap with no matrix product: a micro-batch of 1 sequence cannot be split into halves. Use an even "
         "micro-batch size, or layout.symmetric_memory=true"
     )
     assert told in " ".join(run(*large, "training.batch_size=1").split())
-    assert "8 x 8   split" in (text := run(*even, "training.sequence_length=2048", "--top", "1"))
-    assert "no product" not in text
     split = ("layout.tensor=8", "layout.sequence_parallel=true", "layout.symmetric_memory=true")
     assert "no product" not in run(*large, "training.batch_size=1", *split)
 
