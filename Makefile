@@ -10,11 +10,16 @@ demo: .venv/ready
 	$(BIN)/crosscut train output.folder=$$folder
 
 # The processes of the tests share compiled modules, whatever the shell is set to.
-test: .venv/ready
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest
+IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder
 
-test-slow: .venv/ready-slow
-	$(BIN)/python -m pytest -m slow
+test: .venv/ready
+	$(PYTEST) -m "not slow" $(IN_TWO)
+
+# PART=7/18: one of 18 parts that take about equally long. PART=extras: the tests that need the extras `harness` and
+# `ray`. Without PART: all slow tests.
+test-slow: $(if $(findstring /,$(PART)),.venv/ready,.venv/ready-slow)
+	$(PYTEST) -m slow $(if $(PART),--part $(PART)) $(IN_TWO)
 
 test-gpu: .venv/ready
 	$(BIN)/python -m pytest -m gpu

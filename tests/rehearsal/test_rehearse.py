@@ -82,6 +82,7 @@ def test_formulas_and_dry_run_agree_on_large_models(case: Case) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_the_largest_model_of_the_paper_takes_a_minute_and_4_gb() -> None:
     assert rehearsed(PAPER).seconds < 60
     scale = 1 if sys.platform == "darwin" else 1024
