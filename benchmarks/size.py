@@ -69,7 +69,8 @@ def measure(checkout: Path, durations: Sequence[Path] = ()) -> Sizes:
             sizes[source.package][column] += lines_of_code(source)
     for run in durations:
         for file, tests in read_run(run).items():
-            sizes[Path(file).parts[1]]["seconds"] += round(sum(tests.values()))
+            folders = Path(file).parts[1:-1]
+            sizes[folders[0] if folders else ""]["seconds"] += round(sum(tests.values()))
     for page in pages_of(checkout):
         sizes["docs"]["words"] += handwritten_words(page.read_text(encoding="utf-8"))
     found = {room: {name: figure for name, figure in sizes[room].items() if figure} for room in sorted(sizes)}

@@ -171,27 +171,31 @@ def test_a_test_that_runs_alone_waits_for_others_and_they_wait_for_it(tmp_path):
     assert seen == [(0,), (0, 1), (2,), (3,)]
 
 
+PROGRAM = """#!/bin/sh
+echo "$(basename "$0") $*" >&2
+case "$*" in "rev-parse HEAD") echo 00000a ;; *" part "*) echo 7/18 ;; "") echo times.xml ;; esac
+"""
+
+
 def test_ci_runs_one_slice_and_names_it(tmp_path):
     """`.ci/run` with programs that print how they were called."""
-    (tmp_path / ".ci").mkdir()
-    (tmp_path / ".ci" / "run").write_text((ROOT / ".ci" / "run").read_text())
-    for name in ("make", "git", ".venv/bin/python"):
-        program = tmp_path / "bin" / name if "/" not in name else tmp_path / name
+    for name in (".ci/run", "bin/make", "bin/git", "bin/mktemp", ".venv/bin/python"):
+        program = tmp_path / name
         program.parent.mkdir(parents=True, exist_ok=True)
-        program.write_text(
-            f'#!/bin/sh\ncase "$*" in "rev-parse HEAD") echo 00000a;; *part*) echo 7/18;; esac\necho "{name} $*" >&2\n'
-        )
+        program.write_text((ROOT / name).read_text() if name == ".ci/run" else PROGRAM)
         program.chmod(0o755)
-    path = f"{tmp_path / 'bin'}:/usr/bin:/bin"
-    done = subprocess.run(["bash", ".ci/run"], cwd=tmp_path, env={"PATH": path}, capture_output=True, text=True)
+    environment = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}
+    done = subprocess.run(
+        ["bash", ".ci/run"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "slow tests: slice 7 of 18\n" in done.stdout
-    calls = [line.partition(" --durations")[0] for line in done.stderr.splitlines()]
-    assert calls == [
+    assert done.stderr.splitlines() == [
         "make check",
-        "make test",
+        "mktemp ",
+        "make test ARGS=--junitxml=times.xml",
         "git rev-parse HEAD",
-        ".venv/bin/python tests/slices.py part 00000a",
+        "python tests/slices.py part 00000a",
         "make test-slow PART=7/18",
-        ".venv/bin/python benchmarks/size.py --change",
+        "python benchmarks/size.py --change --durations times.xml",
     ]
