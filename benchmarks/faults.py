@@ -1,9 +1,9 @@
-"""Cause every fault that a run must survive, in real runs, and write the table of `docs/testing.md`.
+"""Cause every fault that a run must survive, in real runs, and write the table of `docs/tables/faults.md`.
 
-    python benchmarks/faults.py --write docs/testing.md          # all faults, about half an hour on two cores
-    python benchmarks/faults.py --only "disk full" SIGTERM       # the faults whose names contain one of these texts
-    python benchmarks/faults.py --results faults.json            # keep the rows, and run only faults without a good row
-    python benchmarks/faults.py --only NaN --write docs/testing.md   # measure these faults; the other rows stay
+    python benchmarks/faults.py --write docs/tables/faults.md   # all faults, about half an hour on two cores
+    python benchmarks/faults.py --only "disk full" SIGTERM      # the faults whose names contain one of these texts
+    python benchmarks/faults.py --only NaN --write docs/tables/faults.md    # the rows of other faults stay
+    python benchmarks/faults.py --results faults.json    # keep the rows, and run only faults without a good row
     python benchmarks/faults.py --list
 
 Each fault hits a run of a tiny model in processes of its own: `crosscut train` on two ranks of one axis (tensor, data,

@@ -1,6 +1,6 @@
 """Give hostile inputs to everything in Crosscut that reads or listens, and check that it answers with a message.
 
-    python benchmarks/fuzz.py --minutes 120 --keep findings --json fuzz.json --write docs/testing.md
+    python benchmarks/fuzz.py --minutes 120 --keep findings --json fuzz.json --write docs/tables/hostile-inputs.md
     python benchmarks/fuzz.py --only folders checkpoints --minutes 20
     python benchmarks/fuzz.py --replay 0/folders/1234      # one case again, with its output
     python benchmarks/fuzz.py --replay findings/.../case.json

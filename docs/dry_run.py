@@ -1,4 +1,4 @@
-"""Rehearses the runs of `tests/rehearsal/cases.py` and writes the table of `docs/dry-run.md`.
+"""Rehearses the runs of `tests/rehearsal/cases.py` and writes the table of `docs/tables/dry-run.md`.
 
     python docs/dry_run.py
 
@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))
 from crosscut.rehearsal import Row, compare, rehearse  # noqa: E402 - the tests are no package
 from tests.rehearsal.cases import LARGE, SMALL, Case  # noqa: E402
 
-PAGE = ROOT / "docs" / "dry-run.md"
+PAGE = ROOT / "docs" / "tables" / "dry-run.md"
 TABLE = re.compile(r"(?<=<!-- rehearsed -->\n).*?(?=<!-- end -->)", re.DOTALL)
 HEADER = """\
 | run | layout | as on | peak MiB: program | formulas | apart | GFLOP: program | apart | sent |

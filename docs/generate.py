@@ -1,5 +1,5 @@
-"""Write the documentation pages that are generated from the code: the settings of runs and corpora, and the scaling
-studies.
+"""Write the documentation pages that are generated: the settings of runs and corpora, the scaling studies, and the
+figures of one GPU.
 
 The text under a field of a config dataclass is the field's help. This program copies these texts into the pages. Run
 `python docs/generate.py` after changing a field or a preset. With `--check`, nothing is written, and the exit status is
@@ -11,6 +11,7 @@ import ast
 import dataclasses
 import inspect
 import itertools
+import json
 import os
 import sys
 import typing
@@ -142,6 +143,17 @@ then the published ones: the recipe sets no key of `[model]`, and neither `train
 `training.zero_initial_outputs`.
 """
 
+GPU_INTRODUCTION = """\
+<!-- Written by `python docs/generate.py` from `gpu-measured.json`, which `benchmarks/gpu/run.py` wrote. -->
+
+# One GPU, measured
+
+This page lists all steps that `python benchmarks/gpu/run.py` measured, with the planner's forecasts of Crosscut's
+steps. The forecasts use no figure of this card. They leave out communication, because only one rank ran. *Ratio* is
+forecast / measured, and *share* that of the dense peak. [benchmarks/README.md](../benchmarks/README.md#one-gpu)
+describes the models and names the goals.
+"""
+
 RECIPE_WIDE = ("model.max_sequence_length=1024",)
 """Override with which every recipe has its own sequence length in the table of recipes."""
 
@@ -199,11 +211,18 @@ def measured_scaling_page() -> str:
     return to_markdown(measured_report(Results.from_json(results)))
 
 
+def measured_gpu_page() -> str:
+    """The whole of `docs/gpu-measured.md`, from what `benchmarks/gpu/run.py` wrote beside it."""
+    runs = json.loads((DOCS / "gpu-measured.json").read_text(encoding="utf-8"))["runs"]
+    return "\n".join([GPU_INTRODUCTION, *(_gpu_table(run["machine"], run["measurements"]) for run in runs)])
+
+
 PAGES = {
     "configuration.md": configuration_page,
     "corpus-configuration.md": corpus_page,
     "scaling.md": scaling_page,
     "scaling-measured.md": measured_scaling_page,
+    "gpu-measured.md": measured_gpu_page,
 }
 
 
@@ -276,6 +295,28 @@ def _recipes() -> str:
         rows.append(f"| `{key}` | {' | '.join(cells)} |")
     head = [f"| setting | {' | '.join(f'`{name}`' for name in RECIPES)} |", "|---" * (len(RECIPES) + 1) + "|"]
     return "\n".join(["## Recipes", "", RECIPES_NOTE, *head, *rows, ""])
+
+
+def _gpu_table(machine: dict[str, str], measurements: list[dict[str, typing.Any]]) -> str:
+    """One session on a GPU: a row for each step that was measured."""
+    versions = ", ".join(f"{name} {machine[name]}" for name in ("driver", "torch", "triton", "transformers"))
+    rows = [_gpu_row(each["name"], each["figures"], each["forecast"]) for each in measurements if each["figures"]]
+    head = [
+        "| step | s | tokens/s | share | peak GiB | forecast s | ratio | forecast GiB | ratio |",
+        "|---" * 9 + "|",
+    ]
+    return "\n".join([f"## {machine['device']}, {machine['date'][:10]}", "", f"{versions}.", "", *head, *rows, ""])
+
+
+def _gpu_row(name: str, figures: dict[str, float], forecast: dict[str, float]) -> str:
+    seconds, peak = figures["seconds_per_step"], figures["peak_bytes"]
+    cells = [name, f"{seconds:.3f}", f"{figures['tokens_per_second']:,.0f}", f"{figures['of_dense_peak']:.1%}"]
+    cells.append(f"{peak / 2**30:.1f}")
+    for known, measured, scale in (("seconds_per_step", seconds, 1), ("peak_bytes", peak, 2**30)):
+        planned = forecast.get(known)
+        digits = 3 if scale == 1 else 1
+        cells += [f"{planned / scale:.{digits}f}", f"{planned / measured:.2f}"] if planned else ["", ""]
+    return f"| {' | '.join(cells)} |"
 
 
 def main(arguments: list[str] | None = None, folder: Path = DOCS) -> int:

@@ -1,4 +1,5 @@
-"""Plants every fault of `tests/verification/mutations.py`, lets `verify` look for it, and writes `docs/mutations.md`.
+"""Plants every fault of `tests/verification/mutations.py`, lets `verify` look for each, and writes the table
+`docs/tables/mutations.md`.
 
     python docs/mutations.py
 
@@ -16,15 +17,11 @@ sys.path.insert(0, str(ROOT))
 from tests.ranks import RankPool  # noqa: E402 - the tests are no package
 from tests.verification.mutations import MUTATIONS, row_of, verify_with  # noqa: E402
 
-PAGE = ROOT / "docs" / "mutations.md"
+PAGE = ROOT / "docs" / "tables" / "mutations.md"
 
-HEAD = """# Planted faults
+HEAD = """# Planted faults, and what `verify` says
 
-This page lists the faults that test `crosscut verify`, and what the command says about each fault.
-`python docs/mutations.py` writes this page, and the tests of `tests/verification` check every line. Each fault is
-planted in a two-layer GPT-2 (or in a model made of Crosscut's layers, if GPT-2 has no such code). Then
-`crosscut verify` runs on the layout in float64. The column *named* gives the first module that differs, and the
-micro-batch if it is not the first. The column *says* gives the likely cause in the words of the report.
+Written by `python docs/mutations.py`; the tests check every line. [mutations.md](../mutations.md) explains the columns.
 
 """
 

@@ -1,4 +1,4 @@
-"""Tables of `docs/testing.md`: one row for each fault, and one row for each message."""
+"""Tables of `docs/tables/faults.md`: one row for each fault, and one row for each message."""
 
 import re
 import sys

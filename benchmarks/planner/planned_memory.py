@@ -1,7 +1,7 @@
 """Planned and measured peak memory of a rank during a step, for 20 runs on the CPU of this machine.
 
     python benchmarks/planner/planned_memory.py            # about three minutes on two cores; needs 5 GB
-    python benchmarks/planner/planned_memory.py --write    # also write the table into docs/dry-run.md
+    python benchmarks/planner/planned_memory.py --write    # also write the table into docs/tables/dry-run.md
 
 The planned figure is `crosscut.planner.forecast_memory`. The measured figure is the bytes of all tensors on the first
 rank at the peak of the third step of a run (`crosscut.training.watching.memory_account`). Ranks and messages are real.
@@ -30,7 +30,7 @@ from crosscut.training.precision import resolve_on
 from crosscut.training.step import Trainer
 from crosscut.training.watching.memory_account import account_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "dry-run.md"
+PAGE = Path(__file__).parents[2] / "docs" / "tables" / "dry-run.md"
 MARKED = re.compile(r"(?<=<!-- measured -->\n).*?(?=<!-- end -->)", re.DOTALL)
 CPU = torch.device("cpu")
 
@@ -143,7 +143,7 @@ def options_of(run: RunConfig) -> str:
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="also write the table into docs/dry-run.md")
+    parser.add_argument("--write", action="store_true", help="also write the table into docs/tables/dry-run.md")
     parser.add_argument(
         "--first", type=int, default=len(RUNS), help="measure only the first N runs, to check that everything works"
     )

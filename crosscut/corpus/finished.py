@@ -16,6 +16,7 @@ from crosscut.config import ConfigError, CorpusConfig, DataError, load_corpus
 from crosscut.config.conventions import CONFIG_FILE
 from crosscut.config.system.deletion import remove_file
 from crosscut.config.system.files import parse_json, read_small, write_whole
+from crosscut.config.system.records import from_json, to_json
 from crosscut.corpus.sites.pages import PageFinder
 
 WORK_FOLDER = "work"
@@ -40,15 +41,14 @@ class FinishedRun:
 
     def write(self, work: Path) -> None:
         """Mark the run in this `work` folder as finished."""
-        write_whole(work / FINISHED_FILE, json.dumps(asdict(self)) + "\n")
+        write_whole(work / FINISHED_FILE, json.dumps(to_json(self)) + "\n")
 
     @classmethod
     def read(cls, work: Path) -> FinishedRun | None:
         """Read the mark in this `work` folder. Return None if there is no finished run in the folder."""
         try:
-            table = parse_json(read_small(work / FINISHED_FILE))
-            return cls(tuple(table["filters"]), bool(table["cleaned"]))
-        except (OSError, ValueError, KeyError, TypeError):
+            return from_json(cls, parse_json(read_small(work / FINISHED_FILE)))
+        except (OSError, ValueError):
             return None
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from crosscut.config.data import DataConfig, Objective
 from crosscut.config.errors import DamagedDataError, DataError
 from crosscut.config.published.folders import MODEL_FILE
 from crosscut.config.system.files import read_json, require_regular
+from crosscut.config.system.records import Count, from_json
 from crosscut.data.text.sentences import sentence_rules
 from crosscut.data.text.sources import unreadable
 from crosscut.data.tokenization.inner import require_tokenizer
@@ -31,26 +32,24 @@ VERSION = 1
 
 DTYPES = ("uint16", "uint32")
 
-_Entry = TypeVar("_Entry", "Settings", "SourceEntry", "ShardEntry")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Settings that affect the tokens, apart from the text."""
 
-    seed: int
+    seed: Count
     """Seed of the random split into training and validation documents."""
 
     text_key: str
     """Key (jsonl) or column (parquet) of the text."""
 
-    num_shards: int
+    num_shards: Count
     """Number of training shards."""
 
-    train_to_validation: int
+    train_to_validation: Count
     """Number of training documents per validation document."""
 
-    trained_vocab_size: int
+    trained_vocab_size: Count
     """Requested vocabulary size of a tokenizer that was trained on the text. 0 if the tokenizer was given."""
 
     given_tokenizer: str
@@ -60,8 +59,8 @@ class Settings:
     """`data.objective` for which the tokens were made: `causal` or `masked`."""
 
     sentences: str = ""
-    """Name of the rules that found the sentences (`sentence_rules`). Empty if there is no index of sentences, if the
-    tokens belong to a corpus, or if the folder was made by an older version, whose rules covered fewer languages."""
+    """Name of the rules that found the sentences (`sentence_rules`). Empty if there is no index of sentences, or if
+    the tokens belong to a corpus."""
 
     @classmethod
     def of(cls, config: DataConfig, seed: int) -> Self:
@@ -97,10 +96,10 @@ class SourceEntry:
     the file.
     """
 
-    bytes: int = 0
+    bytes: Count = 0
     """Size in bytes on disk."""
 
-    modified: int = 0
+    modified: Count = 0
     """Time of the last change, in nanoseconds since the epoch."""
 
     sha256: str = ""
@@ -116,10 +115,10 @@ class ShardEntry:
     name: str
     """`train-0`, `train-1`, ... or `validation`."""
 
-    tokens: int
+    tokens: Count
     """Number of token ids, including end-of-text ids."""
 
-    documents: int
+    documents: Count
     """Number of documents, which is also the number of rows in the index."""
 
     tokens_sha256: str
@@ -128,7 +127,7 @@ class ShardEntry:
     index_sha256: str
     """SHA-256 of `name.index`."""
 
-    sentences: int = 0
+    sentences: Count = 0
     """Number of sentences, which is also the number of elements of `name.sentences`."""
 
     sentences_sha256: str = ""
@@ -142,10 +141,10 @@ class Manifest:
     dtype: str
     """Type of a token id: `uint16` or `uint32`, little-endian."""
 
-    vocab_size: int
+    vocab_size: Count
     """Largest allowed id + 1."""
 
-    end_of_text: int
+    end_of_text: Count
     """Id at the end of every document."""
 
     tokenizer_sha256: str
@@ -188,18 +187,13 @@ class Manifest:
                 f"{table.get('format')!r}, version {table.get('version')!r}. Prepare the tokens again."
             )
         try:
-            manifest = cls(
-                dtype=str(table["dtype"]),
-                vocab_size=int(table["vocab_size"]),
-                end_of_text=int(table["end_of_text"]),
-                tokenizer_sha256=str(table["tokenizer_sha256"]),
-                settings=_typed(Settings, table["settings"]),
-                sources=tuple(_typed(SourceEntry, entry) for entry in table["sources"]),
-                train=tuple(_typed(ShardEntry, entry) for entry in table["train"]),
-                validation=_typed(ShardEntry, table["validation"]),
-                corpus=dict(table.get("corpus", {})),
-            )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            manifest = from_json(cls, table)
+            for shard in (*manifest.train, manifest.validation):
+                if not re.fullmatch(r"\w[\w.-]*", shard.name):
+                    raise ValueError(
+                        f"the `name` of a shard must be a file's name without its folder, but is {shard.name!r:.60}"
+                    )
+        except ValueError as error:
             raise DamagedDataError(
                 f"`{folder / MANIFEST_NAME}` must have the fields of version {VERSION}, but does not: {error}. "
                 f"Prepare the tokens again."
@@ -229,24 +223,6 @@ class Manifest:
     def token_dtype(self) -> np.dtype[np.uint16 | np.uint32]:
         """Type of a token id on disk."""
         return np.dtype("<u2" if self.dtype == "uint16" else "<u4")
-
-
-def _typed(kind: type[_Entry], table: Mapping[str, Any]) -> _Entry:
-    """Make an entry of the manifest from its JSON object. Raises `TypeError` or `ValueError` if a value does not have
-    the type of its field, is negative, or contains a NUL character, or if the name of a shard contains a folder.
-    """
-    entry = kind(**table)
-    for name in table:
-        value, wanted = getattr(entry, name), kind.__annotations__[name]
-        if type(value) is not wanted:
-            raise TypeError(f"`{name}` must be of type {wanted.__name__}, but is {value!r:.60}")
-        if isinstance(value, int) and value < 0:
-            raise ValueError(f"`{name}` must be at least 0, but is {value}")
-        if isinstance(value, str) and "\0" in value:
-            raise ValueError(f"`{name}` must not contain a NUL character, but is {value!r:.60}")
-    if isinstance(entry, ShardEntry) and not re.fullmatch(r"\w[\w.-]*", entry.name):
-        raise ValueError(f"the `name` of a shard must be a file's name without its folder, but is {entry.name!r:.60}")
-    return entry
 
 
 def _read_json(folder: Path) -> Mapping[str, Any]:

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import prod
 from statistics import median
-from typing import Any
 
 from crosscut.config import ResolvedRun
 from crosscut.config.system.files import parse_json
+from crosscut.config.system.records import from_json, to_json
 from crosscut.planner.compute import flops_per_step
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.parameters import count_parameters, parameters_per_rank
@@ -78,17 +78,12 @@ class Results:
 
     def to_json(self) -> str:
         """Return the results as JSON text, which `from_json` reads."""
-        return json.dumps(asdict(self), indent=1) + "\n"
+        return json.dumps(to_json(self), indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> "Results":
         """Read the results from the JSON text that `to_json` returned."""
-        facts: dict[str, Any] = parse_json(text)
-        studies = {
-            study: [Row(**{**row, "seconds": tuple(row["seconds"])}) for row in rows]
-            for study, rows in facts["studies"].items()
-        }
-        return cls(**{**facts, "devices": Devices(**facts["devices"]), "studies": studies})
+        return from_json(cls, parse_json(text))
 
 
 def row_of(case: Case, seconds: Sequence[float], devices: Devices, hardware: Hardware | None) -> Row:

@@ -6,9 +6,9 @@ rank run code. JSON represents every number in these messages exactly.
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from crosscut.config.generation.sampling import Sampling
+from crosscut.config.system.records import from_json, to_json
 
 
 @dataclass(frozen=True)
@@ -37,22 +37,9 @@ class News:
 
     def to_json(self) -> bytes:
         """Encode the changes for the other ranks."""
-        orders = [{**vars(one), "sampling": one.sampling and vars(one.sampling)} for one in self.orders]
-        return json.dumps({"orders": orders, "cancelled": self.cancelled, "end": self.end}).encode()
+        return json.dumps(to_json(self)).encode()
 
     @classmethod
     def from_json(cls, content: bytes) -> "News":
         """Decode the changes that `to_json` encoded."""
-        table = json.loads(content)
-        orders = (
-            Order(**{**one, "prompt": tuple(one["prompt"]), "sampling": sampling_of(one["sampling"])})
-            for one in table["orders"]
-        )
-        return cls(tuple(orders), tuple(table["cancelled"]), table["end"])
-
-
-def sampling_of(table: dict[str, Any] | None) -> Sampling | None:
-    """Convert a JSON object to sampling options. JSON has no tuples, so lists become tuples."""
-    if table is None:
-        return None
-    return Sampling(**{**table, "bias": tuple(map(tuple, table["bias"])), "stop": tuple(table["stop"])})
+        return from_json(cls, json.loads(content))

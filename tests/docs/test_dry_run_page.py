@@ -1,10 +1,10 @@
-"""docs/dry-run.md holds the runs that the tests rehearse, each within 5%, and runs that were measured."""
+"""docs/tables/dry-run.md holds the runs that the tests rehearse, each within 5%, and runs that were measured."""
 
 from pathlib import Path
 
 from tests.rehearsal.cases import LARGE, SMALL
 
-PAGE = Path(__file__).parents[2] / "docs" / "dry-run.md"
+PAGE = Path(__file__).parents[2] / "docs" / "tables" / "dry-run.md"
 
 
 def rows(mark: str) -> list[list[str]]:

@@ -1,10 +1,10 @@
-"""docs/mutations.md lists the faults that the tests plant, each with the module that they hold it to."""
+"""docs/tables/mutations.md lists the faults that the tests plant, each with the module that they hold it to."""
 
 from pathlib import Path
 
 from tests.verification.mutations import MUTATIONS
 
-PAGE = Path(__file__).parents[2] / "docs" / "mutations.md"
+PAGE = Path(__file__).parents[2] / "docs" / "tables" / "mutations.md"
 
 
 def test_page_holds_every_planted_fault_and_no_other():

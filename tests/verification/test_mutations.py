@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
 ]
 DOCS = Path(__file__).parents[2] / "docs"
-FAULTS = (DOCS / "mutations.md").read_text(encoding="utf-8").splitlines()
+FAULTS = (DOCS / "tables" / "mutations.md").read_text(encoding="utf-8").splitlines()
 
 
 @pytest.mark.one_in(28)

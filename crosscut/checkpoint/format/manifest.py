@@ -14,16 +14,14 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from crosscut.checkpoint.format.fields import checked, checked_file, count_of, counts_of, field_of, parse_table
+from crosscut.checkpoint.format.fields import checked_file, field_of, parse_table
 from crosscut.checkpoint.storage import Folder, reason
 from crosscut.config import CheckpointError, DamagedCheckpointError
-from crosscut.config.checks import listed
+from crosscut.config.system.records import Count, from_json
 
 MANIFEST_FILE = "manifest.json"
 FORMAT = 2
-"""Version of the checkpoint format. The number increases when older versions of Crosscut cannot read new checkpoints.
-In format 1, the tensors and their index have PyTorch's own format (`old_format`)."""
-_READABLE = (1, FORMAT)
+"""Version of the checkpoint format. It increases when older versions of Crosscut cannot read new checkpoints."""
 _NAME = re.compile(r"step-([0-9]{8,18})")
 
 MODEL, AVERAGE = "model", "average"
@@ -35,9 +33,9 @@ the weights, this average. In both groups, the tensors have the names of the par
 class Progress:
     """Progress of a run at the time of a checkpoint, and the identity of the run."""
 
-    step: int
+    step: Count
     """Number of completed optimizer steps. This is also the index of the next batch."""
-    samples: int
+    samples: Count
     """Number of sequences that the run has consumed."""
     layout: str
     """Description of the layout that wrote the checkpoint. Any layout may read the checkpoint."""
@@ -48,7 +46,7 @@ class Progress:
     resume from the checkpoint."""
     config: dict[str, Any] = field(default_factory=dict)
     """The resolved config of the run, as nested dictionaries. Empty if the run had no config."""
-    skips: tuple[tuple[int, int], ...] = ()
+    skips: tuple[tuple[Count, Count], ...] = ()
     """Sequences that the run has skipped, as pairs (number of steps completed before the skip, number of skipped
     sequences)."""
 
@@ -57,7 +55,7 @@ class Progress:
 class FileEntry:
     """A file of a checkpoint."""
 
-    size: int
+    size: Count
     """Size in bytes."""
     sha256: str
 
@@ -66,7 +64,7 @@ class FileEntry:
 class TensorEntry:
     """A tensor of a checkpoint."""
 
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     """Global shape, including padding."""
     dtype: str
     placement: str
@@ -164,53 +162,17 @@ def parse_manifest(content: bytes, path: str) -> Manifest:
             f"`{path}` must be unchanged, but the content does not match the SHA-256 at its end (`{digest}`): the "
             "file is damaged or was edited."
         )
-    if found not in _READABLE:
+    if found != FORMAT:
         raise CheckpointError(
-            f"`{path}` must have checkpoint format {listed(_READABLE)}, but has format {found}. Use the version of "
+            f"`{path}` must have checkpoint format {FORMAT}, but has format {found}. Use the version of "
             "Crosscut that wrote it."
         )
     try:
-        return _from_table(table)
+        manifest = from_json(Manifest, table)
+        for name in manifest.files:
+            checked_file(name)
     except ValueError as error:
         raise CheckpointError(
             f"`{path}` must be a checkpoint's manifest, but is not: {reason(error)}. Use another checkpoint."
         ) from None
-
-
-def _from_table(table: Mapping[str, Any]) -> Manifest:
-    files, tensors = field_of(table, "files", dict), field_of(table, "tensors", dict)
-    versions = field_of(table, "versions", dict)
-    return Manifest(
-        progress=_progress(field_of(table, "progress", dict)),
-        files={checked_file(name): _file(checked(entry, dict, name)) for name, entry in files.items()},
-        tensors={name: _tensor(checked(entry, dict, name)) for name, entry in tensors.items()},
-        values=tuple(checked(name, str, "values") for name in field_of(table, "values", list)),
-        versions={name: checked(text, str, name) for name, text in versions.items()},
-        rebuilt=field_of(table, "rebuilt", bool),
-    )
-
-
-def _progress(table: Mapping[str, Any]) -> Progress:
-    return Progress(
-        step=count_of(table, "step"),
-        samples=count_of(table, "samples"),
-        layout=field_of(table, "layout", str),
-        seed=field_of(table, "seed", int),
-        identity=field_of(table, "identity", dict),
-        config=field_of(table, "config", dict),
-        skips=_skips(field_of(table, "skips", list)) if "skips" in table else (),
-    )
-
-
-def _skips(pairs: list[Any]) -> tuple[tuple[int, int], ...]:
-    """Convert the `skips` of a manifest. Manifests written by older versions have no `skips`."""
-    tables = [dict(zip(("step", "sequences"), checked(pair, list, "skips"), strict=True)) for pair in pairs]
-    return tuple((count_of(table, "step"), count_of(table, "sequences")) for table in tables)
-
-
-def _file(table: Mapping[str, Any]) -> FileEntry:
-    return FileEntry(count_of(table, "size"), field_of(table, "sha256", str))
-
-
-def _tensor(table: Mapping[str, Any]) -> TensorEntry:
-    return TensorEntry(counts_of(table, "shape"), field_of(table, "dtype", str), field_of(table, "placement", str))
+    return manifest

@@ -112,9 +112,8 @@ class LanguageConfig:
     """Filter by language."""
 
     keep: tuple[str, ...] = ("en",)
-    """ISO 639-1 codes of the languages to keep (docs/corpus-text.md lists them). By default, only English is kept. An
-    empty list keeps all languages and skips the detection. A code that the detector does not know is refused; the
-    message lists the known codes."""
+    """ISO 639-1 codes of the languages to keep. By default, only English is kept. An empty list keeps all languages and
+    skips the detection. A code that the detector does not know is refused; the message lists the known codes."""
 
     detector: Detector = Detector.ELDC
     """Language detector: `eldc`, which is fast, or `langdetect`, which the paper used."""

@@ -22,12 +22,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from crosscut.config.errors import ConfigError, TrainingError
 from crosscut.config.system.deletion import remove_empty_folder, remove_made
 from crosscut.config.system.files import parse_json, write_whole
 from crosscut.config.system.machine import machine_identity, process_start
+from crosscut.config.system.records import from_json
 
 LOCK_FILE = ".lock"
 BEAT = 5.0
@@ -67,14 +67,7 @@ class Holder:
         return cls(token, socket.gethostname(), machine_identity(), started, time.strftime("%Y-%m-%d %H:%M:%S"))
 
     def __post_init__(self) -> None:
-        """Raise `TypeError` or `ValueError` if a value does not have the type of its field, because the file may hold
-        anything.
-        """
-        texts = (self.token, self.host, self.machine, self.since)
-        if not isinstance(self.processes, dict) or not all(
-            isinstance(text, str) for text in (*texts, *self.processes, *self.processes.values())
-        ):
-            raise TypeError("the values must be texts")
+        """Raise `ValueError` if a key of `processes` is not a process number, because the file may hold anything."""
         if not all(pid.isascii() and pid.isdigit() and len(pid) < 20 for pid in self.processes):
             raise ValueError("the keys of `processes` must be process numbers")
 
@@ -313,9 +306,8 @@ def _read(path: Path) -> Holder | None:
             "another folder."
         )
     try:
-        fields: dict[str, Any] = parse_json(content)
-        return Holder(**fields)
-    except (ValueError, TypeError):  # another process is writing the file, or was killed while writing
+        return from_json(Holder, parse_json(content))
+    except ValueError:  # another process is writing the file, or was killed while writing
         return Holder("", "an unknown machine", "", {}, "an unknown time")
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from crosscut.config.system.files import parse_json, read_small, write_whole
+from crosscut.config.system.records import from_json
 
 SECONDS = 10.0
 """Processor time that every record may take. A machine that is slow or busy needs far less than this."""
@@ -85,7 +86,7 @@ def read_losses(folder: Path, task: str, key: str) -> list[Loss]:
     """Read the lost records of a task. A list that was written for another key of the task is ignored."""
     try:
         content = parse_json(read_small(folder / losses_name(task)))
-        return [Loss(**fields) for fields in content["losses"]] if content["key"] == key else []
+        return list(from_json(tuple[Loss, ...], content["losses"])) if content["key"] == key else []
     except (OSError, ValueError, TypeError, KeyError):
         return []
 

@@ -34,6 +34,7 @@ from crosscut.config.system.deletion import (
     why_kept,
 )
 from crosscut.config.system.files import flush_to_disk, parse_json, read_small, write_whole
+from crosscut.config.system.records import from_json
 from crosscut.corpus.execution.budget import Watch, is_list_of_losses, losses_name, read_losses
 from crosscut.data.folders import unwritable
 from crosscut.data.hashing import sha256
@@ -143,8 +144,7 @@ class Record:
         """
         try:
             content = read_small(path)
-            fields = parse_json(content)
-            record = cls(**{name: value for name, value in fields.items() if name != "sha256"})
+            record = from_json(cls, parse_json(content))
             is_plain = all(Path(name).name == name for name in (record.task, *record.files))
             return record if is_plain and record.content() == content else None
         except (OSError, ValueError, TypeError, AttributeError):

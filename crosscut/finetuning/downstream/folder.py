@@ -25,6 +25,7 @@ from crosscut.config.errors import DataError
 from crosscut.config.model import HeadKind
 from crosscut.config.system.deletion import make_folder
 from crosscut.config.system.files import open_own, parse_json, read_json, read_lines
+from crosscut.config.system.records import from_json, to_json
 from crosscut.config.system.terminal import echo
 from crosscut.finetuning.downstream.predictions import Outputs
 from crosscut.finetuning.downstream.task import Task
@@ -73,8 +74,7 @@ class Kept:
 
     def save(self) -> None:
         """Write the description."""
-        table = {**vars(self), "task": self.task.to_json(), "run": dataclasses.asdict(self.run)}
-        write_whole(self.folder / TASK_FILE, json.dumps(table, indent=2) + "\n")
+        write_whole(self.folder / TASK_FILE, json.dumps(to_json(self), indent=2) + "\n")
 
     @classmethod
     def load(cls, folder: Path, overrides: Sequence[str] = ()) -> "Kept":
@@ -89,13 +89,11 @@ class Kept:
             )
         table = read_json(path)
         try:
-            task, run = Task.from_json(table.pop("task")), table.pop("run")
-            settings = load_run(run, (*overrides, f"output.folder={json.dumps(str(folder))}"))
-            return cls(**{**table, "task": task, "run": settings})
+            settings = load_run(table["run"], (*overrides, f"output.folder={json.dumps(str(folder))}"))
+            return dataclasses.replace(from_json(cls, table), run=settings)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ConfigError(
-                f"`{path}` must describe a fine-tuning run, but cannot be read: {type(error).__name__} at {error}. "
-                "Restore the file."
+                f"`{path}` must describe a fine-tuning run, but cannot be read: {error}. Restore the file."
             ) from None
 
     def rows(self, part: str) -> Rows:
@@ -109,8 +107,8 @@ class Kept:
         path = self.folder / DATA_FOLDER / f"{part}.jsonl"
         kind = _KINDS.get(self.task.head, TextExample)
         try:
-            return tuple(_checked(kind(**_tuples(parse_json(line)))) for line in read_lines(path) if line)
-        except (OSError, ValueError, TypeError) as error:
+            return tuple(from_json(kind, parse_json(line)) for line in read_lines(path) if line)
+        except (OSError, ValueError) as error:
             raise DataError(
                 f"`{path}` must hold the examples of the run, but cannot be read: {error}. Remove the folder, and "
                 "start the run again."
@@ -123,25 +121,8 @@ class Kept:
         folder = make_folder(self.folder, DATA_FOLDER)
         rows.save(folder / f"{part}.npz")
         if is_predicted:
-            lines = (json.dumps(dataclasses.asdict(example)) for example in examples)
+            lines = (json.dumps(to_json(example)) for example in examples)
             write_whole(folder / f"{part}.jsonl", "".join(f"{line}\n" for line in lines))
-
-
-def _tuples(table: object) -> dict[str, Any]:
-    """Return the fields of an example, with tuples in place of lists. Raises `TypeError` if `table` is not a JSON
-    object.
-    """
-    if not isinstance(table, Mapping):
-        raise TypeError(f"an example is {table!r:.60}")
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
-
-
-def _checked(example: Any) -> Any:
-    """Return an example. Raises `TypeError` unless its label is a number, and its other fields are texts or lists."""
-    for name, value in vars(example).items():
-        if not isinstance(value, (int if name == "label" else str | tuple) | None):
-            raise TypeError(f"`{name}` is {value!r:.60}")
-    return example
 
 
 def save_outputs(run: RunConfig, part: str, outputs: Outputs) -> None:

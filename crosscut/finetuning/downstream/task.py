@@ -101,22 +101,6 @@ class Task:
             return ("accuracy", "f1", "matthews")
         return ("accuracy",)
 
-    def to_json(self) -> dict[str, Any]:
-        """Encode the description as JSON."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, table: Mapping[str, Any]) -> "Task":
-        """Decode a description that `to_json` encoded."""
-        values = dict(table)
-        values.update(
-            labels=tuple(values["labels"]),
-            columns=Columns(*values["columns"]),
-            long=Long(values["long"]),
-            special=Special(*values["special"]),
-        )
-        return cls(**values)
-
     def read(self, path: Path, *, has_labels: bool = True) -> tuple["Task", tuple[Example, ...], int]:
         """Read the examples in a file, or in a RACE folder. Returns the task, the examples, and the number of lines
         that were left out. If the task has no labels yet, the returned task has the labels of the file.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,15 +40,6 @@ class ServedEncoder:
     vocab_size: int
     created: int
     """Start time of the server, in seconds since 1970."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert to a JSON object."""
-        return {**asdict(self), "tokenizer": str(self.tokenizer)}
-
-    @classmethod
-    def from_json(cls, table: dict[str, Any]) -> ServedEncoder:
-        """Make the object that `to_json` converted."""
-        return cls(**{**table, "tokenizer": Path(table["tokenizer"])})
 
     def load(self, kind: str) -> None:
         """Load what it takes to read requests of this kind, which must be `embedding`."""

@@ -5,10 +5,9 @@ client that requests tools, for example, learns that the server has none.
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from crosscut.config.checks import MOST
 from crosscut.config.generation.sampling import Sampling
@@ -61,15 +60,6 @@ class Served:
     """Whether the model has a chat template. Without a template, the model only completes text."""
     created: int
     """Start time of the server, in seconds since 1970."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert to a JSON object."""
-        return {**asdict(self), "tokenizer": str(self.tokenizer), "stops": sorted(self.stops)}
-
-    @classmethod
-    def from_json(cls, table: dict[str, Any]) -> "Served":
-        """Make the object that `to_json` converted."""
-        return cls(**{**table, "tokenizer": Path(table["tokenizer"]), "stops": frozenset(table["stops"])})
 
     def load(self, kind: str) -> None:
         """Load what it takes to read requests of this kind (`chat` or `completion`)."""

@@ -6,9 +6,10 @@ JSON, because parsing millions of numbers would hold the server's interpreter fo
 
 from array import array
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
-from crosscut.serving.news import sampling_of
+from crosscut.config.system.records import from_json, to_json
 from crosscut.serving.protocol.embeddings import EmbeddingRequest, ServedEncoder, read_embedding
 from crosscut.serving.protocol.requests import Request, Served, read_chat, read_completion
 
@@ -25,12 +26,13 @@ _ID: Literal["I"] = "I"
 
 def pack_served(served: Served | ServedEncoder) -> dict[str, Any]:
     """Convert the served model to a table."""
-    return {"is_encoder": isinstance(served, ServedEncoder), "served": served.to_json()}
+    return {"is_encoder": isinstance(served, ServedEncoder), "served": to_json(served)}
 
 
 def unpack_served(table: Mapping[str, Any]) -> Served | ServedEncoder:
     """Return the served model of a table."""
-    return (ServedEncoder if table["is_encoder"] else Served).from_json(table["served"])
+    kind: type[Served | ServedEncoder] = ServedEncoder if table["is_encoder"] else Served
+    return from_json(kind, table["served"])
 
 
 def pack_request(request: Request | EmbeddingRequest) -> tuple[dict[str, Any], bytes]:
@@ -53,8 +55,5 @@ def unpack_request(table: Mapping[str, Any], content: bytes) -> Request | Embedd
     for length in table["prompts"]:
         prompts.append(tuple(ids[start : start + length]))
         start += length
-    values = dict(table, prompts=tuple(prompts))
-    if "sampling" not in table:
-        return EmbeddingRequest(**values)
-    sampling = sampling_of(table["sampling"])
-    return Request(**dict(values, sampling=sampling, echoed=tuple(table["echoed"]), surplus=tuple(table["surplus"])))
+    kind: type[Request | EmbeddingRequest] = Request if "sampling" in table else EmbeddingRequest
+    return replace(from_json(kind, {**table, "prompts": []}), prompts=tuple(prompts))

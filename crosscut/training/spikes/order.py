@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from crosscut.config import TrainingConfig
+from crosscut.config.system.records import Count
 
 
 @dataclass(frozen=True, order=True)
 class Skip:
     """Sequences that a run leaves out between two steps."""
 
-    step: int
+    step: Count
     """Number of steps done before the run leaves out the sequences."""
-    sequences: int
+    sequences: Count
     """Number of sequences that the run leaves out."""
 
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from crosscut.checkpoint import Progress, list_checkpoints, read_manifest
 from crosscut.checkpoint.folders import remove_checkpoint
@@ -17,6 +17,7 @@ from crosscut.checkpoint.format.manifest import step_of
 from crosscut.config import CheckpointError, ConfigError, RunConfig, write_whole
 from crosscut.config.system.deletion import enter_folder, remove_file
 from crosscut.config.system.files import read_json
+from crosscut.config.system.records import from_json
 from crosscut.training.spikes.order import Skip, agree
 from crosscut.training.spikes.rule import Alarm
 
@@ -73,28 +74,16 @@ def read_record(path: Path) -> SkipRecord:
     """Read a record. Raises `ConfigError` if the file cannot be read or does not hold a record."""
     table = read_json(path, remedy="Give the `skips.json` of a run, or remove the setting.")
     try:
-        skips = tuple(Skip(**_checked(entry, Skip)) for entry in table["skips"])
-        events = tuple(Event(**_checked(entry, Event)) for entry in table.get("events", []))
-        steps = [skip.step for skip in skips]
-        if steps != sorted(set(steps)) or any(skip.step < 0 or skip.sequences < 1 for skip in skips):
+        record = from_json(SkipRecord, table)
+        steps = [skip.step for skip in record.skips]
+        if "skips" not in table or steps != sorted(set(steps)) or any(skip.sequences < 1 for skip in record.skips):
             raise ValueError
-    except (KeyError, TypeError, ValueError):
+    except ValueError:
         raise ConfigError(
             f"`{path}` must hold the skips of a run, in ascending order of their steps, but does not. Use an "
             "unmodified `spikes/skips.json` from a run."
         ) from None
-    return SkipRecord(skips=skips, events=events)
-
-
-def _checked(entry: Any, kind: type) -> dict[str, Any]:
-    """Return the values of an entry for the fields of the dataclass `kind`. Raises `TypeError` if a value has the wrong
-    type.
-    """
-    names = {name: {"int": int, "str": str}.get(of, of) for name, of in kind.__annotations__.items()}
-    for name, of in names.items():
-        if type(entry[name]) is not of:
-            raise TypeError
-    return {name: entry[name] for name in names}
+    return record
 
 
 def own_record(folder: Path) -> SkipRecord | None:

@@ -68,13 +68,16 @@ def test_step_that_is_no_count_is_told(checkpoint, step, told):
     [
         (lambda table: table.update(progress=[]), "`progress` must be an object, but is []"),
         (lambda table: table["progress"].update(config="x"), "`config` must be an object, but is 'x'"),
-        (lambda table: table.update(files={"a": 1}), "`a` must be an object, but is 1"),
+        (lambda table: table.update(files={"a": 1}), "`files.a` must be an object, but is 1"),
         (lambda table: table.update(files={"../a": {"size": 1, "sha256": ""}}), "folder, but '../a' is not"),
         (lambda table: table.update(files={"a": {"size": "x", "sha256": ""}}), "`size` must be an integer"),
-        (lambda table: table.update(tensors={"a": {"shape": [1, "x"]}}), "`shape` must be an integer, but is 'x'"),
-        (lambda table: table.update(values=[3]), "`values` must be a string, but is 3"),
+        (
+            lambda table: table.update(tensors={"a": {"shape": ["x"], "dtype": "", "placement": ""}}),
+            "`shape[0]` must be",
+        ),
+        (lambda table: table.update(values=[3]), "`values[0]` must be a string, but is 3"),
         (lambda table: table.update(versions=[3]), "`versions` must be an object, but is [3]"),
-        (lambda table: table.pop("rebuilt"), "`rebuilt` is missing"),
+        (lambda table: table.pop("progress"), "`progress` is missing"),
         (lambda table: table.update(format="x"), "`format` must be an integer, but is 'x'"),
     ],
 )

@@ -50,11 +50,6 @@ def test_documents_come_back_as_they_went_in(folder: Path, texts: list[str]) -> 
     assert tokens.validation.num_documents == 3
 
 
-def test_folder_from_before_there_were_corpora_opens(folder: Path) -> None:
-    change_manifest(folder, lambda table: table.pop("corpus"))
-    assert TokenFolder.open(folder).manifest.corpus == {}
-
-
 def test_shard_without_documents_opens(tmp_path: Path, tokenizer_file: Path) -> None:
     path = tmp_path / "two.jsonl"
     path.write_text('{"text": "one"}\n{"text": "two"}\n')
@@ -98,31 +93,26 @@ def test_manifest_of_another_version_is_an_error(folder: Path) -> None:
 
 def test_manifest_without_a_field_is_an_error(folder: Path) -> None:
     path = change_manifest(folder, lambda table: table.pop("train"))
-    check_message(
-        folder, f"`{path}` must have the fields of version 1, but does not: 'train'. Prepare the tokens again."
-    )
+    told = f"`{path}` must have the fields of version 1, but does not: `train` is missing. Prepare the tokens again."
+    check_message(folder, told)
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda table: table["train"][0].update(tokens="many"), "`tokens` must be of type int, but is 'many'"),
-        (lambda table: table["train"][0].update(tokens=-1), "`tokens` must be at least 0, but is -1"),
-        (lambda table: table["validation"].update(name=None), "`name` must be of type str, but is None"),
-        (
-            lambda table: table["train"][0].update(name="a\0"),
-            r"`name` must not contain a NUL character, but is 'a\x00'",
-        ),
+        (lambda table: table["train"][0].update(tokens="many"), "`tokens` must be an integer, but is 'many'"),
+        (lambda table: table["train"][0].update(tokens=-1), "`tokens` must be from 0 to 2^63 - 1, but is -1"),
+        (lambda table: table["validation"].update(name=None), "`name` must be a string, but is None"),
         *(
             (
                 lambda table, name=name: table["validation"].update(name=name),
                 f"the `name` of a shard must be a file's name without its folder, but is {name!r:.60}",
             )
-            for name in ("../validation", "/etc/passwd", "a/b", "..", "", ".hidden", "a\n", "a\\b")
+            for name in ("../validation", "/etc/passwd", "a/b", "..", "", ".hidden", "a\n", "a\\b", "a\0")
         ),
-        (lambda table: table["sources"][0].update(name=["a"]), "`name` must be of type str, but is ['a']"),
-        (lambda table: table["settings"].update(seed=1.5), "`seed` must be of type int, but is 1.5"),
-        (lambda table: table.update(vocab_size=float("inf")), "cannot convert float infinity to integer"),
+        (lambda table: table["sources"][0].update(name=["a"]), "`name` must be a string, but is ['a']"),
+        (lambda table: table["settings"].update(seed=1.5), "`seed` must be an integer, but is 1.5"),
+        (lambda table: table.update(vocab_size=float("inf")), "`vocab_size` must be an integer, but is inf"),
     ],
 )
 def test_manifest_with_a_value_of_another_type_is_an_error(folder: Path, change, reason: str) -> None:

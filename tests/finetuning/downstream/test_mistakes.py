@@ -120,7 +120,7 @@ def test_kept_examples_have_the_types_of_their_fields(tmp_path, key, value):
     (tmp_path / "data" / "dev.jsonl").write_text(json.dumps(table) + "\n")
     assert kept.examples("dev")[0].label == 1
     (tmp_path / "data" / "dev.jsonl").write_text(json.dumps({**table, key: value}) + "\n")
-    with pytest.raises(DataError, match=f"must hold the examples of the run, but cannot be read: `{key}` is"):
+    with pytest.raises(DataError, match=f"must hold the examples of the run, but cannot be read: `{key}` must be a"):
         kept.examples("dev")
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from crosscut.config import ConfigError
+from crosscut.config.system.records import from_json, to_json
 from crosscut.finetuning.downstream.predictions import predict, probabilities_of, scores_of
 from crosscut.finetuning.downstream.task import TASKS, Task, files_of
 from crosscut.finetuning.encoding import Special, best_answers, encode_questions
@@ -38,7 +39,7 @@ def test_files_are_found_under_their_published_names(tmp_path: Path, name: str, 
 
 def test_a_task_is_kept_as_json() -> None:
     task = Task(name="table", labels=("a", "b"), columns=Columns("text", "", "kind"), special=Special(None, 3))
-    assert Task.from_json(json.loads(json.dumps(task.to_json()))) == task
+    assert from_json(Task, json.loads(json.dumps(to_json(task)))) == task
 
 
 def test_lines_that_the_published_file_lacks_columns_in_are_counted(tmp_path: Path) -> None:
