@@ -118,12 +118,16 @@ def handwritten_words(text: str) -> int:
 
 
 def to_markdown(sizes: Sizes, before: Sizes | None = None) -> str:
-    """Table with a row for each room and the total. A figure that was different before is printed after the old one."""
+    """Table with a row for each room and the total. A figure that was different before is printed after the old one.
+    Without a run of the tests, the table has no seconds.
+    """
+    is_timed = any("seconds" in figures for figures in sizes.values())
+    columns = [column for column in COLUMNS if is_timed or column != "seconds"]
     rooms = sorted({*sizes, *(before or {})})
-    lines = [f"| room | {' | '.join(COLUMNS)} |", f"|---|{'---:|' * len(COLUMNS)}"]
+    lines = [f"| room | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
     for room in (*rooms, "total"):
         new, old = row_of(sizes, room), None if before is None else row_of(before, room)
-        cells = [cell(new.get(column, 0), None if old is None else old.get(column, 0)) for column in COLUMNS]
+        cells = [cell(new.get(column, 0), None if old is None else old.get(column, 0)) for column in columns]
         lines.append(f"| {room} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

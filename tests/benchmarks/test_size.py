@@ -78,7 +78,7 @@ def test_two_checkouts_stand_in_one_table(checkout, capsys):
     size.main([str(checkout), str(after)])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("| room | code | nodes | functions | large classes | Any |")
-    assert "| data | 16 -> 0 | 77 -> 0 | 15 -> 0 |  |  |  |  |  |  |" in lines
+    assert "| data | 16 -> 0 | 77 -> 0 | 15 -> 0 |  |  |  |  |  |" in lines
     assert lines[-1].startswith("| total | 40 -> 1 |")
 
 
