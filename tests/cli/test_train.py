@@ -81,6 +81,7 @@ def test_prepare_makes_the_tokens_that_train_then_uses(crosscut_here, book, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.alone  # torchrun takes the port that was free a moment ago
 def test_two_torchrun_nodes_make_one_run(book, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

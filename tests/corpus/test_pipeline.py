@@ -254,6 +254,7 @@ prepare_corpus(load_corpus(Path(sys.argv[1]), ["engine.kind=ray", "engine.addres
 
 
 @pytest.mark.slow
+@pytest.mark.extras
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="keeping Ray to loopback takes root on Linux")
 def test_ray_makes_the_same_bytes(prepared, raw, tmp_path):
     pytest.importorskip("ray", reason="the extra `ray` is not installed")

@@ -120,7 +120,7 @@ MISCOMPILED = """
 import torch
 import torch.nn.functional as F
 from dataclasses import replace
-from crosscut.training import compilation
+from crosscut.training.speed import compilation
 from benchmarks.gpu.plan import tiny_plan
 from benchmarks.gpu.worker import measure
 
