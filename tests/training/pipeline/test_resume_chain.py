@@ -60,10 +60,9 @@ CHAIN = [("pipeline=2 tensor=2", 5), ("context=2 data=2", 8), ("tensor=1", None)
 
 
 @pytest.mark.slow  # four ranks are started three times
-@pytest.mark.parametrize("model", [LLAMA, ()], ids=["llama", "gpt2"])
-def test_a_killed_run_goes_on_at_other_layouts_with_the_same_losses(run_with, tmp_path: Path, model) -> None:
+def test_a_killed_run_goes_on_at_other_layouts_with_the_same_losses(run_with, tmp_path: Path) -> None:
     """Pipeline 2 x tensor 2, then context 2 x data 2, then one rank."""
-    settings = (*EXACT, *model, "model.dropout=0.0", f"training.steps={STEPS}", f"checkpoint.every={EVERY}")
+    settings = (*EXACT, *LLAMA, "model.dropout=0.0", f"training.steps={STEPS}", f"checkpoint.every={EVERY}")
     pool = RankPool()
     try:
         whole = tmp_path / "whole.jsonl"
