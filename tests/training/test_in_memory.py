@@ -13,6 +13,7 @@ from crosscut.config import ConfigError, RunConfig
 from crosscut.training.elastic import read_restarts
 from crosscut.training.loop import Loop
 from crosscut.training.watching.metrics import read_metrics
+from tests.training.jobs import losses_of as step_losses
 from tests.training.jobs import whole_run
 
 
@@ -42,15 +43,18 @@ def losses_of(folder: Path) -> list[tuple[int, float]]:
     return [(row["step"], row["loss"]) for row in read_metrics(folder) if "loss" in row]
 
 
+EXACT = (
+    "layout.data=2", "layout.sharding=zero2", "model.dropout=0.0", "training.precision=float64",
+    "training.validate_every=0",
+)  # fmt: skip
+
+
 @pytest.fixture
 def killed(ranks, run_with, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A run on two machines that was killed after step 5. Its newest checkpoint on disk is of step 3, in memory of
     step 4. Returns the run, the folders in memory, and the folders of the checkpoints in them.
     """
-    run = run_with(
-        "layout.data=2", "layout.sharding=zero2", "layout.elastic=data", "checkpoint.in_memory=2", "model.dropout=0.0",
-        "training.precision=float64", "training.validate_every=0",
-    )  # fmt: skip
+    run = run_with(*EXACT, "layout.elastic=data", "checkpoint.in_memory=2")
     tops = [tmp_path / "first", tmp_path / "second"]
     ranks.run(2, on_machines, run, tops, 5)
     folder = Path(run.output.folder)
@@ -61,16 +65,10 @@ def killed(ranks, run_with, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return run, tops, places
 
 
-@pytest.fixture(scope="module")
-def undisturbed(ranks, tokens_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, float]]:
+@pytest.fixture
+def undisturbed(ranks, run_with) -> list[tuple[int, float]]:
     """Losses of the same run, which was not killed."""
-    from tests.training.conftest import tiny_run
-
-    settings = ("layout.data=2", "layout.sharding=zero2", "model.dropout=0.0", "training.precision=float64")
-    settings = (*settings, "training.validate_every=0")
-    run = tiny_run(tokens_folder, tmp_path_factory.mktemp("whole") / "run", *settings)
-    ranks.run(2, whole_run, run)
-    return losses_of(Path(run.output.folder))
+    return list(enumerate(ranks.run(2, step_losses, run_with(*EXACT), 6)[0], start=1))
 
 
 @pytest.mark.slow  # a quick test loads these files
@@ -82,7 +80,8 @@ def test_each_machine_holds_its_own_file_and_the_file_of_the_other(killed) -> No
         assert [path.name for path in place.parent.glob("step-*")] == [place.name]
 
 
-@pytest.mark.parametrize("survivors", [1, pytest.param(2, marks=pytest.mark.slow)])  # another layout
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("survivors", [1, 2])
 def test_a_run_that_loses_a_machine_continues_without_reading_the_disk(ranks, killed, undisturbed, survivors) -> None:
     run, tops, _ = killed
     shutil.rmtree(tops[0])
@@ -120,14 +119,8 @@ def belong_to_another_run(places: list[Path]) -> None:
         place.parent.rename(place.parent.with_name("0123456789abcdef"))
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        belong_to_another_run,
-        # tests/checkpoint/test_in_memory.py shows the choice of a checkpoint
-        *(pytest.param(fault, marks=pytest.mark.slow) for fault in (lose_a_shard, damage_a_shard, make_stale)),
-    ],
-)
+@pytest.mark.slow  # test_elastic.py continues from the disk; tests/checkpoint/test_in_memory.py chooses a checkpoint
+@pytest.mark.parametrize("fault", [belong_to_another_run, lose_a_shard, damage_a_shard, make_stale])
 def test_faulty_checkpoints_in_memory_are_not_loaded(ranks, killed, undisturbed, fault) -> None:
     run, tops, places = killed
     fault(places)

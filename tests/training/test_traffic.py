@@ -76,10 +76,10 @@ STAGED = [
 ]
 """Eight micro-batches of a model of four layers."""
 
-COMPARED = [*LAYOUTS[:7], SHARDED[0], SHARDED[3], SHARDED[4]]
+COMPARED = [SHARDED[4], SHARDED[0], SHARDED[3], *LAYOUTS[:7]]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("options", LAYOUTS + SHARDED, ids=[" ".join(o) or "one rank" for o in LAYOUTS + SHARDED])
 def test_recorded_collectives_are_the_planned_ones(ranks, run_with, options):
     run = run_with("model.dropout=0.0", *options)
@@ -94,7 +94,7 @@ def planned_messages(run) -> Counter:
     return planned
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("options", STAGED, ids=" ".join)
 def test_each_stage_sends_the_planned_messages(ranks, run_with, options):
     run = run_with(*EXACT[1:], "model.dropout=0.0", *options)
@@ -110,7 +110,7 @@ def record_comparison(run) -> list[tuple[str, str, int]]:
     return [tuple(sent) for sent in recorder.sent]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize("options", COMPARED, ids=[" ".join(o) or "one rank" for o in COMPARED])
 def test_recorded_comparison_of_replicas_is_the_planned_one(ranks, run_with, options):
     run = run_with(*options)
@@ -118,8 +118,8 @@ def test_recorded_comparison_of_replicas_is_the_planned_one(ranks, run_with, opt
     assert recorded == [(c.operation, c.axis, c.elements) for c in comparison_traffic(run)]
 
 
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("options", [STAGED[i] for i in (0, 1, 4, 6, 11)], ids=" ".join)
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("options", [STAGED[i] for i in (11, 6, 4, 1, 0)], ids=" ".join)
 def test_recorded_comparison_of_stages_is_the_planned_one(ranks, run_with, options):
     run = run_with(*EXACT[1:], *options)
     for rank, recorded in enumerate(ranks.run(run.layout.world_size, record_comparison, run)):
@@ -127,7 +127,8 @@ def test_recorded_comparison_of_stages_is_the_planned_one(ranks, run_with, optio
         assert recorded == [(c.operation, c.axis, c.elements) for c in of_rank]
 
 
-@pytest.mark.parametrize("options", LAYOUTS[:4], ids=[" ".join(o) or "one rank" for o in LAYOUTS[:4]])
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("options", LAYOUTS[3:0:-1], ids=" ".join)
 def test_planned_parameters_are_held(ranks, run_with, options):
     run = run_with(*options)
     assert set(ranks.run(run.layout.world_size, held, run)) == {parameters_per_rank(run.model, run.layout)}
