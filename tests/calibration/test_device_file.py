@@ -17,7 +17,7 @@ from crosscut.launch import process_group
 from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware, MeasuredMessage, read_hardware
 from crosscut.planner.products import Speed
 
-SMALL = Sizes(tokens=(64,), widths=((64, 64), (64, 128)), elements=1 << 16, attention=(1, 2, 64, 16), turns=2)
+SMALL = Sizes(tokens=(64,), widths=((64, 64), (64, 128)), elements=1 << 16, attention=(1, 2, 64, 16), turns=1)
 CPU = torch.device("cpu")
 
 
