@@ -17,7 +17,6 @@ from crosscut.training.loop import Loop
 from tests.training.conftest import tiny_run
 from tests.training.jobs import loop, parts
 
-
 ONE_STEP = ("training.steps=1", "optimizer.warmup_steps=0")
 
 

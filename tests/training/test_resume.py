@@ -274,7 +274,12 @@ def test_failed_checkpoint_stops_the_run_or_does_not(ranks, run_with, capfd):
     """A file stands where the folder must be: a place that cannot be written, also for root."""
     place = Path(run_with().output.folder).parent / "taken"
     place.write_text("not a folder")
-    settings = (f"checkpoint.folder={place}/checkpoints", "checkpoint.every=2", "training.steps=3", "training.validate_every=0")
+    settings = (
+        f"checkpoint.folder={place}/checkpoints",
+        "checkpoint.every=2",
+        "training.steps=3",
+        "training.validate_every=0",
+    )
     with pytest.raises(CheckpointError, match=r"must be writable, but is not: Not a directory"):
         ranks.run(2, record, run_with(*settings, "layout.tensor=2"))
     results = ranks.run(2, record, run_with(*settings, "layout.tensor=2", "checkpoint.on_failure=continue"))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +55,6 @@ def _batch_restarts(patch: Patch) -> None:
     patch.setattr(Batches, "micro_batches", lambda self, step: take(self, step - DONE))
 
 
-def _moments_forgotten(patch: Patch) -> None:
-    _forget(patch, "exp_avg")
-
-
-def _momentum_forgotten(patch: Patch) -> None:
-    _forget(patch, MOMENTUM)
-
-
 def _forget(patch: Patch, name: str) -> None:
     load = Loop.load
 
@@ -108,8 +101,8 @@ def _roles_forgotten(patch: Patch) -> None:
 FAULTS = {
     "a schedule that restarts after a resume": Fault(_schedule_restarts, "loss of step 5"),
     "a growing batch that restarts after a resume": Fault(_batch_restarts, "samples of step 4"),
-    "first moments that a resume forgets": Fault(_moments_forgotten, "loss of step 5"),
-    "Muon's momentum that a resume forgets": Fault(_momentum_forgotten, "loss of step 5"),
+    "first moments that a resume forgets": Fault(partial(_forget, name="exp_avg"), "loss of step 5"),
+    "Muon's momentum that a resume forgets": Fault(partial(_forget, name=MOMENTUM), "loss of step 5"),
     "learning rates by role that a resume forgets": Fault(_roles_forgotten, "loss of step 5"),
     "a decay of the average that is counted from the resume": Fault(_decay_restarts, "average of the weights"),
     "an average of the weights that begins anew after a resume": Fault(_average_forgotten, "average of the weights"),

@@ -119,7 +119,9 @@ def test_model_trains_bit_for_bit_alike_in_pieces(ranks, run_with, options):
 def test_checkpoints_are_those_of_runs_without(ranks, run_with):
     """Each run resumes from the checkpoint of the other."""
     plain = run_with("training.validate_every=0", "checkpoint.keep=5")
-    away = run_with("training.validate_every=0", "checkpoint.keep=5", OFFLOAD, f"output.folder={plain.output.folder}-away")
+    away = run_with(
+        "training.validate_every=0", "checkpoint.keep=5", OFFLOAD, f"output.folder={plain.output.folder}-away"
+    )
     whole = [ranks.run(1, loop, run)[0] for run in (plain, away)]
     saved = [Path(run.checkpoints_folder) / "step-00000003" for run in (away, plain)]
     again = [ranks.run(1, loop, run, place)[0] for run, place in zip((plain, away), saved, strict=True)]

@@ -50,7 +50,7 @@ def uncut() -> dict[tuple[str, ...], dict[str, Tensor]]:
 
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("optimizer", [MUON, ()], ids=["Muon", "AdamW"])
-@pytest.mark.parametrize("layout", ["zero3", "2x2 split zero2", "4x1"])
+@pytest.mark.parametrize("layout", ["zero3", "2x2 split zero2", "tensor 2"])
 def test_the_average_is_that_of_whole_weights_on_every_layout(ranks, run_with, uncut, layout, optimizer):
     run = run_with(*EXACT, *EMA, *optimizer, *LAYOUTS[layout])
     told = ranks.run(run.layout.world_size, stepped, run)

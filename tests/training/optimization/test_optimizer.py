@@ -1,6 +1,5 @@
 """Learning rates of groups of parameters."""
 
-
 import shutil
 
 import pytest

@@ -80,11 +80,12 @@ PAIRS = [
     ("pipeline=2", "data=2"),
     ("pipeline=2 tensor=2", "pipeline=2 stages_per_rank=2"),
     ("pipeline=2 tensor=2", "pipeline=2 data=2 sharding=zero3"),
+    ("pipeline=2 tensor=2", "context=2 data=2"),
     ("tensor=1", "pipeline=4 schedule=zero_bubble"),
 ]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("before", "layout"), PAIRS)
 def test_a_run_resumes_on_any_layout(ranks, run_with, tmp_path, before, layout):
     whole = ranks.run(1, record, run_with(*RESUMED, f"output.folder={tmp_path / 'whole'}"))[0]

@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -114,26 +115,6 @@ def test_a_run_on_a_layout_repeats_from_its_record(ranks, run_with):
     assert all(same_bits(ours, theirs) for ours, theirs in zip(results, repeated, strict=True))
 
 
-def _moments_forgotten(patch):
-    _without(patch, "exp_avg")
-
-
-def _momentum_forgotten(patch):
-    _without(patch, "momentum_buffer")
-
-
-def _average_forgotten(patch):
-    _without(patch, "average.")
-
-
-def _counter_forgotten(patch):
-    _without(patch, ".step")
-
-
-def _weights_forgotten(patch):
-    _without(patch, "blocks.0")
-
-
 def _without(patch, part):
     live = StateCopies._live
     patch.setattr(StateCopies, "_live", lambda self: {n: t for n, t in live(self).items() if part not in n})
@@ -146,22 +127,16 @@ def _batch_kept(patch):
 
 
 def _newest_copy_damaged(patch):
-    patch.setattr(StateCopies, "keep", _late(StateCopies.keep))
-
-
-def _late(keep):
-    def kept(self, step):
-        keep(self, max(step - 1, 0))  # the copy claims to be of an earlier step
-
-    return kept
+    keep = StateCopies.keep
+    patch.setattr(StateCopies, "keep", lambda self, step: keep(self, max(step - 1, 0)))  # as of an earlier step
 
 
 FAULTS = {
-    "a first moment that does not return": _moments_forgotten,
-    "a momentum that does not return": _momentum_forgotten,
-    "an average that does not return": _average_forgotten,
-    "a count of steps that does not return": _counter_forgotten,
-    "weights that do not return": _weights_forgotten,
+    "a first moment that does not return": partial(_without, part="exp_avg"),
+    "a momentum that does not return": partial(_without, part="momentum_buffer"),
+    "an average that does not return": partial(_without, part="average."),
+    "a count of steps that does not return": partial(_without, part=".step"),
+    "weights that do not return": partial(_without, part="blocks.0"),
     "batches that are trained again": _batch_kept,
     "a copy with the number of another step": _newest_copy_damaged,
 }
