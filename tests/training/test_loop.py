@@ -16,16 +16,13 @@ from crosscut.config import CheckpointError, TrainingError
 from crosscut.training.loop import Loop
 from tests.training.conftest import tiny_run
 from tests.training.jobs import loop, parts
+from tests.training.test_resume import checkpoint_of
 
 ONE_STEP = ("training.steps=1", "optimizer.warmup_steps=0")
 
 
 def rows_of(run) -> list[dict]:
     return [json.loads(line) for line in (Path(run.output.folder) / "metrics.jsonl").read_text().splitlines()]
-
-
-def checkpoint_of(run, step: int) -> Path:
-    return Path(run.output.folder) / "checkpoints" / f"step-{step:08d}"
 
 
 @pytest.fixture(scope="module")

@@ -13,18 +13,11 @@ from crosscut.training.memory.host_moments import InHostMemory
 from crosscut.training.optimization.muon import orthogonalized
 from crosscut.training.optimization.optimizer import Rules, make_optimizer
 from tests.training.jobs import parts
+from tests.training.pipeline.jobs import LLAMA as TIED_LLAMA
 from tests.training.test_resume import LAYOUTS, train
 
 MUON = ('optimizer.matrices="muon"', "optimizer.matrix_learning_rate=0.02", "optimizer.weight_decay=0.1")
-LLAMA = (
-    "model.positions=rotary",
-    "model.norm=rms",
-    "model.mlp=swiglu",
-    "model.biases=none",
-    "model.num_kv_heads=2",
-    "model.mlp_size=96",
-    "model.tied=false",
-)
+LLAMA = (*TIED_LLAMA, "model.tied=false")
 EXACT = ("model.dropout=0.0", "training.precision=float64")
 
 
