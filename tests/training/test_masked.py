@@ -30,6 +30,9 @@ BERT = (
 )
 
 
+LAYOUT = ("layout.data=2", "layout.sharding=zero3")
+
+
 @pytest.fixture(scope="module")
 def masked_tokens(text_file, tmp_path_factory) -> Path:
     """Token shards of the small corpus with an index of sentences."""
@@ -49,9 +52,9 @@ def bert_run(masked_tokens, tmp_path):
     return make
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("packed", [False, True])
-def test_every_layout_and_a_resume_train_the_same_model(ranks, bert_run, packed):
+def test_another_layout_and_a_resume_train_the_same_model(ranks, bert_run, packed):
     kind = ("data.pairs=false", "model.sentence_order=false", "training.document_mask=true") if packed else ()
     kind = (*kind, "model.dropout=0", "training.steps=5", "training.validate_every=0")
     run = bert_run(*kind)
@@ -60,11 +63,10 @@ def test_every_layout_and_a_resume_train_the_same_model(ranks, bert_run, packed)
         assert loss == whole[0]["losses"][step]
     for name, weight in whole[0]["weights"].items():
         assert torch.equal(weight, resumed[0]["weights"][name]), name
-    for layout in (("layout.data=2", "layout.sharding=zero3"), ("layout.tensor=2", "layout.sequence_parallel=true")):
-        cut = train(ranks, bert_run(*kind, *layout), checkpoint_of(run, 3))
-        for step, loss in cut[0]["losses"].items():
-            assert batches_of(cut, step) == batches_of(whole, step)
-            assert loss == pytest.approx(whole[0]["losses"][step], rel=1e-5)
+    cut = train(ranks, bert_run(*kind, *LAYOUT), checkpoint_of(run, 3))
+    for step, loss in cut[0]["losses"].items():
+        assert batches_of(cut, step) == batches_of(whole, step)
+        assert loss == pytest.approx(whole[0]["losses"][step], rel=1e-5)
 
 
 def _searches(run: RunConfig) -> int:

@@ -219,6 +219,7 @@ def test_an_input_that_was_changed_before_it_is_needed_again_is_an_error(ranks, 
 
 def freed_inputs(run) -> list[bool]:
     """Which layers' inputs are gone from the device once the forward pass is through."""
+    gc.freeze()  # the collection below is only of what this function makes
     trainer, batches = parts(run)
     inputs: list[StorageWeakRef] = []
     for block in trainer.model.blocks:
@@ -227,6 +228,7 @@ def freed_inputs(run) -> list[bool]:
     loss = trainer.model.loss(*batches.micro_batches(0)[0].plain())
     gc.collect()
     freed = [storage.expired() for storage in inputs]
+    gc.unfreeze()
     loss.backward()
     return freed
 

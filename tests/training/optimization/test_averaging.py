@@ -48,7 +48,7 @@ def uncut() -> dict[tuple[str, ...], dict[str, Tensor]]:
     return {}
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("optimizer", [MUON, ()], ids=["Muon", "AdamW"])
 @pytest.mark.parametrize("layout", ["zero3", "2x2 split zero2", "tensor 2"])
 def test_the_average_is_that_of_whole_weights_on_every_layout(ranks, run_with, uncut, layout, optimizer):

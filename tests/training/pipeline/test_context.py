@@ -105,12 +105,14 @@ def test_validation_passes_through_all_stages_with_a_part_of_each_sequence(ranks
     assert ranks.run(4, validation_loss, run) == pytest.approx([expected] * 4)
 
 
+@pytest.mark.slow  # test_stages.py sends the parts of a split sequence
 def test_a_stage_sends_the_tokens_of_its_context_rank(ranks, run_with):
     run = run_with(*EXACT, *layout_of("pipeline=2 context=2"))
     for of_rank in ranks.run(4, sent_by_stage, run):
         assert {shape for _, shape in of_rank} == {(1, 16, run.model.hidden_size)}
 
 
+@pytest.mark.slow  # test_stages.py compares the replicas of a stage and both ends
 def test_the_replica_guard_compares_context_ranks_of_a_stage_and_both_ends(ranks, run_with):
     run = run_with(*EXACT, *layout_of("pipeline=2 context=2"))
     for drift in ranks.run(4, drift_after, run, "tokens.weight", 3):
@@ -118,6 +120,7 @@ def test_the_replica_guard_compares_context_ranks_of_a_stage_and_both_ends(ranks
         assert 3 in drift.ranks
 
 
+@pytest.mark.slow  # others train a whole run with stages, or with shared sequences
 def test_a_whole_run_trains_validates_and_saves(ranks, run_with, tmp_path):
     folder = tmp_path / "run"
     settings = (

@@ -53,8 +53,8 @@ def scores(run) -> dict[str, float]:
 @pytest.mark.parametrize(
     "layout",
     [
+        "pipeline=2 stages_per_rank=2",
         "pipeline=2 stages_per_rank=2 tensor=2 sequence_parallel=true",
-        "pipeline=4",
         "pipeline=2 data=2 sharding=zero3",
         "pipeline=2 context=2",
     ],
