@@ -13,8 +13,8 @@ from crosscut.config import ConfigError, RunConfig
 from crosscut.training.elastic import read_restarts
 from crosscut.training.loop import Loop
 from crosscut.training.watching.metrics import read_metrics
-from tests.training.jobs import losses_of as step_losses
-from tests.training.jobs import whole_run
+from tests.training.conftest import tiny_run
+from tests.training.jobs import loop, whole_run
 
 
 class KilledError(Exception):
@@ -65,10 +65,12 @@ def killed(ranks, run_with, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return run, tops, places
 
 
-@pytest.fixture
-def undisturbed(ranks, run_with) -> list[tuple[int, float]]:
+@pytest.fixture(scope="module")
+def undisturbed(ranks, tokens_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, float]]:
     """Losses of the same run, which was not killed."""
-    return list(enumerate(ranks.run(2, step_losses, run_with(*EXACT), 6)[0], start=1))
+    run = tiny_run(tokens_folder, tmp_path_factory.mktemp("whole") / "run", *EXACT)
+    ranks.run(2, loop, run)
+    return losses_of(Path(run.output.folder))
 
 
 @pytest.mark.one_in(2)
