@@ -14,7 +14,7 @@ from crosscut.training.elastic import read_restarts
 from crosscut.training.loop import Loop
 from crosscut.training.watching.metrics import read_metrics
 from tests.training.conftest import tiny_run
-from tests.training.jobs import loop, whole_run
+from tests.training.jobs import whole_run
 
 
 class KilledError(Exception):
@@ -69,7 +69,7 @@ def killed(ranks, run_with, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def undisturbed(ranks, tokens_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, float]]:
     """Losses of the same run, which was not killed."""
     run = tiny_run(tokens_folder, tmp_path_factory.mktemp("whole") / "run", *EXACT)
-    ranks.run(2, loop, run)
+    ranks.run(2, whole_run, run)
     return losses_of(Path(run.output.folder))
 
 
