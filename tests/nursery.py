@@ -13,7 +13,10 @@ _IMPORTED = (
     "torch.distributed.elastic.multiprocessing",
     "crosscut.corpus",
     "crosscut.training",
+    "crosscut.training.watching.board",
     "crosscut.verification",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.pyplot",
 )
 """Modules that the server imports, and all that they import."""
 
