@@ -153,7 +153,7 @@ def test_weights_are_packed_where_some_texts_are_written_at_once(model_folder, m
 
 
 def test_a_client_that_never_reads_is_told_in_one_line_at_the_end(monkeypatch, capfd):
-    monkeypatch.setattr(server_module, "_UNTIL_CLOSED", 1)
+    monkeypatch.setattr(server_module, "_UNTIL_CLOSED", 0.5)
 
     async def endless(_: object) -> StreamingResponse:
         async def chunks() -> AsyncIterator[bytes]:

@@ -11,10 +11,16 @@ from tests.serving.conftest import NAME, Server, start
 DESK, PHONE = {"width": 1200, "height": 800}, {"width": 390, "height": 844}
 
 
-@pytest.fixture
-def page(browser, whole: Server) -> Iterator[Any]:
-    """The page of a running server; a message on its console is a mistake."""
+@pytest.fixture(scope="module")
+def context(browser) -> Iterator[Any]:
     context = browser.new_context(viewport=DESK, permissions=["clipboard-read", "clipboard-write"])
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def page(context, whole: Server) -> Iterator[Any]:
+    """The page of a running server; a message on its console is a mistake."""
     page = context.new_page()
     said: list[str] = []
     page.on("console", lambda message: said.append(message.text))
@@ -22,7 +28,7 @@ def page(browser, whole: Server) -> Iterator[Any]:
     page.goto(whole.url)
     page.locator("#model", has_text=NAME).wait_for()
     yield page
-    context.close()
+    page.close()
     assert [line for line in said if not line.startswith("Failed to load resource")] == []
 
 
@@ -62,8 +68,9 @@ def as_encoder(route: Any) -> None:
     route.fulfill(response=answer, json=told)
 
 
-def test_an_encoder_is_told_and_writes_nothing(browser, whole: Server):
-    page = browser.new_page()
+@pytest.mark.slow  # only the page's own program
+def test_an_encoder_is_told_and_writes_nothing(context, whole: Server):
+    page = context.new_page()
     page.route("**/v1/models", as_encoder)
     page.goto(whole.url)
     page.locator("#model", has_text=NAME).wait_for()
@@ -73,6 +80,7 @@ def test_an_encoder_is_told_and_writes_nothing(browser, whole: Server):
     page.close()
 
 
+@pytest.mark.slow  # only the page's own program
 def test_a_token_tells_what_else_was_likely(page):
     write(page, "Fellow citizens")
     page.locator(".token", has_text=re.compile(r"\w")).first.hover()
@@ -86,6 +94,7 @@ def test_a_token_tells_what_else_was_likely(page):
     assert card.is_hidden()
 
 
+@pytest.mark.slow  # test_client.py repeats texts by their seed
 def test_the_seed_repeats_a_text(page):
     write(page, "We", seed="")
     first = page.locator(".turn").inner_text()
@@ -115,8 +124,7 @@ def without_chat(route: Any) -> None:
     route.fulfill(response=answer, json=told)
 
 
-def test_a_model_without_a_template_tells_why_it_does_not_chat(browser, whole):
-    context = browser.new_context(viewport=DESK)
+def test_a_model_without_a_template_tells_why_it_does_not_chat(context, whole):
     page = context.new_page()
     page.route("**/v1/models", without_chat)
     page.goto(whole.url)
@@ -128,7 +136,7 @@ def test_a_model_without_a_template_tells_why_it_does_not_chat(browser, whole):
     assert page.locator("#hint").inner_text() == ""
     page.locator("label", has_text="Chat").click(force=True)
     assert page.locator("#problem").inner_text().startswith(reason)
-    context.close()
+    page.close()
 
 
 STOP_AT_FIRST_TOKEN = """() => {
@@ -152,6 +160,7 @@ def test_stop_ends_the_text(page, whole):
     whole.wait_for(running=0, waiting=0)
 
 
+@pytest.mark.slow  # only the page's own program
 def test_copy_takes_the_text(page):
     write(page, "Fellow citizens", 20)
     page.click("#copy")
@@ -169,7 +178,7 @@ def test_what_the_server_refuses_is_shown(page):
 @pytest.mark.parametrize(
     ("size", "scheme"),
     [
-        pytest.param(DESK, "light", id="desk, light"),
+        pytest.param(DESK, "light", id="desk, light", marks=pytest.mark.slow),
         pytest.param(DESK, "dark", id="desk, dark", marks=pytest.mark.slow),
         pytest.param(PHONE, "light", id="phone, light", marks=pytest.mark.slow),
         pytest.param(PHONE, "dark", id="phone, dark"),
