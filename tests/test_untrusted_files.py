@@ -1,22 +1,15 @@
 """No code reads a file in a way that can run a program that stands in the file.
 
-Pickles, Python's own code and some forms of YAML can hold programs. Their readers may stand only in the files of
-`ALLOWED`, each with the reason why no file reaches it or why it is safe there.
+Pickles, Python's own code and some forms of YAML can hold programs. Their readers stand nowhere in the package.
 """
 
 import ast
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from tests.test_contract import PACKAGE, files_of, names
-
-ALLOWED: dict[str, set[str]] = {
-    # Checkpoints of format 1 have a pickle as their index. This unpickler finds no class or function of any module.
-    "checkpoint/format/old_format.py": {"pickle", "pickle.Unpickler", "pickle.UnpicklingError"},
-}
-"""Files of the package to the names that they may use."""
 
 FORBIDDEN = re.compile(
     r"(_?pickle|cPickle|cloudpickle|dill|marshal|shelve|joblib|yaml|ruamel|runpy)(\..*)?"
@@ -29,13 +22,11 @@ SAFE = {"weights_only": True, "allow_pickle": False}
 """Arguments that make `load` of torch and numpy safe, with their safe values."""
 
 
-def finds(code: str, allowed: Collection[str] = ()) -> list[str]:
+def finds(code: str) -> list[str]:
     """`line: name` of every unsafe reader in the code."""
     tree = ast.parse(code)
     unsafe = [f"{line}: {name}" for line, name in calls(tree)]
-    return unsafe + [
-        f"{line}: {name}" for line, name in names(tree) if FORBIDDEN.fullmatch(name) and name not in allowed
-    ]
+    return unsafe + [f"{line}: {name}" for line, name in names(tree) if FORBIDDEN.fullmatch(name)]
 
 
 def calls(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -54,17 +45,8 @@ def calls(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 @pytest.mark.parametrize("room", sorted({path.relative_to(PACKAGE).parts[0] for path in PACKAGE.rglob("*.py")}))
 def test_no_file_can_run_a_program(room: str) -> None:
-    found = {}
-    for path in files_of(room):
-        name = str(path.relative_to(PACKAGE))
-        found[name] = finds(path.read_text(encoding="utf-8"), ALLOWED.get(name, ()))
+    found = {str(path.relative_to(PACKAGE)): finds(path.read_text(encoding="utf-8")) for path in files_of(room)}
     assert {name: lines for name, lines in found.items() if lines} == {}
-
-
-def test_what_is_allowed_is_used() -> None:
-    for file, allowed in ALLOWED.items():
-        found = {name for _, name in names(ast.parse((PACKAGE / file).read_text()))}
-        assert allowed <= found, file
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from crosscut.checkpoint.damage import find_damage
 from crosscut.checkpoint.format.index import INDEX_FILE
 from crosscut.checkpoint.format.manifest import MANIFEST_FILE, Manifest, Progress, read_manifest, step_of
-from crosscut.checkpoint.format.old_format import OLD_INDEX_FILE
 from crosscut.checkpoint.storage import (
     DRAFT_SUFFIX,
     DROPPED_SUFFIX,
@@ -28,7 +26,7 @@ PASSED_OVER_FILE = "passed-over.txt"
 """Name of the file that marks a damaged checkpoint as skipped by a run. A checkpoint with this file does not count
 toward `checkpoint.keep`."""
 
-_FILES = frozenset({MANIFEST_FILE, INDEX_FILE, OLD_INDEX_FILE, PASSED_OVER_FILE})
+_FILES = frozenset({MANIFEST_FILE, INDEX_FILE, PASSED_OVER_FILE})
 _DATA = re.compile(r"rank-[0-9]+\.safetensors|__[0-9]+_[0-9]+\.distcp")
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}")
 """Form of the name under which a file is written before it replaces another one."""
@@ -133,21 +131,17 @@ def _fallback_message(skipped: list[str], folder: Folder) -> str:
     return f"crosscut: {noun} skipped:\n{listed}\ncrosscut: Continuing from `{folder}`, the newest good checkpoint."
 
 
-def require_identity(
-    checkpoint: Location, identity: Mapping[str, Any], *, defaults: Mapping[str, Any] = MappingProxyType({})
-) -> Progress:
+def require_identity(checkpoint: Location, identity: Mapping[str, Any]) -> Progress:
     """Read the progress of a checkpoint, and check that a run with the settings `identity` may resume from this
     checkpoint.
 
-    `defaults` gives the values of settings that are missing in checkpoints written by older versions of Crosscut. A
-    setting that is neither in the checkpoint nor in `defaults` is not compared. Raises `CheckpointError` for the first
-    setting that differs.
+    A setting that the checkpoint does not hold is not compared. Raises `CheckpointError` for the first setting that
+    differs.
     """
     folder = folder_at(checkpoint)
     progress = read_manifest(folder).progress
-    known = {**_as_json(defaults), **progress.identity}
     for name, wanted in _as_json(identity).items():
-        saved = known.get(name, wanted)
+        saved = progress.identity.get(name, wanted)
         if saved != wanted:
             raise CheckpointError(
                 f"`{name}` must be {saved!r} as in the checkpoint `{folder}`, but is {wanted!r}. Restore the old "

@@ -26,7 +26,6 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from crosscut.checkpoint.format.index import INDEX_FILE, MOST_INDEX_BYTES, Entry, Index, Part, parse_index
-from crosscut.checkpoint.format.old_format import OLD_INDEX_FILE, read_old_index, without_archive
 from crosscut.checkpoint.storage import Folder
 from crosscut.config import CheckpointError
 
@@ -34,13 +33,10 @@ _BLOCK_BYTES = 1 << 22
 
 
 def read_index(folder: Folder) -> Index:
-    """Read the index of a checkpoint of any format. Raises `CheckpointError` if the index is missing or invalid."""
-    present = folder.files()
-    if INDEX_FILE in present:
-        return parse_index(folder.read(INDEX_FILE, most_bytes=MOST_INDEX_BYTES), f"{folder}/{INDEX_FILE}")
-    if OLD_INDEX_FILE in present:
-        return read_old_index(folder)
-    raise CheckpointError(f"`{folder}` must hold `{INDEX_FILE}`, but does not. Use another checkpoint.")
+    """Read the index of a checkpoint. Raises `CheckpointError` if the index is missing or invalid."""
+    if INDEX_FILE not in folder.files():
+        raise CheckpointError(f"`{folder}` must hold `{INDEX_FILE}`, but does not. Use another checkpoint.")
+    return parse_index(folder.read(INDEX_FILE, most_bytes=MOST_INDEX_BYTES), f"{folder}/{INDEX_FILE}")
 
 
 class CheckpointReader(dcp.StorageReader):
@@ -119,7 +115,6 @@ def copy_region(file: IO[bytes], part: Part, dtype: torch.dtype, target: Tensor,
     """Fill `target` from a part, reading one block of rows at a time. The region that is read starts at `offsets` in
     the part and has the shape of `target`.
     """
-    part = without_archive(file, part)
     shape, wanted, begin = part.sizes or (1,), tuple(target.shape) or (1,), offsets or (0,)
     target = target.view(wanted)
     row = math.prod(shape[1:])

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from crosscut.checkpoint.format.index import Entry, Part, Value
-from crosscut.checkpoint.format.old_format import without_archive
 from crosscut.checkpoint.reader import copy_region, read_index
 from crosscut.checkpoint.storage import Folder, reason, storage_errors_told
 from crosscut.config import CheckpointError
@@ -61,7 +60,7 @@ class StoredTensors:
                 try:
                     with self.folder.open(part.file) as file:
                         damaged = _is_damaged(file, part, math.prod(part.sizes) * entry.dtype.itemsize)
-                except Exception as error:  # a damaged archive of an old checkpoint may raise any exception
+                except Exception as error:  # object stores have exception classes of their own
                     yield f"`{name}` in `{part.file}` cannot be read: {reason(error)}"
                     continue
                 if damaged:
@@ -73,7 +72,6 @@ class StoredTensors:
 
 def _is_damaged(file: IO[bytes], part: Part, num_bytes: int) -> bool:
     """Whether a part's bytes do not match its checksum, or the file ends before the end of the part."""
-    part = without_archive(file, part)
     file.seek(part.start)
     crc32 = 0
     while num_bytes and (block := file.read(min(_BLOCK_BYTES, num_bytes))):

@@ -29,7 +29,7 @@ def prepare(arguments: tuple[str, ...], explain: str | None, as_json: bool) -> N
     exist. On a cluster, prepare the tokens first.
     """
     if has_file(arguments) and is_corpus(Path(arguments[0])):
-        config = load_corpus(Path(arguments[0]), arguments[1:], tell=_tell)
+        config = load_corpus(Path(arguments[0]), arguments[1:])
         if explain is not None:
             _explain(config, explain)
         else:

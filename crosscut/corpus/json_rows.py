@@ -11,7 +11,7 @@ from crosscut.config.system.files import require_regular
 from crosscut.data.text.json_text import parse_record
 from crosscut.data.text.sources import unreadable
 
-REJECT_KEYS = frozenset({"source", "file", "place", "rule", "reason", "excerpt"})
+REJECT_KEYS = frozenset({"name", "source", "file", "place", "rule", "reason", "excerpt"})
 """Keys of every row in a file `*.rejects.jsonl` of the stage `ingest`."""
 
 _LONGEST_LINE = 1 << 24

@@ -58,8 +58,7 @@ def write_files(path: Path, files: Sequence[tuple[str, str]]) -> None:
 def find_path(work: Path, name: str, *, task: str = "") -> str | None:
     """Find the path or URL of a file by its name in ids, among the files of one task or of all tasks.
 
-    Returns None if the corpus has no file of this name, or if the file was read by an old version of Crosscut that did
-    not record paths.
+    Returns None if the corpus has no file of this name.
     """
     paths = [work / INGEST / files_name(task)] if task else sorted((work / INGEST).glob(files_name("*")))
     for path in paths:

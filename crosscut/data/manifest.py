@@ -60,8 +60,8 @@ class Settings:
     """`data.objective` for which the tokens were made: `causal` or `masked`."""
 
     sentences: str = ""
-    """Name of the rules that found the sentences (`sentence_rules`). Empty if there is no index of sentences, if the
-    tokens belong to a corpus, or if the folder was made by an older version, whose rules covered fewer languages."""
+    """Name of the rules that found the sentences (`sentence_rules`). Empty if there is no index of sentences, or if
+    the tokens belong to a corpus."""
 
     @classmethod
     def of(cls, config: DataConfig, seed: int) -> Self:
@@ -197,7 +197,7 @@ class Manifest:
                 sources=tuple(_typed(SourceEntry, entry) for entry in table["sources"]),
                 train=tuple(_typed(ShardEntry, entry) for entry in table["train"]),
                 validation=_typed(ShardEntry, table["validation"]),
-                corpus=dict(table.get("corpus", {})),
+                corpus=dict(table["corpus"]),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise DamagedDataError(

@@ -14,11 +14,8 @@ from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import (
     ConfigError,
     CrosscutError,
-    ModelConfig,
-    OptimizerConfig,
     RankFailure,
     RunConfig,
-    TrainingConfig,
     load_run,
 )
 from crosscut.config.data import Objective
@@ -32,7 +29,7 @@ attends."""
 _MOST_HANGS = 3
 """Maximum number of hangs after which a run continues from the same checkpoint."""
 
-_MASKED = ("objective", "pairs", "mask_fraction", "mask_words")
+_MASKED = ("pairs", "mask_fraction", "mask_words")
 """Settings of `[data]` that determine the samples of a masked language model."""
 
 
@@ -49,8 +46,7 @@ def identity_of(run: RunConfig, tokens: Tokens) -> dict[str, Any]:
     if run.data.objective is Objective.MASKED and run.data.pairs:
         ends = [entry.sentences_sha256 for made in manifests for entry in (*made.train, made.validation)]
         data["data.sentences"] = hashlib.sha256("".join(ends).encode()).hexdigest()[:16]
-    if run.data.mixture:
-        data["data.mixture"] = list(folders.values())
+    data["data.mixture"] = list(folders.values()) if run.data.mixture else []
     return {**identity_of_settings(run), **data}
 
 
@@ -60,21 +56,8 @@ def identity_of_settings(run: RunConfig) -> dict[str, Any]:
     batches = {f"training.{name}": getattr(run.training, name) for name in _BATCHES}
     is_masked = run.data.objective is Objective.MASKED
     masked = {f"data.{name}": getattr(run.data, name) for name in _MASKED} if is_masked else {}
-    return {**model, **batches, **masked, "optimizer.matrices": run.optimizer.matrices}
-
-
-def defaults_of_identity() -> dict[str, Any]:
-    """Return the default values of the settings in an identity. A default replaces a setting that a checkpoint lacks,
-    because the checkpoint was written before the setting existed.
-    """
-    kinds = {"model": ModelConfig, "training": TrainingConfig, "optimizer": OptimizerConfig}
-    defaults = {
-        f"{section}.{field.name}": field.default
-        for section, kind in kinds.items()
-        for field in dataclasses.fields(kind)
-        if field.default is not dataclasses.MISSING
-    }
-    return {**defaults, "data.mixture": [], "data.objective": Objective.CAUSAL}
+    others = {"data.objective": run.data.objective, "optimizer.matrices": run.optimizer.matrices}
+    return {**model, **batches, **masked, **others}
 
 
 def require_resumable(run: RunConfig, checkpoint: Folder, identity: Mapping[str, Any], *, may_be_all: bool) -> Progress:
@@ -83,7 +66,7 @@ def require_resumable(run: RunConfig, checkpoint: Folder, identity: Mapping[str,
 
     Raises `CheckpointError` if the checkpoint belongs to another run, and `ConfigError` if no steps are left.
     """
-    progress = require_identity(checkpoint, identity, defaults=defaults_of_identity())
+    progress = require_identity(checkpoint, identity)
     done = progress.step
     if run.training.steps < done or (run.training.steps == done and not may_be_all):
         raise ConfigError(

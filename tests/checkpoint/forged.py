@@ -2,25 +2,13 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from crosscut.checkpoint.format.index import INDEX_FILE, _sealed
 from crosscut.checkpoint.format.manifest import MANIFEST_FILE, _render
-from crosscut.checkpoint.format.old_format import OLD_INDEX_FILE
 from crosscut.config.system.deletion import MARKER_FILE
-
-
-class Program:
-    """A pickle that creates a folder when it is read, as a harmless stand-in for any other program."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
-        return os.mkdir, (str(self.mark),)
 
 
 def edit_manifest(checkpoint: Path, edit: Callable[[dict[str, Any]], object]) -> None:
@@ -40,13 +28,6 @@ def fit_hashes(checkpoint: Path, **changed: Any) -> None:
         if path.name not in (MANIFEST_FILE, MARKER_FILE)
     }
     edit_manifest(checkpoint, lambda table: table.update(files=files, **changed))
-
-
-def with_old_index(checkpoint: Path, content: bytes) -> None:
-    """Turn a checkpoint into a checkpoint of format 1 whose index is the pickle `content`."""
-    (checkpoint / INDEX_FILE).unlink(missing_ok=True)
-    (checkpoint / OLD_INDEX_FILE).write_bytes(content)
-    fit_hashes(checkpoint, format=1)
 
 
 def edit_index(checkpoint: Path, edit: Callable[[dict[str, Any]], object]) -> None:

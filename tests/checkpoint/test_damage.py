@@ -168,12 +168,12 @@ def test_manifest_of_a_later_format_is_told(checkpoint):
     table = json.loads(path.read_text())
     del table["sha256"]
     message = damaged(checkpoint, path, _render({**table, "format": 9}))
-    assert message.startswith(f"`{path}` must have checkpoint format 1 or 2, but has format 9.")
+    assert message.startswith(f"`{path}` must have checkpoint format 2, but has format 9.")
 
 
 def test_manifest_of_another_shape_is_told(checkpoint):
     path = checkpoint / MANIFEST_FILE
-    message = damaged(checkpoint, path, _render({"format": 1, "progress": {"step": 1}}))
+    message = damaged(checkpoint, path, _render({"format": 2, "progress": {"step": 1}}))
     assert message.startswith(f"`{path}` must be a checkpoint's manifest, but is not: ")
 
 

@@ -38,4 +38,4 @@ def test_path_of_a_file_is_found_by_its_name(folder: Path) -> None:
     assert find_path(folder.parent, "web/print.html") == "/data/book/print.html"
     assert find_path(folder.parent, "web/print.html", task="000001") is None
     assert find_path(folder.parent, "web/bad.html", task="000001") == "/data/\\udcff.html"
-    assert find_path(folder.parent, "web/print.html", task="000009") is None, "a task of an older version"
+    assert find_path(folder.parent, "web/print.html", task="000009") is None, "no such task"

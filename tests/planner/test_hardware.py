@@ -235,8 +235,7 @@ def test_a_file_that_is_no_device_is_told(tmp_path: Path, before: str, after: st
             "measured = { all_reduce = [9.0, 20.0] }",
             (
                 "`node.measured.all_reduce` must be a table with `latency_microseconds` and `rates`, but is [9.0, "
-                "20.0]. Files of older versions have another format. Write the file again with `crosscut plan "
-                "--calibrate FILE`."
+                "20.0]. Write the file again with `crosscut plan --calibrate FILE`."
             ),
         ),
         (

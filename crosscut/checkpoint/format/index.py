@@ -1,8 +1,7 @@
 """Index of a checkpoint: the file and position of every part of every tensor, and the values that are not tensors.
 
 The index is JSON and ends with its own hash, because a repair must know that the index has not changed. Reading the
-index yields only numbers and texts and runs no code, so an index from an unknown author is safe to read. Checkpoints of
-format 1 have PyTorch's own index, which is a pickle; the module `old_format` reads this pickle.
+index yields only numbers and texts and runs no code, so an index from an unknown author is safe to read.
 """
 
 import hashlib
@@ -46,9 +45,6 @@ class Part:
     crc32: int = 0
     """CRC-32 of the block's bytes. It is checked only by a repair, after the manifest with the hashes of whole files is
     lost."""
-    archive_bytes: int = 0
-    """Size of the zip archive that holds the block in a checkpoint of format 1. The archive starts at `start` and
-    contains the block's CRC-32. 0 in newer formats."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,7 @@ class Index:
         """
         for name, entry in self.tensors.items():
             for part in entry.parts:
-                num_bytes = max(part.archive_bytes, math.prod(part.sizes) * entry.dtype.itemsize)
+                num_bytes = math.prod(part.sizes) * entry.dtype.itemsize
                 if part.start + num_bytes > sizes.get(part.file, 0):
                     raise ValueError(f"a part of `{name}` is not inside `{part.file}`")
 

@@ -17,13 +17,10 @@ from typing import Any
 from crosscut.checkpoint.format.fields import checked, checked_file, count_of, counts_of, field_of, parse_table
 from crosscut.checkpoint.storage import Folder, reason
 from crosscut.config import CheckpointError, DamagedCheckpointError
-from crosscut.config.checks import listed
 
 MANIFEST_FILE = "manifest.json"
 FORMAT = 2
-"""Version of the checkpoint format. The number increases when older versions of Crosscut cannot read new checkpoints.
-In format 1, the tensors and their index have PyTorch's own format (`old_format`)."""
-_READABLE = (1, FORMAT)
+"""Version of the checkpoint format. It increases when older versions of Crosscut cannot read new checkpoints."""
 _NAME = re.compile(r"step-([0-9]{8,18})")
 
 MODEL, AVERAGE = "model", "average"
@@ -164,9 +161,9 @@ def parse_manifest(content: bytes, path: str) -> Manifest:
             f"`{path}` must be unchanged, but the content does not match the SHA-256 at its end (`{digest}`): the "
             "file is damaged or was edited."
         )
-    if found not in _READABLE:
+    if found != FORMAT:
         raise CheckpointError(
-            f"`{path}` must have checkpoint format {listed(_READABLE)}, but has format {found}. Use the version of "
+            f"`{path}` must have checkpoint format {FORMAT}, but has format {found}. Use the version of "
             "Crosscut that wrote it."
         )
     try:
@@ -198,12 +195,12 @@ def _progress(table: Mapping[str, Any]) -> Progress:
         seed=field_of(table, "seed", int),
         identity=field_of(table, "identity", dict),
         config=field_of(table, "config", dict),
-        skips=_skips(field_of(table, "skips", list)) if "skips" in table else (),
+        skips=_skips(field_of(table, "skips", list)),
     )
 
 
 def _skips(pairs: list[Any]) -> tuple[tuple[int, int], ...]:
-    """Convert the `skips` of a manifest. Manifests written by older versions have no `skips`."""
+    """Convert the `skips` of a manifest."""
     tables = [dict(zip(("step", "sequences"), checked(pair, list, "skips"), strict=True)) for pair in pairs]
     return tuple((count_of(table, "step"), count_of(table, "sequences")) for table in tables)
 

@@ -23,7 +23,6 @@ from crosscut.checkpoint.format.manifest import (
     read_manifest,
     step_of,
 )
-from crosscut.checkpoint.format.old_format import OLD_INDEX_FILE
 from crosscut.checkpoint.saving.writer import tensor_entries
 from crosscut.checkpoint.storage import Folder, LocalFolder, storage_errors_told
 from crosscut.checkpoint.stored import StoredTensors
@@ -127,7 +126,7 @@ def _rebuilt(folder: Folder, good: list[Folder]) -> Manifest:
         raise CheckpointError(f"The tensors are also damaged: {'; '.join(problems)}.")
     neighbour = read_manifest(good[-1])
     sizes = folder.files()
-    names = {*stored.index.files, *({INDEX_FILE, OLD_INDEX_FILE} & sizes.keys())}
+    names = {*stored.index.files, *({INDEX_FILE} & sizes.keys())}
     placements = {name: entry.placement for name, entry in neighbour.tensors.items()}
     return Manifest(
         progress=_progress(step_of(folder.name) or 0, neighbour.progress),

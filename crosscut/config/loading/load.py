@@ -16,7 +16,6 @@ from crosscut.config.layout import Layout
 from crosscut.config.loading.building import Builder, Override, parsed
 from crosscut.config.loading.keys import advice, keys_of, meant_keys, nearest
 from crosscut.config.loading.mistakes import Mistakes
-from crosscut.config.loading.moved import replace_moved
 from crosscut.config.loading.recipe import expand_recipe
 from crosscut.config.loading.toml_lines import key_lines
 from crosscut.config.published.folders import TOKENIZER_FILE, is_published, read_published
@@ -60,16 +59,12 @@ def load_run(
     return typing.cast(RunConfig, run)
 
 
-def load_corpus(
-    source: Path | Mapping[str, Any], overrides: Iterable[str] = (), *, tell: Callable[[str], None] | None = None
-) -> CorpusConfig:
+def load_corpus(source: Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> CorpusConfig:
     """Load a corpus from a TOML file or a parsed table, with overrides as in `load_run`. Overrides cannot change the
-    sources. For each given key that newer keys have replaced, `tell` is called with a line for the user. Raises
-    `ConfigError` with all mistakes.
+    sources. Raises `ConfigError` with all mistakes.
     """
     table, mistakes = _read(source, keys_of(CorpusConfig))
     _override(table, overrides, mistakes)
-    replace_moved(table, mistakes, tell)
     corpus = Builder(keys_of(CorpusConfig), mistakes).build(CorpusConfig, table)
     mistakes.raise_all()
     return typing.cast(CorpusConfig, corpus)

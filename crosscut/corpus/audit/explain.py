@@ -113,9 +113,7 @@ class _Story:
     def _path(self) -> str:
         name, _, record = self._id.rpartition("#")
         path = find_path(self._work, name, task=self._place.part.partition("-")[0])
-        if path is None:
-            return "the path is not recorded, because an older version of Crosscut read this file"
-        return f"{path}, record {record}"
+        return f"{path or name}, record {record}"
 
     def _origin(self) -> list[str]:
         path = self._work / INGEST / f"{self._place.part}.arrow"

@@ -12,7 +12,7 @@ import heapq
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from crosscut.corpus.audit.excerpts import LENGTH
@@ -74,9 +74,8 @@ def explain_rejected(work: Path, wanted: str) -> tuple[str, str, str] | None:
     """
     name, _, record = wanted.rpartition("#")
     for reject in read_rejects(work):
-        called = reject.get("name", f"{reject['source']}/{reject['file']}")  # older corpora have no `name`
         place = reject["place"]
-        if called == name and record in (place, place.rpartition(" ")[2]):
+        if reject["name"] == name and record in (place, place.rpartition(" ")[2]):
             return "not read", f"{reject['file']}, {place}: {reject['reason']}", reject["excerpt"]
     return None
 
@@ -109,10 +108,8 @@ def _id(skipped: Skipped) -> str:
 
 
 def _name(record: Mapping[str, str]) -> str:
-    """Name of a record's file, as in document ids. If the record has no `name`, the name is the source and the last
-    component of the file's path.
-    """
-    return _written_out(record.get("name") or f"{record['source']}/{PurePosixPath(record['file']).name}")
+    """Name of a record's file, as in document ids."""
+    return _written_out(record["name"])
 
 
 def _written_out(text: str) -> str:

@@ -82,12 +82,9 @@ def _cleaners_of(
 def cleaning_settings(config: CleaningConfig, cleaners: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     """Return the settings on which the result of `clean_part` depends, as JSON values.
 
-    Older versions of Crosscut could only switch all repairs on or all repairs off. In these two cases, the values are
-    the same as in older versions, so finished tasks of older versions stay valid. The values differ only if a source
-    has a cleaner, because the output of a cleaner has changed since then.
+    The version of ftfy counts only if a repair is switched on, and the version of the cleaners only if a source has
+    one.
     """
-    older = {CleaningConfig.all_or_none(unicode): {"unicode": unicode} for unicode in (True, False)}
-    repairs: Mapping[str, Any] = older.get(config) or asdict(config)
     ftfy = version("ftfy") if config.repairs else ""
-    changed = {"join_lines": JOIN_LINES_VERSION} if any(cleaners.values()) else {}
-    return {**repairs, "ftfy": ftfy, "cleaners": dict(cleaners), **changed}
+    rules = JOIN_LINES_VERSION if any(cleaners.values()) else 0
+    return {**asdict(config), "ftfy": ftfy, "cleaners": dict(cleaners), "join_lines": rules}

@@ -103,10 +103,9 @@ class TokensStage:
                     self.tokenizer,
                     *([settings] if settings.is_file() else []),
                 ),
-                # A setting at its default is left out, so that finished tasks of older versions stay valid.
                 settings={
                     "min_tokens": self.min_tokens,
-                    **({"sentences": sentence_rules()} if self.sentences else {}),
+                    "sentences": sentence_rules() if self.sentences else "",
                 },
                 size=size,
             )

@@ -112,8 +112,8 @@ def _require_rows(name: str, rows: object, columns: tuple[str, ...]) -> None:
 def _require_message(name: str, message: object) -> None:
     if not isinstance(message, dict):
         raise ConfigError(
-            f"`{name}` must be a table with `latency_microseconds` and `rates`, but is {message!r}. Files of older "
-            "versions have another format. Write the file again with `crosscut plan --calibrate FILE`."
+            f"`{name}` must be a table with `latency_microseconds` and `rates`, but is {message!r}. Write "
+            "the file again with `crosscut plan --calibrate FILE`."
         )
     for key in message:
         require_key(name, key, ("latency_microseconds", "rates"))

@@ -191,8 +191,8 @@ def _spikes(folder: Path) -> tuple[Event, ...]:
 
 
 def _told(row: dict[str, Any], per: str) -> str:
-    """Return the text about the last validation pass for the plot's legend. Rows from older versions have no bits per
-    byte.
+    """Return the text about the last validation pass for the plot's legend. There are no bits per byte
+    if the tokens do not record the bytes of their text.
     """
     if per != "token":
         return f"{row['validation_loss']:.4f}"

@@ -100,7 +100,6 @@ def test_a_resolved_run_keeps_its_numbers_and_the_name_of_its_recipe() -> None:
 
 
 def test_a_run_folder_without_a_recipe_keeps_its_numbers() -> None:
-    """Folders of earlier versions hold a model of 13B with the settings of "small" and no name of a recipe."""
     run = load_run({}, [*(f"model.{value}" for value in SHAPES["13B"]), "recipe=small"])
     resolved = tomllib.loads(dump_toml(run))
     del resolved["recipe"]

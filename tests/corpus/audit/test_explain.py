@@ -11,7 +11,7 @@ from crosscut.corpus.audit.lookup import Runs, find_documents, latest_texts
 from crosscut.corpus.collection import earlier_id
 from crosscut.corpus.documents import DOCUMENTS, Drop, drops_name, write_drops, write_table
 from crosscut.corpus.finished import FinishedRun, mark_unfinished
-from tests.corpus.audit.conftest import FILTERS, FOREIGN, HOSTILE, LEAKED, Audited, run, texts
+from tests.corpus.audit.conftest import FILTERS, FOREIGN, HOSTILE, LEAKED, Audited, texts
 
 MIDDLE = len(texts()) // 2
 
@@ -141,13 +141,6 @@ def test_a_reject_has_the_id_of_its_sample(audited):
 def test_a_skipped_record_is_explained(audited):
     story = explain(audited.work, FILTERS, "web/some.jsonl#900", cleaned=True)
     assert story == ("web/some.jsonl#900\n\nskipped         /data/web/some.jsonl, record 900: blank, no text is left")
-
-
-def test_a_corpus_of_an_older_version_is_explained_without_its_paths(tmp_path):
-    audited = run(tmp_path)
-    for path in (audited.work / "ingest").glob("*.files.jsonl"):
-        path.unlink()
-    assert told(audited, 12)["file"].startswith("the path is not recorded, because an older version")
 
 
 def test_an_unknown_id_is_refused_with_near_ones(audited):

@@ -148,7 +148,7 @@ def test_files_of_the_same_name_are_told_apart(corpus):
         assert f"file            {Path(config.folder).parent / path}, record 1\n" in story
 
 
-@pytest.mark.slow  # prepares a corpus again, as after an update from old versions
+@pytest.mark.slow  # prepares a corpus three times
 def test_ids_of_another_version_are_read_again_and_not_mixed(corpus, tmp_path):
     """A second run without the first entry renames the files of the other entry, and reads only these again."""
     config, _ = corpus

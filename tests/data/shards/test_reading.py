@@ -50,11 +50,6 @@ def test_documents_come_back_as_they_went_in(folder: Path, texts: list[str]) -> 
     assert tokens.validation.num_documents == 3
 
 
-def test_folder_from_before_there_were_corpora_opens(folder: Path) -> None:
-    change_manifest(folder, lambda table: table.pop("corpus"))
-    assert TokenFolder.open(folder).manifest.corpus == {}
-
-
 def test_shard_without_documents_opens(tmp_path: Path, tokenizer_file: Path) -> None:
     path = tmp_path / "two.jsonl"
     path.write_text('{"text": "one"}\n{"text": "two"}\n')

@@ -79,7 +79,7 @@ def test_sentences_that_other_rules_found_are_refused_and_used_only_as_they_are(
     config = config_of(tokenizers["wordpiece"], tmp_path)
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["settings"]["sentences"] == sentence_rules()
-    del manifest["settings"]["sentences"]  # as in a folder of an older version
+    manifest["settings"]["sentences"] = "other rules"
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(DataError) as error:
         prepare(config, folder, seed=5, progress=False)
