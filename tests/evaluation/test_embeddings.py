@@ -18,7 +18,7 @@ from tests.pretrained.encoders import V, make_encoder
 from tests.pretrained.models import make
 
 TEXTS = ["the quick brown fox", "dog", "  the lazy dog jumps over the quick fox ", "", "jumps [MASK] lazy", "fox " * 30]
-LAYOUTS = [Layout(), Layout(tensor=2), Layout(tensor=2, sequence_parallel=True)]
+LAYOUTS = [Layout(tensor=2, sequence_parallel=True), Layout(), Layout(tensor=2)]
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 
@@ -55,6 +55,7 @@ def theirs(folder: Path, texts: list[str], most: int) -> Tensor:
     return torch.stack(found)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_embedding_is_the_normalised_mean_of_the_hidden_states(bert, layout):
     """Texts of different lengths in one batch, in their own order."""

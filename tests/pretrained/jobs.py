@@ -128,12 +128,15 @@ def dtypes(source: ModelSource, precision: str) -> set[str]:
     return {str(p.dtype) for p in load(source, Layout(), precision).parameters()}
 
 
-def shapes(config: ModelConfig) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
-    """Shapes of all parameters of a model on one rank, and the numbers of rows of the padded parameters."""
+def shapes_of_all(configs: list[ModelConfig]) -> list[tuple[dict[str, tuple[int, ...]], dict[str, int]]]:
+    """For each model: shapes of all parameters on one rank, and the numbers of rows of the padded parameters."""
     mesh = make_mesh(Layout(), CPU)
-    model = GPT(config, mesh=mesh, streams=RandomStreams(mesh, seed=0))
-    found = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    return found, {name: found[name][0] for name in model.padded_rows}
+    told = []
+    for config in configs:
+        model = GPT(config, mesh=mesh, streams=RandomStreams(mesh, seed=0))
+        found = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        told.append((found, {name: found[name][0] for name in model.padded_rows}))
+    return told
 
 
 def export(source: ModelSource, layout: Layout, out: Path, max_file_bytes: int) -> None:
