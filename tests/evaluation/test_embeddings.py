@@ -26,11 +26,7 @@ pytestmark = pytest.mark.usefixtures("forked_ranks")
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory):
     """A tiny BERT with a WordPiece, for at most 16 tokens."""
-    folder = tmp_path_factory.mktemp("embeddings") / "bert"
-    make_encoder(folder, "bert for classes")
-    text = "the quick brown fox jumps over the lazy dog " * 50
-    Tokenizer.train_wordpiece([text], vocab_size=V).save(folder / "tokenizer.json")
-    return folder
+    return make_encoder(tmp_path_factory.mktemp("embeddings") / "bert", "bert for classes", wordpiece=True)
 
 
 def on(layout: Layout) -> Machinery:

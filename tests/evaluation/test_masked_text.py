@@ -26,12 +26,7 @@ DOCUMENTS = ["the quick brown fox jumps over the lazy dog " * 9, "fox", "  ", "o
 
 @pytest.fixture(scope="module", params=["bert for masked tokens", "bert with heads"])
 def model(request, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("evaluated") / "tiny-bert"
-    make_encoder(folder, request.param)
-    Tokenizer.train_wordpiece(["the quick brown fox jumps over the lazy dog " * 50], vocab_size=V).save(
-        folder / "tokenizer.json"
-    )
-    return folder
+    return make_encoder(tmp_path_factory.mktemp("evaluated") / "tiny-bert", request.param, wordpiece=True)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,7 @@
 """A tiny model folder with a chat template, and real servers of it."""
 
+import asyncio
+import functools
 import json
 import os
 import re
@@ -10,7 +12,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -26,7 +28,7 @@ from crosscut.config.system.machine import leave_with_parent
 from crosscut.data import Tokenizer, read_documents
 from crosscut.launch.server import Stream
 from tests.nursery import forked
-from tests.pretrained.encoders import V, make_encoder
+from tests.pretrained.encoders import make_encoder
 
 TEMPLATE = """\
 {% for message in messages %}
@@ -111,6 +113,16 @@ def write_weights(folder: Path, vocab_size: int) -> None:
     }
     weights["model.embed_tokens.weight"][[0, vocab_size - 1]] = 0.0  # those that end a text are never the likeliest
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run an asynchronous test, such as the clients' side of a server, in an event loop."""
+
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        asyncio.run(test(**fixtures))
+
+    return run
 
 
 @dataclass
@@ -242,13 +254,10 @@ def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BERT of two layers with random weights and a WordPiece, for at most 16 tokens. The last position is so large
     that the hidden states of a text of 16 tokens are not finite.
     """
-    folder = tmp_path_factory.mktemp("models") / ENCODER
-    make_encoder(folder, "bert for classes")
+    folder = make_encoder(tmp_path_factory.mktemp("models") / ENCODER, "bert for classes", wordpiece=True)
     weights = load_file(folder / "model.safetensors")
     weights["bert.embeddings.position_embeddings.weight"][15] = 3e38
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    text = "the quick brown fox jumps over the lazy dog " * 50
-    Tokenizer.train_wordpiece([text], vocab_size=V).save(folder / "tokenizer.json")
     return folder
 
 
