@@ -44,7 +44,7 @@ class Running:
         self.loop = asyncio.get_running_loop()
         total = 0
         while (message := await receive()).get("more_body"):
-            total += len(message.get("body", b""))  # a client that leaves sends none
+            total += len(message["body"])
         total += len(message.get("body", b""))  # a client that leaves sends none
         if scope["path"] == "/wait":
             self.waiting.append(asyncio.Event())

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -59,25 +60,32 @@ def test_a_text_appears_with_its_probabilities(page):
     assert len(set(surprises)) > 1
 
 
-def as_encoder(route: Any) -> None:
-    """Answer with the server's own list of models, in which the model is an encoder (see test_embeddings.py)."""
-    answer = route.fetch()
-    told = answer.json()
-    for model in told["data"]:
-        model |= {"chat": False, "embeddings": True}
-    route.fulfill(response=answer, json=told)
+@contextmanager
+def told_of_its_model(context: Any, server: Server, **changes: bool) -> Iterator[Any]:
+    """The page, to which the server's own list of models comes with changes."""
+
+    def changed(route: Any) -> None:
+        answer = route.fetch()
+        told = answer.json()
+        for model in told["data"]:
+            assert model["chat"] is True
+            model |= changes
+        route.fulfill(response=answer, json=told)
+
+    page = context.new_page()
+    page.route("**/v1/models", changed)
+    page.goto(server.url)
+    page.locator("#model", has_text=NAME).wait_for()
+    yield page
+    page.close()
 
 
 @pytest.mark.slow  # only the page's own program
 def test_an_encoder_is_told_and_writes_nothing(context, whole: Server):
-    page = context.new_page()
-    page.route("**/v1/models", as_encoder)
-    page.goto(whole.url)
-    page.locator("#model", has_text=NAME).wait_for()
-    assert page.locator("#hint").inner_text().startswith("This model is an encoder. It writes no text: ")
-    assert page.locator("#prompt").is_disabled()
-    assert page.locator("#run").is_disabled()
-    page.close()
+    with told_of_its_model(context, whole, chat=False, embeddings=True) as page:
+        assert page.locator("#hint").inner_text().startswith("This model is an encoder. It writes no text: ")
+        assert page.locator("#prompt").is_disabled()
+        assert page.locator("#run").is_disabled()
 
 
 @pytest.mark.slow  # only the page's own program
@@ -114,29 +122,15 @@ def test_a_chat_goes_on(page):
     assert page.locator(".turn").count() == 0
 
 
-def without_chat(route: Any) -> None:
-    """Answer with the server's own list of models, in which no model has a chat template."""
-    answer = route.fetch()
-    told = answer.json()
-    for model in told["data"]:
-        assert model["chat"] is True
-        model["chat"] = False
-    route.fulfill(response=answer, json=told)
-
-
 def test_a_model_without_a_template_tells_why_it_does_not_chat(context, whole):
-    page = context.new_page()
-    page.route("**/v1/models", without_chat)
-    page.goto(whole.url)
-    page.locator("#model", has_text=NAME).wait_for()
     reason = "Chat is off, because this model has no chat template."
-    page.locator("#hint", has_text=reason).wait_for()
-    assert page.locator("[name=mode][value=chat]").is_disabled()
-    write(page, "We", 3)
-    assert page.locator("#hint").inner_text() == ""
-    page.locator("label", has_text="Chat").click(force=True)
-    assert page.locator("#problem").inner_text().startswith(reason)
-    page.close()
+    with told_of_its_model(context, whole, chat=False) as page:
+        page.locator("#hint", has_text=reason).wait_for()
+        assert page.locator("[name=mode][value=chat]").is_disabled()
+        write(page, "We", 3)
+        assert page.locator("#hint").inner_text() == ""
+        page.locator("label", has_text="Chat").click(force=True)
+        assert page.locator("#problem").inner_text().startswith(reason)
 
 
 STOP_AT_FIRST_TOKEN = """() => {
