@@ -74,14 +74,6 @@ def hidden_states_of_all(
     return found
 
 
-@torch.no_grad()
-def losses(source: ModelSource, layout: Layout, tokens: Tensor, targets: Tensor, context: Context) -> Tensor:
-    """Sum of the mean losses of the masked tokens and of the order of the segments."""
-    scale = 1 / int((targets != IGNORED).sum())
-    model = load(source, layout, "float64")
-    return model.loss(tokens, targets, context, scale=scale, order_scale=1 / len(tokens))
-
-
 def weights(source: ModelSource, layout: Layout) -> dict[str, Tensor]:
     """All parameters, whole and without padding. The padding must be zero."""
     model = load(source, layout, "float32")
@@ -206,7 +198,9 @@ def golden(source: ModelSource, layout: Layout, prompts: list[list[int]], count:
 
 
 def gradients(source: ModelSource, layout: Layout, tokens: Tensor, targets: Tensor, context: Context) -> Gradients:
-    """Loss as in `losses`, and the whole gradient of each parameter, without padding."""
+    """Sum of the mean losses of the masked tokens and of the order of the segments, and the whole gradient of each
+    parameter, without padding.
+    """
     model = load(source, layout, "float64")
     reducer = GradientReducer(model.parameters(), model.mesh)
     reducer.arm()

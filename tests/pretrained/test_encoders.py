@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from crosscut.config import IGNORED, CheckpointError, Layout
+from crosscut.config import CheckpointError, Layout
 from crosscut.model.documents import Context
 from crosscut.pretrained import ModelSource, find_model
 from crosscut.pretrained.families import weights_of
@@ -124,33 +124,6 @@ def test_oldest_names_of_norms_are_read(ranks, encoder, tmp_path):
         ranks.run(1, jobs.weights, find_model(place), Layout()) for place in (encoder("bert"), folder)
     )
     assert all(torch.equal(after[name], before[name]) for name in before)
-
-
-ORDER = torch.tensor([0, 1, 1])
-TARGETS = TOKENS.flip(1).where(MASK & (torch.arange(TOKENS.shape[1]) % 3 == 1), IGNORED)
-
-
-@pytest.mark.one_in(3)  # test_encoder_gradients.py compares losses, too, but on no more than two ranks
-@pytest.mark.parametrize(
-    ("name", "layout"),
-    [("bert with heads in threes", Layout(tensor=3)), *(("bert with heads", Layout(tensor=size)) for size in (2, 4))],
-    ids=str,
-)
-def test_losses_are_those_of_transformers(ranks, encoder, name, layout):
-    from transformers import BertForPreTraining
-
-    theirs = BertForPreTraining.from_pretrained(encoder(name), dtype=torch.float64)
-    with torch.no_grad():
-        told = theirs.eval()(
-            TOKENS,
-            attention_mask=MASK.long(),
-            token_type_ids=context_of(name).segments,
-            labels=TARGETS.where(TARGETS != IGNORED, -100),
-            next_sentence_label=ORDER,
-        ).loss
-    context = context_of(name)._replace(order=ORDER)
-    for loss in ranks.run(layout.world_size, jobs.losses, find_model(encoder(name)), layout, TOKENS, TARGETS, context):
-        assert abs(float(loss) - float(told)) <= 1e-9 * abs(float(told))
 
 
 @pytest.mark.one_in(2)
