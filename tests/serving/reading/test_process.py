@@ -12,7 +12,8 @@ from crosscut.serving.protocol.fields import parse
 from crosscut.serving.protocol.refusals import Refusal
 from crosscut.serving.reading.messages import KINDS, num_id_bytes
 from crosscut.serving.reading.process import ReadingProcess
-from tests.serving.conftest import NAME, WINDOW, V
+from tests.pretrained.encoders import V
+from tests.serving.conftest import NAME, WINDOW
 from tests.serving.protocol.test_requests import encoder, says, served
 
 SEEDED = {"model": NAME, "seed": -5}
