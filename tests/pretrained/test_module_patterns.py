@@ -75,6 +75,7 @@ def test_other_keys_are_refused_with_the_reason(monkeypatch, keys, reason):
 
 
 def test_many_keys_share_one_bound_of_steps(monkeypatch):
+    assert module_patterns._MOST_STEPS == 3_000_000, "about a second"
     monkeypatch.setattr(module_patterns, "_MOST_STEPS", 300_000)
     patterns = ModulePatterns([f"(.*{i}.*)*x" for i in range(300)])
     with pytest.raises(ValueError, match="take more than 300,000 steps"):
