@@ -12,6 +12,7 @@ _IMPORTED = (
     "torch.distributed.checkpoint",
     "torch.distributed.elastic.multiprocessing",
     "crosscut.corpus",
+    "crosscut.serving.server",
     "crosscut.training",
     "crosscut.training.watching.board",
     "crosscut.verification",
