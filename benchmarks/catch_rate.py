@@ -13,7 +13,6 @@ test runs once more without the fault. If it fails there too, it does not count,
 other lines of its file have changed. To compare two sets of tests, run them on the same faults.
 """
 
-import argparse
 import ast
 import json
 import os
@@ -29,9 +28,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.commands import ROOT, command_line, markdown
 from benchmarks.machine import print_machine
 
-ROOT = Path(__file__).parents[1]
 PACKAGE = "crosscut"
 MOST_SECONDS = 1800.0
 """Time after which the tests of one fault are stopped. The fault then counts as found, since it made a test hang."""
@@ -101,7 +100,7 @@ class Verdict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     drawing = commands.add_parser("draw", help="draw faults")
     drawing.add_argument("--seed", type=int, required=True)
@@ -290,10 +289,9 @@ def show(path: Path) -> None:
         Counter(v.fault.room for v in verdicts if rule(v))
         for rule in (lambda _: True, lambda v: bool(v.test), lambda v: bool(v.test) and v.own_room)
     )
-    print(f"\n{path.name}\n\n| room | faults | found | found by its own tests |\n|---|---|---|---|")
-    for room in sorted(drawn):
-        print(f"| {room} | {drawn[room]} | {found[room]} | {own[room]} |")
-    print(f"| all | {drawn.total()} | {found.total()} | {own.total()} |\n")
+    rows = [[room, drawn[room], found[room], own[room]] for room in sorted(drawn)]
+    rows.append(["all", drawn.total(), found.total(), own.total()])
+    print(f"\n{path.name}\n\n{markdown(('room', 'faults', 'found', 'found by its own tests'), rows)}\n")
     for verdict in verdicts:
         if not verdict.test:
             fault = verdict.fault

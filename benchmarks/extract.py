@@ -10,7 +10,6 @@ at different places. Every contender gets the decoded page. Rates are processor 
 contenders take turns on every page. Peers that are not installed are left out.
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.commands import command_line
 from benchmarks.corpus.extraction.fetch import default_cache, fetch
 from benchmarks.corpus.extraction.pages import HALVES, Expected, Page, read_expected, read_pages
 from benchmarks.machine import print_machine
@@ -43,7 +43,7 @@ class Case:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Main text of real HTML pages: quality and speed.")
+    parser = command_line(__doc__)
     parser.add_argument("--cache", type=Path, default=default_cache(), help="folder of the pages; default: %(default)s")
     parser.add_argument("--half", choices=HALVES, help="measure only this half of the pages")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="measure only these contenders")

@@ -12,12 +12,10 @@ A program's time is that of its whole command, from the start of Python to its e
 steps, each program scores 240 windows and writes a checkpoint. The figure of a program is the median over the turns.
 """
 
-import argparse
 import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,11 +28,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.machine import describe_machine, print_machine
+from benchmarks.commands import ROOT, aligned, command_line, print_figures, run_command
+from benchmarks.commands import TINY as TINY_HELP
+from benchmarks.machine import print_machine
 from crosscut.config import DataConfig
 from crosscut.data import TokenFolder, Tokenizer, prepare, read_documents
 
-ROOT = Path(__file__).parents[1]
 GOAL = 0.95
 """Highest ratio of Crosscut's time to the plain program's time."""
 MODERN_GOAL = 0.5
@@ -113,34 +112,37 @@ def letter_tokenizer() -> str:
     return str(made.to_str())
 
 
+def settings_of(recipe: Recipe, data: Data, output: Path) -> dict[str, object]:
+    """Settings of Crosscut with every recipe."""
+    return {
+        "model.num_layers": recipe.layers, "model.num_heads": recipe.heads, "model.hidden_size": recipe.width,
+        "model.max_sequence_length": recipe.block, "data.tokens": data.tokens, "data.text": [],
+        "training.batch_size": recipe.batch, "training.sequence_length": recipe.block,
+        "training.validate_every": recipe.every, "training.validation_sequences": recipe.validation,
+        "training.device": "cpu", "checkpoint.every": recipe.every, "output.folder": output, "output.sample_tokens": 0,
+    }  # fmt: skip
+
+
+def command_of(name: str, settings: Mapping[str, object]) -> tuple[list[str], Path]:
+    """Command of Crosscut with the recipe of this name, and its working folder."""
+    words = [f"{key}={value}" for key, value in settings.items()]
+    return [sys.executable, "-m", "crosscut", "train", f"recipe={name}", *words], ROOT
+
+
 def crosscut(recipe: Recipe, data: Data, output: Path) -> tuple[list[str], Path]:
     """Command of Crosscut on one rank, and its working folder."""
     settings = {
-        "model.num_layers": recipe.layers, "model.num_heads": recipe.heads, "model.hidden_size": recipe.width,
-        "model.max_sequence_length": recipe.block, "model.dropout": 0.0, "data.tokens": data.tokens, "data.text": [],
-        "training.steps": recipe.steps, "training.batch_size": recipe.batch, "training.sequence_length": recipe.block,
-        "training.validate_every": recipe.every, "training.validation_sequences": recipe.validation,
-        "training.device": "cpu", "optimizer.learning_rate": recipe.rate,
+        "model.dropout": 0.0, "training.steps": recipe.steps, "optimizer.learning_rate": recipe.rate,
         "optimizer.min_learning_rate": recipe.min_rate, "optimizer.warmup_steps": recipe.warmup,
-        "optimizer.weight_decay": 0.1, "optimizer.beta2": 0.99, "checkpoint.every": recipe.every,
-        "output.folder": output, "output.sample_tokens": 0,
+        "optimizer.weight_decay": 0.1, "optimizer.beta2": 0.99,
     }  # fmt: skip
-    words = [f"{name}={value}" for name, value in settings.items()]
-    return [sys.executable, "-m", "crosscut", "train", "recipe=small", *words], ROOT
+    return command_of("small", {**settings_of(recipe, data, output), **settings})
 
 
 def modern(recipe: Recipe, data: Data, output: Path) -> tuple[list[str], Path]:
     """Command of Crosscut with the modern recipe and a share of the steps, and its working folder."""
     steps = max(1, round(MODERN_SHARE * recipe.steps))
-    settings = {
-        "model.num_layers": recipe.layers, "model.num_heads": recipe.heads, "model.hidden_size": recipe.width,
-        "model.max_sequence_length": recipe.block, "data.tokens": data.tokens, "data.text": [],
-        "training.steps": steps, "training.batch_size": recipe.batch, "training.sequence_length": recipe.block,
-        "training.validate_every": recipe.every, "training.validation_sequences": recipe.validation,
-        "training.device": "cpu", "checkpoint.every": recipe.every, "output.folder": output, "output.sample_tokens": 0,
-    }  # fmt: skip
-    words = [f"{name}={value}" for name, value in settings.items()]
-    return [sys.executable, "-m", "crosscut", "train", "recipe=modern", *words], ROOT
+    return command_of("modern", {**settings_of(recipe, data, output), "training.steps": steps})
 
 
 def plain(recipe: Recipe, data: Data, output: Path) -> tuple[list[str], Path]:
@@ -192,25 +194,22 @@ def measure(
                 output = Path(temporary) / f"{name}-{turn}"
                 words, folder = make(recipe, data, output)
                 began = time.perf_counter()
-                done = subprocess.run(
-                    words, cwd=folder, env={**os.environ, "COLUMNS": "200"}, capture_output=True, text=True, check=False
-                )
-                seconds = time.perf_counter() - began
-                if done.returncode:
-                    raise RuntimeError(f"{name} ended with status {done.returncode}:\n{done.stderr}")
-                found[name]["seconds"].append(seconds)
-                found[name]["losses"].append(loss_of(name, output, done.stdout))
+                printed = run_command(words, folder=folder, environment={**os.environ, "COLUMNS": "200"})
+                found[name]["seconds"].append(time.perf_counter() - began)
+                found[name]["losses"].append(loss_of(name, output, printed))
     return found
 
 
 def report(found: Mapping[str, Mapping[str, Any]]) -> None:
     """Print the table, and the ratio with its goal."""
-    print(f"{'':12}{'median s':>10}{'min s':>9}{'max s':>9}{'loss':>9}{'of plain':>10}")
+    rows: list[list[str]] = [["", "median s", "min s", "max s", "loss", "of plain"]]
     base = statistics.median(found["plain"]["seconds"])
     for name, figures in found.items():
         seconds, loss = figures["seconds"], statistics.mean(figures["losses"])
         middle = statistics.median(seconds)
-        print(f"{name:12}{middle:>10.1f}{min(seconds):>9.1f}{max(seconds):>9.1f}{loss:>9.4f}{middle / base:>10.2f}")
+        times = (f"{one:.1f}" for one in (middle, min(seconds), max(seconds)))
+        rows.append([name, *times, f"{loss:.4f}", f"{middle / base:.2f}"])
+    print(aligned(rows))
     print(
         f"goals: crosscut at most {GOAL} of the plain program's time and modern at most {MODERN_GOAL}, "
         "both at a loss no higher"
@@ -219,13 +218,9 @@ def report(found: Mapping[str, Mapping[str, Any]]) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, tiny=TINY_HELP, figures="print")
     parser.add_argument("--turns", type=int, default=3, help="runs of each program")
     parser.add_argument("--nanogpt", type=Path, help="folder of nanoGPT, which then runs, too")
-    parser.add_argument(
-        "--tiny", action="store_true", help="use a tiny model, to check in seconds that everything runs"
-    )
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args(arguments)
     programs: dict[str, Callable[[Recipe, Data, Path], tuple[list[str], Path]]] = {
         "crosscut": crosscut,
@@ -237,7 +232,7 @@ def main(arguments: list[str] | None = None) -> None:
         programs["nanogpt"] = lambda recipe, data, output: nanogpt(folder, recipe, data, output)
     found = measure(programs, TINY if options.tiny else Recipe(), options.turns)
     if options.json:
-        print(json.dumps({"machine": describe_machine("torch"), "programs": found}, indent=2))
+        print_figures(("torch",), {"programs": found})
         return
     print_machine("torch")
     report(found)

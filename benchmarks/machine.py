@@ -17,9 +17,14 @@ def describe_machine(*packages: str, device: str = "") -> dict[str, str]:
     }
 
 
+def machine_line(*packages: str, device: str = "") -> str:
+    """Description of `describe_machine` as one line."""
+    return ", ".join(f"{name} {value}" for name, value in describe_machine(*packages, device=device).items())
+
+
 def print_machine(*packages: str, device: str = "") -> None:
     """Print the description of `describe_machine` as one line."""
-    print(", ".join(f"{name} {value}" for name, value in describe_machine(*packages, device=device).items()))
+    print(machine_line(*packages, device=device))
 
 
 def version_of(package: str) -> str:

@@ -18,7 +18,6 @@ the fault out:
 The clean runs have 2,000 steps each and must raise no alarm (`training.on_spike=stop` ends a run at an alarm).
 """
 
-import argparse
 import contextlib
 import io
 import json
@@ -37,6 +36,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.commands import aligned, command_line, write_figures
 from benchmarks.faulting.inside import replace_gradients
 from benchmarks.machine import describe_machine, print_machine
 from crosscut.config import RunConfig, TrainingError, load_run
@@ -209,19 +209,16 @@ def _same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
 
 def report(told: dict[str, Any]) -> None:
     """Print the figures."""
-    print(
-        f"{'kind':<15}{'found at':>10}{'back to':>9}{'left out':>10}{'loss without':>14}{'off':>9}{'skip':>9}", end=""
-    )
-    print(f"{'over clean':>12}{'two repeats':>14}")
+    rows = [["kind", "found at", "back to", "left out", "loss without", "off", "skip", "over clean", "two repeats"]]
     for kind, row in told["kinds"].items():
         events, skip, without = row["skip"]["events"], row["skip"]["loss"], row["without"]["loss"]
         found, back = (",".join(str(event[name]) for event in events) for name in ("spike_step", "back_to"))
         left = sum(event["sequences"] for event in events) // BATCH
         bits = "same bits" if row["equal"] else "DIFFERENT"
-        print(f"{kind:<15}{found:>10}{back:>9}{left:>10}{without:>14.4f}{row['off']['loss']:>9.4f}{skip:>9.4f}", end="")
-        print(f"{skip / without - 1:>12.2%}{bits:>14}")
-        if row["skip"]["error"]:
-            print(f"  {row['skip']['error']}")
+        losses = (f"{loss:.4f}" for loss in (without, row["off"]["loss"], skip))
+        rows.append([kind, found, back, str(left), *losses, f"{skip / without - 1:.2%}", bits])
+        rows += [[f"  {row['skip']['error']}"]] if row["skip"]["error"] else []
+    print(aligned(rows))
     for result in told["clean"]:
         print(f"clean run of {len(result['series']):,} steps: {result['error'] or 'no alarm'}")
     one = next(iter([*(row["without"] for row in told["kinds"].values()), *told["clean"]]), None)
@@ -250,7 +247,7 @@ def replay(folder: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--layout", nargs="*", default=[], help="settings of the layout; one rank by default")
     parser.add_argument("--clean", type=int, default=3, help="number of clean runs")
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=KINDS, help="kinds of spikes; all by default")
@@ -269,9 +266,7 @@ def main(arguments: list[str] | None = None) -> None:
         given = (Path(folder), layout, tuple(options.kinds), options.clean)
         told: dict[str, Any] = launch(measure, given, num_ranks=ranks)
     report(told)
-    if options.json:
-        machine = describe_machine("torch")
-        options.json.write_text(json.dumps({"machine": machine, **_short(told)}) + "\n", encoding="utf-8")
+    write_figures(options.json, {"machine": describe_machine("torch"), **_short(told)})
 
 
 def _short(value: Any) -> Any:

@@ -85,10 +85,7 @@ def crosscut_run(shape: Shape, way: Way) -> Any:
     family = {"GPT-2": {}, "Llama": LLAMA, "BERT": {**BERT, **head}}[shape.family]
     table = {
         "model": {
-            "num_layers": shape.num_layers,
-            "hidden_size": shape.hidden_size,
-            "num_heads": shape.num_heads,
-            "vocab_size": shape.vocab_size,
+            **shape.sizes,
             "max_sequence_length": shape.sequence_length,
             "dropout": 0.0,
             "mlp_size": shape.mlp_size,
@@ -160,13 +157,7 @@ def make_plain(shape: Shape, way: Way) -> Step:
     from benchmarks.contenders.plain_gpt import PlainGPT
 
     with _on(way):
-        model = PlainGPT(
-            num_layers=shape.num_layers,
-            hidden_size=shape.hidden_size,
-            num_heads=shape.num_heads,
-            vocab_size=shape.vocab_size,
-            sequence_length=shape.sequence_length,
-        )
+        model = PlainGPT(**shape.sizes, sequence_length=shape.sequence_length)
     return step_of(model, _compiled(model, way), way)
 
 

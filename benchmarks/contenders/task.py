@@ -23,6 +23,11 @@ class Shape:
     """Number of classes of a BERT that is fine-tuned on labelled texts. 0 means that it predicts masked tokens."""
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes of the model by their names in Crosscut."""
+        return {name: getattr(self, name) for name in ("num_layers", "hidden_size", "num_heads", "vocab_size")}
+
+    @property
     def mlp_size(self) -> int:
         """Width between the matrices of the MLP.
 

@@ -17,7 +17,6 @@ many ends of sentences are found, and nothing else (`languages.py`).
 """
 
 import argparse
-import json
 import multiprocessing
 import sys
 import time
@@ -29,8 +28,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.commands import aligned, command_line, write_figures
 from benchmarks.corpus.languages import show_languages
-from benchmarks.machine import describe_machine
+from benchmarks.corpus.texts import in_batches, take
+from benchmarks.machine import print_machine
 from crosscut.config.corpora import CleaningConfig, LanguageConfig
 from crosscut.config.system.machine import available_cores
 from crosscut.corpus.cleaning.repair import ftfy_settings, repair
@@ -61,7 +62,7 @@ class Figures:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Speed and correctness of text repair and language filter.")
+    parser = command_line(__doc__, figures="write")
     parser.add_argument("--books", type=Path, help="jsonl file with texts under `text`")
     parser.add_argument("--mail", type=Path, help="folder of messages")
     parser.add_argument("--sentences", type=Path, help="folder of files named by language, a sentence per line")
@@ -70,9 +71,8 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=float("inf"), help="most text of each kind")
     parser.add_argument("--no-reference", action="store_true", help="do not compare with ftfy")
     parser.add_argument("--workers", type=int, default=available_cores(), help="processes")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
-    print(", ".join(f"{name} {value}" for name, value in describe_machine("ftfy", "eldc", "langdetect").items()))
+    print_machine("ftfy", "eldc", "langdetect")
     figures: dict[str, object]
     if options.by_language:
         if not options.sentences:
@@ -82,8 +82,7 @@ def main() -> None:
         figures = {"repair": measure_repair(options), "language": measure_language(options)}
         if options.sentences:
             figures["accuracy"] = [measure_accuracy(options.sentences, name) for name in ("eldc", "langdetect")]
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    write_figures(options.json, figures)
 
 
 def kinds(options: argparse.Namespace) -> Iterator[tuple[str, Callable[[], Iterator[str]]]]:
@@ -106,27 +105,15 @@ def read_message(path: Path) -> str:
 
 
 def batches(texts: Iterable[str], megabytes: float) -> Iterator[list[str]]:
-    batch: list[str] = []
-    size = total = 0
-    for text in texts:
-        batch.append(text)
-        size += len(text)
-        total += len(text)
-        if size >= BATCH_CHARACTERS or total >= megabytes * 1e6:
-            yield batch
-            batch, size = [], 0
-        if total >= megabytes * 1e6:
-            return
-    if batch:
-        yield batch
+    return in_batches(take(texts, megabytes * 1e6), BATCH_CHARACTERS)
 
 
 def measure_repair(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Measure the MB/s of the repair and of ftfy, and count the documents that they repair differently."""
     found = {}
-    print(f"\n{'repair':<22}{'documents':>10}{'MB':>8}{'changed':>9}{'differ':>8}{'MB/s':>8}{'ftfy MB/s':>11}")
+    rows: list[list[object]] = [["repair", "documents", "MB", "changed", "differ", "MB/s", "ftfy MB/s"]]
     config = CleaningConfig.all_or_none(True) if options.all_steps else CleaningConfig()
-    work = partial(repair_alone if options.no_reference else compare, config)
+    work = partial(compare, config, not options.no_reference)
     with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
         for name, texts in kinds(options):
             totals = {variant: Figures() for variant in VARIANTS}
@@ -134,31 +121,25 @@ def measure_repair(options: argparse.Namespace) -> dict[str, dict[str, float]]:
                 for variant, figures in done.items():
                     totals[variant].add(figures)
             for variant, figures in totals.items():
-                title = name + variant
-                found[title] = show(title, figures, options.workers)
+                rate, reference = (
+                    figures.num_bytes / 1e6 / seconds * options.workers if seconds else float("nan")
+                    for seconds in (figures.seconds, figures.reference_seconds)
+                )
+                rates = {"mb_per_second": rate, "reference_mb_per_second": reference}
+                found[name + variant] = {**vars(figures), **rates}
+                counts = (figures.documents, f"{figures.num_bytes / 1e6:.1f}", figures.changed, figures.differ)
+                rows.append([name + variant, *counts, f"{rate:.1f}", f"{reference:.1f}"])
+    print(f"\n{aligned(rows)}", flush=True)
     return found
 
 
-def show(title: str, figures: Figures, workers: int) -> dict[str, float]:
-    megabytes = figures.num_bytes / 1e6
-    rate = megabytes / figures.seconds * workers
-    reference = megabytes / figures.reference_seconds * workers if figures.reference_seconds else float("nan")
-    print(f"{title:<22}{figures.documents:>10}{megabytes:>8.1f}{figures.changed:>9}", end="")
-    print(f"{figures.differ:>8}{rate:>8.1f}{reference:>11.1f}", flush=True)
-    return {**vars(figures), "mb_per_second": rate, "reference_mb_per_second": reference}
-
-
-def compare(config: CleaningConfig, texts: list[str]) -> dict[str, Figures]:
-    """Repair each variant of the texts with `repair` and with ftfy."""
+def compare(config: CleaningConfig, with_ftfy: bool, texts: list[str]) -> dict[str, Figures]:
+    """Repair each variant of the texts with `repair`, and with ftfy if that is the reference."""
     import ftfy
 
-    reference = partial(ftfy.fix_text, config=ftfy.TextFixerConfig(**ftfy_settings(config)))
+    ours = ftfy.TextFixerConfig(**ftfy_settings(config))
+    reference = partial(ftfy.fix_text, config=ours) if with_ftfy else None
     return {variant: repair_all(config, list(make(texts)), reference) for variant, make in VARIANTS.items()}
-
-
-def repair_alone(config: CleaningConfig, texts: list[str]) -> dict[str, Figures]:
-    """Repair each variant of the texts with `repair` alone."""
-    return {variant: repair_all(config, list(make(texts))) for variant, make in VARIANTS.items()}
 
 
 def repair_all(config: CleaningConfig, texts: Sequence[str], reference: Callable[[str], str] | None = None) -> Figures:

@@ -37,26 +37,25 @@ Crosscut is measured again on twice the text.
 """
 
 import argparse
-import json
 import os
-import resource
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.commands import ROOT, command_line, write_figures
 from benchmarks.corpus.deduplicating.corpus import Corpus, make_corpus, read_corpus, write_corpus
 from benchmarks.corpus.deduplicating.quality import judge, same_results, show_quality
 from benchmarks.corpus.manuals import build_manuals
 from benchmarks.machine import describe_machine
-from benchmarks.peak import Peak
+from benchmarks.processes import measure_command
+from benchmarks.turns import alternate
 from crosscut.corpus.documents import CLEANING, INGEST
 
 PEERS = ("daft", "daft-exact", "datatrove")
@@ -66,7 +65,6 @@ COLUMNS = {"median s": 10, "min s": 9, "CPU s": 9, "min CPU s": 11, "MB/s": 8, "
 """Columns of the table of contenders, and their widths."""
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -85,12 +83,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.manuals:
             corpus = read_corpus(build_manuals(options.manuals))
             figures["manuals"] = measure("manuals", corpus, folder / "manuals", options)
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    write_figures(options.json, figures)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Recall, precision, speed and memory of finding near-duplicates.")
+    parser = command_line(__doc__, figures="write")
     parser.add_argument("books", type=Path, nargs="?", help="jsonl file, plain or .zst, with texts under `text`")
     parser.add_argument("--manuals", type=Path, help="folder with the manuals, or to download the manuals into")
     parser.add_argument("--before", type=Path, help="another checkout of Crosscut that takes part")
@@ -101,7 +98,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=5, help="runs of each contender")
     parser.add_argument("--tiny", action="store_true", help="one megabyte and two turns, to check that everything runs")
     parser.add_argument("--scratch", type=Path, help="folder for temporary files")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args(arguments)
     if not options.books and not options.manuals:
         parser.error("`books` must be a jsonl file with texts, but is missing. Name a file, or use --manuals.")
@@ -137,14 +133,13 @@ def measure(name: str, corpus: Corpus, folder: Path, options: argparse.Namespace
 
 def take_turns(folder: Path, options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
     """Measure the seconds and bytes of every contender in each turn. Each turn starts with another contender."""
-    turns: dict[str, list[dict[str, float]]] = {name: [] for name in options.contenders}
-    for turn in range(options.turns):
-        shift = turn % len(options.contenders)
-        for name in options.contenders[shift:] + options.contenders[:shift]:
-            turns[name].append(run(name, folder, options))
-            row = turns[name][-1]
-            print(f"turn {turn + 1}: {name} {row['seconds']:.2f} s, CPU {row['cpu']:.2f} s", flush=True)
-    return turns
+
+    def one(name: str) -> dict[str, float]:
+        used = run(name, folder, options)
+        print(f"{name} {used['seconds']:.2f} s, CPU {used['cpu']:.2f} s", flush=True)
+        return used
+
+    return alternate({name: partial(one, name) for name in options.contenders}, options.turns)
 
 
 def run(name: str, folder: Path, options: argparse.Namespace) -> dict[str, float]:
@@ -159,15 +154,7 @@ def run(name: str, folder: Path, options: argparse.Namespace) -> dict[str, float
         command = [sys.executable, str(HERE / "deduplicating" / "run.py"), str(folder), str(options.workers)]
     else:
         command = [str(options.peers), str(HERE / "deduplicating" / "peers.py"), name, str(folder)]
-    started, used = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
-    peak = Peak(process.pid)
-    _, errors = process.communicate()
-    seconds, using = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
-    if process.returncode:
-        sys.exit(f"`{' '.join(command)}` must end well, but exited with {process.returncode}:\n{errors}")
-    cpu = using.ru_utime + using.ru_stime - used.ru_utime - used.ru_stime
-    return {"seconds": seconds, "cpu": cpu, "peak_bytes": peak.stop()}
+    return measure_command(command, environment=environment, quiet=True)._asdict()
 
 
 def show_turns(turns: dict[str, list[dict[str, float]]], megabytes: float, goals: dict[str, float]) -> None:

@@ -8,8 +8,6 @@ the longest common passages. It also prints the 8-grams that occur in most docum
 the MB/s, and the peak memory of all processes.
 """
 
-import argparse
-import json
 import os
 import sys
 import tempfile
@@ -20,8 +18,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.commands import command_line, write_figures
+from benchmarks.corpus.texts import in_batches, take
 from benchmarks.machine import describe_machine
-from benchmarks.peak import Peak, held_by
+from benchmarks.processes import Peak, held_by
 from crosscut.config.corpora import EngineConfig, LeakageConfig
 from crosscut.corpus.documents import DOCUMENTS, INGEST, write_table
 from crosscut.corpus.execution.engine import start_engine
@@ -35,9 +35,7 @@ PART_BYTES = 16_000_000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Measure the overlap of a corpus with test sets, and the speed and memory of finding it."
-    )
+    parser = command_line(__doc__, figures="write")
     parser.add_argument(
         "texts", nargs="+", help="jsonl, txt or parquet files, plain or compressed, with texts under `text`"
     )
@@ -51,19 +49,17 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=float("inf"), help="most text to read")
     parser.add_argument("--workers", type=int, default=2, help="processes")
     parser.add_argument("--show", type=int, default=5, help="passages and 8-grams to print")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     figures: dict[str, Any] = {"machine": describe_machine("crosscut", "abloom", "numpy", "pyarrow")}
     print(figures["machine"])
     with tempfile.TemporaryDirectory(prefix="crosscut-leakage-") as temporary:
         work = Path(temporary)
-        documents = take(read(options.texts, options.pages), options.megabytes * 1e6)
+        documents = take(read(options.texts, options.pages), options.megabytes * 1e6, size=bytes_of)
         digests = ingest(documents, work)
         config = LeakageConfig(test_sets=tuple(options.test_sets))
         figures |= measure(work, config, digests, options.workers)
     show(figures, options.show)
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1))
+    write_figures(options.json, figures)
 
 
 def read(files: list[str], page: int) -> Iterator[tuple[str, str]]:
@@ -76,12 +72,9 @@ def read(files: list[str], page: int) -> Iterator[tuple[str, str]]:
             yield f"{name}#{document.record}{suffix}", document.text[start : start + step]
 
 
-def take(documents: Iterable[tuple[str, str]], limit: float) -> Iterator[tuple[str, str]]:
-    for name, text in documents:
-        if limit <= 0:
-            return
-        yield name, text
-        limit -= len(text.encode())
+def bytes_of(document: tuple[str, str]) -> int:
+    """Bytes of a document's text."""
+    return len(document[1].encode())
 
 
 def ingest(documents: Iterable[tuple[str, str]], work: Path) -> Digests:
@@ -89,26 +82,12 @@ def ingest(documents: Iterable[tuple[str, str]], work: Path) -> Digests:
 
     def write(output: Output) -> Counts:
         sizes: dict[str, int] = {}
-        held: list[tuple[str, str]] = []
-        size = 0
-
-        def flush() -> None:
-            name = f"000000-{len(sizes):04}"
-            names, texts = zip(*held, strict=True)
-            blank = [""] * len(texts)
+        for number, part in enumerate(in_batches(documents, PART_BYTES, size=bytes_of)):
+            name, blank = f"000000-{number:04}", [""] * len(part)
+            names, texts = zip(*part, strict=True)
             columns = {"id": names, "text": texts, "url": blank, "karma": [None] * len(texts), "title": blank}
             write_table(output.path(f"{name}.arrow"), columns, DOCUMENTS)
-            sizes[name] = size
-            held.clear()
-
-        for document in documents:
-            held.append(document)
-            size += len(document[1].encode())
-            if size >= PART_BYTES:
-                flush()
-                size = 0
-        if held:
-            flush()
+            sizes[name] = sum(map(bytes_of, part))
         return {"parts": sizes}
 
     digests = Digests()

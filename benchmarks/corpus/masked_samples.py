@@ -7,25 +7,28 @@ One thread makes batches of each kind in turn; the medians count. The rate is in
 included. A training step reads the next batch in a thread beside the step.
 """
 
-import argparse
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.commands import command_line
 from benchmarks.machine import print_machine
+from benchmarks.turns import alternate
 from crosscut.config import DataConfig
 from crosscut.data import Tokens, masked_samples, prepare, training_samples
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--tokens", type=Path, help="token folder made with data.objective=masked")
     parser.add_argument("--text", default="builtin:state-of-the-union", help="text, if there is no token folder")
     parser.add_argument("--sequence-length", type=int, default=512)
@@ -53,12 +56,14 @@ def measure(tokens: Tokens, length: int, batch_size: int, *, turns: int) -> dict
         "pairs": lambda first: pairs.batch_at(first, batch_size),
         "packed": lambda first: packed.batch_at(first, batch_size),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in makers}
-    for turn in range(turns):
-        for name, make in makers.items():
-            start = time.process_time()
-            make(turn * batch_size)
-            seconds[name].append(time.process_time() - start)
+    first = {name: count(0, batch_size) for name in makers}
+
+    def timed(name: str) -> float:
+        start = time.process_time()
+        makers[name](next(first[name]))
+        return time.process_time() - start
+
+    seconds = alternate({name: partial(timed, name) for name in makers}, turns)
     return {name: batch_size * length / statistics.median(taken) for name, taken in seconds.items()}
 
 

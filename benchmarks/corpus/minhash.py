@@ -8,7 +8,6 @@ values the standard deviation of the error would be sqrt(J (1 - J) / 128). All c
 Crosscut starts from the text; the libraries start from 5-grams of the same words, joined by spaces, and hash them.
 """
 
-import argparse
 import random
 import statistics
 import sys
@@ -21,8 +20,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.commands import command_line
 from benchmarks.corpus.deduplicating.corpus import NGRAM, cut
-from benchmarks.machine import describe_machine
+from benchmarks.machine import print_machine
 from crosscut.corpus.duplicates.planted import plant
 from crosscut.corpus.duplicates.sketches import SketchSettings, minhash
 from crosscut.corpus.words.ngrams import hash_words, ngrams, words
@@ -32,14 +32,12 @@ JACCARD = 0.7
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Measure speed and error of MinHash values beside rensa and datasketch."
-    )
+    parser = command_line(__doc__)
     parser.add_argument("books", type=Path, help="jsonl file, plain or .zst, with texts under `text`")
     parser.add_argument("--pairs", type=int, default=1000, help="pages, each with an edited copy")
     parser.add_argument("--turns", type=int, default=3, help="runs of each contender")
     options = parser.parse_args()
-    print(describe_machine("numpy", "rensa", "datasketch"))
+    print_machine("numpy", "rensa", "datasketch")
     chance = random.Random(0)
     pages = [page for page, _ in zip(cut(options.books, chance), range(options.pairs), strict=False)]
     copies = [plant(page, JACCARD, NGRAM, pages, chance) for page in pages]

@@ -28,11 +28,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.corpus.extraction.fetch import default_cache, fetch
 from benchmarks.corpus.extraction.pages import read_pages
-from benchmarks.corpus.prepare import run, show
+from benchmarks.corpus.prepare import show
 from benchmarks.corpus.warc import crawled
 from benchmarks.corpus.wikipedia import CACHE
 from benchmarks.corpus.wikipedia_dump import build_dump
 from benchmarks.machine import print_machine
+from benchmarks.processes import measure_command
 from crosscut.corpus.audit.rejects import read_rejects
 from crosscut.corpus.origins import read_skipped
 from crosscut.data import read_documents
@@ -79,10 +80,10 @@ def main() -> None:
         num_files = write_sources(folder / "sources", options.cache)
         config = folder / "corpus.toml"
         config.write_text(tomli_w.dumps(describe(folder)), encoding="utf-8")
-        seconds, peak = run([sys.executable, "-m", "crosscut", "prepare", str(config)])
+        used = measure_command([sys.executable, "-m", "crosscut", "prepare", str(config)])
         report = json.loads((folder / "corpus" / "report.json").read_text())
         timings = json.loads((folder / "corpus" / "timings.json").read_text())
-        show({"seconds": seconds, "peak_bytes": peak, "stages": timings["stages"]})
+        show({"seconds": used.seconds, "peak_bytes": used.peak_bytes, "stages": timings["stages"]})
         work = folder / "corpus" / "work"
         print(f"\n{num_files:,} files, {report['summary']['read']['documents']:,} documents read")
         faults = [*show_losses(report, work), *check_damage(report, work), *check_sums(report)]

@@ -12,10 +12,8 @@ report.
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +21,16 @@ import tomli_w
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.commands import command_line, write_figures
 from benchmarks.machine import print_machine
-from benchmarks.peak import Peak
+from benchmarks.processes import measure_command
 
 GOAL_MB_PER_SECOND = 5.0
 GOAL_MEMORY = 2e9
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Time every stage of `crosscut prepare` on real text.")
+    parser = command_line(__doc__, figures="write")
     parser.add_argument("books", type=Path, help="jsonl file, plain or .zst, with texts under `text`")
     parser.add_argument("--mail", type=Path, help="folder of messages, or a glob")
     parser.add_argument("--test-sets", type=Path, nargs="*", default=[], help="files of the test sets")
@@ -40,22 +39,20 @@ def main() -> None:
     parser.add_argument(
         "--set", nargs="*", default=[], metavar="section.key=value", help="further settings of the corpus"
     )
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     print_machine("crosscut", "gigatoken", "ftfy", "eldc", "pyarrow")
     with tempfile.TemporaryDirectory(prefix="crosscut-prepare-") as temporary:
         folder = options.folder or Path(temporary) / "corpus"
         config = Path(temporary) / "corpus.toml"
         config.write_text(tomli_w.dumps(describe(options, folder)), encoding="utf-8")
-        seconds, peak = run([sys.executable, "-m", "crosscut", "prepare", str(config), *options.set])
+        used = measure_command([sys.executable, "-m", "crosscut", "prepare", str(config), *options.set])
         timings = json.loads((folder / "timings.json").read_text())
         report = json.loads((folder / "report.json").read_text())
     read = report["summary"]["read"]["bytes"]
     stages = [{**one, "bytes": read if one["name"] == "ingest" else one["bytes"]} for one in timings["stages"]]
-    figures = {"seconds": seconds, "peak_bytes": peak, "stages": stages}
+    figures = {"seconds": used.seconds, "peak_bytes": used.peak_bytes, "stages": stages}
     show(figures)
-    if options.json:
-        options.json.write_text(json.dumps({**figures, "report": report}, indent=1))
+    write_figures(options.json, {**figures, "report": report})
 
 
 def describe(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -70,16 +67,6 @@ def describe(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "leakage": {"test_sets": [str(path.resolve()) for path in options.test_sets]},
         "tokens": {"tokenizer": str(options.tokenizer.resolve()) if options.tokenizer else ""},
     }
-
-
-def run(command: list[str]) -> tuple[float, int]:
-    """Run a command and return its seconds and the peak memory of all its processes, in bytes."""
-    started = time.monotonic()
-    process = subprocess.Popen(command)
-    peak = Peak(process.pid)
-    if process.wait():
-        sys.exit(f"`{' '.join(command)}` must end well, but exited with {process.returncode}.")
-    return time.monotonic() - started, peak.stop()
 
 
 def show(figures: dict[str, Any]) -> None:

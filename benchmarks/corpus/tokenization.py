@@ -14,19 +14,16 @@ thread. All ids are compared. Rates use processor time and count all processes t
 """
 
 import argparse
-import importlib.metadata
 import json
 import multiprocessing
 import os
-import platform
-import resource
 import shutil
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +31,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.commands import command_line, write_figures
+from benchmarks.corpus.texts import in_batches
+from benchmarks.machine import describe_machine, print_machine
+from benchmarks.processes import Peak
+from benchmarks.turns import alternate, peak_bytes
 from crosscut.config import DataConfig
 from crosscut.config.system.machine import available_cores
 from crosscut.data import Tokenizer, prepare, read_documents
@@ -47,8 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark from the command line."""
     options = _parse(arguments)
     os.environ["RAYON_NUM_THREADS"] = str(options.workers)  # threads of the library
-    report: dict[str, Any] = {"machine": describe_machine(), "workers": options.workers}
-    print(" · ".join(f"{name} {value}" for name, value in report["machine"].items()))
+    report: dict[str, Any] = {"machine": describe_machine(*LIBRARIES), "workers": options.workers}
+    print_machine(*LIBRARIES)
     with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
         folder = Path(scratch)
         tokenizer = options.tokenizer or _train_tokenizer(options.text, folder / "tokenizer.json")
@@ -65,12 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             report["memory"] = measure_memory(
                 options.text, tokenizer, folder, sizes=options.memory_megabytes, workers=options.workers
             )
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_figures(options.json, report)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_line(__doc__, figures="write")
     parser.add_argument(
         "--text", nargs="+", default=["builtin:state-of-the-union"], help="texts to encode, named as in `data.text`"
     )
@@ -92,21 +93,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="megabytes of text to measure memory on",
     )
     parser.add_argument("--scratch", type=Path, help="folder for temporary files")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     return parser.parse_args(arguments)
-
-
-def describe_machine() -> dict[str, str]:
-    """Describe the processor and the versions."""
-    versions = {name: importlib.metadata.version(name) for name in LIBRARIES}
-    return {"cpu": _cpu_name(), "cores": str(available_cores()), "python": platform.python_version(), **versions}
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _train_tokenizer(patterns: Sequence[str], path: Path) -> Path:
@@ -131,28 +118,23 @@ def write_text(patterns: Sequence[str], megabytes: float, path: Path) -> Path:
 def measure_speed(text: Path, tokenizer: Path, *, turns: int, workers: int) -> dict[str, Any]:
     """Measure the MB/s of Crosscut and of the library alone, in turns, and the ratio of the medians."""
     num_bytes = sum(len(document.text.encode("utf-8")) for document in read_documents([str(text)]))
-    ours: list[float] = []
-    library: list[float] = []
-    for turn in range(turns):
-        # Each side goes first in every other turn, so that a machine that warms up favours neither.
-        order = [(ours, encode_with_ours), (library, encode_with_library)]
-        for rates, encode in order if turn % 2 == 0 else reversed(order):
-            rates.append(num_bytes / MEGABYTE / encode(text, tokenizer, workers))
-        print(f"turn {turn + 1}: crosscut {ours[-1]:.2f} MB/s, library alone {library[-1]:.2f} MB/s", flush=True)
-    ratio = statistics.median(ours) / statistics.median(library)
+    megabytes = num_bytes / MEGABYTE
+
+    def rate(name: str, encode: Callable[[Path, Path, int], float]) -> float:
+        found = megabytes / encode(text, tokenizer, workers)
+        print(f"{name} {found:.2f} MB/s", flush=True)
+        return found
+
+    contenders = {"crosscut": encode_with_ours, "library alone": encode_with_library}
+    ours, library = alternate({name: partial(rate, name, one) for name, one in contenders.items()}, turns).values()
+    medians = statistics.median(ours), statistics.median(library)
+    ratio = medians[0] / medians[1]
     print(
-        f"medians of {turns} turns of {num_bytes / MEGABYTE:.1f} MB on {workers} cores: "
-        f"crosscut {statistics.median(ours):.2f} MB/s, library alone {statistics.median(library):.2f} MB/s, "
-        f"ratio {ratio:.2f}"
+        f"medians of {turns} turns of {megabytes:.1f} MB on {workers} cores: crosscut {medians[0]:.2f} MB/s, "
+        f"library alone {medians[1]:.2f} MB/s, ratio {ratio:.2f}"
     )
-    return {
-        "megabytes": num_bytes / MEGABYTE,
-        "ours_mb_per_s": ours,
-        "library_mb_per_s": library,
-        "median_ours": statistics.median(ours),
-        "median_library": statistics.median(library),
-        "ratio": ratio,
-    }
+    rates = {"ours_mb_per_s": ours, "library_mb_per_s": library}
+    return {"megabytes": megabytes, **rates, "median_ours": medians[0], "median_library": medians[1], "ratio": ratio}
 
 
 def encode_with_ours(text: Path, tokenizer: Path, workers: int) -> float:
@@ -169,24 +151,11 @@ def encode_with_library(text: Path, tokenizer: Path, workers: int) -> float:  # 
     import tokenizers
 
     inner = tokenizers.Tokenizer.from_file(str(tokenizer))
-    batches = list(_batches(document.text for document in read_documents([str(text)])))
+    batches = list(in_batches((document.text for document in read_documents([str(text)])), LIBRARY_BATCH_CHARACTERS))
     start = time.perf_counter()
     for batch in batches:
         inner.encode_batch_fast(batch, add_special_tokens=False)
     return time.perf_counter() - start
-
-
-def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    size = 0
-    for text in texts:
-        batch.append(text)
-        size += len(text)
-        if size >= LIBRARY_BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 class Compared(NamedTuple):
@@ -207,7 +176,8 @@ class Compared(NamedTuple):
 
 def compare_engines(patterns: Sequence[str], tokenizer: Path, *, workers: int) -> dict[str, Any]:
     """Measure the MB/s of both engines and their ratio, and count the documents with different ids."""
-    jobs = ((batch, tokenizer) for batch in _batches(document.text for document in read_documents(patterns)))
+    texts = (document.text for document in read_documents(patterns))
+    jobs = ((batch, tokenizer) for batch in in_batches(texts, LIBRARY_BATCH_CHARACTERS))
     with multiprocessing.get_context("spawn").Pool(workers, _one_thread) as pool:
         done = list(pool.imap(_compare, jobs))
     engine = done[0].engine
@@ -262,7 +232,7 @@ def _compare(job: tuple[list[str], Path]) -> Compared:
         num_bytes=sum(len(text.encode("utf-8")) for text in texts),
         seconds=middle - start,
         library_seconds=end - middle,
-        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        peak_bytes=peak_bytes(),
     )
 
 
@@ -275,33 +245,14 @@ def measure_memory(
         text = write_text(patterns, megabytes, folder / "memory.jsonl")
         process = multiprocessing.get_context("spawn").Process(target=encode_with_ours, args=(text, tokenizer, workers))
         process.start()
-        peak = _peak_memory(process)
+        watched = Peak(process.pid, every=0.05)
+        process.join()
+        peak = watched.stop()
+        if process.exitcode:
+            sys.exit(f"Preparing the text must succeed, but ended with exit code {process.exitcode}.")
         print(f"{megabytes:g} MB of text: peak {peak / MEGABYTE:.0f} MB in {workers} workers and their parent")
         figures.append({"megabytes": megabytes, "peak_megabytes": peak / MEGABYTE})
     return figures
-
-
-def _peak_memory(process: Any) -> int:
-    """Wait for a process and return its peak resident memory, descendants included. A shared page counts in each
-    process.
-    """
-    import psutil
-
-    peak = 0
-    root = psutil.Process(process.pid)
-    while process.is_alive():
-        total = 0
-        try:
-            for member in (root, *root.children(recursive=True)):
-                total += member.memory_info().rss
-        except psutil.NoSuchProcess:
-            continue
-        peak = max(peak, total)
-        time.sleep(0.05)
-    process.join()
-    if process.exitcode:
-        raise SystemExit(f"Preparing the text must succeed, but ended with exit code {process.exitcode}.")
-    return peak
 
 
 if __name__ == "__main__":

@@ -11,11 +11,9 @@ The source distribution of pywb has archives of real crawlers: `pip download --n
 `sample_archive/warcs`.
 """
 
-import argparse
 import gzip
 import io
 import random
-import resource
 import sys
 import tempfile
 import time
@@ -27,7 +25,9 @@ from fastwarc.warc import ArchiveIterator
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.commands import command_line
 from benchmarks.machine import print_machine
+from benchmarks.turns import peak_bytes
 from crosscut.config.corpora import SourceConfig
 from crosscut.corpus.readers import Reading, Text, find_reader
 from crosscut.corpus.readers.archives.records import Record, read_records
@@ -37,7 +37,7 @@ MAX_BYTES = 64 * 10**6
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Time the reading of WARC and WET files.")
+    parser = command_line(__doc__)
     parser.add_argument("--pages", type=Path, help="folder of HTML pages")
     parser.add_argument("--most", type=int, default=4000, help="pages to use, drawn at random (default: %(default)s)")
     parser.add_argument("--archives", type=Path, nargs="*", default=[], help="WARC and WET files, or their folders")
@@ -94,7 +94,7 @@ def measure(file: File) -> None:
     if with_warcio := warcio_reader(file):
         timed("records, warcio", file, unpacked, with_warcio)
     timed("documents, Crosscut", file, unpacked, lambda: read_documents(file))
-    print(f"peak memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")
+    print(f"peak memory of this process: {peak_bytes() / 2**20:.0f} MB")
 
 
 def timed(name: str, file: File, unpacked: int, read: Callable[[], int]) -> None:

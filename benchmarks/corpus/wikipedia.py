@@ -39,6 +39,7 @@ from xml.sax.saxutils import escape
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.commands import command_line
 from benchmarks.corpus.wikipedia_dump import EXPECTED, build_dump
 from benchmarks.machine import print_machine
 from crosscut.config.corpora import SourceConfig
@@ -86,7 +87,7 @@ GOALS = {"MB/s": 5.0, "times mwparserfromhell": 2.5}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure the reader of Wikipedia's dumps beside its peers.")
+    parser = command_line(__doc__)
     parser.add_argument("--peers", type=Path, default=Path(sys.executable), help="Python of the peers' environment")
     parser.add_argument("--dump", type=Path, help="folder with dumps to read instead of the packages' articles")
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder of downloaded packages")

@@ -4,12 +4,10 @@ import hashlib
 import platform
 import subprocess
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
+from benchmarks.commands import ROOT
 from benchmarks.machine import version_of
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def machine(device: dict[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,6 @@ of the paper's 8.3B model run rank 0 alone with collectives that do nothing: the
 messages are missing. Crosscut's weights are drawn on the device (`worker.py`).
 """
 
-import argparse
 import json
 import multiprocessing as mp
 import os
@@ -38,9 +37,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.gpu.machine import ROOT, machine
+from benchmarks.commands import ROOT, command_line
+from benchmarks.gpu.machine import machine
 from benchmarks.gpu.plan import GOALS, Goal, Measurement, full_plan, halved, tiny_plan, uncompiled
 from benchmarks.gpu.worker import Failed, answer, describe, measure
+from crosscut.config import write_whole
 
 GROUPS = ("models", "precision", "layouts", "recomputation", "compile")
 SECONDS_EAGER, SECONDS_COMPILED, SECONDS_PEER_COMPILED = 20.0, 40.0, 70.0
@@ -288,11 +289,8 @@ def _is_peer(row: Row, model: str) -> bool:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, tiny="use tiny models, and only measurements that need no compiler")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument(
-        "--tiny", action="store_true", help="use tiny models, and only measurements that need no compiler"
-    )
     parser.add_argument("--only", nargs="+", choices=GROUPS, default=(), help="kinds of measurements; by default all")
     parser.add_argument(
         "--seconds", type=float, default=525.0, help="seconds for all measurements; those that do not fit are skipped"
@@ -322,7 +320,7 @@ def main(arguments: list[str] | None = None) -> None:
     def tell(row: Row) -> None:
         print(line(row, peak), flush=True)
         told[row.measurement.name] = row
-        write(options.json, result_of(told, about, peak, budget))
+        write_whole(options.json, json.dumps(result_of(told, about, peak, budget), indent=2) + "\n")
 
     run_plan([m for m in plan if m.group in (options.only or GROUPS)], budget, options.device, tell)
     print("\nAll measurements:", HEADER, *(line(row, peak) for row in told.values()), "", sep="\n")
@@ -354,13 +352,6 @@ def result_of(rows: dict[str, Row], about: dict[str, Any], dense_peak: float | N
         "goals": list(judged(GOALS, rows, dense_peak)),
         "seconds": time.monotonic() - budget.began,
     }
-
-
-def write(path: Path, result: dict[str, Any]) -> None:
-    """Write the file atomically."""
-    beside = path.with_name(f"{path.name}.new")
-    beside.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    beside.replace(path)
 
 
 if __name__ == "__main__":

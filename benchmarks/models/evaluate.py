@@ -12,23 +12,21 @@ transformers takes part twice. `labels` uses its loss with labels, in which the 
 `kept` asks only for the logits that are scored (`logits_to_keep`), which is faster and less well known.
 """
 
-import argparse
 import json
-import multiprocessing as mp
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.machine import describe_machine, print_machine
-from benchmarks.turns import CORES, Failure, peak_bytes
+from benchmarks.commands import command_line, print_figures
+from benchmarks.machine import print_machine
+from benchmarks.turns import CORES, Contender, figures_of, table_of, take_turns
 
 GOALS = {"speed": 1.0, "memory": 1.0}
 CONTENDERS = ("crosscut", "transformers labels", "transformers kept")
@@ -86,69 +84,38 @@ def make_transformers(work: Work, *, keeping: bool) -> Score:
     return score
 
 
-def take_part(name: str, work: Work, orders: Connection) -> None:
-    """Run the process of a contender: answer each order with seconds and loss, and the last order with peak memory."""
-    try:
-        import torch
+@contextmanager
+def take_part(name: str, work: Work) -> Iterator[Callable[[int], tuple[float, float]]]:
+    """Process of a contender. It answers each turn with the seconds and the loss of a batch of random windows."""
+    import torch
 
-        from crosscut.launch import process_group
+    from crosscut.launch import process_group
 
-        torch.set_num_threads(CORES)
-        with process_group(torch.device("cpu")):
-            score = make_crosscut(work) if name == "crosscut" else make_transformers(work, keeping="kept" in name)
-            orders.send("ready")
-            generator = torch.Generator().manual_seed(1)
-            while orders.recv() == "score":
-                text = torch.randint(0, work.vocab_size, (work.batch_size, work.window + 1), generator=generator)
-                targets = text[:, 1:].clone()
-                targets[:, : -work.overlap] = -100
-                start = time.perf_counter()
-                loss = score(text[:, :-1], targets)
-                orders.send((time.perf_counter() - start, loss))
-            orders.send(peak_bytes())
-    except Exception as error:  # of any kind, so that the other contenders go on
-        orders.send(Failure(f"{type(error).__name__}: {error}".splitlines()[0]))
+    torch.set_num_threads(CORES)
+    with process_group(torch.device("cpu")):
+        score = make_crosscut(work) if name == "crosscut" else make_transformers(work, keeping="kept" in name)
+        generator = torch.Generator().manual_seed(1)
+
+        def answer(_turn: int) -> tuple[float, float]:
+            text = torch.randint(0, work.vocab_size, (work.batch_size, work.window + 1), generator=generator)
+            targets = text[:, 1:].clone()
+            targets[:, : -work.overlap] = -100
+            start = time.perf_counter()
+            loss = score(text[:, :-1], targets)
+            return time.perf_counter() - start, loss
+
+        yield answer
 
 
 def run(work: Work, *, rounds: int, warmup: int) -> dict[str, Any]:
     """Let the contenders score in turns and return the figures of each by name."""
-    context = mp.get_context("spawn")
-    orders: dict[str, Connection] = {}
-    turns: dict[str, list[tuple[float, float]]] = {name: [] for name in CONTENDERS}
-    figures: dict[str, Any] = {}
-
-    def ask(name: str, order: str | None) -> Any:
-        if order:
-            orders[name].send(order)
-        try:
-            answer = orders[name].recv()
-        except EOFError:
-            answer = Failure("its process died")
-        if isinstance(answer, Failure):
-            figures[name] = {"failure": answer.reason}
-        return answer
-
-    for name in CONTENDERS:
-        orders[name], there = context.Pipe()
-        context.Process(target=take_part, args=(name, work, there), daemon=True).start()
-        there.close()
-        ask(name, None)
-    for _ in range(warmup + rounds):
-        for name in CONTENDERS:
-            if name not in figures and not isinstance(answer := ask(name, "score"), Failure):
-                turns[name].append(answer)
-    for name in CONTENDERS:
-        if name in figures:
-            continue
-        seconds = [seconds for seconds, _ in turns[name][warmup:]]
-        figures[name] = {
-            "tokens_per_second": work.batch_size * work.window / statistics.median(seconds),
-            "median_seconds": statistics.median(seconds),
-            "min_seconds": min(seconds),
-            "max_seconds": max(seconds),
-            "peak_bytes": ask(name, "stop"),
-            "losses": [loss for _, loss in turns[name]],
-        }
+    contenders = {name: Contender(take_part, (name, work)) for name in CONTENDERS}
+    turns = take_turns(contenders, range(warmup + rounds))
+    figures = {}
+    for name, contender in contenders.items():
+        seconds = [seconds for ((seconds, _),) in turns[name][warmup:]]
+        losses = [loss for ((_, loss),) in turns[name]]
+        figures[name] = figures_of(contender, seconds, work.batch_size * work.window, losses=losses)
     return figures
 
 
@@ -175,15 +142,7 @@ def ratios(figures: dict[str, Any]) -> dict[str, float]:
 
 def report(figures: dict[str, Any]) -> None:
     """Print the table and the ratios that have goals."""
-    print(f"{'':22}{'tokens/s':>10}{'median s':>10}{'min s':>9}{'max s':>9}{'peak MiB':>10}")
-    for name, f in figures.items():
-        if "failure" in f:
-            print(f"{name:22}{f['failure']}")
-            continue
-        print(
-            f"{name:22}{f['tokens_per_second']:>10,.0f}{f['median_seconds']:>10.3f}{f['min_seconds']:>9.3f}"
-            f"{f['max_seconds']:>9.3f}{f['peak_bytes'] / 2**20:>10,.0f}"
-        )
+    print(table_of(figures))
     for name, ratio in ratios(figures).items():
         peer = "tokens/s of the fastest peer" if name == "speed" else "memory of the leanest peer"
         print(
@@ -193,9 +152,12 @@ def report(figures: dict[str, Any]) -> None:
 
 def make_tiny(folder: Path, *, num_heads: int = 4, num_kv_heads: int = 2, **more: Any) -> None:
     """Write a random Llama with a tokenizer trained on the built-in corpus. `more` goes into its configuration."""
+    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from crosscut.data import Tokenizer, read_documents
+
+    torch.manual_seed(0)
 
     texts = (document.text for _, document in zip(range(3), read_documents(["builtin:state-of-the-union"])))  # noqa: B905
     tokenizer = Tokenizer.train(texts, vocab_size=500)
@@ -211,7 +173,7 @@ def make_tiny(folder: Path, *, num_heads: int = 4, num_kv_heads: int = 2, **more
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, tiny="use a random tiny Llama in place of a folder", figures="print")
     parser.add_argument(
         "folder", nargs="?", help="Hugging Face folder of a model that transformers and Crosscut support"
     )
@@ -220,8 +182,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--batch-size", type=int, default=4, help="windows of a batch")
     parser.add_argument("--rounds", type=int, default=5, help="turns that are counted")
     parser.add_argument("--warmup", type=int, default=1, help="first turns that are not counted")
-    parser.add_argument("--tiny", action="store_true", help="use a random tiny Llama in place of a folder")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args(arguments)
     if bool(options.folder) == options.tiny:
         parser.error("Give either a model folder or --tiny.")
@@ -240,12 +200,7 @@ def main(arguments: list[str] | None = None) -> None:
     for f in figures.values():
         f.pop("losses", None)
     if options.json:
-        result = {
-            "machine": describe_machine("torch", "transformers"),
-            "figures": figures,
-            "ratios": ratios(figures),
-        }
-        print(json.dumps(result, indent=2))
+        print_figures(("torch", "transformers"), {"figures": figures, "ratios": ratios(figures)})
         return
     print_machine("torch", "transformers")
     print(f"{Path(folder).name or folder}, {work.batch_size} windows of {work.window} tokens, {work.overlap} scored")

@@ -18,7 +18,6 @@ import argparse
 import json
 import multiprocessing as mp
 import statistics
-import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -33,6 +32,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.commands import command_line, run_crosscut
 from benchmarks.machine import describe_machine, print_machine
 from benchmarks.turns import CORES
 from crosscut.config import write_whole
@@ -85,9 +85,7 @@ def ours(case: Case, options: argparse.Namespace) -> None:
     ]  # fmt: skip
     if (folder / "task.json").exists():
         command = ["finetune", case.task, "--output", str(folder), "--resume"]
-    done = subprocess.run([sys.executable, "-m", "crosscut", *command], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"`crosscut {' '.join(command)}` ended with status {done.returncode}:\n{done.stderr}")
+    run_crosscut(*command)
 
 
 def theirs(case: Case, options: argparse.Namespace, number: int) -> None:
@@ -172,7 +170,7 @@ def shown(score: float) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("model", type=Path, help="Hugging Face folder of a BERT")
     parser.add_argument("--data", type=Path, required=True, help="folder with GLUE's files")
     parser.add_argument("--output", type=Path, required=True, help="folder for the runs and their scores")

@@ -18,24 +18,23 @@ turn of each contender, so a slow moment of the machine slows all of them. The f
 The texts of both programs are compared token by token.
 """
 
-import argparse
-import json
-import multiprocessing as mp
 import os
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.machine import describe_machine, print_machine
-from benchmarks.turns import Failure, peak_bytes
+from benchmarks.commands import aligned, command_line, print_figures
+from benchmarks.machine import print_machine
+from benchmarks.models.evaluate import make_tiny
+from benchmarks.turns import Contender, take_turns
 
 GOAL = 1.5
 """Lowest ratio of Crosscut's tokens/s to those of transformers."""
@@ -111,16 +110,9 @@ def make_transformers(task: Task, batch_size: int) -> Writer:
 PROGRAMS = {"crosscut": make_crosscut, "transformers": make_transformers}
 
 
-def work(program: str, batch_size: int, task: Task, orders: Connection) -> None:
-    """Run the process of a contender: answer each order with seconds and texts, and the last order with peak memory."""
-    try:
-        take_part(program, batch_size, task, orders)
-    except Exception as error:  # of any kind, so that the other contenders go on
-        orders.send(Failure(f"{type(error).__name__}: {error}".splitlines()[0]))
-
-
-def take_part(program: str, batch_size: int, task: Task, orders: Connection) -> None:
-    """Do the work of `work`; errors are raised."""
+@contextmanager
+def take_part(program: str, batch_size: int, task: Task) -> Iterator[Callable[[int], dict[str, Any]]]:
+    """Process of a contender. In each turn it writes all tokens once, and then only the first token."""
     import torch
 
     from crosscut.launch import process_group
@@ -128,105 +120,63 @@ def take_part(program: str, batch_size: int, task: Task, orders: Connection) -> 
     with process_group(torch.device("cpu")):
         torch.set_num_threads(task.threads)
         write = PROGRAMS[program](task, batch_size)
-        orders.send("ready")
-        while (num_new := orders.recv()) is not None:
+
+        def timed(num_new: int) -> tuple[float, float, list[list[int]]]:
             start, start_cpu = time.perf_counter(), time.process_time()
             texts = write(num_new)
-            orders.send((time.perf_counter() - start, time.process_time() - start_cpu, texts))
-        orders.send(peak_bytes())
+            return time.perf_counter() - start, time.process_time() - start_cpu, texts
 
+        def answer(_turn: int) -> dict[str, Any]:
+            (seconds, cpu, texts), (reading, cpu_reading, _) = timed(task.num_new), timed(1)
+            return {"seconds": seconds, "cpu": cpu, "texts": texts, "reading": reading, "cpu_reading": cpu_reading}
 
-class Contender:
-    """Process of one contender, controlled from outside."""
-
-    def __init__(self, program: str, batch_size: int, task: Task) -> None:
-        self.program, self.batch_size, self.task = program, batch_size, task
-        self.turns: list[tuple[float, float]] = []
-        """Seconds and processor seconds of each turn."""
-        self.readings: list[tuple[float, float]] = []
-        """Seconds and processor seconds of turns that write only the first token."""
-        self.texts: list[list[int]] = []
-        self.failure = ""
-        context = mp.get_context("spawn")
-        self.connection, there = context.Pipe()
-        context.Process(target=work, args=(program, batch_size, task, there), daemon=True).start()
-        there.close()  # a process that dies then closes the connection
-        self._answer()
-
-    def turn(self) -> None:
-        """Write all tokens once, and then only the first token."""
-        if (answer := self._ask(self.task.num_new)) is not None:
-            self.turns.append(answer[:2])
-            self.texts = answer[2]
-        if (answer := self._ask(1)) is not None:
-            self.readings.append(answer[:2])
-
-    def finish(self) -> int:
-        """End the process and return its peak memory in bytes."""
-        peak: int = self._ask(None)
-        return peak
-
-    def _ask(self, order: int | None) -> Any:
-        if self.failure:
-            return None
-        self.connection.send(order)
-        return self._answer()
-
-    def _answer(self) -> Any:
-        try:
-            answer = self.connection.recv()
-        except EOFError:
-            answer = Failure("its process died")
-        if isinstance(answer, Failure):
-            self.failure = answer.reason
-            return None
-        return answer
+        yield answer
 
 
 def run(task: Task, programs: list[str], batch_sizes: list[int], *, rounds: int) -> list[dict[str, Any]]:
     """Let the contenders write in turns and return a row of figures for each."""
-    contenders = [Contender(program, size, task) for size in batch_sizes for program in programs]
-    for _ in range(1 + rounds):
-        for contender in contenders:
-            contender.turn()
-    return [figures_of(contender) for contender in contenders]
+    pairs = [(program, size) for size in batch_sizes for program in programs]
+    contenders = {f"{program} {size}": Contender(take_part, (program, size, task)) for program, size in pairs}
+    turns = take_turns(contenders, range(1 + rounds))
+    return [
+        {"program": program, "batch_size": size, **figures_of(contenders[name], turns[name], size, task)}
+        for name, (program, size) in zip(contenders, pairs, strict=True)
+    ]
 
 
-def figures_of(contender: Contender) -> dict[str, Any]:
-    """Compute the row of a contender."""
-    name = {"program": contender.program, "batch_size": contender.batch_size}
+def figures_of(contender: Contender, turns: list[list[dict[str, Any]]], batch_size: int, task: Task) -> dict[str, Any]:
+    """Compute the figures of a contender."""
     if contender.failure:
-        return {**name, "failure": contender.failure}
-    num_new, num_steps = contender.batch_size * contender.task.num_new, max(contender.task.num_new - 1, 1)
-    turns, readings = contender.turns[1:], contender.readings[1:]
-    seconds, cpu_seconds = (statistics.median(turn[i] for turn in turns) for i in (0, 1))
-    reading, cpu_reading = (statistics.median(turn[i] for turn in readings) for i in (0, 1))
+        return {"failure": contender.failure}
+    num_new, num_steps = batch_size * task.num_new, max(task.num_new - 1, 1)
+    counted = [turn for (turn,) in turns[1:]]
+    keys = ("seconds", "cpu", "reading", "cpu_reading")
+    seconds, cpu, reading, cpu_reading = (statistics.median(turn[key] for turn in counted) for key in keys)
     return {
-        **name,
         "tokens_per_second": num_new / seconds,
-        "best_tokens_per_second": num_new / min(turn[0] for turn in turns),
+        "best_tokens_per_second": num_new / min(turn["seconds"] for turn in counted),
         "seconds": seconds,
         "seconds_to_first_token": reading,
         "seconds_per_step": (seconds - reading) / num_steps,
-        "cpu_seconds_per_step": (cpu_seconds - cpu_reading) / num_steps,
+        "cpu_seconds_per_step": (cpu - cpu_reading) / num_steps,
         "peak_bytes": contender.finish(),
-        "texts": contender.texts,
+        "texts": counted[-1]["texts"],
     }
 
 
 def report(rows: list[dict[str, Any]]) -> None:
     """Print the table and the ratios that have goals."""
-    print(f"{'':14}{'batch':>6}{'tokens/s':>10}{'best':>8}{'first s':>9}{'step ms':>9}{'CPU ms':>8}{'peak MiB':>10}")
+    table: list[list[object]] = [["", "batch", "tokens/s", "best", "first s", "step ms", "CPU ms", "peak MiB"]]
     for row in rows:
-        start = f"{row['program']:14}{row['batch_size']:>6}"
+        start = [row["program"], row["batch_size"]]
         if "failure" in row:
-            print(f"{start}  {row['failure']}")
+            table.append([*start, row["failure"]])
             continue
-        print(
-            f"{start}{row['tokens_per_second']:>10.1f}{row['best_tokens_per_second']:>8.1f}"
-            f"{row['seconds_to_first_token']:>9.3f}{1000 * row['seconds_per_step']:>9.1f}"
-            f"{1000 * row['cpu_seconds_per_step']:>8.1f}{row['peak_bytes'] / 2**20:>10,.0f}"
-        )
+        rates = (f"{row[f'{kind}tokens_per_second']:.1f}" for kind in ("", "best_"))
+        steps = (f"{1000 * row[f'{kind}seconds_per_step']:.1f}" for kind in ("", "cpu_"))
+        peak = f"{row['peak_bytes'] / 2**20:,.0f}"
+        table.append([*start, *rates, f"{row['seconds_to_first_token']:.3f}", *steps, peak])
+    print(aligned(table))
     for text in ratios(rows):
         print(text)
 
@@ -248,27 +198,10 @@ def ratios(rows: list[dict[str, Any]]) -> Iterator[str]:
         )
 
 
-def make_tiny(folder: Path) -> None:
-    """Write a random Llama and its tokenizer."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from crosscut.data import Tokenizer
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        num_hidden_layers=2, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, intermediate_size=128,
-        vocab_size=512, max_position_embeddings=128, tie_word_embeddings=True, initializer_range=0.2,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
-    Tokenizer.train(["abc"], vocab_size=257).save(folder / "tokenizer.json")
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, tiny="use a random tiny Llama in place of a folder", figures="print")
     parser.add_argument("folder", nargs="?", help="Hugging Face folder of a model")
-    parser.add_argument("--tiny", action="store_true", help="use a random tiny Llama in place of a folder")
     parser.add_argument("--only", nargs="+", choices=list(PROGRAMS), default=list(PROGRAMS), help="programs to run")
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8], help="texts that are generated together")
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")
@@ -276,21 +209,19 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of a contender")
     parser.add_argument("--rounds", type=int, default=5, help="turns that are counted")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args(arguments)
     if bool(options.folder) == options.tiny:
         parser.error("Give either a model folder or --tiny.")
     with tempfile.TemporaryDirectory() as temporary:
         if options.tiny:
-            make_tiny(Path(temporary))
+            make_tiny(Path(temporary), initializer_range=0.2)
         task = Task(
             folder=options.folder or temporary, num_prompt=options.prompt, num_new=options.new,
             precision=options.precision, threads=options.threads,
         )  # fmt: skip
         rows = run(task, options.only, options.batch, rounds=options.rounds)
     if options.json:
-        result = {"machine": describe_machine("torch", "transformers"), "task": asdict(task), "rows": rows}
-        print(json.dumps(result, indent=2))
+        print_figures(("torch", "transformers"), {"task": asdict(task), "rows": rows})
         return
     print_machine("torch", "transformers")
     print(", ".join(f"{k} {v}" for k, v in asdict(task).items()))

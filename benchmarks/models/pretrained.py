@@ -9,7 +9,6 @@ read before, so that PyTorch has loaded everything that it loads at first use. T
 sum of the rank's own parameters and its slice of the largest tensor.
 """
 
-import argparse
 import json
 import sys
 import tempfile
@@ -24,7 +23,10 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.machine import describe_machine, print_machine
+from benchmarks.commands import TINY as TINY_HELP
+from benchmarks.commands import aligned, command_line, print_figures
+from benchmarks.machine import print_machine
+from benchmarks.processes import memory_of, reset_peak
 from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import Layout, ModelConfig
 from crosscut.config.published.folders import published_table
@@ -70,11 +72,16 @@ def read(layout: Layout, config: ModelConfig, folder: Path, results: Path) -> No
     with process_group(CPU):
         mesh = make_mesh(layout, CPU)
         _load(TINY, folder / "small", mesh)
-        before = status("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+        before = memory_of("self", "VmRSS")
+        reset_peak("self")
         seconds, model = _load(config, folder / "large", mesh)
         parts = [local_part(parameter.detach()).nbytes for parameter in model.parameters()]
-        figures = {"seconds": seconds, "share": sum(parts), "slice": max(parts), "peak": status("VmHWM") - before}
+        figures = {
+            "seconds": seconds,
+            "share": sum(parts),
+            "slice": max(parts),
+            "peak": memory_of("self", "VmHWM") - before,
+        }
         (results / f"{mesh.tensor.rank}.json").write_text(json.dumps(figures))
 
 
@@ -83,12 +90,6 @@ def _load(config: ModelConfig, folder: Path, mesh: Any) -> tuple[float, GPT]:
     start = time.perf_counter()
     load_weights(model, config, folder)
     return time.perf_counter() - start, model
-
-
-def status(name: str) -> int:
-    """Read the resident memory (`VmRSS`) or its peak (`VmHWM`), in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
 def measure(config: ModelConfig, layout: Layout, folder: Path) -> list[dict[str, Any]]:
@@ -108,30 +109,26 @@ def limit(rank: dict[str, Any]) -> float:
 
 def report(ranks: list[dict[str, Any]]) -> None:
     """Print the figures."""
-    print(f"{'rank':>4}{'share MB':>10}{'largest slice MB':>18}{'peak MB':>9}{'limit MB':>10}{'seconds':>9}")
+    rows: list[list[object]] = [["rank", "share MB", "largest slice MB", "peak MB", "limit MB", "seconds"]]
     for number, rank in enumerate(ranks):
-        columns = [rank["share"] / 1e6, rank["slice"] / 1e6, rank["peak"] / 1e6, limit(rank) / 1e6]
-        print(f"{number:>4}{columns[0]:>10.1f}{columns[1]:>18.1f}{columns[2]:>9.1f}{columns[3]:>10.1f}", end="")
-        print(f"{rank['seconds']:>9.2f}")
+        sizes = (f"{size / 1e6:.1f}" for size in (rank["share"], rank["slice"], rank["peak"], limit(rank)))
+        rows.append([number, *sizes, f"{rank['seconds']:.2f}"])
+    print(aligned(rows))
     kept = all(rank["peak"] <= limit(rank) for rank in ranks)
     print(f"Every peak is within its limit: {'yes' if kept else 'NO'}")
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, tiny=TINY_HELP, figures="print")
     parser.add_argument("--tensor", type=int, default=4, help="tensor ranks")
     parser.add_argument("--folder", type=Path, help="folder for temporary files")
-    parser.add_argument(
-        "--tiny", action="store_true", help="use a tiny model, to check in seconds that everything runs"
-    )
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args(arguments)
     config = TINY if options.tiny else FULL
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="crosscut-pretrained-") as folder:
         ranks = measure(config, Layout(tensor=options.tensor), Path(folder))
     if options.json:
-        print(json.dumps({"machine": describe_machine("torch"), "model": asdict(config), "ranks": ranks}, indent=2))
+        print_figures(("torch",), {"model": asdict(config), "ranks": ranks})
         return
     print_machine("torch")
     print(", ".join(f"{name} {value}" for name, value in asdict(config).items()))

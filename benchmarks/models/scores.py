@@ -11,7 +11,6 @@ most 5e-5 of the largest one. Otherwise the exit status is 1. `--json` writes th
 contender, so an interrupted run keeps its results.
 """
 
-import argparse
 import json
 import sys
 import tempfile
@@ -25,6 +24,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.commands import aligned, command_line
 from benchmarks.machine import describe_machine, print_machine
 from benchmarks.models.evaluate import make_tiny
 from crosscut.config import IGNORED, CrosscutError, EvaluationConfig, Layout, write_whole
@@ -164,15 +164,15 @@ def report(result: Mapping[str, Any], contenders: Sequence[str]) -> bool:
     print(f"{result['model']}, {result['precision']}")
     for task, found in result["tasks"].items():
         print(f"{task}: {described(found[TRANSFORMERS])}")
-    print(f"{'':34}{''.join(f'{name:>14}' for name in contenders)}   four digits")
-    everywhere = True
+    rows, everywhere = [["", *contenders, "four digits"]], True
     for task, found in result["tasks"].items():
         for name in found[TRANSFORMERS]["figures"]:
             values = [found[contender]["figures"][name] for contender in contenders]
             same = agree(values)
             everywhere &= same
-            shown = "".join(f"{'infinite' if value is None else f'{value:.7g}':>14}" for value in values)
-            print(f"{f'{task} {name}':34}{shown}   {'same' if same else 'DIFFERENT'}")
+            shown = ("infinite" if value is None else f"{value:.7g}" for value in values)
+            rows.append([f"{task} {name}", *shown, "same" if same else "DIFFERENT"])
+    print(aligned(rows))
     return everywhere
 
 
@@ -187,9 +187,6 @@ def write_tiny(folder: Path) -> dict[str, str]:
 
     The Llama has nine heads, and large initial weights make its guesses certain enough to compare.
     """
-    import torch
-
-    torch.manual_seed(0)
     make_tiny(folder, num_heads=9, num_kv_heads=3, initializer_range=0.1)
     files = {"lambada": folder / "passages.txt", "wikitext103": folder / "wiki.test.tokens"}
     files["lambada"].write_text("\n".join(TINY_PASSAGES), encoding="utf-8")
@@ -199,7 +196,7 @@ def write_tiny(folder: Path) -> dict[str, str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Score and print. The exit status is 1 if figures differ."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, tiny="use a random tiny Llama and a few lines of text")
     parser.add_argument(
         "folder", nargs="?", help="Hugging Face folder of a model that transformers and Crosscut support"
     )
@@ -211,7 +208,6 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--stride", type=int, default=32, help="tokens by which the window of WikiText moves")
     parser.add_argument("--batch-size", type=int, default=8, help="windows that Crosscut reads together")
-    parser.add_argument("--tiny", action="store_true", help="use a random tiny Llama and a few lines of text")
     parser.add_argument("--json", type=Path, help="file for the results, written after each task of each contender")
     options = parser.parse_args(arguments)
     files = {"lambada": options.lambada, "wikitext103": options.wikitext}

@@ -7,31 +7,25 @@ The layouts of two ranks take training steps in turn, so other work on the machi
 calibration runs before and cannot see a load that begins later: run this command on an idle machine.
 """
 
-import argparse
 import json
 import sys
-import time
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.commands import command_line, markdown
 from benchmarks.machine import print_machine
+from benchmarks.training.ranks import random_batches, seconds_of_step, trainer_of
 from crosscut.calibration import calibrate
 from crosscut.config import Layout, ModelConfig, RunConfig, TrainingConfig
 from crosscut.launch import launch, process_group
 from crosscut.launch.processes import choose_device, is_first_started
-from crosscut.model import Batch
-from crosscut.parallel import make_mesh
 from crosscut.planner.hardware import named_hardware
 from crosscut.planner.time import step_time
-from crosscut.training.precision import resolve_on
-from crosscut.training.step import Trainer
 
 RANKS = 2
 MODEL = ModelConfig(num_layers=4, hidden_size=256, num_heads=4, vocab_size=8192, max_sequence_length=256, dropout=0.0)
@@ -67,40 +61,25 @@ def measure(runs: Sequence[RunConfig], rounds: int, file: str) -> None:
     """Time every round of every run on this rank. The first rank writes the seconds to the file."""
     device = choose_device(runs[0].training.device)
     with process_group(device):
-        trainers = [Trainer(resolve_on(run, device), make_mesh(run.layout, device)) for run in runs]
+        trainers = [trainer_of(run, device) for run in runs]
         seconds: list[list[float]] = [[] for _ in runs]
         for round_number in range(rounds + 1):  # the first is warm-up
             for index, trainer in enumerate(trainers):
-                taken = one_step(trainer, round_number, device)
+                batches = random_batches(runs[index], seed=round_number, device=device)
+                taken = seconds_of_step(trainer, round_number, batches, device)
                 if round_number:
                     seconds[index].append(taken)
         if is_first_started():
             Path(file).write_text(json.dumps(seconds), encoding="utf-8")
 
 
-def one_step(trainer: Trainer, step: int, device: torch.device) -> float:
-    """Time one optimizer step."""
-    run = trainer.run
-    size = (run.micro_batch_size, run.training.sequence_length + 1)
-    tokens = torch.randint(0, run.model.vocab_size, size, generator=torch.Generator().manual_seed(step)).to(device)
-    batches = [Batch.from_ids(tokens)] * run.num_micro_batches
-    synchronize(device)
-    start = time.perf_counter()
-    trainer.step(step, batches)
-    synchronize(device)
-    return time.perf_counter() - start
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def report(runs: Sequence[RunConfig], measured: Sequence[float], forecast: Sequence[float]) -> None:
-    print("\n| layout | micro-batch | recompute | forecast s | measured s | error |\n|---|---|---|---|---|---|")
+    rows = []
     for run, seen, told in sorted(zip(runs, measured, forecast, strict=True), key=lambda row: row[2]):
-        what = f"{run.layout} | {run.micro_batch_size} | {run.training.recompute}"
-        print(f"| {what} | {told:.3f} | {seen:.3f} | {told / seen - 1:+.0%} |")
+        figures = (f"{told:.3f}", f"{seen:.3f}", f"{told / seen - 1:+.0%}")
+        rows.append([run.layout, run.micro_batch_size, run.training.recompute, *figures])
+    head = ("layout", "micro-batch", "recompute", "forecast s", "measured s", "error")
+    print(f"\n{markdown(head, rows)}")
     errors = [abs(told / seen - 1) for seen, told in zip(measured, forecast, strict=True)]
     first = measured[forecast.index(min(forecast))]
     print(f"\nMedian error {median(errors):.0%}, largest {max(errors):.0%}.")
@@ -108,7 +87,7 @@ def report(runs: Sequence[RunConfig], measured: Sequence[float], forecast: Seque
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--gpu", help="device file of this machine; by default the machine is calibrated first")
     parser.add_argument("--rounds", type=int, default=5, help="steps of each layout that are counted")
     options = parser.parse_args()

@@ -7,7 +7,6 @@ The planned figure is `crosscut.planner.forecast_memory`. The measured figure is
 rank at the peak of the third step of a run (`crosscut.training.watching.memory_account`). Ranks and messages are real.
 """
 
-import argparse
 import re
 import sys
 from collections.abc import Sequence
@@ -15,24 +14,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.commands import ROOT, command_line, markdown
 from benchmarks.machine import describe_machine
+from benchmarks.training.ranks import CPU, random_batches, trainer_of
 from crosscut.config import Layout, ModelConfig, RunConfig, TrainingConfig
 from crosscut.launch import launch, process_group
-from crosscut.model import Batch
-from crosscut.parallel import make_mesh
 from crosscut.planner import count_parameters, forecast_memory
 from crosscut.training.optimization.optimizer import MOMENTS
 from crosscut.training.precision import resolve_on
-from crosscut.training.step import Trainer
 from crosscut.training.watching.memory_account import account_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "tables" / "dry-run.md"
+PAGE = ROOT / "docs" / "tables" / "dry-run.md"
 MARKED = re.compile(r"(?<=<!-- measured -->\n).*?(?=<!-- end -->)", re.DOTALL)
-CPU = torch.device("cpu")
 
 
 class Shape(NamedTuple):
@@ -81,10 +76,7 @@ def make_run(shape: Shape, model: dict[str, Any], layout: dict[str, Any], traini
         model=ModelConfig(**{**sizes, "num_heads": 6 if shape.hidden % 6 == 0 else 4, **model}),
         layout=chosen,
         training=TrainingConfig(
-            sequence_length=shape.length,
-            batch_size=shape.sequences * chosen.data,
-            compile="off",
-            **training,
+            sequence_length=shape.length, batch_size=shape.sequences * chosen.data, compile="off", **training
         ),
     )
 
@@ -96,10 +88,7 @@ def measure(runs: list[RunConfig]) -> list[int]:
 
 
 def peak_of(run: RunConfig) -> int:
-    trainer = Trainer(resolve_on(run, CPU), make_mesh(run.layout, CPU))
-    shape = (run.training.batch_size // run.layout.data, run.training.sequence_length + 1)
-    tokens = torch.randint(0, run.model.vocab_size, shape, generator=torch.Generator().manual_seed(1))
-    batches = [Batch.from_ids(part) for part in tokens.split(run.micro_batch_size)]
+    trainer, batches = trainer_of(run), random_batches(run)
     for step in range(2):
         trainer.step(step, batches)
     states = trainer.optimizer.state.values()
@@ -111,23 +100,19 @@ def peak_of(run: RunConfig) -> int:
 
 def table(runs: Sequence[RunConfig], measured: Sequence[int]) -> str:
     """Format the figures of all runs as a markdown table."""
-    lines = [
-        "| parameters | layout | options | planned MiB | measured MiB | error | planned instant of the peak |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    errors = []
+    head = ("parameters", "layout", "options", "planned MiB", "measured MiB", "error", "planned instant of the peak")
+    rows, errors = [], []
     for run, found in zip(runs, measured, strict=True):
         forecast = forecast_memory(run, device="cpu")
         errors.append(forecast.total / found - 1)
-        lines.append(
-            f"| {count_parameters(run.model) / 1e6:,.1f} M | {run.layout} | {options_of(run)} "
-            f"| {forecast.total / 2**20:,.1f} | {found / 2**20:,.1f} | {errors[-1]:+.1%} | {forecast.instant} |"
-        )
+        sizes = (f"{size / 2**20:,.1f}" for size in (forecast.total, found))
+        parameters = f"{count_parameters(run.model) / 1e6:,.1f} M"
+        rows.append([parameters, run.layout, options_of(run), *sizes, f"{errors[-1]:+.1%}", forecast.instant])
     distances = [abs(error) for error in errors]
     about = describe_machine("torch")
     machine = f"{about['date']}, {about['device']}, Python {about['python']}, torch {about['torch']}"
     summary = f"Median error {median(distances):.1%}, worst {max(distances):.1%}, of {len(runs)} runs. {machine}."
-    return "\n".join([*lines, "", summary, ""])
+    return f"{markdown(head, rows)}\n\n{summary}\n"
 
 
 def options_of(run: RunConfig) -> str:
@@ -142,7 +127,7 @@ def options_of(run: RunConfig) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--write", action="store_true", help="also write the table into docs/tables/dry-run.md")
     parser.add_argument(
         "--first", type=int, default=len(RUNS), help="measure only the first N runs, to check that everything works"

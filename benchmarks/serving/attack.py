@@ -15,26 +15,25 @@ tell more than few long ones.
 Clients and server share the machine's cores, so the work of the attackers' own clients counts against the server.
 """
 
-import argparse
 import asyncio
 import json
-import os
 import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import cycle, islice, pairwise
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.machine import describe_machine, print_machine  # noqa: E402 - found through the path above
+from benchmarks.commands import command_line, run_crosscut, write_figures
+from benchmarks.machine import describe_machine, print_machine
+from benchmarks.processes import session, told_in, wait_until
 
 TOKENS = 16
 """Tokens of each honest stream."""
@@ -182,27 +181,28 @@ def make_model(folder: Path) -> Path:
     run, model = folder / "run", folder / "model"
     sizes = ("model.num_layers=2", "model.hidden_size=64", "model.num_heads=4", "data.vocab_size=512")
     steps = ("training.steps=2", "optimizer.warmup_steps=1", "training.validate_every=0", "output.sample_tokens=0")
-    for command in (
-        ["train", "recipe=small", *sizes, *steps, "layout.tensor=1", f"output.folder={run}"],
-        ["checkpoint", "export", str(run), str(model)],
-    ):
-        subprocess.run([sys.executable, "-m", "crosscut", *command], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    run_crosscut("train", "recipe=small", *sizes, *steps, "layout.tensor=1", f"output.folder={run}")
+    run_crosscut("checkpoint", "export", str(run), str(model))
     (model / "chat_template.jinja").write_text(_TEMPLATE, encoding="utf-8")
     return model
 
 
-def serve(model: Path, log: Path) -> tuple["subprocess.Popen[bytes]", int]:
-    """Start a server. Returns its process and its port, once it listens."""
+@contextmanager
+def served(model: Path, log: Path) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
+    """A server, as its process and its port, once it listens."""
     command = [sys.executable, "-m", "crosscut", "serve", str(model), "--port", "0", "--device", "cpu"]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, env={**os.environ})
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
-        if found := re.search(r"http://127\.0\.0\.1:(\d+)", log.read_text(encoding="utf-8")):
-            return process, int(found[1])
-        time.sleep(0.1)
-    process.kill()
-    raise RuntimeError(f"The server did not start: {log.read_text(encoding='utf-8')}")
+
+    def address() -> re.Match[str] | None:
+        return re.search(r"http://127\.0\.0\.1:(\d+)", told_in(log))
+
+    with session(command, log) as process:
+        wait_until(lambda: bool(address()) or process.poll() is not None, 120, every=0.1)
+        if not (found := address()):
+            sys.exit(f"The server must start, but did not: {told_in(log)}")
+        yield process, int(found[1])
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(60)
 
 
 def measure(*, streams: int, attackers: int, turns: int, model: Path | None = None) -> dict[str, Any]:
@@ -210,8 +210,8 @@ def measure(*, streams: int, attackers: int, turns: int, model: Path | None = No
     `model`, a tiny model is trained.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        process, port = serve(model or make_model(Path(scratch)), Path(scratch) / "log.txt")
-        try:
+        model, log = model or make_model(Path(scratch)), Path(scratch) / "log.txt"
+        with served(model, log) as (process, port):
             asyncio.run(one_turn(port, streams=min(streams, 50), attackers=0))
             results: dict[str, list[dict[str, Any]]] = {"alone": [], "attacked": []}
             for name in ("alone", *("attacked", "alone") * turns):
@@ -221,12 +221,6 @@ def measure(*, streams: int, attackers: int, turns: int, model: Path | None = No
                 results[name].append(told)
                 print(f"{name}: {told['seconds']:.1f} s, {told['lost']} lost", flush=True)
             assert process.poll() is None, "the server has ended"
-        finally:
-            process.terminate()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
     alone, attacked = ([one["seconds"] for one in results[name]] for name in ("alone", "attacked"))
     ratios = [2 * one / sum(near) for one, near in zip(attacked, pairwise(alone), strict=True)]
     lost = sum(one["lost"] for one in results["attacked"])
@@ -236,11 +230,10 @@ def measure(*, streams: int, attackers: int, turns: int, model: Path | None = No
 
 def main() -> int:
     """Measure, print the table and return 0 if both goals are met."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, figures="write")
     parser.add_argument("--streams", type=int, default=1000, help="honest streams at the same time")
     parser.add_argument("--attackers", type=int, default=50, help="attackers, of all kinds")
     parser.add_argument("--turns", type=int, default=5, help="attacked turns, with turns alone between them")
-    parser.add_argument("--json", type=Path, help="file to write the figures to")
     options = parser.parse_args()
     print_machine("torch", "starlette")
     measured = measure(streams=options.streams, attackers=options.attackers, turns=options.turns)
@@ -253,9 +246,8 @@ def main() -> int:
         f"alone ({min(measured['ratios']):.2f} to {max(measured['ratios']):.2f}; goal {SLOWEST}), {measured['lost']} "
         f"lost (goal 0): {verdict}"
     )
-    if options.json:
-        told = {"machine": describe_machine("torch", "starlette"), "streams": options.streams, **measured}
-        options.json.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    machine = describe_machine("torch", "starlette")
+    write_figures(options.json, {"machine": machine, "streams": options.streams, **measured})
     return 0 if measured["goals"] else 1
 
 

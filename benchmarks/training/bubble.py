@@ -16,11 +16,11 @@ Idle time is that of all ranks together, divided by their computing time. The bu
 messages took no time, and the waiting is the other part (`crosscut.training.watching.passes`).
 """
 
-import argparse
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, cast
@@ -31,7 +31,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.commands import command_line, markdown
 from benchmarks.machine import print_machine
+from benchmarks.training.ranks import CPU, random_batches, rank_of, seconds_of_step
+from benchmarks.turns import alternate
 from crosscut.architecture.pipeline import (
     Durations,
     Pass,
@@ -55,11 +58,8 @@ from crosscut.parallel.collectives import gather_to_first
 from crosscut.planner.hardware import Hardware, named_hardware
 from crosscut.planner.stages import schedule_of
 from crosscut.planner.time import bubble_share, step_time
-from crosscut.training.precision import resolve_on
-from crosscut.training.step import Trainer
 from crosscut.training.watching.passes import PassRecorder, PipelineStep, pipeline_steps
 
-CPU = torch.device("cpu")
 SECONDS = Durations(forward=0.020, backward=0.020, weights=0.020)
 """Seconds of a forward pass, of the gradients of activations and of the weight gradients of all stages of a rank."""
 WAITS = {
@@ -202,13 +202,6 @@ def formulas(schedule: Schedule) -> list[str]:
     return [f"{bubble_share(stages, m, chunks=chunks):.3f}" for chunks in (1, schedule.num_chunks)]
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print a table in Markdown."""
-    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
-    for row in rows:
-        print(f"| {' | '.join(map(str, row))} |", flush=True)
-
-
 def print_waits(num_steps: int, figure: Path | None) -> None:
     """Measure the waiting stages and print the table."""
     rows, drawn = [], {}
@@ -227,10 +220,9 @@ def print_waits(num_steps: int, figure: Path | None) -> None:
         f"\nFour ranks that wait: {milliseconds} ms for forward pass, gradients of activations and weight gradients of "
         f"a micro-batch on a rank; medians of {num_steps} steps\n"
     )
-    table(
-        ["schedule", "m", "(P - 1) / m", "(P - 1) / (V m)", "simulated", "measured idle time", "of which bubble",
-         "of which waiting", "deferred weight gradients recorded"], rows,
-    )  # fmt: skip
+    head = ("schedule", "m", "(P - 1) / m", "(P - 1) / (V m)", "simulated", "measured idle time", "of which bubble",
+            "of which waiting", "deferred weight gradients recorded")  # fmt: skip
+    print(markdown(head, rows), flush=True)
     if figure is not None:
         draw(drawn, figure)
 
@@ -306,39 +298,24 @@ class Trained(NamedTuple):
     steps: list[PipelineStep]
 
 
-def batches_of(run: RunConfig) -> list[Batch]:
-    """Micro-batches of random tokens, the same on every rank."""
-    generator = torch.Generator().manual_seed(1)
-    size = (run.micro_batch_size, run.training.sequence_length + 1)
-    ids = [torch.randint(0, run.model.vocab_size, size, generator=generator) for _ in range(run.num_micro_batches)]
-    return [Batch.from_ids(tokens) for tokens in ids]
-
-
 def flops_of(run: RunConfig) -> int:
     """FLOPs of the matrix products of all ranks in a step, on the first rank. PyTorch counts only its own products, and
     in float32 oneDNN computes the products of some processors: `run` should be in float64.
     """
-    with process_group(CPU):
-        trainer = Trainer(resolve_on(run, CPU), make_mesh(run.layout, CPU))
+    with rank_of(run) as trainer:
         with FlopCounterMode(display=False) as counter:
-            trainer.step(0, batches_of(run))
+            trainer.step(0, random_batches(run))
         return sum(gather_to_first(counter.get_total_flops()) or [])
 
 
 def trained(run: RunConfig, num_steps: int) -> Trained:
     """Train steps and return their result on the first rank. The first step is not timed."""
-    with process_group(CPU):
-        torch.set_num_threads(max(1, available_cores() // run.layout.world_size))  # as the planner assumes
-        mesh = make_mesh(run.layout, CPU)
-        trainer, batches = Trainer(resolve_on(run, CPU), mesh), batches_of(run)
-        if mesh.pipeline is None:
-            seconds = []
-            for step in range(num_steps + 1):
-                begin = time.perf_counter()
-                trainer.step(step, batches)
-                seconds.append(time.perf_counter() - begin)
+    threads, batches = max(1, available_cores() // run.layout.world_size), random_batches(run)  # as the planner assumes
+    with rank_of(run, threads=threads) as trainer:
+        if trainer.mesh.pipeline is None:
+            seconds = [seconds_of_step(trainer, step, batches) for step in range(num_steps + 1)]
             return Trained(statistics.median(seconds[1:]), [])
-        trainer.observer = recorder = PassRecorder(mesh)
+        trainer.observer = recorder = PassRecorder(trainer.mesh)
         schedule = schedule_of(run.layout, run.num_micro_batches)
         steps = recorded_steps(lambda: trainer.step(0, batches), schedule, recorder, num_steps)
         return Trained(statistics.median([max(step.seconds) for step in steps] or [0.0]), steps)
@@ -348,10 +325,10 @@ def print_model(num_steps: int, num_turns: int, gpu: str | None) -> None:
     """Measure the small model and print the table."""
     hardware = hardware_of(gpu)
     runs = {"one rank, all cores": run_of(), **{name: run_of(**layout) for name, layout in TRAINED.items()}}
-    turns: dict[str, list[Trained]] = {name: [] for name in runs}
-    for _ in range(num_turns):  # in turns, so that other work on the machine slows all of them alike
-        for name, run in runs.items():
-            turns[name].append(launch(trained, (run, num_steps), num_ranks=run.layout.world_size))
+    trainings = {
+        name: partial(launch, trained, (run, num_steps), num_ranks=run.layout.world_size) for name, run in runs.items()
+    }
+    turns: dict[str, list[Trained]] = alternate(trainings, num_turns)
     of_steps = {
         name: launch(flops_of, (run_of("float64", **TRAINED.get(name, {})),), num_ranks=run.layout.world_size)
         for name, run in runs.items()
@@ -373,10 +350,9 @@ def print_model(num_steps: int, num_turns: int, gpu: str | None) -> None:
         f"\nA GPT-2 of 8 layers, hidden 256, 8 micro-batches of 256 tokens, float32; medians of "
         f"{num_turns} turns of {num_steps} steps\n"
     )
-    table(
-        ["schedule", "(P - 1) / m", "(P - 1) / (V m)", "measured idle time", "of which bubble", "of which waiting",
-         "GFLOP of all ranks", "step s", "forecast s", "error", "forecast bubble"], rows,
-    )  # fmt: skip
+    head = ("schedule", "(P - 1) / m", "(P - 1) / (V m)", "measured idle time", "of which bubble", "of which waiting",
+            "GFLOP of all ranks", "step s", "forecast s", "error", "forecast bubble")  # fmt: skip
+    print(markdown(head, rows))
 
 
 def hardware_of(gpu: str | None) -> Hardware:
@@ -390,7 +366,7 @@ def hardware_of(gpu: str | None) -> Hardware:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("what", nargs="?", choices=("all", "waits", "model"), default="all")
     parser.add_argument("--figure", type=Path, help="PNG file for the figure of `waits`")
     parser.add_argument("--gpu", help="device file for the forecasts; by default, this machine is calibrated first")

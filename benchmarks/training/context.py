@@ -30,23 +30,21 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.commands import command_line, markdown
 from benchmarks.machine import print_machine
 from benchmarks.training.memory import LET_GO, Alive
+from benchmarks.training.ranks import random_batches, rank_of
 from crosscut.config import IGNORED, RunConfig, load_run
-from crosscut.launch import launch, process_group
+from crosscut.launch import launch
 from crosscut.model import Batch
-from crosscut.parallel import make_mesh
 from crosscut.planner.activations import activations_held
 from crosscut.rehearsal import rehearse
-from crosscut.training.precision import resolve_on
-from crosscut.training.step import Trainer
 
 WAYS = ("gather", "all_to_all", "ring")
 SHAPE = {
     "num_layers": 4, "hidden_size": 256, "num_heads": 8, "num_kv_heads": 4, "mlp_size": 704, "vocab_size": 512,
     "dropout": 0.0, "positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none",
 }  # fmt: skip
-CPU = torch.device("cpu")
 PARTS = {
     "attention": ("blocks.*.attention",),
     "MLP": ("blocks.*.mlp",),
@@ -56,15 +54,23 @@ PARTS = {
 """Parts of the activations, by the beginning of the module's name; the first that fits counts."""
 
 
-def run_of(context: int, way: str, length: int, *, batch_size: int = 1, **model: Any) -> RunConfig:
+def run_of(
+    context: int,
+    way: str,
+    length: int,
+    *,
+    shape: dict[str, Any] = SHAPE,
+    batch_size: int = 1,
+    precision: str = "float32",
+) -> RunConfig:
     """A run of one micro-batch per step."""
     return load_run(
         {
-            "model": {**SHAPE, "max_sequence_length": length, **model},
+            "model": {**shape, "max_sequence_length": length},
             "layout": {"context": context, "context_attention": way if context > 1 else "auto"},
             "training": {
                 "sequence_length": length, "batch_size": batch_size, "micro_batch_size": batch_size, "compile": "off",
-                "precision": "float32", "steps": 1000,
+                "precision": precision, "steps": 1000,
             },
             "optimizer": {"learning_rate": 1e-3, "warmup_steps": 20},
         }
@@ -81,16 +87,8 @@ def planned(length: int, num_layers: int, sizes: Sequence[int]) -> list[dict[str
     """Bytes of the first rank at the peak of a step, by part."""
     rows = []
     for way, context in cases(sizes):
-        run = load_run(
-            {
-                "model": {"preset": "llama3-8b", "num_layers": num_layers, "max_sequence_length": length},
-                "layout": {"context": context, "context_attention": way if context > 1 else "auto"},
-                "training": {
-                    "sequence_length": length, "batch_size": 1, "micro_batch_size": 1, "compile": "off",
-                    "precision": "bfloat16",
-                },
-            }
-        )  # fmt: skip
+        model = {"preset": "llama3-8b", "num_layers": num_layers}
+        run = run_of(context, way, length, shape=model, precision="bfloat16")
         peak = rehearse(run).peak
         rows.append({"way": way, "context": context, **by_part(peak.parts), "all": peak.total})
     return rows
@@ -116,12 +114,9 @@ def by_part(parts: dict[tuple[str, str], int]) -> dict[str, int]:
 
 def held(run: RunConfig) -> int:
     """Bytes that this rank holds between a forward and a backward pass: the largest of all ranks."""
-    with process_group(CPU):
-        mesh = make_mesh(run.layout, CPU)
-        trainer = Trainer(resolve_on(run, CPU), mesh)
-        length = run.training.sequence_length
-        ids = torch.randint(0, run.model.vocab_size, (run.micro_batch_size, length + 1))
-        tokens, _, context = Batch.from_ids(ids).part_of_rank(mesh.context).with_context()
+    (batch,) = random_batches(run)
+    with rank_of(run) as trainer:
+        tokens, _, context = batch.part_of_rank(trainer.mesh.context).with_context()
         with Alive() as alive:
             y = trainer.model(tokens, context)
             time.sleep(LET_GO)
@@ -132,12 +127,9 @@ def held(run: RunConfig) -> int:
 
 def step_times(run: RunConfig, num_steps: int) -> list[float]:
     """Seconds of each forward and backward pass, after one that is not counted."""
-    with process_group(CPU):
-        torch.set_num_threads(1)
-        mesh = make_mesh(run.layout, CPU)
-        trainer = Trainer(resolve_on(run, CPU), mesh)
-        ids = torch.randint(0, run.model.vocab_size, (1, run.training.sequence_length + 1))
-        batch = Batch.from_ids(ids).part_of_rank(mesh.context)
+    (whole,) = random_batches(run)
+    with rank_of(run, threads=1) as trainer:
+        batch = whole.part_of_rank(trainer.mesh.context)
         seconds = []
         for _ in range(num_steps + 1):
             begin = time.perf_counter()
@@ -169,22 +161,12 @@ def copy_batch(step: int, num_sequences: int, length: int) -> Batch:
 
 def copies(run: RunConfig, num_steps: int) -> list[float]:
     """Loss of each step, in nats per copied token."""
-    with process_group(CPU):
-        torch.set_num_threads(1)
-        mesh = make_mesh(run.layout, CPU)
-        trainer = Trainer(resolve_on(run, CPU), mesh)
+    with rank_of(run, threads=1) as trainer:
         losses = []
         for step in range(num_steps):
             batch = copy_batch(step, run.micro_batch_size, run.training.sequence_length)
-            losses.append(trainer.step(step, [batch.part_of_rank(mesh.context)]).loss)
+            losses.append(trainer.step(step, [batch.part_of_rank(trainer.mesh.context)]).loss)
         return losses
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print a table in Markdown."""
-    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
-    for row in rows:
-        print(f"| {' | '.join(map(str, row))} |", flush=True)
 
 
 def print_planned(arguments: argparse.Namespace) -> None:
@@ -199,7 +181,8 @@ def print_planned(arguments: argparse.Namespace) -> None:
         size = f"{row[name] / 2**30:.2f}"
         return size if row is whole or not whole[name] else f"{size} ({row[name] * row['context'] / whole[name]:.2f})"
 
-    table(["way", "C", *names], [[row["way"], row["context"], *(told(row, name) for name in names)] for row in rows])
+    cells = [[row["way"], row["context"], *(told(row, name) for name in names)] for row in rows]
+    print(markdown(["way", "C", *names], cells))
 
 
 def print_held(arguments: argparse.Namespace) -> None:
@@ -214,7 +197,7 @@ def print_held(arguments: argparse.Namespace) -> None:
             [way, context, f"{measured / 2**20:.1f}", f"{account / 2**20:.1f}", f"{measured * context / whole:.2f}"]
         )
     print(f"{SHAPE['num_layers']} layers, hidden {SHAPE['hidden_size']}, one sequence of {length:,} tokens, float32")
-    table(["way", "C", "held, MiB", "planner, MiB", "share of 1 / C"], rows)
+    print(markdown(["way", "C", "held, MiB", "planner, MiB", "share of 1 / C"], rows))
 
 
 def print_times(arguments: argparse.Namespace) -> None:
@@ -226,25 +209,23 @@ def print_times(arguments: argparse.Namespace) -> None:
     medians = {case: statistics.median(found) for case, found in seconds.items()}
     whole = medians["one rank", 1]
     print(f"One sequence of {length:,} tokens, forward and backward, one thread per rank, {num_turns} turns of 3 steps")
-    table(
-        ["way", "C", "seconds", "times as fast as one rank"],
-        [[way, size, f"{median:.3f}", f"{whole / median:.2f}"] for (way, size), median in medians.items()],
-    )
+    rows = [[way, size, f"{median:.3f}", f"{whole / median:.2f}"] for (way, size), median in medians.items()]
+    print(markdown(["way", "C", "seconds", "times as fast as one rank"], rows))
 
 
 def print_copies(arguments: argparse.Namespace) -> None:
     length, num_steps = arguments.length or 1024, arguments.steps or 150
-    shape = {"num_layers": 2, "hidden_size": 64, "num_heads": 4, "num_kv_heads": 2, "mlp_size": 128}
+    shape = {**SHAPE, "num_layers": 2, "hidden_size": 64, "num_heads": 4, "num_kv_heads": 2, "mlp_size": 128}
     shown = [step for step in range(num_steps) if step % max(1, num_steps // 10) == 0 or step == num_steps - 1]
     rows = []
     for way, context in cases((1, 2)):
-        run = run_of(context, way, length, batch_size=arguments.sequences, **shape)
+        run = run_of(context, way, length, batch_size=arguments.sequences, shape=shape)
         training = replace(run.training, steps=num_steps, initial_spread="fan_in")
         run = replace(run, training=training, optimizer=replace(run.optimizer, learning_rate=3e-3))
         losses = launch(copies, (run, num_steps), num_ranks=context)
         rows.append([way, context, *(f"{losses[step]:.4f}" for step in shown)])
     print(f"Nats per copied token, {VALUES} different tokens (chance 2.7726), over {length // 2:,} back, by step")
-    table(["way", "C", *map(str, shown)], rows)
+    print(markdown(["way", "C", *map(str, shown)], rows))
 
 
 COMMANDS = {"planned": print_planned, "held": print_held, "times": print_times, "copies": print_copies}
@@ -252,7 +233,7 @@ COMMANDS = {"planned": print_planned, "held": print_held, "times": print_times, 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("--length", type=int, help="tokens of a sequence")
     parser.add_argument("--layers", type=int, help="layers of the model of `planned`")

@@ -15,7 +15,6 @@ CPU can make in some hours, whatever the place of its norms.
 Each run takes one thread. Finished runs are kept in the results, so an interrupted command continues where it was.
 """
 
-import argparse
 import json
 import math
 import statistics
@@ -29,11 +28,11 @@ from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.commands import command_line, progress_bar
 from benchmarks.machine import describe_machine, print_machine
 from crosscut.config import DataConfig, ResolvedRun, TrainingError, load_run, write_whole
 from crosscut.data import Tokens, prepare
@@ -140,9 +139,7 @@ def study(tokens: Tokens, results: Path, *, steps: int, seeds: int) -> dict[str,
     if found and found["steps"] != steps:
         raise SystemExit(f"`{results}` must hold runs of {steps} steps, but has {found['steps']}. Name another file.")
     device = torch.device("cpu")
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    times = (TimeElapsedColumn(), TimeRemainingColumn(elapsed_when_finished=True))
-    with process_group(device), Progress(*columns, *times, console=Console(stderr=True)) as progress:
+    with process_group(device), progress_bar() as progress:
         first = run_of(cases(1)[0], tokens, steps).config
         mesh = make_mesh(first.layout, device)
         if not found:
@@ -154,9 +151,9 @@ def study(tokens: Tokens, results: Path, *, steps: int, seeds: int) -> dict[str,
             machine = describe_machine("torch")
             found = {"machine": machine, "steps": steps, "frequency_loss": loss, "gradient_norms": norms, "runs": {}}
         left = [case for case in cases(seeds) if case.name not in found["runs"]]
-        task = progress.add_task("runs", total=len(left))
+        task = progress.add_task("runs", total=len(left), told="")
         for case in left:
-            progress.update(task, description=case.name)
+            progress.update(task, told=case.name)
             found["runs"][case.name] = train(case, tokens, steps, mesh)
             write_whole(results, json.dumps(found, indent=1) + "\n")
             progress.advance(task)
@@ -244,7 +241,7 @@ def _median(runs: Sequence[Mapping[str, Any]]) -> float:
 
 def main() -> None:
     """Run the study from the command line and print its table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("text", help="text file, such as a .jsonl.zst of books")
     parser.add_argument("--results", type=Path, required=True, help="JSON file of the results")
     parser.add_argument("--tokens", type=Path, help="folder for the tokens; by default, a temporary one")

@@ -15,8 +15,6 @@ The other columns are the planner's account (`crosscut.planner.layer_activations
 (Korthikanti et al. 2022, Table 2). `docs/sharding.py` measures the bytes of a parameter.
 """
 
-import argparse
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -31,16 +29,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.commands import TINY, aligned, command_line, write_figures
 from benchmarks.machine import describe_machine, print_machine
+from benchmarks.training.ranks import random_batches, trainer_of
 from crosscut.config import Layout, ModelConfig, RunConfig, TrainingConfig
 from crosscut.launch import launch, process_group
 from crosscut.launch.processes import choose_device
-from crosscut.model import Batch
-from crosscut.parallel import ParallelMesh, make_mesh
 from crosscut.parallel.recorder import comes_again
 from crosscut.planner import layer_activations, published_layer_activations
-from crosscut.training.precision import resolve_on
-from crosscut.training.step import Trainer
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "none": {},
@@ -99,20 +95,15 @@ def id_of(tensor: Tensor) -> int:
     return number
 
 
-def batch_of(run: RunConfig, mesh: ParallelMesh) -> Tensor:
-    size = (run.micro_batch_size, run.training.sequence_length + 1)
-    return torch.randint(0, run.model.vocab_size, size, generator=torch.Generator().manual_seed(1)).to(mesh.device)
-
-
-def held_after_forward(run: RunConfig, mesh: ParallelMesh) -> dict[str, int]:
+def held_after_forward(run: RunConfig, device: torch.device) -> dict[str, int]:
     """Measure the bytes held between forward and backward pass and, on CUDA, the peak of both passes."""
-    trainer = Trainer(resolve_on(run, mesh.device), mesh)
-    tokens = batch_of(run, mesh)
-    trainer.accumulate(0, [Batch.from_ids(tokens)])  # creates the tensors that stay, such as gradients
+    trainer = trainer_of(run, device)
+    (batch,) = random_batches(run, device=device)
+    trainer.accumulate(0, [batch])  # creates the tensors that stay, such as gradients
     trainer.streams.restart(step=0)
-    if mesh.device.type != "cuda":
+    if device.type != "cuda":
         with Alive() as alive:
-            y = trainer.model(tokens[:, :-1])
+            y = trainer.model(batch.tokens)
             time.sleep(LET_GO)
             held = alive.bytes()
         y.sum().backward()
@@ -121,7 +112,7 @@ def held_after_forward(run: RunConfig, mesh: ParallelMesh) -> dict[str, int]:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-    y = trainer.model(tokens[:, :-1])
+    y = trainer.model(batch.tokens)
     torch.cuda.synchronize()
     held = torch.cuda.memory_allocated() - before
     y.sum().backward()
@@ -137,10 +128,9 @@ def measure_layers(runs: list[RunConfig], device: str) -> list[dict[str, float]]
     """Measure one layer of each run on the first rank. All runs have the same layout, so ranks start once."""
     own = choose_device(device)
     with process_group(own):
-        mesh = make_mesh(runs[0].layout, own)
         found = []
         for run in runs:
-            few, many = (held_after_forward(replace(run, model=replace(run.model, num_layers=n)), mesh) for n in LAYERS)
+            few, many = (held_after_forward(replace(run, model=replace(run.model, num_layers=n)), own) for n in LAYERS)
             found.append({name: (many[name] - few[name]) / (LAYERS[1] - LAYERS[0]) for name in few})
         return found
 
@@ -176,32 +166,33 @@ def activations(shape: Mapping[str, int], layouts: Sequence[Layout], device: str
     return rows
 
 
+def kib(size: float) -> str:
+    return f"{size / 1024:,.1f}"
+
+
 def report_activations(rows: list[dict[str, Any]]) -> None:
     """Print the table."""
     print("\nActivations of a layer, KiB; `rest` excludes the copies of weights in the compute type")
-    print(f"{'layout':<44}{'dropout':>8}  {'recompute':<16}{'held':>9}{'planned':>9}{'ratio':>7}", end="")
-    print(f"{'rest':>9}{'published':>10}{'ratio':>7}" + (f"{'peak':>9}{'reserved':>9}" if "peak" in rows[0] else ""))
+    peaks = [name for name in ("peak", "reserved") if name in rows[0]]
+    head = ["layout", "recompute", "dropout", "held", "planned", "ratio", "rest", "published", "ratio", *peaks]
+    table: list[list[object]] = [head]
     for row in rows:
         held, planned, published = row["held"], row["planned"], row["published"]
         rest = held - row["weights"]
-        print(f"{row['layout']:<44}{row['dropout']:>8}  {row['recompute']:<16}{held / 1024:>9,.1f}", end="")
-        print(f"{planned / 1024:>9,.1f}{held / planned if planned else 1.0:>7.2f}{rest / 1024:>9,.1f}", end="")
-        print(f"{published / 1024:>10,.1f}{rest / published:>7.2f}", end="")
-        print(f"{row['peak'] / 1024:>9,.1f}{row['reserved'] / 1024:>9,.1f}" if "peak" in row else "")
+        kept = (kib(held), kib(planned), f"{held / planned if planned else 1.0:.2f}")
+        others = (kib(rest), kib(published), f"{rest / published:.2f}", *(kib(row[name]) for name in peaks))
+        table.append([row["layout"], row["recompute"], row["dropout"], *kept, *others])
+    print(aligned(table, left=2))
     print(NOTES, flush=True)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, tiny=TINY, figures="write")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument(
         "--tensor", type=int, help="tensor ranks of the sharded layouts; by default 2 on the CPU and 1 on CUDA"
     )
-    parser.add_argument(
-        "--tiny", action="store_true", help="use a tiny model, to check in seconds that everything runs"
-    )
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("`--device` must be available on this machine, but there is no CUDA device. Try --device cpu.")
@@ -218,9 +209,8 @@ def main(arguments: list[str] | None = None) -> None:
     cut = [Layout(tensor=tensor), Layout(tensor=tensor, sequence_parallel=True)] if tensor > 1 else []
     rows = activations(shape, [Layout(), *(cut[-1:] if options.tiny else cut)], options.device)
     report_activations(rows)
-    if options.json:
-        tables = {"machine": describe_machine("torch", device=device), "shape": shape, "activations": rows}
-        options.json.write_text(json.dumps(tables, indent=2) + "\n", encoding="utf-8")
+    machine = describe_machine("torch", device=device)
+    write_figures(options.json, {"machine": machine, "shape": shape, "activations": rows})
 
 
 if __name__ == "__main__":

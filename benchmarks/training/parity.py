@@ -16,7 +16,6 @@ float32 run differs by more than 1e-5, or a run in a lower precision by more tha
 """
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Iterator
@@ -26,18 +25,16 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.commands import command_line, progress_bar, write_figures
 from benchmarks.machine import print_machine
+from benchmarks.training.ranks import trainer_of
 from crosscut.config import RunConfig, load_run
 from crosscut.launch import launch, process_group
 from crosscut.model import Batch
-from crosscut.parallel import make_mesh
-from crosscut.training.precision import resolve_on
-from crosscut.training.step import Trainer
 
 LIMIT = 1e-5
 LOWER_LIMITS = {"bfloat16": 2e-3, "float16": 2e-4}
@@ -93,10 +90,9 @@ def losses_of(runs: list[RunConfig]) -> list[list[float]]:
     told = []
     with process_group(device):
         for run in runs:
-            mesh = make_mesh(run.layout, device)
-            trainer = Trainer(resolve_on(run, device), mesh)
-            steps = range(run.training.steps)
-            told.append([float(trainer.step(step, batch_of(run, step, mesh.data.rank)).loss) for step in steps])
+            trainer, steps = trainer_of(run), range(run.training.steps)
+            data_rank = trainer.mesh.data.rank
+            told.append([float(trainer.step(step, batch_of(run, step, data_rank)).loss) for step in steps])
     return told
 
 
@@ -115,9 +111,8 @@ def measure(options: argparse.Namespace) -> tuple[list[float], list[dict[str, An
     made.sort(key=lambda row: row[0].layout.world_size)
     (plain,) = launch(losses_of, ([make_run((), options.steps)],), num_ranks=1)
     rows = []
-    columns = (TextColumn("parity"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=len(made))
+    with progress_bar() as progress:
+        task = progress.add_task("parity", total=len(made), told="")
         for num_ranks, group in groupby(made, key=lambda row: row[0].layout.world_size):
             alike = list(group)
             for first in range(0, len(alike), options.at_once):
@@ -146,17 +141,15 @@ def show(plain: list[float], rows: list[dict[str, Any]]) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print. The exit status is 1 if a run differs by more than its limit."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, figures="write")
     parser.add_argument("--steps", type=int, default=50, help="training steps of each run")
     parser.add_argument("--tensor", type=int, nargs="+", default=[1, 2, 4], help="tensor sizes to run")
     parser.add_argument("--at-once", type=int, default=12, help="runs that share one start of the ranks")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args(arguments)
     print_machine("torch")
     plain, rows = measure(options)
     show(plain, rows)
-    if options.json:
-        options.json.write_text(json.dumps({"plain": plain, "runs": rows}, indent=2) + "\n", encoding="utf-8")
+    write_figures(options.json, {"plain": plain, "runs": rows})
     differ = [row for row in rows if not row["difference"] <= row["limit"]]
     for row in differ:
         print(f"differs by {row['difference']:.2e}: {' '.join(row['run'])}")

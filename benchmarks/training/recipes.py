@@ -15,11 +15,9 @@ With `--keep FOLDER`, the figures of every finished run stay in the folder. The 
 them from there, so that a benchmark that was stopped goes on with the run that it was in.
 """
 
-import argparse
 import json
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,17 +28,19 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.commands import command_line, progress_bar, run_crosscut, write_figures
 from benchmarks.machine import describe_machine, print_machine
 from crosscut.cli.arguments import DEMO_RUN, run_from
 from crosscut.config import Layout, RunConfig
 from crosscut.data import prepare
 from crosscut.planner.compute import flops_per_step
 from crosscut.planner.muon import muon_flops
+from crosscut.training.watching.metrics import read_metrics
 
 DEMO = files("crosscut.config") / DEMO_RUN
 RATES = (1e-3, 2e-3, 4e-3, 8e-3)
@@ -74,15 +74,10 @@ def train(folder: Path, seed: int, settings: Sequence[str], tokens: Path) -> dic
         return earlier["figures"]
     shutil.rmtree(folder, ignore_errors=True)
     begin = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", "crosscut", "train", *typed],
-        capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2],
-    )  # fmt: skip
-    if done.returncode:
-        raise SystemExit(f"`crosscut train {' '.join(typed)}` ended with status {done.returncode}:\n{done.stderr}")
+    run_crosscut("train", *typed)
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     run = run_from((*typed, f"model.vocab_size={summary['vocab_size']}"))
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = read_metrics(folder)
     figures = {
         "seed": seed,
         "bits_per_byte": summary["validation_bits_per_byte_after"],
@@ -103,7 +98,7 @@ def train(folder: Path, seed: int, settings: Sequence[str], tokens: Path) -> dic
 
 def demo(seeds: int, folder: Path, progress: Progress) -> list[dict[str, Any]]:
     """Train the demo with these many seeds, the demo's own seed first."""
-    task, done = progress.add_task("demo", total=seeds), []
+    task, done = progress.add_task("demo", total=seeds, told=""), []
     first = run_from(()).training.seed
     for seed in range(first, first + seeds):
         done.append(train(folder / f"demo-{seed}", seed, (str(DEMO),), folder / "tokens"))
@@ -115,7 +110,7 @@ def study(tflop: float, seeds: int, points: int, folder: Path, progress: Progres
     """Train both recipes for these FLOPs with these many seeds, and validate each run `points` times. The key "rates"
     has the paper's recipe with the first seed and each learning rate.
     """
-    task = progress.add_task("study", total=len(RATES) - 1 + 2 * seeds)
+    task = progress.add_task("study", total=len(RATES) - 1 + 2 * seeds, told="")
 
     def runs(name: str, settings: Sequence[str], numbers: Sequence[int]) -> list[dict[str, Any]]:
         one = run_from((*SIZES, *settings, f"data.tokens={folder / 'tokens'}", "model.vocab_size=4096"))
@@ -184,24 +179,16 @@ def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
 
 def main() -> None:
     """Run the command that the user named and print its table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, figures="write")
     parser.add_argument("what", choices=("demo", "study"))
     parser.add_argument("--seeds", type=int, help="number of seeds; by default 5 of the demo and 3 of the study")
     parser.add_argument("--tflop", type=float, default=3.0, help="10^12 FLOPs of each run of the study")
     parser.add_argument("--points", type=int, default=8, help="number of validations of each run of the study")
     parser.add_argument("--figure", type=Path, help="PNG file for the study's figure")
-    parser.add_argument("--json", type=Path, help="file for all figures")
     parser.add_argument("--keep", type=Path, help="folder that keeps the figures of finished runs")
     chosen = parser.parse_args()
     print_machine("torch")
-    bar = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with tempfile.TemporaryDirectory() as temporary, Progress(*bar, console=Console(stderr=True)) as progress:
+    with tempfile.TemporaryDirectory() as temporary, progress_bar() as progress:
         folder, demo_run = (chosen.keep or Path(temporary)).absolute(), run_from(())
         prepare(demo_run.data, folder / "tokens", seed=demo_run.training.seed)
         if chosen.what == "demo":
@@ -214,9 +201,7 @@ def main() -> None:
     Console().print(table_of(named))
     if chosen.figure and chosen.what == "study":
         draw(runs, chosen.figure)
-    if chosen.json:
-        told = {"machine": describe_machine("torch"), "runs": runs}
-        chosen.json.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    write_figures(chosen.json, {"machine": describe_machine("torch"), "runs": runs})
 
 
 if __name__ == "__main__":

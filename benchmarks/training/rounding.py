@@ -8,8 +8,6 @@ loss), and of gradients (and their norm). A difference is relative to the larges
 is 1 if a difference is larger than the proof allows.
 """
 
-import argparse
-import json
 import sys
 from itertools import product
 from pathlib import Path
@@ -17,11 +15,11 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.commands import command_line, progress_bar, write_figures
 from benchmarks.machine import print_machine
 from crosscut.config import load_run
 from crosscut.launch import process_group
@@ -64,10 +62,9 @@ def report_of(model: dict[str, Any], precision: str, seed: int) -> Report:
 
 def measure(models: list[str], num_seeds: int) -> list[dict[str, Any]]:
     """Measure the largest differences of each model and precision, and collect the checks that fail."""
-    columns = (TextColumn("rounding"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     rows = []
-    with process_group(torch.device("cpu")), Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=len(models) * len(PRECISIONS) * num_seeds)
+    with process_group(torch.device("cpu")), progress_bar() as progress:
+        task = progress.add_task("rounding", total=len(models) * len(PRECISIONS) * num_seeds, told="")
         for model, precision in product(models, PRECISIONS):
             off: dict[str, list[float]] = {name: [] for name in ROUNDING}
             failed = []
@@ -105,16 +102,14 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print. The exit status is 1 if a difference is larger than the proof allows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, figures="write")
     parser.add_argument("--models", type=int, default=len(MODELS), help="measure only the first N models")
     parser.add_argument("--seeds", type=int, default=3, help="random seeds of weights and tokens for each model")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args(arguments)
     print_machine("torch")
     rows = measure(list(MODELS)[: options.models], options.seeds)
     show(rows)
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    write_figures(options.json, rows)
     failed = [(row, told) for row in rows for told in row["failed"]]
     for row, told in failed:
         print(f"{row['model']}, {row['precision']}, {told}")

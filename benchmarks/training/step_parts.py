@@ -8,10 +8,8 @@ runs the part, so other programs on the machine disturb it little. A figure is t
 warm-up, in the turn with the shortest step. Parts that run beside the step, such as reading the next batch, count, too.
 """
 
-import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,8 +22,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.commands import TINY as TINY_HELP
+from benchmarks.commands import command_line, markdown, print_figures, run_command
 from benchmarks.first_minutes import TINY, Data, Recipe, crosscut, make_data, plain
-from benchmarks.machine import describe_machine, print_machine
+from benchmarks.machine import print_machine
 
 WIDTHS = (64, 128, 256)
 COMMANDS = {"crosscut": crosscut, "plain": plain}
@@ -145,23 +145,19 @@ def run(program: str, recipe: Recipe, data: Data, output: Path) -> dict[str, flo
     words = words[4:] if program == "crosscut" else words[2:]
     command = [sys.executable, __file__, "--work", program, *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{program} ended with status {done.returncode}:\n{done.stderr}")
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    printed = run_command(command, folder=folder, environment=environment)
+    figures: dict[str, float] = json.loads(printed.splitlines()[-1])
     return figures
 
 
 def report(found: dict[int, dict[str, dict[str, float]]]) -> None:
     """Print a table: a row for each part, and two columns for each width."""
     columns = [(width, program) for width in found for program in COMMANDS]
-    print("| ms a step |" + "".join(f" {program} {width} |" for width, program in columns))
-    print("|---|" + "---|" * len(columns))
-    for part in (*PARTS, "rest", "step"):
-        cells = (found[width][program].get(part, 0.0) for width, program in columns)
-        print(f"| {part} |" + "".join(f" {cell:.2f} |" for cell in cells))
-    ratios = (found[width]["crosscut"]["step"] / found[width]["plain"]["step"] for width in found)
-    print("| of plain |" + "".join(f" {ratio:.2f} | |" for ratio in ratios))
+    rows = [[part, *(f"{found[width][program].get(part, 0.0):.2f}" for width, program in columns)]
+            for part in (*PARTS, "rest", "step")]  # fmt: skip
+    ratios = [found[width]["crosscut"]["step"] / found[width]["plain"]["step"] for width in found]
+    rows.append(["of plain", *(cell for ratio in ratios for cell in (f"{ratio:.2f}", ""))])
+    print(markdown(["ms a step", *(f"{program} {width}" for width, program in columns)], rows))
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -170,20 +166,16 @@ def main(arguments: list[str] | None = None) -> None:
     if words[:1] == ["--work"]:
         work(words[1], words[2:])
         return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, tiny=TINY_HELP, figures="print")
     parser.add_argument("--turns", type=int, default=3, help="runs of each program at each width")
     parser.add_argument("--steps", type=int, default=150, help="steps of each run")
-    parser.add_argument(
-        "--tiny", action="store_true", help="use a tiny model, to check in seconds that everything runs"
-    )
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args(words)
     recipe = replace(TINY, steps=20) if options.tiny else Recipe(steps=options.steps, warmup=20)
     # Validate one batch, and only before and after the steps.
     recipe = replace(recipe, every=10 * recipe.steps, validation=recipe.batch)
     found = measure(recipe, (TINY.width,) if options.tiny else WIDTHS, options.turns)
     if options.json:
-        print(json.dumps({"machine": describe_machine("torch"), "milliseconds": found}, indent=2))
+        print_figures(("torch",), {"milliseconds": found})
         return
     print_machine("torch")
     report(found)

@@ -1,7 +1,5 @@
 """Corpus of the deduplication benchmark: pages of real text with planted duplicates, and the true similarities."""
 
-import io
-import json
 import math
 import random
 from collections.abc import Iterator, Sequence
@@ -11,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import zstandard
 
+from benchmarks.corpus.texts import in_batches
 from crosscut.corpus.documents import CLEANING, DOCUMENTS, INGEST, TEXTS, write_table
 from crosscut.corpus.duplicates.planted import HIGHEST, LOWEST, plant
 from crosscut.corpus.execution.stages import Record
 from crosscut.corpus.words.ngrams import hash_words, ngrams
+from crosscut.data import read_documents
 from crosscut.data.hashing import sha256
 
 NGRAM = 5
@@ -84,11 +83,8 @@ def read_corpus(path: Path) -> Corpus:
 
 
 def read_texts(path: Path) -> Iterator[str]:
-    """Yield the texts of a jsonl file, plain or compressed with zstd."""
-    with path.open("rb") as file:
-        stream = zstandard.ZstdDecompressor().stream_reader(file) if path.suffix == ".zst" else file
-        for line in io.TextIOWrapper(stream, encoding="utf-8"):
-            yield json.loads(line)["text"]
+    """Yield the texts of a jsonl file, plain or compressed."""
+    return (document.text for document in read_documents([str(path)], text_key="text"))
 
 
 def write_corpus(corpus: Corpus, folder: Path) -> None:
@@ -98,7 +94,9 @@ def write_corpus(corpus: Corpus, folder: Path) -> None:
     cleaning.mkdir()
     (folder / "parquet").mkdir()
     sizes = {}
-    for number, places in enumerate(_parts(corpus.texts)):
+    for number, places in enumerate(
+        in_batches(range(len(corpus.texts)), PART_BYTES, size=lambda place: len(corpus.texts[place]))
+    ):
         name = f"000000-{number:04}"
         texts = [corpus.texts[place] for place in places]
         empty = [""] * len(texts)
@@ -119,19 +117,6 @@ def write_corpus(corpus: Corpus, folder: Path) -> None:
             counts={"parts": sizes},
         )
         (stage / "000000.json").write_text(record.content())
-
-
-def _parts(texts: Sequence[str]) -> Iterator[list[int]]:
-    part: list[int] = []
-    size = 0
-    for place, text in enumerate(texts):
-        part.append(place)
-        size += len(text)
-        if size >= PART_BYTES:
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
 
 
 def pairs_of_sample(texts: Sequence[str], sample: Sequence[int], jaccard: float) -> set[tuple[int, int]]:

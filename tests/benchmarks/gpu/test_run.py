@@ -30,11 +30,11 @@ def run_tiny(tmp_path, monkeypatch):
 
     def run(*options: str) -> list[dict[str, Any]]:
         file = tmp_path / "figures.json"
-        monkeypatch.setattr(gpu, "write", lambda *it: (write(*it), written.append(json.loads(file.read_text()))))
+        monkeypatch.setattr(gpu, "write_whole", lambda *it: (write(*it), written.append(json.loads(file.read_text()))))
         gpu.main(["--device", "cpu", "--tiny", "--json", str(file), *options])
         return written
 
-    write = gpu.write
+    write = gpu.write_whole
     return run
 
 

@@ -1,0 +1,30 @@
+"""Texts that benchmarks of the corpus read: the first of them, and batches of them."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+Size = Callable[[Any], int]
+
+
+def take(items: Iterable[_T], most: float, size: Size = len) -> Iterator[_T]:
+    """First items whose sizes together reach `most`."""
+    for item in items:
+        if most <= 0:
+            return
+        yield item
+        most -= size(item)
+
+
+def in_batches(items: Iterable[_T], least: int, size: Size = len) -> Iterator[list[_T]]:
+    """Batches of items whose sizes together reach `least`. The last batch may be smaller."""
+    batch: list[_T] = []
+    total = 0
+    for item in items:
+        batch.append(item)
+        total += size(item)
+        if total >= least:
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch
