@@ -26,7 +26,6 @@ The exit status is 1 if a fault is not named or the message names the wrong thin
 half a checkpoint behind, shows a traceback, loses more steps than the distance of two checkpoints, or ends differently.
 """
 
-import argparse
 import json
 import os
 import random
@@ -37,18 +36,16 @@ import tempfile
 import time
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.commands import aligned, command_line, progress_bar, write_figures
 from benchmarks.faulting.page import HEAD, cells, write_page
 from benchmarks.faulting.registry import FAULTS
 from benchmarks.faulting.scene import Nursery, Scene
 from benchmarks.faulting.shim import Shim
 from benchmarks.faulting.trial import Fault, Row, try_fault
 from benchmarks.machine import describe_machine, print_machine
-from crosscut.data import read_documents
+from benchmarks.recovery.runs import write_text
 
 
 class References:
@@ -56,9 +53,7 @@ class References:
 
     def __init__(self, folder: Path, nursery: Nursery, shim: Shim) -> None:
         self.folder, self.nursery, self.shim = folder, nursery, shim
-        self.text = folder / "text.txt"
-        document = next(iter(read_documents(["builtin:state-of-the-union"], text_key="text"))).text
-        self.text.write_text("\n\n".join([document] * 3), encoding="utf-8")
+        self.text = write_text(folder, copies=3)
         self.ends: dict[str, dict[str, str]] = {}
         self.tokens = folder / "tokens"
 
@@ -103,10 +98,8 @@ class Results:
     def add(self, row: Row) -> None:
         """Keep a row, in the file as well."""
         self.rows[row.fault.name] = row
-        if self.path is not None:
-            machine = describe_machine("torch")
-            figures = {"machine": machine, "seed": self.seed, "faults": [row.to_json() for row in self.rows.values()]}
-            self.path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        faults = [row.to_json() for row in self.rows.values()]
+        write_figures(self.path, {"machine": describe_machine("torch"), "seed": self.seed, "faults": faults})
 
 
 def measure(faults: list[Fault], folder: Path, results: Results, until: float) -> None:
@@ -114,11 +107,9 @@ def measure(faults: list[Fault], folder: Path, results: Results, until: float) -
     faults = [fault for fault in faults if not results.is_done(fault)]
     if not faults or time.monotonic() > until:
         return
-    columns = (TextColumn("faults"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
-               TimeRemainingColumn(elapsed_when_finished=True), TextColumn("{task.fields[told]}"))  # fmt: skip
     shim = Shim(folder)
-    with Nursery(shim) as nursery, Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=len(faults), told="")
+    with Nursery(shim) as nursery, progress_bar() as bar:
+        task = bar.add_task("faults", total=len(faults), told="")
         references = References(folder, nursery, shim)
         for number, fault in enumerate(faults):
             bar.update(task, told=fault.name)
@@ -139,10 +130,7 @@ def report(rows: list[Row], seed: int) -> bool:
     """Print the table and the problems, and return whether all is well."""
     print_machine("torch")
     print(f"seed {seed}\n")
-    table = [HEAD, *map(cells, rows)]
-    widths = [max(len(line[column]) for line in table) for column in range(len(HEAD))]
-    for line in table:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    print(aligned([HEAD, *map(cells, rows)], left=len(HEAD)))
     failed = [row for row in rows if not row.is_well]
     print(f"\n{len(rows)} of {len(FAULTS)} faults, {sum(bool(row.skipped) for row in rows)} not possible here")
     for row in failed:
@@ -154,7 +142,7 @@ def report(rows: list[Row], seed: int) -> bool:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print. The exit status is 1 if a check failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument(
         "--only", nargs="+", metavar="PATTERN", default=[""], help="texts in the names of faults to run"
     )
@@ -165,10 +153,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--list", action="store_true", help="print the names of the faults and end")
     parser.add_argument("--folder", type=Path, help="folder for temporary files")
     parser.add_argument(
-        "--results",
-        type=Path,
-        metavar="FILE.json",
-        help="keep all rows in this file, and run only faults without a good row",
+        "--results", type=Path, metavar="FILE.json", help="file of all rows; good rows are not run again"
     )
     parser.add_argument("--write", type=Path, metavar="PAGE.md", help="also write the rows to this page")
     options = parser.parse_args(arguments)

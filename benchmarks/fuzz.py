@@ -28,7 +28,6 @@ innermost place in the package), with its inputs, its output, and `case.json`, w
 import argparse
 import json
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -41,10 +40,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeElapsedColumn
-from rich.text import Text
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import crosscut.cli.main
@@ -54,6 +49,7 @@ import crosscut.generation
 import crosscut.pretrained
 import crosscut.serving.protocol.chat
 import crosscut.training  # noqa: F401
+from benchmarks.commands import aligned, command_line, markdown, progress_bar, replace_section, write_figures
 from benchmarks.fuzzing.cases import BATCH, Case, draw
 from benchmarks.fuzzing.findings import CLASSES
 from benchmarks.fuzzing.kinds import KINDS, Kind
@@ -63,7 +59,7 @@ from benchmarks.fuzzing.requests import SERVICES, Server, run_requests
 from benchmarks.fuzzing.sandbox import LONGEST, MEMORY_BYTES, end_with
 from benchmarks.fuzzing.valid import make_valid
 from benchmarks.fuzzing.worker import Figures, Setting, run_batch, run_case, strategy_of
-from benchmarks.machine import describe_machine, print_machine
+from benchmarks.machine import describe_machine, machine_line, print_machine
 from crosscut.config.system.machine import available_cores
 
 TINY = 24
@@ -111,44 +107,26 @@ def failures_of(figures: Figures) -> dict[str, int]:
     return found
 
 
-class _Rate(TextColumn):
-    """Column with the cases per second and the time left: the time for the remaining cases, but at most the rest of the
-    kind's share of the time.
-    """
-
-    def __init__(self) -> None:
-        super().__init__("")
-
-    def render(self, task: Task) -> Text:
-        elapsed, until = task.elapsed or 0.0, task.fields["until"]
-        if not task.completed or task.finished:
-            return Text("")
-        rate = task.completed / max(elapsed, 0.01)
-        left = max(0.0, min(until - time.monotonic(), ((task.total or 0) - task.completed) / rate))
-        return Text(f"{rate:,.1f}/s, {int(left // 60)}:{int(left % 60):02d} left")
-
-
 def fuzz(options: argparse.Namespace, setting: Setting) -> Result:
     """Run all kinds."""
     kinds = [kind for kind in KINDS.values() if not options.only or kind.name in options.only]
     result = Result(setting.seed, {kind.name: TINY if options.tiny else kind.count for kind in kinds})
     end = time.monotonic() + options.minutes * 60
-    columns = (TextColumn("{task.description:<12}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn(), _Rate(),
-               TextColumn("{task.fields[told]}"))  # fmt: skip
-    with _pool(options.workers) as pool, Progress(*columns, console=Console(stderr=True)) as bar:
+    with _pool(options.workers) as pool, progress_bar() as bar:
         shares = sum(kind.share for kind in kinds)
         for kind in kinds:
             now = time.monotonic()
             until = now + max(0.0, end - now) * kind.share / shares
             shares -= kind.share
             count = result.planned[kind.name]
-            task = bar.add_task(kind.name, total=count, told="", until=until)
+            task = bar.add_task(kind.name, total=count, told="")
             figures = result.figures[kind.name] = Figures()
             for done in _batches(kind, count, replace(setting, deadline=until), pool, figures, options.workers):
                 figures.join(done)
                 figures.seconds = time.monotonic() - now
-                told = ", ".join(f"{name} {number}" for name, number in failures_of(figures).items())
-                bar.update(task, completed=figures.cases, told=told)
+                failures = (f"{name} {number}" for name, number in failures_of(figures).items())
+                left = f"{figures.rate:,.1f}/s, at most {max(0.0, until - time.monotonic()):,.0f} s more"
+                bar.update(task, completed=figures.cases, told=", ".join([left, *failures]))
             bar.stop_task(task)
     return result
 
@@ -193,9 +171,8 @@ def table(result: Result) -> list[list[str]]:
     rows = [["kind", "cases", "failures", "causes", "cases/s", "longest s", "peak MiB above idle"]]
     for name, figures in result.figures.items():
         failures = ", ".join(f"{failure} {number:,}" for failure, number in failures_of(figures).items()) or "none"
-        rate = figures.cases / figures.seconds if figures.seconds else 0.0
         rows.append([KINDS[name].title, f"{figures.cases:,} of {result.planned[name]:,}", failures,
-                     f"{len(figures.findings):,}", f"{rate:,.1f}", f"{figures.longest:.1f}",
+                     f"{len(figures.findings):,}", f"{figures.rate:,.1f}", f"{figures.longest:.1f}",
                      f"{figures.peak >> 20:,}"])  # fmt: skip
     return rows
 
@@ -220,10 +197,7 @@ def report(result: Result) -> None:
     print_machine(*_PACKAGES)
     print(f"seed {result.seed}; bounds: {LONGEST:.0f} s and {MEMORY_BYTES >> 20:,} MiB above the idle process\n")
     for rows in filter(None, (table(result), rates_table(result))):
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        for row in rows:
-            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-        print()
+        print(f"{aligned(rows, left=len(rows[0]))}\n")
     for figures in result.figures.values():
         for finding in sorted(figures.findings.values(), key=lambda one: one.key):
             print(f"\n{finding.failure} x {finding.count}  {finding.seed}/{finding.kind}/{finding.case.number}  "
@@ -253,15 +227,7 @@ def write_page(result: Result, page: Path) -> None:
 
 
 def _write_section(page: Path, name: str, rows: list[list[str]], seed: int) -> None:
-    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    lines.insert(1, "|" + "---|" * len(rows[0]))
-    machine = ", ".join(f"{name} {value}" for name, value in describe_machine(*_PACKAGES).items())
-    content = "\n".join([begin, "", *lines, "", f"Seed {seed}; {machine}.", "", end])
-    text = page.read_text(encoding="utf-8")
-    if text.count(begin) != 1 or text.count(end) != 1:
-        sys.exit(f"`{page}` must hold the lines `{begin}` and `{end}` once each, but does not.")
-    page.write_text(re.sub(f"{begin}.*{end}", lambda _: content, text, flags=re.DOTALL), encoding="utf-8")
+    replace_section(page, name, f"{markdown(rows[0], rows[1:])}\n\nSeed {seed}; {machine_line(*_PACKAGES)}.")
 
 
 def replay(name: str, setting: Setting) -> bool:
@@ -292,7 +258,7 @@ def replay(name: str, setting: Setting) -> bool:
 
 def main(arguments: list[str] | None = None) -> None:
     """Fuzz and print. The exit status is 1 if there is a finding."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, tiny=f"only {TINY} cases of each kind", figures="write")
     parser.add_argument("--minutes", type=float, default=120.0, help="time for all kinds together")
     parser.add_argument("--seed", type=int, default=0, help="seed of the cases")
     parser.add_argument("--only", nargs="+", choices=list(KINDS), help="kinds to run")
@@ -302,8 +268,6 @@ def main(arguments: list[str] | None = None) -> None:
         "--valid", type=Path, help="keep the valid inputs in this folder, and use them if they are there"
     )
     parser.add_argument("--replay", metavar="SEED/KIND/CASE|case.json", help="run one case again")
-    parser.add_argument("--tiny", action="store_true", help=f"only {TINY} cases of each kind")
-    parser.add_argument("--json", type=Path, help="also write figures and findings to this file")
     parser.add_argument("--write", type=Path, metavar="PAGE.md", help="also write the figures to this page")
     options = parser.parse_args(arguments)
     if options.minutes <= 0 or options.workers < 1:
@@ -321,8 +285,7 @@ def main(arguments: list[str] | None = None) -> None:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     report(result)
-    if options.json:
-        options.json.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
+    write_figures(options.json, result.to_json())
     if options.write:
         write_page(result, options.write)
     sys.exit(not result.is_well)

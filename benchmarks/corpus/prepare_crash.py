@@ -9,7 +9,6 @@ kills are done, and runs to its end. All files of both runs are compared byte by
 the parts of every stage. Files and fields that hold times or random ids are left out.
 """
 
-import argparse
 import hashlib
 import json
 import os
@@ -20,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,9 @@ import tomli_w
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.commands import command_line
 from benchmarks.machine import print_machine
+from benchmarks.processes import have_ended, session, told_in
 from crosscut.data.text.sources import BUILTIN_CORPORA
 
 OF_THE_RUN = ("timings.json", "report.html", "config.toml", ".lock", ".crosscut")
@@ -52,7 +54,7 @@ class Kill:
 
 def main(arguments: list[str] | None = None) -> int:
     """Kill, compare and print. Returns the exit status."""
-    parser = argparse.ArgumentParser(description="Kill `crosscut prepare` at random instants and compare the result.")
+    parser = command_line(__doc__)
     parser.add_argument(
         "--text", type=Path, default=BUILTIN_CORPORA["builtin:state-of-the-union"], help="jsonl file of texts"
     )
@@ -79,7 +81,7 @@ class Corpus:
 
     def __init__(self, folder: Path, text: Path) -> None:
         self.folder = folder
-        self._config = folder.with_suffix(".toml")
+        self._config, self._log = folder.with_suffix(".toml"), folder.with_suffix(".log")
         table = {
             "folder": str(folder),
             "sources": [{"name": "text", "files": [str(text)]}],
@@ -89,17 +91,15 @@ class Corpus:
         }
         self._config.write_text(tomli_w.dumps(table), encoding="utf-8")
 
-    def start(self) -> subprocess.Popen[bytes]:
-        """Start the command in a session of its own."""
-        command = [sys.executable, "-m", "crosscut", "prepare", str(self._config)]
-        with self.folder.with_suffix(".log").open("ab") as log:
-            return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    def started(self) -> AbstractContextManager["subprocess.Popen[bytes]"]:
+        """The command in a session of its own."""
+        return session([sys.executable, "-m", "crosscut", "prepare", str(self._config)], self._log)
 
     def complete(self) -> None:
         """Run the command to its end."""
-        if status := self.start().wait():
-            told = self.folder.with_suffix(".log").read_text(errors="replace")[-4000:]
-            sys.exit(f"the command must end well, but exited with {status}:\n{told}")
+        with self.started() as process:
+            if status := process.wait():
+                sys.exit(f"the command must end well, but exited with {status}:\n{told_in(self._log)}")
 
     def finished(self) -> int:
         """Count the tasks that are done."""
@@ -139,15 +139,15 @@ def kill_repeatedly(
     expected, tasks = unharmed.digests(), unharmed.finished()
     while len(kills) < count:
         started, before = time.monotonic(), killed.finished()
-        process = killed.start()
         wanted = before + chance.randrange(2 * tasks // count)
-        while process.poll() is None and killed.finished() < wanted:
-            time.sleep(0.002)
-        time.sleep(chance.uniform(0.0, 0.2))  # any instant: in a task, between tasks, or after the last one
-        if process.poll() is None:
-            target = kill(process, chance.choice(["command", "worker", "all"]), chance)
-            kills.append(Kill(target, time.monotonic() - started, before, killed.finished()))
-        else:
+        with killed.started() as process:
+            while process.poll() is None and killed.finished() < wanted:
+                time.sleep(0.002)
+            time.sleep(chance.uniform(0.0, 0.2))  # any instant: in a task, between tasks, or after the last one
+            if was_running := process.poll() is None:
+                target = kill(process, chance.choice(["command", "worker", "all"]), chance)
+                kills.append(Kill(target, time.monotonic() - started, before, killed.finished()))
+        if not was_running:
             killed.complete()
             differing += differences(expected, killed.digests())
             shutil.rmtree(killed.folder)
@@ -166,7 +166,7 @@ def kill(process: subprocess.Popen[bytes], target: str, chance: random.Random) -
         target = "command"
         process.kill()
     process.wait()
-    psutil.wait_procs(family, timeout=30)
+    have_ended(family, 30)
     return target
 
 

@@ -2,14 +2,15 @@
 
 import random
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.commands import environment_here
 from benchmarks.faulting.inside import Place
 from benchmarks.faulting.killed import STEP
-from benchmarks.faulting.scene import EVERY, Scene
+from benchmarks.faulting.scene import COMMAND, EVERY, Scene
 from benchmarks.faulting.trial import Cause, Fault
+from benchmarks.processes import wait_until
 from benchmarks.recovery.damages import cut_short, flip_bit, remove
 
 _IN_NINTH = Place(STEP, call=10, rank=0)
@@ -23,9 +24,8 @@ def _in_newest(file: str, damage: Damage) -> Cause:
     """Return the cause that kills the run and damages a file of the newest checkpoint."""
 
     def cause(scene: Scene, chance: random.Random) -> None:
-        until = time.monotonic() + 60  # a thread of the run may still be writing the checkpoint
-        while not (scene.checkpoints / "step-00000008").exists() and time.monotonic() < until:
-            time.sleep(0.02)
+        # A thread of the run may still be writing the checkpoint.
+        wait_until((scene.checkpoints / "step-00000008").exists, 60)
         scene.kill(0, 1, "launcher")
         scene.has_ended(30)
         damage(scene.newest() / file, chance)
@@ -65,8 +65,8 @@ def _second_run(scene: Scene, _: random.Random) -> None:
     """Start a second run in the folder of the first, and keep its output."""
     import subprocess
 
-    command = [*scene.nursery.command, *scene.arguments]
-    done = subprocess.run(command, env=scene.nursery.environment, capture_output=True, text=True, check=False)
+    command, environment = [*COMMAND, *scene.arguments], environment_here(**scene.variables)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     with scene.logs()[-1].open("a", encoding="utf-8") as log:
         log.write(f"{done.stderr}second run ended with {done.returncode}\n")
 

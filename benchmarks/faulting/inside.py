@@ -39,9 +39,10 @@ class Place:
     after: bool = False
     """Whether the place is after the call, not before it."""
 
-    def to_environment(self, folder: Path) -> dict[str, str]:
-        """Environment variable for a run whose processes meet the benchmark in `folder`."""
-        return {VARIABLE: json.dumps({"folder": str(folder), "place": asdict(self)})}
+
+def to_environment(place: Place | None, folder: Path) -> dict[str, str]:
+    """Environment variable for a run whose processes note their numbers in `folder`, and meet the benchmark there."""
+    return {VARIABLE: json.dumps({"folder": str(folder), "place": place and asdict(place)})}
 
 
 def install(rank: int | None) -> None:
@@ -49,10 +50,11 @@ def install(rank: int | None) -> None:
     told = json.loads(os.environ.get(VARIABLE, "null"))
     if told is None:
         return
-    folder, place = Path(told["folder"]), Place(**told["place"])
+    folder = Path(told["folder"])
     name = "launcher" if rank is None else f"rank-{rank}"
     (folder / name).write_text(str(os.getpid()), encoding="utf-8")
-    if place.rank != rank:
+    place = told["place"] and Place(**told["place"])
+    if place is None or place.rank != rank:
         return
     module, _, path = place.function.partition(":")
     *parents, last = path.split(".")

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from benchmarks.faulting.scene import EVERY, Scene
 from benchmarks.faulting.trial import LIMIT, Fault, Row, Trial
-from benchmarks.recovery.elastic import MOST_APART, RUN, Failed, Group, compare, group, list_steps
+from benchmarks.recovery.elastic import MOST_APART, RUN, Failed, Group, compare, group
+from benchmarks.recovery.runs import newest_step
 
 NODES = "tensor 2 x data 2"
 """Layout of the runs: two nodes with two ranks each."""
@@ -52,17 +53,15 @@ def _judge(fault: Fault, nodes: Group, row: Row) -> None:
     rows = nodes.restarts()
     seen = f"{row.message} {' '.join(str(each['restored_from']) for each in rows)}"
     row.right = all(re.search(text, seen) for text in fault.named)
-    row.lost = max(int(each["steps_lost"]) for each in rows)
+    row.lose(max(int(each["steps_lost"]) for each in rows))
     if not row.right:
         row.problems.append(f"the output must name {fault.named}, but is: {seen}")
-    if row.lost > fault.may_lose:
-        row.problems.append(f"at most {fault.may_lose} steps may be lost, but {row.lost} are")
 
 
 def _compare(scene: Scene, settings: tuple[str, ...], row: Row) -> None:
     """Train the same steps without torchrun and without a fault, and compare the losses."""
-    disturbed, steps = scene.run, list_steps(scene.run)
-    scene.base = ("recipe=small", *RUN, *settings)
+    disturbed, steps = scene.run, newest_step(scene.run)
+    scene.base = (*RUN, *settings)
     scene.start_beside("layout.elastic=off", f"training.steps={steps}", "checkpoint.in_memory=0")
     if not scene.has_ended(LIMIT) or scene.status:
         row.problems.append(f"the undisturbed run must end well, but ends with {scene.status}: {scene.told()}")

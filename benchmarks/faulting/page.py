@@ -1,15 +1,14 @@
 """Tables of `docs/tables/faults.md`: one row for each fault, and one row for each message."""
 
 import re
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.commands import replace_section
 from benchmarks.faulting.registry import FAULTS
 from benchmarks.faulting.trial import Row
-from benchmarks.machine import describe_machine
+from benchmarks.machine import machine_line
 
-_BEGIN, _END = "<!-- faults: begin -->", "<!-- faults: end -->"
 HEAD = ["fault", "layout", "named after", "right", "steps lost", "same bits", "status"]
 """Columns of the first table."""
 _NOT_RUN = "not run: "
@@ -37,28 +36,22 @@ def cells(row: Row) -> list[str]:
 
 def write_page(rows: list[Row], seed: int, page: Path) -> None:
     """Replace the rows of these faults on a page of the documentation. The rows of the other faults stay."""
-    text = page.read_text(encoding="utf-8")
-    if text.count(_BEGIN) != 1 or text.count(_END) != 1:
-        sys.exit(f"`{page}` must hold the lines `{_BEGIN}` and `{_END}` once each, but does not.")
     measured = {row.fault.name: _lines(row) for row in rows}
-    kept = _kept(text[text.index(_BEGIN) : text.index(_END)])
-    found = {**kept, **measured}
+    found = {**_kept(page.read_text(encoding="utf-8")), **measured}
     every = {name: found[name] for name in (*(fault.name for fault in FAULTS), *measured) if name in found}
     head = [_line(HEAD), "|" + "---|" * len(HEAD)]
     told = ["| fault | message | what survives |", "|---|---|---|"]
     tables = [*head, *(lines.figures for lines in every.values()), "", _count(every, len(measured), seed)]
     tables += ["", *told, *(lines.message for lines in every.values())]
-    content = "\n".join([_BEGIN, "", *tables, "", _END])
-    page.write_text(re.sub(f"{_BEGIN}.*{_END}", lambda _: content, text, flags=re.DOTALL), encoding="utf-8")
+    replace_section(page, "faults", "\n".join(tables))
 
 
 def _count(every: dict[str, _Lines], num_measured: int, seed: int) -> str:
     """Paragraph about the number of measured faults, the machine, and the faults that have not been measured."""
     done = {name for name, lines in every.items() if _NOT_RUN not in lines.figures}
     missing = [fault.name for fault in FAULTS if fault.name not in done]
-    machine = ", ".join(f"{name} {value}" for name, value in describe_machine("torch").items())
     latest = f"the latest {num_measured} with " if num_measured < len(every) else ""
-    told = f"{len(done)} of {len(FAULTS)} faults; {latest}seed {seed}; {machine}."
+    told = f"{len(done)} of {len(FAULTS)} faults; {latest}seed {seed}; {machine_line('torch')}."
     return f"{told}\n\nNot measured: {'; '.join(missing)}." if missing else told
 
 

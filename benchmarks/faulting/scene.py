@@ -1,6 +1,5 @@
 """One run of a tiny model in processes of its own, from the outside: start, meet, watch, kill, and compare."""
 
-import hashlib
 import json
 import os
 import select
@@ -17,45 +16,32 @@ from typing import Any, Self
 
 import psutil
 
-from benchmarks.faulting.inside import GO, MET, Place
+from benchmarks.commands import environment_here
+from benchmarks.faulting.inside import GO, MET, Place, to_environment
 from benchmarks.faulting.shim import Shim
-from crosscut.checkpoint import list_checkpoints
-from crosscut.checkpoint.format.manifest import MANIFEST_FILE
+from benchmarks.processes import is_running, told_in, wait_until
+from benchmarks.recovery.runs import LAYOUTS, TINY, checkpoints_of, digests, losses_of, steps_done
 
 STEPS, EVERY = 12, 4
 """Steps of a run, and steps between two checkpoints."""
-LAYOUTS = {
-    "tensor 2": ("layout.tensor=2",),
-    "data 2": ("layout.tensor=1", "layout.data=2"),
-    "pipeline 2": ("layout.tensor=1", "layout.pipeline=2"),
-    "context 2": ("layout.tensor=1", "layout.context=2"),
-}
 RUN = (
-    "recipe=small", "model.num_layers=2", "model.hidden_size=32", "model.num_heads=4", "model.max_sequence_length=64",
-    "data.vocab_size=300", "training.batch_size=4", "training.micro_batch_size=1", "training.sequence_length=32",
-    "training.validation_sequences=8", "training.validate_every=6", f"training.steps={STEPS}", "training.device=cpu",
-    f"checkpoint.every={EVERY}", "checkpoint.keep=10", "optimizer.warmup_steps=1", "output.sample_tokens=5",
+    *TINY, "training.micro_batch_size=1", "training.validate_every=6", f"training.steps={STEPS}",
+    f"checkpoint.every={EVERY}", "checkpoint.keep=10", "output.sample_tokens=5",
 )  # fmt: skip
 SECONDS_TO_END = 10.0
 """Seconds within which all processes of a run must end after its first process has ended."""
-_REPOSITORY = Path(__file__).parents[2]
+COMMAND = (sys.executable, "-m", "benchmarks.faulting.command")
+"""The `crosscut` command with places for faults."""
 
 
 class Nursery:
     """Process that forks the `crosscut` commands (`command.py`), with the library of faults in each of them."""
 
     def __init__(self, shim: Shim) -> None:
-        path = os.pathsep.join([str(_REPOSITORY), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-        self.environment = {**os.environ, **shim.environment, "PYTHONPATH": path}
-        self.command = [sys.executable, "-m", "benchmarks.faulting.command"]
         self._process = subprocess.Popen(
-            [*self.command, "--serve"],
-            env=self.environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-        )
+            [*COMMAND, "--serve"], env=environment_here(**shim.environment), stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
+        )  # fmt: skip
         self._rest = b""
 
     def __enter__(self) -> Self:
@@ -98,8 +84,9 @@ class Scene:
 
     root: Path
     layout: str
-    nursery: Nursery
-    shim: Shim
+    nursery: Nursery | None
+    """Without a nursery, each start of the run is a new process."""
+    shim: Shim | None
     text: Path
     more: tuple[str, ...] = ()
     """Overrides of the run, after those of all runs."""
@@ -117,6 +104,11 @@ class Scene:
     def __post_init__(self) -> None:
         self.run = self.root / "run"
         self.root.mkdir(parents=True)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment variables that load the library of faults, if there is one."""
+        return self.shim.environment if self.shim else {}
 
     @property
     def checkpoints(self) -> Path:
@@ -140,19 +132,19 @@ class Scene:
         (self.root / "meet").mkdir(exist_ok=True)
         for path in (self.root / "meet").iterdir():
             path.unlink()
-        variables = place.to_environment(self.root / "meet") if place else {}
+        variables = to_environment(place, self.root / "meet")
         log = self.root / f"log-{len(self.logs())}"
-        if prefix:
-            command = [*prefix, *self.nursery.command, *self.arguments]
+        if prefix or self.nursery is None:
+            command = [*prefix, *COMMAND, *self.arguments]
             with log.open("ab") as file:
                 self.fresh = subprocess.Popen(
-                    command, env={**self.nursery.environment, **variables}, stdout=file, stderr=file,
+                    command, env=environment_here(**self.variables, **variables), stdout=file, stderr=file,
                     stdin=subprocess.DEVNULL, start_new_session=True,
                 )  # fmt: skip
             self.pid = self.fresh.pid
         else:
             self.fresh = None
-            job = {"arguments": self.arguments, "environment": {**variables}, "log": str(log)}
+            job = {"arguments": self.arguments, "environment": variables, "log": str(log)}
             self.pid = self.nursery.begin(job)
 
     def start_beside(self, *more: str) -> None:
@@ -169,7 +161,7 @@ class Scene:
     def told(self) -> str:
         """Return the output of the latest start."""
         logs = self.logs()
-        return logs[-1].read_text(encoding="utf-8", errors="replace") if logs else ""
+        return told_in(logs[-1], most=1 << 24) if logs else ""
 
     def has_ended(self, seconds: float = 0.0) -> bool:
         """Whether the command ends within `seconds`. Sets `status`."""
@@ -200,7 +192,7 @@ class Scene:
         for path in (self.root / "meet").glob("rank-*"):
             with suppress(psutil.Error, ValueError):
                 process = psutil.Process(int(path.read_text(encoding="utf-8")))
-                if process.status() != psutil.STATUS_ZOMBIE:
+                if is_running(process):
                     found[int(path.name.removeprefix("rank-"))] = process
         return found
 
@@ -226,32 +218,15 @@ class Scene:
 
     def outlives(self) -> bool:
         """Whether a rank outlives the command."""
-        until = time.monotonic() + SECONDS_TO_END
-        while self.ranks():
-            if time.monotonic() > until:
-                return True
-            time.sleep(0.02)
-        return False
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Rows of the run's `metrics.jsonl`."""
-        try:
-            lines = (self.run / "metrics.jsonl").read_bytes().split(b"\n")
-        except OSError:
-            return []
-        rows = []
-        for line in lines[:-1]:
-            with suppress(ValueError):
-                rows.append(json.loads(line))
-        return rows
+        return not wait_until(lambda: not self.ranks(), SECONDS_TO_END, every=0.02)
 
     def steps_done(self) -> int:
         """Return the last step in `metrics.jsonl`."""
-        return max((row["step"] for row in self.rows()), default=0)
+        return steps_done(self.run)
 
     def newest(self) -> Path:
         """Return the folder of the newest checkpoint."""
-        return self.checkpoints / list_checkpoints(self.checkpoints)[-1].name
+        return list(checkpoints_of(self.run).values())[-1]
 
     def first_step(self) -> int:
         """Return the step from which the latest start of a complete run continued."""
@@ -260,13 +235,7 @@ class Scene:
 
     def end(self) -> dict[str, str]:
         """SHA-256 of each file of the last checkpoint, and the loss of each step, as texts."""
-        hashes = {
-            path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in self.newest().iterdir()
-            if path.name != MANIFEST_FILE
-        }
-        losses = {f"step {row['step']}": repr(row["loss"]) for row in self.rows() if "loss" in row}
-        return {**hashes, **losses}
+        return {**digests(self.newest()), **{f"step {step}": repr(loss) for step, loss in losses_of(self.run)}}
 
     def remove(self) -> None:
         """Take the fault away from the machine and remove all folders."""

@@ -6,11 +6,11 @@ leaves out the same batches by the record of the first run (`training.skips`).
 
 import random
 import shutil
-import time
 
 from benchmarks.faulting.inside import Place
 from benchmarks.faulting.scene import Scene
 from benchmarks.faulting.trial import LIMIT, Fault, Row, hit, require_same, resume
+from benchmarks.processes import wait_until
 from crosscut.config import write_toml
 from crosscut.training.spikes.record import RECORD_FILE, SPIKES_FOLDER, own_record
 
@@ -36,9 +36,7 @@ def _repeat(fault: Fault, scene: Scene, chance: random.Random, row: Row) -> None
         row.problems.append(f"the run must record the spike, but does not: {scene.told()[-600:]}")
     if row.problems or record is None:
         return
-    row.lost = (row.lost or 0) + sum(event.spike_step - event.back_to for event in record.events)
-    if row.lost > fault.may_lose:
-        row.problems.append(f"at most {fault.may_lose} steps may be lost, but {row.lost} are")
+    row.lose((row.lost or 0) + sum(event.spike_step - event.back_to for event in record.events))
     end = scene.end()
     scene.start_beside("training.on_spike=off", f"training.skips={scene.run / SPIKES_FOLDER / RECORD_FILE}")
     if not scene.has_ended(fault.limit) or scene.status:
@@ -50,9 +48,7 @@ def _repeat(fault: Fault, scene: Scene, chance: random.Random, row: Row) -> None
 
 def _kill_after_record(scene: Scene, _: random.Random) -> None:
     """SIGKILL all processes as soon as the return is recorded."""
-    until = time.monotonic() + LIMIT
-    while not (scene.run / SPIKES_FOLDER / RECORD_FILE).exists() and time.monotonic() < until:
-        time.sleep(0.002)
+    wait_until((scene.run / SPIKES_FOLDER / RECORD_FILE).exists, LIMIT)
     scene.kill(0, 1, "launcher")
 
 

@@ -88,6 +88,12 @@ class Row:
     problems: list[str] = field(default_factory=list)
     skipped: str = ""
 
+    def lose(self, steps: int) -> None:
+        """Note the steps that the run has to repeat."""
+        self.lost = max(0, steps)
+        if self.lost > self.fault.may_lose:
+            self.problems.append(f"at most {self.fault.may_lose} steps may be lost, but {self.lost} are")
+
     @property
     def is_well(self) -> bool:
         """Whether all checks passed."""
@@ -220,12 +226,7 @@ def resume(fault: Fault | None, scene: Scene, row: Row) -> None:
 
 def _compare(fault: Fault, scene: Scene, reference: dict[str, str], done: int, row: Row) -> None:
     """Compare the end of the run with the undisturbed run, and count the lost steps."""
-    if row.status:
-        row.lost = max(0, done - scene.first_step())
-        if row.lost > fault.may_lose:
-            row.problems.append(f"at most {fault.may_lose} steps may be lost, but {row.lost} are")
-    else:
-        row.lost = 0
+    row.lose(done - scene.first_step() if row.status else 0)
     end = scene.end()
     require_same(end, reference, row, compared=end.keys() if fault.loses_rows else reference.keys())
 

@@ -97,8 +97,8 @@ def raw_in(output: bytes, terminal: str) -> str:
     return ""
 
 
-def keep(folder: Path, finding: Finding, inputs: Path | None) -> None:
-    """Write everything that reproduces a finding to a folder of its own."""
+def keep(folder: Path, finding: Finding, inputs: Path | None) -> Path:
+    """Write everything that reproduces a finding to a folder of its own, and return the folder."""
     name = re.sub(r"[^a-z0-9]+", "-", "-".join(finding.key).lower()).strip("-")[:120]
     place = folder / name
     shutil.rmtree(place, ignore_errors=True)
@@ -114,6 +114,7 @@ def keep(folder: Path, finding: Finding, inputs: Path | None) -> None:
             if edit.action in ("fifo", "sparse"):
                 with (place / "reproduce.sh").open("a") as file:
                     file.write(f"# {edit.file} must be a {edit.action} file; it is not copied.\n")
+    return place
 
 
 def _too_large(folder: str, names: list[str]) -> list[str]:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.commands import environment_here
 from benchmarks.fuzzing.cases import Case, draw
 from benchmarks.fuzzing.edits import damage
 from benchmarks.fuzzing.findings import Finding, keep, raw_in
@@ -32,18 +33,9 @@ from benchmarks.fuzzing.sandbox import HARD_BYTES, LONGEST, MEMORY_BYTES, frames
 from benchmarks.fuzzing.valid import MODEL, REQUESTS
 from benchmarks.fuzzing.valid_tunings import EMBEDDING_REQUESTS, ENCODER
 from benchmarks.fuzzing.worker import Figures, Setting, prepare_process, strategy_of
+from benchmarks.processes import memory_of, reset_peak, wait_until
 
-WAYS = (
-    "whole",
-    "whole",
-    "whole",
-    "whole",
-    "leave after head",
-    "leave in body",
-    "leave in answer",
-    "never read",
-    "slow",
-)
+WAYS = (*["whole"] * 4, "leave after head", "leave in body", "leave in answer", "never read", "slow")
 """Ways to send a request. A case's number chooses one."""
 
 _CLIENTS = 8
@@ -97,37 +89,23 @@ class Server:
         self._service = service
         self._output, terminal = pty.openpty()
         tty.setraw(terminal)
-        command = [
-            sys.executable,
-            "-X",
-            "faulthandler",
-            "-m",
-            "crosscut",
-            "serve",
-            service.model,
-            "--port",
-            "0",
-            "--device",
-            "cpu",
-        ]
-        path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+        command = [sys.executable, "-X", "faulthandler", "-m", "crosscut", "serve", service.model]
         self.process = subprocess.Popen(
-            command, cwd=valid, stdin=subprocess.DEVNULL, stdout=terminal, stderr=terminal, start_new_session=True,
-            env={**os.environ, "TERM": "dumb", "PYTHONPATH": path},
+            [*command, "--port", "0", "--device", "cpu"], cwd=valid, stdin=subprocess.DEVNULL, stdout=terminal,
+            stderr=terminal, start_new_session=True, env=environment_here(TERM="dumb"),
         )  # fmt: skip
         os.close(terminal)
         self._said, self._lock = b"", threading.Lock()
         threading.Thread(target=self._listen, daemon=True).start()
-        deadline = time.monotonic() + 120
-        while not (found := re.search(rb"http://127\.0\.0\.1:(\d+)", self._said)):
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                sys.exit(f"the server must start, but said:\n{self._said.decode(errors='replace')}")
-            time.sleep(0.05)
+        address = re.compile(rb"http://127\.0\.0\.1:(\d+)")
+        wait_until(lambda: bool(address.search(self._said)) or self.process.poll() is not None, 120, every=0.05)
+        if not (found := address.search(self._said)):
+            sys.exit(f"the server must start, but said:\n{self._said.decode(errors='replace')}")
         self.port = int(found[1])
         self.take_said()
         self.honest = self.ask_honestly()
-        self.idle = self.memory()
-        limit = self.memory("VmSize") + HARD_BYTES
+        self.idle = memory_of(self.process.pid, "VmRSS")
+        limit = memory_of(self.process.pid, "VmSize") + HARD_BYTES
         resource.prlimit(self.process.pid, resource.RLIMIT_AS, (limit, limit))
 
     def _listen(self) -> None:
@@ -141,14 +119,6 @@ class Server:
         with self._lock:
             said, self._said = self._said, b""
         return said
-
-    def memory(self, name: str = "VmRSS") -> int:
-        """Bytes of memory, or 0 if the server has ended."""
-        with suppress(OSError):
-            for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
-                if line.startswith(name + ":"):
-                    return int(line.split()[1]) * 1024
-        return 0
 
     def ask_honestly(self) -> Any:
         """Answer of the server to the honest request. Raises `OSError`, `ValueError` or `KeyError`."""
@@ -186,14 +156,14 @@ def run_requests(kind: str, batch: int, most: int, setting: Setting, server: lis
     cases = draw(strategy_of(kind, setting.valid), setting.seed, kind, batch)[:most]
     running = _running(server, setting, SERVICES[kind])
     with suppress(OSError):
-        Path(f"/proc/{running.process.pid}/clear_refs").write_text("5")
+        reset_peak(running.process.pid)
     with ThreadPoolExecutor(_CLIENTS) as pool:
         answers = list(pool.map(lambda case: _send(running, case, setting), cases))
     findings = []
     for case, answer in zip(cases, answers, strict=True):
         figures.note(f"{setting.seed}/{kind}/{case.number}", answer.seconds, 0)
         findings += [_finding(case, failure, setting) for failure in answer.failures]
-    peak = max(0, running.memory("VmHWM") - running.idle)
+    peak = max(0, memory_of(running.process.pid, "VmHWM") - running.idle)
     if peak > figures.peak:
         figures.peak, figures.peak_case = peak, f"batch {batch}"
     findings += [_finding(cases[-1], failure, setting) for failure in _server_failures(running, server, peak)]
@@ -208,9 +178,7 @@ def run_requests(kind: str, batch: int, most: int, setting: Setting, server: lis
         findings.append(_finding(cases[-1], ("raw", "", f"in batch {batch}: {raw}"), setting))
     for finding in findings:
         if figures.add(finding) and setting.keep is not None and finding.key not in setting.known:
-            keep(setting.keep, finding, None)
-            name = "-".join(finding.key)
-            place = setting.keep / re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:120]
+            place = keep(setting.keep, finding, None)
             (place / "request.bin").write_bytes(b"".join(_message(finding.case, setting)))
     return figures
 

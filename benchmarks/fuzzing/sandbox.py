@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import crosscut
+from benchmarks.processes import memory_of, reset_peak
 
 LONGEST = 10.0
 """Seconds that a case may take."""
@@ -205,13 +206,13 @@ def _work(jobs: Sequence[Job], terminal: int, results: int, stacks: int) -> None
     # New processes of `multiprocessing` do not import the benchmark again.
     vars(sys.modules["__main__"]).pop("__file__", None)
     limit_memory()
-    idle, before = _status_bytes("VmRSS"), set(sys.modules)
+    idle, before = memory_of("self", "VmRSS"), set(sys.modules)
     for job in jobs:
         os.environ["TERM"] = job.terminal
         os.chdir(job.folder)
         os.ftruncate(stacks, 0)
         os.lseek(stacks, 0, os.SEEK_SET)
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        reset_peak("self")
         faulthandler.dump_traceback_later(LONGEST - 1, file=stacks)
         began, used = time.monotonic(), sum(os.times()[:4])
         signal.setitimer(signal.ITIMER_PROF, job.processor)
@@ -220,7 +221,7 @@ def _work(jobs: Sequence[Job], terminal: int, results: int, stacks: int) -> None
         fields["seconds"], fields["processor"] = time.monotonic() - began, sum(os.times()[:4]) - used
         faulthandler.cancel_dump_traceback_later()
         children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-        fields["peak"] = max(0, max(_status_bytes("VmHWM"), children) - idle)
+        fields["peak"] = max(0, max(memory_of("self", "VmHWM"), children) - idle)
         fields["modules"] = sorted(set(sys.modules) - before)
         before = set(sys.modules)
         with suppress(Exception):
@@ -231,7 +232,7 @@ def _work(jobs: Sequence[Job], terminal: int, results: int, stacks: int) -> None
 
 def limit_memory() -> None:
     """Limit the address space of this process and of the processes that it starts."""
-    limit = _status_bytes("VmSize") + HARD_BYTES
+    limit = memory_of("self", "VmSize") + HARD_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
@@ -260,13 +261,6 @@ def _command(arguments: Sequence[str]) -> int:
     sys.argv = ["crosscut", *arguments]
     main()
     return 0
-
-
-def _status_bytes(name: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(name + ":"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError(name)
 
 
 def _write_all(descriptor: int, content: bytes) -> None:

@@ -3,10 +3,7 @@
 import bz2
 import gzip
 import json
-import os
 import shutil
-import subprocess
-import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -17,99 +14,45 @@ from typing import Any
 import brotli
 import pyarrow as pa
 import pyarrow.parquet as pq
+import tomli_w
 import zstandard
 
+from benchmarks.commands import run_crosscut
+from benchmarks.fuzzing.repetition.patterns import record
 from benchmarks.fuzzing.valid_tunings import EMBEDDING_REQUESTS, ENCODER, make_tunings
+from benchmarks.recovery.runs import TINY
 from crosscut.data import read_documents
 
 TEMPLATE = "{% for m in messages %}{{ '<' + m['role'] + '> ' + m['content'] + '\\n' }}{% endfor %}"
 
-RUN = """\
-[model]
-num_layers = 2
-hidden_size = 32
-num_heads = 4
-max_sequence_length = 64
-vocab_size = 300
-dropout = 0.1
+RUN = {
+    "model": {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "max_sequence_length": 64, "vocab_size": 300,
+              "dropout": 0.1},
+    "layout": {"tensor": 2, "data": 1, "sequence_parallel": True},
+    "data": {"text": ["missing/*.jsonl"], "tokenizer": "", "vocab_size": 300},
+    "training": {"steps": 40, "batch_size": 4, "micro_batch_size": 2, "sequence_length": 32, "precision": "float32",
+                 "recompute": "full", "offload": ["activations"], "device": "auto"},
+    "optimizer": {"learning_rate": 3e-3, "min_learning_rate": 1e-4, "warmup_steps": 3},
+    "checkpoint": {"every": 10, "keep": 2},
+    "evaluation": {"every": 20, "lambada": "missing.jsonl"},
+    "output": {"folder": "out", "sample_prompt": "A"},
+}  # fmt: skip
+TUNED = {"training": {"initialize_from": "hf", "sequence_length": 32, "batch_size": 4}}
 
-[layout]
-tensor = 2
-data = 1
-sequence_parallel = true
 
-[data]
-text = ["missing/*.jsonl"]
-tokenizer = ""
-vocab_size = 300
+def corpus_of(file: str) -> str:
+    """Settings of a corpus with this source, as TOML."""
+    return tomli_w.dumps({
+        "folder": "out", "seed": 7,
+        "sources": [{"name": "s", "files": [file, "more.jsonl"], "weight": 1.0}],
+        "ingest": {"max_rejects": 0.5, "max_document_mb": 1, "part_mb": 1},
+        "language": {"keep": []},
+        "length": {"min_tokens": 0},
+        "duplicates": {"jaccard": 0.7},
+        "tokens": {"tokenizer": "tokenizer.json", "num_shards": 1, "train_to_validation": 3, "megatron": True},
+        "engine": {"workers": 1},
+    })  # fmt: skip
 
-[training]
-steps = 40
-batch_size = 4
-micro_batch_size = 2
-sequence_length = 32
-precision = "float32"
-recompute = "full"
-offload = ["activations"]
-device = "auto"
-
-[optimizer]
-learning_rate = 3e-3
-min_learning_rate = 1e-4
-warmup_steps = 3
-
-[checkpoint]
-every = 10
-keep = 2
-
-[evaluation]
-every = 20
-lambada = "missing.jsonl"
-
-[output]
-folder = "out"
-sample_prompt = "A"
-"""
-
-TUNED = """\
-[training]
-initialize_from = "hf"
-sequence_length = 32
-batch_size = 4
-"""
-
-CORPUS = """\
-folder = "out"
-seed = 7
-
-[[sources]]
-name = "s"
-files = ["FILE", "more.jsonl"]
-weight = 1.0
-
-[ingest]
-max_rejects = 0.5
-max_document_mb = 1
-part_mb = 1
-
-[language]
-keep = []
-
-[length]
-min_tokens = 0
-
-[duplicates]
-jaccard = 0.7
-
-[tokens]
-tokenizer = "tokenizer.json"
-num_shards = 1
-train_to_validation = 3
-megatron = true
-
-[engine]
-workers = 1
-"""
 
 HEAD = """\
 POST PATH HTTP/1.1\r
@@ -122,11 +65,8 @@ Connection: close\r
 """
 
 TINY_RUN = (
-    "recipe=small", "model.num_layers=2", "model.hidden_size=32", "model.num_heads=4", "model.max_sequence_length=64",
-    "data.text=text.txt", "data.vocab_size=300", "data.num_shards=1", "training.steps=4", "training.batch_size=4",
-    "training.sequence_length=32", "training.validation_sequences=4", "training.validate_every=0",
-    "training.device=cpu", "checkpoint.every=2", "optimizer.warmup_steps=1", "output.sample_tokens=0",
-    "output.folder=run",
+    *TINY, "data.text=text.txt", "data.num_shards=1", "training.steps=4", "training.validation_sequences=4",
+    "training.validate_every=0", "checkpoint.every=2", "output.folder=run",
 )  # fmt: skip
 
 SOURCES = ("s.jsonl", "s.jsonl.gz", "s.jsonl.zst", "s.parquet", "s.txt", "s.txt.gz", "s.html", "s.eml", "s.mbox",
@@ -159,34 +99,25 @@ def make_valid(folder: Path, *, tensor: int) -> None:
     text = "\n\n".join(document.text for document in documents)[:40_000]
     assert len(text) > 20_000, len(text)
     (folder / "text.txt").write_text("\n\n".join([text[:20_000]] * 3), encoding="utf-8")
-    crosscut(folder, "train", *TINY_RUN, f"layout.tensor={tensor}")
+    run_crosscut("train", *TINY_RUN, f"layout.tensor={tensor}", folder=folder)
     run = folder / "run"
     for name in ("tensorboard", "loss.png"):
         path = run / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    crosscut(folder, "checkpoint", "export", "run", MODEL)
+    run_crosscut("checkpoint", "export", "run", MODEL, folder=folder)
     _write_companions(folder / MODEL)
     shutil.copyfile(folder / MODEL / "tokenizer.json", folder / "tokenizer.json")
     _write_sources(folder / "sources", text)
     _finish_corpus(folder)
-    make_tunings(folder, crosscut)
+    make_tunings(folder)
     _write_requests(folder / "embeddings", EMBEDDING_REQUESTS, ENCODER)
     _write_requests(folder / "requests", REQUESTS, MODEL)  # last: `make_valid` is not called again
 
 
-def crosscut(folder: Path, *arguments: str) -> None:
-    """Run a command that must succeed."""
-    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run([sys.executable, "-m", "crosscut", *arguments], cwd=folder, capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": path}, timeout=300, check=False)  # fmt: skip
-    if done.returncode:
-        sys.exit(f"`crosscut {' '.join(arguments)}` must succeed, but exited with {done.returncode}:\n{done.stderr}")
-
-
 def _write_configs(folder: Path) -> None:
-    (folder / "run.toml").write_text(RUN)
-    (folder / "corpus.toml").write_text(CORPUS.replace("FILE", "missing.jsonl"))
-    (folder / "tuned.toml").write_text(TUNED)
+    (folder / "run.toml").write_text(tomli_w.dumps(RUN))
+    (folder / "corpus.toml").write_text(corpus_of("missing.jsonl"))
+    (folder / "tuned.toml").write_text(tomli_w.dumps(TUNED))
     from crosscut import planner
 
     hardware = Path(planner.__file__).parent / "hardware"
@@ -232,7 +163,7 @@ def _write_sources(folder: Path, text: str) -> None:
     (folder / "s.xml.bz2").write_bytes(bz2.compress(dump))
     _write_archives(folder, [row["text"] for row in rows])
     for source in SOURCES:
-        (folder / f"{source}.toml").write_text(CORPUS.replace("FILE", source))
+        (folder / f"{source}.toml").write_text(corpus_of(source))
     (folder / "s.arc").write_text("filedesc://s.arc 0.0.0.0 20260101000000 text/plain 0\n")
 
 
@@ -246,26 +177,20 @@ def _write_archives(folder: Path, texts: Sequence[str]) -> None:
         ("Transfer-Encoding: chunked\r\n", lambda body: b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)),
         ("", bytes),
     ]
-    records = [_record("warcinfo", 0, b"software: x\r\n")]
+    records = [record("warcinfo", b"software: x\r\n", number=0)]
     for number, text in enumerate(texts):
         header, encode = encodings[number % len(encodings)]
         page = f"<html><head><meta charset='utf-8'><title>T</title></head><body><p>{text}</p></body></html>".encode()
         head = f"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n{header}\r\n".encode()
         records += [
-            _record("request", number, b"GET / HTTP/1.1\r\n\r\n"),
-            _record("response", number, head + encode(page)),
+            record("request", b"GET / HTTP/1.1\r\n\r\n", number=number),
+            record("response", head + encode(page), number=number),
         ]
     (folder / "s.warc").write_bytes(b"".join(records))
     (folder / "s.warc.gz").write_bytes(b"".join(gzip.compress(record, mtime=0) for record in records))
     (folder / "s.warc.zst").write_bytes(b"".join(map(zstandard.ZstdCompressor(write_checksum=True).compress, records)))
-    wet = [_record("conversion", number, text.encode()) for number, text in enumerate(texts)]
+    wet = [record("conversion", text.encode(), number=number) for number, text in enumerate(texts)]
     (folder / "s.warc.wet.gz").write_bytes(b"".join(gzip.compress(record, mtime=0) for record in wet))
-
-
-def _record(kind: str, number: int, content: bytes) -> bytes:
-    head = (f"WARC/1.0\r\nWARC-Type: {kind}\r\nWARC-Target-URI: https://a.example/{number}\r\n"
-            f"Content-Type: application/http\r\nContent-Length: {len(content)}\r\n\r\n")  # fmt: skip
-    return head.encode() + content + b"\r\n\r\n"
 
 
 def _finish_corpus(folder: Path) -> None:
@@ -276,7 +201,7 @@ def _finish_corpus(folder: Path) -> None:
     for name in ("s.jsonl", "more.jsonl"):
         shutil.copyfile(folder / "sources" / name, place / name)
     shutil.copyfile(folder / "tokenizer.json", place / "tokenizer.json")
-    crosscut(place, "prepare", "corpus.toml")
+    run_crosscut("prepare", "corpus.toml", folder=place)
     for suffix in (".idx", ".bin"):
         shutil.copyfile(place / "out" / "tokens" / f"train-0{suffix}", folder / "sources" / f"s{suffix}")
 

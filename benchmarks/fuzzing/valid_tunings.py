@@ -2,64 +2,33 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
+
+import tomli_w
+
+from benchmarks.commands import run_crosscut
 
 ENCODER = "bert"
 """Folder of the encoder that is damaged, and served. The server takes the folder's name for the model's name."""
 
-MASKED = """\
-[model]
-num_layers = 2
-hidden_size = 32
-num_heads = 4
-max_sequence_length = 64
-attention = "bidirectional"
-norm_place = "after"
-token_types = 2
-mlp = "gelu_exact"
-head = "masked_tokens"
-sentence_order = true
-
-[data]
-text = ["speech.txt"]
-tokenizer = "vocab.txt"
-objective = "masked"
-num_shards = 1
-mask_fraction = 0.2
-mask_words = 2
-
-[training]
-steps = 1
-batch_size = 2
-sequence_length = 32
-validate_every = 0
-validation_sequences = 2
-device = "cpu"
-precision = "float32"
-compile = "off"
-
-[output]
-folder = "masked"
-"""
+MASKED = {
+    "model": {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "max_sequence_length": 64,
+              "attention": "bidirectional", "norm_place": "after", "token_types": 2, "mlp": "gelu_exact",
+              "head": "masked_tokens", "sentence_order": True},
+    "data": {"text": ["speech.txt"], "tokenizer": "vocab.txt", "objective": "masked", "num_shards": 1,
+             "mask_fraction": 0.2, "mask_words": 2},
+    "training": {"steps": 1, "batch_size": 2, "sequence_length": 32, "validate_every": 0, "validation_sequences": 2,
+                 "device": "cpu", "precision": "float32", "compile": "off"},
+    "output": {"folder": "masked"},
+}  # fmt: skip
 """Settings of a run on masked tokens."""
 
-SETTINGS = """\
-[finetuning]
-epochs = 1.0
-warmup = 0.1
-
-[training]
-batch_size = 4
-sequence_length = 24
-seed = 7
-
-[optimizer]
-learning_rate = 1e-3
-
-[model]
-dropout = 0.0
-"""
+SETTINGS = {
+    "finetuning": {"epochs": 1.0, "warmup": 0.1},
+    "training": {"batch_size": 4, "sequence_length": 24, "seed": 7},
+    "optimizer": {"learning_rate": 1e-3},
+    "model": {"dropout": 0.0},
+}
 """Settings of a fine-tuning, with its own section."""
 
 STEP = ("training.steps=1", "training.device=cpu", "training.batch_size=4", "training.sequence_length=24",
@@ -78,23 +47,21 @@ EMBEDDING_REQUESTS = {
 """Path and body of valid requests for embeddings, by name; the model's name is added."""
 
 
-def make_tunings(folder: Path, crosscut: Callable[..., None]) -> None:
-    """Write the valid inputs of encoders and fine-tunings beside those of `valid.make_valid`. `crosscut` runs a command
-    in a folder.
-    """
-    _make_encoder(folder, crosscut)
+def make_tunings(folder: Path) -> None:
+    """Write the valid inputs of encoders and fine-tunings beside those of `valid.make_valid`."""
+    _make_encoder(folder)
     _write_tables(folder / "tables")
     _write_questions(folder / "tables")
     _write_conversations(folder / "chats.jsonl")
-    _make_tuned(folder, crosscut)
+    _make_tuned(folder)
 
 
-def _make_encoder(folder: Path, crosscut: Callable[..., None]) -> None:
+def _make_encoder(folder: Path) -> None:
     """Train a BERT for a step, and write it as a Hugging Face folder with the files of sentence-transformers."""
     (folder / "speech.txt").write_text((folder / "text.txt").read_text(encoding="utf-8")[:20_000], encoding="utf-8")
-    (folder / "masked.toml").write_text(MASKED)
-    crosscut(folder, "train", "masked.toml", "data.tokenizer=", "data.vocab_size=300")
-    crosscut(folder, "checkpoint", "export", "masked", ENCODER)
+    (folder / "masked.toml").write_text(tomli_w.dumps(MASKED))
+    run_crosscut("train", "masked.toml", "data.tokenizer=", "data.vocab_size=300", folder=folder)
+    run_crosscut("checkpoint", "export", "masked", ENCODER, folder=folder)
     shutil.copytree(folder / "masked" / "tokens", folder / "masked-tokens")
     vocabulary = json.loads((folder / ENCODER / "tokenizer.json").read_text())["model"]["vocab"]
     (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in sorted(vocabulary, key=vocabulary.__getitem__)))
@@ -136,7 +103,7 @@ def _write_tables(folder: Path) -> None:
             (folder / f"{task}-{part}.tsv").write_text("".join(f"{line}\n" for line in rows))
         objects = ({"text": one, "other": other, "kind": kind} for one, other, kind in content)
         (folder / f"table-{part}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in objects))
-    (folder / "settings.toml").write_text(SETTINGS)
+    (folder / "settings.toml").write_text(tomli_w.dumps(SETTINGS))
 
 
 def _write_questions(folder: Path) -> None:
@@ -169,7 +136,7 @@ def _write_conversations(path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _make_tuned(folder: Path, crosscut: Callable[..., None]) -> None:
+def _make_tuned(folder: Path) -> None:
     """Fine-tune for one step: with labels, for questions, and on conversations with adapters.
 
     The runs have no summary and so are not complete. A resumed run therefore reads all its files.
@@ -177,9 +144,11 @@ def _make_tuned(folder: Path, crosscut: Callable[..., None]) -> None:
     for name in ("train", "dev"):
         shutil.copyfile(folder / "tables" / f"table-{name}.tsv", folder / f"{name}.tsv")
     shutil.copyfile(folder / "tables" / "squad.json", folder / "squad.json")
-    crosscut(folder, "finetune", "table", "--model", ENCODER, *TABLE, "--output", "tuned", *STEP)
-    crosscut(folder, "finetune", "squad", "--model", ENCODER, *QUESTIONS, "--output", "answers", *STEP)
-    crosscut(folder, "finetune", "chat", "chats.jsonl", "--model", "hf", "--lora-rank", "2", "--output", "chat", *CHAT)
+    run_crosscut("finetune", "table", "--model", ENCODER, *TABLE, "--output", "tuned", *STEP, folder=folder)
+    run_crosscut("finetune", "squad", "--model", ENCODER, *QUESTIONS, "--output", "answers", *STEP, folder=folder)
+    run_crosscut(
+        "finetune", "chat", "chats.jsonl", "--model", "hf", "--lora-rank", "2", "--output", "chat", *CHAT, folder=folder
+    )
     for name in ("tuned", "answers", "chat"):
         shutil.rmtree(folder / name / "tensorboard", ignore_errors=True)
         for picture in (folder / name).glob("*.png"):

@@ -21,6 +21,10 @@ from benchmarks.fuzzing.kinds import KINDS, Kind, build
 from benchmarks.fuzzing.repetition.run import REPETITION, Rates, cases, run_one
 from benchmarks.fuzzing.sandbox import Job, Outcome, run
 
+_IMPORTED = ("crosscut", "torch", "pyarrow", "jinja2", "rich", "numpy", "tokenizers", "safetensors", "matplotlib",
+             "PIL", "tensorboard")  # fmt: skip
+"""Beginnings of the names of modules that the pool imports before the cases run."""
+
 
 @dataclass
 class Figures:
@@ -35,6 +39,11 @@ class Figures:
     findings: dict[tuple[str, str, str], Finding] = field(default_factory=dict)
     rates: dict[str, Rates] = field(default_factory=dict)
     """Figures of the readers, for files that are built by repetition."""
+
+    @property
+    def rate(self) -> float:
+        """Cases per second."""
+        return self.cases / self.seconds if self.seconds else 0.0
 
     def note(self, name: str, seconds: float, peak: int) -> None:
         """Count one case."""
@@ -230,20 +239,6 @@ def warm_up(kind: str, valid: Path, scratch: Path) -> None:
             sys.exit(f"`{command_line(arguments)}` must end with {base.ends_with}, but: {failures}\n"
                      f"{outcome.trace}{outcome.output.decode(errors='replace')[-2000:]}")  # fmt: skip
         for name in outcome.modules:
-            if name.startswith(
-                (
-                    "crosscut",
-                    "torch",
-                    "pyarrow",
-                    "jinja2",
-                    "rich",
-                    "numpy",
-                    "tokenizers",
-                    "safetensors",
-                    "matplotlib",
-                    "PIL",
-                    "tensorboard",
-                )
-            ):
+            if name.startswith(_IMPORTED):
                 with suppress(Exception):
                     import_module(name)

@@ -19,7 +19,6 @@ Reading loads a checkpoint of a 2x2 layout on 4x1 and on 1x1. The peak of a rank
 it built the model; its share is the bytes of its own parameters and optimizer state.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -34,19 +33,20 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.machine import describe_machine, print_machine
+from benchmarks.commands import TINY as TINY_HELP
+from benchmarks.commands import aligned, command_line, print_figures
+from benchmarks.machine import print_machine
+from benchmarks.processes import memory_of, reset_peak
+from benchmarks.training.ranks import CPU, random_batches, rank_of, seconds_of_step
 from crosscut.checkpoint import Progress, Saver, latest_good_checkpoint, load_checkpoint, save_checkpoint
 from crosscut.checkpoint.saving.staging import HostBuffers
 from crosscut.config import CheckpointConfig, Layout, RunConfig, load_run
 from crosscut.launch import launch, process_group
-from crosscut.model import GPT, Batch
+from crosscut.model import GPT
 from crosscut.parallel import RandomStreams, make_mesh
 from crosscut.parallel.state.parameters import local_part
 from crosscut.training.optimization.optimizer import make_optimizer, rules_of
-from crosscut.training.precision import resolve_on
-from crosscut.training.step import Trainer
 
-CPU = torch.device("cpu")
 FULL = {"num_layers": 6, "hidden_size": 512, "num_heads": 8, "vocab_size": 50_304, "max_sequence_length": 256}
 TINY = {"num_layers": 2, "hidden_size": 64, "num_heads": 4, "vocab_size": 512, "max_sequence_length": 32}
 
@@ -72,15 +72,11 @@ def progress_at(step: int, run: RunConfig) -> Progress:
 def measure_saving(model: dict[str, Any], folder: Path, rounds: int) -> dict[str, Any]:
     """Measure the seconds of each row and round."""
     run = make_run(model, Layout())
-    with process_group(CPU):
-        trainer = Trainer(resolve_on(run, CPU), make_mesh(run.layout, CPU))
-        tokens = torch.randint(0, model["vocab_size"], (4, model["max_sequence_length"] + 1))
-        steps = iter(range(10**6))
+    batches, steps = random_batches(run), iter(range(10**6))
+    with rank_of(run) as trainer:
 
         def step() -> float:
-            start = time.perf_counter()
-            trainer.step(next(steps), [Batch.from_ids(tokens)])
-            return time.perf_counter() - start
+            return seconds_of_step(trainer, next(steps), batches)
 
         step()
         config = CheckpointConfig(keep=1)
@@ -139,11 +135,12 @@ def save_with_torch(state: dict[str, Any], path: Path) -> dict[str, float]:
 
 def report_saving(figures: dict[str, Any]) -> None:
     print(f"Saving {figures['state_bytes'] / 1e6:,.0f} MB, one process; seconds")
-    print(f"{'':22}{'median':>9}{'min':>9}{'max':>9}{'first':>9}")
-    for name, values in figures["rounds"].items():
-        columns = (statistics.median(values), min(values), max(values), figures["first_round"][name])
-        print(f"{name:22}" + "".join(f"{value:>9.3f}" for value in columns))
     medians = {name: statistics.median(values) for name, values in figures["rounds"].items()}
+    rows = [["", "median", "min", "max", "first"]]
+    for name, values in figures["rounds"].items():
+        columns = (medians[name], min(values), max(values), figures["first_round"][name])
+        rows.append([name, *(f"{value:.3f}" for value in columns)])
+    print(aligned(rows))
     print(f"held, relative to torch.save: {medians['held'] / medians['torch.save']:.3f} (goal at most 0.2)")
     print(f"copy, relative to torch.save: {medians['copy'] / medians['torch.save']:.3f} (a shorter step waits for it)")
 
@@ -152,11 +149,8 @@ def report_saving(figures: dict[str, Any]) -> None:
 
 
 def write_checkpoint(run: RunConfig, root: Path) -> None:
-    with process_group(CPU):
-        trainer = Trainer(resolve_on(run, CPU), make_mesh(run.layout, CPU))
-        length = run.training.sequence_length
-        tokens = torch.randint(0, run.model.vocab_size, (4 // run.layout.data, length + 1))
-        trainer.step(0, [Batch.from_ids(tokens)])
+    with rank_of(run) as trainer:
+        trainer.step(0, random_batches(run))
         save_checkpoint(
             root,
             progress_at(1, run),
@@ -175,10 +169,10 @@ def read_checkpoint(run: RunConfig, small: tuple[RunConfig, str], checkpoint: st
     with process_group(CPU):
         mesh = make_mesh(run.layout, CPU)
         _load(small[0], mesh, small[1])
-        before = resident_bytes()
-        reset_peak()
+        before = memory_of("self", "VmRSS")
+        reset_peak("self")
         seconds, share = _load(run, mesh, checkpoint)
-        figures = {"seconds": seconds, "share": share, "peak": peak_bytes() - before}
+        figures = {"seconds": seconds, "share": share, "peak": memory_of("self", "VmHWM") - before}
         rank = mesh.data.rank * mesh.tensor.size + mesh.tensor.rank
         (Path(results) / f"{rank}.json").write_text(json.dumps(figures))
 
@@ -190,23 +184,6 @@ def _load(run: RunConfig, mesh: Any, checkpoint: str) -> tuple[float, int]:
     load_checkpoint(checkpoint, model=model, optimizer=optimizer, padded=model.padded_rows)
     seconds = time.perf_counter() - start
     return seconds, 3 * sum(local_part(p.detach()).nbytes for p in model.parameters())
-
-
-def resident_bytes() -> int:
-    return _status("VmRSS")
-
-
-def peak_bytes() -> int:
-    return _status("VmHWM")
-
-
-def _status(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
-
-
-def reset_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
 
 
 def measure_reading(model: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -237,37 +214,32 @@ def measure_reading(model: dict[str, Any], folder: Path) -> dict[str, Any]:
 def report_reading(figures: dict[str, Any]) -> None:
     rate = figures["bytes"] / 1e6 / figures["verify"]
     print(f"Reading {figures['bytes'] / 1e6:,.0f} MB that 2x2 wrote, file cache warm; verified at {rate:,.0f} MB/s")
-    print(f"{'':22}{'seconds':>9}{'MB/s':>9}{'share MB':>10}{'peak MB':>9}{'peak / share':>14}")
+    rows = [["", "seconds", "MB/s", "share MB", "peak MB", "peak / share"]]
     for layout, ranks in figures.items():
         if not isinstance(ranks, list):
             continue
         seconds = max(rank["seconds"] for rank in ranks)
         worst = max(ranks, key=lambda rank: rank["peak"] / rank["share"])
         total = sum(rank["share"] for rank in ranks)
-        print(
-            f"{layout:22}{seconds:>9.2f}{total / 1e6 / seconds:>9,.0f}{worst['share'] / 1e6:>10.1f}"
-            f"{worst['peak'] / 1e6:>9.1f}{worst['peak'] / worst['share']:>14.2f}"
-        )
+        sizes = (f"{worst[name] / 1e6:.1f}" for name in ("share", "peak"))
+        rate = f"{total / 1e6 / seconds:,.0f}"
+        rows.append([layout, f"{seconds:.2f}", rate, *sizes, f"{worst['peak'] / worst['share']:.2f}"])
+    print(aligned(rows))
     print("Peak of the rank with the highest ratio (goal at most 1.20).")
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, tiny=TINY_HELP, figures="print")
     parser.add_argument("--rounds", type=int, default=5, help="checkpoints to save and time")
     parser.add_argument("--folder", type=Path, help="folder for temporary files")
-    parser.add_argument(
-        "--tiny", action="store_true", help="use a tiny model, to check in seconds that everything runs"
-    )
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args(arguments)
     model = TINY if options.tiny else FULL
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="crosscut-checkpoint-") as folder:
         saving = measure_saving(model, Path(folder), options.rounds)
         reading = measure_reading(model, Path(folder))
     if options.json:
-        result = {"machine": describe_machine("torch"), "model": model, "saving": saving, "reading": reading}
-        print(json.dumps(result, indent=2))
+        print_figures(("torch",), {"model": model, "saving": saving, "reading": reading})
         return
     print_machine("torch")
     print(", ".join(f"{name} {value}" for name, value in model.items()))

@@ -22,36 +22,32 @@ same functions as these checks: each damage must be found and named, and the new
 
 import argparse
 import contextlib
-import hashlib
 import io
-import json
 import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
+from rich.progress import Progress
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.commands import aligned, command_line, progress_bar, write_figures
+from benchmarks.faulting.scene import Scene
 from benchmarks.machine import print_machine
-from benchmarks.recovery.damages import Damage, Found, damage_at_random, files_of, find_all
-from crosscut.checkpoint import find_damage, folder_at, latest_good_checkpoint, list_checkpoints
+from benchmarks.processes import have_ended, wait_until
+from benchmarks.recovery.damages import Damage, Found, damage_at_random, find_all
+from benchmarks.recovery.runs import LAYOUTS, TINY, checkpoints_of, digests, losses_of, newest_step, write_text
+from crosscut.checkpoint import find_damage, folder_at, latest_good_checkpoint
 from crosscut.checkpoint.folders import PASSED_OVER_FILE
-from crosscut.checkpoint.format.manifest import MANIFEST_FILE
-from crosscut.data import read_documents
+from crosscut.training.watching.metrics import METRICS_FILE
 
 STEPS_BETWEEN_CHECKPOINTS = 2
 MOST_LOST = 2 * STEPS_BETWEEN_CHECKPOINTS
@@ -68,21 +64,12 @@ busy. On an idle machine, the longest time of 100 kills was 3.6 s."""
 LONGEST_START = 600.0
 """Seconds within which a run must start and reach a step, also on a machine that other programs keep busy."""
 TARGETS = ("launcher", "rank 0", "rank 1", "all")
-LAYOUTS = {
-    "tensor 2": ("layout.tensor=2",),
-    "data 2": ("layout.tensor=1", "layout.data=2"),
-    "pipeline 2": ("layout.tensor=1", "layout.pipeline=2"),
-    "context 2": ("layout.tensor=1", "layout.context=2"),
-}
 DAMAGED_EVERY = 3
 """Number of kills after which the newest checkpoint is also damaged."""
 
 RUN = (
-    "model.num_layers=2", "model.hidden_size=32", "model.num_heads=4", "model.max_sequence_length=64",
-    "data.vocab_size=300", "data.verify=false", "training.micro_batch_size=1", "training.batch_size=4",
-    "training.sequence_length=32", "training.validation_sequences=8", "training.validate_every=7",
-    f"checkpoint.every={STEPS_BETWEEN_CHECKPOINTS}", "training.device=cpu", "optimizer.warmup_steps=1",
-    "output.sample_tokens=0",
+    *TINY, "data.verify=false", "training.micro_batch_size=1", "training.validate_every=7",
+    f"checkpoint.every={STEPS_BETWEEN_CHECKPOINTS}",
 )  # fmt: skip
 
 
@@ -125,151 +112,74 @@ class Result:
     """Damages of copies."""
 
 
-class Run:
-    """Folder of a run, and the command that starts or resumes the run."""
+class Run(Scene):
+    """A run whose starts are new processes, as those of a user are."""
 
     def __init__(self, folder: Path, text: Path, layout: str, steps: int, *, keep: int) -> None:
-        self.folder, self.layout = folder, layout
-        overrides = (
-            *RUN, *LAYOUTS[layout], f"training.steps={steps}", f"checkpoint.keep={keep}", f"data.text={text}",
-            f"data.tokens={text.parent / 'tokens'}", f"output.folder={folder}",
-        )  # fmt: skip
-        self.command = [sys.executable, "-m", "crosscut", "train", "recipe=small", *overrides, "--resume", "auto"]
-
-    @contextmanager
-    def started(self) -> Iterator[subprocess.Popen[bytes]]:
-        """Start the run in a session of its own, whose process group can be killed. On exit, no process is left."""
-        log = self.folder.with_suffix(".log").open("ab")
-        with log:
-            process = subprocess.Popen(self.command, stdout=log, stderr=log, start_new_session=True)
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        more = (f"training.steps={steps}", f"checkpoint.keep={keep}")
+        super().__init__(folder, layout, None, None, text, more, RUN)
 
     def complete(self) -> None:
         """Let the run go on to its end."""
-        with self.started() as process:
-            if process.wait():
-                sys.exit(f"the run must end well, but exited with {process.returncode}:\n{self.told()}")
-
-    def told(self) -> str:
-        """Return the end of the output of the run."""
-        return self.folder.with_suffix(".log").read_text(encoding="utf-8", errors="replace")[-4000:]
-
-    def steps_done(self) -> int:
-        """Return the last step in `metrics.jsonl`."""
-        try:
-            lines = (self.folder / "metrics.jsonl").read_bytes().split(b"\n")
-        except FileNotFoundError:
-            return 0
-        return max((json.loads(line)["step"] for line in lines[:-1]), default=0)
-
-    def checkpoints(self) -> list[Path]:
-        """List the folders that the run considers to be complete checkpoints."""
-        return [self.folder / "checkpoints" / folder.name for folder in list_checkpoints(self.folder / "checkpoints")]
-
-    def newest(self) -> int:
-        """Return the step from which the run would resume."""
-        return max(map(step_of, self.checkpoints()), default=0)
+        self.start()
+        if not self.has_ended(float("inf")) or self.status:
+            sys.exit(f"the run must end well, but exited with {self.status}:\n{self.told()[-4000:]}")
 
     def half_written(self) -> set[tuple[str, int]]:
         """List the hidden files beside the checkpoints: checkpoints that are being written or removed."""
-        found = (self.folder / "checkpoints").glob(".*")
-        return {(path.name, path.stat().st_mtime_ns) for path in found}
+        return {(path.name, path.stat().st_mtime_ns) for path in self.checkpoints.glob(".*")}
 
     def metrics_file(self) -> int:
         """Return the inode of `metrics.jsonl`. Every start writes a new file with the rows that are still valid."""
-        file = self.folder / "metrics.jsonl"
+        file = self.run / METRICS_FILE
         return file.stat().st_ino if file.exists() else 0
 
+    def require(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition holds while the run trains."""
+        if not wait_until(lambda: condition() or self.has_ended(), LONGEST_START) or self.has_ended():
+            sys.exit(f"the run must go on training, but did not:\n{self.told()[-4000:]}")
 
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("step-"))
-
-
-def digest(checkpoint: Path) -> str:
-    """Return the SHA-256 of the files that hold parameters, optimizer state and numbers. On one layout, equal states
-    give equal files.
-    """
-    found = hashlib.sha256()
-    for path in files_of(checkpoint):
-        if path.name != MANIFEST_FILE:  # it holds the folder of the run
-            found.update(f"{path.name} {path.stat().st_size} ".encode() + path.read_bytes())
-    return found.hexdigest()
+    def kill_now(self, target: str) -> float:
+        """Kill the launching process, a rank (if all have started), or all; return the seconds until all have ended."""
+        family = psutil.Process(self.pid).children(recursive=True)
+        if target == "all":
+            os.killpg(self.pid, signal.SIGKILL)
+        elif target == "launcher" or len(self.ranks()) < 2:
+            self.kill("launcher")
+        else:
+            self.kill(int(target[-1]))
+        killed = time.monotonic()
+        self.has_ended(2 * GONE_WITHIN)
+        if not have_ended(family, 2 * GONE_WITHIN):
+            sys.exit(f"no process may outlive its run, but after a kill of {target} one of these does: {family}")
+        return time.monotonic() - killed
 
 
 def kill_at_random(run: Run, target: str, chance: random.Random) -> Kill:
     """Start the run, kill it at a random instant, and wait until all its processes have ended."""
-    before, half_written, file = run.newest(), run.half_written(), run.metrics_file()
-    with run.started() as process:
-        began = time.monotonic()
+    before, half_written, file = newest_step(run.run), run.half_written(), run.metrics_file()
+    run.start()
+    began = time.monotonic()
+    try:
         if chance.random() < STARTING:
             time.sleep(chance.uniform(0.0, 6.0))
         else:
-            wait_until(run, process, lambda: run.metrics_file() != file)
+            run.require(lambda: run.metrics_file() != file)
             wanted = before + 1 + chance.randrange(STEPS_BEFORE_KILL)
-            wait_until(run, process, lambda: run.steps_done() >= wanted)
+            run.require(lambda: run.steps_done() >= wanted)
             time.sleep(chance.uniform(0.0, 0.05))  # any instant in a step or a save
         kill = Kill(run.layout, target, time.monotonic() - began, steps=0)
-        kill.seconds_to_end = kill_now(process, target)
-    kill.steps, kill.resumes_at = max(run.steps_done(), before), run.newest()
+        kill.seconds_to_end = run.kill_now(target)
+    finally:
+        run.stop_all()
+    kill.steps, kill.resumes_at = max(run.steps_done(), before), newest_step(run.run)
     kill.saving = bool(run.half_written() - half_written)
     return kill
 
 
-def kill_now(process: subprocess.Popen[bytes], target: str) -> float:
-    """Kill the launching process, a rank (if it has started), or all; return the seconds until all have ended."""
-    group = psutil.Process(process.pid).children(recursive=True)
-    ranks = [p for p in group if is_rank(p)]
-    ranks.sort(key=lambda p: p.pid)
-    if target == "all":
-        os.killpg(process.pid, signal.SIGKILL)
-    elif target == "launcher" or len(ranks) < 2:
-        process.kill()
-    else:
-        ranks[int(target[-1])].kill()
-    killed = time.monotonic()
-    process.wait()
-    while alive := [p for p in group if is_running(p)]:
-        if time.monotonic() - killed > 2 * GONE_WITHIN:
-            sys.exit(f"no process may outlive its run, but after a kill of {target} these do: {alive}")
-        time.sleep(0.01)
-    return time.monotonic() - killed
-
-
-def wait_until(run: Run, process: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONGEST_START
-    while not condition():
-        if process.poll() is not None or time.monotonic() > deadline:
-            sys.exit(f"the run must go on training, but did not:\n{run.told()}")
-        time.sleep(0.002)
-
-
-def is_running(process: psutil.Process) -> bool:
-    """Whether a process is alive. A zombie is not."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
-
-
-def is_rank(process: psutil.Process) -> bool:
-    """Whether a process is a rank: a fork of the server of `crosscut.launch`, or a new process of `multiprocessing`."""
-    try:
-        if any("spawn_main" in word for word in process.cmdline()):
-            return True
-        parent = process.parent()
-        return parent is not None and all(any("forkserver" in w for w in p.cmdline()) for p in (process, parent))
-    except psutil.Error:
-        return False
-
-
-def check(run: Run, unharmed: dict[int, str], result: Result, seen: set[tuple[str, int]]) -> None:
+def check(run: Run, unharmed: dict[int, dict[str, str]], result: Result, seen: set[tuple[str, int]]) -> None:
     """Compare every checkpoint that the run considers to be complete, unless the checkpoint was compared before."""
-    for folder in run.checkpoints():
+    for step, folder in checkpoints_of(run.run).items():
         key = (folder.name, folder.stat().st_mtime_ns)
         if key in seen or (folder / PASSED_OVER_FILE).exists():
             continue
@@ -277,7 +187,7 @@ def check(run: Run, unharmed: dict[int, str], result: Result, seen: set[tuple[st
         result.compared += 1
         try:
             result.damaged += find_damage(folder_at(folder))
-            same = digest(folder) == unharmed[step_of(folder)]
+            same = digests(folder) == unharmed[step]
         except Exception as error:
             result.damaged.append(f"{folder.name}: {error}")
         else:
@@ -287,34 +197,32 @@ def check(run: Run, unharmed: dict[int, str], result: Result, seen: set[tuple[st
 
 def crash(folder: Path, options: argparse.Namespace) -> Result:
     """Do all kills and damages, and compare each run at its end."""
-    text = folder / "text.txt"
-    document = next(iter(read_documents(["builtin:state-of-the-union"], text_key="text"))).text
-    text.write_text("\n\n".join([document] * 5), encoding="utf-8")
+    text = write_text(folder, copies=5)
     result, chance, began = Result(), random.Random(options.seed), time.monotonic()
-    columns = (TextColumn("{task.fields[name]:<10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-               TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=True),
-               TextColumn("{task.fields[told]}"))  # fmt: skip
-    with Bar(*columns, console=Console(stderr=True)) as bar:
+    folders = {layout: folder / layout.replace(" ", "-") for layout in options.layouts}
+    with progress_bar() as bar:
         for i, layout in enumerate(options.layouts):
             kills = len(range(i, options.kills, len(options.layouts)))
-            crash_one(folder / layout.replace(" ", "-"), text, layout, kills, (result, chance, bar))
-        roots = [folder / layout.replace(" ", "-") / "unharmed" / "checkpoints" for layout in options.layouts]
+            crash_one(folders[layout], text, layout, kills, (result, chance, bar))
+        roots = [place / "unharmed" / "run" / "checkpoints" for place in folders.values()]
         result.found = find_all(roots, options.damages, chance, bar)
     result.damaged += result.found.lost
     result.seconds = time.monotonic() - began
     return result
 
 
-def crash_one(folder: Path, text: Path, layout: str, kills: int, so_far: tuple[Result, random.Random, Bar]) -> None:
+def crash_one(
+    folder: Path, text: Path, layout: str, kills: int, so_far: tuple[Result, random.Random, Progress]
+) -> None:
     """Do the kills on one layout, one after another, and compare the run at its end."""
     result, chance, bar = so_far
     steps = 2 * STEPS_BEFORE_KILL + kills * STEPS_BEFORE_KILL
-    task = bar.add_task("", name=layout, total=kills, told=f"unharmed run of {steps} steps")
-    folder.mkdir(exist_ok=True)
+    task = bar.add_task(layout, total=kills, told=f"unharmed run of {steps} steps")
     whole = Run(folder / "unharmed", text, layout, steps, keep=steps)
     whole.complete()
-    unharmed = {step_of(path): digest(path) for path in whole.checkpoints()}
+    unharmed = {step: digests(path) for step, path in checkpoints_of(whole.run).items()}
     killed, seen = Run(folder / "killed", text, layout, steps, keep=4), set[tuple[str, int]]()
+    shutil.copytree(whole.tokens, killed.tokens)
     for number in range(kills):
         kill = kill_at_random(killed, TARGETS[number % len(TARGETS)], chance)
         result.kills.append(kill)
@@ -331,30 +239,26 @@ def crash_one(folder: Path, text: Path, layout: str, kills: int, so_far: tuple[R
 
 def damage_newest(run: Run, kill: Kill, chance: random.Random, seen: set[tuple[str, int]]) -> None:
     """Damage the newest of at least two checkpoints, and note from which step the run must resume."""
-    checkpoints = run.checkpoints()
+    checkpoints = [*checkpoints_of(run.run).values()]
     if len(checkpoints) < 2:
         return
     kill.damages = damage_at_random(checkpoints[-1], chance)
     seen.add((checkpoints[-1].name, checkpoints[-1].stat().st_mtime_ns))
     with contextlib.redirect_stderr(io.StringIO()):
-        kill.resumes_at = latest_good_checkpoint(run.folder / "checkpoints").manifest.progress.step
+        kill.resumes_at = latest_good_checkpoint(run.checkpoints).manifest.progress.step
 
 
 def compare_ends(whole: Run, killed: Run, steps: int, result: Result) -> None:
     """Compare the end of a killed run, and its losses, with the unharmed run."""
-    if killed.newest() != steps:
-        result.damaged.append(f"the run must end at step {steps}, but its newest checkpoint is of {killed.newest()}")
-    noted = [row["step"] for row in rows_of(killed) if "loss" in row]
-    if noted != list(range(1, steps + 1)):
+    if (newest := newest_step(killed.run)) != steps:
+        result.damaged.append(f"the run must end at step {steps}, but its newest checkpoint is of {newest}")
+    losses = losses_of(killed.run)
+    if [step for step, _ in losses] != list(range(1, steps + 1)):
         result.damaged.append(
-            f"metrics.jsonl must hold each step from 1 to {steps} once, but holds {len(noted)} rows of steps"
+            f"metrics.jsonl must hold each step from 1 to {steps} once, but holds {len(losses)} rows of steps"
         )
-    if [row["loss"] for row in rows_of(whole) if "loss" in row] != [r["loss"] for r in rows_of(killed) if "loss" in r]:
+    if losses != losses_of(whole.run):
         result.damaged.append("the losses must be those of the unharmed run, but some differ")
-
-
-def rows_of(run: Run) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def report(result: Result, options: argparse.Namespace) -> bool:
@@ -377,11 +281,14 @@ def report(result: Result, options: argparse.Namespace) -> bool:
 def report_kills(result: Result) -> bool:
     """Print the kills and return whether their steps and seconds are within the bounds."""
     kills = result.kills
-    print("\nkill  layout      target    seconds  step  resumes at  lost  saving  seconds to end  damages")
+    rows: list[list[object]] = [
+        ["layout", "target", "kill", "seconds", "step", "resumes at", "lost", "saving", "seconds to end", "damages"]
+    ]
     for number, kill in enumerate(kills, 1):
-        print(f"{number:>4}  {kill.layout:<12}{kill.target:<8}{kill.seconds:>9.2f}{kill.steps:>6}"
-              f"{kill.resumes_at:>12}{kill.lost:>6}{'yes' if kill.saving else '':>8}{kill.seconds_to_end:>16.2f}  "
-              f"{', '.join(map(str, kill.damages))}".rstrip())  # fmt: skip
+        steps = (kill.steps, kill.resumes_at, kill.lost, "yes" if kill.saving else "")
+        ended = (f"{kill.seconds_to_end:.2f}", ", ".join(map(str, kill.damages)))
+        rows.append([kill.layout, kill.target, number, f"{kill.seconds:.2f}", *steps, *ended])
+    print(f"\n{aligned(rows, left=2)}")
     slowest = max(kill.seconds_to_end for kill in kills)
     whole, damaged = [k.lost for k in kills if not k.damages], [k.lost for k in kills if k.damages]
     most_whole, most_damaged = max(whole, default=0), max(damaged, default=0)
@@ -397,13 +304,12 @@ def report_kills(result: Result) -> bool:
 
 def main(arguments: list[str] | None = None) -> None:
     """Kill, damage, compare and print. The exit status is 1 if a check failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, figures="write")
     parser.add_argument("--kills", type=int, default=200, help="number of kills, over all layouts")
     parser.add_argument("--damages", type=int, default=1000, help="number of damaged copies of checkpoints")
     parser.add_argument("--layouts", nargs="+", choices=[*LAYOUTS], default=[*LAYOUTS], help="layouts of the runs")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random instants and damages")
     parser.add_argument("--folder", type=Path, help="keep the runs in this folder; by default it is temporary")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args(arguments)
     if min(options.kills, options.damages) < 0 or options.kills + options.damages < 1:
         parser.error(f"`--kills` and `--damages` must not be negative, and one of them must be at least 1, but they "
@@ -416,13 +322,9 @@ def main(arguments: list[str] | None = None) -> None:
         if not options.folder:
             shutil.rmtree(folder)
     well = report(result, options)
-    if options.json:
-        figures = {"well": well, "compared": result.compared, "damaged": result.damaged, "seconds": result.seconds}
-        figures["kills"] = [
-            vars(kill) | {"lost": kill.lost, "damages": [*map(str, kill.damages)]} for kill in result.kills
-        ]
-        figures["damages"] = vars(result.found)
-        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    kills = [vars(kill) | {"lost": kill.lost, "damages": [*map(str, kill.damages)]} for kill in result.kills]
+    figures = {"well": well, "compared": result.compared, "damaged": result.damaged, "seconds": result.seconds}
+    write_figures(options.json, figures | {"kills": kills, "damages": vars(result.found)})
     sys.exit(0 if well else 1)
 
 

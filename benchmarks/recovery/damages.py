@@ -171,7 +171,7 @@ def _content(path: Path) -> bytes | None:
 def find_all(roots: list[Path], number: int, chance: random.Random, bar: Progress) -> Found:
     """Damage copies of the newest checkpoint in each of the folders `roots` in turn, `number` times in all."""
     found, began = Found(), time.monotonic()
-    task = bar.add_task("", name="damages", total=number, told="")
+    task = bar.add_task("damages", total=number, told="")
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None, prefix="crosscut-damages-") as scratch:
         for i in range(number):

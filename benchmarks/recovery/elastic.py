@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,12 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.commands import command_line
 from benchmarks.machine import print_machine
-from crosscut.checkpoint import list_checkpoints
+from benchmarks.processes import told_in, wait_until
+from benchmarks.recovery.runs import TINY, losses_of, newest_step, steps_done, write_text
 from crosscut.checkpoint.in_memory import FOLDER_VARIABLE
-from crosscut.data import read_documents
 from crosscut.training.elastic import read_restarts
-from crosscut.training.watching.metrics import read_metrics
 
 MOST_APART = 1e-10
 """Maximum difference of a loss, relative to the loss of the undisturbed run."""
@@ -45,14 +45,10 @@ RANKS_PER_NODE = 2
 MEMORY = Path("/dev/shm")
 
 RUN = (
-    "model.num_layers=2", "model.hidden_size=32", "model.num_heads=4", "model.max_sequence_length=64",
-    "model.dropout=0.0", "data.vocab_size=300", "data.verify=false", "training.batch_size=8",
-    "training.sequence_length=32", "training.validation_sequences=8", "training.validate_every=0",
-    "training.precision=float64", "training.device=cpu", "training.steps=1000000", "optimizer.schedule=constant",
-    "optimizer.warmup_steps=1", "output.sample_tokens=0", "layout.tensor=2", "layout.data=2", "layout.sharding=zero2",
-    "layout.elastic=data",
+    *TINY, "model.dropout=0.0", "data.verify=false", "training.batch_size=8", "training.validate_every=0",
+    "training.precision=float64", "training.steps=1000000", "optimizer.schedule=constant", "layout.tensor=2",
+    "layout.data=2", "layout.sharding=zero2", "layout.elastic=data",
 )  # fmt: skip
-
 STORE = (
     "import sys, time, torch.distributed as dist\n"
     "store = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)\n"
@@ -81,7 +77,7 @@ class Group:
         rendezvous = ("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self.port}", f"--rdzv-id={self.folder.name}",
                       "--rdzv-conf=is_host=0,last_call_timeout=2,keep_alive_interval=1")  # fmt: skip
         command = (sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", f"--nproc-per-node={RANKS_PER_NODE}",
-                   "--max-restarts=1000", *rendezvous, "-m", "crosscut", "train", "recipe=small", *RUN, *self.settings,
+                   "--max-restarts=1000", *rendezvous, "-m", "crosscut", "train", *RUN, *self.settings,
                    f"output.folder={self.folder}")  # fmt: skip
         self.memory_of(node).mkdir(exist_ok=True)
         environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
@@ -100,7 +96,8 @@ class Group:
         agent = self.agents.pop(node)
         root = psutil.Process(agent.pid)
         for process in (root, *root.children(recursive=True)):
-            with_suppressed(process.kill)
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         agent.wait(10)
         shutil.rmtree(self.memory_of(node), ignore_errors=True)
 
@@ -126,7 +123,7 @@ class Group:
 
     def steps_done(self) -> int:
         """Last step in `metrics.jsonl`."""
-        return max((row["step"] for row in read_metrics(self.folder)), default=0)
+        return steps_done(self.folder)
 
     def restarts(self) -> list[dict[str, Any]]:
         """Rows of `restarts.jsonl`."""
@@ -134,17 +131,18 @@ class Group:
 
     def wait_for(self, condition: Callable[[], bool], event: str) -> None:
         """Wait until a condition holds. Raises `Failed` if the run is stuck."""
-        deadline = time.monotonic() + PATIENCE
-        while not condition():
-            if time.monotonic() > deadline or not any(agent.poll() is None for agent in self.agents.values()):
-                told = "\n".join(log[-3000:] for log in self.logs())
-                raise Failed(f"the run must continue ({event}), but does not:\n{told}")
-            time.sleep(0.05)
+
+        def is_over() -> bool:
+            return condition() or all(agent.poll() is not None for agent in self.agents.values())
+
+        if not wait_until(is_over, PATIENCE, every=0.05) or not condition():
+            told = "\n".join(log[-3000:] for log in self.logs())
+            raise Failed(f"the run must continue ({event}), but does not:\n{told}")
 
     def logs(self) -> list[str]:
         """Output of each node."""
         paths = sorted(self.folder.parent.glob(f"{self.folder.name}.node-*.log"))
-        return [path.read_text(encoding="utf-8", errors="replace") for path in paths]
+        return [told_in(path, most=1 << 24) for path in paths]
 
     def restart_after(self, change: Callable[[], object], event: str) -> dict[str, Any]:
         """Change the nodes, wait until the run continues, and return the row of this restart."""
@@ -157,14 +155,6 @@ class Group:
         """Wait until the run has done more steps."""
         wanted = self.steps_done() + number
         self.wait_for(lambda: self.steps_done() >= wanted, f"step {wanted}")
-
-
-def with_suppressed(function: Callable[[], object]) -> None:
-    """Call a function on a process that may have ended."""
-    try:
-        function()
-    except psutil.NoSuchProcess:
-        return
 
 
 @contextmanager
@@ -213,11 +203,6 @@ def undisturbed(nodes: Group, steps: int) -> None:
     nodes.stop()
 
 
-def losses_of(folder: Path) -> list[tuple[int, float]]:
-    """Step and loss of each row of the metrics."""
-    return [(row["step"], row["loss"]) for row in read_metrics(folder) if "loss" in row]
-
-
 def compare(disturbed: Path, whole: Path) -> tuple[int, float]:
     """Number of steps compared, and the largest relative difference of a loss. Raises `Failed` if the metrics of
     the disturbed run do not hold each step once.
@@ -230,10 +215,7 @@ def compare(disturbed: Path, whole: Path) -> tuple[int, float]:
 
 def elastic(folder: Path, options: argparse.Namespace) -> bool:
     """Do all kills and print the figures. Returns whether the losses are those of the undisturbed run."""
-    text = folder / "text.txt"
-    document = next(iter(read_documents(["builtin:state-of-the-union"], text_key="text"))).text
-    text.write_text("\n\n".join([document] * 5), encoding="utf-8")
-    settings = (f"data.text={text}", f"checkpoint.every={options.every}")
+    settings = (f"data.text={write_text(folder, copies=5)}", f"checkpoint.every={options.every}")
     if options.in_memory:
         settings = (*settings, f"checkpoint.in_memory={options.in_memory}")
     print_machine("torch")
@@ -242,7 +224,7 @@ def elastic(folder: Path, options: argparse.Namespace) -> bool:
         disturb(nodes, options.kills, random.Random(options.seed), lambda text: print(text, flush=True))
         nodes.stop()
         restarts = nodes.restarts()
-    steps = list_steps(folder / "disturbed")
+    steps = newest_step(folder / "disturbed")
     with group(folder / "undisturbed", *settings) as nodes:
         undisturbed(nodes, steps)
     compared, apart = compare(folder / "disturbed", folder / "undisturbed")
@@ -252,11 +234,6 @@ def elastic(folder: Path, options: argparse.Namespace) -> bool:
         print_losses(name, rows)
     print(f"largest difference of a loss from the undisturbed run: {apart:.1e} of the loss (allowed: {MOST_APART:g})")
     return apart <= MOST_APART
-
-
-def list_steps(folder: Path) -> int:
-    """Step of the last checkpoint of a run that was stopped."""
-    return int(list_checkpoints(folder / "checkpoints")[-1].name.removeprefix("step-"))
 
 
 def print_losses(name: str, rows: list[dict[str, Any]]) -> None:
@@ -272,7 +249,7 @@ def print_losses(name: str, rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     """Read the options, and exit with status 1 if a check has failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--kills", type=int, default=20, help="number of nodes that are killed")
     parser.add_argument("--seed", type=int, default=0, help="seed of the nodes and instants")
     parser.add_argument("--every", type=int, default=50, help="steps between checkpoints on disk")

@@ -9,7 +9,6 @@ figures are medians.
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -21,19 +20,15 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.commands import command_line, write_figures
 from benchmarks.machine import describe_machine, print_machine
+from benchmarks.recovery.runs import LAYOUTS
+from benchmarks.training.ranks import random_batches, rank_of, seconds_of_step
 from crosscut.config import RunConfig, load_run
-from crosscut.launch import launch, process_group
+from crosscut.launch import launch
 from crosscut.launch.processes import choose_device
-from crosscut.model import Batch
-from crosscut.parallel import make_mesh
 from crosscut.parallel.state.agreement import find_drift, hash_of
 from crosscut.planner import count_parameters, parameters_per_rank
-from crosscut.training.precision import resolve_on
-from crosscut.training.step import Trainer
-from crosscut.training.watching.throughput import synchronize
-
-LAYOUTS = {"tensor 2": ("layout.tensor=2",), "data 2": ("layout.tensor=1", "layout.data=2")}
 
 
 def make_run(options: argparse.Namespace, layout: tuple[str, ...]) -> RunConfig:
@@ -49,40 +44,35 @@ def make_run(options: argparse.Namespace, layout: tuple[str, ...]) -> RunConfig:
 def measure(run: RunConfig, repeats: int) -> dict[str, float]:
     """Measure the median seconds of a step and of a comparison, on the first rank."""
     device = choose_device(run.training.device)
-    with process_group(device):
-        mesh = make_mesh(run.layout, device)
-        trainer = Trainer(resolve_on(run, device), mesh)
+    with rank_of(run, device) as trainer:
         parameters = dict(trainer.model.named_parameters())
-        generator = torch.Generator().manual_seed(mesh.data.rank)
-        size = (run.micro_batch_size, run.training.sequence_length + 1)
         steps, comparisons = [], []
         for number in range(repeats + 2):
-            batch = torch.randint(0, run.model.vocab_size, size, generator=generator).to(device)
-            synchronize(device)
-            start = time.perf_counter()
-            trainer.step(number, [Batch.from_ids(batch)] * run.num_micro_batches)
-            synchronize(device)
+            batches = random_batches(run, seed=1000 * number + trainer.mesh.data.rank, device=device)
+            steps.append(seconds_of_step(trainer, number, batches, device))
             between = time.perf_counter()
             if run.layout.world_size > 1:
-                assert find_drift(parameters, mesh) is None
+                assert find_drift(parameters, trainer.mesh) is None
             else:
                 torch.stack([hash_of(parameter) for parameter in parameters.values()]).tolist()
             comparisons.append(time.perf_counter() - between)
-            steps.append(between - start)
     return {"step": statistics.median(steps[2:]), "comparison": statistics.median(comparisons[2:])}
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, figures="write")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--preset", help="model preset; by default the model of the demo")
     parser.add_argument("--repeats", type=int, default=20, help="steps and comparisons to time")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("`--device` must be available on this machine, but there is no CUDA device. Try --device cpu.")
-    layouts = LAYOUTS if options.device == "cpu" else {"one rank": ("layout.tensor=1",)}
+    layouts = (
+        {name: LAYOUTS[name] for name in ("tensor 2", "data 2")}
+        if options.device == "cpu"
+        else {"one rank": ("layout.tensor=1",)}
+    )
     device = torch.cuda.get_device_name() if options.device == "cuda" else ""
     print_machine("torch", device=device)
     print(f"\n{'layout':<12}{'parameters':>12}{'on a rank':>12}{'step ms':>10}", end="")
@@ -97,11 +87,7 @@ def main(arguments: list[str] | None = None) -> None:
         parameters = f"{count_parameters(run.model):>12,}{parameters_per_rank(run.model, run.layout):>12,}"
         times = f"{1000 * row['step']:>10.1f}{1000 * row['comparison']:>15.2f}"
         print(f"{name:<12}{parameters}{times}{every:>7}{row['cost']:>9.3%}", flush=True)
-    if options.json:
-        options.json.write_text(
-            json.dumps({"machine": describe_machine("torch", device=device), "layouts": rows}, indent=2) + "\n",
-            encoding="utf-8",
-        )
+    write_figures(options.json, {"machine": describe_machine("torch", device=device), "layouts": rows})
 
 
 if __name__ == "__main__":

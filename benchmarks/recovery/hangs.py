@@ -12,26 +12,27 @@ and no other rank. The minimum bound is 30 s in a run of a user; here it is `--b
 minutes and not an hour. The time of a report counts from SIGSTOP, less the bound that the report states.
 """
 
-import argparse
 import os
 import random
 import re
 import signal
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from timeit import timeit
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.commands import command_line, markdown
 from benchmarks.machine import print_machine
+from benchmarks.processes import free_port, join_ranks, told_in, wait_until
 from crosscut.flight.reading import FOLDER, RankRecord, read_records
 from crosscut.flight.record import Kind, Part, Phase, Record, Word
 
@@ -60,13 +61,6 @@ class Stop(NamedTuple):
     """Seconds from the stop to the report, less the bound."""
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
 @contextmanager
 def training(folder: Path, num_ranks: int, bound: float, *settings: str) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Run in a folder, inside the context. Each rank is a process that this program starts."""
@@ -74,9 +68,7 @@ def training(folder: Path, num_ranks: int, bound: float, *settings: str) -> Iter
     processes = []
     with (folder.parent / f"{folder.name}.log").open("wb") as log:
         for rank in range(num_ranks):
-            more = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks,
-                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
-            environment = os.environ | {name: str(value) for name, value in more.items()}
+            environment = os.environ | join_ranks(rank, num_ranks, port)
             processes.append(subprocess.Popen(common, env=environment, stdout=log, stderr=log))
         try:
             yield processes
@@ -98,15 +90,14 @@ def train_rank(bound: float, settings: list[str]) -> None:
 
 def wait_for_steps(folder: Path, num_ranks: int, steps: int) -> dict[int, RankRecord]:
     """Records of all ranks after a number of steps."""
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        records = read_records(folder / FOLDER)
-        if len(records) == num_ranks and all(r.words[Word.STEPS] >= steps for r in records.values()):
-            return records
-        time.sleep(0.05)
-    raise SystemExit(
-        f"The run in {folder} did not start:\n{(folder.parent / f'{folder.name}.log').read_text()[-3000:]}"
-    )
+
+    def are_there() -> bool:
+        records = read_records(folder / FOLDER).values()
+        return len(records) == num_ranks and all(record.words[Word.STEPS] >= steps for record in records)
+
+    if not wait_until(are_there, 300, every=0.05):
+        sys.exit(f"The run in {folder} did not start:\n{told_in(folder.parent / f'{folder.name}.log')}")
+    return read_records(folder / FOLDER)
 
 
 def stop_once(folder: Path, records: dict[int, RankRecord], choice: random.Random) -> Stop:
@@ -136,9 +127,7 @@ def stop_once(folder: Path, records: dict[int, RankRecord], choice: random.Rando
             break
         time.sleep(0.05)
     os.kill(pid, signal.SIGCONT)
-    steps = records[rank].words[Word.STEPS]
     wait_for_steps(folder, len(records), max(r.words[Word.STEPS] for r in read_records(folder / FOLDER).values()) + 2)
-    assert steps >= 0
     return Stop(rank, stopped_in, named, message, beyond)
 
 
@@ -154,28 +143,24 @@ def stop_often(folder: Path, number: int, bound: float, seed: int, settings: tup
 
 
 def measure_stops(number: int, runs: int, bound: float, settings: tuple[str, ...]) -> None:
-    found: list[Stop] = []
     with tempfile.TemporaryDirectory() as root:
         shares = [number // runs + (i < number % runs) for i in range(runs)]
-        threads = [
-            threading.Thread(
-                target=lambda i=i, n=n: found.extend(stop_often(Path(root) / f"run{i}", n, bound, 7 + i, settings))
-            )
-            for i, n in enumerate(shares)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    print("\n| phase | stops | rank named | message named | median s beyond the bound | largest |")
-    print("|---|---|---|---|---|---|")
+        with ThreadPoolExecutor(runs) as pool:
+            done = [
+                pool.submit(stop_often, Path(root) / f"run{i}", n, bound, 7 + i, settings) for i, n in enumerate(shares)
+            ]
+        found = [stop for future in done for stop in future.result()]
+    table = []
     for phase in (*STOPPED, *sorted({stop.phase for stop in found} - set(STOPPED)), None):
         rows = [stop for stop in found if phase in (stop.phase, None)]
         if rows:
             right = sum(stop.named == (stop.rank,) for stop in rows)
             beyond, messages = [stop.beyond for stop in rows], sum(bool(stop.message) for stop in rows)
-            print(f"| {phase.name.lower() if phase is not None else 'all'} | {len(rows)} | {right} of {len(rows)} | "
-                  f"{messages} of {len(rows)} | {statistics.median(beyond):.1f} | {max(beyond):.1f} |")  # fmt: skip
+            name = phase.name.lower() if phase is not None else "all"
+            table.append([name, len(rows), f"{right} of {len(rows)}", f"{messages} of {len(rows)}",
+                          f"{statistics.median(beyond):.1f}", f"{max(beyond):.1f}"])  # fmt: skip
+    head = ("phase", "stops", "rank named", "message named", "median s beyond the bound", "largest")
+    print(f"\n{markdown(head, table)}")
 
 
 def measure_alarms(minutes: float) -> None:
@@ -200,23 +185,13 @@ def seconds_of(record: Record, calls: int = 200_000) -> tuple[float, float, floa
     import torch
 
     group, kind = record.add_group("group", "tensor", [0, 1]), int(Kind.ALL_REDUCE)
-    times = []
-    begin = time.process_time()
-    for key in range(calls):
-        record.started(record.start(kind, group, 64), key)
-        record.waited(record.wait(key))
-    times.append((time.process_time() - begin) / calls)
-    begin = time.process_time()
-    for _ in range(calls):
-        record.phase(Phase.FORWARD)
-    times.append((time.process_time() - begin) / calls)
     x = torch.ones(1, requires_grad=True)
-    begin = time.process_time()
-    for _ in range(calls // 100):
-        record.at(Part.MLP)
-        x.register_hook(record.at)
-    times.append((time.process_time() - begin) / (calls // 100))
-    return times[0], times[1], times[2]
+    names = {"record": record, "group": group, "kind": kind, "x": x, "forward": Phase.FORWARD, "mlp": Part.MLP}
+    message = "record.started(record.start(kind, group, 64), 0); record.waited(record.wait(0))"
+    place = "record.at(mlp); x.register_hook(record.at)"
+    numbers = {message: calls, "record.phase(forward)": calls, place: calls // 100}
+    seconds = [timeit(text, timer=time.process_time, number=n, globals=names) / n for text, n in numbers.items()]
+    return seconds[0], seconds[1], seconds[2]
 
 
 def measure_cost(settings: tuple[str, ...]) -> None:
@@ -245,7 +220,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--rank"]:
         train_rank(float(sys.argv[2]), sys.argv[3:])
         return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--stops", type=int, default=0, help="number of stops")
     parser.add_argument("--runs", type=int, default=1, help="number of runs side by side")
     parser.add_argument("--bound", type=float, default=2.0, help="minimum of the bound during --stops, in seconds")

@@ -15,9 +15,9 @@ from benchmarks import faults
 from benchmarks.faulting.inside import Place
 from benchmarks.faulting.nodes import NODES
 from benchmarks.faulting.registry import FAULTS
-from benchmarks.faulting.scene import LAYOUTS
 from benchmarks.faulting.shim import Shim
 from benchmarks.faulting.trial import Fault, Row, message_of
+from benchmarks.recovery.runs import LAYOUTS
 
 BENCHMARK = Path(faults.__file__)
 

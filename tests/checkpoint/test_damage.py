@@ -5,16 +5,17 @@ import json
 import random
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from benchmarks.recovery.damages import cut_short, files_of, flip_bit, remove
 from crosscut.checkpoint import find_damage, latest_good_checkpoint, load_model, read_manifest, require_undamaged
 from crosscut.checkpoint.format.index import INDEX_FILE
 from crosscut.checkpoint.format.manifest import MANIFEST_FILE, FileEntry, Manifest, _render, dump_manifest
 from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import CheckpointError
-from crosscut.config.system.deletion import MARKER_FILE
 from tests.checkpoint.states import progress_at, save_steps, small_state
 from tests.endless import ENDLESS
 from tests.memory import at_most
@@ -35,30 +36,15 @@ def checkpoint(saved, tmp_path) -> Path:
     return tmp_path / "copy" / "step-00000002"
 
 
-def files_of(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.name != MARKER_FILE)
+def to_a_file(damage: Callable[[Path, random.Random], None]) -> Callable[[Path, random.Random], list[str]]:
+    """Function that damages any file of a folder, and returns its name."""
 
+    def damaged(folder: Path, generator: random.Random) -> list[str]:
+        path = generator.choice(files_of(folder))
+        damage(path, generator)
+        return [path.name]
 
-def flip(folder: Path, generator: random.Random) -> list[str]:
-    """One bit of any file."""
-    path = generator.choice(files_of(folder))
-    content = bytearray(path.read_bytes())
-    content[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
-    path.write_bytes(content)
-    return [path.name]
-
-
-def truncate(folder: Path, generator: random.Random) -> list[str]:
-    path = generator.choice(files_of(folder))
-    content = path.read_bytes()
-    path.write_bytes(content[: generator.randrange(len(content))])
-    return [path.name]
-
-
-def remove(folder: Path, generator: random.Random) -> list[str]:
-    path = generator.choice(files_of(folder))
-    path.unlink()
-    return [path.name]
+    return damaged
 
 
 def swap(folder: Path, generator: random.Random) -> list[str]:
@@ -88,7 +74,7 @@ def edit_manifest(folder: Path, generator: random.Random) -> list[str]:
     return [MANIFEST_FILE]
 
 
-DAMAGES = [flip, truncate, remove, swap, edit_manifest]
+DAMAGES = [*map(to_a_file, (flip_bit, cut_short, remove)), swap, edit_manifest]
 
 
 @pytest.mark.one_in(3)

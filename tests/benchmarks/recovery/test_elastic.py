@@ -5,15 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.recovery.elastic import MOST_APART, compare, disturb, group, list_steps, undisturbed
-from crosscut.data import read_documents
+from benchmarks.recovery.elastic import MOST_APART, compare, disturb, group, undisturbed
+from benchmarks.recovery.runs import newest_step, write_text
 
 
 @pytest.mark.slow  # torchrun starts new processes at every restart
 def test_a_run_whose_node_is_killed_and_comes_back_has_the_losses_of_an_undisturbed_run(tmp_path: Path) -> None:
-    document = next(iter(read_documents(["builtin:state-of-the-union"], text_key="text"))).text
-    (tmp_path / "text.txt").write_text("\n\n".join([document] * 5), encoding="utf-8")
-    settings = (f"data.text={tmp_path / 'text.txt'}", "checkpoint.every=10")
+    settings = (f"data.text={write_text(tmp_path, copies=5)}", "checkpoint.every=10")
     with group(tmp_path / "disturbed", *settings) as nodes:
         disturb(nodes, 1, random.Random(1), lambda _: None)
         nodes.stop()
@@ -21,7 +19,7 @@ def test_a_run_whose_node_is_killed_and_comes_back_has_the_losses_of_an_undistur
     assert (lost["after"], back["after"]) == ("tensor 2 x data 1", "tensor 2 x data 2, zero2")
     assert back["steps_lost"] == 0
     with group(tmp_path / "undisturbed", *settings) as nodes:
-        undisturbed(nodes, list_steps(tmp_path / "disturbed"))
+        undisturbed(nodes, newest_step(tmp_path / "disturbed"))
     steps, apart = compare(tmp_path / "disturbed", tmp_path / "undisturbed")
     assert steps > lost["step"]
     assert apart < MOST_APART
