@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.commands import aligned, command_line, write_figures
 from benchmarks.corpus.languages import show_languages
-from benchmarks.corpus.texts import in_batches, take
 from benchmarks.machine import print_machine
+from benchmarks.texts import in_batches, take
 from crosscut.config.corpora import CleaningConfig, LanguageConfig
 from crosscut.config.system.machine import available_cores
 from crosscut.corpus.cleaning.repair import ftfy_settings, repair

@@ -19,9 +19,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.commands import command_line, write_figures
-from benchmarks.corpus.texts import in_batches, take
 from benchmarks.machine import describe_machine
 from benchmarks.processes import Peak, held_by
+from benchmarks.texts import in_batches, take
 from crosscut.config.corpora import EngineConfig, LeakageConfig
 from crosscut.corpus.documents import DOCUMENTS, INGEST, write_table
 from crosscut.corpus.execution.engine import start_engine

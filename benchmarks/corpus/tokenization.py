@@ -32,9 +32,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.commands import command_line, write_figures
-from benchmarks.corpus.texts import in_batches
 from benchmarks.machine import describe_machine, print_machine
 from benchmarks.processes import Peak
+from benchmarks.texts import in_batches
 from benchmarks.turns import alternate, peak_bytes
 from crosscut.config import DataConfig
 from crosscut.config.system.machine import available_cores

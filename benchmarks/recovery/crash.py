@@ -30,7 +30,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -119,10 +119,21 @@ class Run(Scene):
         more = (f"training.steps={steps}", f"checkpoint.keep={keep}")
         super().__init__(folder, layout, None, None, text, more, RUN)
 
+    @contextlib.contextmanager
+    def started(self) -> Iterator[None]:
+        """Start or resume the run. On exit, no process is left."""
+        self.start()
+        try:
+            yield
+        finally:
+            if self.status is None:
+                self.stop_all()
+
     def complete(self) -> None:
         """Let the run go on to its end."""
-        self.start()
-        if not self.has_ended(float("inf")) or self.status:
+        with self.started():
+            self.has_ended(float("inf"))
+        if self.status:
             sys.exit(f"the run must end well, but exited with {self.status}:\n{self.told()[-4000:]}")
 
     def half_written(self) -> set[tuple[str, int]]:
@@ -158,9 +169,8 @@ class Run(Scene):
 def kill_at_random(run: Run, target: str, chance: random.Random) -> Kill:
     """Start the run, kill it at a random instant, and wait until all its processes have ended."""
     before, half_written, file = newest_step(run.run), run.half_written(), run.metrics_file()
-    run.start()
-    began = time.monotonic()
-    try:
+    with run.started():
+        began = time.monotonic()
         if chance.random() < STARTING:
             time.sleep(chance.uniform(0.0, 6.0))
         else:
@@ -170,8 +180,6 @@ def kill_at_random(run: Run, target: str, chance: random.Random) -> Kill:
             time.sleep(chance.uniform(0.0, 0.05))  # any instant in a step or a save
         kill = Kill(run.layout, target, time.monotonic() - began, steps=0)
         kill.seconds_to_end = run.kill_now(target)
-    finally:
-        run.stop_all()
     kill.steps, kill.resumes_at = max(run.steps_done(), before), newest_step(run.run)
     kill.saving = bool(run.half_written() - half_written)
     return kill

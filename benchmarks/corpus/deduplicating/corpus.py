@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.corpus.texts import in_batches
+from benchmarks.texts import in_batches
 from crosscut.corpus.documents import CLEANING, DOCUMENTS, INGEST, TEXTS, write_table
 from crosscut.corpus.duplicates.planted import HIGHEST, LOWEST, plant
 from crosscut.corpus.execution.stages import Record
