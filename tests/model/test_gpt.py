@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from crosscut.config import PRESETS, ConfigError, Layout, LayoutError, ModelConfig
+from crosscut.model import GPT
 from crosscut.model.documents import Context
-from crosscut.parallel import GradientReducer, gather_from_sequence_parallel
+from crosscut.parallel import GradientReducer, RandomStreams, gather_from_sequence_parallel, make_mesh
 from tests.model.twins import (
     CONFIG,
+    CPU,
     FAMILIES,
     LAYOUTS,
     B,
@@ -128,7 +130,8 @@ def test_a_sequence_longer_than_the_positions_is_refused(ranks: RankPool) -> Non
 
 
 def _num_parameters(config: ModelConfig) -> int:
-    model = build(Layout(), config=config, dtype=torch.float32)
+    mesh = make_mesh(Layout(), CPU)
+    model = GPT(config, mesh=mesh, streams=RandomStreams(mesh, seed=1))  # its weights are not drawn
     padding = model.tokens.weight.shape[0] - config.vocab_size
     return sum(p.numel() for p in model.parameters()) - padding * config.hidden_size
 

@@ -5,9 +5,10 @@ of the output.
 gradients, the gradient norm, and the parameters after one step of AdamW.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import Shard
@@ -24,6 +25,9 @@ LAYOUTS = [
     Layout(tensor=2, sequence_parallel=True),
     Layout(tensor=4, sequence_parallel=True),
 ]
+_QUICK = (Layout(tensor=2), Layout(tensor=4, sequence_parallel=True))
+SOME: list[Any] = [one if one in _QUICK else pytest.param(one, marks=pytest.mark.slow) for one in LAYOUTS]
+"""`LAYOUTS` of which two are quick. For layers whose mechanism another layer's test has on all layouts."""
 SEQUENCE = 1
 """The sequence dimension."""
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
@@ -33,6 +37,13 @@ EPSILON = 1e-3
 usual epsilon of 1e-8 would enlarge this bit 10^7 times. A comparison to 1e-12 would then test the machine and not the
 layer.
 """
+
+
+def each(function: Callable[..., Any], cases: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Job of a rank: the results of `function` for several tuples of arguments. Starting a job takes longer than most
+    functions.
+    """
+    return [function(*case) for case in cases]
 
 
 def fill(parameter: nn.Parameter, full: Tensor) -> None:

@@ -149,12 +149,10 @@ PLAIN = covering(values for values in ALLOWED if values["compile"] == "off")
 COMPILED = covering(values for values in ALLOWED if values["compile"] == "on")
 
 
-QUICK_TO_COMPILE = [  # on two ranks, which split sequences
-    next(v for v in COMPILED if (v["tensor"], v["data"], v["sequence_parallel"]) == (2, 1, True)),
-]
-COMPILED_RUNS: list[Any] = [
-    values if values in QUICK_TO_COMPILE else pytest.param(values, marks=pytest.mark.slow) for values in COMPILED
-]
+QUICK = next(
+    v for v in PLAIN if (v["tensor"], v["data"], v["sequence_parallel"], v["precision"]) == (2, 1, True, "float8")
+)
+"""Split sequences in the precision that no other quick test verifies."""
 
 
 def name_of(values: Values) -> str:
@@ -180,8 +178,11 @@ def require_the_uncut_model(ranks: RankPool, values: Values) -> None:
     assert ("compiled layers" in {check.name for check in report.checks}) == (values["compile"] == "on")
 
 
-@pytest.mark.one_in(12)
-@pytest.mark.parametrize("values", PLAIN, ids=name_of)
+@pytest.mark.parametrize(
+    "values",
+    [values if values == QUICK else pytest.param(values, marks=pytest.mark.slow) for values in PLAIN],
+    ids=name_of,
+)
 def test_any_two_of_them_together_are_the_uncut_model(ranks: RankPool, values: Values) -> None:
     require_the_uncut_model(ranks, values)
 
@@ -189,7 +190,7 @@ def test_any_two_of_them_together_are_the_uncut_model(ranks: RankPool, values: V
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler does inside is not ours to mend
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-@pytest.mark.parametrize("values", COMPILED_RUNS, ids=name_of)
+@pytest.mark.parametrize("values", COMPILED, ids=name_of)
 def test_any_two_of_them_together_are_the_uncut_model_in_compiled_layers(ranks: RankPool, values: Values) -> None:
     require_the_uncut_model(ranks, values)
 

@@ -23,8 +23,8 @@ pytestmark = [
 ]
 
 
-def _verify(layout: Layout, dropout: float) -> Report:
-    run = tiny_run(dropout=dropout)
+def _verify(layout: Layout, dropout: float, num_layers: int = 1) -> Report:
+    run = tiny_run(dropout=dropout, num_layers=num_layers)
     run = dataclasses.replace(run, training=dataclasses.replace(run.training, compile="on"))
     mesh = make_mesh(layout, CPU)
     with mock.patch.object(compilation, "BACKEND", "aot_eager"):
@@ -32,24 +32,28 @@ def _verify(layout: Layout, dropout: float) -> Report:
 
 
 @pytest.mark.parametrize(
-    ("layout", "dropout"),
+    ("layout", "dropout", "num_layers"),
     [
-        pytest.param(Layout(data=2), 0.1, marks=pytest.mark.slow),
-        (Layout(tensor=2, sequence_parallel=True), 0.0),
+        pytest.param(Layout(data=2), 0.1, 2, marks=pytest.mark.slow),  # compiles more
+        (Layout(tensor=2, sequence_parallel=True), 0.0, 1),
     ],
     ids=str,
 )
-def test_compiled_layers_are_compared_as_wholes(ranks: RankPool, layout: Layout, dropout: float) -> None:
-    report = ranks.run(2, _verify, layout, dropout)[0]
+def test_compiled_layers_are_compared_as_wholes(
+    ranks: RankPool, layout: Layout, dropout: float, num_layers: int
+) -> None:
+    report = ranks.run(2, _verify, layout, dropout, num_layers)[0]
     assert report.same, report.first
     told = {check.name: check.told for check in report.checks}
-    assert told["compiled layers"] == "2, each compared as a whole"
+    assert told["compiled layers"] == f"{num_layers}, each compared as a whole"
     assert "as planned" in told["collectives"]
-    assert told["random numbers"] == ("7 draws on each rank" if dropout else "the model has no dropout")
+    draws = f"{3 * num_layers + 1} draws on each rank"
+    assert told["random numbers"] == (draws if dropout else "the model has no dropout")
     watched = {row.module for row in report.rows if row.forward is not None}
-    assert watched == {"tokens", "positions", "dropout", "blocks.0", "blocks.1", "final_norm", "GPT", "loss"}
+    blocks = [f"blocks.{i}" for i in range(num_layers)]
+    assert watched == {"tokens", "positions", "dropout", *blocks, "final_norm", "GPT", "loss"}
     inside = {row.module for row in report.rows if row.forward is None and row.gradient is not None}
-    assert {"blocks.0.attention.qkv.query", "blocks.1.mlp.contract"} <= inside, (
+    assert {"blocks.0.attention.qkv.query", f"{blocks[-1]}.mlp.contract"} <= inside, (
         "gradients of weights are compared all the same"
     )
 

@@ -27,6 +27,7 @@ class Case(NamedTuple):
 RING, EXCHANGE, GATHER = ({"context": 2, "context_attention": way} for way in ("ring", "all_to_all", "gather"))
 
 CASES = {
+    "all-to-all over documents with dropout": Case(EXCHANGE, {"document_mask": True}, {"dropout": 0.1}),
     "gather": Case(GATHER),
     "all-to-all": Case(EXCHANGE),
     "ring": Case(RING),
@@ -69,7 +70,7 @@ def _verify(run: RunConfig) -> Report:
     return verify_on_mesh(run, make_mesh(run.layout, CPU))
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(20)  # `tests/parallel/context` compares each way of attention
 @pytest.mark.parametrize("name", CASES)
 def test_context_ranks_compute_what_one_rank_computes(ranks: RankPool, name: str) -> None:
     run = _run(CASES[name])

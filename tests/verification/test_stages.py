@@ -9,8 +9,8 @@ from tests.verification.runs import CPU, LLAMA, MODERN, tiny_run
 from tests.verification.test_scope import REPORT
 
 LAYOUTS = [
-    Layout(pipeline=2),
     Layout(pipeline=2, schedule="zero_bubble"),
+    Layout(pipeline=2),
     Layout(pipeline=2, stages_per_rank=2),
     Layout(pipeline=4),
     Layout(pipeline=2, tensor=2, sequence_parallel=True),
@@ -44,7 +44,7 @@ ON_FOUR = [
 ]
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.slow  # four ranks; one axis each is verified by the quick tests here and in `test_context`
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 @pytest.mark.parametrize("layout", ON_FOUR, ids=str)
 def test_a_pipeline_over_shared_sequences_is_the_uncut_model(ranks, layout, model):
@@ -61,7 +61,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.slow  # the options are verified without stages
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("layout", [Layout(pipeline=2), Layout(pipeline=2, schedule="zero_bubble")], ids=str)
 def test_a_pipeline_is_verified_with_other_options(ranks, layout, options):

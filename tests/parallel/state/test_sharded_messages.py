@@ -69,14 +69,14 @@ def test_a_message_names_the_layer_whose_weights_it_carries(ranks: RankPool, tmp
 
 
 def train_recorded(layout: Layout, recorded: bool) -> list[Tensor]:
-    """Losses, gradients and parameters of three steps. Without the record, PyTorch's own objects send the messages."""
+    """Losses, gradients and parameters of a step. Without the record, PyTorch's own objects send the messages."""
     with pytest.MonkeyPatch.context() as patch:
         if recorded:
             RECORD.open(rank=0, world_size=layout.data)
         else:
             patch.setattr(sharding, "record_messages", lambda *_: None)
         try:
-            result = train(layout, torch.float32, 3, 4 // layout.data)
+            result = train(layout, torch.float32, 1, 4 // layout.data)
         finally:
             RECORD.close()
     numbers = [torch.tensor(result["losses"]), torch.tensor(result["norms"])]
