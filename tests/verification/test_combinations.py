@@ -11,19 +11,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import combinations, product
 from typing import Any, NamedTuple
-from unittest import mock
 
 import pytest
 
 from crosscut.config import ConfigError, RunConfig
-from crosscut.parallel import make_mesh
 from crosscut.training.precision import resolve_on
 from crosscut.training.requirements import require_capabilities
-from crosscut.training.speed import compilation
-from crosscut.verification import Report, for_verification, verify_on_mesh
+from crosscut.verification import Report, for_verification
 from tests.parallel.stand_ins import products_in_pieces
 from tests.ranks import RankPool
-from tests.verification.runs import CPU, tiny_run
+from tests.verification.runs import CPU, tiny_run, verify_run
 
 Values = dict[str, Any]
 
@@ -167,8 +164,8 @@ def name_of(values: Values) -> str:
 def verify(values: Values) -> Report:
     """On a rank."""
     run = run_of(values)
-    with products_in_pieces(), mock.patch.object(compilation, "BACKEND", "aot_eager"):
-        return verify_on_mesh(run, make_mesh(run.layout, CPU))
+    with products_in_pieces():
+        return verify_run(run)
 
 
 def require_the_uncut_model(ranks: RankPool, values: Values) -> None:

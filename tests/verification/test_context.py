@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from crosscut.config import Layout, RunConfig
-from crosscut.parallel import make_mesh
-from crosscut.verification import Report, for_verification, verify_on_mesh
+from crosscut.training.speed import compilation
+from crosscut.verification import for_verification
 from tests.ranks import RankPool
-from tests.verification.runs import CPU, LLAMA, tiny_run
+from tests.verification.runs import LLAMA, tiny_run, verify_run
 
 GQA: dict[str, Any] = {**LLAMA, "num_kv_heads": 2, "tied": False}
 
@@ -66,15 +66,11 @@ def _run(case: Case) -> RunConfig:
     return for_verification(run, Layout(**case.layout), "float64")
 
 
-def _verify(run: RunConfig) -> Report:
-    return verify_on_mesh(run, make_mesh(run.layout, CPU))
-
-
 @pytest.mark.one_in(20)  # `tests/parallel/context` compares each way of attention
 @pytest.mark.parametrize("name", CASES)
 def test_context_ranks_compute_what_one_rank_computes(ranks: RankPool, name: str) -> None:
     run = _run(CASES[name])
-    report = ranks.run(run.layout.world_size, _verify, run)[0]
+    report = ranks.run(run.layout.world_size, verify_run, run)[0]
     assert [check for check in report.checks if not check.same] == []
     assert report.first is None
     assert report.largest_tolerance <= 1e-10
@@ -93,6 +89,6 @@ COMPILED = {
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiled_layers_compute_the_same(ranks: RankPool, name: str) -> None:
     run = _run(COMPILED[name])
-    report = ranks.run(run.layout.world_size, _verify, run, time_limit=300.0)[0]
+    report = ranks.run(run.layout.world_size, verify_run, run, compilation.BACKEND, time_limit=300.0)[0]
     assert [check for check in report.checks if not check.same] == []
     assert report.first is None
