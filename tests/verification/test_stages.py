@@ -8,25 +8,26 @@ from tests.verification.runs import LLAMA, MODERN, proven, tiny_run
 from tests.verification.test_scope import REPORT
 
 LAYOUTS = [
-    Layout(pipeline=2, schedule="zero_bubble"),
+    Layout(pipeline=2, tensor=2, sequence_parallel=True, schedule="zero_bubble"),
     Layout(pipeline=2),
+    Layout(pipeline=2, schedule="zero_bubble"),
     Layout(pipeline=2, stages_per_rank=2),
     Layout(pipeline=4),
     Layout(pipeline=2, tensor=2, sequence_parallel=True),
     Layout(pipeline=2, data=2),
     Layout(pipeline=2, data=2, sharding="zero3", schedule="zero_bubble"),
 ]
+MLPS = [f"blocks.{i}.mlp" for i in range(5)]
 MODELS = {"gpt2": {}, "untied": {"tied": False}, "llama": {**LLAMA, "num_kv_heads": 2}, "modern": MODERN}
-DEEP = {"num_layers": 4}
 
 
-@pytest.mark.one_in(43)
+@pytest.mark.one_in(len(LAYOUTS) * len(MODELS))
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_pipeline_is_the_uncut_model(ranks, layout, model):
-    report = proven(ranks, layout, **DEEP, **model)
+    report = proven(ranks, layout, **model, num_layers=layout.num_stages + 1)
     assert any(check.name == "collectives" and "as planned" in check.told for check in report.checks)
-    assert [row.module for row in report.rows if row.module.endswith("mlp")] == [f"blocks.{i}.mlp" for i in range(4)]
+    assert [row.module for row in report.rows if row.module.endswith("mlp")] == MLPS[: layout.num_stages + 1]
     assert all(row.forward is not None or row.gradient is not None for row in report.rows)
 
 
@@ -42,8 +43,8 @@ ON_FOUR = [
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 @pytest.mark.parametrize("layout", ON_FOUR, ids=str)
 def test_a_pipeline_over_shared_sequences_is_the_uncut_model(ranks, layout, model):
-    report = proven(ranks, layout, **DEEP, **MODELS[model], **SHARED)
-    assert [row.module for row in report.rows if row.module.endswith("mlp")] == [f"blocks.{i}.mlp" for i in range(4)]
+    report = proven(ranks, layout, **MODELS[model], **SHARED, num_layers=layout.num_stages + 1)
+    assert [row.module for row in report.rows if row.module.endswith("mlp")] == MLPS[: layout.num_stages + 1]
 
 
 OPTIONS = {
@@ -58,12 +59,12 @@ OPTIONS = {
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("layout", [Layout(pipeline=2), Layout(pipeline=2, schedule="zero_bubble")], ids=str)
 def test_a_pipeline_is_verified_with_other_options(ranks, layout, options):
-    proven(ranks, layout, **DEEP, **options)
+    proven(ranks, layout, **options)
 
 
 @pytest.mark.slow  # tolerances do not depend on stages, and `test_run_proof` verifies bfloat16
 def test_a_pipeline_is_verified_in_bfloat16(ranks):
-    proven(ranks, Layout(pipeline=2), "bfloat16", **DEEP)
+    proven(ranks, Layout(pipeline=2), "bfloat16")
 
 
 def test_the_report_says_what_the_step_had_and_had_not():
