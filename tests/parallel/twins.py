@@ -63,6 +63,16 @@ def part(x: Tensor, mesh: ParallelMesh, dim: int | None) -> Tensor:
     return x.clone() if dim is None else x.chunk(size, dim)[mesh.tensor.rank].clone()
 
 
+def part_of_gradient(grad_y: Tensor, y: Tensor, mesh: ParallelMesh, dim: int | None) -> Tensor:
+    """This rank's part of the gradient of an output. If ranks share a part, the first of them gets all of it."""
+    if dim != -1 or y.shape[-1] * mesh.tensor.size == grad_y.shape[-1]:
+        return part(grad_y, mesh, dim)
+    num_parts = grad_y.shape[-1] // y.shape[-1]
+    number, place = divmod(mesh.tensor.rank, mesh.tensor.size // num_parts)
+    own = grad_y.chunk(num_parts, -1)[number]
+    return torch.zeros_like(own) if place else own
+
+
 def joined(parts: list[Tensor], dim: int | None) -> Tensor:
     """Join the parts of the ranks along `dim`. If `dim` is None, all parts must be equal to the last bit."""
     if dim is not None:
@@ -91,9 +101,9 @@ def run_twin(
     y = layer(own_x.requires_grad_() if own_x.is_floating_point() else own_x)
     reducer = GradientReducer(layer.parameters(), mesh)
     reducer.arm()
-    y.backward(part(grad_y, mesh, dims[1]))
+    y.backward(part_of_gradient(grad_y, y, mesh, dims[1]))
     reducer.finish()
-    gradients = {name: p.grad.full_tensor() for name, p in parameters.items()}
+    gradients = {name: None if p.grad is None else p.grad.full_tensor() for name, p in parameters.items()}
     norm = global_gradient_norm(list(layer.parameters()))
     torch.optim.AdamW(layer.parameters(), lr=0.1, eps=EPSILON).step()
     stepped = {name: p.full_tensor().detach() for name, p in parameters.items()}
