@@ -11,6 +11,7 @@ from crosscut.config import Layout, RunConfig, load_run
 from crosscut.parallel import make_mesh
 from crosscut.training.speed import compilation
 from crosscut.verification import Report, for_verification, verify_on_mesh
+from tests.parallel.stand_ins import products_in_pieces
 from tests.ranks import RankPool
 
 CPU = torch.device("cpu")
@@ -48,8 +49,10 @@ def tiny_run(
 
 
 def verify_run(run: RunConfig, backend: str = "aot_eager") -> Report:
-    """On a rank: verify a run. Its layers are compiled, if at all, without a generator of code, which takes long."""
-    with mock.patch.object(compilation, "BACKEND", backend):
+    """On a rank: verify a run. Its layers are compiled, if at all, without a generator of code, which takes long.
+    Symmetric memory, which only GPUs have, is replaced.
+    """
+    with products_in_pieces(), mock.patch.object(compilation, "BACKEND", backend):
         return verify_on_mesh(run, make_mesh(run.layout, CPU))
 
 

@@ -17,8 +17,7 @@ import pytest
 from crosscut.config import ConfigError, RunConfig
 from crosscut.training.precision import resolve_on
 from crosscut.training.requirements import require_capabilities
-from crosscut.verification import Report, for_verification
-from tests.parallel.stand_ins import products_in_pieces
+from crosscut.verification import for_verification
 from tests.ranks import RankPool
 from tests.verification.runs import CPU, tiny_run, verify_run
 
@@ -161,15 +160,9 @@ def name_of(values: Values) -> str:
     return " ".join([*told, "dropout"] if values["dropout"] else told)
 
 
-def verify(values: Values) -> Report:
-    """On a rank."""
-    run = run_of(values)
-    with products_in_pieces():
-        return verify_run(run)
-
-
 def require_the_uncut_model(ranks: RankPool, values: Values) -> None:
-    report = ranks.run(values["tensor"] * values["data"], verify, values, time_limit=240.0)[0]
+    run = run_of(values)
+    report = ranks.run(run.layout.world_size, verify_run, run, time_limit=240.0)[0]
     assert report.same, (report.first, [check for check in report.checks if not check.same])
     assert report.precision == values["precision"]
     assert ("compiled layers" in {check.name for check in report.checks}) == (values["compile"] == "on")
